@@ -1,0 +1,95 @@
+"""How a round is cut into chunks, and who owns them (PROTOCOL.md, section 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reducer.wire.codes import ITEM_SIZES, Collective, DType
+from reducer.wire.messages import ChunkTable
+
+# What a chunk costs at least, in credit: a small one still holds a buffer and its records.
+MIN_COST = 4_096
+
+
+def chunk_bytes(table: ChunkTable, round_bytes: int) -> int:
+    """Bytes of a full chunk in a round of `round_bytes`."""
+    size = table[0][1]
+    for least, chunk in table:
+        if round_bytes >= least:
+            size = chunk
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The chunks of one round: the same on every rank and lane.
+
+    `count` elements in each of `parts` vectors; chunk c belongs to part c % parts.
+    """
+
+    collective: int
+    parts: int
+    count: int
+    item: int
+    chunk_elements: int
+    chunks: int
+
+    def part(self, chunk: int) -> int:
+        return chunk % self.parts
+
+    def elements(self, chunk: int) -> int:
+        start = (chunk // self.parts) * self.chunk_elements
+        return max(0, min(self.chunk_elements, self.count - start))
+
+    def bytes(self, chunk: int) -> int:
+        return self.elements(chunk) * self.item
+
+    def cost(self, chunk: int) -> int:
+        return max(self.bytes(chunk), MIN_COST)
+
+    def sends(self, chunk: int, rank: int, root: int) -> int:
+        """Bytes that `rank` contributes to `chunk`."""
+        if self.collective == Collective.BROADCAST and rank != root:
+            return 0
+        if self.collective == Collective.ALL_GATHER and rank != self.part(chunk):
+            return 0
+        return self.bytes(chunk)
+
+    def receives(self, chunk: int, rank: int, root: int) -> int:
+        """Bytes of the result of `chunk` that `rank` is sent."""
+        if self.collective == Collective.BROADCAST and rank == root:
+            return 0
+        if self.collective == Collective.ALL_GATHER and rank == self.part(chunk):
+            return 0
+        if self.collective == Collective.REDUCE_SCATTER and rank != self.part(chunk):
+            return 0
+        return self.bytes(chunk)
+
+
+def make_plan(
+    collective: int, dtype: DType | int, count: int, world_size: int, table: ChunkTable
+) -> Plan:
+    item = ITEM_SIZES[dtype]
+    gathers = collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    parts = world_size if gathers else 1
+    chunk_elements = chunk_bytes(table, parts * count * item) // item
+    per_part = max(1, -(-count // chunk_elements))
+    return Plan(int(collective), parts, count, item, chunk_elements, parts * per_part)
+
+
+def owner(key: int, chunk: int, lanes_by_slot: tuple[int, ...]) -> tuple[int, int]:
+    """(slot, lane) of a chunk."""
+    g = (key & 0xFFFF_FFFF) + chunk
+    reducers = len(lanes_by_slot)
+    slot = g % reducers
+    return slot, (g // reducers) % lanes_by_slot[slot]
+
+
+def owned_chunks(key: int, chunks: int, slot: int, reducers: int, lane: int, lanes: int) -> int:
+    """How many of the chunks 0..chunks-1 a lane owns: it knows the lane count of its slot alone."""
+    low = key & 0xFFFF_FFFF
+    # g runs over low..low+chunks-1; owned where g = slot mod reducers and g//reducers = lane mod lanes.
+    period = reducers * lanes
+    residue = lane * reducers + slot
+    first = (residue - low) % period
+    return 0 if first >= chunks else (chunks - 1 - first) // period + 1

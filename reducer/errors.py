@@ -1,0 +1,91 @@
+"""Errors in three families; each class knows its wire code and whether a retry can help.
+
+- ``ProtocolError``: the peer broke the rules. Reaction: close that connection.
+- ``RoundError``: this round or job failed. Reaction: tell every rank.
+- ``InternalError``: our bug. Reaction: log it with its stack and keep serving.
+
+Nothing that a peer sends may raise anything outside the first two families.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from reducer.wire.codes import ErrorCode
+
+
+class ReductionError(Exception):
+    """Base of all families; ``str()`` of it is the message that the peer is sent."""
+
+    code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
+    retryable: ClassVar[bool] = False
+
+
+class ProtocolError(ReductionError):
+    """The peer broke the rules of PROTOCOL.md."""
+
+    code = ErrorCode.PROTOCOL
+
+
+class BadFrameError(ProtocolError):
+    """Bytes that are no frame of this version: magic, reserved field, kind, length, map."""
+
+
+class ProtocolVersionError(ProtocolError):
+    """The peer speaks another major version."""
+
+    code = ErrorCode.VERSION
+
+
+class AuthenticationError(ProtocolError):
+    """The peer could not prove who it is."""
+
+    code = ErrorCode.AUTHENTICATION
+
+
+class JoinError(ProtocolError):
+    """The hello does not fit the run that it asks for."""
+
+    code = ErrorCode.JOIN
+
+
+class QuotaError(ProtocolError):
+    """More memory, keys or jobs than this reducer may give."""
+
+    code = ErrorCode.QUOTA
+
+
+class IntegrityError(ProtocolError):
+    """A CRC does not match, or two copies of one contribution differ."""
+
+    code = ErrorCode.INTEGRITY
+    retryable = True
+
+
+class UnavailableError(ProtocolError):
+    """The reducer is draining and takes no new run."""
+
+    code = ErrorCode.UNAVAILABLE
+    retryable = True
+
+
+class RoundError(ReductionError):
+    """A round, or all rounds of a job, cannot be completed."""
+
+
+class MismatchError(RoundError):
+    """The ranks described one round differently."""
+
+    code = ErrorCode.MISMATCH
+
+
+class PeerLostError(RoundError):
+    """A rank left or died while others need it."""
+
+    code = ErrorCode.PEER_LOST
+
+
+class InternalError(ReductionError):
+    """A bug of ours."""
+
+    code = ErrorCode.INTERNAL

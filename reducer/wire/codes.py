@@ -1,0 +1,106 @@
+"""The numbers of the wire protocol: append-only, never reused (PROTOCOL.md, sections 3 and 5)."""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+
+PROTOCOL_MAJOR = 1
+PROTOCOL_MINOR = 0
+
+# Limits and their reasons: PROTOCOL.md, section 10.
+MAX_CONTROL_BYTES = 65_536
+MAX_CONTROL_DEPTH = 8
+MAX_CONTROL_ITEMS = 4_096
+MAX_CHUNK_BYTES = 4 << 20
+MAX_CHUNKS = 1 << 24
+MAX_WORLD_SIZE = 8_192
+MAX_KEY_BYTES = 512
+MAX_JOB_BYTES = 128
+MAX_RUN_ID_BYTES = 128
+MAX_CHUNK_TABLE_ROWS = 16
+MAX_HEARTBEAT_ENTRIES = 4_096
+
+
+class MessageKind(IntEnum):
+    HELLO = 1
+    PENDING = 2
+    WELCOME = 3
+    ERROR = 4
+    GOAWAY = 5
+    BYE = 6
+    KEY = 7
+    STATS = 8
+    STALL = 9
+    REFUSED = 10
+    CONTRIBUTION = 16
+    RESULT = 17
+    GRANT = 18
+    ABANDON = 19
+    HEARTBEAT = 20
+
+
+class DType(IntEnum):
+    FLOAT32 = 1
+    FLOAT64 = 2
+    FLOAT16 = 3
+    BFLOAT16 = 4
+    INT8 = 5
+    UINT8 = 6
+    INT32 = 7
+    UINT32 = 8
+    INT64 = 9
+    UINT64 = 10
+
+
+ITEM_SIZES: dict[int, int] = {
+    DType.FLOAT32: 4,
+    DType.FLOAT64: 8,
+    DType.FLOAT16: 2,
+    DType.BFLOAT16: 2,
+    DType.INT8: 1,
+    DType.UINT8: 1,
+    DType.INT32: 4,
+    DType.UINT32: 4,
+    DType.INT64: 8,
+    DType.UINT64: 8,
+}
+
+
+class ReduceOp(IntEnum):
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    MIN = 3
+    MAX = 4
+    PROD = 5
+    COPY = 6
+
+
+class Collective(IntEnum):
+    ALL_REDUCE = 1
+    BROADCAST = 2
+    ALL_GATHER = 3
+    REDUCE_SCATTER = 4
+    BARRIER = 5
+
+
+class Flag(IntFlag):
+    WIDE = 1
+    OVERFLOW = 2
+    NAN = 4
+    HELD = 8
+
+
+class ErrorCode(IntEnum):
+    PROTOCOL = 1
+    VERSION = 2
+    AUTHENTICATION = 3
+    JOIN = 4
+    MISMATCH = 5
+    PEER_LOST = 6
+    QUOTA = 7
+    INTEGRITY = 8
+    UNAVAILABLE = 9
+    TIMEOUT = 10
+    NUMERIC = 11
+    INTERNAL = 12

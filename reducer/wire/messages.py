@@ -1,0 +1,283 @@
+"""Control messages: one msgpack map each, as frozen dataclasses (PROTOCOL.md, sections 3 and 4).
+
+Input is untrusted: size, depth, item counts and every field's type and range are checked, and
+nothing but BadFrameError is raised. Unknown names are ignored: room for minor versions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgpack  # type: ignore[import-untyped]  # ships no stubs
+
+from reducer.errors import BadFrameError
+from reducer.wire.codes import (
+    MAX_CHUNK_BYTES,
+    MAX_CHUNK_TABLE_ROWS,
+    MAX_CONTROL_BYTES,
+    MAX_CONTROL_DEPTH,
+    MAX_CONTROL_ITEMS,
+    MAX_JOB_BYTES,
+    MAX_KEY_BYTES,
+    MAX_RUN_ID_BYTES,
+    MAX_WORLD_SIZE,
+    PROTOCOL_MINOR,
+    MessageKind,
+)
+from reducer.wire.header import Buffer
+from reducer.wire.shape import check_shape
+
+INCARNATION_BYTES = 16
+MAX_REDUCERS = 4_096
+MAX_LANES = 1_024
+MAX_TEXT_BYTES = 16_384
+_INT64 = 1 << 63
+
+ChunkTable = tuple[tuple[int, int], ...]
+Check = Callable[[str, Any], Any]
+
+
+def _integer(low: int, high: int) -> Check:
+    def check(name: str, value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise BadFrameError(f"{name} must be an integer of {low} to {high}, got {value!r:.40}")
+        return value
+
+    return check
+
+
+def _text(limit: int, empty: bool = True) -> Check:
+    def check(name: str, value: Any) -> str:
+        if type(value) is not str or len(value.encode()) > limit or not (value or empty):
+            raise BadFrameError(
+                f"{name} must be a text of {0 if empty else 1} to {limit} bytes, got {value!r:.40}"
+            )
+        return value
+
+    return check
+
+
+def _incarnation(name: str, value: Any) -> bytes:
+    if type(value) is not bytes or len(value) != INCARNATION_BYTES:
+        raise BadFrameError(f"{name} must be {INCARNATION_BYTES} bytes, got {value!r:.40}")
+    return value
+
+
+def _chunk_table(name: str, value: Any) -> ChunkTable:
+    """Rows of (least bytes of a round, bytes of a chunk), ascending, the first from 0."""
+    if type(value) not in (list, tuple) or len(value) > MAX_CHUNK_TABLE_ROWS:
+        raise BadFrameError(f"{name} must be a list of at most {MAX_CHUNK_TABLE_ROWS} rows")
+    rows: list[tuple[int, int]] = []
+    for row in value:
+        if type(row) not in (list, tuple) or [type(item) for item in row] != [int, int]:
+            raise BadFrameError(f"a row of {name} must be two integers, got {row!r:.40}")
+        least, chunk = row
+        floor = rows[-1][0] + 1 if rows else 0
+        if least < floor or least >= _INT64 or (not rows and least != 0):
+            raise BadFrameError(f"the rows of {name} must ascend from 0, got {least}")
+        if not 64 <= chunk <= MAX_CHUNK_BYTES or chunk % 64:
+            raise BadFrameError(
+                f"chunks of {name} must be multiples of 64 up to {MAX_CHUNK_BYTES}, got {chunk}"
+            )
+        rows.append((least, chunk))
+    return tuple(rows)
+
+
+def _ranks(limit: int) -> Check:
+    def check(name: str, value: Any) -> tuple[int, ...]:
+        if type(value) not in (list, tuple) or len(value) > limit:
+            raise BadFrameError(f"{name} must be a list of at most {limit} ranks")
+        rank = _integer(0, MAX_WORLD_SIZE - 1)
+        return tuple(rank(name, item) for item in value)
+
+    return check
+
+
+def _maps(limit: int) -> Check:
+    def check(name: str, value: Any) -> tuple[dict[str, Any], ...]:
+        if type(value) not in (list, tuple) or len(value) > limit:
+            raise BadFrameError(f"{name} must be a list of at most {limit} maps")
+        if any(type(item) is not dict for item in value):
+            raise BadFrameError(f"{name} must hold maps")
+        return tuple(value)
+
+    return check
+
+
+def _late(name: str, value: Any) -> tuple[tuple[int, int], ...]:
+    if type(value) not in (list, tuple):
+        raise BadFrameError(f"{name} must be a list of pairs")
+    for item in value:
+        if type(item) not in (list, tuple) or [type(part) for part in item] != [int, int]:
+            raise BadFrameError(f"{name} must be a list of pairs of integers")
+    return tuple((item[0], item[1]) for item in value)
+
+
+_COUNT = _integer(0, _INT64 - 1)
+_RANK = _integer(0, MAX_WORLD_SIZE - 1)
+_RANK_OR_NONE = _integer(-1, MAX_WORLD_SIZE - 1)
+
+
+def _wire(check: Check, **kwargs: Any) -> Any:
+    return field(metadata={"check": check}, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A worker asks to join a run (fields: PROTOCOL.md, section 4)."""
+
+    job: str = _wire(_text(MAX_JOB_BYTES, empty=False))
+    rank: int = _wire(_RANK)
+    world_size: int = _wire(_integer(1, MAX_WORLD_SIZE))
+    incarnation: bytes = _wire(_incarnation)
+    slot: int = _wire(_integer(0, MAX_REDUCERS - 1))
+    reducers: int = _wire(_integer(1, MAX_REDUCERS))
+    run_id: str = _wire(_text(MAX_RUN_ID_BYTES), default="")
+    chunk_table: ChunkTable = _wire(_chunk_table, default=())
+    minor: int = _wire(_integer(0, 255), default=PROTOCOL_MINOR)
+    client: str = _wire(_text(128), default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The hello is admitted; `absent` ranks are still missing."""
+
+    lanes: int = _wire(_integer(1, MAX_LANES))
+    lane: int = _wire(_integer(0, MAX_LANES - 1))
+    incarnation: bytes = _wire(_incarnation)
+    absent: tuple[int, ...] = _wire(_ranks(64), default=())
+    absent_count: int = _wire(_COUNT, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The run is complete: contributions may be sent."""
+
+    run_id: str = _wire(_text(MAX_RUN_ID_BYTES, empty=False))
+    slot: int = _wire(_integer(0, MAX_REDUCERS - 1))
+    reducers: int = _wire(_integer(1, MAX_REDUCERS))
+    lanes: int = _wire(_integer(1, MAX_LANES))
+    lane: int = _wire(_integer(0, MAX_LANES - 1))
+    incarnation: bytes = _wire(_incarnation)
+    world_size: int = _wire(_integer(1, MAX_WORLD_SIZE))
+    epoch: int = _wire(_integer(0, (1 << 32) - 1))
+    route: int = _wire(_integer(0, (1 << 32) - 1))
+    chunk_table: ChunkTable = _wire(_chunk_table)
+    credit: int = _wire(_COUNT)
+    grant: int = _wire(_COUNT)
+    heartbeat_ms: int = _wire(_integer(1, 60_000))
+    minor: int = _wire(_integer(0, 255), default=PROTOCOL_MINOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """The last frame of its sender: why the session is over."""
+
+    code: int = _wire(_integer(1, 255))
+    message: str = _wire(_text(MAX_TEXT_BYTES))
+    rank: int = _wire(_RANK_OR_NONE, default=-1)
+    reason: str = _wire(_text(MAX_TEXT_BYTES), default="")
+    key: str = _wire(_text(MAX_KEY_BYTES), default="")
+    round: int = _wire(_integer(-1, _INT64 - 1), default=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Goaway:
+    """The reducer drains: no new rounds, please."""
+
+    reason: str = _wire(_text(MAX_TEXT_BYTES))
+    epoch: int = _wire(_integer(0, (1 << 32) - 1), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The name behind the key id in the header."""
+
+    name: str = _wire(_text(MAX_KEY_BYTES, empty=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Rounds that have waited too long: maps of key, round, age_ms, absent, absent_count."""
+
+    rounds: tuple[dict[str, Any], ...] = _wire(_maps(16))
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The round of the header's key has failed, with one text for every rank."""
+
+    code: int = _wire(_integer(1, 255))
+    message: str = _wire(_text(MAX_TEXT_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counters of one job on one lane; bytes are payload bytes."""
+
+    bytes_in: int = _wire(_COUNT, default=0)
+    bytes_out: int = _wire(_COUNT, default=0)
+    contributions: int = _wire(_COUNT, default=0)
+    results: int = _wire(_COUNT, default=0)
+    duplicates: int = _wire(_COUNT, default=0)
+    rounds: int = _wire(_COUNT, default=0)
+    open_rounds: int = _wire(_COUNT, default=0)
+    keys: int = _wire(_COUNT, default=0)
+    held_bytes: int = _wire(_COUNT, default=0)
+    late: tuple[tuple[int, int], ...] = _wire(_late, default=())
+
+
+Message = Hello | Pending | Welcome | Error | Goaway | Key | Stall | Refused | Stats
+M = TypeVar("M", Hello, Pending, Welcome, Error, Goaway, Key, Stall, Refused, Stats)
+
+KIND_OF: dict[type[Message], MessageKind] = {
+    Hello: MessageKind.HELLO,
+    Pending: MessageKind.PENDING,
+    Welcome: MessageKind.WELCOME,
+    Error: MessageKind.ERROR,
+    Goaway: MessageKind.GOAWAY,
+    Key: MessageKind.KEY,
+    Stats: MessageKind.STATS,
+    Stall: MessageKind.STALL,
+    Refused: MessageKind.REFUSED,
+}
+
+
+def encode(message: Message) -> bytes:
+    """The msgpack map of `message`."""
+    values = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+    packed: bytes = msgpack.packb(values)
+    return packed
+
+
+def decode(kind: type[M], payload: Buffer) -> M:
+    """Parse and check the map of one control frame; raises BadFrameError only."""
+    values = _unpack(payload)
+    known: dict[str, Any] = {}
+    for f in dataclasses.fields(kind):
+        if f.name in values:
+            known[f.name] = f.metadata["check"](f.name, values[f.name])
+        elif f.default is dataclasses.MISSING:
+            raise BadFrameError(f"{kind.__name__} lacks {f.name!r}")
+    return kind(**known)
+
+
+def _unpack(payload: Buffer) -> dict[str, Any]:
+    if len(payload) > MAX_CONTROL_BYTES:
+        raise BadFrameError(
+            f"a control map of {len(payload)} bytes, the limit is {MAX_CONTROL_BYTES}"
+        )
+    check_shape(payload, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS)
+    try:
+        values = msgpack.unpackb(
+            payload,
+            strict_map_key=True,
+        )
+    except ValueError as error:
+        raise BadFrameError(f"a control frame is no msgpack map: {error!r:.80}") from None
+    if type(values) is not dict or any(type(name) is not str for name in values):
+        raise BadFrameError("a control frame must be one map with text keys")
+    return values

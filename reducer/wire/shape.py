@@ -1,0 +1,77 @@
+"""The shape of a msgpack value, checked before anything is built from it.
+
+A few bytes can claim four billion items or nest until a parser's stack ends. This walk follows
+the type bytes alone, allocates nothing for what they claim, and refuses what control frames never
+hold (extension types). Format: the msgpack specification, "Formats".
+"""
+
+from __future__ import annotations
+
+from reducer.errors import BadFrameError
+from reducer.wire.header import Buffer
+
+# Type byte -> bytes of the value behind it.
+_SCALARS = {
+    0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
+    0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
+}  # fmt: skip
+_LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+_ARRAYS = {0xDC: 2, 0xDD: 4}
+_MAPS = {0xDE: 2, 0xDF: 4}
+
+
+def check_shape(data: Buffer, max_depth: int, max_items: int) -> None:
+    """Raises BadFrameError unless `data` is exactly one msgpack value within the limits."""
+    waiting = [1]
+    at = 0
+    while waiting:
+        if waiting[-1] == 0:
+            waiting.pop()
+            continue
+        waiting[-1] -= 1
+        at, children = _step(data, at)
+        if children > 2 * max_items:
+            raise BadFrameError(f"a list or map in a control frame claims over {max_items} items")
+        if children:
+            waiting.append(children)
+        if len(waiting) > max_depth + 1:
+            raise BadFrameError(f"a control frame is nested deeper than {max_depth} levels")
+    if at != len(data):
+        raise BadFrameError(f"{len(data) - at} bytes follow the map of a control frame")
+
+
+def _step(data: Buffer, at: int) -> tuple[int, int]:
+    """Pass one value's head (and body, where it has no children): (next offset, children)."""
+    kind = _number(data, at, 1)
+    at += 1
+    if kind <= 0x7F or kind >= 0xE0:
+        return at, 0
+    if kind <= 0x8F:
+        return at, 2 * (kind & 0x0F)
+    if kind <= 0x9F:
+        return at, kind & 0x0F
+    if kind <= 0xBF:
+        return _skip(data, at, kind & 0x1F), 0
+    if kind in _SCALARS:
+        return _skip(data, at, _SCALARS[kind]), 0
+    if kind in _LENGTHS:
+        width = _LENGTHS[kind]
+        return _skip(data, at + width, _number(data, at, width)), 0
+    if kind in _ARRAYS:
+        width = _ARRAYS[kind]
+        return at + width, _number(data, at, width)
+    if kind in _MAPS:
+        width = _MAPS[kind]
+        return at + width, 2 * _number(data, at, width)
+    raise BadFrameError(f"a control frame holds the msgpack type {kind:#x}, which none needs")
+
+
+def _number(data: Buffer, at: int, width: int) -> int:
+    _skip(data, at, width)
+    return int.from_bytes(data[at : at + width], "big")
+
+
+def _skip(data: Buffer, at: int, size: int) -> int:
+    if at + size > len(data):
+        raise BadFrameError("a control map is cut short")
+    return at + size

@@ -1,0 +1,26 @@
+"""Builders of frames for tests, on the real codec."""
+
+from __future__ import annotations
+
+import struct
+
+from reducer.wire import messages
+from reducer.wire.checksum import crc32c
+from reducer.wire.codes import MessageKind
+from reducer.wire.header import Header, pack_header
+
+
+def frame(header: Header, payload: bytes = b"") -> bytes:
+    """Header and payload with the right length and CRCs."""
+    header = header._replace(length=len(payload), payload_crc=crc32c(payload))
+    return pack_header(header, crc32c) + payload
+
+
+def control(message: messages.Message, **fields: int) -> bytes:
+    kind = messages.KIND_OF[type(message)]
+    return frame(Header(kind=kind, **fields), messages.encode(message))
+
+
+def heartbeat(*entries: tuple[int, int]) -> bytes:
+    payload = b"".join(struct.pack("<QQ", key, position) for key, position in entries)
+    return frame(Header(kind=MessageKind.HEARTBEAT), payload)

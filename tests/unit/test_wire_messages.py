@@ -1,0 +1,153 @@
+"""Control maps: round trips, limits, and msgpack bombs."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reducer.errors import BadFrameError
+from reducer.wire import messages as m
+from reducer.wire.codes import MAX_CONTROL_BYTES, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS
+from reducer.wire.shape import check_shape
+
+HELLO = m.Hello("job", 1, 4, bytes(16), 0, 2, "run", ((0, 64), (100, 128)))
+
+
+def packed(**changes: Any) -> bytes:
+    values = msgpack.unpackb(m.encode(HELLO)) | changes
+    data: bytes = msgpack.packb({k: v for k, v in values.items() if v is not None})
+    return data
+
+
+def test_round_trip() -> None:
+    for message in (
+        HELLO,
+        m.Pending(4, 1, bytes(16), (1, 2), 70),
+        m.Welcome("r", 0, 1, 1, 0, bytes(16), 2, 0, 0, ((0, 64),), 100, 200, 250),
+        m.Error(6, "text", 3, "left", "key", 9),
+        m.Goaway("SIGTERM"),
+        m.Key("layer1.weight"),
+        m.Stall(({"key": "a", "round": 1, "age_ms": 10, "absent": [1], "absent_count": 1},)),
+        m.Refused(5, "text"),
+        m.Stats(1, 2, 3, 4, 5, 6, 7, 8, 9, ((0, 1),)),
+    ):
+        assert m.decode(type(message), m.encode(message)) == message
+
+
+def test_unknown_names_are_ignored_and_defaults_fill_in() -> None:
+    hello = m.decode(m.Hello, packed(new_in_minor_1=[1, 2], run_id=None))
+    assert hello.run_id == ""
+    assert hello.job == "job"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job": ""},
+        {"job": "x" * 129},
+        {"job": b"bytes"},
+        {"job": None},
+        {"rank": -1},
+        {"rank": 8_192},
+        {"rank": True},
+        {"rank": 1.0},
+        {"world_size": 0},
+        {"world_size": 8_193},
+        {"incarnation": bytes(15)},
+        {"incarnation": "x" * 16},
+        {"reducers": 0},
+        {"chunk_table": [[1, 64]]},
+        {"chunk_table": [[0, 64], [0, 128]]},
+        {"chunk_table": [[0, 63]]},
+        {"chunk_table": [[0, (4 << 20) + 64]]},
+        {"chunk_table": [[0, 64]] * 17},
+        {"chunk_table": [[0]]},
+        {"chunk_table": 5},
+    ],
+)
+def test_a_hello_out_of_its_limits_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(BadFrameError):
+        m.decode(m.Hello, packed(**changes))
+
+
+BOMBS = {
+    "nested arrays": b"\x81\xa1a" + b"\x91" * 60_000 + b"\x90",
+    "nested maps": b"\x81\xa1a" * 20_000 + b"\xc0",
+    "array32 of 2^32-1": b"\x81\xa1a\xdd\xff\xff\xff\xff",
+    "map32 of 2^32-1": b"\xdf\xff\xff\xff\xff",
+    "str32 of 2^32-1": b"\x81\xa1a\xdb\xff\xff\xff\xff",
+    "bin32 of 2^32-1": b"\x81\xa1a\xc6\xff\xff\xff\xff",
+    "over the item limit": b"\x81\xa1a\xdc\x10\x01" + b"\x00" * 4_097,
+    "extension type": b"\x81\xa1a\xc7\x01\x05a",
+    "never used type": b"\xc1",
+    "two values": b"\x80\x80",
+    "cut short": b"\x82\xa1a\x01",
+    "no map": b"\x90",
+    "key is no text": b"\x81\x01\x01",
+    "key is a list": b"\x81\x90\x01",
+    "bad utf-8": b"\x81\xa1\xff\x01",
+    "empty": b"",
+    "too long": b"\x81\xa1a\xc6\x00\x01\x00\x00" + bytes(65_536),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_and_takes_no_memory(name: str) -> None:
+    bomb = BOMBS[name]
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadFrameError):
+            m.decode(m.Hello, bomb)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_a_hello_or_refused(data: bytes) -> None:
+    try:
+        m.decode(m.Hello, data)
+    except BadFrameError:
+        pass
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=30,
+)  # fmt: skip
+
+
+@given(VALUES)
+def test_the_shape_of_what_msgpack_writes_is_accepted_up_to_the_depth(value: Any) -> None:
+    data = msgpack.packb(value)
+
+    def depth(v: Any) -> int:
+        if isinstance(v, dict):
+            return 1 + max(map(depth, v.values()), default=0)
+        if isinstance(v, list):
+            return 1 + max(map(depth, v), default=0)
+        return 0
+
+    if depth(value) <= MAX_CONTROL_DEPTH:
+        check_shape(data, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS)
+    elif depth(value) > MAX_CONTROL_DEPTH + 1:
+        with pytest.raises(BadFrameError, match="deeper"):
+            check_shape(data, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS)
+
+
+@given(st.dictionaries(st.text(max_size=20), VALUES, max_size=5))
+def test_any_map_is_a_hello_or_refused(values: dict[str, Any]) -> None:
+    data = msgpack.packb(msgpack.unpackb(m.encode(HELLO)) | values)
+    if len(data) <= MAX_CONTROL_BYTES:
+        try:
+            m.decode(m.Hello, data)
+        except BadFrameError:
+            pass

@@ -1,0 +1,151 @@
+"""Write frames.txt: the golden vectors that Python and the C++ engine both check.
+
+Run `python -m tests.vectors.regenerate` after a deliberate change of the protocol, and read the
+difference: a changed line means that an old peer will not understand a new one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reducer.core.plan import make_plan, owner
+from reducer.wire import messages as m
+from reducer.wire.checksum import crc32c
+from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
+from reducer.wire.header import HEADER_SIZE, Header, pack_header, pack_preface, unpack_header
+from reducer.wire.keys import key_id
+from tests.support.frames import control, frame, heartbeat
+
+PATH = Path(__file__).with_name("frames.txt")
+INTRO = """\
+# Golden vectors of wire protocol 1. One a line: kind of vector, name, key=value ..., hex=bytes.
+# preface: lane. frame: all header fields, then header and payload in hex. bad: bytes that must be
+# refused, and the family of the error. key: name (hex of its UTF-8) and id. crc: bytes and CRC-32C.
+# plan: inputs, chunks, then chunk:elements:sends:receives:slot:lane for some chunks of rank.
+# Written by regenerate.py.
+"""
+INCARNATION = bytes(range(16))
+TABLE: m.ChunkTable = ((0, 65_536), (1 << 20, 131_072), (8 << 20, 524_288), (32 << 20, 1 << 20))
+
+
+def frames() -> dict[str, bytes]:
+    weight = key_id("layer1.weight")
+    contribution = Header(
+        kind=MessageKind.CONTRIBUTION, dtype=DType.FLOAT32, op=ReduceOp.MEAN,
+        collective=Collective.ALL_REDUCE, rank=3, epoch=7, chunk=11, key=weight, round=1 << 33,
+        count=123_456_789, done=(5 << 24) + 9, route=2,
+    )  # fmt: skip
+    result = contribution._replace(
+        kind=MessageKind.RESULT, rank=0xFFFF, flags=6, done=0, stable=(5 << 24) + 4
+    )
+    broadcast = Header(
+        kind=MessageKind.CONTRIBUTION, dtype=DType.UINT8, op=ReduceOp.COPY,
+        collective=Collective.BROADCAST, rank=1, root=2, key=key_id("w"), count=10,
+    )  # fmt: skip
+    hello = m.Hello("job-ü", 3, 4, INCARNATION, 1, 2, "run-1", TABLE, 0, "test")
+    welcome = m.Welcome(
+        "run-1", 1, 2, 4, 3, INCARNATION, 4, 0, 0, TABLE, 4 << 20, (2 << 20), 250
+    )
+    waiting = {"key": "a", "round": 3, "age_ms": 10_250, "absent": [1, 2], "absent_count": 2}
+    stats = m.Stats(1 << 40, 5, 7, 6, 1, 2, 1, 3, 99, ((1, 4), (0, 2)))
+    return {
+        "hello": control(hello),
+        "hello_least": control(m.Hello("j", 0, 1, INCARNATION, 0, 1)),
+        "pending": control(m.Pending(4, 0, INCARNATION, (1, 3), 2)),
+        "welcome": control(welcome),
+        "error": control(m.Error(6, "rank 2 left", 2, "left", "layer1.weight", 7)),
+        "goaway": control(m.Goaway("SIGTERM", 0)),
+        "bye": frame(Header(kind=MessageKind.BYE)),
+        "key": control(m.Key("layer1.weight"), key=weight),
+        "stats_question": frame(Header(kind=MessageKind.STATS)),
+        "stats": control(stats),
+        "stall": control(m.Stall((waiting,))),
+        "refused": control(m.Refused(5, "rank 0 sent ..."), key=weight, round=2),
+        "contribution": frame(contribution, bytes(range(64))),
+        "contribution_empty": frame(broadcast),
+        "contribution_wide": frame(
+            contribution._replace(dtype=DType.BFLOAT16, flags=1), b"\x80\x3f\x00\x40"
+        ),
+        "result": frame(result, bytes(range(63, -1, -1))),
+        "grant": frame(Header(kind=MessageKind.GRANT, key=weight, round=4)),
+        "abandon": frame(Header(kind=MessageKind.ABANDON, key=weight, round=4, rank=3)),
+        "heartbeat_empty": heartbeat(),
+        "heartbeat": heartbeat((weight, (6 << 24) + 1), (1, 0)),
+    }
+
+
+def bad_frames() -> dict[str, tuple[str, bytes]]:
+    good = frames()["contribution"]
+    bye = frames()["bye"]
+
+    def flip(data: bytes, at: int, bits: int = 1) -> bytes:
+        return data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]
+
+    def sealed(body: bytes) -> bytes:
+        return body[:76] + crc32c(body[:76]).to_bytes(4, "little") + body[80:]
+
+    long = Header(kind=MessageKind.CONTRIBUTION, dtype=1, length=(4 << 20) + 1)
+    huge = Header(kind=MessageKind.KEY, length=(1 << 32) - 1)
+    return {
+        "magic": ("bad_frame", sealed(flip(good, 0))),
+        "version": ("version", sealed(flip(good, 4, 3))),
+        "reserved": ("bad_frame", sealed(flip(bye, 9))),
+        "kind": ("bad_frame", sealed(flip(bye, 5, 0x40))),
+        "header_bit": ("integrity", flip(good, 40)),
+        "payload_bit": ("integrity", flip(good, 100)),
+        "chunk_too_long": ("bad_frame", pack_header(long, crc32c)),
+        "control_too_long": ("bad_frame", pack_header(huge, crc32c)),
+        "bye_with_payload": ("bad_frame", frame(Header(kind=MessageKind.BYE), b"x")),
+        "http": ("bad_frame", b"GET / HTTP/1.1\r\n" + b"x" * 80),
+    }
+
+
+def plan_lines() -> list[str]:
+    lines = []
+    cases = [
+        (Collective.ALL_REDUCE, DType.FLOAT32, 0, 4, 0, 0, (1,)),
+        (Collective.ALL_REDUCE, DType.FLOAT32, 5 * 1024 * 1024 // 4 + 1, 4, 1, 0, (2, 2)),
+        (Collective.ALL_REDUCE, DType.BFLOAT16, 32_769, 3, 2, 0, (1, 2, 3)),
+        (Collective.BROADCAST, DType.UINT8, 200_001, 3, 1, 2, (1, 1)),
+        (Collective.ALL_GATHER, DType.FLOAT64, 9_000, 5, 3, 0, (2,)),
+        (Collective.REDUCE_SCATTER, DType.INT64, 70_000, 3, 2, 0, (1, 3)),
+        (Collective.BARRIER, DType.UINT8, 0, 8, 7, 0, (1, 1, 1)),
+        (Collective.ALL_REDUCE, DType.FLOAT32, 16 << 20, 2, 0, 0, (4, 4, 4)),
+    ]
+    key = key_id("layer1.weight")
+    for number, (collective, dtype, count, world, rank, root, lanes) in enumerate(cases):
+        plan = make_plan(collective, dtype, count, world, TABLE)
+        shown = sorted({*range(min(plan.chunks, 6)), plan.chunks // 2, plan.chunks - 1})
+        chunks = ",".join(
+            f"{c}:{plan.elements(c)}:{plan.sends(c, rank, root)}:{plan.receives(c, rank, root)}"
+            f":{owner(key, c, lanes)[0]}:{owner(key, c, lanes)[1]}"
+            for c in shown
+        )
+        lines.append(
+            f"plan p{number} collective={int(collective)} dtype={int(dtype)} count={count} "
+            f"world={world} rank={rank} root={root} key={key} "
+            f"lanes={','.join(map(str, lanes))} chunks={plan.chunks} list={chunks}"
+        )
+    return lines
+
+
+def text() -> str:
+    lines = [f"preface lane{lane} lane={lane} hex={pack_preface(lane).hex()}" for lane in (0, 515)]
+    for name in ("layer1.weight", "", "ü", "~all_reduce"):
+        lines.append(f"key k{len(name)} id={key_id(name)} hex={name.encode().hex()}")
+    for data in (b"", b"123456789", bytes(32), b"\xff" * 32, bytes(range(32))):
+        lines.append(f"crc c{len(data)} crc={crc32c(data)} hex={data.hex()}")
+    lines += plan_lines()
+    for name, data in frames().items():
+        header = unpack_header(memoryview(data)[:HEADER_SIZE], crc32c)
+        fields = " ".join(f"{k}={int(v)}" for k, v in header._asdict().items())
+        lines.append(f"frame {name} {fields} hex={data.hex()}")
+    for name, (family, data) in bad_frames().items():
+        lines.append(f"bad {name} error={family} hex={data.hex()}")
+    return INTRO + "\n".join(lines) + "\n"
+
+
+
+
+if __name__ == "__main__":
+    PATH.write_text(text())
