@@ -86,9 +86,10 @@ def owner(key: int, chunk: int, lanes_by_slot: tuple[int, ...]) -> tuple[int, in
 
 
 def owned_chunks(key: int, chunks: int, slot: int, reducers: int, lane: int, lanes: int) -> int:
-    """How many of the chunks 0..chunks-1 a lane owns: it knows the lane count of its slot alone."""
+    """How many of the chunks 0..chunks-1 a lane owns; it knows the lanes of its own slot."""
     low = key & 0xFFFF_FFFF
-    # g runs over low..low+chunks-1; owned where g = slot mod reducers and g//reducers = lane mod lanes.
+    # g runs over low..low + chunks - 1; owned where g = slot (mod reducers) and
+    # g // reducers = lane (mod lanes), so one residue of their product.
     period = reducers * lanes
     residue = lane * reducers + slot
     first = (residue - low) % period

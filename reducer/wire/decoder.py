@@ -136,4 +136,3 @@ class Decoder:
                 f"{header.chunk}): bytes were changed on the way"
             )
         self._frames.append(Frame(header, payload))
-

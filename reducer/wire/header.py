@@ -37,9 +37,7 @@ assert _HEADER.size + _CRC.size == HEADER_SIZE
 
 _KINDS = frozenset(int(kind) for kind in MessageKind)
 _DATA_KINDS = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
-_EMPTY_KINDS = frozenset(
-    (int(MessageKind.BYE), int(MessageKind.GRANT), int(MessageKind.ABANDON))
-)
+_EMPTY_KINDS = frozenset((int(MessageKind.BYE), int(MessageKind.GRANT), int(MessageKind.ABANDON)))
 
 
 class Preface(NamedTuple):
@@ -109,8 +107,10 @@ def unpack_header(data: Buffer, crc: Crc) -> Header:
     Raises BadFrameError (magic, reserved byte, kind, length), ProtocolVersionError or
     IntegrityError (header CRC).
     """
+    # fmt: off
     (magic, version, kind, dtype, op, collective, reserved, flags, rank, root, epoch, chunk, key,
-     round_, count, done, stable, length, route, payload_crc) = _HEADER.unpack_from(data)  # fmt: skip
+     round_, count, done, stable, length, route, payload_crc) = _HEADER.unpack_from(data)
+    # fmt: on
     if magic != FRAME_MAGIC:
         raise BadFrameError(f"a frame begins with {magic!r}, expected {FRAME_MAGIC!r}")
     if version != PROTOCOL_MAJOR:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from typing import Any
 
@@ -111,10 +112,8 @@ def test_a_bomb_is_refused_and_takes_no_memory(name: str) -> None:
 
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_a_hello_or_refused(data: bytes) -> None:
-    try:
+    with contextlib.suppress(BadFrameError):
         m.decode(m.Hello, data)
-    except BadFrameError:
-        pass
 
 
 VALUES = st.recursive(
@@ -147,7 +146,5 @@ def test_the_shape_of_what_msgpack_writes_is_accepted_up_to_the_depth(value: Any
 def test_any_map_is_a_hello_or_refused(values: dict[str, Any]) -> None:
     data = msgpack.packb(msgpack.unpackb(m.encode(HELLO)) | values)
     if len(data) <= MAX_CONTROL_BYTES:
-        try:
+        with contextlib.suppress(BadFrameError):
             m.decode(m.Hello, data)
-        except BadFrameError:
-            pass

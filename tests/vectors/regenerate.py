@@ -43,9 +43,7 @@ def frames() -> dict[str, bytes]:
         collective=Collective.BROADCAST, rank=1, root=2, key=key_id("w"), count=10,
     )  # fmt: skip
     hello = m.Hello("job-ü", 3, 4, INCARNATION, 1, 2, "run-1", TABLE, 0, "test")
-    welcome = m.Welcome(
-        "run-1", 1, 2, 4, 3, INCARNATION, 4, 0, 0, TABLE, 4 << 20, (2 << 20), 250
-    )
+    welcome = m.Welcome("run-1", 1, 2, 4, 3, INCARNATION, 4, 0, 0, TABLE, 4 << 20, (2 << 20), 250)
     waiting = {"key": "a", "round": 3, "age_ms": 10_250, "absent": [1, 2], "absent_count": 2}
     stats = m.Stats(1 << 40, 5, 7, 6, 1, 2, 1, 3, 99, ((1, 4), (0, 2)))
     return {
@@ -143,8 +141,6 @@ def text() -> str:
     for name, (family, data) in bad_frames().items():
         lines.append(f"bad {name} error={family} hex={data.hex()}")
     return INTRO + "\n".join(lines) + "\n"
-
-
 
 
 if __name__ == "__main__":

@@ -1,0 +1,114 @@
+"""Room on a lane: what each job has reserved, and what each rank has sent without an answer.
+
+Numbers only; no memory is owned here. The law: every byte that a worker may send has room that
+was reserved when its job joined, so a lane never has to stop reading (PROTOCOL.md, section 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from reducer.core.plan import MIN_COST
+from reducer.errors import QuotaError
+from reducer.wire.messages import ChunkTable
+
+if TYPE_CHECKING:
+    from reducer.core.round import Round
+
+# Room for the unanswered contributions of each rank, for the results that are not stable yet
+# (at most credit + grant at the slowest rank), and for done reports that lag by half a credit.
+SHARES_BESIDE_RANKS = 2
+# Chunks that one grant covers: two, so that the next one travels while the first is folded.
+GRANT_CHUNKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Bytes that a rank may have unanswered on a lane, and beside that under a grant."""
+
+    credit: int
+    grant: int
+    largest: int
+
+    @property
+    def limit(self) -> int:
+        return self.credit + self.grant
+
+    def reserve(self, world_size: int) -> int:
+        return (world_size + SHARES_BESIDE_RANKS) * self.limit
+
+
+class Budget:
+    """The memory of one lane, handed out to jobs."""
+
+    def __init__(self, total: int, credit: int) -> None:
+        self.total = total
+        self.reserved = 0
+        self._credit = credit
+
+    def open(self, job: str, world_size: int, table: ChunkTable) -> Window:
+        """Reserve a job's room; the credit shrinks to what is left, down to one chunk.
+
+        Raises QuotaError when not even that fits.
+        """
+        largest = max(MIN_COST, *(chunk for _, chunk in table))
+        free = self.total - self.reserved
+        shares = world_size + SHARES_BESIDE_RANKS
+        grant = GRANT_CHUNKS * largest
+        if free < shares * (largest + grant):
+            grant = largest
+        credit = min(max(self._credit, largest), free // shares - grant)
+        if credit < largest:
+            needed = shares * 2 * largest
+            raise QuotaError(
+                f"job {job!r} needs {needed:,} bytes on each lane ({world_size} workers, chunks "
+                f"of {largest:,}), but {free:,} of {self.total:,} are free: raise --memory, "
+                "start more reducers, or use smaller chunks"
+            )
+        window = Window(credit, grant, largest)
+        self.reserved += window.reserve(world_size)
+        return window
+
+    def close(self, window: Window, world_size: int) -> None:
+        self.reserved -= window.reserve(world_size)
+
+
+class Ledger:
+    """The unanswered cost of each rank of a job on this lane, and the round it was granted."""
+
+    def __init__(self, window: Window, world_size: int) -> None:
+        self.window = window
+        self._unanswered = [0] * world_size
+        self._granted: list[Round | None] = [None] * world_size
+
+    def check(self, rank: int, cost: int) -> None:
+        """Raises QuotaError where a rank sends what it has no room for."""
+        if self._unanswered[rank] + cost > self.window.limit:
+            raise QuotaError(
+                f"rank {rank} has {self._unanswered[rank]:,} bytes unanswered and sends "
+                f"{cost:,} more: over its {self.window.limit:,}"
+            )
+
+    def charge(self, rank: int, cost: int) -> None:
+        self._unanswered[rank] += cost
+
+    def settle(self, rank: int, cost: int) -> None:
+        self._unanswered[rank] -= cost
+
+    def settle_all(self, cost: int) -> None:
+        """A chunk is answered to every rank."""
+        self._unanswered = [owed - cost for owed in self._unanswered]
+
+    def grant(self, rank: int, oldest: Round) -> bool:
+        """Whether the rank must be told now that it may go on with the oldest open round.
+
+        So it is when its next chunk might not fit in its credit, and some of that round is
+        still to come from it.
+        """
+        if self._unanswered[rank] + self.window.largest <= self.window.credit:
+            return False
+        if self._granted[rank] is oldest or oldest.contributed[rank] >= oldest.owned:
+            return False
+        self._granted[rank] = oldest
+        return True

@@ -1,0 +1,70 @@
+"""A run that is forming: who has said hello, and what the first of them said (law 8)."""
+
+from __future__ import annotations
+
+from reducer.errors import JoinError
+from reducer.wire import messages
+
+
+class Forming:
+    """The ranks of a run until it is complete; `sessions` and `incarnations` by rank."""
+
+    def __init__(self, hello: messages.Hello) -> None:
+        self.job = hello.job
+        self.world_size = hello.world_size
+        self.reducers = hello.reducers
+        self.run_id = ""
+        self.slot = -1
+        self.table: messages.ChunkTable = ()
+        self.sessions: dict[int, int] = {}
+        self.incarnations: dict[int, bytes] = {}
+        self.changed = False
+        self._first_rank = hello.rank
+
+    def admit(self, hello: messages.Hello, session: int) -> None:
+        """Raises JoinError where the hello does not fit, naming both sides."""
+        who = f"rank {hello.rank} of job {self.job!r}"
+        self._agree(who, "world size", hello.world_size, self.world_size)
+        self._agree(who, "number of reducers", hello.reducers, self.reducers)
+        if hello.rank >= hello.world_size:
+            raise JoinError(f"{who} is outside its world size {hello.world_size}")
+        if hello.rank in self.sessions:
+            raise JoinError(f"{who} has joined already, from another process: start each rank once")
+        if hello.run_id:
+            if self.run_id and hello.run_id != self.run_id:
+                raise JoinError(
+                    f"{who} asks for run {hello.run_id!r}, but run {self.run_id!r} is forming"
+                )
+            self.run_id = hello.run_id
+        if hello.rank == 0:
+            self._take_rules(who, hello)
+        self.sessions[hello.rank] = session
+        self.incarnations[hello.rank] = hello.incarnation
+        self.changed = True
+
+    def _take_rules(self, who: str, hello: messages.Hello) -> None:
+        if not hello.run_id or not hello.chunk_table:
+            raise JoinError(f"{who} must name a run id and a chunk table")
+        if hello.slot >= hello.reducers:
+            raise JoinError(f"{who} gives slot {hello.slot} of {hello.reducers} reducers")
+        self.slot = hello.slot
+        self.table = hello.chunk_table
+
+    def _agree(self, who: str, what: str, got: int, expected: int) -> None:
+        if got != expected:
+            raise JoinError(
+                f"{who} says {what} {got}, rank {self._first_rank} says {expected}: "
+                "start all ranks with the same"
+            )
+
+    def leave(self, rank: int) -> None:
+        self.sessions.pop(rank, None)
+        self.incarnations.pop(rank, None)
+        self.changed = True
+
+    @property
+    def complete(self) -> bool:
+        return len(self.sessions) == self.world_size
+
+    def absent(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank not in self.sessions]

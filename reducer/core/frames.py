@@ -1,0 +1,23 @@
+"""Frames that a lane writes, ready for the socket."""
+
+from __future__ import annotations
+
+from reducer.wire import messages
+from reducer.wire.codes import MessageKind
+from reducer.wire.header import Crc, Header, pack_header
+
+
+def control_frame(message: messages.Message, crc: Crc, **fields: int) -> bytes:
+    """A map in a frame of its kind."""
+    kind = messages.KIND_OF[type(message)]
+    return payload_frame(kind, messages.encode(message), crc, **fields)
+
+
+def payload_frame(kind: MessageKind, payload: bytes, crc: Crc, **fields: int) -> bytes:
+    header = Header(
+        kind=kind,
+        length=len(payload),
+        payload_crc=crc(payload) if payload else 0,
+        **fields,
+    )
+    return pack_header(header, crc) + payload

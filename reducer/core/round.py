@@ -1,0 +1,233 @@
+"""The life of a chunk and of a round on one lane.
+
+Two laws: everything that changes the state of a chunk is in this file; this file never sees a
+socket, a clock or an array.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from reducer.core.events import Buffer
+from reducer.core.plan import Plan
+from reducer.errors import InternalError
+from reducer.wire.codes import Collective, DType, Flag, ReduceOp
+from reducer.wire.header import Header
+from reducer.wire.keys import position
+
+
+class Phase(IntEnum):
+    COLLECTING = 0  # ranks are missing
+    FOLDING = 1  # all are in; the kernel runs
+    COMPLETE = 2  # the result is sent and cached
+    STABLE = 3  # every rank holds the result; nothing is left here
+    FAILED = 4  # the round was refused or abandoned
+
+
+class Step(IntEnum):
+    CONTRIBUTED = 0
+    LAST_CONTRIBUTED = 1
+    REDUCED = 2
+    ALL_DONE = 3
+    VOIDED = 4
+
+
+TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
+    (Phase.COLLECTING, Step.CONTRIBUTED): Phase.COLLECTING,
+    (Phase.COLLECTING, Step.LAST_CONTRIBUTED): Phase.FOLDING,
+    (Phase.FOLDING, Step.REDUCED): Phase.COMPLETE,
+    (Phase.COMPLETE, Step.ALL_DONE): Phase.STABLE,
+    (Phase.COLLECTING, Step.VOIDED): Phase.FAILED,
+    # Its result is on its way to the ranks: it stays until they all have it.
+    (Phase.COMPLETE, Step.VOIDED): Phase.COMPLETE,
+}
+
+ABSENT = -1
+
+
+class Descriptor(NamedTuple):
+    """What every rank must say alike of one round."""
+
+    collective: int
+    op: int
+    dtype: int
+    wide: bool
+    count: int  # type: ignore[assignment]  # hides tuple.count on purpose
+    root: int
+
+    def __str__(self) -> str:
+        text = Collective(self.collective).name.lower()
+        if self.op not in (ReduceOp.NONE, ReduceOp.COPY):
+            text += f" {ReduceOp(self.op).name.lower()}"
+        if self.collective != Collective.BARRIER:
+            text += f" {DType(self.dtype).name.lower()} x {self.count}"
+        if self.wide:
+            text += " (wire type of a float32 tensor)"
+        if self.collective == Collective.BROADCAST:
+            text += f" from root {self.root}"
+        return text
+
+
+def descriptor_of(header: Header) -> Descriptor:
+    wide = bool(header.flags & Flag.WIDE)
+    return Descriptor(header.collective, header.op, header.dtype, wide, header.count, header.root)
+
+
+class Chunk:
+    """One chunk on its owner: who has contributed, what is parked, what is folded.
+
+    `crcs[rank]` is the CRC of that rank's contribution, ABSENT before it: bitmap and duplicate
+    check in one. Ranks below `folded` are in `acc`; `parts` holds the others that have come.
+    """
+
+    __slots__ = (
+        "acc", "crcs", "flags", "folded", "index", "missing", "parts", "phase", "result",
+        "result_crc", "round",
+    )  # fmt: skip
+
+    def __init__(self, round_: Round, index: int, world_size: int) -> None:
+        self.round = round_
+        self.index = index
+        self.phase = Phase.COLLECTING
+        self.crcs = [ABSENT] * world_size
+        self.missing = world_size
+        self.parts: dict[int, Buffer] = {}
+        self.folded = 0
+        self.acc: Buffer | None = None
+        self.flags = 0
+        self.result: Buffer | None = None
+        self.result_crc = 0
+
+    @property
+    def position(self) -> int:
+        return position(self.round.number, self.index)
+
+    def step(self, step: Step) -> None:
+        """Move along TRANSITIONS; anything else is a bug of ours."""
+        after = TRANSITIONS.get((self.phase, step))
+        if after is None:
+            raise InternalError(
+                f"chunk {self.index} of key {self.round.key:#x} round {self.round.number}: "
+                f"{step.name} in phase {self.phase.name}"
+            )
+        self.phase = after
+
+    def contribute(self, rank: int, crc: int, buffer: Buffer | None) -> None:
+        self.crcs[rank] = crc
+        self.missing -= 1
+        if buffer is not None:
+            self.parts[rank] = buffer
+        self.step(Step.CONTRIBUTED if self.missing else Step.LAST_CONTRIBUTED)
+
+    def take_ready(self, in_order: bool) -> list[Buffer]:
+        """Unpark what may be folded now: the contiguous ranks, or all where order is free."""
+        if not in_order:
+            ready = list(self.parts.values())
+            self.parts.clear()
+            return ready
+        ready = []
+        while (part := self.parts.pop(self.folded, None)) is not None:
+            ready.append(part)
+            self.folded += 1
+        return ready
+
+    def ready(self, in_order: bool) -> int:
+        """How many parts `take_ready` would give."""
+        if not in_order:
+            return len(self.parts)
+        rank = self.folded
+        while rank in self.parts:
+            rank += 1
+        return rank - self.folded
+
+    def complete(self, result: Buffer | None, flags: int, crc: int) -> None:
+        self.step(Step.REDUCED)
+        self.acc = None
+        self.parts.clear()
+        self.flags |= flags
+        self.result = result
+        self.result_crc = crc
+
+    def drop(self) -> list[Buffer]:
+        """Give up what was collected."""
+        held = list(self.parts.values())
+        if self.acc is not None:
+            held.append(self.acc)
+        self.parts.clear()
+        self.acc = None
+        return held
+
+    def buffers(self) -> list[Buffer]:
+        """Everything that it holds."""
+        held = [*self.parts.values(), self.acc, self.result]
+        return [buffer for buffer in held if buffer is not None]
+
+    def absent(self) -> list[int]:
+        return [rank for rank, crc in enumerate(self.crcs) if crc == ABSENT]
+
+
+class Round:
+    """One round of one key on this lane.
+
+    `job` is (name, run id); `owned` chunks of the round live here, `left` of them are not
+    complete. `verdict` collects every rank's descriptor once two of them differ. A void round
+    only waits to be forgotten: `owed` is each rank's cost that its ABANDON will settle.
+    """
+
+    __slots__ = (
+        "abandoned", "chunks", "contributed", "descriptor", "job", "key", "left", "number",
+        "opened_at", "owed", "owned", "plan", "touched_at", "verdict", "void",
+    )  # fmt: skip
+
+    def __init__(
+        self, job: tuple[str, str], key: int, number: int, world_size: int, now: float
+    ) -> None:
+        self.job = job
+        self.key = key
+        self.number = number
+        self.descriptor: Descriptor | None = None
+        self.plan: Plan | None = None
+        self.chunks: dict[int, Chunk] = {}
+        self.contributed = [0] * world_size
+        self.owned = 0
+        self.left = 0
+        self.opened_at = now
+        self.touched_at = now
+        self.void = False
+        self.verdict: dict[int, Descriptor] | None = None
+        self.abandoned: set[int] = set()
+        self.owed: dict[int, int] = {}
+
+    def describe(self, descriptor: Descriptor, plan: Plan, owned: int) -> None:
+        self.descriptor = descriptor
+        self.plan = plan
+        self.owned = self.left = owned
+
+    def chunk(self, index: int) -> Chunk:
+        chunk = self.chunks.get(index)
+        if chunk is None:
+            chunk = self.chunks[index] = Chunk(self, index, len(self.contributed))
+        return chunk
+
+    def make_void(self) -> list[Buffer]:
+        """Free everything that is not on its way to the ranks, and note what each rank paid."""
+        self.void = True
+        freed: list[Buffer] = []
+        for index, chunk in list(self.chunks.items()):
+            if chunk.phase != Phase.COLLECTING:
+                continue
+            for rank, crc in enumerate(chunk.crcs):
+                if crc != ABSENT and self.plan is not None:
+                    self.owed[rank] = self.owed.get(rank, 0) + self.plan.cost(index)
+            chunk.step(Step.VOIDED)
+            freed += chunk.drop()
+            del self.chunks[index]
+        return freed
+
+    def waiting_for(self) -> list[int]:
+        """The ranks that the lowest incomplete chunk lacks."""
+        for chunk in self.chunks.values():
+            if chunk.phase == Phase.COLLECTING:
+                return chunk.absent()
+        return [rank for rank, n in enumerate(self.contributed) if n < self.owned]

@@ -1,0 +1,36 @@
+"""One connection of one worker to this lane."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reducer.core.forming import Forming
+    from reducer.core.job import Job
+
+
+class SessionState(IntEnum):
+    NEW = 0  # waits for HELLO
+    JOINING = 1  # admitted; the run is forming
+    READY = 2  # welcomed: contributions may come
+    LEFT = 3  # said BYE
+    CLOSED = 4  # told to close; what still arrives is ignored
+
+
+class Session:
+    __slots__ = ("forming", "heard_at", "id", "job", "opened_at", "rank", "state")
+
+    def __init__(self, id_: int, now: float) -> None:
+        self.id = id_
+        self.state = SessionState.NEW
+        self.opened_at = now
+        self.heard_at = now
+        self.forming: Forming | None = None
+        self.job: Job | None = None
+        self.rank = -1
+
+    def __str__(self) -> str:
+        if self.job is None:
+            return f"session {self.id}"
+        return f"rank {self.rank} of job {self.job.name!r}"

@@ -1,0 +1,43 @@
+"""Texts that name ranks: what disagrees, who is waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reducer.core.progress import KeyProgress
+from reducer.core.round import Descriptor, Round
+
+_GROUPS_SHOWN = 8
+_RANKS_SHOWN = 16
+
+
+def mismatch_text(key: KeyProgress, round_: Round, verdict: dict[int, Descriptor]) -> str:
+    """One text for all ranks, sorted by rank: who submitted what."""
+    groups: dict[Descriptor, list[int]] = {}
+    for rank in sorted(verdict):
+        groups.setdefault(verdict[rank], []).append(rank)
+    parts = [f"{ranks_text(ranks)}: {described}" for described, ranks in groups.items()]
+    more = f"; and {len(parts) - _GROUPS_SHOWN} more" if len(parts) > _GROUPS_SHOWN else ""
+    return (
+        f"the ranks disagree on key {key.label} round {round_.number}: "
+        f"{'; '.join(parts[:_GROUPS_SHOWN])}{more}. "
+        "Submit the same call, op, dtype and shape on every rank"
+    )
+
+
+def ranks_text(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_RANKS_SHOWN]))
+    more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def stall_entry(key: KeyProgress, round_: Round, now: float) -> dict[str, Any]:
+    """One row of a STALL frame."""
+    absent = round_.waiting_for()
+    return {
+        "key": key.name or f"{key.id:#018x}",
+        "round": round_.number,
+        "age_ms": int((now - round_.opened_at) * 1000),
+        "absent": absent[:_RANKS_SHOWN],
+        "absent_count": len(absent),
+    }

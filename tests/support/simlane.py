@@ -1,0 +1,193 @@
+"""A lane in this process: the real decoder, core and kernels, with memory instead of sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from reducer.core import events
+from reducer.core.lane import Lane, LaneSettings
+from reducer.errors import ReductionError
+from reducer.kernels import KernelSet, load
+from reducer.wire.codes import ITEM_SIZES, MessageKind
+from reducer.wire.decoder import Decoder, Frame
+from reducer.wire.header import HEADER_SIZE, Header
+
+
+class SimBuffer:
+    """Memory of one contribution; `state` tells a use after it was freed."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = bytearray(size + HEADER_SIZE)
+        self.view = memoryview(self.memory)
+        self.freed = False
+
+
+class SimSession:
+    """The lane's end of one connection, and what it has written to it."""
+
+    def __init__(self, lane: SimLane, number: int) -> None:
+        self.lane = lane
+        self.number = number
+        self.closed: str | None = None
+        self.outbox = bytearray()
+        self._placed: list[SimBuffer] = []
+        self._decoder = Decoder(lane.kernels.crc32c, self._target)
+        # The worker's side, for tests that read frames.
+        self._reader = Decoder(
+            lane.kernels.crc32c, lambda header: memoryview(bytearray(header.length + HEADER_SIZE))
+        )
+
+    def _target(self, header: Header) -> memoryview:
+        self.lane.core.admit(self.number, header, self.lane.now)
+        buffer = self.lane.take(header.length)
+        self._placed.append(buffer)
+        return buffer.view
+
+    def send(self, data: bytes) -> None:
+        """Bytes from the worker."""
+        rest = memoryview(data)
+        while rest and self.closed is None:
+            room = self._decoder.get_buffer()
+            n = min(len(room), len(rest))
+            room[:n] = rest[:n]
+            rest = rest[n:]
+            self._received(n)
+
+    def _received(self, n: int) -> None:
+        try:
+            frames = self._decoder.received(n)
+        except ReductionError as error:
+            self.lane.feed(events.Broken(self.number, error))
+            return
+        for frame in frames:
+            if self.closed is not None:
+                return
+            if frame.header.kind == MessageKind.CONTRIBUTION:
+                buffer = self._placed.pop(0) if frame.payload is not None else None
+                self.lane.feed(events.Contributed(self.number, frame.header, buffer))
+            else:
+                self.lane.feed(events.ControlReceived(self.number, frame.header, frame.payload))
+
+    def read(self) -> list[Frame]:
+        """The frames that the lane has sent since the last call."""
+        data = bytes(self.outbox)
+        self.outbox.clear()
+        return self._reader.feed(data)
+
+    def take(self, limit: int) -> bytes:
+        """The next bytes of the lane, for a simulated link."""
+        data = bytes(self.outbox[:limit])
+        del self.outbox[:limit]
+        return data
+
+    def lose(self, reason: str = "the worker closed the connection") -> None:
+        """The connection ends."""
+        if self.closed is None:
+            self.closed = reason
+        for buffer in self._placed:
+            self.lane.give_back(buffer)
+        self._placed.clear()
+        self.lane.feed(events.Lost(self.number, reason))
+
+
+class SimLane:
+    """`now` is the time of the simulation; `held` are the buffers that are out."""
+
+    def __init__(self, kernels: KernelSet | None = None, **settings: Any) -> None:
+        self.kernels = kernels if kernels is not None else load()
+        defaults: dict[str, Any] = {
+            "lane": 0,
+            "lanes": 1,
+            "incarnation": bytes(16),
+            "budget": 64 << 20,
+            "crc32c": self.kernels.crc32c,
+            "acc_itemsize": self.kernels.acc_itemsize,
+        }
+        self.settings = LaneSettings(**{**defaults, **settings})
+        self.core = Lane(self.settings)
+        self.now = 0.0
+        self.sessions: dict[int, SimSession] = {}
+        self.held: set[SimBuffer] = set()
+        self.peak = 0
+        self.logs: list[str] = []
+
+    def connect(self) -> SimSession:
+        session = SimSession(self, len(self.sessions) + 1)
+        self.sessions[session.number] = session
+        self.feed(events.Opened(session.number))
+        return session
+
+    def tick(self, seconds: float = 0.05) -> None:
+        self.now += seconds
+        self.feed(events.Tick())
+
+    def feed(self, event: events.Event) -> None:
+        for output in self.core.handle(event, self.now):
+            self._execute(output)
+
+    def take(self, size: int) -> SimBuffer:
+        buffer = SimBuffer(size)
+        self.held.add(buffer)
+        self.peak = max(self.peak, sum(len(b.memory) for b in self.held))
+        return buffer
+
+    def give_back(self, buffer: Any) -> None:
+        assert not buffer.freed, "a buffer was freed twice"
+        buffer.freed = True
+        self.held.remove(buffer)
+
+    def _execute(self, output: events.Output) -> None:
+        match output:
+            case events.Send():
+                self._send(output)
+            case events.Fold():
+                self._fold(output)
+            case events.Finish():
+                self._finish(output)
+            case events.Free(buffer) | events.Discard(buffer):
+                self.give_back(buffer)
+            case events.Close(session, reason):
+                self.sessions[session].closed = reason
+            case events.Log(_, text):
+                self.logs.append(text)
+
+    def _send(self, output: events.Send) -> None:
+        payload = b""
+        if output.buffer is not None:
+            assert not _of(output.buffer).freed, "a freed buffer was sent"
+            payload = bytes(output.buffer.view[: output.length])
+        assert len(payload) == output.length
+        for number in output.sessions:
+            self.sessions[number].outbox += output.frame + payload
+
+    def _fold(self, output: events.Fold) -> None:
+        chunk, acc = output.chunk, output.acc
+        first = acc is None
+        if acc is None:
+            acc = self.take(output.count * self.kernels.acc_itemsize(output.op, output.dtype))
+            chunk.acc = acc
+        chunk.flags |= self.kernels.fold(
+            output.op, output.dtype, output.count, acc.view, list(_views(output.parts)), first
+        )
+
+    def _finish(self, output: events.Finish) -> None:
+        acc = output.acc
+        out = output.out.view
+        flags = self.kernels.finish(
+            output.op, output.dtype, output.count, output.world,
+            acc.view if acc is not None else None, list(_views(output.parts)), out,
+        )  # fmt: skip
+        size = output.count * ITEM_SIZES[output.dtype]
+        self.feed(events.Reduced(output.chunk, flags, self.kernels.crc32c(out[:size])))
+
+
+def _of(buffer: Any) -> SimBuffer:
+    assert isinstance(buffer, SimBuffer)
+    return buffer
+
+
+def _views(buffers: Any) -> Iterator[memoryview]:
+    for buffer in buffers:
+        assert not _of(buffer).freed, "a freed buffer was read"
+        yield buffer.view

@@ -1,0 +1,193 @@
+"""Runs: who is admitted, who is refused, and what every side is told (law 8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reducer.core import events
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode, MessageKind
+from tests.support.scripted import TABLE, Scripted, Spec, join_all
+from tests.support.simlane import SimLane
+
+
+def pending(worker: Scripted) -> list[tuple[int, ...]]:
+    frames = worker.read(MessageKind.PENDING)
+    return [messages.decode(messages.Pending, f.payload or b"").absent for f in frames]
+
+
+def welcome(worker: Scripted) -> messages.Welcome:
+    (found,) = worker.read(MessageKind.WELCOME)
+    return messages.decode(messages.Welcome, found.payload or b"")
+
+
+def test_ranks_wait_for_each_other_and_get_the_rules_of_rank_0() -> None:
+    lane = SimLane()
+    late = Scripted(lane, 2, 3)
+    assert pending(late) == [(0, 1)]
+    zero = Scripted(lane, 0, 3, slot=1, reducers=2, run_id="night-7")
+    assert not zero.read(MessageKind.WELCOME)
+    with_two = Scripted(lane, 1, 3, reducers=2)
+    assert with_two.error().code == ErrorCode.JOIN  # the first rank said one reducer
+    assert "rank 0 of job 'job' says number of reducers 2, rank 2 says 1" in zero.error().message
+
+
+def test_a_complete_run_is_welcomed_with_one_run_id() -> None:
+    lane = SimLane(credit=1 << 20)
+    workers = [Scripted(lane, rank, 3) for rank in (2, 0, 1)]
+    for worker in workers:
+        told = welcome(worker)
+        assert told.run_id == "run"
+        assert told.chunk_table == TABLE
+        assert (told.credit, told.grant) == (1 << 20, 2 * 4_096)
+        assert told.world_size == 3
+
+
+def test_pending_names_the_absent_again_when_they_change() -> None:
+    lane = SimLane()
+    first = Scripted(lane, 0, 3)
+    assert pending(first) == [(1, 2)]
+    second = Scripted(lane, 1, 3)
+    lane.tick(0.3)
+    assert pending(first) == [(2,)]
+    second.session.lose()
+    lane.tick(0.3)
+    assert pending(first) == [(1, 2)]
+    Scripted(lane, 1, 3)
+    Scripted(lane, 2, 3)
+    assert welcome(first).run_id == "run"
+
+
+@pytest.mark.parametrize(
+    ("hello", "text"),
+    [
+        ({"rank": 0, "world_size": 4}, "says world size 4, rank 0 says 3"),
+        ({"rank": 0}, "has joined already, from another process"),
+        ({"rank": 5}, "outside its world size 3"),
+        ({"rank": 1, "run_id": "other"}, "run 'run' is forming"),
+    ],
+)
+def test_a_hello_that_does_not_fit_is_refused_and_harms_nobody(
+    hello: dict[str, Any], text: str
+) -> None:
+    lane = SimLane()
+    join = Scripted(lane, 0, 3)
+    stranger = Scripted(
+        lane, hello.pop("rank"), hello.pop("world_size", 3), **{"chunk_table": TABLE, **hello}
+    )
+    error = stranger.error()
+    assert error.code == ErrorCode.JOIN
+    assert text in error.message
+    assert stranger.session.closed
+    Scripted(lane, 1, 3)
+    Scripted(lane, 2, 3)
+    assert welcome(join).run_id == "run"
+
+
+def test_a_complete_run_admits_its_own_members_alone() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    stranger = Scripted(lane, 1, 2, run_id="run", incarnation=b"s" * 16)
+    assert "complete" in stranger.error().message
+    again = Scripted(lane, 1, 2, run_id="run")
+    assert welcome(again).run_id == "run"
+    assert workers[1].session.closed
+    workers[1].session.lose()
+    lane.tick(1.0)
+    workers[0].contribute(Spec(), data=bytes(32))
+    again.contribute(Spec(), data=bytes(32))
+    assert workers[0].results() == again.results() == [bytes(32)]
+
+
+def test_a_rank_without_run_id_forms_the_next_run_beside_a_complete_one() -> None:
+    lane = SimLane()
+    old = join_all(lane, 2)
+    new = [Scripted(lane, rank, 2, run_id="next" if rank == 0 else "") for rank in (1, 0)]
+    assert {welcome(worker).run_id for worker in new} == {"next"}
+    for worker in new:
+        worker.contribute(Spec(), data=b"\x00\x00\x80\x3f" * 8)
+    for worker in old:
+        worker.contribute(Spec(), data=b"\x00\x00\x00\x40" * 8)
+    assert new[0].results() == [b"\x00\x00\x00\x40" * 8]
+    assert old[0].results() == [b"\x00\x00\x80\x40" * 8]
+
+
+def test_a_run_id_in_use_is_refused_for_a_new_run() -> None:
+    lane = SimLane()
+    join_all(lane, 2)
+    Scripted(lane, 1, 2, incarnation=b"n" * 16)
+    again = Scripted(lane, 0, 2, incarnation=b"m" * 16)
+    assert again.error().code == ErrorCode.JOIN
+
+
+def test_the_memory_of_a_job_is_reserved_at_join_and_given_back() -> None:
+    lane = SimLane(budget=1 << 20, credit=1 << 30)
+    join_all(lane, 2)
+    reserved = lane.core.snapshot()["reserved_bytes"]
+    assert (1 << 20) - 4 * 4_096 < reserved <= 1 << 20
+    refused = [Scripted(lane, rank, 2, job="second") for rank in range(2)]
+    for worker in refused:
+        error = worker.error()
+        assert error.code == ErrorCode.QUOTA
+        assert "raise --memory" in error.message
+    for session in list(lane.sessions.values()):
+        session.lose()
+    lane.tick(1.0)
+    assert lane.core.snapshot()["reserved_bytes"] == 0
+    join_all(lane, 2, job="second")
+    assert lane.core.snapshot()["reserved_bytes"] > 0
+
+
+def test_a_small_budget_shrinks_the_credit_to_one_chunk() -> None:
+    lane = SimLane(budget=4 * 2 * 4_096)
+    told = welcome(join_all(lane, 2)[0])
+    assert (told.credit, told.grant) == (4_096, 4_096)
+
+
+def test_no_hello_no_room() -> None:
+    lane = SimLane()
+    silent = lane.connect()
+    lane.tick(1.9)
+    assert silent.closed is None
+    lane.tick(0.2)
+    assert silent.closed is not None
+    assert "HELLO" in silent.closed
+
+
+def test_frames_before_the_welcome_are_refused() -> None:
+    lane = SimLane()
+    eager = Scripted(lane, 0, 2)
+    eager.contribute(Spec(), data=bytes(32))
+    assert eager.error().code == ErrorCode.PROTOCOL
+    assert not lane.held
+    stranger = Scripted(lane, 1, 2, job="b")
+    stranger.announce("x")
+    assert stranger.error().code == ErrorCode.PROTOCOL
+
+
+def test_draining_finishes_open_rounds_and_takes_no_new_run() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    waiting = Scripted(lane, 0, 2, job="forming")
+    workers[0].contribute(Spec(), data=bytes(32))
+    lane.feed(events.Drain("SIGTERM"))
+    assert workers[0].read(MessageKind.GOAWAY)
+    assert waiting.error().code == ErrorCode.UNAVAILABLE
+    assert Scripted(lane, 0, 1, job="new").error().code == ErrorCode.UNAVAILABLE
+    assert not lane.core.idle
+    workers[1].contribute(Spec(), data=bytes(32))
+    assert workers[0].results() == [bytes(32)]
+    assert lane.core.idle
+    lane.feed(events.Shutdown("SIGTERM"))
+    assert workers[0].error().code == ErrorCode.UNAVAILABLE
+    assert all(session.closed for session in lane.sessions.values())
+    assert not lane.held
+
+
+def test_a_job_has_its_share_of_jobs() -> None:
+    lane = SimLane(max_jobs=2)
+    Scripted(lane, 0, 2, job="a")
+    join_all(lane, 1, job="b")
+    assert Scripted(lane, 0, 1, job="c").error().code == ErrorCode.QUOTA
