@@ -21,6 +21,7 @@ _OPS: dict[int, frozenset[ReduceOp]] = {
     Collective.ALL_GATHER: frozenset((ReduceOp.COPY,)),
     Collective.BARRIER: frozenset((ReduceOp.NONE,)),
 }
+_WIDE = int(Flag.WIDE)
 _SIXTEEN_BIT = frozenset((int(DType.FLOAT16), int(DType.BFLOAT16)))
 
 
@@ -68,7 +69,7 @@ def check_fields(header: Header, rank: int, epoch: int, world_size: int) -> None
         raise ProtocolError(f"a contribution of rank {header.rank} came from rank {rank}")
     if header.epoch != epoch:
         raise ProtocolError(f"rank {rank} sent epoch {header.epoch}, the view is {epoch}")
-    if header.flags & ~Flag.WIDE or (header.flags and header.dtype not in _SIXTEEN_BIT):
+    if header.flags and (header.flags != _WIDE or header.dtype not in _SIXTEEN_BIT):
         raise ProtocolError(f"rank {rank} set flags {header.flags:#x} on dtype {header.dtype}")
     root_limit = world_size if header.collective == Collective.BROADCAST else 1
     if header.root >= root_limit:

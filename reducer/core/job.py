@@ -112,7 +112,7 @@ class Job:
 
     # --- contributions ------------------------------------------------------------------------
 
-    def admit(self, rank: int, header: Header) -> Plan:
+    def admit(self, rank: int, header: Header) -> None:
         """Refuse what makes no sense or has no room, before memory is taken (ProtocolError)."""
         check_fields(header, rank, self.epoch, self.world_size)
         plan = self._plans.of(header)
@@ -123,17 +123,15 @@ class Job:
             )
         check_length(header, plan, rank)
         self.ledger.check(rank, plan.cost(header.chunk))
-        return plan
 
-    def contributed(
-        self, rank: int, event: Contributed, plan: Plan, now: float, out: list[Output]
-    ) -> None:
-        """Take one contribution; outputs are added to `out`, also where it raises.
+    def contributed(self, rank: int, event: Contributed, now: float, out: list[Output]) -> None:
+        """Take one admitted contribution; outputs are added to `out`, also where it raises.
 
         Raises PeerLostError (a rank that the round needs has left), IntegrityError (a duplicate
         with other bytes) or QuotaError (keys); the buffer is then still the caller's.
         """
         header, buffer = event.header, event.buffer
+        plan = self._plans.of(header)
         self.counters.contributions += 1
         self.counters.bytes_in += header.length
         key = self.keys.open(header.key, now)
@@ -146,7 +144,7 @@ class Job:
         cost = plan.cost(header.chunk)
         self.ledger.charge(rank, cost)
         round_.touched_at = now
-        if not round_.void and round_.descriptor != descriptor_of(header):
+        if not round_.void and not round_.agrees(header, plan):
             self._mismatch(key, round_, rank, header, out)
         if round_.void:
             self._discard(key, round_, rank, header, buffer, cost, out)

@@ -131,9 +131,9 @@ class Lane:
         out: list[Output] = []
         try:
             job = self._ready_job(peer)
-            # The plan is looked up again: between `admit` and the last byte other sessions ran.
-            plan = job.admit(peer.rank, event.header)
-            job.contributed(peer.rank, event, plan, now, out)
+            if event.buffer is None:  # nobody has asked for memory, so nobody has checked it
+                job.admit(peer.rank, event.header)
+            job.contributed(peer.rank, event, now, out)
         except ReductionError as error:
             if event.buffer is not None:
                 out.append(Free(event.buffer))
@@ -164,7 +164,7 @@ class Lane:
 
     def _control(self, event: events.ControlReceived, now: float) -> list[Output]:
         peer = self._sessions[event.session]
-        if peer.state == SessionState.CLOSED:
+        if peer.state >= SessionState.LEFT:
             return []
         peer.heard_at = now
         handler = self._controls.get(event.header.kind)
@@ -418,6 +418,8 @@ class Lane:
             elif peer.state == SessionState.READY and silent > settings.silence:
                 text = f"nothing was heard of {peer} for {silent:.1f} s"
                 out += self._refuse(peer, PeerLostError(text), now - settings.lost_grace)
+            elif peer.state == SessionState.LEFT and silent > settings.silence:
+                out += self._close(peer, "has left and does not close")
         return out
 
     def _drain(self, event: events.Drain, now: float) -> list[Output]:

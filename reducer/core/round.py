@@ -69,8 +69,11 @@ class Descriptor(NamedTuple):
         return text
 
 
+_WIDE = int(Flag.WIDE)
+
+
 def descriptor_of(header: Header) -> Descriptor:
-    wide = bool(header.flags & Flag.WIDE)
+    wide = bool(header.flags & _WIDE)
     return Descriptor(header.collective, header.op, header.dtype, wide, header.count, header.root)
 
 
@@ -203,6 +206,15 @@ class Round:
         self.descriptor = descriptor
         self.plan = plan
         self.owned = self.left = owned
+
+    def agrees(self, header: Header, plan: Plan) -> bool:
+        """Whether a contribution describes the round as the first one did."""
+        described = self.descriptor
+        assert described is not None
+        # One plan object stands for collective, op, dtype and count.
+        if plan is self.plan and header.root == described.root:
+            return bool(header.flags & _WIDE) == described.wide
+        return descriptor_of(header) == described
 
     def chunk(self, index: int) -> Chunk:
         chunk = self.chunks.get(index)

@@ -1,0 +1,45 @@
+"""ROUNDS.md shows the transition table as it is: `python -m tests.unit.test_rounds_doc` writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import reducer.core.round as rounds
+
+PATH = Path(rounds.__file__).with_name("ROUNDS.md")
+INTRO = """\
+# The life of a chunk on its owner
+
+Written from `TRANSITIONS` in `round.py` by `python -m tests.unit.test_rounds_doc`.
+
+"""
+LAWS = """
+What holds at every moment:
+
+1. A rank counts once: a second copy of its contribution is dropped and counted (same CRC), or
+   stops the job (another one).
+2. Ranks are folded in rank order, so the result is a function of the contributions alone.
+   Only sums of float16 (exact in float64) are folded as they come.
+3. An accumulator is opened only in place of parts that are as large: a chunk never holds more
+   than its ranks have reserved.
+4. A result is kept until every rank holds it, and its buffer is used again only then.
+5. Nothing of a round with two descriptors is ever summed or sent.
+"""
+
+
+def text() -> str:
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> COLLECTING"]
+    lines += [
+        f"    {before.name} --> {after.name}: {step.name}"
+        for (before, step), after in rounds.TRANSITIONS.items()
+    ]
+    lines += ["    STABLE --> [*]", "    FAILED --> [*]", "```", ""]
+    return INTRO + "\n".join(lines) + LAWS
+
+
+def test_the_diagram_is_the_table() -> None:
+    assert PATH.read_text() == text()
+
+
+if __name__ == "__main__":
+    PATH.write_text(text())
