@@ -100,6 +100,11 @@ class Ledger:
         """A chunk is answered to every rank."""
         self._unanswered = [owed - cost for owed in self._unanswered]
 
+    def stuck(self) -> list[int]:
+        """The ranks whose next chunk might not fit in their credit."""
+        free = self.window.credit - self.window.largest
+        return [rank for rank, owed in enumerate(self._unanswered) if owed > free]
+
     def grant(self, rank: int, oldest: Round) -> bool:
         """Whether the rank must be told now that it may go on with the oldest open round.
 
@@ -108,7 +113,7 @@ class Ledger:
         """
         if self._unanswered[rank] + self.window.largest <= self.window.credit:
             return False
-        if self._granted[rank] is oldest or oldest.contributed[rank] >= oldest.owned:
+        if self._granted[rank] is oldest or not oldest.wants(rank):
             return False
         self._granted[rank] = oldest
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from reducer.core.admission import Plans, check_fields, check_length
 from reducer.core.credits import Ledger, Window
@@ -105,7 +106,9 @@ class Job:
         self.counters = Counters()
         self.late = [0] * world_size
         self.keys = KeyTable(name, world_size, max_keys)
+        # Rounds by (key, number): open ones, oldest first; and those that wait for a verdict.
         self.open: dict[tuple[int, int], Round] = {}
+        self.refusing: dict[tuple[int, int], Round] = {}
         self._crc = crc
         self._acc_itemsize = acc_itemsize
         self._plans = Plans(world_size, table)
@@ -141,13 +144,16 @@ class Job:
             self.keys.maybe_idle(key)
             return
         round_ = self._round(key, header, plan, now)
+        if not round_.void:
+            self._maybe_open(round_, now, out)
         cost = plan.cost(header.chunk)
         self.ledger.charge(rank, cost)
         round_.touched_at = now
         if not round_.void and not round_.agrees(header, plan):
-            self._mismatch(key, round_, rank, header, out)
+            self._mismatch(key, round_, out)
         if round_.void:
             self._discard(key, round_, rank, header, buffer, cost, out)
+            self._maybe_grant(rank, out)
             return
         chunk = round_.chunk(header.chunk)
         if chunk.crcs[rank] != ABSENT:
@@ -162,19 +168,52 @@ class Job:
             self._finish(key, chunk, rank, header, plan, out)
         self._maybe_grant(rank, out)
 
+    def describe(self, rank: int, header: Header, now: float) -> list[Output]:
+        """DESCRIBE: what a round is, said by a rank that cannot send of it yet."""
+        check_fields(header, rank, self.epoch, self.world_size)
+        plan = self._plans.of(header)
+        if not self.place.owns(header.key, 0):
+            raise ProtocolError(f"rank {rank} described a round to a lane that does not judge it")
+        out: list[Output] = []
+        key = self.keys.open(header.key, now)
+        if position(header.round, 0) < key.stable:
+            self.keys.maybe_idle(key)
+            return out
+        round_ = self._round(key, header, plan, now)
+        if not round_.void and not round_.agrees(header, plan):
+            self._mismatch(key, round_, out)
+        if round_.void:
+            self._hear(key, round_, rank, header, out)
+        else:
+            round_.described.add(rank)
+        return out
+
     def _round(self, key: KeyProgress, header: Header, plan: Plan, now: float) -> Round:
+        """The record of a round, made and described by whoever speaks of it first."""
         round_ = key.rounds.get(header.round)
         if round_ is None:
-            round_ = key.rounds[header.round] = Round(
-                (self.name, self.run_id), key.id, header.round, self.world_size, now
-            )
+            round_ = self._new_round(key, header.round, now)
         if round_.descriptor is None and not round_.void:
-            if self.departed is not None:
-                raise PeerLostError(f"rank {self.departed} has left the job")
             owned = self.place.owned(key.id, plan.chunks)
             round_.describe(descriptor_of(header), plan, owned)
-            self.open[key.id, header.round] = round_
         return round_
+
+    def _new_round(self, key: KeyProgress, number: int, now: float) -> Round:
+        job = (self.name, self.run_id)
+        round_ = key.rounds[number] = Round(job, key.id, number, self.world_size, now)
+        return round_
+
+    def _maybe_open(self, round_: Round, now: float, out: list[Output]) -> None:
+        """The first contribution of a round opens it."""
+        id_ = (round_.key, round_.number)
+        if id_ in self.open or round_.chunks or round_.left < round_.owned:
+            return
+        if self.departed is not None:
+            raise PeerLostError(f"rank {self.departed} has left the job")
+        round_.opened_at = now
+        self.open[id_] = round_
+        if len(self.open) == 1:
+            self._grant_stuck(out)
 
     def _maybe_fold(self, chunk: Chunk, header: Header, plan: Plan, out: list[Output]) -> None:
         """Fold what has its turn, where the accumulator is no larger than what it replaces."""
@@ -296,19 +335,15 @@ class Job:
 
     # --- refused and abandoned rounds -----------------------------------------------------------
 
-    def _mismatch(
-        self, key: KeyProgress, round_: Round, rank: int, header: Header, out: list[Output]
-    ) -> None:
+    def _mismatch(self, key: KeyProgress, round_: Round, out: list[Output]) -> None:
         """Two descriptors in one round: nothing of it is summed."""
-        assert round_.descriptor is not None
         if self.place.owns(key.id, 0):
-            first = round_.descriptor
-            round_.verdict = {r: first for r, n in enumerate(round_.contributed) if n}
-        self._void(key, round_, out)
+            round_.doubt()
+            self.refusing[round_.key, round_.number] = round_
+        self._void(round_, out)
 
-    def _void(self, key: KeyProgress, round_: Round, out: list[Output]) -> None:
-        freed = round_.make_void()
-        out += map(Free, freed)
+    def _void(self, round_: Round, out: list[Output]) -> None:
+        out += map(Free, round_.make_void())
         self._close_round(round_, out)
 
     def _discard(
@@ -325,28 +360,31 @@ class Job:
         round_.owed[rank] = round_.owed.get(rank, 0) + cost
         if buffer is not None:
             out.append(Free(buffer))
-        if round_.verdict is None or rank in round_.verdict:
+        self._hear(key, round_, rank, header, out)
+
+    def _hear(
+        self, key: KeyProgress, round_: Round, rank: int, header: Header, out: list[Output]
+    ) -> None:
+        """With the last rank's word the verdict is complete: one text for all."""
+        if not round_.hear(rank, descriptor_of(header)):
             return
-        round_.verdict[rank] = descriptor_of(header)
-        if len(round_.verdict) == self.world_size:
-            text = mismatch_text(key, round_, round_.verdict)
-            refused = messages.Refused(int(ErrorCode.MISMATCH), text)
-            out.append(self.to_all(refused, key=key.id, round=round_.number))
-            out.append(Log(logging.WARNING, f"job {self.name!r}: {text}"))
+        assert round_.verdict is not None
+        text = mismatch_text(key, round_, round_.verdict)
+        refused = messages.Refused(int(ErrorCode.MISMATCH), text)
+        out.append(self.to_all(refused, key=key.id, round=round_.number))
+        out.append(Log(logging.WARNING, f"job {self.name!r}: {text}"))
+        self.refusing.pop((round_.key, round_.number), None)
 
     def abandon(self, rank: int, header: Header, now: float) -> list[Output]:
         """ABANDON: the rank has given up a round; it settles what it has sent of it."""
         out: list[Output] = []
         key = self.keys.open(header.key, now)
         if position(header.round + 1, 0) <= key.stable:
+            self.keys.maybe_idle(key)
             return out
-        round_ = key.rounds.get(header.round)
-        if round_ is None:
-            round_ = key.rounds[header.round] = Round(
-                (self.name, self.run_id), key.id, header.round, self.world_size, now
-            )
+        round_ = key.rounds.get(header.round) or self._new_round(key, header.round, now)
         if not round_.void:
-            self._void(key, round_, out)
+            self._void(round_, out)
         self.ledger.settle(rank, round_.owed.pop(rank, 0))
         round_.abandoned.add(rank)
         key.forget_if_over(round_)
@@ -358,10 +396,17 @@ class Job:
         oldest = next(iter(self.open.values()), None)
         self.open.pop((round_.key, round_.number), None)
         if oldest is round_:
-            for rank in range(self.world_size):
-                self._maybe_grant(rank, out)
+            self._grant_stuck(out)
 
     # --- flow control ---------------------------------------------------------------------------
+
+    def _grant_stuck(self, out: list[Output]) -> None:
+        """Another round is the oldest now: whoever cannot go on may need it.
+
+        Ranks are stuck even while no other round is open: by what they sent of void rounds.
+        """
+        for rank in self.ledger.stuck():
+            self._maybe_grant(rank, out)
 
     def _maybe_grant(self, rank: int, out: list[Output]) -> None:
         """Let a rank go on with the oldest open round when its credit may be used up."""
@@ -413,7 +458,8 @@ class Job:
 
     def stalled(self, now: float, after: float) -> list[tuple[KeyProgress, Round]]:
         """The open rounds that nothing has come for in `after` seconds, oldest first."""
-        waiting = [r for r in self.open.values() if now - r.touched_at >= after]
+        rounds = chain(self.open.values(), self.refusing.values())
+        waiting = [r for r in rounds if now - r.touched_at >= after]
         return [(self.keys[r.key], r) for r in waiting[:MAX_STALLS]]
 
     def stall_report(self, now: float, after: float) -> list[Output]:
@@ -428,8 +474,8 @@ class Job:
 
     def incomplete_for(self, rank: int) -> Round | None:
         """An open round that still needs this rank."""
-        for round_ in self.open.values():
-            if round_.contributed[rank] < round_.owned:
+        for round_ in chain(self.open.values(), self.refusing.values()):
+            if round_.wants(rank):
                 return round_
         return None
 
@@ -464,4 +510,5 @@ class Job:
                         out.append(Discard(chunk.result))
         self.keys.clear()
         self.open.clear()
+        self.refusing.clear()
         return out

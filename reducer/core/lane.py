@@ -15,7 +15,7 @@ from reducer.core import events
 from reducer.core.credits import Budget
 from reducer.core.events import Close, Event, Free, Log, Output, Send
 from reducer.core.forming import Forming
-from reducer.core.frames import control_frame
+from reducer.core.frames import control_frame, payload_frame
 from reducer.core.job import Job, Place
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
@@ -88,6 +88,7 @@ class Lane:
             MessageKind.ERROR: self._error,
             MessageKind.ABANDON: self._abandon,
             MessageKind.HEARTBEAT: self._heartbeat,
+            MessageKind.DESCRIBE: self._describe,
         }
 
     # --- the surface ----------------------------------------------------------------------------
@@ -102,17 +103,25 @@ class Lane:
         peer.heard_at = now
         self._ready_job(peer).admit(peer.rank, header)
 
+    def heard(self, session: int, now: float) -> None:
+        """Bytes have come, whole frames or not: the peer is not silent."""
+        peer = self._sessions.get(session)
+        if peer is not None:
+            peer.heard_at = now
+
     @property
     def idle(self) -> bool:
         """No round is open: a drain has nothing to wait for."""
-        return not any(run.job.open for run in self._runs.values())
+        return not any(run.job.open or run.job.refusing for run in self._runs.values())
 
     def snapshot(self) -> dict[str, Any]:
-        """Numbers for metrics, of this lane and of each of its jobs."""
-        jobs = {}
+        """Numbers for metrics, of this lane and of each of its jobs (runs of one name added up)."""
+        jobs: dict[str, dict[str, Any]] = {}
         for (name, _), run in self._runs.items():
             stats = run.job.stats()
-            jobs[name] = {f: getattr(stats, f) for f in stats.__slots__}
+            numbers = {f: getattr(stats, f) for f in stats.__slots__}
+            before = jobs.get(name, {})
+            jobs[name] = {f: before[f] + n if before else n for f, n in numbers.items()}
             jobs[name]["world_size"] = run.job.world_size
         return {
             "lane": self._settings.lane,
@@ -273,6 +282,9 @@ class Lane:
     def _heartbeat(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         return self._job_of(peer).heartbeat(peer.rank, event.payload, now)
 
+    def _describe(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
+        return self._job_of(peer).describe(peer.rank, event.header, now)
+
     def _abandon(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         return self._job_of(peer).abandon(peer.rank, event.header, now)
 
@@ -389,10 +401,14 @@ class Lane:
         out: list[Output] = []
         for run in self._runs.values():
             out += run.job.beat()
+        heartbeat = payload_frame(MessageKind.HEARTBEAT, b"", self._settings.crc32c)
         for forming in self._forming.values():
+            sessions = tuple(forming.sessions.values())
             if forming.changed:
                 forming.changed = False
-                out.append(self._pending(forming, tuple(forming.sessions.values())))
+                out.append(self._pending(forming, sessions))
+            else:
+                out.append(Send(sessions, heartbeat, None, 0))
         return out
 
     def _check_run(self, run: Run, now: float) -> list[Output]:

@@ -174,13 +174,14 @@ class Round:
     """One round of one key on this lane.
 
     `job` is (name, run id); `owned` chunks of the round live here, `left` of them are not
-    complete. `verdict` collects every rank's descriptor once two of them differ. A void round
-    only waits to be forgotten: `owed` is each rank's cost that its ABANDON will settle.
+    complete. `described` are ranks that have said what the round is before they could send of it;
+    `verdict` collects every rank's word once two of them differ. A void round only waits to be
+    forgotten: `owed` is each rank's cost that its ABANDON will settle.
     """
 
     __slots__ = (
-        "abandoned", "chunks", "contributed", "descriptor", "job", "key", "left", "number",
-        "opened_at", "owed", "owned", "plan", "touched_at", "verdict", "void",
+        "abandoned", "chunks", "contributed", "described", "descriptor", "job", "key", "left",
+        "number", "opened_at", "owed", "owned", "plan", "touched_at", "verdict", "void",
     )  # fmt: skip
 
     def __init__(
@@ -198,6 +199,7 @@ class Round:
         self.opened_at = now
         self.touched_at = now
         self.void = False
+        self.described: set[int] = set()
         self.verdict: dict[int, Descriptor] | None = None
         self.abandoned: set[int] = set()
         self.owed: dict[int, int] = {}
@@ -237,9 +239,30 @@ class Round:
             del self.chunks[index]
         return freed
 
+    def doubt(self) -> None:
+        """Two descriptors have met: from now on every rank's word is collected."""
+        assert self.descriptor is not None
+        known = {r for r, n in enumerate(self.contributed) if n} | self.described
+        self.verdict = dict.fromkeys(known, self.descriptor)
+
+    def hear(self, rank: int, descriptor: Descriptor) -> bool:
+        """Take a rank's word for the verdict; True when it was the last one."""
+        if self.verdict is None or rank in self.verdict:
+            return False
+        self.verdict[rank] = descriptor
+        return len(self.verdict) == len(self.contributed)
+
+    def wants(self, rank: int) -> bool:
+        """Whether something of the rank is still to come: chunks, or its description."""
+        if self.verdict is not None:
+            return rank not in self.verdict
+        return self.contributed[rank] < self.owned
+
     def waiting_for(self) -> list[int]:
-        """The ranks that the lowest incomplete chunk lacks."""
+        """The ranks that the verdict, or the lowest incomplete chunk, lacks."""
+        if self.verdict is not None:
+            return [rank for rank in range(len(self.contributed)) if self.wants(rank)]
         for chunk in self.chunks.values():
             if chunk.phase == Phase.COLLECTING:
                 return chunk.absent()
-        return [rank for rank, n in enumerate(self.contributed) if n < self.owned]
+        return [rank for rank in range(len(self.contributed)) if self.wants(rank)]

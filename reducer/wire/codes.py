@@ -37,6 +37,7 @@ class MessageKind(IntEnum):
     GRANT = 18
     ABANDON = 19
     HEARTBEAT = 20
+    DESCRIBE = 21
 
 
 class DType(IntEnum):

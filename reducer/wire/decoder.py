@@ -7,7 +7,7 @@ the next header behind it, so that a stream of chunks costs one read a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from reducer.errors import IntegrityError
@@ -43,7 +43,6 @@ class Decoder:
         self._crc = crc32c
         self._target = target
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self._frames: list[Frame] = []
         # Between frames: bytes of scratch that are filled. Inside a payload: header and view.
         self._filled = 0
         self._header: Header | None = None
@@ -65,15 +64,24 @@ class Decoder:
             return self._scratch[self._filled :]
         return self._view[self._have : self._header.length + HEADER_SIZE]
 
-    def received(self, nbytes: int) -> list[Frame]:
-        self._frames = []
+    def received(self, nbytes: int) -> Iterator[Frame]:
+        """The frames that are complete now; iterate to the end before the next `get_buffer`.
+
+        A frame is given out before the header behind it is looked at: whoever decides in `target`
+        has acted on everything that was sent before.
+        """
         if self._header is None:
             self._filled += nbytes
-            self._parse_scratch()
         else:
             self._have += nbytes
-            self._continue_payload(self._header)
-        return self._frames
+            spare = self._have - self._header.length
+            if spare < 0:
+                return
+            # The bytes behind the payload are the beginning of the next header.
+            self._scratch[:spare] = self._view[self._header.length : self._have]
+            self._filled = spare
+            yield self._finish(self._header, self._view[: self._header.length])
+        yield from self._parse_scratch()
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Copy `data` in, however it is cut: for tests and simulated links."""
@@ -87,17 +95,7 @@ class Decoder:
             frames += self.received(n)
         return frames
 
-    def _continue_payload(self, header: Header) -> None:
-        spare = self._have - header.length
-        if spare < 0:
-            return
-        # The bytes behind the payload are the beginning of the next header.
-        self._scratch[:spare] = self._view[header.length : self._have]
-        self._filled = spare
-        self._finish(header, self._view[: header.length])
-        self._parse_scratch()
-
-    def _parse_scratch(self) -> None:
+    def _parse_scratch(self) -> Iterator[Frame]:
         start = 0
         scratch = self._scratch
         while self._filled - start >= HEADER_SIZE:
@@ -105,7 +103,7 @@ class Decoder:
             start += HEADER_SIZE
             length = header.length
             if length == 0:
-                self._finish(header, None)
+                yield self._finish(header, None)
                 continue
             view = self._place(header)
             have = min(length, self._filled - start)
@@ -115,7 +113,7 @@ class Decoder:
                 self._header, self._view, self._have = header, view, have
                 self._filled = 0
                 return
-            self._finish(header, view[:length])
+            yield self._finish(header, view[:length])
         left = self._filled - start
         if left and start:
             scratch[:left] = bytes(scratch[start : self._filled])
@@ -126,7 +124,7 @@ class Decoder:
             return self._target(header)
         return memoryview(bytearray(header.length + HEADER_SIZE))
 
-    def _finish(self, header: Header, payload: memoryview | None) -> None:
+    def _finish(self, header: Header, payload: memoryview | None) -> Frame:
         self._header = None
         crc = self._crc(payload) if payload is not None else 0
         if crc != header.payload_crc:
@@ -135,4 +133,4 @@ class Decoder:
                 f"bytes does not match (key {header.key:#x} round {header.round} chunk "
                 f"{header.chunk}): bytes were changed on the way"
             )
-        self._frames.append(Frame(header, payload))
+        return Frame(header, payload)

@@ -37,7 +37,10 @@ assert _HEADER.size + _CRC.size == HEADER_SIZE
 
 _KINDS = frozenset(int(kind) for kind in MessageKind)
 _DATA_KINDS = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
-_EMPTY_KINDS = frozenset((int(MessageKind.BYE), int(MessageKind.GRANT), int(MessageKind.ABANDON)))
+_EMPTY_KINDS = frozenset(
+    int(kind)
+    for kind in (MessageKind.BYE, MessageKind.GRANT, MessageKind.ABANDON, MessageKind.DESCRIBE)
+)
 
 
 class Preface(NamedTuple):

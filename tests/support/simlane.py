@@ -56,18 +56,19 @@ class SimSession:
 
     def _received(self, n: int) -> None:
         try:
-            frames = self._decoder.received(n)
+            for frame in self._decoder.received(n):
+                self._handle(frame)
+                if self.closed is not None:
+                    return
         except ReductionError as error:
             self.lane.feed(events.Broken(self.number, error))
-            return
-        for frame in frames:
-            if self.closed is not None:
-                return
-            if frame.header.kind == MessageKind.CONTRIBUTION:
-                buffer = self._placed.pop(0) if frame.payload is not None else None
-                self.lane.feed(events.Contributed(self.number, frame.header, buffer))
-            else:
-                self.lane.feed(events.ControlReceived(self.number, frame.header, frame.payload))
+
+    def _handle(self, frame: Frame) -> None:
+        if frame.header.kind == MessageKind.CONTRIBUTION:
+            buffer = self._placed.pop(0) if frame.payload is not None else None
+            self.lane.feed(events.Contributed(self.number, frame.header, buffer))
+        else:
+            self.lane.feed(events.ControlReceived(self.number, frame.header, frame.payload))
 
     def read(self) -> list[Frame]:
         """The frames that the lane has sent since the last call."""
@@ -111,9 +112,11 @@ class SimLane:
         self.held: set[SimBuffer] = set()
         self.peak = 0
         self.logs: list[str] = []
+        self._opened = 0
 
     def connect(self) -> SimSession:
-        session = SimSession(self, len(self.sessions) + 1)
+        self._opened += 1
+        session = SimSession(self, self._opened)
         self.sessions[session.number] = session
         self.feed(events.Opened(session.number))
         return session

@@ -1,4 +1,4 @@
-"""ROUNDS.md shows the transition table as it is: `python -m tests.unit.test_rounds_doc` writes it."""
+"""ROUNDS.md shows the table as it is: `python -m tests.unit.test_rounds_doc` writes it."""
 
 from __future__ import annotations
 

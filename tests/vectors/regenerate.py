@@ -67,6 +67,7 @@ def frames() -> dict[str, bytes]:
         "result": frame(result, bytes(range(63, -1, -1))),
         "grant": frame(Header(kind=MessageKind.GRANT, key=weight, round=4)),
         "abandon": frame(Header(kind=MessageKind.ABANDON, key=weight, round=4, rank=3)),
+        "describe": frame(contribution._replace(kind=MessageKind.DESCRIBE, chunk=0, done=0), b""),
         "heartbeat_empty": heartbeat(),
         "heartbeat": heartbeat((weight, (6 << 24) + 1), (1, 0)),
     }
