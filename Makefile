@@ -1,0 +1,80 @@
+# Everything runs in .venv, which the first target that needs it makes. PYTHON picks the interpreter.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+NATIVE := $(wildcard reducer/native/* client/engine/*)
+FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
+                        $(addprefix client/engine/*.,h cc cpp) \
+                        $(addprefix client/engine/tests/*.,h cc cpp))
+SANITIZERS := address,undefined thread
+FUZZ_SECONDS ?= 60
+
+.PHONY: help venv demo test check format sanitize soak bench clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+venv: $(STAMP) ## Make or refresh .venv with the project in it
+
+# What a machine must have, said before anything is installed.
+define MACHINE
+import importlib.util, os, shutil, sys, sysconfig
+header = os.path.join(sysconfig.get_path("include"), "Python.h")
+wanted = [
+    (sys.version_info >= (3, 11), "Python 3.11 or later (make PYTHON=python3.12 ...)"),
+    (importlib.util.find_spec("ensurepip"), "venv and pip (Debian: apt-get install python3-venv)"),
+    (os.path.exists(header), f"{header} (Debian: apt-get install python3-dev)"),
+    (shutil.which(os.environ.get("CXX", "c++")), "a C++17 compiler (Debian: apt-get install g++)"),
+]
+sys.exit("\n".join(f"this machine lacks {what}" for there, what in wanted if not there) or None)
+endef
+export MACHINE
+
+# Editable: a changed Python file needs nothing, a changed native source a rebuild of seconds. The
+# build tools come first and from the constraints, instead of a fresh isolated copy each time.
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
+	@$(PYTHON) -c "$$MACHINE"
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt \
+	    cmake nanobind ninja pip scikit-build-core
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[demo,dev]"
+	touch $@
+
+demo: $(STAMP) ## Train on 4 workers with 2 reducers, beside the same run over gloo
+	$(BIN)/reducer demo
+
+test: check ## All checks, then all tests but the soak tests
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP) ## Linters, types, formats, layers, documents, fuzzing of the decoder
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
+	$(BIN)/python -m pytest -q tests/unit/test_layering.py tests/unit/test_changelog.py \
+	    tests/unit/test_documents.py
+	$(BIN)/python -m tests.fuzz.decoder --seconds $(FUZZ_SECONDS)
+
+format: $(STAMP) ## Write Python, C and C++ as `check` wants them
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(FORMATTED)
+
+sanitize: $(STAMP) ## The C and C++ tests under ASan with UBSan, then under TSan
+	set -e; for sanitizers in $(SANITIZERS); do \
+	    build=build/sanitize-$$sanitizers; \
+	    $(BIN)/cmake -G Ninja -S reducer/native -B $$build -DORS_SANITIZE=$$sanitizers \
+	        -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo; \
+	    $(BIN)/cmake --build $$build; \
+	    $(BIN)/ctest --test-dir $$build --output-on-failure; \
+	done
+
+soak: $(STAMP) ## The tests that run for minutes
+	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
+
+bench: $(STAMP) ## Measure beside gloo on loopback
+	$(BIN)/python -m bench.loopback
+
+clean: ## Remove .venv and everything that was built
+	rm -rf .venv build dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f reducer/kernels/_native*.so client/reducer_client/_engine*.so

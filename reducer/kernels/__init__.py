@@ -1,0 +1,93 @@
+"""Kernels: fold contributions, finish a result, cast, checksum.
+
+Two sets with the same bits: ``_native`` (C, chosen whenever it was built) and ``_numpy`` (the
+reference twin, and what a reducer runs on after an install with ``REDUCER_NO_NATIVE=1``). Nothing
+here knows of rounds, sockets or time.
+
+The law that both hold: begin from the first operand, never from +0.0; operands in the order
+given, which is rank order; one rounding at the end (float16 is summed in float64, bfloat16 in
+float32); NaN results are one canonical quiet NaN; min and max propagate NaN, and -0 < +0; an
+integer mean truncates toward zero; integers wrap and say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # collections.abc.Buffer is of Python 3.12
+
+__all__ = ["KernelSet", "load"]
+
+
+class KernelSet(Protocol):
+    """What ``load`` returns: a module with these names.
+
+    Buffers are C-contiguous objects with the buffer protocol, at any alignment, and may be longer
+    than needed. Errors, before a byte is written: ``ValueError`` for one that is too short, for
+    operands that overlap in a way not allowed below, and for an op or dtype without a kernel;
+    ``BufferError`` for one that is read-only or not contiguous; ``TypeError`` for no buffer.
+    ``op`` and ``dtype`` are ``ReduceOp`` and ``DType`` numbers; ``count`` is in elements.
+    """
+
+    @property
+    def NAME(self) -> str:  # noqa: N802  a constant of the module
+        """``"native"`` or ``"numpy"``."""
+
+    def crc32c(self, data: Buffer, value: int = 0) -> int:
+        """CRC-32C (Castagnoli) of ``data``, going on from ``value``."""
+
+    def acc_itemsize(self, op: int, dtype: int) -> int:
+        """Bytes of one element of the accumulator."""
+
+    def fold(
+        self, op: int, dtype: int, count: int, acc: Buffer, parts: Sequence[Buffer], first: bool
+    ) -> int:
+        """Fold ``parts`` in order into ``acc``; ``first``: begin from ``parts[0]``, not ``acc``.
+
+        ``acc`` holds ``count`` accumulator elements and overlaps no part. Returns ``Flag`` bits:
+        OVERFLOW if an integer accumulator wrapped.
+        """
+
+    def finish(
+        self,
+        op: int,
+        dtype: int,
+        count: int,
+        world: int,
+        acc: Buffer | None,
+        parts: Sequence[Buffer],
+        out: Buffer,
+    ) -> int:
+        """Fold the last ``parts`` and write the result to ``out``: ``count`` elements of ``dtype``.
+
+        ``acc`` None: begin from ``parts[0]``. A mean is divided once, by ``world``. ``acc`` stays
+        as it was, unless ``out`` begins where ``acc`` begins; ``out`` may also begin where a part
+        does. Returns ``Flag`` bits: OVERFLOW (here or in the accumulator's last steps), NAN.
+        """
+
+    def narrow(self, dtype: int, count: int, source: Buffer, out: Buffer) -> int:
+        """Round ``count`` float32 to a 16-bit ``dtype``, ties to even. Returns NAN or 0."""
+
+    def widen(self, dtype: int, count: int, source: Buffer, out: Buffer) -> None:
+        """Write ``count`` elements of a 16-bit ``dtype`` as float32, exactly."""
+
+
+def load(require_native: bool = False) -> KernelSet:
+    """The native kernels, or the NumPy twin where they were not built.
+
+    Raises ``ImportError`` with ``require_native`` if there are no native kernels.
+    """
+    try:
+        from reducer.kernels import _native
+    except ImportError as error:
+        if require_native:
+            raise ImportError(
+                "the native kernels are required, but this installation has none "
+                f"({error}); install again without REDUCER_NO_NATIVE"
+            ) from error
+        from reducer.kernels import _numpy
+
+        return _numpy
+    return _native

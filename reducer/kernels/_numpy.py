@@ -1,0 +1,288 @@
+"""The NumPy twin: the kernels written for reading, and the oracle of the native ones.
+
+It shares no trick with the C code, and works in blocks, so that no temporary is as large as a
+chunk. About 20 times slower than C for the 16-bit types: never benchmark it by accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from reducer.wire.codes import DType, Flag, ReduceOp
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer  # collections.abc.Buffer is of Python 3.12
+
+NAME = "numpy"
+
+Array = npt.NDArray[Any]
+
+_BLOCK = 16_384  # elements: the widest accumulator block, 128 KiB, stays in the L2 cache
+_CRC_BLOCK = 1 << 20  # bytes copied at a time, since google_crc32c takes only bytes
+
+# Wire dtype -> how NumPy holds it on the wire, and the accumulator of sum, mean and prod.
+_WIRE: dict[int, np.dtype[Any]] = {
+    DType.FLOAT32: np.dtype("<f4"),
+    DType.FLOAT64: np.dtype("<f8"),
+    DType.FLOAT16: np.dtype("<f2"),
+    DType.BFLOAT16: np.dtype("<u2"),  # NumPy has no bfloat16: its bits
+    DType.INT8: np.dtype("i1"),
+    DType.UINT8: np.dtype("u1"),
+    DType.INT32: np.dtype("<i4"),
+    DType.UINT32: np.dtype("<u4"),
+    DType.INT64: np.dtype("<i8"),
+    DType.UINT64: np.dtype("<u8"),
+}
+_ACCUMULATOR: dict[int, np.dtype[Any]] = {
+    DType.FLOAT32: np.dtype("<f4"),
+    DType.FLOAT64: np.dtype("<f8"),
+    DType.FLOAT16: np.dtype("<f8"),
+    DType.BFLOAT16: np.dtype("<f4"),
+    DType.INT8: np.dtype("<i8"),
+    DType.UINT8: np.dtype("<u8"),
+    DType.INT32: np.dtype("<i8"),
+    DType.UINT32: np.dtype("<u8"),
+    DType.INT64: np.dtype("<i8"),
+    DType.UINT64: np.dtype("<u8"),
+}
+_CANONICAL_NAN = {
+    np.dtype("<f2"): 0x7E00,
+    np.dtype("<f4"): 0x7FC00000,
+    np.dtype("<f8"): 0x7FF8 << 48,
+}
+_BITS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+
+
+def crc32c(data: Buffer, value: int = 0) -> int:
+    view = memoryview(_bytes("data", data).data)
+    for start in range(0, len(view), _CRC_BLOCK):
+        value = google_crc32c.extend(value, bytes(view[start : start + _CRC_BLOCK]))
+    return value
+
+
+def acc_itemsize(op: int, dtype: int) -> int:
+    return _accumulator(op, dtype).itemsize
+
+
+def fold(op: int, dtype: int, count: int, acc: Buffer, parts: Sequence[Buffer], first: bool) -> int:
+    if first and not parts:
+        raise ValueError("fold: nothing to begin from: first=True and no parts")
+    total = _elements("acc", acc, _accumulator(op, dtype), count, writable=True)
+    sources = _parts(dtype, count, parts)
+    for number, source in enumerate(sources):
+        if _overlap(total, source):
+            raise ValueError(f"fold: acc overlaps parts[{number}]")
+    flags = 0
+    for block in _blocks(count):
+        rest = sources
+        with np.errstate(all="ignore"):
+            if first:
+                total[block] = _widened(op, dtype, sources[0][block])
+                rest = sources[1:]
+            flags |= _fold_block(op, dtype, total[block], [source[block] for source in rest])
+    return flags
+
+
+def finish(
+    op: int,
+    dtype: int,
+    count: int,
+    world: int,
+    acc: Buffer | None,
+    parts: Sequence[Buffer],
+    out: Buffer,
+) -> int:
+    if acc is None and not parts:
+        raise ValueError("finish: nothing to begin from: acc is None and no parts")
+    if world < 1:
+        raise ValueError(f"finish: world must be at least 1, got {world}")
+    total = None if acc is None else _elements("acc", acc, _accumulator(op, dtype), count)
+    sources = _parts(dtype, count, parts)
+    target = _elements("out", out, _WIRE[dtype], count, writable=True)
+    for name, source in [("acc", total), *((f"parts[{i}]", s) for i, s in enumerate(sources))]:
+        if source is not None and _overlap(target, source) and _start(target) != _start(source):
+            raise ValueError(f"finish: out overlaps {name} without beginning where it begins")
+    flags = 0
+    for block in _blocks(count):
+        rest = [source[block] for source in sources]
+        with np.errstate(all="ignore"):
+            if total is None:
+                value = _widened(op, dtype, rest.pop(0))
+            else:
+                value = total[block].copy()
+            flags |= _fold_block(op, dtype, value, rest)
+            if op == ReduceOp.MEAN:
+                value = _divided(value, world)
+            flags |= _store(op, dtype, value, target[block])
+    return flags
+
+
+def narrow(dtype: int, count: int, source: Buffer, out: Buffer) -> int:
+    _require_16_bit("narrow", dtype)
+    values = _elements("source", source, np.dtype("<f4"), count)
+    target = _elements("out", out, _WIRE[dtype], count, writable=True)
+    if _overlap(values, target):
+        raise ValueError("narrow: source overlaps out")
+    flags = 0
+    for block in _blocks(count):
+        with np.errstate(all="ignore"):
+            flags |= _store(ReduceOp.SUM, dtype, values[block].copy(), target[block])
+    return flags
+
+
+def widen(dtype: int, count: int, source: Buffer, out: Buffer) -> None:
+    _require_16_bit("widen", dtype)
+    values = _elements("source", source, _WIRE[dtype], count)
+    target = _elements("out", out, np.dtype("<f4"), count, writable=True)
+    if _overlap(values, target):
+        raise ValueError("widen: source overlaps out")
+    for block in _blocks(count):
+        with np.errstate(all="ignore"):
+            target[block] = _widened(ReduceOp.SUM, dtype, values[block])
+
+
+def _accumulator(op: int, dtype: int) -> np.dtype[Any]:
+    if dtype not in _WIRE:
+        raise ValueError(f"no kernel for dtype {dtype}: expected a DType number, 1 to 10")
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        return _WIRE[dtype]
+    if op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD):
+        return _ACCUMULATOR[dtype]
+    raise ValueError(f"no kernel for op {op}: expected a ReduceOp number, 1 (sum) to 5 (prod)")
+
+
+def _require_16_bit(name: str, dtype: int) -> None:
+    if dtype not in (DType.FLOAT16, DType.BFLOAT16):
+        raise ValueError(f"{name}: expected dtype 3 (float16) or 4 (bfloat16), got {dtype}")
+
+
+def _bytes(name: str, data: Buffer, writable: bool = False) -> Array:
+    view = memoryview(data)
+    if not view.c_contiguous or (writable and view.readonly):
+        kind = "writable C-contiguous" if writable else "C-contiguous"
+        raise BufferError(f"{name}: expected a {kind} buffer")
+    return np.frombuffer(view, np.uint8)
+
+
+def _elements(
+    name: str, data: Buffer, dtype: np.dtype[Any], count: int, writable: bool = False
+) -> Array:
+    if count < 0:
+        raise ValueError(f"count must not be negative, got {count}")
+    raw = _bytes(name, data, writable)
+    needed = count * dtype.itemsize
+    if raw.size < needed:
+        raise ValueError(f"{name}: expected at least {needed} bytes, got {raw.size}")
+    return raw[:needed].view(dtype)
+
+
+def _parts(dtype: int, count: int, parts: Sequence[Buffer]) -> list[Array]:
+    wire = _WIRE[dtype]
+    return [_elements(f"parts[{i}]", part, wire, count) for i, part in enumerate(parts)]
+
+
+def _start(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _overlap(a: Array, b: Array) -> bool:
+    return _start(a) < _start(b) + b.nbytes and _start(b) < _start(a) + a.nbytes
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    return (slice(at, min(at + _BLOCK, count)) for at in range(0, count, _BLOCK))
+
+
+def _widened(op: int, dtype: int, part: Array) -> Array:
+    """A new array in the accumulator's dtype."""
+    if dtype == DType.BFLOAT16 and op not in (ReduceOp.MIN, ReduceOp.MAX):
+        return _bfloat16_values(part)
+    return part.astype(_accumulator(op, dtype))
+
+
+def _bfloat16_values(part: Array) -> Array:
+    return (part.astype("<u4") << 16).view("<f4")
+
+
+def _fold_block(op: int, dtype: int, total: Array, parts: list[Array]) -> int:
+    overflow = False
+    for part in parts:
+        operand = _widened(op, dtype, part)
+        if op in (ReduceOp.MIN, ReduceOp.MAX):
+            _fold_extremum(op, dtype, total, operand)
+        elif total.dtype.kind == "f":
+            (np.multiply if op == ReduceOp.PROD else np.add)(total, operand, out=total)
+        elif op == ReduceOp.PROD:
+            overflow |= _multiply_wrapping(total, operand)
+        else:
+            overflow |= _add_wrapping(total, operand)
+    return int(Flag.OVERFLOW) if overflow else 0
+
+
+def _fold_extremum(op: int, dtype: int, total: Array, part: Array) -> None:
+    choose = np.minimum if op == ReduceOp.MIN else np.maximum
+    if dtype == DType.BFLOAT16:
+        values = _bfloat16_values(total)
+        _fold_extremum(op, DType.FLOAT32, values, _bfloat16_values(part))
+        total[:] = values.view("<u4") >> 16
+        return
+    chosen = choose(total, part)
+    if total.dtype.kind == "f":  # NumPy leaves the order of -0 and +0 open
+        negative = np.signbit(total), np.signbit(part)
+        sign = negative[0] | negative[1] if op == ReduceOp.MIN else negative[0] & negative[1]
+        zeros = (total == 0) & (part == 0)
+        chosen[zeros] = np.where(sign[zeros], -0.0, 0.0)
+    total[:] = chosen
+
+
+def _add_wrapping(total: Array, part: Array) -> bool:
+    before = total.copy()
+    total += part
+    if total.dtype.kind == "u":
+        return bool((total < before).any())
+    return bool((((before ^ total) & (part ^ total)) < 0).any())
+
+
+def _multiply_wrapping(total: Array, part: Array) -> bool:
+    before = total.copy()
+    total *= part
+    nonzero = part != 0
+    divisor = np.where(nonzero, part, 1)
+    wrapped = nonzero & (total // divisor != before)
+    if total.dtype.kind == "i":  # the one quotient that itself overflows
+        wrapped |= (part == -1) & (before == np.iinfo(total.dtype).min)
+    return bool(wrapped.any())
+
+
+def _divided(total: Array, world: int) -> Array:
+    if total.dtype.kind == "f":
+        total /= world
+        return total
+    quotient: Array = total // np.array(world, total.dtype)
+    rounded_down = (total < 0) & (quotient * np.array(world, total.dtype) != total)
+    quotient[rounded_down] += 1  # toward zero
+    return quotient
+
+
+def _store(op: int, dtype: int, total: Array, out: Array) -> int:
+    """Round ``total`` to the wire dtype; canonical NaN, wrapped integers, and the flags."""
+    if out.dtype.kind == "f":
+        nan = np.isnan(total)
+        out[:] = total
+        out.view(_BITS[out.itemsize])[nan] = _CANONICAL_NAN[out.dtype]
+    elif dtype == DType.BFLOAT16:
+        narrow_already = op in (ReduceOp.MIN, ReduceOp.MAX)
+        values = _bfloat16_values(total) if narrow_already else total
+        nan = np.isnan(values)
+        bits = values.view("<u4").astype("<u8")  # room for the carry
+        out[:] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        out[nan] = 0x7FC0
+    else:
+        out[:] = total.astype(out.dtype)
+        return int(Flag.OVERFLOW) if bool((out.astype(total.dtype) != total).any()) else 0
+    return int(Flag.NAN) if bool(nan.any()) else 0

@@ -1,0 +1,140 @@
+/* CRC-32C: the processor's instruction in three interleaved streams where there is one (each
+ * instruction waits for the one before it, so three streams are three times as fast), else
+ * tables, eight bytes at a time. The polynomial is 0x1EDC6F41, bits reversed. */
+#include <string.h>
+
+#include "kernels.h"
+#include "loops.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the kernels and the wire protocol are little-endian"
+#endif
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define HARDWARE __attribute__((target("sse4.2")))
+#define STEP_8(crc, word) ((uint32_t)_mm_crc32_u64((crc), (word)))
+#define STEP_1(crc, byte) _mm_crc32_u8((crc), (byte))
+static int has_instruction(void) { return __builtin_cpu_supports("sse4.2"); }
+#elif defined(__aarch64__) && defined(__linux__)
+#include <arm_acle.h>
+#include <sys/auxv.h>
+#define HARDWARE __attribute__((target("+crc")))
+#define STEP_8(crc, word) __crc32cd((crc), (word))
+#define STEP_1(crc, byte) __crc32cb((crc), (byte))
+static int has_instruction(void) { return (getauxval(AT_HWCAP) & (1UL << 7)) != 0; } /* CRC32 */
+#endif
+
+enum { LONG = 4096, SHORT = 256 }; /* bytes of a stream; a chunk is mostly long ones */
+
+static uint32_t bytes_table[8][256];
+static uint32_t long_zeros[4][256], short_zeros[4][256]; /* a CRC after that many zero bytes */
+
+static uint32_t load_4(const unsigned char* data) {
+  uint32_t word;
+  memcpy(&word, data, sizeof word);
+  return word;
+}
+
+static uint64_t load_8(const unsigned char* data) {
+  uint64_t word;
+  memcpy(&word, data, sizeof word);
+  return word;
+}
+
+static uint32_t by_table(uint32_t crc, const unsigned char* data, size_t length) {
+  for (; length >= 8; data += 8, length -= 8) {
+    const uint32_t low = load_4(data) ^ crc, high = load_4(data + 4);
+    crc = bytes_table[7][low & 255] ^ bytes_table[6][low >> 8 & 255] ^
+          bytes_table[5][low >> 16 & 255] ^ bytes_table[4][low >> 24] ^ bytes_table[3][high & 255] ^
+          bytes_table[2][high >> 8 & 255] ^ bytes_table[1][high >> 16 & 255] ^
+          bytes_table[0][high >> 24];
+  }
+  for (; length; ++data, --length) {
+    crc = bytes_table[0][(crc ^ *data) & 255] ^ crc >> 8;
+  }
+  return crc;
+}
+
+#if defined(HARDWARE)
+static uint32_t after_zeros(const uint32_t zeros[4][256], uint32_t crc) {
+  return zeros[0][crc & 255] ^ zeros[1][crc >> 8 & 255] ^ zeros[2][crc >> 16 & 255] ^
+         zeros[3][crc >> 24];
+}
+
+HARDWARE static uint32_t three_streams(uint32_t crc, const unsigned char* data, size_t size,
+                                       const uint32_t zeros[4][256]) {
+  uint32_t second = 0, third = 0;
+  for (size_t at = 0; at < size; at += 8) {
+    crc = STEP_8(crc, load_8(data + at));
+    second = STEP_8(second, load_8(data + size + at));
+    third = STEP_8(third, load_8(data + 2 * size + at));
+  }
+  return after_zeros(zeros, after_zeros(zeros, crc) ^ second) ^ third;
+}
+
+HARDWARE static uint32_t by_instruction(uint32_t crc, const unsigned char* data, size_t length) {
+  for (; length >= 3 * LONG; data += 3 * LONG, length -= 3 * LONG) {
+    crc = three_streams(crc, data, LONG, long_zeros);
+  }
+  for (; length >= 3 * SHORT; data += 3 * SHORT, length -= 3 * SHORT) {
+    crc = three_streams(crc, data, SHORT, short_zeros);
+  }
+  for (; length >= 8; data += 8, length -= 8) {
+    crc = STEP_8(crc, load_8(data));
+  }
+  for (; length; ++data, --length) {
+    crc = STEP_1(crc, *data);
+  }
+  return crc;
+}
+#endif
+
+static uint32_t (*update)(uint32_t crc, const unsigned char* data, size_t length) = by_table;
+
+static void fill_zeros(uint32_t zeros[4][256], size_t length) {
+  static const unsigned char nothing[LONG];
+  for (int bit = 0; bit < 32; ++bit) {
+    zeros[bit / 8][1 << bit % 8] = by_table(UINT32_C(1) << bit, nothing, length);
+  }
+  for (int byte = 0; byte < 4; ++byte) { /* a CRC is linear: the rest are sums of those */
+    for (int value = 1; value < 256; ++value) {
+      const int lowest = value & -value;
+      zeros[byte][value] = zeros[byte][lowest] ^ zeros[byte][value ^ lowest];
+    }
+  }
+}
+
+void rs_crc32c_init(void) {
+  for (uint32_t value = 0; value < 256; ++value) {
+    uint32_t crc = value;
+    for (int bit = 0; bit < 8; ++bit) {
+      crc = crc & 1 ? crc >> 1 ^ UINT32_C(0x82F63B78) : crc >> 1;
+    }
+    bytes_table[0][value] = crc;
+  }
+  for (int after = 1; after < 8; ++after) {
+    for (int value = 0; value < 256; ++value) {
+      const uint32_t crc = bytes_table[after - 1][value];
+      bytes_table[after][value] = bytes_table[0][crc & 255] ^ crc >> 8;
+    }
+  }
+  fill_zeros(long_zeros, LONG);
+  fill_zeros(short_zeros, SHORT);
+  rs_crc32c_use(1);
+}
+
+void rs_crc32c_use(int hardware) {
+  update = by_table;
+#if defined(HARDWARE)
+  if (hardware && has_instruction()) {
+    update = by_instruction;
+  }
+#else
+  (void)hardware;
+#endif
+}
+
+uint32_t rs_crc32c(uint32_t value, const void* data, size_t length) {
+  return ~update(~value, data, length);
+}

@@ -1,0 +1,182 @@
+// The kernels under sanitizers: every op, dtype, level and tail length on buffers of exactly the
+// size needed, at an odd address, so that one byte too far is a report. Results are checked
+// against the baseline level, and that against the CRC of all results: the same bits on every
+// machine. That they are the right ones is what tests/unit/test_kernels.py says.
+#include "kernels.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ieee.h"
+
+namespace {
+
+constexpr std::size_t kCounts[] = {0, 1, 3, 15, 16, 17, 63, 64, 65, 1000, 2047, 2048, 2049, 5000};
+constexpr int kOps[] = {RS_SUM, RS_MEAN, RS_MIN, RS_MAX, RS_PROD};
+constexpr std::size_t kParts = 3;
+constexpr std::uint32_t kAllResults = 2'099'184'500;
+
+void require(bool fine, const std::string& what) {
+  if (!fine) {
+    std::fprintf(stderr, "kernels_test: %s\n", what.c_str());
+    std::exit(1);
+  }
+}
+
+// Bytes at an odd address, with nothing that may be touched behind them.
+class Odd {
+ public:
+  explicit Odd(std::size_t size) : size_(size), memory_(new unsigned char[size + 1]) {
+    std::memset(memory_.get(), 0, size + 1);
+  }
+  Odd(std::size_t size, std::mt19937_64& random) : Odd(size) {
+    for (std::size_t i = 0; i < size; ++i) data()[i] = static_cast<unsigned char>(random());
+  }
+  unsigned char* data() const { return memory_.get() + 1; }
+  std::size_t size() const { return size_; }
+  bool operator==(const Odd& other) const {
+    return size_ == other.size_ && (size_ == 0 || std::memcmp(data(), other.data(), size_) == 0);
+  }
+
+ private:
+  std::size_t size_;
+  std::unique_ptr<unsigned char[]> memory_;
+};
+
+struct Outcome {
+  Odd whole, split;
+  unsigned whole_flags, split_flags;
+};
+
+Outcome compute(int op, int dtype, std::size_t count) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(op * 100 + dtype) * 10'000 + count);
+  const std::size_t size = count * rs_item_size(op, dtype);
+  std::vector<Odd> parts;
+  const void* pointers[kParts];
+  for (auto& pointer : pointers) pointer = parts.emplace_back(size, random).data();
+  Outcome outcome{Odd(size), Odd(size), 0, 0};
+  outcome.whole_flags =
+      rs_finish(op, dtype, count, kParts, nullptr, pointers, kParts, outcome.whole.data());
+  const Odd acc(count * rs_acc_item_size(op, dtype));
+  outcome.split_flags = rs_fold(op, dtype, count, acc.data(), pointers, 1, 1);
+  outcome.split_flags |= rs_fold(op, dtype, count, acc.data(), pointers + 1, 1, 0);
+  outcome.split_flags |=
+      rs_finish(op, dtype, count, kParts, acc.data(), pointers + 2, 1, outcome.split.data());
+  return outcome;
+}
+
+void check_reductions(const std::vector<std::string>& levels) {
+  std::uint32_t all = 0;
+  for (int op : kOps) {
+    for (int dtype = RS_FLOAT32; dtype <= RS_UINT64; ++dtype) {
+      for (std::size_t count : kCounts) {
+        rs_use_level("baseline");
+        const Outcome expected = compute(op, dtype, count);
+        const auto flags = static_cast<unsigned char>(expected.whole_flags);
+        all = rs_crc32c(rs_crc32c(all, expected.whole.data(), expected.whole.size()), &flags, 1);
+        for (const auto& level : levels) {
+          rs_use_level(level.c_str());
+          const Outcome got = compute(op, dtype, count);
+          const std::string name = level + ", op " + std::to_string(op) + ", dtype " +
+                                   std::to_string(dtype) + ", count " + std::to_string(count);
+          require(got.whole == expected.whole, "another result: " + name);
+          require(got.split == expected.whole, "the split changes the result: " + name);
+          require(got.whole_flags == expected.whole_flags, "other flags: " + name);
+          require(got.split_flags == expected.whole_flags, "the split changes flags: " + name);
+        }
+      }
+    }
+  }
+  require(all == kAllResults, "other bits than on other machines: " + std::to_string(all));
+}
+
+void check_casts(const std::vector<std::string>& levels) {
+  for (int dtype : {RS_FLOAT16, RS_BFLOAT16}) {
+    for (std::size_t count : kCounts) {
+      std::mt19937_64 random(count);
+      const Odd wide(4 * count, random);
+      const Odd expected(2 * count);
+      rs_use_level("baseline");
+      rs_narrow(dtype, count, wide.data(), expected.data());
+      for (const auto& level : levels) {
+        rs_use_level(level.c_str());
+        const Odd narrow(2 * count), back(4 * count), again(2 * count);
+        rs_narrow(dtype, count, wide.data(), narrow.data());
+        require(narrow == expected, "narrow differs: " + level);
+        rs_widen(dtype, count, narrow.data(), back.data());
+        rs_narrow(dtype, count, back.data(), again.data());
+        require(again == narrow, "narrow does not undo widen: " + level);
+      }
+    }
+  }
+}
+
+void check_crc(const std::vector<std::string>& levels) {
+  require(rs_crc32c(0, "123456789", 9) == 0xE3069283, "the CRC's check value");
+  std::mt19937_64 random(1);
+  for (std::size_t size : {0, 1, 7, 8, 9, 767, 768, 769, 12'287, 12'288, 12'289, 50'000}) {
+    const Odd data(size, random);
+    rs_use_level("baseline");
+    const std::uint32_t expected = rs_crc32c(0, data.data(), size);
+    for (const auto& level : levels) {
+      rs_use_level(level.c_str());
+      require(rs_crc32c(0, data.data(), size) == expected, "the CRC differs: " + level);
+    }
+  }
+}
+
+// As a thread is after something that was linked with -ffast-math.
+void check_flush_to_zero() {
+#if defined(__x86_64__)
+  constexpr rs_fp_mode kFlush = 0x9FC0;
+#elif defined(__aarch64__)
+  constexpr rs_fp_mode kFlush = 1 << 24;
+#else
+  constexpr rs_fp_mode kFlush = RS_FP_DEFAULT;
+#endif
+  const float denormal = 1e-40f;
+  const void* const parts[] = {&denormal, &denormal};
+  float sum = 0;
+  const rs_fp_mode before = rs_fp_get();
+  rs_fp_set(kFlush);
+  rs_finish(RS_SUM, RS_FLOAT32, 1, 2, nullptr, parts, 2, &sum);
+  const bool mode_is_kept = rs_fp_get() == kFlush;
+  rs_fp_set(before);
+  require(mode_is_kept, "the caller's floating-point mode was changed");
+  require(sum == 2 * denormal, "a denormal was flushed to zero");
+}
+
+void check_threads() {
+  const Outcome expected = compute(RS_SUM, RS_FLOAT16, 5000);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&expected] {
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        require(compute(RS_SUM, RS_FLOAT16, 5000).whole == expected.whole, "threads disturb");
+        require(rs_crc32c(0, "123456789", 9) == 0xE3069283, "threads disturb the CRC");
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+}  // namespace
+
+int main() {
+  std::vector<std::string> levels;
+  for (std::size_t i = 0; rs_level(i) != nullptr; ++i) levels.emplace_back(rs_level(i));
+  check_reductions(levels);
+  check_casts(levels);
+  check_crc(levels);
+  check_flush_to_zero();
+  rs_use_level(levels.front().c_str());
+  check_threads();
+  std::puts("kernels_test: fine");
+}

@@ -1,0 +1,230 @@
+// Binds the kernels for Python: checks every buffer before a byte is touched, drops the GIL.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+// Bytes of a Python object, held as long as this lives. Made and destroyed with the GIL.
+class Bytes {
+ public:
+  Bytes(const std::string& name, nb::handle object, bool writable) : name_(name) {
+    if (!PyObject_CheckBuffer(object.ptr())) {
+      throw nb::type_error((name + ": expected an object with the buffer protocol").c_str());
+    }
+    if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE)) {
+      PyErr_Clear();
+      const char* kind = writable ? "writable C-contiguous" : "C-contiguous";
+      throw nb::buffer_error((name + ": expected a " + kind + " buffer").c_str());
+    }
+  }
+  ~Bytes() { PyBuffer_Release(&view_); }
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+
+  const std::string& name() const { return name_; }
+  void* data() const { return view_.buf; }
+  std::size_t size() const { return static_cast<std::size_t>(view_.len); }
+
+  // From here on only the first `needed` bytes count.
+  void require(std::size_t needed) {
+    if (size() < needed) {
+      const auto text = name_ + ": expected at least " + std::to_string(needed) + " bytes, got " +
+                        std::to_string(size());
+      throw nb::value_error(text.c_str());
+    }
+    view_.len = static_cast<Py_ssize_t>(needed);
+  }
+
+  bool overlaps(const Bytes& other) const {
+    const auto a = reinterpret_cast<std::uintptr_t>(data());
+    const auto b = reinterpret_cast<std::uintptr_t>(other.data());
+    return a < b + other.size() && b < a + size();
+  }
+
+ private:
+  std::string name_;
+  Py_buffer view_{};
+};
+
+[[noreturn]] void fail(const std::string& text) { throw nb::value_error(text.c_str()); }
+
+void require_kernel(int op, int dtype) {
+  if (rs_item_size(op, dtype) != 0) {
+    return;
+  }
+  if (rs_item_size(RS_SUM, dtype) == 0) {
+    fail("no kernel for dtype " + std::to_string(dtype) + ": expected a DType number, 1 to 10");
+  }
+  fail("no kernel for op " + std::to_string(op) +
+       ": expected a ReduceOp number, 1 (sum) to 5 (prod)");
+}
+
+void require_16_bit(const char* name, int dtype) {
+  if (dtype != RS_FLOAT16 && dtype != RS_BFLOAT16) {
+    fail(std::string(name) + ": expected dtype 3 (float16) or 4 (bfloat16), got " +
+         std::to_string(dtype));
+  }
+}
+
+std::size_t checked(std::int64_t count, std::size_t item_size) {
+  if (count < 0) {
+    fail("count must not be negative, got " + std::to_string(count));
+  }
+  if (static_cast<std::uint64_t>(count) > static_cast<std::uint64_t>(PTRDIFF_MAX) / item_size) {
+    fail("count is beyond any memory: " + std::to_string(count));
+  }
+  return static_cast<std::size_t>(count) * item_size;
+}
+
+// A deque, since Bytes cannot move.
+class Parts {
+ public:
+  Parts(nb::handle parts, std::size_t needed) {
+    for (nb::handle part : parts) {
+      auto& bytes = bytes_.emplace_back("parts[" + std::to_string(bytes_.size()) + "]", part,
+                                        /*writable=*/false);
+      bytes.require(needed);
+      pointers_.push_back(bytes.data());
+    }
+  }
+  const std::deque<Bytes>& all() const { return bytes_; }
+  const void* const* pointers() const { return pointers_.data(); }
+  std::size_t size() const { return pointers_.size(); }
+
+ private:
+  std::deque<Bytes> bytes_;
+  std::vector<const void*> pointers_;
+};
+
+unsigned fold(int op, int dtype, std::int64_t count, nb::handle acc, nb::handle parts, bool first) {
+  require_kernel(op, dtype);
+  Bytes total("acc", acc, /*writable=*/true);
+  total.require(checked(count, rs_acc_item_size(op, dtype)));
+  const Parts sources(parts, checked(count, rs_item_size(op, dtype)));
+  if (first && sources.size() == 0) {
+    fail("fold: nothing to begin from: first=True and no parts");
+  }
+  for (const Bytes& source : sources.all()) {
+    if (total.overlaps(source)) {
+      fail("fold: acc overlaps " + source.name());
+    }
+  }
+  nb::gil_scoped_release nogil;
+  return rs_fold(op, dtype, static_cast<std::size_t>(count), total.data(), sources.pointers(),
+                 sources.size(), first);
+}
+
+void require_apart(const Bytes& target, const Bytes& source) {
+  if (target.overlaps(source) && target.data() != source.data()) {
+    fail("finish: out overlaps " + source.name() + " without beginning where it begins");
+  }
+}
+
+unsigned finish(int op, int dtype, std::int64_t count, std::int64_t world, nb::handle acc,
+                nb::handle parts, nb::handle out) {
+  require_kernel(op, dtype);
+  std::optional<Bytes> total;
+  if (!acc.is_none()) {
+    total.emplace("acc", acc, /*writable=*/false);
+    total->require(checked(count, rs_acc_item_size(op, dtype)));
+  }
+  const std::size_t size = checked(count, rs_item_size(op, dtype));
+  const Parts sources(parts, size);
+  if (!total && sources.size() == 0) {
+    fail("finish: nothing to begin from: acc is None and no parts");
+  }
+  if (world < 1) {
+    fail("finish: world must be at least 1, got " + std::to_string(world));
+  }
+  Bytes target("out", out, /*writable=*/true);
+  target.require(size);
+  if (total) {
+    require_apart(target, *total);
+  }
+  for (const Bytes& source : sources.all()) {
+    require_apart(target, source);
+  }
+  nb::gil_scoped_release nogil;
+  return rs_finish(op, dtype, static_cast<std::size_t>(count), static_cast<std::uint64_t>(world),
+                   total ? total->data() : nullptr, sources.pointers(), sources.size(),
+                   target.data());
+}
+
+struct Cast {
+  Cast(const char* name, int dtype, std::int64_t count, nb::handle from, std::size_t from_size,
+       nb::handle to, std::size_t to_size)
+      : source("source", from, /*writable=*/false), out("out", to, /*writable=*/true) {
+    require_16_bit(name, dtype);
+    source.require(checked(count, from_size));
+    out.require(checked(count, to_size));
+    if (source.overlaps(out)) {
+      fail(std::string(name) + ": source overlaps out");
+    }
+  }
+  Bytes source, out;
+};
+
+unsigned narrow(int dtype, std::int64_t count, nb::handle source, nb::handle out) {
+  const Cast cast("narrow", dtype, count, source, 4, out, 2);
+  nb::gil_scoped_release nogil;
+  return rs_narrow(dtype, static_cast<std::size_t>(count), cast.source.data(), cast.out.data());
+}
+
+void widen(int dtype, std::int64_t count, nb::handle source, nb::handle out) {
+  const Cast cast("widen", dtype, count, source, 2, out, 4);
+  nb::gil_scoped_release nogil;
+  rs_widen(dtype, static_cast<std::size_t>(count), cast.source.data(), cast.out.data());
+}
+
+std::uint32_t crc32c(nb::handle data, std::uint32_t value) {
+  const Bytes bytes("data", data, /*writable=*/false);
+  nb::gil_scoped_release nogil;
+  return rs_crc32c(value, bytes.data(), bytes.size());
+}
+
+std::size_t acc_itemsize(int op, int dtype) {
+  require_kernel(op, dtype);
+  return rs_acc_item_size(op, dtype);
+}
+
+std::vector<std::string> levels() {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; rs_level(i) != nullptr; ++i) {
+    names.emplace_back(rs_level(i));
+  }
+  return names;
+}
+
+void use_level(const std::string& name) {
+  if (rs_use_level(name.c_str()) != 0) {
+    fail("no level " + name + " on this machine");
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  using namespace nb::literals;
+  module.attr("NAME") = "native";
+  module.def("crc32c", crc32c, "data"_a, "value"_a = 0);
+  module.def("acc_itemsize", acc_itemsize, "op"_a, "dtype"_a);
+  module.def("fold", fold, "op"_a, "dtype"_a, "count"_a, "acc"_a, "parts"_a, "first"_a);
+  module.def("finish", finish, "op"_a, "dtype"_a, "count"_a, "world"_a, "acc"_a.none(), "parts"_a,
+             "out"_a);
+  module.def("narrow", narrow, "dtype"_a, "count"_a, "source"_a, "out"_a);
+  module.def("widen", widen, "dtype"_a, "count"_a, "source"_a, "out"_a);
+  module.def("levels", levels);
+  module.def("use_level", use_level, "name"_a);
+}

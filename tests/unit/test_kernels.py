@@ -1,0 +1,322 @@
+"""Every kernel, on every instruction set of this machine and in NumPy, against exact arithmetic.
+
+The native kernels must be there: without them this file fails, it does not skip.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from reducer.kernels import KernelSet, _native, _numpy, load
+from reducer.wire.codes import ITEM_SIZES, DType, Flag, ReduceOp
+from tests.support.exact import FLOATS, SIGNED, reduce_bits
+
+OPS = [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD]
+WORLDS = (1, 2, 3, 5, 8)
+LENGTHS = (0, 1, 3, 63, 64, 65, 1000)
+
+# -0, Inf, NaNs with payloads (one of them signalling), denormals, the largest
+SPECIAL = {
+    DType.FLOAT16: "0000 8000 7C00 FC00 7C01 FE55 0001 8001 03FF 7BFF FBFF",
+    DType.BFLOAT16: "0000 8000 7F80 FF80 7F81 FFD5 0001 8001 007F 7F7F FF7F",
+    DType.FLOAT32: "00000000 80000000 7F800000 FF800000 7F800001 FFC12345 00000001 80000001 "
+    "007FFFFF 7F7FFFFF FF7FFFFF",
+    DType.FLOAT64: "0000000000000000 8000000000000000 7FF0000000000000 FFF0000000000000 "
+    "7FF0000000000001 FFF8000000000055 0000000000000001 8000000000000001 "
+    "000FFFFFFFFFFFFF 7FEFFFFFFFFFFFFF FFEFFFFFFFFFFFFF",
+}
+BITS_CODE = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+
+@pytest.fixture(params=["numpy", *_native.levels()])
+def kernels(request: pytest.FixtureRequest) -> Iterator[KernelSet]:
+    if request.param == "numpy":
+        yield _numpy
+        return
+    _native.use_level(request.param)
+    yield _native
+    _native.use_level(_native.levels()[0])
+
+
+def unaligned(data: bytes | int) -> memoryview:
+    """A writable copy of ``data`` (or so many zero bytes) that begins at an odd address."""
+    data = bytes(data)
+    raw = np.zeros(len(data) + 2, np.uint8)
+    start = 1 - raw.__array_interface__["data"][0] % 2
+    view = memoryview(raw)[start : start + len(data)]
+    view[:] = data
+    return view
+
+
+def contribution(rng: random.Random, dtype: DType, count: int) -> bytes:
+    """``count`` elements: mostly of ordinary size, some of them special."""
+    item = ITEM_SIZES[dtype]
+    bits = [rng.getrandbits(8 * item) for _ in range(count)]  # every value there is
+    if dtype in FLOATS:
+        special = [int(bits, 16) for bits in SPECIAL[dtype].split()]
+        bits = [rng.choice(special) if rng.random() < 0.1 else value for value in bits]
+    elif rng.random() < 0.7:  # small numbers: no overflow
+        bits = [value >> rng.choice((4, 8 * item - 4)) for value in bits]
+    data = struct.pack(f"<{count}{BITS_CODE[item]}", *bits)
+    if dtype in FLOATS and rng.random() < 0.7:  # of one size, so that sums are not of one operand
+        values = [rng.gauss(0, 1) for _ in range(count)]
+        if dtype == DType.BFLOAT16:
+            ordinary = b"".join(struct.pack("<f", value)[2:] for value in values)
+        else:
+            code = {DType.FLOAT16: "e", DType.FLOAT32: "f", DType.FLOAT64: "d"}[dtype]
+            ordinary = struct.pack(f"<{count}{code}", *values)
+        keep = {at for at in range(count) if rng.random() < 0.9}
+        data = b"".join(
+            (ordinary if at in keep else data)[at * item : at * item + item] for at in range(count)
+        )
+    return data
+
+
+def finish(kernels: KernelSet, op: int, dtype: DType, parts: list[bytes]) -> tuple[bytes, int]:
+    count = len(parts[0]) // ITEM_SIZES[dtype]
+    out = unaligned(len(parts[0]))
+    views = [unaligned(part) for part in parts]
+    flags = kernels.finish(op, dtype, count, len(parts), None, views, out)
+    return bytes(out), flags
+
+
+@cache
+def cases() -> list[tuple[ReduceOp, DType, list[bytes], tuple[bytes, int]]]:
+    """Op, dtype, contributions and what they must become."""
+    made = []
+    for op, dtype, world, count in product(OPS, DType, WORLDS, LENGTHS):
+        rng = random.Random(f"{op} {dtype} {world} {count}")
+        parts = [contribution(rng, dtype, count) for _ in range(world)]
+        made.append((op, dtype, parts, reduce_bits(op, dtype, parts)))
+    return made
+
+
+def test_results_are_exact_bit_for_bit(kernels: KernelSet) -> None:
+    for op, dtype, parts, expected in cases():
+        got = finish(kernels, op, dtype, parts)
+        assert got == expected, (op, dtype, len(parts), len(parts[0]))
+
+
+def test_cases_hold_every_flag() -> None:
+    seen = {(dtype in FLOATS, flags) for _, dtype, _, (_, flags) in cases()}
+    assert seen == {(True, 0), (True, Flag.NAN), (False, 0), (False, Flag.OVERFLOW)}
+
+
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("op", OPS)
+def test_splitting_the_parts_changes_no_bit(kernels: KernelSet, op: int, dtype: DType) -> None:
+    rng = random.Random(f"{op} {dtype}")
+    for world, count in [(2, 65), (5, 4097), (2, 20_011)]:  # the last: beyond NumPy's block
+        parts = [contribution(rng, dtype, count) for _ in range(world)]
+        whole = finish(_numpy, op, dtype, parts)
+        assert finish(kernels, op, dtype, parts) == whole
+        for folded in range(1, world + 1):
+            acc = unaligned(count * kernels.acc_itemsize(op, dtype))
+            views = [unaligned(part) for part in parts]
+            out = unaligned(len(parts[0]))
+            begun = rng.randint(1, folded)
+            flags = kernels.fold(op, dtype, count, acc, views[:begun], True)
+            flags |= kernels.fold(op, dtype, count, acc, views[begun:folded], False)
+            flags |= kernels.finish(op, dtype, count, world, acc, views[folded:], out)
+            assert (bytes(out), flags) == whole, (world, folded, begun)
+
+
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("op", OPS)
+def test_out_may_be_an_operand(kernels: KernelSet, op: int, dtype: DType) -> None:
+    rng = random.Random(f"{op} {dtype}")
+    count, size = 4097, 4097 * ITEM_SIZES[dtype]
+    parts = [contribution(rng, dtype, count) for _ in range(3)]
+    whole = finish(_numpy, op, dtype, parts)
+    for target in range(3):
+        views = [unaligned(part) for part in parts]
+        flags = kernels.finish(op, dtype, count, 3, None, views, views[target])
+        assert (bytes(views[target]), flags) == whole
+        untouched = [i for i in range(3) if i != target]
+        assert all(bytes(views[i]) == parts[i] for i in untouched)
+    acc = unaligned(count * kernels.acc_itemsize(op, dtype))
+    views = [unaligned(part) for part in parts]
+    flags = kernels.fold(op, dtype, count, acc, views[:2], True)
+    flags |= kernels.finish(op, dtype, count, 3, acc, views[2:], acc)
+    assert (bytes(acc[:size]), flags) == whole
+
+
+def test_nothing_is_written_beyond_count(kernels: KernelSet) -> None:
+    for op, dtype, count in product(OPS, DType, (0, 1, 37)):
+        size = count * ITEM_SIZES[dtype]
+        acc = bytearray(b"\xa5" * (count * kernels.acc_itemsize(op, dtype) + 9))
+        out = bytearray(b"\xa5" * (size + 9))
+        parts = [bytes(size + 3)] * 2
+        kernels.fold(op, dtype, count, acc, parts, True)
+        kernels.finish(op, dtype, count, 3, acc, parts[:1], out)
+        assert acc[-9:] == out[-9:] == b"\xa5" * 9
+
+
+def test_float64_becomes_float16_in_one_rounding(kernels: KernelSet) -> None:
+    """Every tie between two neighbours, and one float64 step to each side of it."""
+    magnitudes = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
+    step_beyond_largest = 65536.0
+    following = np.append(magnitudes[1:], step_beyond_largest)
+    ties = (magnitudes + following) / 2
+    tiny = np.array([5e-324, 2.0**-126, 2.0**-140, 1e300, np.inf, 3.5e38])
+    values = np.concatenate(
+        [magnitudes, ties, np.nextafter(ties, 0), np.nextafter(ties, 1e9), tiny]
+    )
+    values = np.concatenate([values, -values])
+    with np.errstate(over="ignore"):
+        expected = values.astype(np.float16)
+    out = unaligned(2 * values.size)
+    acc = unaligned(values.tobytes())
+    assert kernels.finish(ReduceOp.SUM, DType.FLOAT16, values.size, 1, acc, [], out) == 0
+    assert bytes(out) == expected.tobytes()
+
+
+def test_narrow_rounds_every_tie_to_even(kernels: KernelSet) -> None:
+    for dtype, infinity in ((DType.FLOAT16, 0x7C00), (DType.BFLOAT16, 0x7F80)):
+        bits = np.arange(infinity, dtype=np.uint16)
+        values = unaligned(4 * infinity)
+        kernels.widen(dtype, infinity, unaligned(bits.tobytes()), values)
+        exact = np.frombuffer(values, np.float32).astype(np.float64)
+        following = np.append(exact[1:], 2 * exact[-1] - exact[-2])
+        ties = ((exact + following) / 2).astype(np.float32)
+        for source, want in (
+            (ties, bits + (bits & 1)),
+            (np.nextafter(ties, np.float32(0)), bits),
+            (np.nextafter(ties, np.float32(np.inf)), bits + 1),
+            (-ties, (bits + (bits & 1)) | 0x8000),
+        ):
+            out = unaligned(2 * infinity)
+            assert kernels.narrow(dtype, infinity, unaligned(source.tobytes()), out) == 0
+            assert bytes(out) == want.astype("<u2").tobytes()
+
+
+def test_narrow_undoes_widen(kernels: KernelSet) -> None:
+    bits = np.arange(1 << 16, dtype="<u2")
+    for dtype, magnitude_of_infinity, nan in (
+        (DType.FLOAT16, 0x7C00, 0x7E00),
+        (DType.BFLOAT16, 0x7F80, 0x7FC0),
+    ):
+        wide, back = unaligned(4 << 16), unaligned(2 << 16)
+        kernels.widen(dtype, 1 << 16, unaligned(bits.tobytes()), wide)
+        assert kernels.narrow(dtype, 1 << 16, wide, back) == Flag.NAN
+        expected = np.where(bits & 0x7FFF > magnitude_of_infinity, nan, bits).astype("<u2")
+        assert bytes(back) == expected.tobytes()
+        if dtype == DType.FLOAT16:
+            finite = bits[bits & 0x7FFF <= magnitude_of_infinity]
+            at = np.frombuffer(wide, "<f4")[bits & 0x7FFF <= magnitude_of_infinity]
+            assert at.tobytes() == finite.view("<f2").astype("<f4").tobytes()
+
+
+def test_integer_mean_truncates_toward_zero(kernels: KernelSet) -> None:
+    parts = [struct.pack("<3i", -7, 7, -2_000_000_000), struct.pack("<3i", 0, 0, -2_000_000_001)]
+    assert finish(kernels, ReduceOp.MEAN, DType.INT32, parts) == (
+        struct.pack("<3i", -3, 3, -2_000_000_000),
+        0,
+    )
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype not in FLOATS])
+def test_overflow_is_flagged_and_wraps(kernels: KernelSet, dtype: DType) -> None:
+    item = ITEM_SIZES[dtype]
+    largest = (1 << (8 * item - (dtype in SIGNED))) - 1
+    count = 100
+    for position in (0, 50, 99):  # a vector's lane, and the tail
+        values = [0] * count
+        values[position] = largest
+        ones = [0] * count
+        fine = [value.to_bytes(item, "little") for value in values]
+        ones[position] = 1
+        parts = [b"".join(fine), b"".join(one.to_bytes(item, "little") for one in ones)]
+        result, flags = finish(kernels, ReduceOp.SUM, dtype, parts)
+        assert flags == Flag.OVERFLOW
+        wrapped = (largest + 1).to_bytes(item + 1, "little")[:item]
+        assert result[position * item : position * item + item] == wrapped
+        assert finish(kernels, ReduceOp.SUM, dtype, parts[:1]) == (parts[0], 0)
+
+
+def test_sums_of_float16_do_not_depend_on_order(kernels: KernelSet) -> None:
+    rng = random.Random(1)
+    parts = [struct.pack("<64e", *(rng.gauss(0, 3000) for _ in range(64))) for _ in range(64)]
+    first = finish(kernels, ReduceOp.SUM, DType.FLOAT16, parts)
+    for _ in range(5):
+        rng.shuffle(parts)
+        assert finish(kernels, ReduceOp.SUM, DType.FLOAT16, parts) == first
+
+
+def test_crc32c_equals_an_independent_one(kernels: KernelSet) -> None:
+    data = random.Random(2).randbytes(100_000)
+    assert kernels.crc32c(b"123456789") == 0xE3069283
+    assert kernels.crc32c(b"") == 0
+    for size in [*range(70), 255, 767, 768, 769, 12_287, 12_288, 12_289, 100_000]:
+        expected = google_crc32c.value(data[:size])
+        view = unaligned(data[:size])
+        assert kernels.crc32c(view) == expected, size
+        cut = size // 3
+        assert kernels.crc32c(view[cut:], kernels.crc32c(view[:cut])) == expected, size
+
+
+def test_bad_buffers_are_refused_before_a_byte_is_written(kernels: KernelSet) -> None:
+    good, out = np.zeros(8, np.float32), np.ones(8, np.float32)
+    whole = np.zeros(64, np.uint8)
+    total, f32 = ReduceOp.SUM, DType.FLOAT32
+    short = good[:7]
+    read_only = bytes(32)
+    strided = np.zeros(16, np.float32)[::2]
+    refused: list[tuple[type[Exception], str, tuple[object, ...]]] = [
+        (ValueError, r"parts\[1\]: expected at least 32 bytes, got 28", ([good, short], out)),
+        (ValueError, "out: expected at least 32 bytes, got 28", ([good], out[:7])),
+        (BufferError, "out: expected a writable", ([good], read_only)),
+        (BufferError, r"parts\[0\]: expected a C-contiguous", ([strided], out)),
+        (BufferError, "out: expected a writable C-contiguous", ([good], strided)),
+        (TypeError, "buffer|bytes-like", ([good, 7], out)),
+        (ValueError, "nothing to begin from", ([], out)),
+        (ValueError, r"out overlaps parts\[0\]", ([whole[:32]], whole[4:36])),
+    ]
+    for error, message, (parts, target) in refused:
+        with pytest.raises(error, match=message):
+            kernels.finish(total, f32, 8, 1, None, parts, target)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="acc: expected at least 64 bytes, got 32"):
+        kernels.fold(total, DType.FLOAT16, 8, good, [bytes(16)], True)
+    with pytest.raises(ValueError, match=r"acc overlaps parts\[0\]"):
+        kernels.fold(total, f32, 8, whole, [whole], False)
+    with pytest.raises(ValueError, match="nothing to begin from"):
+        kernels.fold(total, f32, 8, whole, [], True)
+    with pytest.raises(ValueError, match="world must be at least 1, got 0"):
+        kernels.finish(ReduceOp.MEAN, f32, 8, 0, None, [good], out)
+    with pytest.raises(ValueError, match="count must not be negative, got -1"):
+        kernels.finish(total, f32, -1, 1, None, [good], out)
+    with pytest.raises(ValueError, match="no kernel for dtype 11"):
+        kernels.acc_itemsize(total, 11)
+    with pytest.raises(ValueError, match="no kernel for op 6"):
+        kernels.finish(ReduceOp.COPY, f32, 8, 1, None, [good], out)
+    for cast in (kernels.narrow, kernels.widen):
+        with pytest.raises(ValueError, match="expected dtype 3"):
+            cast(f32, 8, good, out)
+        with pytest.raises(ValueError, match="source overlaps out"):
+            cast(DType.FLOAT16, 8, whole, whole)
+    assert (out == 1).all()
+    assert not good.any()
+    assert not whole.any()
+
+
+def test_accumulators_have_the_sizes_of_the_law(kernels: KernelSet) -> None:
+    sizes = {DType.FLOAT32: 4, DType.BFLOAT16: 4}
+    for dtype in DType:
+        for op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD):
+            assert kernels.acc_itemsize(op, dtype) == sizes.get(dtype, 8)
+        for op in (ReduceOp.MIN, ReduceOp.MAX):
+            assert kernels.acc_itemsize(op, dtype) == ITEM_SIZES[dtype]
+
+
+def test_load_takes_the_native_kernels() -> None:
+    assert load().NAME == "native"
+    assert load(require_native=True) is _native
+    assert _numpy.NAME == "numpy"
