@@ -1,0 +1,8 @@
+"""``python -m reducer``."""
+
+from __future__ import annotations
+
+from reducer.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="reducer")

@@ -1,0 +1,35 @@
+"""The command line: one file for each command, imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from reducer import __version__
+
+_COMMANDS = {
+    "serve": "reducer.cli.serve",
+    "config": "reducer.cli.config",
+    "demo": "reducer.cli.demo",
+}
+
+
+class _LazyGroup(click.Group):
+    """Finds a command's module by name, so that ``reducer --version`` imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = importlib.import_module(_COMMANDS[cmd_name]).command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_LazyGroup)
+@click.version_option(__version__, prog_name="reducer")
+def main() -> None:
+    """Sum the gradients of distributed training on CPU-only reducers."""

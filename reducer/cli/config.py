@@ -1,0 +1,29 @@
+"""``reducer config``: what is in force, and where it came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from reducer import config
+from reducer.cli.options import config_options, effective
+
+
+@click.command("config")
+@click.option("--show-docs", is_flag=True, help="Print an annotated TOML file with the defaults.")
+@config_options
+def command(show_docs: bool, file: str | None, **given: Any) -> None:
+    """Print the effective options and the source of each."""
+    if show_docs:
+        click.echo(config.document(), nl=False)
+        return
+    found = effective(file, given)
+    table = config.options()
+    rows = [
+        (name, table[name].format(getattr(found.config, name)), source)
+        for name, source in found.sources.items()
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, value, source in rows:
+        click.echo(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {source}")

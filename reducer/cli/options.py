@@ -1,0 +1,44 @@
+"""Derives click options from the table in `reducer.config`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from reducer import config
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def config_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--config`` and every option of the table; values arrive as unparsed text."""
+    for name, option in reversed(config.options().items()):
+        function = _declare(name, option)(function)
+    path = click.option(
+        "--config", "file", metavar="FILE", help=f"TOML file. [env: {config.FILE_ENV}]"
+    )
+    return path(function)
+
+
+def _declare(name: str, option: config.Option) -> Decorator:
+    flag = config.flag_name(name)
+    text = f"{option.help} [env: {config.env_name(name)}; default: {option.default or 'none'}]"
+    if option.flag:
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
+    metavar = "|".join(option.choices) or (option.unit or "value").upper()
+    return click.option(flag, name, default=None, metavar=metavar, help=text)
+
+
+def effective(file: str | None, given: dict[str, Any]) -> config.Effective:
+    """Merge the command line with the other sources; ends with exit status 2 on a bad value."""
+    named = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in given.items()
+        if value is not None
+    }
+    try:
+        return config.load(named, file=file)
+    except config.ConfigError as error:
+        raise click.UsageError(str(error)) from None

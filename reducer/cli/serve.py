@@ -1,0 +1,28 @@
+"""``reducer serve``: run the daemon."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from reducer import config
+from reducer.cli.options import config_options, effective
+
+
+@click.command("serve")
+@config_options
+def command(file: str | None, **given: Any) -> None:
+    """Serve reductions until SIGTERM or SIGINT.
+
+    Prints one line of JSON on stdout as soon as workers can connect; logs go to stderr.
+    """
+    found = effective(file, given)
+    try:
+        config.check_protection(found.config)
+    except config.ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    from reducer.server.app import serve
+
+    sys.exit(serve(found.config))

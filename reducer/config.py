@@ -1,0 +1,302 @@
+"""The one table of options: command line, ``REDUCER_*`` environment, TOML file, defaults.
+
+Every option is declared once, as a field of `Config`; flags, environment names, TOML keys, checks
+and documentation are derived from it. Precedence: command line > environment > file > default.
+No other module reads the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import math
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from reducer.units import (
+    format_bool,
+    format_lanes,
+    format_seconds,
+    format_size,
+    parse_bool,
+    parse_int,
+    parse_lanes,
+    parse_seconds,
+    parse_size,
+)
+
+ENV_PREFIX = "REDUCER_"
+FILE_ENV = "REDUCER_CONFIG"
+
+
+class ConfigError(ValueError):
+    """An option has a value that cannot be used; the text says which, from where, and why."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of one option beside its name and type."""
+
+    help: str
+    parse: Callable[[str], Any]
+    format: Callable[[Any], str]
+    default: str
+    unit: str = ""
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    flag: bool = False
+
+
+def _option(
+    default: str, help: str, parse: Callable[[str], Any] = str, **more: Any
+) -> Any:  # the declared type of the field is what mypy checks
+    formats: dict[Any, Callable[[Any], str]] = {
+        parse_size: format_size,
+        parse_seconds: format_seconds,
+        parse_bool: format_bool,
+        parse_lanes: format_lanes,
+    }
+    option = Option(help, parse, formats.get(parse, str), default, **more)
+    return field(default=parse(default), metadata={"option": option})
+
+
+@dataclass(frozen=True)
+class Config:
+    """The effective options of one daemon. Sizes are bytes, times are seconds."""
+
+    host: str = _option("127.0.0.1", "Address or name to listen on; '::' listens on IPv4 and IPv6.")
+    port: int = _option("2222", "TCP port for workers; 0: any free one.", parse_int, most=65535)
+    lanes: int = _option(
+        "auto",
+        "Lane processes; 'auto': one for each core.",
+        parse_lanes,
+        unit="processes",
+        most=1024,
+    )
+    memory: int = _option(
+        "8GiB",
+        "Memory for contributions and results, of all lanes together.",
+        parse_size,
+        unit="size",
+        least=1 << 20,
+    )
+    metrics_host: str = _option("127.0.0.1", "Address of /metrics, /healthz, /readyz, /api/stats.")
+    metrics_port: int = _option("2223", "TCP port of the metrics; 0: any.", parse_int, most=65535)
+    insecure: bool = _option(
+        "false",
+        "Serve without authentication on an address beyond loopback.",
+        parse_bool,
+        flag=True,
+    )
+    key_file: str = _option(
+        "", "File with the shared key of workers and reducers (not in this version)."
+    )
+    credit: int = _option(
+        "4MiB",
+        "Bytes that a worker may have unanswered on a lane.",
+        parse_size,
+        unit="size",
+        least=4096,
+        most=1 << 30,
+    )
+    stall_after: float = _option(
+        "10s",
+        "Age of an open round that is reported as stalled.",
+        parse_seconds,
+        unit="time",
+        least=0.1,
+    )
+    drain_timeout: float = _option(
+        "10s", "Time that open rounds have to finish after SIGTERM.", parse_seconds, unit="time"
+    )
+    slow_reader_bytes: int = _option(
+        "64MiB",
+        "Unsent bytes at which a worker that does not read is disconnected.",
+        parse_size,
+        unit="size",
+        least=1 << 16,
+    )
+    slow_reader_seconds: float = _option(
+        "10s",
+        "Time without progress after which it is disconnected.",
+        parse_seconds,
+        unit="time",
+        least=0.1,
+    )
+    congestion: str = _option(
+        "", "TCP congestion control, such as cubic or bbr; empty: the system's."
+    )
+    max_jobs: int = _option("64", "Jobs at one time.", parse_int, least=1, most=65535)
+    require_native: bool = _option(
+        "false", "Do not start on the NumPy kernels.", parse_bool, flag=True
+    )
+    log_level: str = _option(
+        "info", "Least level that is logged.", choices=("debug", "info", "warning", "error")
+    )
+    log_format: str = _option("text", "Form of the log lines.", choices=("text", "json"))
+
+    @property
+    def lane_count(self) -> int:
+        """The number of lanes, with ``auto`` resolved."""
+        return self.lanes or usable_cores()
+
+
+def options() -> dict[str, Option]:
+    """The table, by field name, in the order of the documentation."""
+    return {item.name: item.metadata["option"] for item in fields(Config)}
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def env_name(name: str) -> str:
+    return ENV_PREFIX + name.upper()
+
+
+@dataclass(frozen=True)
+class Effective:
+    """A configuration, and for each option in words where its value came from."""
+
+    config: Config
+    sources: Mapping[str, str]
+
+
+def load(
+    arguments: Mapping[str, str],
+    *,
+    file: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Effective:
+    """Merge the four sources; ``arguments`` holds only what the command line named.
+
+    Raises ConfigError for an unreadable file, an unknown key or a value out of range.
+    """
+    env = os.environ if env is None else env
+    path = file or env.get(FILE_ENV, "")
+    from_file = _read_file(path) if path else {}
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, option in options().items():
+        if name in arguments:
+            text, source = arguments[name], f"command line {flag_name(name)}"
+        elif env_name(name) in env:
+            text, source = env[env_name(name)], f"environment {env_name(name)}"
+        elif name in from_file:
+            text, source = from_file[name], f"file {path}"
+        else:
+            text, source = option.default, "default"
+        values[name] = _checked(name, option, text, source)
+        sources[name] = source
+    return Effective(Config(**values), sources)
+
+
+def _checked(name: str, option: Option, text: str, source: str) -> Any:
+    where = f"{name.replace('_', '-')} ({source})"
+    if source.startswith("environment") and re.match(r"(tcp|udp|sctp)://", text):
+        raise ConfigError(
+            f"{where}: got {text!r}, which Kubernetes sets for a Service of this name. "
+            "Put enableServiceLinks: false into the pod's spec, or rename the Service."
+        )
+    try:
+        value = option.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: got {text!r}; {error}") from None
+    if option.choices and value not in option.choices:
+        raise ConfigError(f"{where}: got {text!r}; expected one of {', '.join(option.choices)}")
+    if isinstance(value, (int, float)):
+        least = option.least or 0
+        most = math.inf if option.most is None else option.most
+        if not least <= value <= most:
+            bounds = f"at least {option.format(least)}"
+            bounds += "" if option.most is None else f" and at most {option.format(option.most)}"
+            raise ConfigError(f"{where}: got {text!r}; expected {bounds}")
+    return value
+
+
+def _read_file(path: str) -> dict[str, str]:
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"configuration file {path}: {error}") from None
+    for key, value in table.items():
+        if key not in options():
+            near = difflib.get_close_matches(key, options(), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"configuration file {path}: unknown option {key!r}{hint}")
+        if not isinstance(value, (str, int, float, bool)):
+            raise ConfigError(f"configuration file {path}: {key!r} must be one plain value")
+    return {
+        key: format_bool(value) if isinstance(value, bool) else str(value)
+        for key, value in table.items()
+    }
+
+
+def check_protection(config: Config) -> None:
+    """Refuse to serve in a way that the user has not asked for in words.
+
+    Raises ConfigError for a key file (the handshake is not in this version: serving on would be
+    open without a word) and for a bind beyond loopback with neither protection nor consent.
+    """
+    if config.key_file:
+        raise ConfigError(
+            f"--key-file ({env_name('key_file')}) is set, but authentication is not in this "
+            "version. Serve on loopback or in a trusted network with --insecure "
+            f"({env_name('insecure')}=1) and without a key file."
+        )
+    if not config.insecure and not is_loopback(config.host):
+        raise ConfigError(
+            f"--host {config.host} is beyond loopback: anyone who reaches it could join. Give "
+            f"--key-file ({env_name('key_file')}), or --insecure ({env_name('insecure')}=1) in "
+            "a network that you trust."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """True if every address of ``host`` is a loopback address; names that fail are not."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(item[4][0])).is_loopback for item in found)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, and the quota of its cgroup."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for a lane process: the same code as ours, no threads of a BLAS."""
+    root = str(Path(__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH", "")
+    path = root + (os.pathsep + inherited if inherited else "")
+    return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def document() -> str:
+    """The table as an annotated TOML file with every default."""
+    lines = ["# Options of the reducer daemon. Command line > environment > this file > default."]
+    for name, option in options().items():
+        lines += ["", f"# {option.help}"]
+        facts = [f"{flag_name(name)}, {env_name(name)}"]
+        facts += [f"unit: {option.unit}"] if option.unit else []
+        facts += [f"least: {option.format(option.least)}"] if option.least is not None else []
+        facts += [f"most: {option.format(option.most)}"] if option.most is not None else []
+        facts += [f"one of: {', '.join(option.choices)}"] if option.choices else []
+        lines.append("# " + "; ".join(facts))
+        plain = option.flag or option.parse is parse_int
+        lines.append(f"{name} = {option.default}" if plain else f'{name} = "{option.default}"')
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,129 @@
+"""A tiny HTTP server for /metrics, /healthz, /readyz and /api/stats.
+
+One request a connection, at most 8 KiB of it, within 5 s: it answers tools, it is no web server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+logger = logging.getLogger("reducer.admin")
+
+_MAX_REQUEST = 8192
+_REQUEST_SECONDS = 5.0
+_MAX_CONNECTIONS = 64
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+class Answer(NamedTuple):
+    status: int
+    content_type: str
+    body: bytes
+
+
+Page = Callable[[], Awaitable[Answer]]
+
+
+def text_answer(status: int, text: str) -> Answer:
+    return Answer(status, "text/plain; charset=utf-8", text.encode() + b"\n")
+
+
+class Admin:
+    """Serves ``pages`` (path -> coroutine) on ``listeners`` until `stop`."""
+
+    def __init__(self, listeners: Sequence[socket.socket], pages: Mapping[str, Page]) -> None:
+        self._listeners = listeners
+        self._pages = pages
+        self._servers: list[asyncio.Server] = []
+        self._open: set[asyncio.Task[None]] = set()
+
+    @property
+    def port(self) -> int:
+        port: int = self._listeners[0].getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        for listener in self._listeners:
+            self._servers.append(
+                await asyncio.start_server(self._on_client, sock=listener, limit=_MAX_REQUEST)
+            )
+
+    async def stop(self) -> None:
+        """Close the listeners and end what is still being answered."""
+        for server in self._servers:
+            server.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
+
+    async def _on_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._open) >= _MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._open.add(task)
+        try:
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                await self._serve(reader, writer)
+        except (TimeoutError, OSError, asyncio.CancelledError):
+            writer.transport.abort()
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.LimitOverrunError, asyncio.IncompleteReadError):
+            method, answer = "GET", text_answer(400, "expected one HTTP request of at most 8 KiB")
+        else:
+            method, answer = await self._answer(head)
+        lines = [
+            f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
+            f"Content-Type: {answer.content_type}",
+            f"Content-Length: {len(answer.body)}",
+            "Connection: close",
+        ]
+        writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n")
+        if method != "HEAD":
+            writer.write(answer.body)
+        await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+            # Until the client has closed: unread bytes of it would turn our close into a RST.
+            with contextlib.suppress(OSError):
+                while await reader.read(_MAX_REQUEST):
+                    pass
+
+    async def _answer(self, head: bytes) -> tuple[str, Answer]:
+        words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return "GET", text_answer(400, "not an HTTP/1 request")
+        method, target, _ = words
+        if method not in ("GET", "HEAD"):
+            return method, text_answer(405, "only GET and HEAD")
+        page = self._pages.get(target.split("?", 1)[0])
+        if page is None:
+            return method, text_answer(404, f"pages: {', '.join(self._pages)}")
+        try:
+            return method, await page()
+        except TimeoutError:
+            return method, text_answer(503, "a lane does not answer")
+        except Exception:
+            logger.exception("page %s", target)
+            return method, text_answer(500, "internal error; see the log")

@@ -1,0 +1,218 @@
+"""The daemon's main process: listen, start lanes, say ready, wait, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+from dataclasses import asdict
+
+import uvloop
+
+from reducer import __version__, config, log, metrics, units
+from reducer.server.acceptor import Acceptor
+from reducer.server.admin import Admin, Answer, text_answer
+from reducer.server.lanes import LaneGroup
+from reducer.server.listening import ListenError, listen
+from reducer.wire.checksum import crc32c
+
+logger = logging.getLogger("reducer.server")
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+# Beyond the lanes' own deadline: flushing, lingering sockets, process exit.
+_DRAIN_GRACE_SECONDS = 5.0
+
+
+def serve(options: config.Config) -> int:
+    """Run the daemon until it is told to stop; the exit status.
+
+    0 after a drain; 1 when it cannot start, when a lane dies, or when a second signal forces.
+    """
+    log.set_up(options.log_level, options.log_format)
+    _raise_descriptor_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Server(options).run())
+
+
+def _raise_descriptor_limit() -> None:
+    """Every worker holds a connection to every lane; the soft limit is often only 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Server:
+    """One daemon; `run` is its whole life."""
+
+    def __init__(self, options: config.Config) -> None:
+        self._options = options
+        self._ready = False
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._listeners: list[socket.socket] = []
+        self._lanes = LaneGroup(options)
+        self._acceptor: Acceptor
+        self._admin: Admin
+
+    async def run(self) -> int:
+        asyncio.get_running_loop().set_exception_handler(_log_unhandled)
+        try:
+            self._listeners = listen(
+                self._options.host, self._options.port, "workers", self._options.congestion
+            )
+            self._admin = self._make_admin()
+        except ListenError as error:
+            for listener in self._listeners:
+                listener.close()
+            logger.error("%s", error)
+            return EXIT_FAILED
+        self._install_signals()
+        await self._lanes.spawn()
+        starting = asyncio.create_task(self._lanes.wait_ready())
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done() or starting.exception() is not None:
+            return await self._give_up(starting)
+        stopped.cancel()
+        self._acceptor = Acceptor(
+            self._listeners, self._options.lane_count, self._pass_socket, crc32c
+        )
+        self._acceptor.start()
+        await self._admin.start()
+        self._say_ready()
+        await _first(self._stop, self._lanes.died)
+        return await self._shutdown()
+
+    async def _give_up(self, starting: asyncio.Task[None]) -> int:
+        """The lanes did not start, or a signal came before they had."""
+        starting.cancel()
+        (error,) = await asyncio.gather(starting, return_exceptions=True)
+        await self._lanes.close()
+        await self._admin.stop()
+        for listener in self._listeners:
+            listener.close()
+        if isinstance(error, asyncio.CancelledError):
+            logger.info("stopped before the start was complete")
+            return EXIT_OK
+        logger.error("%s", error)
+        return EXIT_FAILED
+
+    async def _shutdown(self) -> int:
+        # 1. Not ready: load balancers and probes look elsewhere.
+        self._ready = False
+        # 2. Stop accepting; sockets without a preface go away.
+        self._acceptor.stop()
+        # 3. Lanes finish their open rounds by the deadline, send GOAWAY and close.
+        if not self._lanes.died.is_set():
+            logger.info("draining: open rounds have %g s", self._options.drain_timeout)
+            seconds = self._options.drain_timeout + _DRAIN_GRACE_SECONDS
+            drain = asyncio.create_task(self._lanes.drain(seconds))
+            force = asyncio.create_task(self._force.wait())
+            await asyncio.wait({drain, force}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (drain, force):
+                task.cancel()
+            await asyncio.gather(drain, force, return_exceptions=True)
+        # 4. End what is left, tell why.
+        await self._admin.stop()
+        failure = self._lanes.failure()
+        await self._lanes.close()
+        if failure:
+            logger.error("the daemon ends: %s", failure)
+            return EXIT_FAILED
+        if self._force.is_set():
+            logger.warning("a second signal came: ended without finishing open rounds")
+            return EXIT_FAILED
+        logger.info("drained")
+        return EXIT_OK
+
+    def _install_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            self._force.set()
+        logger.info("%s", number.name)
+        self._stop.set()
+
+    def _pass_socket(self, lane: int, sock: socket.socket) -> bool:
+        return self._lanes.handles[lane].pass_socket(sock)
+
+    def _make_admin(self) -> Admin:
+        options = self._options
+        pages = {
+            "/metrics": self._metrics_page,
+            "/healthz": self._health_page,
+            "/readyz": self._ready_page,
+            "/api/stats": self._stats_page,
+        }
+        return Admin(listen(options.metrics_host, options.metrics_port, "metrics"), pages)
+
+    def _say_ready(self) -> None:
+        self._ready = True
+        admin_port = self._admin.port
+        port = self._listeners[0].getsockname()[1]
+        line = {
+            "event": "ready",
+            "host": self._options.host,
+            "port": port,
+            "metrics_port": admin_port,
+            "pid": os.getpid(),
+            "lanes": self._options.lane_count,
+        }
+        logger.info(
+            "reducer %s on %s:%d, %d lanes, %s of memory, metrics on port %d",
+            __version__,
+            self._options.host,
+            port,
+            self._options.lane_count,
+            units.format_size(self._options.memory),
+            admin_port,
+        )
+        with contextlib.suppress(OSError):  # whoever started us may not be listening
+            print(json.dumps(line), flush=True)
+
+    async def _snapshot(self) -> metrics.Snapshot:
+        return metrics.Snapshot(
+            version=__version__,
+            ready=self._ready,
+            accepted=self._acceptor.passed,
+            refused=dict(self._acceptor.refused),
+            dropped_log_lines=log.dropped_lines(),
+            lanes=await self._lanes.snapshots(),
+        )
+
+    async def _metrics_page(self) -> Answer:
+        return Answer(200, metrics.CONTENT_TYPE, metrics.render(await self._snapshot()))
+
+    async def _stats_page(self) -> Answer:
+        body = json.dumps(asdict(await self._snapshot())).encode() + b"\n"
+        return Answer(200, "application/json", body)
+
+    async def _health_page(self) -> Answer:
+        await self._lanes.snapshots()
+        return text_answer(200, "ok")
+
+    async def _ready_page(self) -> Answer:
+        return text_answer(200, "ready") if self._ready else text_answer(503, "not ready")
+
+
+async def _first(*events: asyncio.Event) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+
+
+def _log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    error = context.get("exception")
+    stack = error if isinstance(error, BaseException) else None
+    logger.error("unhandled: %s", context.get("message"), exc_info=stack)

@@ -1,0 +1,122 @@
+"""Carries out what the core asks for, in order: send, fold, finish, free, discard, close, log.
+
+Kernels run inline: they release the GIL, but a lane has one thread, and a chunk of 64 KiB folds
+in less time than a hand-over to another thread takes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from reducer.core import events
+from reducer.kernels import KernelSet
+from reducer.server.buffers import BufferPool, PooledBuffer
+from reducer.server.protocol import Connection
+from reducer.wire.codes import ITEM_SIZES
+
+logger = logging.getLogger("reducer.lane")
+
+Feed = Callable[[Any], None]
+
+
+class Executor:
+    """One per lane. ``feed`` gives an event back to the core and runs what that returns."""
+
+    def __init__(
+        self,
+        kernels: KernelSet,
+        pool: BufferPool,
+        connections: Mapping[int, Connection],
+        slow_reader_bytes: int,
+        feed: Feed,
+    ) -> None:
+        self._kernels = kernels
+        self._pool = pool
+        self._connections = connections
+        self._slow_reader_bytes = slow_reader_bytes
+        self._feed = feed
+        self.slow_readers = 0
+        self._actions: dict[type, Callable[[Any], None]] = {
+            events.Send: self._send,
+            events.Fold: self._fold,
+            events.Finish: self._finish,
+            events.Free: self._free,
+            events.Discard: self._discard,
+            events.Close: self._close,
+            events.Log: self._log,
+        }
+
+    def run(self, outputs: Iterable[Any]) -> None:
+        """Execute in order; a Finish reports back before the next output is executed."""
+        for output in outputs:
+            self._actions[type(output)](output)
+
+    def _send(self, send: events.Send) -> None:
+        parts: list[bytes | memoryview] = [send.frame]
+        length = len(send.frame)
+        buffer: Any = send.buffer
+        if buffer is not None and send.length:
+            parts.append(buffer.share(send.length))
+            length += send.length
+        for session in send.sessions:
+            connection = self._connections.get(session)
+            if connection is None:
+                continue
+            connection.send(parts, length)
+            if connection.unsent() > self._slow_reader_bytes:
+                self.drop_slow_reader(connection, f"{connection.unsent()} bytes are unsent")
+
+    def drop_slow_reader(self, connection: Connection, what: str) -> None:
+        """Disconnect one worker that does not read; the others never wait for it."""
+        if connection.abort(f"slow reader: {what}"):
+            self.slow_readers += 1
+            logger.warning("session %d is a slow reader: %s", connection.session, what)
+
+    def _fold(self, fold: events.Fold) -> None:
+        # An earlier Fold of the same list may have set it.
+        acc: Any = fold.chunk.acc
+        first = acc is None
+        if acc is None:
+            acc = self._pool.take(fold.count * self._kernels.acc_itemsize(fold.op, fold.dtype))
+            fold.chunk.acc = acc
+        fold.chunk.flags |= self._kernels.fold(
+            fold.op, fold.dtype, fold.count, acc.view, _views(fold.parts), first
+        )
+
+    def _finish(self, finish: events.Finish) -> None:
+        acc: Any = finish.chunk.acc
+        out: Any = finish.out
+        flags = self._kernels.finish(
+            finish.op,
+            finish.dtype,
+            finish.count,
+            finish.world,
+            None if acc is None else acc.view,
+            _views(finish.parts),
+            out.view,
+        )
+        crc = self._kernels.crc32c(out.view[: finish.count * ITEM_SIZES[finish.dtype]])
+        self._feed(events.Reduced(finish.chunk, finish.chunk.flags | flags, crc))
+
+    def _free(self, free: events.Free) -> None:
+        buffer: Any = free.buffer
+        self._pool.give_back(buffer)
+
+    def _discard(self, discard: events.Discard) -> None:
+        buffer: Any = discard.buffer
+        self._pool.forget(buffer)
+
+    def _close(self, close: events.Close) -> None:
+        connection = self._connections.get(close.session)
+        if connection is not None:
+            connection.close(close.reason)
+
+    def _log(self, log: events.Log) -> None:
+        logger.log(log.level, "%s", log.text)
+
+
+def _views(buffers: Iterable[Any]) -> list[memoryview]:
+    found: list[PooledBuffer] = list(buffers)
+    return [buffer.view for buffer in found]

@@ -1,0 +1,255 @@
+"""The lane process: ``python -m reducer.server.lane``, started by `reducer.server.lanes` only.
+
+It owns no listener: connected sockets arrive over a socket pair. Orders come on the same pair,
+one byte each; answers go back on a pipe, one line of JSON each. It dies with its parent.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import ctypes
+import dataclasses
+import gc
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from reducer import kernels as kernel_sets
+from reducer import log
+from reducer.core import events
+from reducer.core.lane import Lane, LaneSettings
+from reducer.server.buffers import BufferPool
+from reducer.server.shell import LaneShell
+
+logger = logging.getLogger("reducer.lane")
+
+ORDER_SOCKET = b"S"
+ORDER_REPORT = b"R"
+ORDER_DRAIN = b"D"
+
+TICK_SECONDS = 0.05
+LAG_WARNING_SECONDS = 0.2
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class LaneOptions:
+    """What the parent tells a lane, as JSON in its only argument."""
+
+    lane: int
+    lanes: int
+    parent: int
+    orders_fd: int
+    answers_fd: int
+    memory: int
+    credit: int
+    stall_after: float
+    drain_timeout: float
+    slow_reader_bytes: int
+    slow_reader_seconds: float
+    max_jobs: int
+    require_native: bool
+    log_level: str
+    log_format: str
+
+
+class LaneProcess:
+    """The event loop side of one lane."""
+
+    def __init__(self, options: LaneOptions) -> None:
+        self._options = options
+        self._kernels = kernel_sets.load(require_native=options.require_native)
+        self._pool = BufferPool(options.memory)
+        self._lane = Lane(_settings(options, self._kernels))
+        self._shell = LaneShell(
+            self._lane,
+            self._kernels,
+            self._pool,
+            options.slow_reader_bytes,
+            options.slow_reader_seconds,
+        )
+        self._orders = socket.socket(fileno=options.orders_fd)
+        self._orders.setblocking(False)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lag = 0.0
+        self._lag_lines = log.RateLimit(10.0)
+        self._drain_until: float | None = None
+        self._unpassed = 0
+        self._failure: Exception | None = None
+        self._answers: asyncio.WriteTransport
+        self._finished: asyncio.Event
+
+    async def run(self) -> None:
+        """Serve until the drain is over; raises what makes going on impossible."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_log_unhandled)
+        self._finished = asyncio.Event()
+        pipe = os.fdopen(self._options.answers_fd, "wb", buffering=0)
+        self._answers, _ = await loop.connect_write_pipe(asyncio.Protocol, pipe)
+        loop.add_reader(self._orders.fileno(), self._on_orders)
+        self._tick(loop.time())
+        self._answer(ready=True)
+        # Start-up objects live as long as the process: collections need not look at them.
+        gc.freeze()
+        await self._finished.wait()
+        if self._failure is not None:
+            raise self._failure
+        await self._close_connections()
+        self._answer(drained=True)
+        loop.remove_reader(self._orders.fileno())
+        self._orders.close()
+        self._answers.close()
+
+    def _on_orders(self) -> None:
+        # Few at a time: their first frames must be read before they count as silent.
+        for _ in range(16):
+            try:
+                data, ancillary, _, _ = self._orders.recvmsg(16, socket.CMSG_SPACE(4))
+            except BlockingIOError:
+                return
+            if not data:
+                logger.error("the main process is gone")
+                os._exit(1)
+            if data == ORDER_SOCKET:
+                self._take_socket(ancillary)
+            elif data == ORDER_REPORT:
+                self._answer(snapshot=self._snapshot())
+            elif data == ORDER_DRAIN:
+                self._drain_until = time.monotonic() + self._options.drain_timeout
+                self._shell.feed(events.Drain("the reducer drains: it was told to stop"))
+
+    def _take_socket(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        fds = array.array("i")
+        for _, _, data in ancillary:
+            fds.frombytes(data)
+        if not fds:
+            # The kernel had no descriptor for it and has closed it (EMFILE).
+            self._unpassed += 1
+            return
+        sock = socket.socket(fileno=fds[0])
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._adopt(loop, sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _adopt(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        try:
+            await loop.connect_accepted_socket(self._shell.connection, sock)
+        except OSError as error:
+            logger.debug("a passed socket was dead already: %s", error)
+            sock.close()
+
+    def _tick(self, expected: float) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        lag = max(0.0, now - expected)
+        self._lag = max(lag, self._lag * 0.98)
+        if lag > LAG_WARNING_SECONDS and self._lag_lines.admit(now) is not None:
+            logger.warning("the event loop lags %.0f ms: this machine is overloaded", lag * 1000)
+        try:
+            self._shell.tick()
+        except Exception as error:
+            # Without ticks there are no deadlines, and every hang would be for ever.
+            self._failure = error
+            self._finished.set()
+            return
+        if self._drain_until is not None:
+            self._maybe_finish(self._drain_until)
+        loop.call_later(TICK_SECONDS, self._tick, now + TICK_SECONDS)
+
+    def _maybe_finish(self, deadline: float) -> None:
+        if self._lane.idle:
+            self._finished.set()
+        elif time.monotonic() > deadline and not self._finished.is_set():
+            logger.warning("open rounds did not finish within %g s", self._options.drain_timeout)
+            self._finished.set()
+
+    async def _close_connections(self) -> None:
+        self._shell.feed(events.Shutdown("the reducer shuts down"))
+        for connection in list(self._shell.connections.values()):
+            connection.close("the reducer shuts down")
+        while self._shell.connections:
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _snapshot(self) -> dict[str, Any]:
+        shell, pool = self._shell, self._pool
+        return {
+            "lane": self._options.lane,
+            "kernels": self._kernels.NAME,
+            "core": self._lane.snapshot(),
+            "loop_lag_seconds": self._lag,
+            "connections": len(shell.connections),
+            "slow_readers": shell.executor.slow_readers,
+            "unpassed": self._unpassed,
+            **dataclasses.asdict(shell.counters),
+            "buffers_out": pool.out,
+            "buffers_unsent": pool.unsent,
+            "buffer_bytes": pool.out_bytes,
+            "cached_bytes": pool.cached_bytes,
+            "allocated": pool.allocated,
+            "dropped_log_lines": log.dropped_lines(),
+        }
+
+    def _answer(self, **message: Any) -> None:
+        self._answers.write(json.dumps(message).encode() + b"\n")
+
+
+def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSettings:
+    return LaneSettings(
+        lane=options.lane,
+        lanes=options.lanes,
+        incarnation=secrets.token_bytes(16),
+        budget=options.memory,
+        credit=options.credit,
+        crc32c=kernels.crc32c,
+        acc_itemsize=kernels.acc_itemsize,
+        stall_after=options.stall_after,
+        max_jobs=options.max_jobs,
+    )
+
+
+def _log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    logger.error("unhandled: %s", context.get("message"), exc_info=context.get("exception"))
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for this process as soon as ``parent`` ends, even by SIGKILL."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(1)
+
+
+def main() -> int:
+    options = LaneOptions(**json.loads(sys.argv[1]))
+    die_with_parent(options.parent)
+    # Both reach the whole process group (Ctrl-C, systemd); the main process alone decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    log.set_up(options.log_level, options.log_format, lane=options.lane)
+    last_words = os.dup(options.answers_fd)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(LaneProcess(options).run())
+    except BaseException as error:
+        logger.critical("the lane fails", exc_info=error)
+        line = json.dumps({"failed": f"{type(error).__name__}: {error}"})
+        os.write(last_words, line.encode() + b"\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

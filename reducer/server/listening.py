@@ -1,0 +1,92 @@
+"""Listening sockets, and the options of every accepted one."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+BACKLOG = 1024
+
+
+class ListenError(Exception):
+    """The address cannot be listened on; the text says which, why, and what to try."""
+
+
+def listen(host: str, port: int, what: str, congestion: str = "") -> list[socket.socket]:
+    """Non-blocking listeners on every address of ``host``; all share one port.
+
+    Port 0 takes any free one. Accepted sockets inherit ``congestion``. Raises ListenError.
+    """
+    listeners: list[socket.socket] = []
+    refusal: Exception | None = None
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            bound = listeners[0].getsockname()[1] if listeners else port
+            try:
+                listeners.append(_listen_on(family, kind, protocol, (address[0], bound)))
+            except OSError as error:
+                # "localhost" names ::1 even where the machine has no IPv6.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                refusal = error
+    except OSError as error:
+        refusal = error
+        for listener in listeners:
+            listener.close()
+        listeners = []
+    if not listeners:
+        raise ListenError(_explain(host, port, what, refusal))
+    for listener in listeners if congestion else ():
+        try:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+        except OSError as error:
+            for other in listeners:
+                other.close()
+            raise ListenError(
+                f"congestion control {congestion!r}: {error.strerror}; allowed without privileges "
+                "are those in /proc/sys/net/ipv4/tcp_allowed_congestion_control"
+            ) from None
+    return listeners
+
+
+def _listen_on(family: int, kind: int, protocol: int, address: tuple[object, int]) -> socket.socket:
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            only = 0 if address[0] == "::" else 1
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _explain(host: str, port: int, what: str, error: Exception | None) -> str:
+    text = f"cannot listen on {host}:{port} for {what}: {error}"
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        flag = "--port" if what == "workers" else "--metrics-port"
+        text += (
+            f". Another process has this port: 'ss -ltnp sport = :{port}' names it. Stop it, or "
+            f"choose another with {flag} ({flag} 0 takes any free one)"
+        )
+    return text
+
+
+def tune(sock: socket.socket) -> None:
+    """Options of every accepted socket: a peer without power is found after 3 s (1 + 1 x 2).
+
+    No TCP_USER_TIMEOUT: it kills a live peer that merely stops reading.
+    """
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)

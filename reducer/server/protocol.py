@@ -1,0 +1,166 @@
+"""One worker's connection in a lane: bytes -> decoder -> shell, and frames back.
+
+The event loop reads straight into the decoder's buffers. Nothing here knows of jobs or rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import sys
+import termios
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from reducer.errors import ReductionError
+from reducer.server.buffers import PooledBuffer
+from reducer.wire.codes import MessageKind
+from reducer.wire.decoder import Decoder, Frame
+from reducer.wire.header import Crc, Header
+
+# Without progress for this time, a peer that should read our last frames is cut off. Closing at
+# once would send RST while unread bytes lie in our receive queue, and RST destroys what is on its
+# way.
+LINGER_SECONDS = 2.0
+_DISCARD = bytearray(65_536)
+_SEND_AT_ONCE = 65_536
+_PLACED_KINDS = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
+
+
+class Shell(Protocol):
+    """What a connection tells its lane."""
+
+    crc32c: Crc
+
+    def opened(self, connection: Connection) -> None: ...
+    def place(self, connection: Connection, header: Header) -> PooledBuffer: ...
+    def frame(self, connection: Connection, frame: Frame, buffer: PooledBuffer | None) -> None: ...
+    def broken(self, connection: Connection, error: ReductionError) -> None: ...
+    def failed(self, connection: Connection, error: Exception) -> None: ...
+    def lost(self, connection: Connection, reason: str) -> None: ...
+    def release(self, buffer: PooledBuffer) -> None: ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Opened -> frames -> closing (reads and discards until the peer closes) -> lost."""
+
+    def __init__(self, shell: Shell, session: int) -> None:
+        self.session = session
+        self.bytes_in = 0
+        self.bytes_noted = 0  # of them, at the shell's last tick
+        self.bytes_out = 0
+        self._shell = shell
+        self._decoder = Decoder(shell.crc32c, self._target)
+        self._placed: deque[PooledBuffer] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._closing = ""
+        self._aborted = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._sent_mark = 0
+        self._sent_at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        # Above it the loop sends at once: a result goes out before the next chunk is read. Results
+        # are bounded by credits and by the slow-reader limit, never by pausing writers.
+        self._transport.set_write_buffer_limits(high=_SEND_AT_ONCE)
+        self._shell.opened(self)
+
+    def get_buffer(self, sizehint: int) -> bytearray | memoryview:
+        return _DISCARD if self._closing else self._decoder.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._closing:
+            return
+        self.bytes_in += nbytes
+        try:
+            for frame in self._decoder.received(nbytes):
+                buffer = None
+                if frame.payload is not None and frame.header.kind in _PLACED_KINDS:
+                    buffer = self._placed.popleft()
+                self._shell.frame(self, frame, buffer)
+                if self.is_closing():
+                    break
+        except ReductionError as error:
+            self._shell.broken(self, error)
+        except Exception as error:
+            self._shell.failed(self, error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._linger:
+            self._linger.cancel()
+        while self._placed:
+            self._shell.release(self._placed.popleft())
+        reason = self._closing or (str(exc) if exc else "the worker closed the connection")
+        self._shell.lost(self, reason)
+
+    def send(self, parts: Sequence[bytes | memoryview], length: int) -> None:
+        """Queue one frame; ``parts`` must stay unchanged until they are sent."""
+        if self._transport is None or self._closing:
+            return
+        if not self.unsent():
+            self._sent_at = time.monotonic()
+            self._sent_mark = self.bytes_out
+        self._transport.writelines(parts)
+        self.bytes_out += length
+
+    def is_closing(self) -> bool:
+        """Whether `close` or `abort` was called: nothing more is read or sent."""
+        return bool(self._closing)
+
+    def unsent(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
+    def stuck_for(self, now: float) -> float:
+        """Seconds since the kernel last took a byte of what is queued; 0 with nothing queued."""
+        unsent = self.unsent()
+        sent = self.bytes_out - unsent
+        if not unsent or sent != self._sent_mark:
+            self._sent_mark, self._sent_at = sent, now
+        return now - self._sent_at
+
+    def close(self, reason: str) -> None:
+        """Send what is queued, then end; a peer that does not go on reading is cut off."""
+        if self._closing or self._transport is None:
+            return
+        self._closing = reason
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._linger_on(self._transport, self._unread(self._transport))
+
+    def _linger_on(self, transport: asyncio.Transport, unread: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._linger = loop.call_later(LINGER_SECONDS, self._maybe_cut_off, transport, unread)
+
+    def _maybe_cut_off(self, transport: asyncio.Transport, before: int) -> None:
+        unread = self._unread(transport)
+        if unread < before:
+            self._linger_on(transport, unread)
+        else:
+            transport.abort()
+
+    def _unread(self, transport: asyncio.Transport) -> int:
+        """Bytes that the peer has not acknowledged: ours, and those of the kernel."""
+        queued = bytearray(4)
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        return self.unsent() + int.from_bytes(queued, sys.byteorder)
+
+    def abort(self, reason: str) -> bool:
+        """End now and drop what is queued; False if that has begun already."""
+        if self._aborted or self._transport is None:
+            return False
+        self._aborted = True
+        self._closing = self._closing or reason
+        self._transport.abort()
+        return True
+
+    def _target(self, header: Header) -> memoryview:
+        buffer = self._shell.place(self, header)
+        self._placed.append(buffer)
+        return buffer.view

@@ -1,0 +1,136 @@
+"""The I/O shell around the core of one lane: connections in, events to the core, outputs out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from reducer.core import events
+from reducer.core.lane import Lane
+from reducer.errors import BadFrameError, InternalError, ReductionError
+from reducer.kernels import KernelSet
+from reducer.server.buffers import BufferPool, PooledBuffer
+from reducer.server.executor import Executor
+from reducer.server.protocol import Connection
+from reducer.wire.codes import MessageKind
+from reducer.wire.decoder import Frame
+from reducer.wire.header import Header
+
+logger = logging.getLogger("reducer.lane")
+
+# Connections that have not sent one frame; as for prefaces, the oldest makes room.
+MAX_SILENT = 256
+
+
+@dataclass
+class ShellCounters:
+    """Numbers that only the shell can know."""
+
+    accepted: int = 0
+    internal_errors: int = 0
+    protocol_errors: int = 0
+    silent_dropped: int = 0
+
+
+class LaneShell:
+    """Implements `reducer.server.protocol.Shell` for one core lane."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        kernels: KernelSet,
+        pool: BufferPool,
+        slow_reader_bytes: int,
+        slow_reader_seconds: float,
+    ) -> None:
+        self.crc32c: Callable[..., int] = kernels.crc32c
+        self.connections: dict[int, Connection] = {}
+        self.counters = ShellCounters()
+        self._lane = lane
+        self._pool = pool
+        self._slow_reader_seconds = slow_reader_seconds
+        self._next_session = 1
+        self._silent: dict[int, Connection] = {}
+        self.executor = Executor(kernels, pool, self.connections, slow_reader_bytes, self.feed)
+
+    def connection(self) -> Connection:
+        """A protocol object for a socket that the main process has passed on."""
+        session = self._next_session
+        self._next_session += 1
+        return Connection(self, session)
+
+    def feed(self, event: Any) -> None:
+        """Give the core an event and carry out what it answers."""
+        self.executor.run(self._lane.handle(event, time.monotonic()))
+
+    def opened(self, connection: Connection) -> None:
+        self.counters.accepted += 1
+        if len(self._silent) >= MAX_SILENT:
+            oldest = next(iter(self._silent.values()))
+            self.counters.silent_dropped += 1
+            self._silent.pop(oldest.session)
+            oldest.abort("no frame came, and others wait for the place")
+        self._silent[connection.session] = connection
+        self.connections[connection.session] = connection
+        self.feed(events.Opened(connection.session))
+
+    def place(self, connection: Connection, header: Header) -> PooledBuffer:
+        if header.kind != MessageKind.CONTRIBUTION:
+            raise BadFrameError("a worker sent a RESULT; only a lane does")
+        self._lane.admit(connection.session, header, time.monotonic())
+        return self._pool.take(header.length)
+
+    def frame(self, connection: Connection, frame: Frame, buffer: PooledBuffer | None) -> None:
+        self._silent.pop(connection.session, None)
+        header = frame.header
+        if header.kind == MessageKind.CONTRIBUTION:
+            event: Any = events.Contributed(connection.session, header, buffer)
+        else:
+            event = events.ControlReceived(connection.session, header, frame.payload)
+        self.feed(event)
+
+    def broken(self, connection: Connection, error: ReductionError) -> None:
+        self.counters.protocol_errors += 1
+        try:
+            self.feed(events.Broken(connection.session, error))
+        except Exception as again:
+            self._note_bug(connection, again)
+            connection.abort("internal error")
+
+    def failed(self, connection: Connection, error: Exception) -> None:
+        """A bug of ours showed in this session: it ends, the others go on."""
+        self._note_bug(connection, error)
+        text = f"internal error of the reducer: {type(error).__name__}: {error}"
+        self.broken(connection, InternalError(text))
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        self._silent.pop(connection.session, None)
+        if self.connections.pop(connection.session, None) is None:
+            return
+        try:
+            self.feed(events.Lost(connection.session, reason))
+        except Exception as error:
+            self._note_bug(connection, error)
+
+    def release(self, buffer: PooledBuffer) -> None:
+        self._pool.give_back(buffer)
+
+    def tick(self) -> None:
+        """Every 50 ms: the core's timers, readers that are stuck, buffers sent meanwhile."""
+        now = time.monotonic()
+        for connection in list(self.connections.values()):
+            if connection.bytes_in != connection.bytes_noted:
+                connection.bytes_noted = connection.bytes_in
+                self._lane.heard(connection.session, now)
+            stuck = connection.stuck_for(now)
+            if stuck > self._slow_reader_seconds:
+                self.executor.drop_slow_reader(connection, f"nothing was read for {stuck:.1f} s")
+        self.feed(events.Tick())
+        self._pool.tick(now)
+
+    def _note_bug(self, connection: Connection, error: Exception) -> None:
+        self.counters.internal_errors += 1
+        logger.error("a bug of ours, session %d ends", connection.session, exc_info=error)

@@ -1,0 +1,112 @@
+"""Fixtures of every test, among them the noise check: no test may leave anything behind."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reducer import kernels
+from reducer.kernels import KernelSet
+from tests.support.wait import wait_until
+
+SETTLE_SECONDS = 5.0
+
+
+def _descriptors() -> dict[int, str]:
+    found: dict[int, str] = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        # The runner's own: captured output, /proc being listed, libraries' devices.
+        if target.startswith(("socket:", "pipe:", "anon_inode:")):
+            found[int(name)] = target
+    return found
+
+
+def _children() -> set[int]:
+    try:
+        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+    except OSError:
+        return set()
+    return {int(pid) for pid in text.split()}
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+class _Unseen(logging.Handler):
+    """What event loops log: unhandled exceptions, tasks destroyed while pending."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._found.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def no_noise(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail on leaked descriptors, child processes, threads, and exceptions nobody saw.
+
+    Unawaited coroutines and unraisable exceptions are warnings, and warnings are errors
+    (pyproject.toml). ``@pytest.mark.noisy`` excuses a test, with its reason.
+    """
+    if request.node.get_closest_marker("noisy"):
+        yield
+        return
+    descriptors, children, threads = _descriptors(), _children(), _threads()
+    unseen: list[str] = []
+    handler = _Unseen(unseen)
+    logging.getLogger("asyncio").addHandler(handler)
+    hook = threading.excepthook
+    threading.excepthook = lambda args: unseen.append(f"{args.thread}: {args.exc_value!r}")
+    yield
+    threading.excepthook = hook
+    gc.collect()  # a task that was destroyed while pending says so now
+    logging.getLogger("asyncio").removeHandler(handler)
+    assert not unseen, f"exceptions that nobody saw: {unseen}"
+
+    def settled() -> bool:
+        new = _descriptors()
+        leaked = {fd: what for fd, what in new.items() if descriptors.get(fd) != what}
+        return not leaked and not _children() - children and not _threads() - threads
+
+    if not settled():
+        try:
+            wait_until(settled, SETTLE_SECONDS)
+        except AssertionError:
+            leaked = set(_descriptors().items()) - set(descriptors.items())
+            pytest.fail(
+                f"left behind: descriptors {leaked}, processes {_children() - children}, "
+                f"threads {_threads() - threads}"
+            )
+
+
+def _native_available() -> bool:
+    return kernels.load().NAME == "native"
+
+
+@pytest.fixture(params=["native", "numpy"])
+def kernel_set(request: pytest.FixtureRequest) -> KernelSet:
+    """Every kernel set that this installation has."""
+    if request.param == "native":
+        if not _native_available():
+            pytest.skip("the native kernels were not built")
+        return kernels.load(require_native=True)
+    from reducer.kernels import _numpy
+
+    return _numpy
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "noisy: excused from the noise check, with a reason")

@@ -1,0 +1,66 @@
+"""The metrics port among strangers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cluster import Daemon
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as running:
+        yield running
+
+
+def ask(daemon: Daemon, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", daemon.metrics_port), 5) as sock:
+        sock.settimeout(10)
+        sock.sendall(request)
+        answer = b""
+        while data := sock.recv(65_536):
+            answer += data
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET /healthz?a=b HTTP/1.0\r\n\r\n", 200),
+        (b"POST /healthz HTTP/1.1\r\n\r\n", 405),
+        (b"GET /../etc/passwd HTTP/1.1\r\n\r\n", 404),
+        (b"GET /healthz\r\n\r\n", 400),
+        (b"GET / SIP/2.0\r\n\r\n", 400),
+        (b"\xff\xfe\r\n\r\n", 400),
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", 400),
+    ],
+)
+def test_status(daemon: Daemon, request_: bytes, status: int) -> None:
+    answer = ask(daemon, request_)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"Connection: close\r\n" in answer
+
+
+def test_head_has_no_body(daemon: Daemon) -> None:
+    answer = ask(daemon, b"HEAD /healthz HTTP/1.1\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\n")
+    assert b"Content-Length: 3\r\n" in answer
+
+
+def test_a_crowd_that_asks_nothing_is_bounded(daemon: Daemon) -> None:
+    crowd = [socket.create_connection(("127.0.0.1", daemon.metrics_port), 5) for _ in range(100)]
+    try:
+        crowd[-1].settimeout(5)
+        try:
+            refused = crowd[-1].recv(1) == b""
+        except ConnectionResetError:
+            refused = True
+        assert refused
+    finally:
+        for sock in crowd:
+            sock.close()
+    assert daemon.get("/healthz")[0] == 200

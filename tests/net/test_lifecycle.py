@@ -1,0 +1,260 @@
+"""How a daemon starts, says that it is ready, drains and dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.cluster import Daemon, alive, environment, run_cli
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
+
+ROOTS = [str(Path(__file__).resolve().parents[2])]
+
+
+def free_port_holder() -> socket.socket:
+    holder = socket.socket()
+    holder.bind(("127.0.0.1", 0))
+    holder.listen()
+    return holder
+
+
+def joined(stack: ExitStack, port: int, job: str = "j") -> tuple[Worker, Worker]:
+    """Two workers in one thread: both say HELLO before either waits."""
+    first, second = (stack.enter_context(Worker(port, job, rank, 2)) for rank in range(2))
+    first.start()
+    second.join()
+    first.join_started()
+    return first, second
+
+
+def test_ready_line_is_one_line_of_json_with_real_ports() -> None:
+    with Daemon(lanes=2) as daemon:
+        assert set(daemon.ready) == {"event", "host", "port", "metrics_port", "pid", "lanes"}
+        assert daemon.ready["event"] == "ready"
+        assert daemon.ready["host"] == "127.0.0.1"
+        assert daemon.ready["pid"] == daemon.pid
+        assert daemon.ready["lanes"] == len(daemon.lane_pids()) == 2
+        assert daemon.port > 0
+        assert daemon.metrics_port > 0
+        daemon.process.terminate()
+        assert daemon.process.wait(30) == 0
+        assert daemon.process.stdout is not None
+        assert daemon.process.stdout.read() == ""
+
+
+@pytest.mark.parametrize("what", ["port", "metrics-port"])
+def test_port_in_use_is_named(what: str) -> None:
+    with free_port_holder() as holder:
+        port = holder.getsockname()[1]
+        other = "metrics-port" if what == "port" else "port"
+        ended = run_cli("serve", "--lanes", "1", f"--{what}", str(port), f"--{other}", "0")
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert f"127.0.0.1:{port}" in ended.stderr
+    assert "ss -ltnp" in ended.stderr
+    assert f"--{what} 0" in ended.stderr
+
+
+def test_bind_beyond_loopback_needs_consent() -> None:
+    ended = run_cli("serve", "--host", "0.0.0.0", "--port", "0")
+    assert ended.returncode == 2
+    for name in ("--key-file", "REDUCER_KEY_FILE", "--insecure", "REDUCER_INSECURE"):
+        assert name in ended.stderr
+
+
+@pytest.mark.parametrize("source", ["flag", "environment"])
+def test_a_key_file_is_refused_in_this_version(source: str, tmp_path: Path) -> None:
+    key = str(tmp_path / "key")
+    if source == "flag":
+        ended = run_cli("serve", "--port", "0", "--key-file", key, "--insecure")
+    else:
+        ended = run_cli("serve", "--port", "0", env={"REDUCER_KEY_FILE": key})
+    assert ended.returncode == 2
+    assert "authentication is not in this version" in " ".join(ended.stderr.split())
+
+
+def test_listens_on_both_families_with_consent() -> None:
+    with Daemon("--host", "::", env={"REDUCER_INSECURE": "1"}) as daemon:
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, daemon.port), 5):
+                pass
+
+
+def test_pages_of_the_metrics_port() -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(lanes=2))
+        first, second = joined(stack, daemon.port)
+        plan = first.contribute("k", 0, np.ones(100, np.float32))
+        second.contribute("k", 0, np.ones(100, np.float32))
+        first.collect("k", 0, plan, np.ones(100, np.float32))
+        assert daemon.get("/healthz") == (200, "ok\n")
+        assert daemon.get("/readyz") == (200, "ready\n")
+        assert daemon.get("/nothing")[0] == 404
+        status, text = daemon.get("/metrics")
+        assert status == 200
+        samples = {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        total = sum(v for k, v in samples.items() if k[0] == "reducer_contributions_total")
+        assert total == 2
+        assert sum(v for k, v in samples.items() if k[0] == "reducer_last_rank_total") == 1
+        assert ("reducer_connections", ("lane", "1")) in samples
+        assert any(key[0] == "reducer_kernel_info" for key in samples)
+
+
+def test_a_busy_round_finishes_before_the_drain_ends() -> None:
+    values = np.arange(100_000, dtype=np.float32)
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon())
+        first, second = joined(stack, daemon.port)
+        plan = first.contribute("k", 0, values)
+        wait_until(lambda: daemon.lane_total("buffers_out") > 0, 5, "the round is open")
+        daemon.signal(signal.SIGTERM)
+        wait_until(lambda: first.poll(0.1) is not None and first.goaway, 5, "GOAWAY")
+        for _ in range(3):
+            first.poll(1.0)  # heartbeats of the lane: it goes on
+        assert daemon.process.poll() is None
+        second.contribute("k", 0, values)
+        for worker in (first, second):
+            assert worker.collect("k", 0, plan, values) == (2 * values).tobytes()
+        assert daemon.wait() == 0
+        assert "drained" in daemon.log
+
+
+def test_a_drain_ends_at_its_deadline() -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon("--drain-timeout", "300ms"))
+        first, _ = joined(stack, daemon.port)
+        first.contribute("k", 0, np.ones(10, np.float32))
+        wait_until(lambda: daemon.lane_total("buffers_out") > 0, 5, "the round is open")
+        daemon.signal(signal.SIGTERM)
+        assert "shut down" in first.wait_for_error().message
+        assert daemon.wait(10) == 0
+        assert "did not finish" in daemon.log
+
+
+def test_a_second_signal_forces() -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon("--drain-timeout", "60s"))
+        first, _ = joined(stack, daemon.port)
+        first.contribute("k", 0, np.ones(10, np.float32))
+        wait_until(lambda: daemon.lane_total("buffers_out") > 0, 5, "the round is open")
+        lanes = daemon.lane_pids()
+        daemon.signal(signal.SIGINT)
+        wait_until(lambda: "draining" in daemon.log, 5, "the drain has begun")
+        daemon.signal(signal.SIGINT)
+        assert daemon.wait(5) == 1
+        assert "second signal" in daemon.log
+        assert not any(map(alive, lanes))
+
+
+def test_a_signal_during_the_start_ends_it() -> None:
+    slow = "import sys, time\nif 'reducer.server.lane' in sys.orig_argv: time.sleep(60)\n"
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(slow, encoding="utf-8")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "reducer", "serve", "--port", "0", "--metrics-port", "0"],
+            env=environment({"PYTHONPATH": os.pathsep.join([folder, *ROOTS])}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: children.read_text(encoding="ascii"), 20, "the lanes are started")
+        process.terminate()
+        output, _ = process.communicate(timeout=10)
+        assert process.returncode == 0
+        assert output == b""
+
+
+def test_a_dead_lane_ends_the_daemon_with_the_reason() -> None:
+    with Daemon(lanes=2) as daemon:
+        os.kill(daemon.lane_pids()[1], signal.SIGKILL)
+        assert daemon.wait(10) == 1
+        assert "lane 1" in daemon.log
+        assert "SIGKILL" in daemon.log
+
+
+def test_a_lane_that_cannot_start_ends_the_daemon_with_the_reason() -> None:
+    broken = "class Finder:\n    def find_spec(self, name, *rest):\n"
+    broken += "        if name == 'reducer.kernels._native': raise ImportError('not built')\n"
+    broken += "import sys; sys.meta_path.insert(0, Finder())\n"
+    ended = run_with_site(broken, "serve", "--require-native", "--port", "0", "--metrics-port", "0")
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert "native kernels are required" in ended.stderr
+
+
+def run_with_site(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the daemon with ``code`` as its sitecustomize, in every process of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(code, encoding="utf-8")
+        return run_cli(*arguments, env={"PYTHONPATH": os.pathsep.join([folder, *ROOTS])})
+
+
+def test_lanes_die_with_a_daemon_that_is_killed() -> None:
+    with Daemon(lanes=2) as daemon:
+        lanes = daemon.lane_pids()
+        for lane in lanes:
+            os.kill(lane, signal.SIGSTOP)  # it cannot even see that its orders have ended
+        daemon.process.kill()
+        try:
+            wait_until(lambda: not any(map(alive, lanes)), 5, "the lanes are gone")
+        finally:
+            for lane in filter(alive, lanes):
+                os.kill(lane, signal.SIGKILL)
+
+
+def test_lanes_ignore_the_signals_of_the_group() -> None:
+    with Daemon(lanes=1) as daemon:
+        (lane,) = daemon.lane_pids()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(lane, number)
+        assert daemon.get("/healthz")[0] == 200
+        assert alive(lane)
+
+
+def test_lanes_inherit_no_listener() -> None:
+    with Daemon(lanes=2) as daemon:
+        listening = {
+            line.split()[9]
+            for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+            if line.split()[3] == "0A"
+        }
+        for lane in daemon.lane_pids():
+            held = {os.readlink(f) for f in Path(f"/proc/{lane}/fd").iterdir() if f.is_symlink()}
+            inodes = {name[8:-1] for name in held if name.startswith("socket:")}
+            assert not inodes & listening
+
+
+def test_config_prints_values_and_sources(tmp_path: Path) -> None:
+    file = tmp_path / "reducer.toml"
+    file.write_text('memory = "1GiB"\nlanes = 3\n', encoding="utf-8")
+    ended = run_cli("config", "--config", str(file), "--port", "7", env={"REDUCER_LANES": "auto"})
+    assert ended.returncode == 0
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in ended.stdout.splitlines()}
+    assert rows["memory"] == ["1GiB", f"file {file}"]
+    assert rows["lanes"] == ["auto", "environment REDUCER_LANES"]
+    assert rows["port"] == ["7", "command line --port"]
+    assert rows["credit"] == ["4MiB", "default"]
+
+
+def test_log_lines_as_json() -> None:
+    with Daemon("--log-format", "json") as daemon:
+        wait_until(lambda: "metrics on port" in daemon.log, 5, "the first log line")
+        line = json.loads(daemon.log.splitlines()[0])
+        assert line["level"] == "info"
+        assert line["logger"] == "reducer.server"

@@ -1,0 +1,89 @@
+"""Descriptors run out; a reader is slow."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack, suppress
+
+import numpy as np
+import pytest
+
+from tests.support.cluster import Daemon
+from tests.support.wait import wait_until
+from tests.support.worker import Worker, connect
+
+# Enough to start with; the crowds below are far larger.
+DESCRIPTORS = 64
+
+
+def test_no_descriptors_harm_no_running_job() -> None:
+    values = np.ones(1000, np.float32)
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(descriptors=DESCRIPTORS))
+        worker = stack.enter_context(Worker(daemon.port, "j", 0, 1))
+        worker.join()
+        crowd = []
+        for _ in range(300):
+            sock = stack.enter_context(socket.socket())
+            sock.settimeout(5)
+            with suppress(OSError):
+                sock.connect(("127.0.0.1", daemon.port))
+                sock.sendall(b"OR")
+                crowd.append(sock)
+        assert len(crowd) > 250
+        assert worker.all_reduce("k", 0, values) == values.tobytes()
+        wait_until(lambda: "descriptors" in daemon.log, 5, "the refusal is logged")
+        for sock in crowd:
+            sock.close()
+        with Worker(daemon.port, "later", 0, 1) as later:
+            later.join()
+            later.bye()
+        assert worker.all_reduce("k", 1, values) == values.tobytes()
+        assert daemon.stats()["refused"]["descriptors"] >= 1
+
+
+def unpassed(daemon: Daemon) -> int:
+    """0 while the main process has no descriptor for our question either."""
+    try:
+        return daemon.lane_total("unpassed")
+    except OSError:
+        return 0
+
+
+def test_a_lane_without_descriptors_closes_the_newcomers_alone() -> None:
+    values = np.ones(1000, np.float32)
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(descriptors=DESCRIPTORS))
+        worker = stack.enter_context(Worker(daemon.port, "j", 0, 1))
+        worker.join()
+        for _ in range(DESCRIPTORS):
+            stack.enter_context(connect(daemon.port))
+        wait_until(lambda: unpassed(daemon) > 0, 5, "the lane is out of descriptors")
+        assert worker.all_reduce("k", 0, values) == values.tobytes()
+        assert daemon.lane_total("internal_errors") == 0
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [("--slow-reader-bytes", "1MiB"), ("--slow-reader-seconds", "500ms")],
+    ids=["bytes", "seconds"],
+)
+def test_a_slow_reader_is_dropped_alone(limit: tuple[str, str]) -> None:
+    """Rank 1 contributes and never reads; rank 0 gets every result and then the reason."""
+    values = np.ones(1 << 20, np.float32)
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon("--credit", "16MiB", *limit))
+        quick = stack.enter_context(Worker(daemon.port, "j", 0, 2))
+        slow = stack.enter_context(Worker(daemon.port, "j", 1, 2, receive_buffer=4096))
+        quick.start()
+        slow.join()
+        quick.join_started()
+        slow.contribute("k", 0, values)
+        wait_until(lambda: daemon.lane_total("buffers_out") == 64, 10, "all of rank 1 is there")
+        plan = quick.contribute("k", 0, values)
+        assert quick.collect("k", 0, plan, values) == (2 * values).tobytes()
+        error = quick.wait_for_error()
+        assert error.rank == 1
+        assert "slow reader" in error.reason
+        assert daemon.lane_total("slow_readers") == 1
+        wait_until(lambda: daemon.lane_total("buffers_out") == 0, 5, "no buffer is out")

@@ -1,0 +1,58 @@
+"""Listening and socket options."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from reducer.server.listening import ListenError, listen, tune
+
+
+def test_options_of_an_accepted_socket() -> None:
+    (listener,) = listen("127.0.0.1", 0, "workers")
+    with listener, socket.create_connection(listener.getsockname(), 5):
+        listener.settimeout(5)
+        with listener.accept()[0] as sock:
+            tune(sock)
+            assert not sock.getblocking()
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            for option, value in (
+                (socket.TCP_NODELAY, 1),
+                (socket.TCP_KEEPIDLE, 1),
+                (socket.TCP_KEEPINTVL, 1),
+                (socket.TCP_KEEPCNT, 2),
+                (socket.TCP_USER_TIMEOUT, 0),
+            ):
+                assert sock.getsockopt(socket.IPPROTO_TCP, option) == value
+
+
+def test_all_addresses_of_a_name_share_one_port() -> None:
+    listeners = listen("localhost", 0, "workers")
+    ports = {listener.getsockname()[1] for listener in listeners}
+    for listener in listeners:
+        listener.close()
+    assert len(ports) == 1
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_that_is_not_ours(host: str) -> None:
+    with pytest.raises(ListenError, match=f"cannot listen on {host}:0 for workers"):
+        listen(host, 0, "workers")
+
+
+def test_accepted_sockets_inherit_the_congestion_control() -> None:
+    known = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text(encoding="ascii")
+    for name in known.split():
+        (listener,) = listen("127.0.0.1", 0, "workers", name)
+        with listener, socket.create_connection(listener.getsockname(), 5):
+            listener.settimeout(5)
+            with listener.accept()[0] as sock:
+                found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                assert found.rstrip(b"\0") == name.encode()
+
+
+def test_an_unknown_congestion_control_is_explained() -> None:
+    with pytest.raises(ListenError, match="tcp_allowed_congestion_control"):
+        listen("127.0.0.1", 0, "workers", "carrier-pigeon")

@@ -1,0 +1,96 @@
+"""The buffer pool: sizes, reuse, bounds, and that unsent memory is never handed out."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from reducer.server.buffers import IDLE_SECONDS, BufferPool, size_class
+from reducer.wire.header import HEADER_SIZE
+
+
+@pytest.mark.parametrize("length", [4096, 4097, 5120, 65_535, 65_536, 65_537, 1 << 20, 4_194_304])
+def test_a_class_wastes_at_most_a_quarter(length: int) -> None:
+    assert length <= size_class(length) <= length * 1.25
+
+
+def test_powers_of_two_waste_nothing() -> None:
+    assert all(size_class(1 << power) == 1 << power for power in range(12, 23))
+
+
+def test_a_class_of_a_class_is_itself() -> None:
+    for length in range(4096, 70_000, 37):
+        assert size_class(size_class(length)) == size_class(length)
+
+
+def test_room_for_the_next_header_and_alignment() -> None:
+    pool = BufferPool(1 << 30)
+    for length in (1, 5000, 65_536):
+        buffer = pool.take(length)
+        assert len(buffer.view) >= length + HEADER_SIZE
+        assert ctypes.addressof(ctypes.c_char.from_buffer(buffer.view)) % 64 == 0
+
+
+def test_reuse_and_counts() -> None:
+    pool = BufferPool(1 << 20)
+    first = pool.take(10_000)
+    assert (pool.out, pool.out_bytes) == (1, 10_240)
+    pool.give_back(first)
+    assert (pool.out, pool.out_bytes, pool.cached_bytes) == (0, 0, 10_240)
+    assert pool.take(9_000) is first
+    assert pool.allocated == 1
+    assert pool.cached_bytes == 0
+
+
+def test_memory_that_is_still_sent_is_not_reused() -> None:
+    """The event loop keeps slices of slices, and no reference to what it was given."""
+    pool = BufferPool(1 << 20)
+    buffer = pool.take(4096)
+    unsent = buffer.share(4096)[100:][200:]
+    pool.give_back(buffer)
+    assert pool.unsent == 1
+    assert pool.take(4096) is not buffer
+    pool.tick(0.0)
+    assert pool.unsent == 1
+    del unsent
+    pool.tick(0.1)
+    assert pool.unsent == 0
+    assert pool.take(4096) is buffer
+
+
+def test_the_cache_gives_way_at_the_limit() -> None:
+    pool = BufferPool(100_000)
+    small = [pool.take(4096) for _ in range(20)]
+    for buffer in small:
+        pool.give_back(buffer)
+    assert pool.cached_bytes == 20 * 4096
+    pool.take(65_536)
+    assert pool.cached_bytes + pool.out_bytes <= 100_000
+
+
+def test_taking_never_fails_over_the_limit() -> None:
+    pool = BufferPool(4096)
+    held = [pool.take(4096) for _ in range(3)]
+    for buffer in held:
+        pool.give_back(buffer)
+    assert pool.cached_bytes <= 4096
+
+
+def test_an_idle_pool_returns_its_memory() -> None:
+    pool = BufferPool(1 << 20)
+    buffer = pool.take(4096)
+    pool.tick(1.0)
+    pool.give_back(buffer)
+    pool.tick(1.0 + IDLE_SECONDS / 2)
+    assert pool.cached_bytes
+    pool.tick(1.1 + IDLE_SECONDS)
+    assert not pool.cached_bytes
+
+
+def test_a_forgotten_buffer_never_comes_back() -> None:
+    pool = BufferPool(1 << 20)
+    buffer = pool.take(4096)
+    pool.forget(buffer)
+    assert pool.out == 0
+    assert pool.take(4096) is not buffer

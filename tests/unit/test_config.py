@@ -1,0 +1,164 @@
+"""The option table: parsing, precedence, refusals, and that nobody else reads the environment."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from reducer import config, units
+from reducer.cli import main
+from reducer.config import Config, ConfigError, load
+
+ROOT = Path(config.__file__).resolve().parent
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("256MiB", 256 << 20), ("8 GiB", 8 << 30), ("8GB", 8 * 10**9)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert units.parse_size(text) == size
+    assert units.parse_size(units.format_size(size)) == size
+
+
+@pytest.mark.parametrize("text", ["", "8G", "-1", "MiB", "1e9", "8GiB8", "0x10"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a size"):
+        units.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10", 10.0), ("10s", 10.0), ("250ms", 0.25), ("2m", 120.0)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert units.parse_seconds(text) == seconds
+    assert units.parse_seconds(units.format_seconds(seconds)) == seconds
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text('port = 1\nlanes = 1\ncredit = "1MiB"\n', encoding="utf-8")
+    env = {"REDUCER_PORT": "2", "REDUCER_LANES": "2", "REDUCER_CONFIG": str(file)}
+    found = load({"port": "3"}, env=env)
+    assert (found.config.port, found.sources["port"]) == (3, "command line --port")
+    assert (found.config.lanes, found.sources["lanes"]) == (2, "environment REDUCER_LANES")
+    assert (found.config.credit, found.sources["credit"]) == (1 << 20, f"file {file}")
+    assert (found.config.memory, found.sources["memory"]) == (8 << 30, "default")
+
+
+def test_the_file_of_the_command_line_beats_that_of_the_environment(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"port = {ord(name)}\n", encoding="utf-8")
+    found = load({}, file=str(tmp_path / "a"), env={"REDUCER_CONFIG": str(tmp_path / "b")})
+    assert found.config.port == ord("a")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("port", "70000", "at most 65535"),
+        ("port", "x", "whole number"),
+        ("port", "-1", "at least 0"),
+        ("lanes", "0", "'auto' or a number from 1"),
+        ("memory", "lots", "expected a size"),
+        ("memory", "1KiB", "at least 1MiB"),
+        ("log_format", "xml", "one of text, json"),
+        ("insecure", "maybe", "one of 1, true"),
+        ("drain_timeout", "soon", "expected a time"),
+    ],
+)
+def test_bad_values_name_the_option_the_source_and_the_value(
+    name: str, text: str, says: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({}, env={config.env_name(name): text})
+    for part in (name.replace("_", "-"), config.env_name(name), repr(text), says):
+        assert part in str(caught.value)
+
+
+def test_a_kubernetes_service_link_is_explained() -> None:
+    with pytest.raises(ConfigError, match="enableServiceLinks: false"):
+        load({}, env={"REDUCER_PORT": "tcp://10.0.0.1:2222"})
+
+
+def test_other_variables_with_our_prefix_are_not_ours() -> None:
+    assert load({}, env={"REDUCER_ADDRS": "a:1", "REDUCER_RANK": "0"}).config == Config()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("prot = 1", "did you mean 'port'"),
+        ("port = [1]", "one plain value"),
+        ("port = ", "configuration file"),
+    ],
+)
+def test_bad_files(tmp_path: Path, content: str, says: str) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=says) as caught:
+        load({}, file=str(file), env={})
+    assert str(file) in str(caught.value)
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load({}, file=str(tmp_path / "none"), env={})
+
+
+def test_the_documentation_is_the_defaults(tmp_path: Path) -> None:
+    text = CliRunner().invoke(main, ["config", "--show-docs"]).output
+    assert set(tomllib.loads(text)) == set(config.options())
+    file = tmp_path / "r.toml"
+    file.write_text(text, encoding="utf-8")
+    found = load({}, file=str(file), env={})
+    assert found.config == Config()
+    assert set(found.sources.values()) == {f"file {file}"}
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({}, True),
+        ({"host": "::1"}, True),
+        ({"host": "localhost"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "::"}, False),
+        ({"host": "0.0.0.0", "insecure": "true"}, True),
+        ({"host": "0.0.0.0", "key_file": "/k"}, False),
+        ({"key_file": "/k"}, False),
+        ({"key_file": "/k", "insecure": "true"}, False),
+    ],
+)
+def test_protection(given: dict[str, str], allowed: bool) -> None:
+    options = load(given, env={}).config
+    if allowed:
+        config.check_protection(options)
+        return
+    with pytest.raises(ConfigError) as caught:
+        config.check_protection(options)
+    for name in ("--key-file", "REDUCER_KEY_FILE", "--insecure", "REDUCER_INSECURE"):
+        assert name in str(caught.value)
+
+
+def test_auto_lanes_are_the_usable_cores() -> None:
+    assert load({"lanes": "auto"}, env={}).config.lane_count == config.usable_cores() >= 1
+    assert load({"lanes": "3"}, env={}).config.lane_count == 3
+
+
+def test_a_lane_runs_the_code_of_its_parent() -> None:
+    first = config.child_environment()["PYTHONPATH"].split(":")[0]
+    assert Path(first) == ROOT.parent
+
+
+def test_only_config_reads_the_environment() -> None:
+    for path in ROOT.rglob("*.py"):
+        if path == ROOT / "config.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(node, "attr", getattr(node, "id", ""))
+            assert name not in ("environ", "getenv"), f"{path} reads the environment"
