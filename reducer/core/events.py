@@ -1,26 +1,14 @@
-"""What goes into a lane and what comes out of it: the whole surface between core and shell.
-
-A buffer is a token of the shell; the core stores it and hands it back, and never reads a byte.
-"""
+"""What goes into a lane and what comes out of it: the whole surface between core and shell."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
+from reducer.core.buffer import Buffer
+from reducer.core.round import Chunk
 from reducer.errors import ReductionError
 from reducer.wire.header import Header
-
-if TYPE_CHECKING:
-    from reducer.core.round import Chunk
-
-
-class Buffer(Protocol):
-    """Memory of the shell; `view` is all of it."""
-
-    @property
-    def view(self) -> memoryview: ...
-
 
 # --- inputs ---------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from reducer.core.admission import Plans, check_fields, check_length
+from reducer.core.buffer import Buffer
 from reducer.core.credits import Ledger, Window
 from reducer.core.events import (
-    Buffer,
     Contributed,
     Discard,
     Finish,
@@ -27,7 +27,7 @@ from reducer.core.events import (
 )
 from reducer.core.frames import control_frame, payload_frame
 from reducer.core.keytable import KeyTable
-from reducer.core.plan import Plan, owned_chunks
+from reducer.core.plan import Place, Plan
 from reducer.core.progress import KeyProgress
 from reducer.core.round import ABSENT, Chunk, Phase, Round, descriptor_of
 from reducer.core.verdict import mismatch_text, stall_entry
@@ -47,23 +47,6 @@ MAX_LATE = 64
 # Sums of float16 in float64 are exact (at most 8,192 ranks), so their order is free (law 2).
 _ORDER_FREE = frozenset(((int(ReduceOp.SUM), int(DType.FLOAT16)),
                          (int(ReduceOp.MEAN), int(DType.FLOAT16))))  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which of the job's chunks this lane owns."""
-
-    slot: int
-    reducers: int
-    lane: int
-    lanes: int
-
-    def owns(self, key: int, chunk: int) -> bool:
-        g = (key & 0xFFFF_FFFF) + chunk
-        return g % self.reducers == self.slot and g // self.reducers % self.lanes == self.lane
-
-    def owned(self, key: int, chunks: int) -> int:
-        return owned_chunks(key, chunks, self.slot, self.reducers, self.lane, self.lanes)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator
 
-from reducer.core.events import Buffer
+from reducer.core.buffer import Buffer
 from reducer.core.progress import KeyProgress
 from reducer.errors import ProtocolError, QuotaError
 from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES

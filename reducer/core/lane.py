@@ -16,7 +16,8 @@ from reducer.core.credits import Budget
 from reducer.core.events import Close, Event, Free, Log, Output, Send
 from reducer.core.forming import Forming
 from reducer.core.frames import control_frame, payload_frame
-from reducer.core.job import Job, Place
+from reducer.core.job import Job
+from reducer.core.plan import Place
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
 from reducer.errors import (

@@ -85,12 +85,22 @@ def owner(key: int, chunk: int, lanes_by_slot: tuple[int, ...]) -> tuple[int, in
     return slot, (g // reducers) % lanes_by_slot[slot]
 
 
-def owned_chunks(key: int, chunks: int, slot: int, reducers: int, lane: int, lanes: int) -> int:
-    """How many of the chunks 0..chunks-1 a lane owns; it knows the lanes of its own slot."""
-    low = key & 0xFFFF_FFFF
-    # g runs over low..low + chunks - 1; owned where g = slot (mod reducers) and
-    # g // reducers = lane (mod lanes), so one residue of their product.
-    period = reducers * lanes
-    residue = lane * reducers + slot
-    first = (residue - low) % period
-    return 0 if first >= chunks else (chunks - 1 - first) // period + 1
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a lane stands among the job's owners; it knows the lanes of its own slot alone."""
+
+    slot: int
+    reducers: int
+    lane: int
+    lanes: int
+
+    def owns(self, key: int, chunk: int) -> bool:
+        g = (key & 0xFFFF_FFFF) + chunk
+        return g % self.reducers == self.slot and g // self.reducers % self.lanes == self.lane
+
+    def owned(self, key: int, chunks: int) -> int:
+        """How many of the chunks 0..chunks-1 of a key are this lane's."""
+        # g runs over low..low + chunks - 1; one residue of reducers x lanes is ours.
+        period = self.reducers * self.lanes
+        first = (self.lane * self.reducers + self.slot - (key & 0xFFFF_FFFF)) % period
+        return 0 if first >= chunks else (chunks - 1 - first) // period + 1

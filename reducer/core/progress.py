@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from reducer.core.events import Buffer
+from reducer.core.buffer import Buffer
 from reducer.core.round import Chunk, Round, Step
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from reducer.core.events import Buffer
+from reducer.core.buffer import Buffer
 from reducer.core.plan import Plan
 from reducer.errors import InternalError
 from reducer.wire.codes import Collective, DType, Flag, ReduceOp

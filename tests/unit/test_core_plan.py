@@ -1,0 +1,53 @@
+"""Chunks of a round and their owners, against plain counting."""
+
+from __future__ import annotations
+
+import random
+
+from reducer.core.plan import Place, make_plan, owner
+from reducer.wire.codes import Collective, DType
+from reducer.wire.keys import key_id
+
+
+def test_every_chunk_has_one_owner_and_every_lane_knows_its_number() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        lanes_by_slot = tuple(rng.randrange(1, 4) for _ in range(rng.randrange(1, 5)))
+        key, chunks = key_id(str(rng.random())), rng.randrange(1, 60)
+        owners = [owner(key, chunk, lanes_by_slot) for chunk in range(chunks)]
+        for slot, lanes in enumerate(lanes_by_slot):
+            for lane in range(lanes):
+                place = Place(slot, len(lanes_by_slot), lane, lanes)
+                mine = [chunk for chunk in range(chunks) if place.owns(key, chunk)]
+                assert mine == [c for c, who in enumerate(owners) if who == (slot, lane)]
+                assert place.owned(key, chunks) == len(mine)
+
+
+def test_owners_are_even_to_a_chunk() -> None:
+    for chunks in (64, 65, 127):
+        counts = [0] * 8
+        for chunk in range(chunks):
+            counts[owner(key_id("bucket"), chunk, (1,) * 8)[0]] += 1
+        assert max(counts) - min(counts) <= 1
+
+
+def test_the_chunks_cover_every_element_once() -> None:
+    rng = random.Random(2)
+    for _ in range(300):
+        collective = rng.choice(list(Collective)[:4])
+        dtype = rng.choice(list(DType))
+        world, count = rng.randrange(1, 6), rng.choice((0, 1, 100, 70_001))
+        plan = make_plan(collective, dtype, count, world, ((0, 64), (5_000, 4_096)))
+        elements = [0] * plan.parts
+        for chunk in range(plan.chunks):
+            elements[plan.part(chunk)] += plan.elements(chunk)
+            sent = [plan.sends(chunk, rank, 0) for rank in range(world)]
+            received = [plan.receives(chunk, rank, 0) for rank in range(world)]
+            size = plan.bytes(chunk)
+            if collective == Collective.ALL_GATHER:
+                assert sum(sent) == size
+                assert sum(received) == size * (world - 1)
+            elif collective == Collective.REDUCE_SCATTER:
+                assert sum(sent) == size * world
+                assert sum(received) == size
+        assert elements == [count] * plan.parts
