@@ -1,0 +1,305 @@
+// What may be sent, and in which order; the positions done and stable (PROTOCOL.md, 7 and 8).
+#include <algorithm>
+#include <cstdio>
+
+#include "crc.h"
+#include "state.h"
+
+namespace ors {
+namespace {
+
+// Shorter than the time after which a lane forgets an idle key's name.
+constexpr double kNameLastsSeconds = 1.0;
+
+}  // namespace
+
+void State::kick(Lane* lane) {
+  if (lane->kicked) return;
+  lane->kicked = true;
+  kicked_.push_back(lane);
+}
+
+std::vector<Lane*> State::kicked() {
+  std::vector<Lane*> lanes;
+  lanes.swap(kicked_);
+  for (Lane* lane : lanes) lane->kicked = false;
+  return lanes;
+}
+
+void State::queue_frame(Lane* lane, const Header& header, std::string_view payload) {
+  Header whole = header;
+  whole.length = static_cast<uint32_t>(payload.size());
+  whole.payload_crc = payload.empty() ? 0 : crc32c(payload.data(), payload.size());
+  std::string frame(kHeaderSize, '\0');
+  pack_header(whole, reinterpret_cast<uint8_t*>(frame.data()));
+  frame.append(payload);
+  lane->control.push_back(std::move(frame));
+  kick(lane);
+}
+
+void State::queue_key(KeyLane* entry, double now) {
+  if (entry->named(now, kNameLastsSeconds)) return;
+  entry->announced = true;
+  entry->used_at = now;
+  Header header;
+  header.kind = kKey;
+  header.key = entry->key->id;
+  queue_frame(entry->lane, header, encode_key(entry->key->name));
+}
+
+// --- sending ---
+
+void State::fill(Lane* lane, double now) {
+  Sender& sender = lane->sender;
+  bool added = false;
+  while (!failure_ && lane->phase == Lane::Phase::kWelcomed && joined_ && sender.room()) {
+    bool on_grant = false;
+    Share* share = lane->control.empty() ? next_share(lane, &on_grant) : nullptr;
+    if (share != nullptr) queue_key(share->key_lane, now);
+    if (!lane->control.empty()) {
+      sender.add(std::move(lane->control.front()));
+      lane->control.pop_front();
+    } else if (share != nullptr) {
+      send_next(lane, share, on_grant, now);
+    } else {
+      break;
+    }
+    added = true;
+  }
+  if (!failure_ && joined_ && sender.room()) describe_waiting(lane, now);
+  // Before the join, and for the last words, there are only control frames.
+  while (!lane->control.empty() && sender.room()) {
+    sender.add(std::move(lane->control.front()));
+    lane->control.pop_front();
+    added = true;
+  }
+  if (added) lane->last_sent = now;
+}
+
+// The next share whose next chunk may go now: the granted round first, then in the order of
+// submission under the credit. Never one whose key has an earlier chunk for this lane.
+Share* State::next_share(Lane* lane, bool* on_grant) {
+  const auto sendable = [](const Share* share) {
+    const KeyLane* entry = share->key_lane;
+    return share->sent < share->ready && entry->shares[entry->first_unsent] == share;
+  };
+  const auto cost = [](const Share* share) {
+    return share->round->plan.cost(share->chunks[share->sent]);
+  };
+  Share* granted = lane->granted.share;
+  if (granted != nullptr && sendable(granted) && lane->grant.fits(cost(granted))) {
+    *on_grant = true;
+    return granted;
+  }
+  auto& queue = lane->queue;
+  while (!queue.empty() && queue.front().share->all_sent()) queue.pop_front();
+  for (const Lane::Queued& queued : queue) {
+    if (!sendable(queued.share)) continue;  // sent on a grant, or its submitter still copies
+    *on_grant = false;
+    return lane->credit.fits(cost(queued.share)) ? queued.share : nullptr;
+  }
+  return nullptr;
+}
+
+// What every frame of this rank says of a round.
+Header State::round_header(const Round& round, uint8_t kind) const {
+  const Descriptor& d = round.descriptor;
+  Header header;
+  header.kind = kind;
+  header.dtype = d.dtype;
+  header.op = d.op;
+  header.collective = d.collective;
+  header.flags = d.wide ? kWide : 0;
+  header.rank = static_cast<uint16_t>(options_.rank);
+  header.root = d.root;
+  header.epoch = epoch_;
+  header.route = route_;
+  header.key = round.key->id;
+  header.round = round.number;
+  header.count = d.count;
+  return header;
+}
+
+// Rounds whose chunk 0 must wait for credit, or behind others: the verdict on them need not.
+void State::describe_waiting(Lane* lane, double now) {
+  auto& waiting = lane->undescribed;
+  for (size_t left = waiting.size(); left > 0; --left) {
+    const Lane::Queued entry = std::move(waiting.front());
+    waiting.pop_front();
+    if (entry.share->sent > 0) continue;
+    if (entry.share->ready == 0) {  // still being copied: it may well be sent at once
+      waiting.push_back(entry);
+      continue;
+    }
+    queue_key(entry.share->key_lane, now);
+    queue_frame(lane, round_header(*entry.round, kDescribe), {});
+  }
+}
+
+void State::send_next(Lane* lane, Share* share, bool on_grant, double now) {
+  Round* round = share->round;
+  const uint32_t index = share->chunks[share->sent];
+  Chunk& chunk = round->chunks[index];
+  chunk.state = Chunk::State::kSent;
+  chunk.on_grant = on_grant;
+  (on_grant ? lane->grant : lane->credit).used += round->plan.cost(index);
+  unanswered_max_ = std::max(unanswered_max_, lane->credit.used + lane->grant.used);
+  Header header = round_header(*round, kContribution);
+  header.chunk = index;
+  header.done = share->key_lane->done;
+  header.length = chunk.length;
+  header.payload_crc = chunk.crc;
+  lane->sender.add(header, chunk.staging);
+  share->key_lane->used_at = now;
+  mark_reported(share->key_lane);
+  if (++share->sent < share->chunks.size()) return;
+  KeyLane* entry = share->key_lane;
+  while (entry->first_unsent < entry->shares.size() &&
+         entry->shares[entry->first_unsent]->all_sent()) {
+    ++entry->first_unsent;
+  }
+  if (lane->granted.share == share) lane->granted = {};
+}
+
+void State::on_grant(Lane* lane, const Header& header) {
+  lane->has_grant = true;
+  lane->granted_key = header.key;
+  lane->granted_round = header.round;
+  lane->granted = {};
+  const auto key = keys_.find(header.key);
+  if (key == keys_.end()) return;
+  const auto found = key->second->rounds.find(header.round);
+  if (found == key->second->rounds.end()) return;
+  for (Share& share : found->second->shares) {
+    if (share.lane == lane && !share.all_sent()) lane->granted = {found->second, &share};
+  }
+  kick(lane);
+}
+
+// --- done and stable ---
+
+void State::advance_done(KeyLane* entry) {
+  auto& at = entry->first_unheld;
+  while (at < entry->shares.size() && entry->shares[at]->all_held()) ++at;
+  uint64_t done = entry->done;
+  if (at > 0) done = std::max(done, position(entry->shares[at - 1]->round->number + 1, 0));
+  if (at < entry->shares.size() && entry->shares[at]->prefix > 0) {
+    const Share& share = *entry->shares[at];
+    done = std::max(done, position(share.round->number, share.chunks[share.prefix]));
+  }
+  if (done == entry->done) return;
+  entry->done = done;
+  mark_changed(entry);
+}
+
+void State::mark_changed(KeyLane* entry) {
+  if (entry->listed) return;
+  entry->listed = true;
+  entry->lane->changed.push_back(entry);
+}
+
+void State::mark_reported(KeyLane* entry) {
+  entry->reported = entry->done;
+  entry->lane->unreported_cost -= entry->unreported_cost;
+  entry->unreported_cost = 0;
+}
+
+void State::advance_stable(KeyLane* entry, uint64_t stable) {
+  stable = std::min(stable, entry->done);  // nothing is stable that this rank does not hold
+  if (stable <= entry->stable) return;
+  entry->stable = stable;
+  auto& shares = entry->shares;
+  while (!shares.empty()) {
+    Share* share = shares.front();
+    Round* round = share->round;
+    while (share->freed < share->chunks.size() &&
+           position(round->number, share->chunks[share->freed]) < stable) {
+      round->chunks[share->chunks[share->freed++]].staging.reset();
+    }
+    if (share->freed < share->chunks.size()) return;
+    shares.pop_front();
+    --entry->first_unheld;
+    --entry->first_unsent;
+    if (--round->unstable == 0) retire(round);
+  }
+}
+
+void State::on_heartbeat(Lane* lane, const Header& header, const uint8_t* payload) {
+  for (uint32_t at = 0; at < header.length; at += 16) {
+    const auto key = keys_.find(load<uint64_t>(payload + at));
+    if (key == keys_.end()) continue;
+    const auto stable = load<uint64_t>(payload + at + 8);
+    for (const auto& entry : key->second->lanes) {
+      if (entry->lane == lane) advance_stable(entry.get(), stable);
+    }
+  }
+}
+
+void State::queue_heartbeat(Lane* lane, double now) {
+  std::string payload;
+  auto& changed = lane->changed;
+  while (!changed.empty() && payload.size() < kMaxHeartbeatEntries * 16) {
+    KeyLane* entry = changed.back();
+    changed.pop_back();
+    entry->listed = false;
+    if (entry->done == entry->reported) continue;
+    uint8_t pair[16];
+    store(pair, entry->key->id);
+    store(pair + 8, entry->done);
+    payload.append(reinterpret_cast<const char*>(pair), sizeof pair);
+    mark_reported(entry);
+  }
+  lane->last_heartbeat = now;
+  Header header;
+  header.kind = kHeartbeat;
+  header.epoch = epoch_;
+  header.route = route_;
+  queue_frame(lane, header, payload);
+}
+
+// At once, unless the last one has not even left.
+void State::maybe_heartbeat(Lane* lane, double now) {
+  if (!lane->changed.empty() && lane->control.empty()) queue_heartbeat(lane, now);
+}
+
+// --- time and end ---
+
+void State::tick(double now) {
+  if (failure_) return;
+  begin(now);
+  if (!joined_ && now - started_at_ >= options_.connect_timeout) return fail(not_joined());
+  for (Lane* lane : all_lanes_) {
+    if (lane->phase != Lane::Phase::kPending && lane->phase != Lane::Phase::kWelcomed) continue;
+    // A run that is forming is quiet: the connect timeout bounds it.
+    if (lane->phase == Lane::Phase::kWelcomed && now - lane->last_heard > options_.silence) {
+      char age[32];
+      std::snprintf(age, sizeof age, "%.1f s", now - lane->last_heard);
+      fail(lane_failure(ErrorCode::kUnavailable, *lane,
+                        std::string("nothing was heard from it for ") + age));
+      return;
+    }
+    const bool quiet = now - lane->last_sent >= heartbeat_;
+    const bool news = !lane->changed.empty() && now - lane->last_heartbeat >= heartbeat_;
+    if ((quiet || news) && lane->control.empty() && !bye_queued_) queue_heartbeat(lane, now);
+  }
+  forget_idle_keys(now);
+  maybe_say_bye();
+}
+
+void State::leave(double now) {
+  leaving_ = true;
+  for (Lane* lane : all_lanes_) maybe_heartbeat(lane, now);
+  maybe_say_bye();
+}
+
+void State::maybe_say_bye() {
+  if (!leaving_ || bye_queued_ || failure_ || live_rounds_ > 0) return;
+  bye_queued_ = true;
+  Header header;
+  header.kind = kBye;
+  for (Lane* lane : all_lanes_) {
+    if (lane->phase == Lane::Phase::kWelcomed) queue_frame(lane, header, {});
+  }
+}
+
+}  // namespace ors

@@ -1,0 +1,131 @@
+// The engine: the protocol state, one thread, and the sockets between them.
+//
+// Law of locking. `mutex_` guards State; it is held for bookkeeping only, never across a system
+// call, nor a copy, a cast or a CRC of payload bytes.
+//  - The engine thread alone touches sockets, Receivers and Senders, brings frames into the State,
+//    fails it, and finishes operations. It reads and writes payloads without the mutex: a target
+//    stays valid until its operation is finished, which only this thread does, and staging memory
+//    is held by reference while it is being sent.
+//  - Any thread may submit: State::submit and State::ready under the mutex, stage() without it.
+//    Chunks are published one by one, so that sending overlaps the copy of the rest.
+//  - Order of locks: mutex_, then finished_mutex_, event_mutex_, an operation's or the pool's own.
+//  Nobody waits for
+//    the engine thread while holding any of them.
+//  - In a forked child no call takes a lock: fork_generation() is compared first, by the caller.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "socket.h"
+#include "state.h"
+
+namespace ors {
+
+struct LaneStats {
+  std::string reducer;
+  uint32_t slot = 0;
+  uint32_t lane = 0;
+  Value stats;
+};
+
+class Engine {
+ public:
+  explicit Engine(Options options);  // opens nothing
+  ~Engine();                         // abort()
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  void start();
+  // True once the group has joined or failed.
+  bool wait_joined(double seconds);
+  std::optional<Failure> failure();
+
+  std::optional<std::string> check(const Submission& submission) const;
+  std::optional<Failure> submit(const Submission& submission, OperationRef* operation);
+
+  // The next finished operation that was submitted with notify; null on timeout or after the end.
+  OperationRef next_finished(double seconds);
+  std::vector<std::string> take_reports();
+  // nullopt: not all lanes have answered in time, or the group has failed.
+  std::optional<std::vector<LaneStats>> stats(double seconds);
+  std::map<std::string, uint64_t> counters();
+  std::string run_id();
+
+  void leave();                     // say BYE as soon as everything is stable
+  bool wait_ended(double seconds);  // true when the thread has nothing left to do
+  void abort();                     // open operations fail; ends and joins the thread
+
+  uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+  uint64_t bytes_received() const { return bytes_received_.load(std::memory_order_relaxed); }
+  uint32_t connections() const { return connections_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Connection;
+  struct Sink;
+
+  void open_event_loop();
+  void publish(const Submission& submission, const RoundRef& round);
+  void run();
+  void serve();
+  void fail(ErrorCode code, const std::string& reason, const std::string& message);
+  void dial_wanted(double now);
+  void step_dials(double now);
+  void step_dial(Connection* c, double now);
+  void try_address(Connection* c, double now);
+  void dial_failed(Connection* c, const std::string& why, double now);
+  void on_connected(Connection* c, double now);
+  void pump_kicked(double now);
+  void pump(Connection* c, double now);
+  void read(Connection* c, double now);
+  void end(Connection* c, const std::string& why, double now);
+  void shut(Connection* c);
+  void watch(Connection* c, bool write);
+  void handle_event(Connection* c, uint32_t events, double now);
+  void wait_for_events(double now);
+  void tick(double now);
+  bool finish_leaving(double now);
+  void finish_failed(double now);
+  bool dialing() const;
+  void wake();
+
+  std::mutex mutex_;
+  State state_;                      // by mutex_
+  std::condition_variable changed_;  // joined, failed, stats, ended: with mutex_
+  bool started_ = false;
+  bool ended_ = false;
+  bool sleeping_ = false;
+  bool abort_ = false;
+
+  std::mutex finished_mutex_;
+  std::condition_variable finished_changed_;
+  std::deque<OperationRef> finished_;
+  bool finished_ended_ = false;
+
+  std::vector<std::unique_ptr<Connection>>
+      connections_list_;  // engine thread only, as what follows
+  double next_tick_ = 0;
+  double half_closed_at_ = -1;
+  bool trimmed_ = true;
+  bool more_ = false;  // some connection was left with work to do
+  int epoll_ = -1;
+
+  std::mutex event_mutex_;
+  int event_ = -1;  // by event_mutex_: a submitter may write to it while another thread closes
+
+  std::atomic<uint64_t> bytes_sent_{0};
+  std::atomic<uint64_t> bytes_received_{0};
+  std::atomic<uint32_t> connections_{0};
+  std::mutex thread_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace ors

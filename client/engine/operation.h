@@ -1,0 +1,70 @@
+// One submitted round as its caller sees it: open, then finished once, with or without a failure.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "wire.h"
+
+namespace ors {
+
+struct Failure {
+  ErrorCode code = ErrorCode::kInternal;
+  std::string message;
+  int64_t rank = -1;
+  std::string reason;
+  std::string key;
+  int64_t round = -1;
+};
+
+class Operation {
+ public:
+  Operation(std::string key, uint64_t round, bool notify)
+      : key_(std::move(key)), round_(round), notify_(notify) {}
+
+  const std::string& key() const { return key_; }
+  uint64_t round() const { return round_; }
+  bool notify() const { return notify_; }
+
+  // After done() is true, failure() and flags() never change and the target is the caller's again.
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  const std::optional<Failure>& failure() const { return failure_; }
+  uint16_t flags() const { return flags_; }
+
+  // True when it is finished; false after `seconds`.
+  bool wait(double seconds) {
+    if (done()) return true;
+    std::unique_lock<std::mutex> lock(mutex_);
+    return finished_.wait_for(lock, std::chrono::duration<double>(seconds),
+                              [this] { return done(); });
+  }
+
+  // Called once, by whoever drives the state.
+  void finish(std::optional<Failure> failure, uint16_t flags) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    failure_ = std::move(failure);
+    flags_ = flags;
+    done_.store(true, std::memory_order_release);
+    finished_.notify_all();
+  }
+
+ private:
+  const std::string key_;
+  const uint64_t round_;
+  const bool notify_;
+  std::mutex mutex_;
+  std::condition_variable finished_;
+  std::atomic<bool> done_{false};
+  std::optional<Failure> failure_;
+  uint16_t flags_ = 0;
+};
+
+using OperationRef = std::shared_ptr<Operation>;
+
+}  // namespace ors

@@ -1,0 +1,132 @@
+#include "socket.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <thread>
+
+#include "fork.h"
+
+namespace ors {
+namespace {
+
+void set_option(int fd, int level, int name, int value) {
+  // A refused option costs speed or detection time, never correctness.
+  (void)::setsockopt(fd, level, name, &value, sizeof value);
+}
+
+// No SO_RCVBUF or SO_SNDBUF: they turn autotuning off. No TCP_USER_TIMEOUT: it kills a live peer
+// that merely stops reading; heartbeats and keepalive find dead ones.
+void set_options(int fd) {
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 2);
+}
+
+bool connected_to_itself(int fd) {
+  SocketAddress here;
+  SocketAddress there;
+  here.size = there.size = sizeof here.storage;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&here.storage), &here.size) != 0 ||
+      ::getpeername(fd, reinterpret_cast<sockaddr*>(&there.storage), &there.size) != 0) {
+    return false;
+  }
+  return here.size == there.size && std::memcmp(&here.storage, &there.storage, here.size) == 0;
+}
+
+}  // namespace
+
+std::optional<Endpoint> parse_endpoint(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0 || colon + 1 == address.size()) return std::nullopt;
+  Endpoint endpoint{address.substr(0, colon), address.substr(colon + 1)};
+  if (endpoint.host.front() == '[' && endpoint.host.back() == ']') {
+    endpoint.host = endpoint.host.substr(1, endpoint.host.size() - 2);
+  }
+  if (endpoint.port.size() > 5 ||
+      endpoint.port.find_first_not_of("0123456789") != std::string::npos ||
+      std::stoi(endpoint.port) < 1 || std::stoi(endpoint.port) > 65535 || endpoint.host.empty()) {
+    return std::nullopt;
+  }
+  return endpoint;
+}
+
+void Lookup::resolve(const Endpoint& endpoint, int flags) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | flags;
+  addrinfo* list = nullptr;
+  const int error = ::getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &list);
+  if (error != 0) {
+    trouble_ = ::gai_strerror(error);
+    return;
+  }
+  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
+    SocketAddress address;
+    if (entry->ai_addrlen > sizeof address.storage) continue;
+    std::memcpy(&address.storage, entry->ai_addr, entry->ai_addrlen);
+    address.size = entry->ai_addrlen;
+    addresses_.push_back(address);
+  }
+  ::freeaddrinfo(list);
+}
+
+std::shared_ptr<Lookup> Lookup::start(const Endpoint& endpoint) {
+  auto lookup = std::make_shared<Lookup>();
+  lookup->resolve(endpoint, AI_NUMERICHOST);
+  if (!lookup->addresses_.empty()) {
+    lookup->done_ = true;
+    return lookup;
+  }
+  try {
+    // Inherits the engine thread's signal mask: all blocked.
+    std::thread([lookup, endpoint] {
+      lookup->trouble_.clear();
+      lookup->resolve(endpoint, 0);
+      lookup->done_.store(true, std::memory_order_release);
+    }).detach();
+  } catch (const std::system_error& error) {
+    lookup->trouble_ = std::string("no thread for the name look-up: ") + error.what();
+    lookup->done_ = true;
+  }
+  return lookup;
+}
+
+int begin_connect(const SocketAddress& to, int* error) {
+  const int fd = open_guarded([&] {
+    return ::socket(to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  });
+  if (fd < 0) {
+    *error = errno;
+    return -1;
+  }
+  set_options(fd);
+  if (::connect(fd, reinterpret_cast<const sockaddr*>(&to.storage), to.size) != 0 &&
+      errno != EINPROGRESS) {
+    *error = errno;
+    close_guarded(fd);
+    return -1;
+  }
+  return fd;
+}
+
+int connect_result(int fd) {
+  int error = 0;
+  socklen_t size = sizeof error;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
+  if (error == 0 && connected_to_itself(fd)) return ECONNREFUSED;
+  return error;
+}
+
+std::string error_text(int error) { return std::system_category().message(error); }
+
+}  // namespace ors

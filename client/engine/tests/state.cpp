@@ -1,0 +1,319 @@
+// The protocol state against tiny lanes in memory: joining, sums, credits, stability, refusal,
+// failure, and whatever bytes a lane may send.
+#include "state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "tiny_lane.h"
+
+namespace {
+
+constexpr uint32_t kWorld = 3;
+constexpr uint32_t kReducers = 2;
+constexpr uint32_t kLanes = 2;
+constexpr uint64_t kCredit = 32768;  // two chunks
+
+struct Sink final : ors::FrameSink {
+  Sink(ors::State* to, ors::Lane* from, double at) : state(to), lane(from), now(at) {}
+  std::optional<ors::Failure> control(const ors::Header& h, const uint8_t* payload) override {
+    return state->control(lane, h, payload, now);
+  }
+  std::optional<ors::Failure> result_begins(const ors::Header& h, ors::Target* target) override {
+    return state->result_begins(lane, h, target);
+  }
+  std::optional<ors::Failure> result_ends(const ors::Header& h) override {
+    return state->result_ends(lane, h, now);
+  }
+  ors::State* state;
+  ors::Lane* lane;
+  double now;
+};
+
+ors::Options options(uint32_t rank) {
+  ors::Options o;
+  o.addresses = {"r0", "r1"};
+  o.job = "job";
+  o.run_id = rank == 0 ? "run" : "";
+  o.rank = rank;
+  o.world_size = kWorld;
+  o.chunk_table = {{0, 16384}};
+  o.incarnation = std::string(16, static_cast<char>('0' + rank));
+  return o;
+}
+
+void feed(ors::State* state, ors::Lane* lane, const std::string& bytes, size_t step, double now) {
+  Sink sink(state, lane, now);
+  for (size_t at = 0; at < bytes.size() && !state->failure();) {
+    struct iovec parts[2];
+    lane->receiver.prepare(parts);
+    const size_t part = std::min({step, parts[0].iov_len, bytes.size() - at});
+    std::memcpy(parts[0].iov_base, bytes.data() + at, part);
+    at += part;
+    if (auto failure = lane->receiver.received(part, &sink)) state->broken(lane, *failure, now);
+  }
+}
+
+std::string drain(ors::State* state, ors::Lane* lane, double now) {
+  std::string out;
+  for (;;) {
+    if (lane->sender.empty()) state->fill(lane, now);
+    if (lane->sender.empty()) return out;
+    struct iovec parts[ors::Sender::kMaxPieces];
+    const int n = lane->sender.prepare(parts, ors::Sender::kMaxPieces);
+    size_t size = 0;
+    for (int i = 0; i < n; ++i) {
+      out.append(static_cast<const char*>(parts[i].iov_base), parts[i].iov_len);
+      size += parts[i].iov_len;
+    }
+    lane->sender.sent(size);
+  }
+}
+
+struct Cluster {
+  Cluster() {
+    for (uint32_t r = 0; r < kWorld; ++r)
+      states.push_back(std::make_unique<ors::State>(options(r)));
+    for (uint32_t s = 0; s < kReducers; ++s) {
+      for (uint32_t l = 0; l < kLanes; ++l) {
+        lanes.emplace_back(kWorld, l, kLanes, s, kReducers, kCredit);
+      }
+    }
+    settle();
+    for (const auto& state : states) CHECK(state->joined());
+  }
+
+  // Moves bytes until none are left to move.
+  void settle() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (uint32_t rank = 0; rank < kWorld; ++rank) {
+        ors::State* state = states[rank].get();
+        for (ors::Lane* lane : state->wanted()) state->opened(lane, now);
+        for (ors::Lane* lane : std::vector<ors::Lane*>(state->lanes())) {
+          TinyLane& peer = lanes[lane->reducer * kLanes + lane->number];
+          const std::string sent = drain(state, lane, now);
+          if (!sent.empty()) peer.take(rank, sent);
+          const std::string got = peer.give(rank);
+          feed(state, lane, got, 1 + rng() % 40000, now);
+          moved = moved || !sent.empty() || !got.empty();
+        }
+      }
+    }
+  }
+
+  void pass(double seconds) {
+    for (double left = seconds; left > 0; left -= 0.05) {
+      now += 0.05;
+      for (const auto& state : states) state->tick(now);
+      settle();
+    }
+  }
+
+  ors::OperationRef submit(uint32_t rank, const std::string& key, const std::vector<float>& source,
+                           std::vector<float>* target) {
+    ors::Submission s;
+    s.descriptor = {ors::kAllReduce, ors::kSum, ors::kFloat32, false, source.size(), 0};
+    s.key = key;
+    s.source = reinterpret_cast<const uint8_t*>(source.data());
+    s.source_bytes = source.size() * sizeof(float);
+    s.target = reinterpret_cast<uint8_t*>(target->data());
+    s.target_bytes = s.source_bytes;
+    ors::State* state = states[rank].get();
+    CHECK(!state->check(s));
+    ors::RoundRef round;
+    CHECK(!state->submit(s, now, &round));
+    for (uint32_t c = 0; c < round->plan.chunks(); ++c) {
+      state->ready(round, c, ors::stage(*round, c, rank, s, state->pool.get()));
+    }
+    return round->operation;
+  }
+
+  std::mt19937 rng{7};
+  double now = 100;
+  std::vector<std::unique_ptr<ors::State>> states;
+  std::vector<TinyLane> lanes;
+};
+
+struct Call {
+  std::vector<float> target;
+  ors::OperationRef operation;
+};
+
+std::vector<Call> call_all(Cluster* cluster, const std::string& key, size_t count) {
+  std::vector<Call> calls(kWorld);
+  for (uint32_t rank = 0; rank < kWorld; ++rank) {
+    const std::vector<float> source(count, static_cast<float>(rank + 1));
+    calls[rank].target.assign(count, -1);
+    calls[rank].operation = cluster->submit(rank, key, source, &calls[rank].target);
+  }
+  return calls;
+}
+
+void test_sums_and_stability() {
+  Cluster cluster;
+  for (int round = 0; round < 3; ++round) {
+    const auto calls = call_all(&cluster, "key", 60001);
+    cluster.settle();
+    for (const Call& call : calls) {
+      CHECK(call.operation->done() && !call.operation->failure());
+      CHECK(call.operation->round() == static_cast<uint64_t>(round));
+      for (const float value : call.target) CHECK(value == 6);
+    }
+  }
+  for (const TinyLane& lane : cluster.lanes) CHECK(lane.unanswered_max() <= kCredit);
+  cluster.pass(0.5);
+  for (const auto& state : cluster.states) {
+    CHECK(state->counters().at("staging_bytes") == 0);
+    CHECK(state->counters().at("live_rounds") == 0);
+  }
+  cluster.pass(2);
+  for (const auto& state : cluster.states) {
+    CHECK(state->counters().at("keys") == 0);
+    CHECK(state->counters().at("remembered_keys") == 1);
+  }
+  const auto calls =
+      call_all(&cluster, "key", 10);  // the round goes on after the key was forgotten
+  CHECK(calls[0].operation->round() == 3);
+  cluster.settle();
+  CHECK(calls[0].operation->done());
+  for (const auto& state : cluster.states) state->leave(cluster.now);
+  cluster.settle();
+  cluster.pass(0.5);
+  for (const TinyLane& lane : cluster.lanes) CHECK(lane.byes() == kWorld);
+}
+
+void test_refusal() {
+  Cluster cluster;
+  for (TinyLane& lane : cluster.lanes) lane.refuse_round = 0;
+  const auto refused = call_all(&cluster, "key", 40);
+  cluster.settle();
+  for (const Call& call : refused) {
+    CHECK(call.operation->done());
+    CHECK(call.operation->failure()->code == ors::ErrorCode::kMismatch);
+    CHECK(call.operation->failure()->message == "the ranks differ");
+  }
+  const auto calls = call_all(&cluster, "key", 60001);
+  cluster.settle();
+  for (const Call& call : calls) CHECK(call.operation->done() && !call.operation->failure());
+  cluster.pass(0.5);
+  for (const auto& state : cluster.states) {
+    CHECK(state->counters().at("staging_bytes") == 0);
+    CHECK(state->counters().at("unanswered") == 0);
+  }
+}
+
+void test_lost_lane() {
+  Cluster cluster;
+  std::vector<float> target(1000);
+  const auto operation = cluster.submit(0, "key", std::vector<float>(1000), &target);
+  ors::State* state = cluster.states[0].get();
+  cluster.settle();
+  state->closed(state->find(1, 0), "reset", cluster.now);
+  CHECK(operation->done());
+  CHECK(operation->failure()->code == ors::ErrorCode::kUnavailable);
+  CHECK(operation->failure()->message.find("r1") != std::string::npos);
+  CHECK(operation->failure()->key == "key" && operation->failure()->round == 0);
+  CHECK(state->counters().at("staging_bytes") == 0);
+}
+
+// The caller has its target back while a payload for it is still arriving: not one byte may follow.
+void test_target_is_let_go(bool refused) {
+  Cluster cluster;
+  std::vector<float> target(20000, -1);
+  const auto operation = cluster.submit(0, "key", std::vector<float>(20000), &target);
+  ors::State* state = cluster.states[0].get();
+  for (ors::Lane* lane : state->lanes()) drain(state, lane, cluster.now);
+  ors::Lane* first = nullptr;  // the owner of chunk 0; any other one owns a later chunk
+  ors::Lane* other = nullptr;
+  const uint64_t key = ors::key_id("key");
+  const uint32_t slot = key % 0x100000000 % kReducers;
+  const uint32_t number = key % 0x100000000 / kReducers % kLanes;
+  for (ors::Lane* lane : state->lanes()) {
+    (lane->reducer == slot && lane->number == number ? first : other) = lane;
+  }
+  TinyLane& peer = cluster.lanes[first->reducer * kLanes + first->number];
+  ors::Header h;
+  h.kind = ors::kResult;
+  h.key = key;
+  h.count = 20000;
+  h.dtype = h.op = h.collective = 1;
+  peer.send(0, h, std::string(16384, '\x42'));
+  const std::string bytes = peer.give(0);
+  const size_t half = ors::kHeaderSize + 8192;
+  feed(state, first, bytes.substr(0, half), 1000, cluster.now);
+  CHECK(target[0] != -1 && target[4095] == -1);
+  if (refused) {
+    TinyLane& refuser = cluster.lanes[other->reducer * kLanes + other->number];
+    ors::Header refusal;
+    refusal.kind = ors::kRefused;
+    refusal.key = key;
+    refuser.send(0, refusal, ors::encode_error({ors::ErrorCode::kMismatch, "no", -1, "", "", -1}));
+    feed(state, other, refuser.give(0), 1000, cluster.now);
+  } else {
+    state->closed(other, "reset", cluster.now);
+  }
+  CHECK(operation->done() && operation->failure());
+  target.assign(target.size(), -7);
+  Sink sink(state, first, cluster.now);
+  for (size_t at = half; at < bytes.size();) {  // also after a failure of the group
+    struct iovec parts[2];
+    first->receiver.prepare(parts);
+    const size_t part = std::min(parts[0].iov_len, bytes.size() - at);
+    std::memcpy(parts[0].iov_base, bytes.data() + at, part);
+    at += part;
+    CHECK(!first->receiver.received(part, &sink));
+  }
+  for (const float value : target) CHECK(value == -7);
+  CHECK(state->failure().has_value() != refused);
+}
+
+// Nothing that a lane sends may do more than end the group.
+void test_hostile_lanes() {
+  std::mt19937 rng(3);
+  for (int run = 0; run < 400; ++run) {
+    Cluster cluster;
+    std::vector<float> target(20000);
+    const auto operation = cluster.submit(0, "key", std::vector<float>(20000), &target);
+    ors::State* state = cluster.states[0].get();
+    ors::Lane* lane = state->lanes()[rng() % state->lanes().size()];
+    drain(state, lane, cluster.now);
+    for (int frames = 0; frames < 20; ++frames) {
+      ors::Header h;
+      h.kind = static_cast<uint8_t>(rng() % 2 ? 17 : 1 + rng() % 21);
+      h.key = rng() % 4 ? ors::key_id("key") : rng();
+      h.round = rng() % 3;
+      h.chunk = rng() % 8;
+      h.count = 20000;
+      h.dtype = h.op = h.collective = 1;
+      h.stable = rng() % 2 ? rng() : uint64_t{rng()} << 24;
+      std::string payload(rng() % 3 ? 16384 : rng() % 100, '\0');
+      for (char& byte : payload) byte = static_cast<char>(rng());
+      TinyLane& peer = cluster.lanes[lane->reducer * kLanes + lane->number];
+      peer.send(0, h, payload);
+      std::string bytes = peer.give(0);
+      if (rng() % 8 == 0) bytes[rng() % bytes.size()] = static_cast<char>(rng());
+      feed(state, lane, bytes, 1 + rng() % 30000, cluster.now);
+      drain(state, lane, cluster.now);
+      state->tick(cluster.now);
+    }
+    Sink sink(state, lane, cluster.now);
+    if (!state->failure()) state->fail({});
+    CHECK(operation->done());
+    CHECK(state->counters().at("open_rounds") == 0);
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_sums_and_stability();
+  test_refusal();
+  test_lost_lane();
+  test_target_is_let_go(true);
+  test_target_is_let_go(false);
+  test_hostile_lanes();
+}

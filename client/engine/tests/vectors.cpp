@@ -1,0 +1,219 @@
+// The golden vectors of tests/vectors/frames.txt, which Python checks too.
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "connection.h"
+#include "crc.h"
+#include "messages.h"
+#include "plan.h"
+#include "wire.h"
+
+namespace {
+
+using Fields = std::map<std::string, std::string>;
+
+const ors::ChunkTable kTable = {
+    {0, 65536}, {1 << 20, 131072}, {8 << 20, 524288}, {32 << 20, 1048576}};
+
+std::string unhex(const std::string& hex) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2) {
+    bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+  }
+  return bytes;
+}
+
+const uint8_t* raw(const std::string& bytes) {
+  return reinterpret_cast<const uint8_t*>(bytes.data());
+}
+
+uint64_t number(const Fields& fields, const std::string& name) {
+  return std::stoull(fields.at(name));
+}
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  std::stringstream stream(text);
+  for (std::string part; std::getline(stream, part, at);) parts.push_back(part);
+  return parts;
+}
+
+void check_preface(const Fields& fields, const std::string& bytes) {
+  CHECK(bytes.size() == ors::kPrefaceSize);
+  ors::Preface preface;
+  CHECK(ors::unpack_preface(raw(bytes), &preface) == nullptr);
+  CHECK(preface.lane == number(fields, "lane"));
+  uint8_t packed[ors::kPrefaceSize];
+  ors::pack_preface(preface, packed);
+  CHECK(bytes == std::string(reinterpret_cast<char*>(packed), sizeof packed));
+}
+
+void check_frame(const Fields& fields, const std::string& bytes) {
+  CHECK(bytes.size() >= ors::kHeaderSize);
+  ors::Header h;
+  ors::ErrorCode code;
+  CHECK(ors::unpack_header(raw(bytes), &h, &code) == nullptr);
+  const std::map<std::string, uint64_t> got = {{"kind", h.kind},
+                                               {"dtype", h.dtype},
+                                               {"op", h.op},
+                                               {"collective", h.collective},
+                                               {"flags", h.flags},
+                                               {"rank", h.rank},
+                                               {"root", h.root},
+                                               {"epoch", h.epoch},
+                                               {"chunk", h.chunk},
+                                               {"key", h.key},
+                                               {"round", h.round},
+                                               {"count", h.count},
+                                               {"done", h.done},
+                                               {"stable", h.stable},
+                                               {"length", h.length},
+                                               {"route", h.route},
+                                               {"payload_crc", h.payload_crc}};
+  for (const auto& [name, value] : got) CHECK(value == number(fields, name));
+  uint8_t packed[ors::kHeaderSize];
+  ors::pack_header(h, packed);
+  CHECK(bytes.substr(0, ors::kHeaderSize) ==
+        std::string(reinterpret_cast<char*>(packed), sizeof packed));
+  CHECK(bytes.size() == ors::kHeaderSize + h.length);
+  const std::string payload = bytes.substr(ors::kHeaderSize);
+  CHECK(ors::crc32c(payload.data(), payload.size()) == h.payload_crc);
+}
+
+// The maps that a worker reads must decode, whatever they hold.
+void check_map(const std::string& bytes) {
+  const std::string payload = bytes.substr(ors::kHeaderSize);
+  ors::Pending pending;
+  ors::Welcome welcome;
+  ors::Failure failure;
+  std::string reason;
+  std::vector<ors::StalledRound> rounds;
+  switch (static_cast<uint8_t>(bytes[5])) {
+    case ors::kPending:
+      CHECK(ors::decode_pending(payload, &pending) == nullptr);
+      break;
+    case ors::kWelcome:
+      CHECK(ors::decode_welcome(payload, &welcome) == nullptr);
+      break;
+    case ors::kError:
+      CHECK(ors::decode_error(payload, &failure) == nullptr);
+      break;
+    case ors::kGoaway:
+      CHECK(ors::decode_goaway(payload, &reason) == nullptr);
+      break;
+    case ors::kStall:
+      CHECK(ors::decode_stall(payload, &rounds) == nullptr);
+      break;
+    case ors::kRefused:
+      CHECK(ors::decode_refused(payload, &failure) == nullptr);
+      break;
+    default:
+      break;
+  }
+}
+
+struct NoSink final : ors::FrameSink {
+  std::optional<ors::Failure> control(const ors::Header&, const uint8_t*) override { return {}; }
+  std::optional<ors::Failure> result_begins(const ors::Header&, ors::Target*) override {
+    return {};
+  }
+  std::optional<ors::Failure> result_ends(const ors::Header&) override { return {}; }
+};
+
+// Whole and byte by byte: the same verdict.
+void check_bad(const Fields& fields, const std::string& bytes) {
+  const std::map<std::string, ors::ErrorCode> codes = {{"bad_frame", ors::ErrorCode::kProtocol},
+                                                       {"version", ors::ErrorCode::kVersion},
+                                                       {"integrity", ors::ErrorCode::kIntegrity}};
+  for (const size_t step : {bytes.size(), size_t{1}}) {
+    ors::Receiver receiver("a lane");
+    NoSink sink;
+    std::optional<ors::Failure> failure;
+    for (size_t at = 0; at < bytes.size() && !failure;) {
+      struct iovec parts[2];
+      receiver.prepare(parts);
+      const size_t part = std::min({step, parts[0].iov_len, bytes.size() - at});
+      std::memcpy(parts[0].iov_base, bytes.data() + at, part);
+      at += part;
+      failure = receiver.received(part, &sink);
+    }
+    const uint8_t kind = static_cast<uint8_t>(bytes[5]);
+    if (!failure && kind == ors::kContribution) return;  // lanes alone judge those
+    CHECK(failure.has_value());
+    const bool unexpected =
+        kind == ors::kContribution && failure->code == ors::ErrorCode::kProtocol;
+    CHECK(unexpected || failure->code == codes.at(fields.at("error")));
+  }
+}
+
+void check_plan(const Fields& fields) {
+  ors::Descriptor d;
+  d.collective = static_cast<uint8_t>(number(fields, "collective"));
+  d.dtype = static_cast<uint8_t>(number(fields, "dtype"));
+  d.count = number(fields, "count");
+  d.root = static_cast<uint16_t>(number(fields, "root"));
+  const auto rank = static_cast<uint32_t>(number(fields, "rank"));
+  std::vector<uint32_t> lanes;
+  for (const auto& text : split(fields.at("lanes"), ',')) {
+    lanes.push_back(static_cast<uint32_t>(std::stoul(text)));
+  }
+  std::string why;
+  const auto plan =
+      ors::Plan::make(d, static_cast<uint32_t>(number(fields, "world")), kTable, &why);
+  CHECK(plan.has_value());
+  CHECK(plan->chunks() == number(fields, "chunks"));
+  const ors::Owners owners(lanes);
+  for (const auto& item : split(fields.at("list"), ',')) {
+    std::vector<uint32_t> n;
+    for (const auto& text : split(item, ':')) n.push_back(static_cast<uint32_t>(std::stoul(text)));
+    const uint32_t chunk = n[0];
+    CHECK(plan->range(chunk).elements == n[1]);
+    CHECK((ors::sends_bytes(d, *plan, chunk, rank) ? plan->bytes(chunk) : 0) == n[2]);
+    CHECK((ors::gets_bytes(d, *plan, chunk, rank) ? plan->bytes(chunk) : 0) == n[3]);
+    CHECK(owners.owner(number(fields, "key"), chunk) == owners.index(n[4], n[5]));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CHECK(argc == 2);
+  std::ifstream file(argv[1]);
+  CHECK(file.good());
+  std::map<std::string, int> seen;
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    std::stringstream words(line);
+    std::string kind;
+    std::string name;
+    words >> kind >> name;
+    Fields fields;
+    for (std::string word; words >> word;) {
+      const size_t equals = word.find('=');
+      fields[word.substr(0, equals)] = word.substr(equals + 1);
+    }
+    const std::string bytes = unhex(fields["hex"]);
+    if (kind == "preface") check_preface(fields, bytes);
+    if (kind == "key") CHECK(ors::key_id(bytes) == number(fields, "id"));
+    if (kind == "crc") {
+      CHECK(ors::crc32c(bytes.data(), bytes.size()) == number(fields, "crc"));
+      CHECK(ors::crc32c_portable(bytes.data(), bytes.size()) == number(fields, "crc"));
+    }
+    if (kind == "frame") {
+      check_frame(fields, bytes);
+      check_map(bytes);
+    }
+    if (kind == "bad") check_bad(fields, bytes);
+    if (kind == "plan") check_plan(fields);
+    ++seen[kind];
+  }
+  for (const char* kind : {"preface", "key", "crc", "frame", "bad", "plan"}) CHECK(seen[kind] > 0);
+  std::cout << seen["frame"] << " frames, " << seen["bad"] << " bad ones, " << seen["plan"]
+            << " plans\n";
+}

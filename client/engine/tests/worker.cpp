@@ -1,0 +1,88 @@
+// Workers of one job in one process, against real reducers: checked all-reduces from several
+// threads. Usage: engine_worker host:port[,host:port...] world rounds
+#include <unistd.h>
+
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "loop.h"
+
+namespace {
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::stringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
+}
+
+ors::Options options(uint32_t rank, uint32_t world, const std::vector<std::string>& addresses) {
+  ors::Options o;
+  o.addresses = addresses;
+  o.job = "engine-worker-" + std::to_string(::getpid());
+  o.run_id = rank == 0 ? "run" : "";
+  o.rank = rank;
+  o.world_size = world;
+  o.chunk_table = {{0, 65536}, {1 << 20, 131072}};
+  o.connect_timeout = 20;
+  o.incarnation = std::string(16, '0');
+  ors::store(reinterpret_cast<uint8_t*>(o.incarnation.data()), rank);
+  return o;
+}
+
+void check_rounds(ors::Engine* engine, uint32_t rank, uint32_t world, int thread, int rounds) {
+  const size_t count = 7 + 150000 * static_cast<size_t>(thread);
+  for (int round = 0; round < rounds; ++round) {
+    const std::vector<float> source(count, static_cast<float>(rank + 1));
+    std::vector<float> target(count);
+    ors::Submission s;
+    s.descriptor = {ors::kAllReduce, ors::kSum, ors::kFloat32, false, count, 0};
+    s.key = "thread" + std::to_string(thread);
+    s.source = reinterpret_cast<const uint8_t*>(source.data());
+    s.target = reinterpret_cast<uint8_t*>(target.data());
+    s.source_bytes = s.target_bytes = count * sizeof(float);
+    ors::OperationRef operation;
+    CHECK(!engine->submit(s, &operation));
+    CHECK(operation->wait(60));
+    CHECK(!operation->failure());
+    const auto expected = static_cast<float>(world * (world + 1) / 2);
+    for (const float value : target) CHECK(value == expected);
+  }
+}
+
+void work(uint32_t rank, uint32_t world, const std::vector<std::string>& addresses, int rounds) {
+  ors::Engine engine(options(rank, world, addresses));
+  engine.start();
+  CHECK(engine.wait_joined(30));
+  if (const auto failure = engine.failure()) {
+    std::fprintf(stderr, "rank %u: %s\n", rank, failure->message.c_str());
+    std::exit(1);
+  }
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([&engine, rank, world, thread, rounds] {
+      check_rounds(&engine, rank, world, thread, rounds);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(engine.stats(10).has_value());
+  engine.leave();
+  CHECK(engine.wait_ended(20));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CHECK(argc == 4);
+  const auto addresses = split(argv[1]);
+  const auto world = static_cast<uint32_t>(std::stoul(argv[2]));
+  const int rounds = std::stoi(argv[3]);
+  std::vector<std::thread> workers;
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    workers.emplace_back(
+        [rank, world, &addresses, rounds] { work(rank, world, addresses, rounds); });
+  }
+  for (std::thread& worker : workers) worker.join();
+}

@@ -1,0 +1,177 @@
+// What travels on the wire (reducer/wire/PROTOCOL.md): numbers, limits, preface, frame header.
+//
+// Law: nothing here allocates, and every byte of a peer is checked before it is believed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace ors {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "payloads are little-endian and are not swapped");
+
+constexpr uint8_t kProtocolMajor = 1;
+constexpr uint8_t kProtocolMinor = 0;
+constexpr size_t kPrefaceSize = 16;
+constexpr size_t kHeaderSize = 80;
+constexpr uint16_t kNoRank = 0xFFFF;
+
+// Limits and their reasons: PROTOCOL.md, section 10.
+constexpr uint32_t kMaxControlBytes = 65'536;
+constexpr int kMaxControlDepth = 8;
+constexpr uint32_t kMaxControlItems = 4'096;
+constexpr uint32_t kMaxChunkBytes = 4u << 20;
+constexpr uint32_t kMaxChunks = 1u << 24;
+constexpr uint32_t kMaxWorldSize = 8'192;
+constexpr size_t kMaxKeyBytes = 512;
+constexpr size_t kMaxJobBytes = 128;
+constexpr size_t kMaxRunIdBytes = 128;
+constexpr size_t kMaxChunkTableRows = 16;
+constexpr size_t kMaxHeartbeatEntries = 4'096;
+constexpr uint64_t kMinChunkCost = 4'096;
+constexpr int kPositionBits = 24;
+
+enum Kind : uint8_t {
+  kHello = 1,
+  kPending = 2,
+  kWelcome = 3,
+  kError = 4,
+  kGoaway = 5,
+  kBye = 6,
+  kKey = 7,
+  kStats = 8,
+  kStall = 9,
+  kRefused = 10,
+  kContribution = 16,
+  kResult = 17,
+  kGrant = 18,
+  kAbandon = 19,
+  kHeartbeat = 20,
+  kDescribe = 21,
+};
+
+enum DType : uint8_t {
+  kFloat32 = 1,
+  kFloat64 = 2,
+  kFloat16 = 3,
+  kBFloat16 = 4,
+  kInt8 = 5,
+  kUInt8 = 6,
+  kInt32 = 7,
+  kUInt32 = 8,
+  kInt64 = 9,
+  kUInt64 = 10,
+};
+
+enum Op : uint8_t { kNone = 0, kSum = 1, kMean = 2, kMin = 3, kMax = 4, kProd = 5, kCopy = 6 };
+
+enum Collective : uint8_t {
+  kAllReduce = 1,
+  kBroadcast = 2,
+  kAllGather = 3,
+  kReduceScatter = 4,
+  kBarrier = 5,
+};
+
+enum Flag : uint16_t { kWide = 1, kOverflow = 2, kNan = 4, kHeld = 8 };
+
+enum class ErrorCode : uint32_t {
+  kProtocol = 1,
+  kVersion = 2,
+  kAuthentication = 3,
+  kJoin = 4,
+  kMismatch = 5,
+  kPeerLost = 6,
+  kQuota = 7,
+  kIntegrity = 8,
+  kUnavailable = 9,
+  kTimeout = 10,
+  kNumeric = 11,
+  kInternal = 12,
+};
+
+// Bytes of one element; 0 for a number that is no dtype.
+constexpr uint32_t item_size(uint8_t dtype) {
+  switch (dtype) {
+    case kFloat32:
+    case kInt32:
+    case kUInt32:
+      return 4;
+    case kFloat64:
+    case kInt64:
+    case kUInt64:
+      return 8;
+    case kFloat16:
+    case kBFloat16:
+      return 2;
+    case kInt8:
+    case kUInt8:
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+template <typename T>
+T load(const uint8_t* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <typename T>
+void store(uint8_t* to, T value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+struct Header {
+  uint8_t kind = 0;
+  uint8_t dtype = 0;
+  uint8_t op = 0;
+  uint8_t collective = 0;
+  uint16_t flags = 0;
+  uint16_t rank = kNoRank;  // of a contribution: its sender
+  uint16_t root = 0;
+  uint32_t epoch = 0;
+  uint32_t chunk = 0;
+  uint64_t key = 0;
+  uint64_t round = 0;
+  uint64_t count = 0;
+  uint64_t done = 0;
+  uint64_t stable = 0;
+  uint32_t length = 0;
+  uint32_t route = 0;
+  uint32_t payload_crc = 0;
+};
+
+void pack_header(const Header& header, uint8_t* out);
+
+// Reads kHeaderSize bytes. Returns nullptr, or what is wrong with them (a static string) and the
+// code of that error.
+const char* unpack_header(const uint8_t* in, Header* header, ErrorCode* code);
+
+struct Preface {
+  uint8_t major = kProtocolMajor;
+  uint8_t minor = kProtocolMinor;
+  uint16_t flags = 0;
+  uint16_t lane = 0;
+};
+
+void pack_preface(const Preface& preface, uint8_t* out);
+
+// Reads kPrefaceSize bytes; major, minor and flags are the caller's to judge.
+const char* unpack_preface(const uint8_t* in, Preface* preface);
+
+// The 64-bit FNV-1a of a key's UTF-8 name.
+uint64_t key_id(std::string_view name);
+
+// round x 2^24 + chunk: PROTOCOL.md, section 8.
+constexpr uint64_t position(uint64_t round, uint32_t chunk) {
+  return (round << kPositionBits) + chunk;
+}
+
+}  // namespace ors

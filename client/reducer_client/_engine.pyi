@@ -1,0 +1,167 @@
+"""The native part of reducer_client: the protocol state of a worker and its socket loop.
+
+Numbers of collectives, ops, dtypes and error codes are those of PROTOCOL.md. Arrays are any
+C-contiguous buffers; their sizes in bytes must be exact.
+"""
+
+from typing import TypeAlias
+
+from typing_extensions import Buffer
+
+_Failure: TypeAlias = tuple[int, str, int, str, str, int]
+_ChunkTable: TypeAlias = list[tuple[int, int]]
+
+class EngineError(Exception):
+    """args = (code, message, rank, reason, key, round); -1 and "" where there is none."""
+
+    args: _Failure
+
+class Operation:
+    """One submitted round. Never made by hand."""
+
+    @property
+    def done(self) -> bool: ...
+    @property
+    def error(self) -> _Failure | None:
+        """The fields of an EngineError once it has failed."""
+    @property
+    def flags(self) -> int:
+        """OVERFLOW and NAN of the result; 0 until it is done."""
+    @property
+    def key(self) -> str: ...
+    @property
+    def round(self) -> int: ...
+    def wait(self, timeout: float | None = None) -> bool:
+        """True as soon as it is done, False after `timeout` seconds. Signal handlers run."""
+
+class Engine:
+    """One worker of one job: sockets, one thread, many operations at once."""
+
+    def __init__(
+        self,
+        *,
+        addresses: list[str],
+        job: str,
+        run_id: str,
+        rank: int,
+        world_size: int,
+        chunk_table: _ChunkTable,
+        connect_timeout: float,
+        silence: float,
+    ) -> None:
+        """Opens nothing. Raises ValueError for options outside PROTOCOL.md."""
+    def connect(self) -> None:
+        """Returns when every lane has welcomed this rank; raises EngineError."""
+    def submit(
+        self,
+        collective: int,
+        op: int,
+        dtype: int,
+        wide: bool,
+        key: str,
+        root: int,
+        count: int,
+        source: Buffer | None,
+        target: Buffer | None,
+        notify: bool = False,
+    ) -> Operation:
+        """Copies `source` before it returns; `target` is written until the operation is done.
+
+        `wide`: source and target are float32, `dtype` the 16-bit type that travels. Raises
+        ValueError, BufferError, or EngineError when the group cannot take it.
+        """
+    def next_finished(self, timeout: float) -> Operation | None:
+        """The next operation submitted with notify that is done; None on timeout or at the end."""
+    def take_reports(self) -> list[str]: ...
+    def stats(self, timeout: float) -> list[dict[str, object]]:
+        """STATS of every lane, each with its "reducer", "slot" and "lane"."""
+    def close(self, timeout: float) -> None:
+        """Waits until everything is stable, leaves, and ends the thread; aborts on timeout."""
+    def abort(self) -> None:
+        """Fails what is open and ends the thread."""
+    def counters(self) -> dict[str, int]: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def bytes_sent(self) -> int: ...
+    @property
+    def bytes_received(self) -> int: ...
+    @property
+    def connections(self) -> int: ...
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child forked from the one that made the engine."""
+
+class State:
+    """The same protocol state without sockets, thread or clock; bytes are moved by the caller.
+
+    Prefaces are not part of the bytes: they belong to the socket loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        reducers: int,
+        job: str,
+        run_id: str = "",
+        rank: int,
+        world_size: int,
+        chunk_table: _ChunkTable,
+        connect_timeout: float = 60.0,
+        silence: float = 5.0,
+        incarnation: bytes | None = None,
+    ) -> None: ...
+    def wanted(self) -> list[tuple[int, int]]:
+        """(reducer, lane) of connections to open now; each is named once."""
+    def opened(self, reducer: int, lane: int, now: float) -> None: ...
+    def incoming(self, reducer: int, lane: int, data: bytes, now: float) -> None: ...
+    def outgoing(self, reducer: int, lane: int, limit: int, now: float) -> bytes: ...
+    def closed(self, reducer: int, lane: int, reason: str, now: float) -> None: ...
+    def tick(self, now: float) -> None: ...
+    def leave(self, now: float) -> None: ...
+    def submit(
+        self,
+        collective: int,
+        op: int,
+        dtype: int,
+        wide: bool,
+        key: str,
+        root: int,
+        count: int,
+        source: Buffer | None,
+        target: Buffer | None,
+        notify: bool = False,
+    ) -> Operation: ...
+    def take_reports(self) -> list[str]: ...
+    def counters(self) -> dict[str, int]: ...
+    @property
+    def joined(self) -> bool: ...
+    @property
+    def left(self) -> bool:
+        """Whether BYE is on its way."""
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def error(self) -> _Failure | None: ...
+
+def key_id(name: str) -> int: ...
+def crc32c(data: Buffer, value: int = 0, portable: bool = False) -> int: ...
+def msgpack_encode(value: object) -> bytes: ...
+def msgpack_decode(data: bytes) -> object:
+    """Raises ValueError for what is no control map of ours."""
+
+def plan(
+    collective: int,
+    dtype: int,
+    count: int,
+    world: int,
+    rank: int,
+    chunk_table: _ChunkTable,
+    key: str,
+    lanes_by_slot: list[int],
+    root: int = 0,
+) -> list[tuple[int, int, int, int, int, bool, bool]]:
+    """Of every chunk: slot, lane, part, first element in the part, elements, sends, receives."""
+
+def narrow(dtype: int, source: Buffer, target: Buffer) -> None: ...
+def widen(dtype: int, source: Buffer, target: Buffer) -> None: ...

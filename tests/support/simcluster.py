@@ -1,0 +1,186 @@
+"""Engine states and lanes in one process, joined by links that cut and reorder at random.
+
+Every link is first in, first out, as TCP is; which link moves next, and how many bytes, is drawn
+from the seed. The same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from reducer.kernels import KernelSet
+from reducer.wire.messages import ChunkTable
+from reducer_client import _engine
+from tests.support.simlane import SimLane, SimSession
+
+
+class StuckError(Exception):
+    """Nothing moves any more, and the operations are not finished."""
+
+
+class SimCluster:
+    """`world_size` engine states and `lanes_by_slot` real lanes; `now` goes on as it is pumped."""
+
+    def __init__(
+        self,
+        world_size: int,
+        lanes_by_slot: tuple[int, ...] = (1,),
+        table: ChunkTable = ((0, 65_536),),
+        seed: int = 0,
+        kernels: KernelSet | None = None,
+        job: str = "job",
+        **lane_settings: Any,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.lanes = {
+            (slot, lane): SimLane(
+                kernels,
+                lane=lane,
+                lanes=lanes,
+                incarnation=bytes([slot, lane]) * 8,
+                **lane_settings,
+            )
+            for slot, lanes in enumerate(lanes_by_slot)
+            for lane in range(lanes)
+        }
+        self.states = [
+            _engine.State(
+                reducers=len(lanes_by_slot),
+                job=job,
+                run_id="run" if rank == 0 else "",
+                rank=rank,
+                world_size=world_size,
+                chunk_table=list(table),
+                connect_timeout=30.0,
+                silence=30.0,
+            )
+            for rank in range(world_size)
+        ]
+        self.sessions: dict[tuple[int, int, int], SimSession] = {}
+        self.cut = 0  # most bytes that move at once; 0: drawn for every move
+
+    # --- driving --------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        self.pump(lambda: all(state.joined for state in self.states))
+
+    def pump(self, until: Callable[[], bool], idle_seconds: float = 2.0) -> None:
+        """Move bytes until `until()`.
+
+        Raises StuckError after `idle_seconds` (of the simulation) without a contribution, a join
+        or a result: heartbeats alone are no progress.
+        """
+        mark, marked_at = self._progress(), self.now
+        while not until():
+            if self.step():
+                continue
+            self._pass_time(0.05)
+            progress = self._progress()
+            if progress != mark:
+                mark, marked_at = progress, self.now
+            elif self.now - marked_at > idle_seconds:
+                raise StuckError(self.report())
+
+    def _progress(self) -> tuple[int, ...]:
+        jobs = [
+            job for lane in self.lanes.values() for job in lane.core.snapshot()["jobs"].values()
+        ]
+        return (
+            sum(state.joined for state in self.states),
+            sum(job["contributions"] for job in jobs),
+            sum(job["results"] for job in jobs),
+        )
+
+    def settle(self, seconds: float) -> None:
+        """Let time pass, with everything that it sets in motion."""
+        end = self.now + seconds
+        while self.now < end:
+            while self.step():
+                pass
+            self._pass_time(0.05)
+
+    def step(self) -> bool:
+        """One pass over all links in random order; whether a byte has moved."""
+        self._connect()
+        moved = False
+        links = list(self.sessions.items())
+        self.random.shuffle(links)
+        for (rank, reducer, lane), session in links:
+            state = self.states[rank]
+            if session.closed is None:
+                data = state.outgoing(reducer, lane, self._limit(), self.now)
+                if data:
+                    session.send(data)
+                    moved = True
+            data = session.take(self._limit())
+            if data:
+                state.incoming(reducer, lane, data, self.now)
+                moved = True
+            elif session.closed is not None and not session.outbox:
+                state.closed(reducer, lane, session.closed, self.now)
+                session.lose(session.closed)
+                del self.sessions[rank, reducer, lane]
+                moved = True
+        return moved
+
+    def _limit(self) -> int:
+        return self.cut or self.random.choice((1 << 20, 1 << 17, 40_000, 5_000, 77))
+
+    def _connect(self) -> None:
+        for rank, state in enumerate(self.states):
+            for reducer, lane in state.wanted():
+                self.sessions[rank, reducer, lane] = self.lanes[reducer, lane].connect()
+                state.opened(reducer, lane, self.now)
+
+    def _pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        for lane in self.lanes.values():
+            lane.tick(seconds)
+        for state in self.states:
+            state.tick(self.now)
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def submit(
+        self,
+        rank: int,
+        key: str,
+        source: np.ndarray | None,
+        target: np.ndarray | None,
+        *,
+        collective: int = 1,
+        op: int = 1,
+        dtype: int = 1,
+        wide: bool = False,
+        root: int = 0,
+        count: int | None = None,
+    ) -> Any:
+        """An operation of one rank; `count` defaults to the elements of `source`."""
+        if count is None:
+            assert source is not None
+            count = source.size
+        return self.states[rank].submit(
+            collective, op, dtype, wide, key, root, count, source, target
+        )
+
+    def finish(self, operations: list[Any]) -> None:
+        """Pump until all are finished; their errors stay on them."""
+        self.pump(lambda: all(operation.done for operation in operations))
+
+    def report(self) -> str:
+        lines = [f"{place}: {lane.core.snapshot()['jobs']}" for place, lane in self.lanes.items()]
+        lines += [
+            f"rank {rank}: {state.counters()} {state.error}"
+            for rank, state in enumerate(self.states)
+        ]
+        return "\n".join(lines)
+
+    @property
+    def held(self) -> int:
+        """Buffers that any lane holds."""
+        return sum(len(lane.held) for lane in self.lanes.values())

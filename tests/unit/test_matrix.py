@@ -1,0 +1,131 @@
+"""Real engine states against real lanes, in this process: the bits of every result.
+
+Every world size, number of reducers and lanes; every dtype and op; odd sizes; and arrival orders
+and cuts of the stream that are drawn from a seed. The oracle is tests/support/oracle.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reducer.wire.codes import Collective, DType, ReduceOp
+from reducer.wire.messages import ChunkTable
+from tests.support import oracle
+from tests.support.simcluster import SimCluster
+
+WORLDS = (1, 2, 3, 5, 8)
+PLACES = [(1,) * 1, (2,), (1, 1), (2, 2), (1, 1, 1), (2, 2, 2)]
+SEEDS = 20
+SIZES = (0, 1, 2, 3, 31, 63, 64, 65, 255, 1_000, 1_025, 2_049, 4_099, 10_007)
+TABLES: list[ChunkTable] = [
+    ((0, 4_096),),
+    ((0, 64), (256, 1_024), (8_192, 8_192)),
+    ((0, 65_536),),
+]
+CASES = list(itertools.product(oracle.NUMPY_DTYPES, oracle.OPS))
+
+
+def all_reduces(
+    cluster: SimCluster, cases: list[tuple[DType, ReduceOp, int]], seed: int, order_seed: int
+) -> None:
+    """Submit every case on every rank, each rank in an order of its own; check every bit."""
+    world = len(cluster.states)
+    rng = np.random.default_rng(seed)
+    inputs = [[oracle.sample(rng, dtype, count) for _ in range(world)] for dtype, _, count in cases]
+    targets = [[np.empty_like(part) for part in parts] for parts in inputs]
+    operations: list[Any] = []
+    for rank in range(world):
+        order = np.random.default_rng([order_seed, rank]).permutation(len(cases))
+        for number in order:
+            dtype, op, count = cases[number]
+            operations.append(
+                cluster.submit(
+                    rank,
+                    f"{dtype.name}.{op.name}.{count}",
+                    inputs[number][rank],
+                    targets[number][rank],
+                    op=int(op),
+                    dtype=int(dtype),
+                )
+            )
+    cluster.finish(operations)
+    assert all(operation.error is None for operation in operations)
+    for (dtype, op, count), parts, results in zip(cases, inputs, targets, strict=True):
+        expected = oracle.reduce(op, dtype, parts).tobytes()
+        for rank, result in enumerate(results):
+            assert result.tobytes() == expected, (dtype.name, op.name, count, rank)
+
+
+@pytest.mark.parametrize("lanes_by_slot", PLACES, ids=str)
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_dtype_op_and_size_in_twenty_arrival_orders(
+    world: int, lanes_by_slot: tuple[int, ...]
+) -> None:
+    for seed in range(SEEDS):
+        cluster = SimCluster(
+            world, lanes_by_slot, TABLES[seed % len(TABLES)], seed, credit=64 << 10
+        )
+        cluster.join()
+        cases = [
+            (dtype, op, SIZES[(number + seed) % len(SIZES)])
+            for number, (dtype, op) in enumerate(CASES)
+        ]
+        all_reduces(cluster, cases, seed, order_seed=seed + 1_000)
+        cluster.settle(0.6)
+        assert cluster.held == 0, "every result is stable: no buffer may be left"
+
+
+@pytest.mark.parametrize("dtype", oracle.NUMPY_DTYPES, ids=lambda dtype: dtype.name)
+def test_five_mebibytes_and_an_odd_rest(dtype: DType) -> None:
+    item = np.dtype(oracle.NUMPY_DTYPES[dtype]).itemsize
+    count = (5 << 20) // item + 1
+    for world, lanes_by_slot in ((2, (1,)), (3, (2, 1)), (8, (1, 1, 1))):
+        cluster = SimCluster(world, lanes_by_slot, ((0, 131_072),), seed=world)
+        cluster.cut = 1 << 20
+        cluster.join()
+        op = oracle.OPS[(int(dtype) + world) % len(oracle.OPS)]
+        all_reduces(cluster, [(dtype, op, count)], seed=world, order_seed=0)
+
+
+@pytest.mark.parametrize("lanes_by_slot", [(1,), (2, 2), (1, 2, 1)], ids=str)
+@pytest.mark.parametrize("world", WORLDS)
+def test_forwarding_passes_every_byte(world: int, lanes_by_slot: tuple[int, ...]) -> None:
+    """broadcast, all_gather and reduce_scatter; NaN payloads and -0.0 pass untouched."""
+    for seed, count in enumerate((0, 1, 7, 1_025, 10_007)):
+        cluster = SimCluster(world, lanes_by_slot, TABLES[seed % 3], seed)
+        cluster.join()
+        rng = np.random.default_rng(seed)
+        bits = rng.integers(0, 1 << 32, (world, count), dtype=np.uint32)
+        bits.flat[: min(3, bits.size)] = (0x7FC12345, 0x80000000, 0xFFA00001)[: bits.size]
+        values = bits.view(np.float32)
+        root = seed % world
+        operations: list[Any] = []
+        received = [np.zeros(count, np.float32) for _ in range(world)]
+        gathered = [np.zeros((world, count), np.float32) for _ in range(world)]
+        scattered = [np.zeros(count, np.int64) for _ in range(world)]
+        wide = rng.integers(-1_000, 1_000, (world, world, count))
+        for rank in range(world):
+            source = values[root] if rank == root else None
+            target = None if rank == root else received[rank]
+            operations += [
+                cluster.submit(rank, "b", source, target, collective=Collective.BROADCAST,
+                               op=ReduceOp.COPY, root=root, count=count),
+                cluster.submit(rank, "g", values[rank], gathered[rank],
+                               collective=Collective.ALL_GATHER, op=ReduceOp.COPY, count=count),
+                cluster.submit(rank, "s", wide[rank], scattered[rank],
+                               collective=Collective.REDUCE_SCATTER, op=ReduceOp.SUM,
+                               dtype=DType.INT64, count=count),
+                cluster.submit(rank, "w", None, None, collective=Collective.BARRIER,
+                               op=ReduceOp.NONE, dtype=DType.UINT8, count=0),
+            ]  # fmt: skip
+        cluster.finish(operations)
+        assert all(operation.error is None for operation in operations)
+        for rank in range(world):
+            if rank != root:
+                assert received[rank].tobytes() == values[root].tobytes()
+            assert gathered[rank].tobytes() == values.tobytes()
+            assert scattered[rank].tobytes() == wide.sum(axis=0)[rank].tobytes()
