@@ -1,0 +1,56 @@
+"""From what the caller gives to flat bytes that the engine reads and writes; no I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def as_array(value: object) -> Array:
+    """A NumPy view of an array, a buffer or anything with ``__array__``; TypeError for the rest."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        return np.asarray(memoryview(value))  # type: ignore[arg-type]  # TypeError is the answer
+    except TypeError:
+        if hasattr(value, "__array__"):
+            return np.asarray(value)
+    raise TypeError(
+        f"expected a NumPy array or an object with the buffer protocol, got {type(value).__name__}"
+    )
+
+
+def flat_bytes(array: Array) -> memoryview:
+    """The elements in C order as flat uint8; copied only where not contiguous or not aligned."""
+    contiguous = np.require(array, requirements=("C", "A")).reshape(-1)
+    if contiguous.size == 0 or contiguous.dtype.itemsize == 0:
+        return memoryview(bytearray())
+    return contiguous.view(np.uint8).data
+
+
+def target_array(out: object | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """``out`` after its checks, or a new array, for a result of this shape and dtype."""
+    if out is None:
+        return np.empty(shape, dtype)
+    array = as_array(out)
+    if array.dtype != dtype or array.shape != shape:
+        raise ValueError(
+            f"out: expected shape {shape} of {dtype}, got shape {array.shape} of {array.dtype}"
+        )
+    if not array.flags.writeable:
+        raise ValueError("out: the array is read-only; pass a writable one")
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        raise ValueError(
+            "out: the array is not C-contiguous and aligned; reduce into a new one and copy"
+        )
+    return array
+
+
+def check_movable(dtype: np.dtype[Any]) -> None:
+    """TypeError where bytes alone do not make the value (Python objects)."""
+    if dtype.hasobject:
+        raise TypeError(f"arrays of {dtype} hold Python objects and cannot be sent")

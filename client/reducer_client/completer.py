@@ -1,0 +1,130 @@
+"""The one thread that runs callbacks of finished works; it exists once something asks for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from reducer_client.errors import ClosedError
+from reducer_client.reports import StallReports, logger
+from reducer_client.work import Work
+
+if TYPE_CHECKING:
+    from reducer_client._engine import Engine, Operation
+
+# Seconds that the thread waits at once, which bounds how long closing takes; and how often it
+# looks for stall reports and works past their deadline.
+_NAP = 0.2
+_CHECK = 1.0
+_CLOSING = 0.05
+# From an operation's end to its registration by the thread that submitted it, at the most.
+_REGISTRATION = 10.0
+
+
+class Completer:
+    """Runs callbacks in the order in which operations finish, and fails those past their deadline.
+
+    It is not the engine's thread: a callback may block, and may submit and wait for other works. It
+    must not wait for another work's *callback*, which would come on the same thread.
+    """
+
+    def __init__(self, engine: Engine, reports: StallReports, step_timeout: float) -> None:
+        self._engine = engine
+        self._reports = reports
+        self._step_timeout = step_timeout
+        self._changed = threading.Condition()
+        self._waiting: dict[Operation, tuple[float, Callable[[], None], Work[Any]]] = {}
+        self._dropped: set[Operation] = set()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def expect(self, operation: Operation, work: Work[Any], callback: Callable[[], None]) -> None:
+        """Run ``callback`` once when the operation, submitted with notify, is finished."""
+        with self._changed:
+            deadline = time.monotonic() + self._step_timeout
+            self._waiting[operation] = (deadline, callback, work)
+            self._changed.notify_all()
+            stopped = self._stopping
+        if stopped:
+            self._fail_rest()
+        else:
+            self._start()
+
+    def stop(self) -> None:
+        """After the engine is closed: run what is left and end the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._fail_rest()
+
+    def _start(self) -> None:
+        with self._changed:
+            if self._thread is None and not self._stopping:
+                self._thread = threading.Thread(
+                    target=self._run, name="reducer-completer", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        checked = 0.0
+        while True:
+            asked = time.monotonic()
+            operation = self._engine.next_finished(_NAP)
+            now = time.monotonic()
+            if operation is not None:
+                self._complete(operation)
+            if now - checked >= _CHECK:
+                checked = now
+                self._reports.collect()
+                self._expire(now)
+            # None before its time: the engine is being closed, and ``stop`` follows.
+            if operation is None and self._is_stopping(0.0 if now - asked >= _NAP else _CLOSING):
+                return
+
+    def _is_stopping(self, wait: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping, wait)
+
+    def _complete(self, operation: Operation) -> None:
+        with self._changed:
+            if operation in self._dropped:
+                self._dropped.discard(operation)
+                return
+            self._changed.wait_for(
+                lambda: operation in self._waiting or self._stopping, _REGISTRATION
+            )
+            entry = self._waiting.pop(operation, None)
+        if entry is not None:
+            _call(entry[1])
+
+    def _expire(self, now: float) -> None:
+        with self._changed:
+            late = [(op, e) for op, e in self._waiting.items() if e[0] <= now and not op.done]
+            for operation, _ in late:
+                del self._waiting[operation]
+                self._dropped.add(operation)
+        for _, (_, callback, work) in late:
+            work.expire()
+            _call(callback)
+
+    def _fail_rest(self) -> None:
+        with self._changed:
+            rest = list(self._waiting.values())
+            self._waiting.clear()
+        for _, callback, work in rest:
+            if not work.done:
+                work.fail(ClosedError(f"key {work.key!r}: the group was closed before the end"))
+            _call(callback)
+
+
+def _call(callback: Callable[[], None]) -> None:
+    try:
+        callback()
+    except Exception:
+        # The waiting code sees its own error by the work; this one belongs to the callback.
+        logger.exception("a callback of a finished work failed")

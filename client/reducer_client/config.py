@@ -1,0 +1,229 @@
+"""Settings of a group, and the only place of the client that reads the environment.
+
+Precedence: arguments, then ``REDUCER_*``, then what torchrun sets (``RANK``, ``WORLD_SIZE``,
+``TORCHELASTIC_RUN_ID``), then the default.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+from reducer.wire.codes import (
+    MAX_CHUNK_BYTES,
+    MAX_CHUNK_TABLE_ROWS,
+    MAX_JOB_BYTES,
+    MAX_RUN_ID_BYTES,
+    MAX_WORLD_SIZE,
+)
+
+DEFAULT_PORT = 2222
+DEFAULT_CONNECT_TIMEOUT = 60.0
+DEFAULT_STEP_TIMEOUT = 300.0
+# A peer or reducer that is alive sends something every heartbeat (0.25 s).
+DEFAULT_SILENCE = 5.0
+# (least bytes of a round, bytes of its chunks): small rounds still spread over reducers and
+# overlap, and beyond 1 MiB a chunk gains nothing (PROTOCOL.md, section 10).
+DEFAULT_CHUNK_TABLE = (
+    (0, 64 << 10),
+    (1 << 20, 128 << 10),
+    (8 << 20, 512 << 10),
+    (32 << 20, 1 << 20),
+)
+CHUNK_ALIGNMENT = 64
+
+OnOverflow = Literal["flag", "error"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything ``connect`` knows after arguments and environment are put together.
+
+    ``run_id`` is "" on ranks that take it from rank 0. Times are in seconds.
+    """
+
+    addresses: tuple[str, ...]
+    job: str
+    rank: int
+    world_size: int
+    run_id: str
+    connect_timeout: float
+    step_timeout: float
+    silence: float
+    on_overflow: OnOverflow
+    chunk_table: tuple[tuple[int, int], ...]
+
+
+def resolve(
+    addresses: str | Sequence[str] | None = None,
+    *,
+    job: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    run_id: str | None = None,
+    connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
+    step_timeout: float = DEFAULT_STEP_TIMEOUT,
+    silence: float = DEFAULT_SILENCE,
+    on_overflow: OnOverflow = "flag",
+    chunk_table: Sequence[tuple[int, int]] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from arguments and environment; ValueError names the bad value and its name."""
+    env = os.environ if environ is None else environ
+    ranks = _resolve_ranks(env, rank, world_size)
+    if on_overflow not in get_args(OnOverflow):
+        raise ValueError(f"on_overflow={on_overflow!r}: expected one of {get_args(OnOverflow)}")
+    return Settings(
+        addresses=_resolve_addresses(env, addresses),
+        job=_resolve_job(env, job),
+        rank=ranks[0],
+        world_size=ranks[1],
+        run_id=_resolve_run_id(env, run_id, ranks[0]),
+        connect_timeout=_positive("connect_timeout", connect_timeout),
+        step_timeout=_positive("step_timeout", step_timeout),
+        silence=_positive("silence", silence),
+        on_overflow=on_overflow,
+        chunk_table=check_chunk_table(DEFAULT_CHUNK_TABLE if chunk_table is None else chunk_table),
+    )
+
+
+def normalize_address(text: str) -> str:
+    """``host:port`` of one address: port 2222 by default, IPv6 in brackets.
+
+    >>> normalize_address("reducer-0"), normalize_address("[::1]:4000")
+    ('reducer-0:2222', '[::1]:4000')
+    """
+    host, colon, port = _split_address(text.strip())
+    if not colon:
+        port = str(DEFAULT_PORT)
+    if not host or any(c.isspace() or c in "/@,[]" for c in host.strip("[]")):
+        raise ValueError(f"reducer address {text!r}: expected host, host:port or [ipv6]:port")
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError(f"reducer address {text!r}: port {port!r} is not a number from 1 to 65535")
+    return f"{host}:{int(port)}"
+
+
+def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The table as tuples; ValueError where PROTOCOL.md, section 6, does not allow it."""
+    table = tuple((int(least), int(chunk)) for least, chunk in rows)
+    if not 1 <= len(table) <= MAX_CHUNK_TABLE_ROWS or table[0][0] != 0:
+        raise ValueError(
+            f"chunk_table: expected 1 to {MAX_CHUNK_TABLE_ROWS} rows from 0, got {table}"
+        )
+    if any(later[0] <= earlier[0] for earlier, later in pairwise(table)):
+        raise ValueError(f"chunk_table: least bytes must ascend, got {table}")
+    for _, chunk in table:
+        if not 0 < chunk <= MAX_CHUNK_BYTES or chunk % CHUNK_ALIGNMENT:
+            raise ValueError(
+                f"chunk_table: {chunk} bytes a chunk; expected a multiple of {CHUNK_ALIGNMENT} "
+                f"up to {MAX_CHUNK_BYTES}"
+            )
+    return table
+
+
+def daemon_environment() -> dict[str, str]:
+    """The environment of an embedded daemon: ours, but its options come from arguments alone."""
+    kept = {"REDUCER_NO_NATIVE"}
+    return {k: v for k, v in os.environ.items() if not k.startswith("REDUCER_") or k in kept}
+
+
+def keep_gloo_on_loopback() -> None:
+    """For ranks on one machine: gloo would bind to whatever the host's name resolves to."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _split_address(text: str) -> tuple[str, str, str]:
+    if text.startswith("["):
+        host, bracket, rest = text.partition("]")
+        if not bracket or (rest and not rest.startswith(":")) or ":" not in host:
+            raise ValueError(f"reducer address {text!r}: expected [ipv6]:port")
+        return f"{host}]", rest[:1], rest[1:]
+    if text.count(":") > 1:
+        raise ValueError(
+            f"reducer address {text!r}: an IPv6 address goes in brackets, [{text}]:2222"
+        )
+    return text.partition(":")
+
+
+def _resolve_addresses(
+    env: Mapping[str, str], given: str | Sequence[str] | None
+) -> tuple[str, ...]:
+    source = "addresses" if given is not None else "REDUCER_ADDRS"
+    if given is None:
+        given = env.get("REDUCER_ADDRS", "")
+    parts = [p for p in given.split(",") if p.strip()] if isinstance(given, str) else list(given)
+    if not parts:
+        raise ValueError(
+            "no reducer addresses: pass connect([...]) or set REDUCER_ADDRS=host:port,host:port"
+        )
+    addresses = tuple(normalize_address(part) for part in parts)
+    twice = sorted({a for a in addresses if addresses.count(a) > 1})
+    if twice:
+        raise ValueError(f"{source}: {', '.join(twice)} is listed twice; name each reducer once")
+    return addresses
+
+
+def _resolve_job(env: Mapping[str, str], given: str | None) -> str:
+    job = given if given is not None else env.get("REDUCER_JOB", "")
+    if not job:
+        raise ValueError(
+            "no job name: pass connect(job=...) or set REDUCER_JOB; equal on all ranks"
+        )
+    return _bounded("job", job, MAX_JOB_BYTES)
+
+
+def _resolve_ranks(
+    env: Mapping[str, str], rank: int | None, world_size: int | None
+) -> tuple[int, int]:
+    rank = _integer(env, "rank", rank, ("REDUCER_RANK", "RANK"))
+    world_size = _integer(env, "world_size", world_size, ("REDUCER_WORLD_SIZE", "WORLD_SIZE"))
+    if not 1 <= world_size <= MAX_WORLD_SIZE:
+        raise ValueError(f"world_size {world_size}: expected 1 to {MAX_WORLD_SIZE}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank}: expected 0 to {world_size - 1} in a world of {world_size}")
+    return rank, world_size
+
+
+def _integer(env: Mapping[str, str], name: str, given: int | None, names: Sequence[str]) -> int:
+    if given is not None:
+        return int(given)
+    for variable in names:
+        text = env.get(variable, "")
+        if text:
+            try:
+                return int(text)
+            except ValueError:
+                raise ValueError(f"{variable}={text!r}: expected an integer") from None
+    raise ValueError(f"no {name}: pass connect({name}=...) or set {' or '.join(names)}")
+
+
+def _resolve_run_id(env: Mapping[str, str], given: str | None, rank: int) -> str:
+    run_id = given or env.get("REDUCER_RUN_ID", "") or _elastic_run_id(env)
+    if not run_id and rank == 0:
+        run_id = secrets.token_hex(8)
+    return _bounded("run_id", run_id, MAX_RUN_ID_BYTES)
+
+
+def _elastic_run_id(env: Mapping[str, str]) -> str:
+    run_id = env.get("TORCHELASTIC_RUN_ID", "")
+    # torchrun calls every run "none" unless --rdzv-id or --standalone names it.
+    if not run_id or run_id == "none":
+        return ""
+    return f"{run_id}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _bounded(name: str, text: str, limit: int) -> str:
+    size = len(text.encode())
+    if size > limit:
+        raise ValueError(f"{name} of {size} bytes ({text[:40]!r}...): the limit is {limit}")
+    return text
+
+
+def _positive(name: str, seconds: float) -> float:
+    if not 0 < float(seconds) < float("inf"):
+        raise ValueError(f"{name}={seconds!r}: expected seconds above 0")
+    return float(seconds)

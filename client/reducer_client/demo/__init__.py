@@ -1,0 +1,1 @@
+"""`reducer demo`: a real model trained by four DDP workers over two reducers, and over gloo."""

@@ -1,0 +1,85 @@
+"""NumPy dtypes and reduce operations as numbers of the wire."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from reducer.wire.codes import DType, ReduceOp
+
+Op = Literal["sum", "mean", "min", "max", "prod"]
+WireDtype = Literal["float32", "float16", "bfloat16"]
+AnyDtype = np.dtype[Any]
+
+OPS: dict[str, ReduceOp] = {
+    "sum": ReduceOp.SUM,
+    "mean": ReduceOp.MEAN,
+    "min": ReduceOp.MIN,
+    "max": ReduceOp.MAX,
+    "prod": ReduceOp.PROD,
+}
+
+# By kind and size: NumPy has two dtypes of 8-byte integers that compare equal.
+_NATIVE: dict[tuple[str, int], DType] = {
+    ("f", 4): DType.FLOAT32,
+    ("f", 8): DType.FLOAT64,
+    ("f", 2): DType.FLOAT16,
+    ("i", 1): DType.INT8,
+    ("u", 1): DType.UINT8,
+    ("i", 4): DType.INT32,
+    ("u", 4): DType.UINT32,
+    ("i", 8): DType.INT64,
+    ("u", 8): DType.UINT64,
+}
+SUPPORTED = ", ".join(d.name.lower() for d in DType)
+
+
+def find_dtype(dtype: AnyDtype) -> DType | None:
+    """The wire dtype of a NumPy dtype, or None where reducers cannot sum it."""
+    if dtype.name == "bfloat16":  # ml_dtypes registers it; NumPy has none of its own
+        return DType.BFLOAT16
+    if not dtype.isnative:
+        return None
+    return _NATIVE.get((dtype.kind, dtype.itemsize))
+
+
+def reducible_dtype(dtype: AnyDtype, declared: str | None = None) -> DType:
+    """The wire dtype for a reduction.
+
+    ``declared="bfloat16"`` says that 16-bit integers hold bfloat16. TypeError names the dtype and
+    those that can be reduced.
+    """
+    if declared is not None:
+        if declared != "bfloat16" or dtype.kind not in "iuV" or dtype.itemsize != 2:
+            raise TypeError(
+                f"dtype={declared!r} for an array of {dtype}: only 'bfloat16' can be declared, for "
+                "an array of uint16"
+            )
+        return DType.BFLOAT16
+    found = find_dtype(dtype)
+    if found is None:
+        raise TypeError(f"arrays of {dtype} cannot be reduced; supported: {SUPPORTED}")
+    return found
+
+
+def find_op(op: str) -> ReduceOp:
+    """The wire number of an operation; ValueError names those that exist."""
+    try:
+        return OPS[op]
+    except KeyError:
+        raise ValueError(f"op={op!r}: expected one of {', '.join(OPS)}") from None
+
+
+def narrow_to(dtype: DType, wire_dtype: str | None) -> tuple[DType, bool]:
+    """(dtype on the wire, whether float32 is narrowed to it)."""
+    if wire_dtype is None or wire_dtype == dtype.name.lower():
+        return dtype, False
+    if wire_dtype not in ("float16", "bfloat16", "float32"):
+        raise ValueError(f"wire_dtype={wire_dtype!r}: expected float16, bfloat16 or None")
+    if dtype is not DType.FLOAT32:
+        raise TypeError(
+            f"wire_dtype={wire_dtype!r} for an array of {dtype.name.lower()}: only float32 arrays "
+            "can travel in another dtype"
+        )
+    return DType[wire_dtype.upper()], True

@@ -1,0 +1,14 @@
+"""The native engine, or an error that says why there is none."""
+
+from __future__ import annotations
+
+try:
+    from reducer_client._engine import Engine, EngineError, Operation
+except ImportError as missing:
+    raise ImportError(
+        "reducer_client has no engine for this Python: it was installed with REDUCER_NO_NATIVE=1, "
+        "or its native part was not built. Install open-reduction-server again without that "
+        "variable (a C++17 compiler is needed)"
+    ) from missing
+
+__all__ = ["Engine", "EngineError", "Operation"]

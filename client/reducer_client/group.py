@@ -1,0 +1,342 @@
+"""Groups: a worker's membership in a job, and the collectives that it takes part in."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+
+from reducer.wire.codes import MAX_KEY_BYTES, Collective, DType, ReduceOp
+from reducer_client.arrays import Array, as_array, check_movable, flat_bytes, target_array
+from reducer_client.completer import Completer
+from reducer_client.config import Settings
+from reducer_client.dtypes import Op, WireDtype, find_dtype, find_op, narrow_to, reducible_dtype
+from reducer_client.engine import Engine, EngineError, Operation
+from reducer_client.errors import from_engine
+from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
+from reducer_client.reports import StallReports
+from reducer_client.work import Work, WorkContext
+
+OnDone = Callable[[Work[Any]], None]
+
+
+class Group:
+    """A joined job; made by ``connect``. A context manager: leaves cleanly, or aborts on an error.
+
+    Any thread may call it. Calls without a ``key`` share one key for each kind of call, so all
+    ranks must make them in the same order; with keys, ranks may submit in any order.
+    Keys that begin with ``~`` are the client's own.
+    """
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        self._settings = settings
+        self._engine = engine
+        reports = StallReports(engine)
+        self._context = WorkContext(reports, settings.step_timeout, settings.on_overflow == "error")
+        self._completer = Completer(engine, reports, settings.step_timeout)
+        self._end = weakref.finalize(self, _shut_down, engine, self._completer)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._settings.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers."""
+        return self._settings.world_size
+
+    @property
+    def run_id(self) -> str:
+        """The id of this run, equal on all ranks."""
+        return self._engine.run_id
+
+    @property
+    def job(self) -> str:
+        """The name of the job."""
+        return self._settings.job
+
+    def all_reduce(
+        self,
+        array: object,
+        op: Op = "sum",
+        key: str | None = None,
+        out: object | None = None,
+        wire_dtype: WireDtype | None = None,
+        *,
+        dtype: str | None = None,
+        on_done: OnDone | None = None,
+    ) -> Work[Array]:
+        """Reduce an array over all ranks; every rank gets the result.
+
+        Args:
+            array: a NumPy array or any buffer, of equal shape and dtype on all ranks.
+            op: sum, mean, min, max or prod. ``mean`` of integers truncates toward zero.
+            out: where the result goes; the array itself for in place.
+            wire_dtype: send float32 as ``"bfloat16"`` or ``"float16"``.
+            dtype: ``"bfloat16"`` where 16-bit integers hold bfloat16.
+            on_done: called with the work on a thread of the client when it is done, well or not.
+
+        Returns:
+            Work whose result has the array's shape and dtype, the same bits on every rank.
+        """
+        source = as_array(array)
+        wire, wide = narrow_to(reducible_dtype(source.dtype, dtype), wire_dtype)
+        target = target_array(out, source.shape, source.dtype)
+        return self._submit(
+            Collective.ALL_REDUCE,
+            find_op(op),
+            wire,
+            _name(key, "~all_reduce"),
+            count=source.size,
+            source=source,
+            target=target,
+            wide=wide,
+            on_done=on_done,
+        )
+
+    def all_reduce_many(
+        self,
+        arrays: Sequence[object],
+        op: Op = "sum",
+        fusion_threshold: int = DEFAULT_FUSION_THRESHOLD,
+        key: str | None = None,
+        wire_dtype: WireDtype | None = None,
+    ) -> Work[list[Array]]:
+        """Reduce many arrays, packed by dtype into fusion buffers of ``fusion_threshold`` bytes.
+
+        Returns:
+            Work whose result is a list of arrays in the order given; they are views of the buffers.
+        """
+        sources = [as_array(array) for array in arrays]
+        wires = [narrow_to(reducible_dtype(s.dtype), wire_dtype) for s in sources]
+        code, name = find_op(op), _name(key, "~all_reduce_many")
+        results: list[Array] = [np.empty(0)] * len(sources)
+        operations: list[Operation] = []
+        for index, buffer in enumerate(plan_fusion(sources, fusion_threshold)):
+            fused = buffer.pack(sources)
+            wire, wide = wires[buffer.members[0]]
+            part: Work[Array] = self._submit(
+                Collective.ALL_REDUCE,
+                code,
+                wire,
+                _name(f"{name}/{index}", ""),
+                count=buffer.count,
+                source=fused,
+                target=fused,
+                wide=wide,
+            )
+            operations.extend(part._operations)
+            for member, view in zip(buffer.members, buffer.views(fused, sources), strict=True):
+                results[member] = view
+        return Work(self._context, name, operations, results)
+
+    def broadcast(
+        self, array: object, root: int = 0, key: str | None = None, out: object | None = None
+    ) -> Work[Array]:
+        """Send the root's array to all ranks, byte for byte; any dtype without Python objects.
+
+        Args:
+            array: on the root what is sent; elsewhere it says shape and dtype (give it as ``out``
+                too to receive in place).
+        """
+        source = as_array(array)
+        if not 0 <= root < self.world_size:
+            raise ValueError(f"root={root}: expected a rank from 0 to {self.world_size - 1}")
+        wire, count = _as_moved(source)
+        target = target_array(out, source.shape, source.dtype)
+        sends = root == self.rank
+        if sends and target is not source:
+            np.copyto(target, source)
+        return self._submit(
+            Collective.BROADCAST,
+            ReduceOp.COPY,
+            wire,
+            _name(key, "~broadcast"),
+            count=count,
+            source=source if sends else None,
+            target=None if sends else target,
+            result=target,
+            root=root,
+        )
+
+    def all_gather(
+        self, array: object, key: str | None = None, out: object | None = None
+    ) -> Work[Array]:
+        """Collect every rank's array, byte for byte; equal shapes, any dtype without objects.
+
+        Returns:
+            Work whose result has shape ``(world_size, *array.shape)``, by rank.
+        """
+        source = as_array(array)
+        wire, count = _as_moved(source)
+        return self._submit(
+            Collective.ALL_GATHER,
+            ReduceOp.COPY,
+            wire,
+            _name(key, "~all_gather"),
+            count=count,
+            source=source,
+            target=target_array(out, (self.world_size, *source.shape), source.dtype),
+        )
+
+    def reduce_scatter(
+        self,
+        array: object,
+        op: Op = "sum",
+        key: str | None = None,
+        out: object | None = None,
+        wire_dtype: WireDtype | None = None,
+    ) -> Work[Array]:
+        """Reduce an array over all ranks; rank r gets the r-th of ``world_size`` equal parts.
+
+        Args:
+            array: its first axis, n, is divisible by the world size, else ValueError.
+
+        Returns:
+            Work whose result has shape ``(n // world_size, *array.shape[1:])``.
+        """
+        source = as_array(array)
+        if source.ndim == 0 or source.shape[0] % self.world_size:
+            raise ValueError(
+                f"reduce_scatter of shape {source.shape}: the first axis must be divisible by the "
+                f"world size, {self.world_size}; pad the array"
+            )
+        wire, wide = narrow_to(reducible_dtype(source.dtype), wire_dtype)
+        shape = (source.shape[0] // self.world_size, *source.shape[1:])
+        return self._submit(
+            Collective.REDUCE_SCATTER,
+            find_op(op),
+            wire,
+            _name(key, "~reduce_scatter"),
+            count=source.size // self.world_size,
+            source=source,
+            target=target_array(out, shape, source.dtype),
+            wide=wide,
+        )
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Return when every rank has called it; None takes the group's ``step_timeout``."""
+        work: Work[Array] = self._submit(
+            Collective.BARRIER, ReduceOp.NONE, DType.UINT8, "~barrier", count=0
+        )
+        work.wait(timeout)
+
+    def stats(self, timeout: float = 5.0) -> dict[str, Any]:
+        """Counters of this worker and of every lane of the job (asked for now).
+
+        Returns:
+            ``bytes_sent``, ``bytes_received``, ``connections`` of this worker; ``late``: how often
+            each rank was the last of a chunk; ``reducers``: the STATS of every lane as a dict.
+        """
+        try:
+            lanes = self._engine.stats(timeout)
+        except EngineError as error:
+            raise from_engine(error.args) from None
+        late = dict.fromkeys(range(self.world_size), 0)
+        for lane in lanes:
+            for rank, times in cast(list[list[int]], lane["late"]):
+                late[rank] += times
+        return {
+            "bytes_sent": self._engine.bytes_sent,
+            "bytes_received": self._engine.bytes_received,
+            "connections": self._engine.connections,
+            "late": late,
+            "reducers": lanes,
+        }
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Leave: wait up to ``timeout`` seconds until every rank holds our results, then say so.
+
+        Works that are not done fail with ClosedError; so does every later call. Never raises for a
+        group that has failed. Twice is once.
+        """
+        self._leave(lambda: self._engine.close(timeout))
+
+    def abort(self) -> None:
+        """Leave at once without a word: the other ranks raise PeerLostError."""
+        self._leave(self._engine.abort)
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None or issubclass(kind, SystemExit):
+            self.close()
+        else:
+            self.abort()
+
+    def _leave(self, leave: Callable[[], None]) -> None:
+        if self._end.detach() is None or self._engine.forked:
+            return
+        leave()
+        self._completer.stop()
+
+    def _submit(
+        self,
+        collective: Collective,
+        op: ReduceOp,
+        dtype: DType,
+        key: str,
+        *,
+        count: int,
+        source: Array | None = None,
+        target: Array | None = None,
+        result: Array | None = None,
+        root: int = 0,
+        wide: bool = False,
+        on_done: OnDone | None = None,
+    ) -> Work[Array]:
+        try:
+            operation = self._engine.submit(
+                collective,
+                op,
+                dtype,
+                wide,
+                key,
+                root,
+                count,
+                None if source is None else flat_bytes(source),
+                None if target is None else flat_bytes(target),
+                on_done is not None,
+            )
+        except EngineError as error:
+            raise from_engine(error.args) from None
+        kept = result if result is not None else target
+        work = Work(self._context, key, (operation,), kept if kept is not None else np.empty(0))
+        if on_done is not None:
+            self._completer.expect(operation, work, lambda: on_done(work))
+        return work
+
+
+def _shut_down(engine: Engine, completer: Completer) -> None:
+    """A group that nobody closed: at its collection or at exit, short of other ranks' patience."""
+    if not engine.forked:
+        engine.close(2.0)
+        completer.stop()
+
+
+def _name(key: str | None, default: str) -> str:
+    if key is None:
+        return default
+    size = len(key.encode())
+    if not 1 <= size <= MAX_KEY_BYTES:
+        raise ValueError(
+            f"key of {size} bytes ({key[:40]!r}...): expected 1 to {MAX_KEY_BYTES} bytes of UTF-8"
+        )
+    return key
+
+
+def _as_moved(array: Array) -> tuple[DType, int]:
+    """(dtype, count) that describe an array which is only moved: uint8 where sums are unknown."""
+    check_movable(array.dtype)
+    found = find_dtype(array.dtype)
+    return (DType.UINT8, array.nbytes) if found is None else (found, array.size)

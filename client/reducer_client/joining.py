@@ -1,0 +1,75 @@
+"""Joining a job: settings, the engine's connections, the group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reducer_client import config
+from reducer_client.engine import Engine, EngineError
+from reducer_client.errors import from_engine
+from reducer_client.group import Group
+
+
+def connect(
+    addresses: str | Sequence[str] | None = None,
+    *,
+    job: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    run_id: str | None = None,
+    connect_timeout: float = config.DEFAULT_CONNECT_TIMEOUT,
+    step_timeout: float = config.DEFAULT_STEP_TIMEOUT,
+    silence: float = config.DEFAULT_SILENCE,
+    on_overflow: config.OnOverflow = "flag",
+    chunk_table: Sequence[tuple[int, int]] | None = None,
+) -> Group:
+    """Join a job on its reducers; returns once all ranks have joined.
+
+    What is not given comes from the environment: ``REDUCER_ADDRS``, ``REDUCER_JOB``,
+    ``REDUCER_RANK``, ``REDUCER_WORLD_SIZE``, ``REDUCER_RUN_ID``, then torchrun's ``RANK`` and
+    ``WORLD_SIZE``.
+
+    Args:
+        addresses: ``host:port`` of every reducer, the same ones on all ranks; port 2222 by default,
+            IPv6 in brackets. A string is split at commas.
+        job: the name of the training run, equal on all ranks.
+        run_id: one run of that name; by default rank 0 makes a random one for all.
+        connect_timeout: seconds to reach every reducer and to meet all ranks.
+        step_timeout: seconds that ``Work.wait`` and ``barrier`` wait by default.
+        silence: seconds without a byte after which a reducer counts as dead.
+        on_overflow: ``"error"`` makes ``wait`` raise NumericError where an integer result wrapped;
+            ``"flag"`` only sets ``Work.overflow``.
+        chunk_table: (least bytes of a round, bytes of its chunks); rank 0's is used by all.
+
+    Raises:
+        ValueError: a setting is missing or bad; it names it and where it came from.
+        ReducerUnavailableError: no reducer answers at an address.
+        JoinError: the ranks do not fit together, or some did not come in time.
+    """
+    settings = config.resolve(
+        addresses,
+        job=job,
+        rank=rank,
+        world_size=world_size,
+        run_id=run_id,
+        connect_timeout=connect_timeout,
+        step_timeout=step_timeout,
+        silence=silence,
+        on_overflow=on_overflow,
+        chunk_table=chunk_table,
+    )
+    engine = Engine(
+        addresses=list(settings.addresses),
+        job=settings.job,
+        run_id=settings.run_id,
+        rank=settings.rank,
+        world_size=settings.world_size,
+        chunk_table=list(settings.chunk_table),
+        connect_timeout=settings.connect_timeout,
+        silence=settings.silence,
+    )
+    try:
+        engine.connect()
+    except EngineError as error:
+        raise from_engine(error.args) from None
+    return Group(settings, engine)

@@ -1,0 +1,133 @@
+"""Embedded reducers on loopback: for notebooks, tests and a first try."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import IO, Any
+
+from reducer_client.config import daemon_environment
+from reducer_client.errors import ReducerUnavailableError
+from reducer_client.reports import logger
+
+# Runs in the child before the daemon: it must not outlive us, not even after kill -9. (A
+# preexec_fn would be unsafe in a process with threads.)
+_BOOT = """
+import ctypes, os, runpy, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+sys.argv = ["reducer", *sys.argv[2:]]
+runpy.run_module("reducer", run_name="__main__", alter_sys=True)
+"""
+_STOP_TIMEOUT = 5.0
+_SHOWN = 4000
+
+
+@contextmanager
+def local_reducers(
+    count: int = 1,
+    *,
+    lanes: int = 1,
+    memory: str = "1GiB",
+    start_timeout: float = 30.0,
+) -> Iterator[list[str]]:
+    """Start reducers on 127.0.0.1 and give their addresses; they end with the block.
+
+    They also end when this process does, in whatever way (and with the thread that entered).
+
+    Args:
+        count: number of reducers.
+        lanes: lane processes of each.
+        memory: budget of each, as ``reducer serve --memory``.
+        start_timeout: seconds until all must accept connections.
+
+    Raises:
+        ReducerUnavailableError: one did not start; the text has the end of its log.
+    """
+    if count < 1:
+        raise ValueError(f"count={count}: expected at least 1 reducer")
+    with ExitStack() as stack:
+        daemons = [stack.enter_context(_Daemon(lanes, memory)) for _ in range(count)]
+        deadline = time.monotonic() + start_timeout
+        yield [daemon.wait_ready(deadline) for daemon in daemons]
+
+
+class _Daemon:
+    """One ``reducer serve`` process; its log is kept in a file until it has ended."""
+
+    def __init__(self, lanes: int, memory: str) -> None:
+        self._options = [
+            "serve",
+            *("--host", "127.0.0.1"),
+            *("--port", "0"),
+            *("--metrics-port", "0"),
+            *("--lanes", str(lanes)),
+            *("--memory", memory),
+        ]
+
+    def __enter__(self) -> _Daemon:
+        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, str(os.getpid()), *self._options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=daemon_environment(),
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        ended_early = self._process.poll() if kind is None else None
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if ended_early:
+            logger.warning("a local reducer ended with %d:\n%s", ended_early, self._log_tail())
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+
+    def wait_ready(self, deadline: float) -> str:
+        """Its address, once it accepts connections."""
+        ready = self._read_ready_line(deadline)
+        try:
+            event: dict[str, Any] = json.loads(ready)
+            return f"{event['host']}:{event['port']}"
+        except (ValueError, KeyError, TypeError):
+            code = self._process.poll()
+            state = "is not ready in time" if code is None else f"ended with code {code}"
+            raise ReducerUnavailableError(
+                f"a local reducer {state}: reducer {' '.join(self._options)}\n{self._log_tail()}"
+            ) from None
+
+    def _read_ready_line(self, deadline: float) -> bytes:
+        assert self._process.stdout is not None
+        fd = self._process.stdout.fileno()
+        readable = select.poll()
+        readable.register(fd, select.POLLIN)
+        line = b""
+        while not line.endswith(b"\n"):
+            left = max(0.0, deadline - time.monotonic())
+            if not readable.poll(left * 1000):
+                return line
+            piece = os.read(fd, 4096)
+            if not piece:
+                self._process.wait(_STOP_TIMEOUT)
+                return line
+            line += piece
+        return line
+
+    def _log_tail(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-_SHOWN:].decode(errors="replace").strip()

@@ -1,0 +1,163 @@
+"""PyTorch: gradients of DistributedDataParallel through the reducers.
+
+    model = DistributedDataParallel(net, **reducer_client.torch.ddp_options())
+    reducer_client.torch.attach(model, group)
+
+A failure reaches ``backward()`` as a RuntimeError with the text of the error; the error itself is
+kept as ``state.last_error``. The optimizer must not step after it.
+"""
+
+# No "from __future__ import annotations": DDP compares the hook's annotations with real classes.
+import itertools
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from reducer_client.dtypes import WireDtype
+from reducer_client.group import Group, OnDone
+from reducer_client.torch_staging import CudaStaging, TensorFuture
+from reducer_client.work import Work
+
+__all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options"]
+
+# Fewer and larger buckets than torch's 25 MiB: a round costs one round trip.
+DEFAULT_BUCKET_CAP_MB = 64
+
+_names: "weakref.WeakKeyDictionary[Group, itertools.count[int]]" = weakref.WeakKeyDictionary()
+
+
+class ReductionState:
+    """State of ``all_reduce_hook`` for one DDP module.
+
+    Args:
+        group: the joined group that sums the gradients.
+        wire_dtype: ``"bfloat16"`` or ``"float16"``: how float32 buckets travel.
+        prefix: begins the keys of the buckets. By default it tells by the order of creation which
+            module of the group it is, so all ranks must create their states in the same order.
+
+    Attributes:
+        last_error: why the last reduction failed, or None.
+        bytes_reduced: bytes of gradients handed in so far.
+
+    It can be pickled with a checkpoint, without its group; set ``state.group`` after loading.
+    """
+
+    def __init__(
+        self, group: Group, *, wire_dtype: WireDtype | None = None, prefix: str | None = None
+    ) -> None:
+        if wire_dtype not in (None, "float32", "float16", "bfloat16"):
+            raise ValueError(f"wire_dtype={wire_dtype!r}: expected float16, bfloat16 or None")
+        if prefix is None:
+            prefix = f"ddp{next(_names.setdefault(group, itertools.count()))}"
+        self.group: Group | None = group
+        self.wire_dtype = wire_dtype
+        self.prefix = prefix
+        self.bytes_reduced = 0
+        self.last_error: Exception | None = None
+        self._staging: dict[torch.device, CudaStaging] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"group": None, "last_error": None, "_staging": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def keep_error(self, error: Exception) -> None:
+        """Called where a reduction has failed."""
+        self.last_error = error
+
+    def submit(self, host: torch.Tensor, key: str, on_done: OnDone) -> Work[Any]:
+        """Start the mean of a contiguous CPU tensor over all ranks, in place."""
+        if self.group is None:
+            raise RuntimeError("this ReductionState was unpickled: set state.group to a new group")
+        is_bfloat16 = host.dtype is torch.bfloat16
+        array = (host.view(torch.uint16) if is_bfloat16 else host).numpy()
+        return self.group.all_reduce(
+            array,
+            op="mean",
+            key=key,
+            out=array,
+            wire_dtype=self.wire_dtype if host.dtype is torch.float32 else None,
+            dtype="bfloat16" if is_bfloat16 else None,
+            on_done=on_done,
+        )
+
+    def staging(self, device: torch.device) -> CudaStaging:
+        """What transfers tensors of a CUDA device; made at its first use."""
+        if device not in self._staging:
+            self._staging[device] = CudaStaging(device)
+        return self._staging[device]
+
+
+def all_reduce_hook(
+    state: ReductionState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # bound only where torch has c10d
+) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook: the mean of a bucket over all ranks, in place.
+
+    float32, float64, float16 and bfloat16 buckets, on the CPU or a CUDA device.
+    """
+    tensor = bucket.buffer().detach()
+    key = f"{state.prefix}/bucket{bucket.index()}"
+    state.bytes_reduced += tensor.numel() * tensor.element_size()
+    try:
+        if tensor.device.type == "cpu":
+            return _reduce_on_host(state, tensor, key)
+        if tensor.device.type == "cuda":
+            return state.staging(tensor.device).reduce(
+                tensor,
+                lambda host, on_done: state.submit(host, key, on_done),
+                state.keep_error,
+            )
+    except Exception as error:
+        state.keep_error(error)
+        raise
+    raise TypeError(f"gradients on {tensor.device}: only cpu and cuda are supported")
+
+
+def attach(
+    model: DistributedDataParallel,
+    group: Group,
+    *,
+    wire_dtype: WireDtype | None = None,
+    prefix: str | None = None,
+) -> ReductionState:
+    """Send the gradients of a DDP module through the group; all ranks, in the same order.
+
+    Returns:
+        The state of the hook. RuntimeError if the module has a hook already.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(f"expected a DistributedDataParallel module, got {type(model).__name__}")
+    state = ReductionState(group, wire_dtype=wire_dtype, prefix=prefix)
+    model.register_comm_hook(state, all_reduce_hook)
+    return state
+
+
+def ddp_options(**options: Any) -> dict[str, Any]:
+    """Arguments for DistributedDataParallel: 64 MiB buckets, and whatever is given."""
+    return {"bucket_cap_mb": DEFAULT_BUCKET_CAP_MB, **options}
+
+
+def _reduce_on_host(state: ReductionState, tensor: torch.Tensor, key: str) -> TensorFuture:
+    finished: TensorFuture = torch.futures.Future()
+    works: list[Work[Any]] = []
+
+    def complete(work: Work[Any]) -> None:
+        works.append(work)
+        finished.set_result(tensor)
+
+    # An error set on the future that DDP waits for would only reach the user as a failed cast; one
+    # that a callback raises keeps its text.
+    def check(_: TensorFuture) -> torch.Tensor:
+        error = works[0].exception()
+        if error is not None:
+            state.keep_error(error)
+            raise error
+        return tensor
+
+    state.submit(tensor, key, complete)
+    return finished.then(check)

@@ -1,0 +1,146 @@
+"""Work: the handle of what was submitted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from reducer.wire.codes import Flag
+from reducer_client.errors import NumericError, ReducerError, RoundTimeoutError, from_engine
+from reducer_client.reports import StallReports
+
+if TYPE_CHECKING:
+    from reducer_client._engine import Operation
+
+T = TypeVar("T")
+
+# How often a waiting call looks for stall reports, seconds. The engine wakes it at once when the
+# operation is finished, so this adds nothing to a round.
+_REPORT_INTERVAL = 1.0
+_NO_REPORT = "no reducer has reported absent ranks yet; do all ranks submit this key?"
+
+
+@dataclass(frozen=True)
+class WorkContext:
+    """What all works of a group share."""
+
+    reports: StallReports
+    step_timeout: float
+    fail_on_overflow: bool
+
+
+class Work(Generic[T]):
+    """One submitted call. Any thread may wait for it, any number of times.
+
+    The arrays that were passed in may be changed as soon as the submitting call has returned; the
+    result (and ``out``) belongs to the client until ``wait`` has returned or ``done`` is true.
+    """
+
+    def __init__(
+        self, context: WorkContext, key: str, operations: Sequence[Operation], result: T
+    ) -> None:
+        self._context = context
+        self._operations = tuple(operations)
+        self._result = result
+        self._failure: ReducerError | None = None
+        self._callback: Callable[[Work[T]], None] | None = None
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"<Work key={self.key!r} round={self.round} done={self.done}>"
+
+    @property
+    def done(self) -> bool:
+        """Whether the call is finished, well or not; ``wait`` then returns or raises at once."""
+        return self._failure is not None or all(op.done for op in self._operations)
+
+    @property
+    def round(self) -> int | None:
+        """The number of the round of ``key``, from 0; None for a call that sent nothing."""
+        return self._operations[0].round if self._operations else None
+
+    @property
+    def overflow(self) -> bool:
+        """Whether an integer of the result wrapped, once done."""
+        return bool(self._flags() & Flag.OVERFLOW)
+
+    @property
+    def nan(self) -> bool:
+        """Whether the result holds a NaN, once done."""
+        return bool(self._flags() & Flag.NAN)
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Wait for the result and return it.
+
+        Args:
+            timeout: seconds; None takes the group's ``step_timeout``.
+
+        Raises:
+            RoundTimeoutError: not finished in time; it names the absent ranks as soon as a
+                reducer has reported them. The round stays open, ``wait`` may be called again.
+            ReducerError: one of its children, if the round or the group failed.
+        """
+        timeout = self._context.step_timeout if timeout is None else timeout
+        deadline = time.monotonic() + timeout
+        for operation in self._operations:
+            while not operation.wait(_slice(deadline)):
+                self._context.reports.collect()
+                if time.monotonic() >= deadline:
+                    raise self._timed_out(operation, timeout)
+        self._check()
+        return self._result
+
+    def exception(self) -> ReducerError | None:
+        """Why the call failed; None if it did not, or is not done yet."""
+        if not self.done:
+            return None
+        try:
+            self._check()
+        except ReducerError as error:
+            return error
+        return None
+
+    def expire(self) -> None:
+        """Called by the completer: the step timeout is over."""
+        self._failure = self._timed_out(self._operations[0], self._context.step_timeout)
+
+    def fail(self, error: ReducerError) -> None:
+        """Called by the completer where the engine will not finish the operation any more."""
+        self._failure = error
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        for operation in self._operations:
+            if operation.error is not None:
+                raise from_engine(operation.error)
+            if self._context.fail_on_overflow and operation.flags & Flag.OVERFLOW:
+                raise NumericError(
+                    f"key {operation.key!r}, round {operation.round}: the result overflowed and "
+                    "wrapped; reduce in a wider dtype or scale the input",
+                    key=operation.key,
+                    round=operation.round,
+                    reason="overflow",
+                )
+
+    def _flags(self) -> int:
+        flags = 0
+        for operation in self._operations:
+            flags |= operation.flags
+        return flags
+
+    def _timed_out(self, operation: Operation, timeout: float) -> RoundTimeoutError:
+        reports = self._context.reports.describe(operation.key)
+        return RoundTimeoutError(
+            f"key {operation.key!r}, round {operation.round}: not finished after {timeout:g} s; "
+            f"{reports or _NO_REPORT}",
+            key=operation.key,
+            round=operation.round,
+            reason="timeout",
+        )
+
+
+def _slice(deadline: float) -> float:
+    return max(0.0, min(_REPORT_INTERVAL, deadline - time.monotonic()))

@@ -1,0 +1,165 @@
+"""What must not grow, and orders that must not deadlock."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reducer_client
+from reducer_client import Group
+from tests.support.cluster import Daemon, resident
+from tests.support.ranks import Tell, run_ranks, start_ranks
+from tests.support.wait import wait_until
+
+MEBIBYTE = 1 << 20
+
+
+def _join(rank: int, world: int, addresses: list[str], job: str) -> Group:
+    return reducer_client.connect(
+        addresses, job=job, rank=rank, world_size=world, connect_timeout=60
+    )
+
+
+def _usage() -> tuple[int, int, int]:
+    """(resident bytes, descriptors, threads with the engine's) of this process."""
+    pid = os.getpid()
+    return resident(pid), len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def _many_rounds(
+    rank: int, world: int, addresses: list[str], job: str, tell: Tell
+) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    array = np.full(MEBIBYTE // 4, rank, np.float32)
+    out = np.empty_like(array)
+    usages = []
+    with _join(rank, world, addresses, job) as group:
+        for rounds in (200, 1000):
+            for _ in range(rounds):
+                group.all_reduce(array, out=out, key="same").wait(60)
+                assert out[0] == out[-1] == sum(range(world))
+            usages.append(_usage())
+            tell(rounds)
+            tell.hear()
+    return usages[0], usages[1]
+
+
+def test_a_thousand_rounds_grow_nothing() -> None:
+    with (
+        Daemon(lanes=2) as daemon,
+        start_ranks(4, _many_rounds, [daemon.address], "rounds", talk=True) as ranks,
+    ):
+        memory = []
+        for rounds in (200, 1000):
+            assert [ranks.receive(rank, 120) for rank in range(4)] == [rounds] * 4
+            memory.append(daemon.rss())
+            for rank in range(4):
+                ranks.send(rank)
+        outcomes = ranks.collect(60)
+    assert memory[1] - memory[0] < 8 * MEBIBYTE
+    for outcome in outcomes:
+        assert outcome.error is None, outcome.trace
+        (before, *counts_before), (after, *counts_after) = outcome.value
+        assert after - before < 4 * MEBIBYTE
+        assert counts_after == counts_before
+
+
+def _many_keys(rank: int, world: int, addresses: list[str], job: str) -> Any:
+    with _join(rank, world, addresses, job) as group:
+        for start in range(0, 10_000, 500):
+            works = [
+                group.all_reduce(np.full(10, n, np.int32), key=f"key{n}")
+                for n in range(start, start + 500)
+            ]
+            for n, work in enumerate(works, start):
+                assert work.wait(60)[0] == world * n
+
+        def held() -> int:
+            return sum(lane["held_bytes"] for lane in group.stats()["reducers"])
+
+        wait_until(lambda: held() == 0, 10, "results are freed once all ranks hold them")
+        open_rounds = sum(lane["open_rounds"] for lane in group.stats()["reducers"])
+    return open_rounds, threading.active_count()
+
+
+def test_ten_thousand_keys_used_once_leave_nothing_behind(addresses: list[str]) -> None:
+    assert run_ranks(2, _many_keys, addresses, "keys") == [(0, 1)] * 2
+
+
+def _any_order(rank: int, world: int, addresses: list[str], job: str, turns: int) -> None:
+    order = np.random.default_rng(rank)
+    arrays = [np.full(2 * MEBIBYTE, rank + key, np.float32) for key in range(8)]
+    with _join(rank, world, addresses, job) as group:
+        for _ in range(turns):
+            works = {
+                key: group.all_reduce(arrays[key], key=f"key{key}") for key in order.permutation(8)
+            }
+            for key, work in works.items():
+                result = work.wait(100)
+                assert result[0] == result[-1] == sum(r + key for r in range(world))
+
+
+def _check_orders(turns: int, timeout: float) -> None:
+    with Daemon("--memory", "64MiB") as daemon:
+        run_ranks(4, _any_order, [daemon.address], "orders", turns, timeout=timeout)
+
+
+def test_ranks_may_submit_keys_in_any_order() -> None:
+    _check_orders(5, 150)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_ranks_may_submit_keys_in_any_order_for_long() -> None:
+    _check_orders(200, 1700)
+
+
+class _Logged(logging.Handler):
+    """The lines of a logger."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        logging.getLogger(name).addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        assert record.levelno == logging.WARNING
+        self.lines.append(record.getMessage())
+
+
+def _block_in_conflict(
+    rank: int, world: int, addresses: list[str], job: str, tell: Tell
+) -> tuple[str, str, list[str]]:
+    first, second = ("a", "b")[:: 1 if rank == 0 else -1]
+    logged = _Logged("reducer_client")
+    with _join(rank, world, addresses, job) as group:
+        with pytest.raises(reducer_client.RoundTimeoutError) as caught:
+            group.all_reduce(np.ones(3), key=first).wait(4)
+        tell("timed out")
+        tell.hear()
+        other = group.all_reduce(np.ones(3), key=second)
+        assert other.wait(30).tolist() == [world] * 3
+        group.barrier()
+    return first, str(caught.value), logged.lines
+
+
+def test_a_conflict_of_blocking_orders_is_reported_with_ranks_and_keys() -> None:
+    with (
+        Daemon("--stall-after", "1") as daemon,
+        start_ranks(2, _block_in_conflict, [daemon.address], "conflict", talk=True) as ranks,
+    ):
+        assert [ranks.receive(rank) for rank in range(2)] == ["timed out"] * 2
+        for rank in range(2):
+            ranks.send(rank)
+        outcomes = ranks.collect(60)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.error is None, outcome.trace
+        key, text, lines = outcome.value
+        assert f"'{key}'" in text
+        assert f"rank {1 - rank}" in text, text
+        assert {line for line in lines if line in text}
+        assert len(lines) == len(set(lines)), "each report is logged once"

@@ -1,0 +1,278 @@
+"""Bad peers, dead peers, dead reducers: a named error on every rank, never a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reducer_client
+from reducer_client import (
+    ClosedError,
+    Group,
+    JoinError,
+    MismatchError,
+    PeerLostError,
+    ReducerError,
+    ReducerUnavailableError,
+    RoundTimeoutError,
+)
+from tests.support.cluster import Daemon
+from tests.support.ranks import Outcome, Tell, run_ranks, start_ranks
+from tests.support.wait import wait_until
+
+
+def _join(rank: int, world_size: int, addresses: list[str], job: str, **options: Any) -> Group:
+    options.setdefault("connect_timeout", 60)
+    return reducer_client.connect(addresses, job=job, rank=rank, world_size=world_size, **options)
+
+
+def _errors(outcomes: list[Outcome], kind: type[Exception]) -> list[Any]:
+    for outcome in outcomes:
+        assert isinstance(outcome.error, kind), f"rank {outcome.rank}: {outcome}"
+    return [outcome.error for outcome in outcomes]
+
+
+def _mismatch(rank: int, world: int, addresses: list[str], job: str) -> list[str]:
+    texts = []
+    last = rank == world - 1
+    with _join(rank, world, addresses, job) as group:
+        for case, submit in (
+            ("dtype", lambda: group.all_reduce(np.ones(9, "f8" if last else "f4"), key="dtype")),
+            ("shape", lambda: group.all_reduce(np.ones(300_000 + last, "f4"), key="shape")),
+            ("op", lambda: group.all_reduce(np.ones(9), op="max" if last else "sum", key="op")),
+            ("root", lambda: group.broadcast(np.ones(9), root=int(last), key="root")),
+        ):
+            with pytest.raises(MismatchError) as caught:
+                submit().wait(30)
+            assert caught.value.key == case
+            texts.append(str(caught.value))
+            assert group.all_reduce(np.ones(3), key=case).wait(30).tolist() == [world] * 3
+    return texts
+
+
+def test_a_mismatch_is_the_same_error_on_every_rank_and_harms_nothing(
+    addresses: list[str], job: str
+) -> None:
+    first, *others = run_ranks(3, _mismatch, addresses, job)
+    assert all(texts == first for texts in others)
+    assert "float32" in first[0] and "float64" in first[0]
+    assert "300000" in first[1] and "300001" in first[1]
+    assert "sum" in first[2] and "max" in first[2]
+
+
+def _connect(rank: int, world: int, addresses: list[str], job: str, options: Any) -> None:
+    _join(
+        addresses=addresses, job=job, **{"rank": rank, "world_size": world} | options[rank]
+    ).close()
+
+
+def _connect_all(addresses: list[str], job: str, options: list[dict[str, Any]]) -> list[Outcome]:
+    with start_ranks(len(options), _connect, addresses, job, options) as ranks:
+        return ranks.collect(60)
+
+
+def test_a_rank_that_comes_twice_is_refused(addresses: list[str], job: str) -> None:
+    short: dict[str, Any] = {"connect_timeout": 4}
+    outcomes = _connect_all(addresses, job, [short, short | {"rank": 0, "run_id": ""}, short])
+    refused = [o.error for o in outcomes[:2] if isinstance(o.error, JoinError)]
+    assert any("rank 0" in str(error) for error in refused), outcomes
+
+
+def test_a_wrong_world_size_is_refused(addresses: list[str], job: str) -> None:
+    short: dict[str, Any] = {"connect_timeout": 4}
+    outcomes = _connect_all(addresses, job, [short, short | {"world_size": 3}])
+    errors = _errors(outcomes, JoinError)
+    assert any("2" in str(e) and "3" in str(e) for e in errors), errors
+
+
+def test_a_peer_that_does_not_come_is_named(addresses: list[str], job: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(ReducerError, match=r"\b1\b") as caught:
+        _join(0, 3, addresses, job, connect_timeout=2)
+    assert isinstance(caught.value, JoinError)
+    assert "2" in str(caught.value)
+    assert time.monotonic() - started < 8
+
+
+def _come_after_the_silence_limit(
+    rank: int, world: int, addresses: list[str], job: str, tell: Tell
+) -> None:
+    tell("started")
+    if rank == 1:
+        tell.hear()
+    with _join(rank, world, addresses, job, silence=1) as group:
+        group.barrier()
+
+
+def test_waiting_for_peers_is_no_silence(addresses: list[str], job: str) -> None:
+    with start_ranks(2, _come_after_the_silence_limit, addresses, job, talk=True) as ranks:
+        for rank in range(2):
+            assert ranks.receive(rank) == "started"
+        started = time.monotonic()
+        wait_until(lambda: time.monotonic() - started > 2.5, 5)
+        ranks.send(1)
+        outcomes = ranks.collect(30)
+    assert [o.error for o in outcomes] == [None, None], outcomes
+
+
+def test_no_reducer_at_the_address_is_an_error_that_names_it(job: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(ReducerUnavailableError, match=address):
+            _join(0, 1, [address], job, connect_timeout=1.5)
+        assert time.monotonic() - started < 6
+
+
+def _wait_for_rank_1(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> None:
+    with _join(rank, world, addresses, job) as group:
+        group.barrier()
+        tell("joined")
+        if rank == 1:
+            tell.hear()
+            return
+        group.all_reduce(np.ones(1 << 20), key="grad").wait(60)
+
+
+def test_a_killed_worker_is_named_to_every_survivor(addresses: list[str], job: str) -> None:
+    with start_ranks(4, _wait_for_rank_1, addresses, job, talk=True) as ranks:
+        for rank in range(4):
+            assert ranks.receive(rank) == "joined"
+        killed = time.monotonic()
+        ranks.kill(1)
+        outcomes = ranks.collect(30)
+        took = time.monotonic() - killed
+    del outcomes[1]
+    for error in _errors(outcomes, PeerLostError):
+        assert error.rank == 1
+        assert error.reason != "left"
+        assert "1" in str(error)
+    # The promise is 1 s on a quiet machine; connections must be gone for 0.5 s before it counts.
+    assert took < 5
+
+
+def test_a_worker_that_leaves_early_is_named(addresses: list[str], job: str) -> None:
+    with start_ranks(3, _wait_for_rank_1, addresses, job, talk=True) as ranks:
+        for rank in range(3):
+            assert ranks.receive(rank) == "joined"
+        ranks.send(1)
+        outcomes = ranks.collect(40)
+    assert outcomes[1].error is None
+    for error in _errors([outcomes[0], outcomes[2]], PeerLostError):
+        assert (error.rank, error.reason) == (1, "left")
+
+
+def _raise_in_block(rank: int, world: int, addresses: list[str], job: str) -> float:
+    started = time.monotonic()
+    expected = ZeroDivisionError if rank == 1 else PeerLostError
+    with pytest.raises(expected) as caught, _join(rank, world, addresses, job) as group:
+        group.barrier()
+        if rank == 1:
+            raise ZeroDivisionError
+        started = time.monotonic()
+        group.all_reduce(np.ones(3)).wait(30)
+    if rank != 1:
+        assert caught.value.rank == 1
+        assert caught.value.reason != "left"
+    return time.monotonic() - started
+
+
+def test_a_block_left_by_an_exception_is_no_clean_leave(addresses: list[str], job: str) -> None:
+    assert max(run_ranks(3, _raise_in_block, addresses, job)) < 8
+
+
+def test_a_dead_reducer_is_an_error_on_every_rank(job: str) -> None:
+    with Daemon() as kept, Daemon() as lost:
+        addresses = [kept.address, lost.address]
+        with start_ranks(3, _wait_for_rank_1, addresses, job, talk=True) as ranks:
+            for rank in range(3):
+                assert ranks.receive(rank) == "joined"
+            lost.kill()
+            outcomes = [ranks.collect_one(rank, 30) for rank in (0, 2)]
+    for error in _errors(outcomes, ReducerUnavailableError):
+        assert lost.address in str(error)
+
+
+def _come_late(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> None:
+    with _join(rank, world, addresses, job) as group:
+        if rank == 1:
+            tell.hear()
+        work = group.all_reduce(np.full(4, rank), key="late")
+        if rank == 0:
+            with pytest.raises(RoundTimeoutError, match=r"'late', round 0.*0\.3 s") as caught:
+                work.wait(0.3)
+            assert isinstance(caught.value, TimeoutError)
+            assert not work.done
+            tell("timed out")
+        assert work.wait(30).tolist() == [1] * 4
+        assert work.done and work.exception() is None
+
+
+def test_after_a_timeout_the_same_work_can_be_waited_for_again(
+    addresses: list[str], job: str
+) -> None:
+    with start_ranks(2, _come_late, addresses, job, talk=True) as ranks:
+        assert ranks.receive(0) == "timed out"
+        ranks.send(1)
+        outcomes = ranks.collect(30)
+    assert [o.error for o in outcomes] == [None, None], outcomes
+
+
+def _interrupted(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> float:
+    if rank == 1:
+        with _join(rank, world, addresses, job):
+            tell.hear()
+        return 0.0
+    try:
+        with _join(rank, world, addresses, job) as group:
+            work = group.all_reduce(np.ones(3))
+            tell("waiting")
+            work.wait(60)
+    except KeyboardInterrupt:
+        return time.time()
+    return 0.0
+
+
+def test_ctrl_c_ends_a_wait(addresses: list[str], job: str) -> None:
+    with start_ranks(2, _interrupted, addresses, job, talk=True) as ranks:
+        assert ranks.receive(0) == "waiting"
+        sent = time.time()
+        ranks.kill(0, signal.SIGINT)
+        outcome = ranks.collect_one(0, 20)
+    assert outcome.error is None, outcome
+    assert 0 < outcome.value - sent < 2
+
+
+def test_a_closed_group_says_so(addresses: list[str], job: str) -> None:
+    group = _join(0, 1, addresses, job)
+    group.all_reduce(np.ones(3)).wait(10)
+    group.close()
+    group.close()
+    with pytest.raises(ClosedError):
+        group.all_reduce(np.ones(3))
+
+
+def test_a_forked_child_never_touches_the_group(solo: Group) -> None:
+    solo.all_reduce(np.ones(3)).wait(10)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            solo.all_reduce(np.ones(3))
+        except ClosedError as error:
+            os.write(write, str(error).encode())
+        finally:
+            solo.close()
+            os._exit(0)
+    os.close(write)
+    with open(read) as answer:
+        assert "fork" in answer.read()
+    assert os.waitpid(child, 0)[1] == 0
+    assert solo.all_reduce(np.ones(3)).wait(10).tolist() == [1, 1, 1]

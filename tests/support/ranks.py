@@ -1,0 +1,162 @@
+"""Ranks as real processes: each runs one function and sends its result or its error back."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_SPAWN = multiprocessing.get_context("spawn")
+# One helper process of multiprocessing lives as long as ours: it is there before any test counts.
+resource_tracker.ensure_running()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended: a value, an error, or neither (it was killed, or is late)."""
+
+    rank: int
+    value: Any = None
+    error: Exception | None = None
+    trace: str = ""
+    reported: bool = True
+
+
+class RunningRanks:
+    """The processes of one call of ``start_ranks``; a context manager that leaves none behind."""
+
+    def __init__(self, started: Sequence[tuple[BaseProcess, Connection]]) -> None:
+        self._started = started
+        self._outcomes: dict[int, Outcome] = {}
+
+    def __enter__(self) -> RunningRanks:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process, connection in self._started:
+            process.kill()
+            process.join()
+            connection.close()
+
+    def pid(self, rank: int) -> int:
+        pid = self._started[rank][0].pid
+        assert pid is not None
+        return pid
+
+    def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
+        os.kill(self.pid(rank), signum)
+
+    def receive(self, rank: int, timeout: float = 30.0) -> Any:
+        """The next thing that the rank gave to its ``tell``."""
+        connection = self._started[rank][1]
+        assert connection.poll(timeout), f"rank {rank} said nothing for {timeout} s"
+        message = connection.recv()
+        assert not isinstance(message, Outcome), f"rank {rank} ended: {message}"
+        return message
+
+    def send(self, rank: int, message: object = None) -> None:
+        """Give the rank what its ``tell.hear()`` waits for."""
+        self._started[rank][1].send(message)
+
+    def collect_one(self, rank: int, timeout: float = 60.0) -> Outcome:
+        """The outcome of one rank while the others go on."""
+        connection = self._started[rank][1]
+        assert connection.poll(timeout), f"rank {rank} has not ended within {timeout} s"
+        outcome = connection.recv()
+        assert isinstance(outcome, Outcome), f"rank {rank} said {outcome!r}"
+        return outcome
+
+    def collect(self, timeout: float = 60.0) -> list[Outcome]:
+        """All outcomes by rank; a rank without one by then has ``reported=False``."""
+        deadline = time.monotonic() + timeout
+        open_ranks = {c: rank for rank, (_, c) in enumerate(self._started)}
+        while open_ranks:
+            left = deadline - time.monotonic()
+            ready = wait(list(open_ranks), max(0.0, left))
+            if not ready:
+                break
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                try:
+                    message = connection.recv()
+                except EOFError:
+                    del open_ranks[connection]
+                    continue
+                if isinstance(message, Outcome):
+                    self._outcomes[message.rank] = message
+                    del open_ranks[connection]
+        silent = [Outcome(rank, reported=False) for rank in range(len(self._started))]
+        return [self._outcomes.get(o.rank, o) for o in silent]
+
+
+class Tell:
+    """Given to a rank's function as its last argument when ``talk`` is set."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __call__(self, message: object) -> None:
+        self._connection.send(message)
+
+    def hear(self) -> Any:
+        return self._connection.recv()
+
+
+def start_ranks(
+    world_size: int, function: Callable[..., Any], *args: Any, talk: bool = False
+) -> RunningRanks:
+    """Start ``function(rank, world_size, *args)`` in ``world_size`` fresh processes."""
+    started = []
+    for rank in range(world_size):
+        here, there = _SPAWN.Pipe()
+        arguments = (there, os.getpid(), talk, function, rank, world_size, args)
+        process = _SPAWN.Process(target=_main, args=arguments, name=f"rank-{rank}")
+        process.start()
+        there.close()
+        started.append((process, here))
+    return RunningRanks(started)
+
+
+def run_ranks(
+    world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 90.0
+) -> list[Any]:
+    """The values of all ranks; AssertionError with the traces if any failed or is late."""
+    with start_ranks(world_size, function, *args) as ranks:
+        outcomes = ranks.collect(timeout)
+    failed = [o for o in outcomes if o.error is not None or not o.reported]
+    if failed:
+        texts = (f"rank {o.rank}: {o.trace or 'no outcome (dead or late)'}" for o in failed)
+        raise AssertionError("\n".join(texts))
+    return [o.value for o in outcomes]
+
+
+def _main(
+    connection: Connection,
+    parent: int,
+    talk: bool,
+    function: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    args: tuple[Any, ...],
+) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    extra = (Tell(connection),) if talk else ()
+    try:
+        outcome = Outcome(rank, value=function(rank, world_size, *args, *extra))
+    except BaseException as raised:  # what pytest raises in a failed check is no Exception
+        error = raised if isinstance(raised, Exception) else AssertionError(repr(raised))
+        outcome = Outcome(rank, error=error, trace=traceback.format_exc())
+    connection.send(outcome)
+    connection.close()

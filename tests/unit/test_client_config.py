@@ -1,0 +1,118 @@
+"""Settings of a group: precedence, defaults and clear errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reducer_client import config
+
+BASE = {
+    "REDUCER_ADDRS": "a:1,b",
+    "REDUCER_JOB": "env-job",
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+}
+
+
+def resolve(environ: dict[str, str] | None = None, **arguments: Any) -> config.Settings:
+    return config.resolve(environ=BASE if environ is None else environ, **arguments)
+
+
+def test_the_environment_is_enough() -> None:
+    settings = resolve()
+    assert settings.addresses == ("a:1", "b:2222")
+    assert (settings.job, settings.rank, settings.world_size) == ("env-job", 1, 4)
+    assert settings.run_id == ""
+    assert settings.chunk_table == config.DEFAULT_CHUNK_TABLE
+
+
+def test_arguments_win_over_our_variables_and_those_over_torchruns() -> None:
+    environ = BASE | {"REDUCER_RANK": "2", "REDUCER_WORLD_SIZE": "8"}
+    assert (resolve(environ).rank, resolve(environ).world_size) == (2, 8)
+    settings = resolve(environ, addresses=["c"], job="mine", rank=0, world_size=1, run_id="r")
+    assert settings.addresses == ("c:2222",)
+    assert (settings.job, settings.rank, settings.world_size) == ("mine", 0, 1)
+    assert settings.run_id == "r"
+
+
+@pytest.mark.parametrize(
+    ("extra", "run_id"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "job7", "TORCHELASTIC_RESTART_COUNT": "3"}, "job7.3"),
+        ({"TORCHELASTIC_RUN_ID": "job7"}, "job7.0"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ""),
+        ({"TORCHELASTIC_RUN_ID": "job7", "REDUCER_RUN_ID": "ours"}, "ours"),
+        ({}, ""),
+    ],
+)
+def test_the_run_id_comes_from_the_launcher(extra: dict[str, str], run_id: str) -> None:
+    assert resolve(BASE | extra).run_id == run_id
+
+
+def test_rank_0_alone_makes_a_run_id_and_another_each_time() -> None:
+    first, second = (resolve(rank=0).run_id for _ in range(2))
+    assert len(first) == 16
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("host", "host:2222"),
+        (" 10.0.0.1:80 ", "10.0.0.1:80"),
+        ("[fe80::1]", "[fe80::1]:2222"),
+        ("[::1]:007", "[::1]:7"),
+    ],
+)
+def test_addresses_take_the_default_port_and_ipv6_in_brackets(given: str, address: str) -> None:
+    assert config.normalize_address(given) == address
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"addresses": []}, "no reducer addresses: pass connect"),
+        ({"addresses": "a,b:2222,a:2222"}, "a:2222 is listed twice"),
+        ({"addresses": ["::1"]}, "goes in brackets"),
+        ({"addresses": ["[::1"]}, "expected .ipv6.:port"),
+        ({"addresses": ["a:0"]}, "not a number from 1 to 65535"),
+        ({"addresses": ["a:http"]}, "not a number"),
+        ({"addresses": ["http://a/"]}, "not a number|expected host"),
+        ({"addresses": [":2222"]}, "expected host"),
+        ({"job": ""}, "no job name"),
+        ({"job": "j" * 129}, "job of 129 bytes.*limit is 128"),
+        ({"run_id": "j" * 129}, "run_id of 129 bytes"),
+        ({"rank": 4}, "rank 4: expected 0 to 3"),
+        ({"rank": -1}, "rank -1"),
+        ({"world_size": 0}, "world_size 0: expected 1 to 8192"),
+        ({"world_size": 8193}, "expected 1 to 8192"),
+        ({"connect_timeout": 0}, "connect_timeout=0: expected seconds"),
+        ({"step_timeout": float("nan")}, "step_timeout=nan"),
+        ({"on_overflow": "raise"}, "on_overflow='raise'"),
+        ({"chunk_table": []}, "1 to 16 rows from 0"),
+        ({"chunk_table": [(1, 64)]}, "rows from 0"),
+        ({"chunk_table": [(0, 64), (0, 64)]}, "must ascend"),
+        ({"chunk_table": [(0, 100)]}, "multiple of 64"),
+        ({"chunk_table": [(0, 8 << 20)]}, "up to 4194304"),
+    ],
+)
+def test_a_bad_value_is_named(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        resolve(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({}, "no rank: pass connect.rank=...., or set|no rank"),
+        (BASE | {"RANK": "first"}, "RANK='first': expected an integer"),
+        (BASE | {"REDUCER_WORLD_SIZE": "2.0"}, "REDUCER_WORLD_SIZE='2.0'"),
+        ({k: v for k, v in BASE.items() if k != "REDUCER_JOB"}, "REDUCER_JOB"),
+        ({k: v for k, v in BASE.items() if k != "REDUCER_ADDRS"}, "REDUCER_ADDRS"),
+    ],
+)
+def test_a_bad_variable_is_named(environ: dict[str, str], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        resolve(environ)

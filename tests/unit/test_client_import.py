@@ -1,0 +1,38 @@
+"""What importing the client costs, and what it says where it cannot work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.support.cluster import environment
+
+
+def _python(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_without_an_engine_the_client_says_why() -> None:
+    script = "import sys; sys.modules['reducer_client._engine'] = None; import reducer_client"
+    ended = _python(script)
+    assert ended.returncode == 1
+    assert "ImportError: reducer_client has no engine" in ended.stderr
+    assert "REDUCER_NO_NATIVE=1" in ended.stderr
+
+
+def test_the_client_imports_no_framework_and_no_server() -> None:
+    script = (
+        "import sys, reducer_client\n"
+        "heavy = {'torch', 'sklearn', 'matplotlib', 'rich', 'uvloop', 'reducer.server',"
+        " 'reducer.core', 'ml_dtypes'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    ended = _python(script)
+    assert ended.stdout.strip() == "[]", ended.stderr

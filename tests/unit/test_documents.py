@@ -1,0 +1,107 @@
+"""What the documents show exists: targets, commands, options, names. Sessions are run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from reducer import cli
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("*/README.md"))]
+OURS = ("reducer", "reducer_client")
+
+
+def fences(*languages: str) -> list[tuple[str, str]]:
+    """(where, text) of every fenced block in one of the languages."""
+    found = []
+    for document in DOCUMENTS:
+        for match in re.finditer(r"^```(\w+)\n(.*?)^```$", document.read_text(), re.M | re.S):
+            if match[1] in languages:
+                line = document.read_text()[: match.start()].count("\n") + 1
+                found.append((f"{document.relative_to(ROOT)}:{line}", match[2]))
+    return found
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """(where, words) of every shell command; in a console fence those behind a dollar sign."""
+    shown = [(where, line) for where, text in fences("sh", "bash") for line in joined(text)]
+    for where, text in fences("console"):
+        shown += [(where, line[2:]) for line in joined(text) if line.startswith("$ ")]
+    for where, line in shown:
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            del words[0]
+        if words:
+            yield where, words
+
+
+def joined(text: str) -> list[str]:
+    return text.replace("\\\n", " ").splitlines()
+
+
+def missing_names(tree: ast.Module) -> Iterator[str]:
+    """Names of our packages that an example uses and that are not there."""
+    modules: dict[str, object] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(OURS):
+            module = importlib.import_module(node.module)
+            yield from (
+                f"{node.module}.{a.name}" for a in node.names if not hasattr(module, a.name)
+            )
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] in OURS:
+                    importlib.import_module(alias.name)
+                    top = alias.name if alias.asname else alias.name.split(".")[0]
+                    modules[alias.asname or top] = importlib.import_module(top)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id)
+            if module is not None and not hasattr(module, node.attr):
+                yield f"{node.value.id}.{node.attr}"
+
+
+PROGRAMS = [fence for fence in fences("python") if ">>> " not in fence[1]]
+SESSIONS = [path for path in DOCUMENTS if ">>> " in path.read_text()]
+
+
+@pytest.mark.parametrize(("where", "text"), PROGRAMS)
+def test_programs_use_names_that_exist(where: str, text: str) -> None:
+    assert not list(missing_names(ast.parse(text, where)))
+
+
+@pytest.mark.parametrize("document", SESSIONS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sessions_run_as_shown(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failures, _ = doctest.testfile(str(document), module_relative=False)
+    assert not failures, capsys.readouterr().out
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    shown = {word for _, words in commands() if words[0] == "make" for word in words[1:]}
+    assert shown
+    assert {target for target in shown if "=" not in target} <= targets
+
+
+def test_reducer_commands_and_options_exist() -> None:
+    for where, words in commands():
+        if Path(words[0]).name != "reducer":
+            continue
+        command: click.Command = cli.main
+        rest = words[1:]
+        while rest and isinstance(command, click.Group) and not rest[0].startswith("-"):
+            found = command.get_command(click.Context(command), rest[0])
+            assert found is not None, f"{where}: reducer {rest[0]}"
+            command, rest = found, rest[1:]
+        known = {option for p in command.params for option in [*p.opts, *p.secondary_opts]}
+        shown = {word.split("=")[0] for word in rest if word.startswith("--")} - {"--help"}
+        assert shown <= known, f"{where}: {sorted(shown - known)}"

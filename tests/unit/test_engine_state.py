@@ -1,0 +1,445 @@
+"""The engine's protocol state, driven by frames that are made here: what it says, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reducer.wire import messages
+from reducer.wire.checksum import crc32c
+from reducer.wire.codes import Collective, DType, ErrorCode, Flag, MessageKind, ReduceOp
+from reducer.wire.decoder import Decoder, Frame
+from reducer.wire.header import HEADER_SIZE, Header
+from reducer_client import _engine
+from tests.support.frames import control, frame, heartbeat
+from tests.support.simcluster import SimCluster
+
+CHUNK = 4_096
+TABLE = ((0, CHUNK),)
+
+
+class Worker:
+    """One state, and the far ends of its connections."""
+
+    def __init__(self, *, rank: int = 0, world_size: int = 2, reducers: int = 1) -> None:
+        self.now = 0.0
+        self.state = _engine.State(
+            reducers=reducers,
+            job="job",
+            run_id="run" if rank == 0 else "",
+            rank=rank,
+            world_size=world_size,
+            chunk_table=list(TABLE),
+            connect_timeout=10.0,
+            silence=5.0,
+        )
+        self.world_size = world_size
+        self.reducers = reducers
+        self.decoders: dict[tuple[int, int], Decoder] = {}
+        self.connect()
+
+    def connect(self) -> list[tuple[int, int]]:
+        new = self.state.wanted()
+        for reducer, lane in new:
+            self.decoders[reducer, lane] = Decoder(
+                crc32c, lambda header: memoryview(bytearray(header.length + HEADER_SIZE))
+            )
+            self.state.opened(reducer, lane, self.now)
+        return new
+
+    def sent(self, reducer: int = 0, lane: int = 0) -> list[Frame]:
+        data = self.state.outgoing(reducer, lane, 1 << 24, self.now)
+        return self.decoders[reducer, lane].feed(data)
+
+    def kinds(self, reducer: int = 0, lane: int = 0) -> list[MessageKind]:
+        return [MessageKind(f.header.kind) for f in self.sent(reducer, lane)]
+
+    def get(self, data: bytes, reducer: int = 0, lane: int = 0) -> None:
+        self.state.incoming(reducer, lane, data, self.now)
+
+    def pending(self, *absent: int, reducer: int = 0, lane: int = 0, lanes: int = 1) -> None:
+        message = messages.Pending(lanes, lane, bytes([reducer]) * 16, absent, len(absent))
+        self.get(control(message), reducer, lane)
+
+    def welcome(self, reducer: int = 0, lane: int = 0, lanes: int = 1, **other: Any) -> None:
+        fields: dict[str, Any] = {
+            "run_id": "run",
+            "slot": reducer,
+            "reducers": self.reducers,
+            "lanes": lanes,
+            "lane": lane,
+            "incarnation": bytes([reducer]) * 16,
+            "world_size": self.world_size,
+            "epoch": 0,
+            "route": 0,
+            "chunk_table": TABLE,
+            "credit": 2 * CHUNK,
+            "grant": 2 * CHUNK,
+            "heartbeat_ms": 250,
+        }
+        self.get(control(messages.Welcome(**{**fields, **other})), reducer, lane)
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.state.tick(self.now)
+
+    def submit(self, key: str, values: np.ndarray, target: np.ndarray) -> Any:
+        return self.state.submit(
+            Collective.ALL_REDUCE, ReduceOp.SUM, DType.FLOAT32, False, key, 0, values.size,
+            values, target,
+        )  # fmt: skip
+
+
+def joined(**options: Any) -> Worker:
+    worker = Worker(**options)
+    worker.welcome()
+    assert worker.state.joined
+    worker.sent()
+    return worker
+
+
+def result(sent: Header, payload: bytes, **changes: Any) -> bytes:
+    header = sent._replace(kind=MessageKind.RESULT, rank=0xFFFF, done=0)._replace(**changes)
+    return frame(header, payload)
+
+
+def failure(worker: Worker) -> tuple[int, str]:
+    assert worker.state.error is not None
+    return worker.state.error[:2]
+
+
+# --- joining ------------------------------------------------------------------------------------
+
+
+def test_the_arbiter_comes_first_and_every_lane_after_it() -> None:
+    worker = Worker(reducers=2)
+    assert set(worker.decoders) == {(0, 0)}
+    hello = worker.sent()[0]
+    assert hello.payload is not None
+    said = messages.decode(messages.Hello, hello.payload)
+    assert (said.job, said.run_id, said.rank, said.slot) == ("job", "run", 0, 0)
+    assert tuple(said.chunk_table) == TABLE
+    worker.pending(1, lanes=2)
+    assert set(worker.connect()) == {(0, 1), (1, 0)}
+    worker.pending(1, reducer=1, lanes=3)
+    assert set(worker.connect()) == {(1, 1), (1, 2)}
+    for reducer, lanes in ((0, 2), (1, 3)):
+        for lane in range(lanes):
+            assert not worker.state.joined
+            worker.welcome(reducer, lane, lanes)
+    assert worker.state.joined
+
+
+def test_no_answer_names_the_address() -> None:
+    worker = Worker()
+    worker.tick(9.9)
+    assert worker.state.error is None
+    worker.tick(0.2)
+    code, text = failure(worker)
+    assert code == ErrorCode.UNAVAILABLE
+    assert "no reducer answered at r0 within 10 s" in text
+    assert "reducer serve" in text
+
+
+def test_absent_ranks_are_named() -> None:
+    worker = Worker(world_size=4)
+    worker.pending(2, 3)
+    worker.tick(10)
+    code, text = failure(worker)
+    assert code == ErrorCode.JOIN
+    assert "ranks 2, 3 of 4 have not joined job 'job' within 10 s" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"run_id": "other"}, "run id 'other', expected 'run'"),
+        ({"world_size": 3}, "world size 3, expected 2"),
+        ({"reducers": 2}, "slot 0 of 2"),
+        ({"credit": CHUNK - 1}, ""),
+    ],
+)
+def test_a_welcome_to_another_run_is_no_welcome(changes: dict[str, Any], text: str) -> None:
+    worker = Worker()
+    worker.welcome(**changes)
+    assert text in failure(worker)[1]
+
+
+def test_one_reducer_under_two_addresses_is_named() -> None:
+    worker = Worker(reducers=2)
+    worker.pending(1)
+    worker.connect()
+    message = messages.Pending(1, 0, bytes(16), (1,), 1)
+    worker.get(control(message), reducer=1)
+    code, text = failure(worker)
+    assert code == ErrorCode.JOIN
+    assert "r0" in text
+    assert "r1" in text
+
+
+def test_a_reducer_that_closes_at_once_is_tried_again() -> None:
+    worker = Worker()
+    worker.state.closed(0, 0, "closed", 0.1)
+    assert worker.state.error is None
+    assert worker.connect() == [(0, 0)]
+    worker.welcome()
+    assert worker.state.joined
+
+
+@pytest.mark.parametrize("step", [1, 7, 1_000])
+def test_other_servers_are_shown(step: int) -> None:
+    worker = Worker()
+    answer = b"HTTP/1.1 400 Bad Request\r\n"
+    for at in range(0, len(answer), step):
+        worker.get(answer[at : at + step])
+    code, text = failure(worker)
+    assert code == ErrorCode.PROTOCOL
+    assert "HTTP" in text
+    assert "r0" in text
+
+
+def test_another_version_is_named_beside_ours() -> None:
+    worker = Worker()
+    worker.get(b"ORSP\x07\x03" + bytes(10))
+    code, text = failure(worker)
+    assert code == ErrorCode.VERSION
+    assert "1.0" in text
+    assert "7.3" in text
+
+
+# --- rounds -------------------------------------------------------------------------------------
+
+
+def test_a_round_is_sent_within_the_credit_and_received_into_its_target() -> None:
+    worker = joined()
+    values = np.arange(3 * CHUNK // 4, dtype=np.float32)
+    target = np.zeros_like(values)
+    operation = worker.submit("key", values, target)
+    values[:] = -1
+    first = worker.sent()
+    assert [f.header.kind for f in first] == [MessageKind.KEY, *[MessageKind.CONTRIBUTION] * 2]
+    assert worker.sent() == []
+    assert first[1].payload is not None
+    for sent in first[1:]:
+        assert sent.payload is not None
+        worker.get(result(sent.header, bytes(sent.payload)))
+    (third,) = [f for f in worker.sent() if f.header.kind == MessageKind.CONTRIBUTION]
+    assert third.header.done == 2
+    assert not operation.done
+    assert third.payload is not None
+    worker.get(result(third.header, bytes(third.payload), flags=Flag.NAN))
+    assert operation.done
+    assert operation.error is None
+    assert operation.flags == Flag.NAN
+    np.testing.assert_array_equal(target, np.arange(values.size, dtype=np.float32))
+
+
+def test_a_grant_lets_its_round_pass_and_no_other() -> None:
+    worker = joined()
+    values = np.ones(2 * CHUNK // 4, np.float32)
+    for key in ("a", "b", "c"):
+        worker.submit(key, values, np.empty_like(values))
+    kinds = worker.kinds()
+    assert kinds.count(MessageKind.CONTRIBUTION) == 2
+    assert kinds.count(MessageKind.DESCRIBE) == 2
+    worker.get(frame(Header(kind=MessageKind.GRANT, key=_engine.key_id("c"), round=0)))
+    sent = [f.header for f in worker.sent() if f.header.kind == MessageKind.CONTRIBUTION]
+    assert [(h.key, h.chunk) for h in sent] == [(_engine.key_id("c"), n) for n in (0, 1)]
+
+
+def test_staging_is_kept_until_stable_and_keys_are_forgotten() -> None:
+    worker = joined()
+    values = np.ones(10, np.float32)
+    operation = worker.submit("key", values, np.empty_like(values))
+    (_, sent) = worker.sent()
+    assert sent.payload is not None
+    worker.get(result(sent.header, bytes(sent.payload)))
+    assert operation.done
+    assert worker.state.counters()["staging_bytes"] > 0
+    worker.tick(0.3)
+    (beat,) = worker.sent()
+    assert bytes(beat.payload or b"") == heartbeat((sent.header.key, 1 << 24))[HEADER_SIZE:]
+    assert worker.state.counters()["staging_bytes"] > 0
+    worker.get(heartbeat((sent.header.key, 1 << 24)))
+    assert worker.state.counters()["staging_bytes"] == 0
+    worker.tick(1.5)
+    assert worker.state.counters()["keys"] == 0
+    again = worker.submit("key", values, np.empty_like(values))
+    assert again.round == 1
+    assert MessageKind.KEY in worker.kinds()
+
+
+def test_a_refused_round_is_abandoned_and_the_next_one_goes_on() -> None:
+    worker = joined()
+    values = np.ones(3 * CHUNK // 4, np.float32)
+    operation = worker.submit("key", values, np.empty_like(values))
+    worker.sent()
+    refused = messages.Refused(int(ErrorCode.MISMATCH), "rank 0 says one thing, rank 1 another")
+    worker.get(control(refused, key=_engine.key_id("key"), round=0))
+    assert operation.error == (
+        ErrorCode.MISMATCH, "rank 0 says one thing, rank 1 another", -1, "", "key", 0,
+    )  # fmt: skip
+    assert worker.kinds() == [MessageKind.ABANDON]
+    counters = worker.state.counters()
+    assert (counters["staging_bytes"], counters["unanswered"]) == (0, 0)
+    worker.submit("key", values, np.empty_like(values))
+    sent = worker.sent()
+    assert [f.header.round for f in sent if f.header.kind == MessageKind.CONTRIBUTION] == [1, 1]
+    assert sent[-1].header.done == 1 << 24
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chunk": 9},
+        {"round": 5},
+        {"dtype": 2},
+        {"op": 3},
+        {"collective": 2},
+        {"count": 11},
+        {"epoch": 1},
+    ],
+)
+def test_a_result_that_nobody_asked_for_ends_the_group(changes: dict[str, Any]) -> None:
+    worker = joined()
+    values = np.ones(10, np.float32)
+    target = np.zeros_like(values)
+    operation = worker.submit("key", values, target)
+    sent = worker.sent()[1]
+    worker.get(result(sent.header, bytes(40), **changes))
+    assert failure(worker)[0] == ErrorCode.PROTOCOL
+    assert "r0" in failure(worker)[1]
+    assert operation.error[0] == ErrorCode.PROTOCOL
+    assert worker.kinds() == [MessageKind.ERROR]
+
+
+def test_a_result_with_a_bad_crc_is_an_integrity_error() -> None:
+    worker = joined()
+    values = np.ones(10, np.float32)
+    operation = worker.submit("key", values, np.zeros_like(values))
+    bad = bytearray(result(worker.sent()[1].header, bytes(40)))
+    bad[-1] ^= 1
+    worker.get(bytes(bad))
+    assert operation.error[0] == ErrorCode.INTEGRITY
+    assert "CRC" in operation.error[1]
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+def test_a_lost_connection_fails_every_operation_with_its_own_name() -> None:
+    worker = joined()
+    values = np.ones(10, np.float32)
+    operations = [worker.submit(key, values, np.empty_like(values)) for key in "ab"]
+    worker.state.closed(0, 0, "connection reset", worker.now)
+    for key, operation in zip("ab", operations, strict=True):
+        code, text, rank, _, name, round_ = operation.error
+        assert (code, rank, name, round_) == (ErrorCode.UNAVAILABLE, -1, key, 0)
+        assert "r0" in text
+        assert "connection reset" in text
+    with pytest.raises(_engine.EngineError) as caught:
+        worker.submit("a", values, np.empty_like(values))
+    assert caught.value.args[0] == ErrorCode.UNAVAILABLE
+
+
+def test_a_lost_rank_is_passed_on() -> None:
+    worker = joined()
+    values = np.ones(10, np.float32)
+    operation = worker.submit("key", values, np.empty_like(values))
+    worker.get(control(messages.Error(int(ErrorCode.PEER_LOST), "rank 1 is gone", 1, "killed")))
+    code, text, rank, reason, key, round_ = operation.error
+    assert (code, rank, reason, key, round_) == (ErrorCode.PEER_LOST, 1, "killed", "key", 0)
+    assert "rank 1 is gone" in text
+
+
+def test_silence_is_an_error_and_heartbeats_break_it() -> None:
+    worker = joined()
+    for _ in range(100):
+        worker.tick(0.25)
+        worker.get(heartbeat())
+        assert worker.kinds() == [MessageKind.HEARTBEAT]
+    worker.tick(5.1)
+    code, text = failure(worker)
+    assert code == ErrorCode.UNAVAILABLE
+    assert "5.1 s" in text
+
+
+def test_a_draining_reducer_takes_no_new_round_but_finishes_the_open_one() -> None:
+    worker = joined()
+    values = np.ones(10, np.float32)
+    operation = worker.submit("key", values, np.empty_like(values))
+    sent = worker.sent()[1]
+    worker.get(control(messages.Goaway("SIGTERM", 0)))
+    with pytest.raises(_engine.EngineError, match="draining") as caught:
+        worker.submit("key", values, np.empty_like(values))
+    assert caught.value.args[3] == "draining"
+    worker.get(result(sent.header, bytes(sent.payload or b"")))
+    assert operation.error is None
+    assert operation.done
+
+
+def test_leaving_waits_for_stability() -> None:
+    worker = joined(world_size=1)
+    values = np.ones(10, np.float32)
+    worker.submit("key", values, np.empty_like(values))
+    sent = worker.sent()[1]
+    worker.state.leave(worker.now)
+    assert not worker.state.left
+    worker.get(result(sent.header, bytes(sent.payload or b"")))
+    assert worker.kinds() == [MessageKind.HEARTBEAT]
+    worker.get(heartbeat((sent.header.key, 1 << 24)))
+    worker.tick(0.05)
+    assert worker.kinds() == [MessageKind.BYE]
+    with pytest.raises(_engine.EngineError) as caught:
+        worker.submit("key", values, np.empty_like(values))
+    assert caught.value.args[3] == "closed"
+
+
+def test_ten_thousand_keys_used_once_leave_nothing() -> None:
+    cluster = SimCluster(2, (1,), TABLE, credit=1 << 20)
+    cluster.cut = 1 << 20
+    cluster.join()
+    values = np.ones(4, np.float32)
+    for start in range(0, 10_000, 1_000):
+        targets = [np.empty_like(values) for _ in range(2)]
+        cluster.finish(
+            [
+                cluster.submit(rank, f"key-{number}", values, targets[rank])
+                for number in range(start, start + 1_000)
+                for rank in range(2)
+            ]
+        )
+    cluster.settle(3.0)
+    for state in cluster.states:
+        counters = state.counters()
+        assert counters["keys"] == counters["staging_bytes"] == counters["live_rounds"] == 0
+        assert counters["remembered_keys"] == 10_000
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"collective": 9}, "collective"),
+        ({"dtype": 77}, "dtype"),
+        ({"op": 6}, "op"),
+        ({"key": ""}, "key"),
+        ({"key": "x" * 513}, "513"),
+        ({"count": 9}, "40 bytes, expected 9"),
+        ({"root": 1}, "root"),
+        ({"source": None}, "source"),
+        ({"target": None}, "target"),
+        ({"wide": True}, "float16 or bfloat16"),
+    ],
+)
+def test_a_wrong_call_is_a_value_error(change: dict[str, Any], text: str) -> None:
+    worker = joined()
+    values = np.ones(10, np.float32)
+    call: dict[str, Any] = {
+        "collective": 1, "op": 1, "dtype": 1, "wide": False, "key": "key", "root": 0, "count": 10,
+        "source": values, "target": np.empty_like(values),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=text):
+        worker.state.submit(**{**call, **change})
+    assert worker.state.counters()["keys"] == 0
