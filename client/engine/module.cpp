@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "fork.h"
+#include "gil.h"
 #include "loop.h"
 #include "pybuffer.h"
 
@@ -53,7 +54,7 @@ bool wait_interruptible(double timeout, Poll poll) {
     const double left = timeout - std::chrono::duration<double>(Clock::now() - start).count();
     bool done;
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil without_gil;
       done = poll(std::clamp(left, 0.0, kSignalCheck));
     }
     if (done) return true;
@@ -71,7 +72,7 @@ class PyEngine {
       leave_behind();
       return;
     }
-    const nb::gil_scoped_release release;
+    const WithoutGil without_gil;
     delete engine_;
   }
   PyEngine(const PyEngine&) = delete;
@@ -82,7 +83,7 @@ class PyEngine {
   void connect() {
     Engine& engine = alive();
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil without_gil;
       engine.start();
     }
     try {
@@ -109,7 +110,7 @@ class PyEngine {
     OperationRef operation;
     std::optional<Failure> failure;
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil without_gil;
       failure = engine.submit(submission, &operation);
     }
     if (failure) raise(*failure);
@@ -123,7 +124,7 @@ class PyEngine {
     OperationRef operation;
     wait_interruptible(timeout, [&](double seconds) {
       operation = engine.next_finished(seconds);
-      return operation != nullptr;
+      return operation != nullptr || engine.wait_ended(0);
     });
     reap();
     if (operation == nullptr) return nb::none();
@@ -136,7 +137,7 @@ class PyEngine {
     Engine& engine = alive();
     std::optional<std::vector<LaneStats>> all;
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil without_gil;
       all = engine.stats(timeout);
     }
     if (!all) {
@@ -172,7 +173,7 @@ class PyEngine {
   void abort() {
     Engine& engine = alive();
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil without_gil;
       engine.abort();
     }
     reap();
