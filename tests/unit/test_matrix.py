@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reducer.kernels import _numpy
 from reducer.wire.codes import Collective, DType, ReduceOp
 from reducer.wire.messages import ChunkTable
 from tests.support import oracle
@@ -77,6 +78,26 @@ def test_every_dtype_op_and_size_in_twenty_arrival_orders(
         all_reduces(cluster, cases, seed, order_seed=seed + 1_000)
         cluster.settle(0.6)
         assert cluster.held == 0, "every result is stable: no buffer may be left"
+
+
+@pytest.mark.parametrize("cut", [1, 79, 81, 1 << 20])
+def test_streams_cut_anywhere_from_the_join_to_the_last_byte(cut: int) -> None:
+    """Hello, welcome, keys, contributions, results: both ends, in pieces of `cut` bytes."""
+    cluster = SimCluster(3, (2, 1), ((0, 64), (256, 1_024)), seed=cut)
+    cluster.cut = cut
+    cluster.join()
+    cases = [(dtype, op, 40) for dtype, op in CASES[::4]]
+    all_reduces(cluster, cases, seed=1, order_seed=2)
+    cluster.settle(0.6)
+    assert cluster.held == 0
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_reducer_on_the_numpy_kernels_gives_the_same_bits(world: int) -> None:
+    cluster = SimCluster(world, (1, 2), TABLES[1], seed=world, kernels=_numpy)
+    cluster.join()
+    cases = [(dtype, op, SIZES[n % len(SIZES)]) for n, (dtype, op) in enumerate(CASES)]
+    all_reduces(cluster, cases, seed=world, order_seed=world)
 
 
 @pytest.mark.parametrize("dtype", oracle.NUMPY_DTYPES, ids=lambda dtype: dtype.name)
