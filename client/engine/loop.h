@@ -9,8 +9,7 @@
 //  - Any thread may submit: State::submit and State::ready under the mutex, stage() without it.
 //    Chunks are published one by one, so that sending overlaps the copy of the rest.
 //  - Order of locks: mutex_, then finished_mutex_, event_mutex_, an operation's or the pool's own.
-//  Nobody waits for
-//    the engine thread while holding any of them.
+//    Nobody waits for the engine thread while holding any of them.
 //  - In a forked child no call takes a lock: fork_generation() is compared first, by the caller.
 #pragma once
 

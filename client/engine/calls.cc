@@ -1,0 +1,199 @@
+// What any thread may call of the engine: submissions, questions, the end.
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <system_error>
+
+#include "fork.h"
+#include "loop_connection.h"
+
+namespace ors {
+
+Engine::Engine(Options options) : state_(std::move(options)) {
+  state_.on_finished = [this](const OperationRef& operation) {
+    if (!operation->notify()) return;
+    const std::lock_guard<std::mutex> lock(finished_mutex_);
+    finished_.push_back(operation);
+    finished_changed_.notify_one();
+  };
+}
+
+Engine::~Engine() { abort(); }
+
+void Engine::start() {
+  const std::lock_guard<std::mutex> lock(thread_mutex_);
+  if (started_) return;
+  open_event_loop();
+  // The thread inherits the mask: no signal of the program is ever handled in it.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const std::lock_guard<std::mutex> state_lock(mutex_);
+  started_ = true;
+}
+
+void Engine::open_event_loop() {
+  const std::lock_guard<std::mutex> lock(event_mutex_);
+  epoll_ = open_guarded([] { return ::epoll_create1(EPOLL_CLOEXEC); });
+  event_ = open_guarded([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
+  epoll_event wish{};
+  wish.events = EPOLLIN;
+  wish.data.ptr = nullptr;
+  if (epoll_ < 0 || event_ < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, event_, &wish) != 0) {
+    throw std::system_error(errno, std::system_category(), "the engine's event loop");
+  }
+}
+
+void Engine::wake() {
+  const std::lock_guard<std::mutex> lock(event_mutex_);
+  if (event_ < 0) return;
+  const uint64_t one = 1;
+  (void)!::write(event_, &one, sizeof one);  // full means that it is awake already
+}
+
+bool Engine::wait_joined(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] {
+    return state_.joined() || state_.failure().has_value() || ended_;
+  });
+}
+
+std::optional<Failure> Engine::failure() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return state_.failure();
+}
+
+std::optional<std::string> Engine::check(const Submission& submission) const {
+  return state_.check(submission);  // reads only what never changes
+}
+
+std::optional<Failure> Engine::submit(const Submission& submission, OperationRef* operation) {
+  RoundRef round;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (auto failure = state_.submit(submission, monotonic(), &round)) return failure;
+  }
+  *operation = round->operation;
+  try {
+    publish(submission, round);
+  } catch (...) {  // out of memory in the middle of a round that others wait for
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      abort_ = true;
+    }
+    wake();
+    throw;
+  }
+  return std::nullopt;
+}
+
+void Engine::publish(const Submission& submission, const RoundRef& round) {
+  for (uint32_t chunk = 0; chunk < round->plan.chunks(); ++chunk) {
+    Staged staged = stage(*round, chunk, state_.options().rank, submission, state_.pool.get());
+    bool sleeps = false;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      state_.ready(round, chunk, std::move(staged));
+      std::swap(sleeps, sleeping_);
+    }
+    if (sleeps) wake();
+    if (round->operation->done()) return;  // failed or refused: nobody needs the rest
+  }
+}
+
+OperationRef Engine::next_finished(double seconds) {
+  std::unique_lock<std::mutex> lock(finished_mutex_);
+  finished_changed_.wait_for(lock, std::chrono::duration<double>(seconds),
+                             [this] { return !finished_.empty() || finished_ended_; });
+  if (finished_.empty()) return nullptr;
+  OperationRef operation = std::move(finished_.front());
+  finished_.pop_front();
+  return operation;
+}
+
+std::vector<std::string> Engine::take_reports() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return state_.take_reports();
+}
+
+std::optional<std::vector<LaneStats>> Engine::stats(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!state_.joined() || state_.failure() || ended_) return std::nullopt;
+  state_.ask_stats();
+  wake();
+  const bool answered = changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] {
+    return !state_.stats_waiting() || state_.failure().has_value() || ended_;
+  });
+  if (!answered || state_.failure() || ended_) return std::nullopt;
+  std::vector<LaneStats> all;
+  for (const Lane* lane : state_.lanes()) {
+    all.push_back(
+        {state_.options().addresses[lane->reducer], lane->welcome.slot, lane->number, lane->stats});
+  }
+  return all;
+}
+
+std::map<std::string, uint64_t> Engine::counters() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return state_.counters();
+}
+
+std::string Engine::run_id() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return state_.run_id().empty() ? state_.options().run_id : state_.run_id();
+}
+
+void Engine::leave() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!started_ || !state_.joined() || ended_) return;
+  state_.leave(monotonic());
+  wake();
+}
+
+bool Engine::wait_ended(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!started_ || !state_.joined()) return true;
+  return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return ended_; });
+}
+
+void Engine::abort() {
+  const std::lock_guard<std::mutex> lock(thread_mutex_);
+  {
+    const std::lock_guard<std::mutex> state_lock(mutex_);
+    abort_ = true;
+    started_ = true;  // and so never again
+  }
+  wake();
+  if (thread_.joinable()) {
+    thread_.join();
+  } else {
+    fail(ErrorCode::kUnavailable, "closed", "this group is closed");
+  }
+  close_guarded(std::exchange(epoll_, -1));
+  const std::lock_guard<std::mutex> event_lock(event_mutex_);
+  close_guarded(std::exchange(event_, -1));
+}
+
+void Engine::fail(ErrorCode code, const std::string& reason, const std::string& message) {
+  Failure failure;
+  failure.code = code;
+  failure.reason = reason;
+  failure.message = message;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  state_.fail(failure);
+}
+
+}  // namespace ors

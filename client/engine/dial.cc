@@ -1,0 +1,120 @@
+// Opening the connections that the state wants: names, addresses, retries. Engine thread only.
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "fork.h"
+#include "loop_connection.h"
+
+namespace ors {
+namespace {
+
+constexpr double kLastRetry = 1.0;        // seconds
+constexpr double kAddressPatience = 2.0;  // before the next address of a name is tried
+
+}  // namespace
+
+void Engine::dial_wanted(double now) {
+  std::vector<Lane*> lanes;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    lanes = state_.wanted();
+  }
+  for (Lane* lane : lanes) {
+    Connection* c = nullptr;
+    for (const auto& known : connections_list_) {
+      if (known->lane == lane) c = known.get();
+    }
+    if (c != nullptr) {  // it was answered and closed at once: try again, later
+      c->step = Connection::Step::kWaiting;
+      c->deadline = now + c->backoff;
+      c->backoff = std::min(2 * c->backoff, kLastRetry);
+      continue;
+    }
+    connections_list_.push_back(std::make_unique<Connection>());
+    c = connections_list_.back().get();
+    c->lane = lane;
+    c->lookup = Lookup::start(*parse_endpoint(state_.options().addresses[lane->reducer]));
+  }
+}
+
+bool Engine::dialing() const {
+  return std::any_of(connections_list_.begin(), connections_list_.end(), [](const auto& c) {
+    return c->step != Connection::Step::kOpen && c->step != Connection::Step::kDone;
+  });
+}
+
+void Engine::step_dials(double now) {
+  for (size_t i = 0; i < connections_list_.size(); ++i) step_dial(connections_list_[i].get(), now);
+}
+
+void Engine::step_dial(Connection* c, double now) {
+  using Step = Connection::Step;
+  if (c->step == Step::kWaiting && now >= c->deadline) {
+    c->step = Step::kResolving;  // names are resolved anew each time: addresses change
+    c->lookup = Lookup::start(*parse_endpoint(state_.options().addresses[c->lane->reducer]));
+    c->next_address = 0;
+  }
+  if (c->step == Step::kResolving && c->lookup->done()) {
+    if (c->lookup->addresses().empty()) return dial_failed(c, c->lookup->trouble(), now);
+    try_address(c, now);
+  } else if (c->step == Step::kConnecting && now >= c->deadline) {
+    c->trouble = "no answer";
+    shut(c);
+    try_address(c, now);
+  }
+}
+
+void Engine::try_address(Connection* c, double now) {
+  while (c->next_address < c->lookup->addresses().size()) {
+    int error = 0;
+    c->fd = begin_connect(c->lookup->addresses()[c->next_address++], &error);
+    if (c->fd >= 0) {
+      c->step = Connection::Step::kConnecting;
+      c->deadline = now + kAddressPatience;
+      epoll_event wish{};
+      wish.events = EPOLLOUT;
+      wish.data.ptr = c;
+      if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, c->fd, &wish) == 0) return;
+      error = errno;
+      shut(c);
+    }
+    c->trouble = error_text(error);
+  }
+  dial_failed(c, c->trouble, now);
+}
+
+void Engine::dial_failed(Connection* c, const std::string& why, double now) {
+  shut(c);
+  c->step = Connection::Step::kWaiting;
+  c->deadline = now + c->backoff;
+  c->backoff = std::min(2 * c->backoff, kLastRetry);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  c->lane->trouble = why;
+}
+
+void Engine::on_connected(Connection* c, double now) {
+  if (const int error = connect_result(c->fd)) {
+    c->trouble = error_text(error);
+    shut(c);
+    return try_address(c, now);
+  }
+  c->step = Connection::Step::kOpen;
+  connections_.fetch_add(1, std::memory_order_relaxed);
+  c->watches_write = true;  // as it was registered
+  watch(c, false);
+  Preface preface;
+  preface.lane = static_cast<uint16_t>(c->lane->number);
+  std::string bytes(kPrefaceSize, '\0');
+  pack_preface(preface, reinterpret_cast<uint8_t*>(bytes.data()));
+  c->lane->sender.add(std::move(bytes));
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    state_.opened(c->lane, now);
+  }
+  pump(c, now);
+}
+
+}  // namespace ors

@@ -1,0 +1,34 @@
+// What the engine thread keeps of one connection, for loop.cc and dial.cc alone.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "loop.h"
+
+namespace ors {
+
+constexpr double kFirstRetry = 0.05;  // seconds
+
+inline double monotonic() {
+  using std::chrono::steady_clock;
+  return std::chrono::duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
+struct Engine::Connection {
+  enum class Step : uint8_t { kResolving, kConnecting, kOpen, kWaiting, kDone };
+
+  Lane* lane = nullptr;
+  Step step = Step::kResolving;
+  int fd = -1;
+  bool watches_write = false;
+  bool half_closed = false;
+  std::shared_ptr<Lookup> lookup;
+  size_t next_address = 0;
+  double deadline = 0;  // of this attempt, or of the wait before the next
+  double backoff = kFirstRetry;
+  std::string trouble;
+};
+
+}  // namespace ors
