@@ -152,6 +152,8 @@ def _main(
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+    # A test run in the background of a shell inherits an ignored SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     extra = (Tell(connection),) if talk else ()
     try:
         outcome = Outcome(rank, value=function(rank, world_size, *args, *extra))
