@@ -6,13 +6,13 @@ NATIVE := $(wildcard reducer/native/* client/engine/*)
 FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix client/engine/*.,h cc cpp) \
                         $(addprefix client/engine/tests/*.,h cc cpp))
-SANITIZERS := address,undefined thread
+COMMA := ,
 FUZZ_SECONDS ?= 60
 
-.PHONY: help venv demo test check format sanitize soak bench clean
+.PHONY: help venv demo test check format native-test sanitize soak bench clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 venv: $(STAMP) ## Make or refresh .venv with the project in it
 
@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 demo: $(STAMP) ## Train on 4 workers with 2 reducers, beside the same run over gloo
 	$(BIN)/reducer demo
 
-test: check ## All checks, then all tests but the soak tests
+test: check native-test ## All checks, then all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: $(STAMP) ## Linters, types, formats, layers, documents, fuzzing of the decoder
@@ -60,17 +60,28 @@ format: $(STAMP) ## Write Python, C and C++ as `check` wants them
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(FORMATTED)
 
-sanitize: $(STAMP) ## The C and C++ tests under ASan with UBSan, then under TSan
-	set -e; for sanitizers in $(SANITIZERS); do \
-	    build=build/sanitize-$$sanitizers; \
-	    $(BIN)/cmake -G Ninja -S reducer/native -B $$build -DORS_SANITIZE=$$sanitizers \
-	        -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo; \
-	    $(BIN)/cmake --build $$build; \
-	    $(BIN)/ctest --test-dir $$build --output-on-failure; \
-	done
+# $(1): build folder, $(2): sanitizers. The last step runs C++ workers against real reducers.
+define NATIVE_TESTS
+	$(BIN)/cmake -G Ninja -S reducer/native -B build/$(1) -DORS_NATIVE_TESTS=ON \
+	    -DORS_SANITIZE=$(2) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DCMAKE_BUILD_TYPE=RelWithDebInfo > /dev/null
+	$(BIN)/cmake --build build/$(1)
+	TSAN_OPTIONS="halt_on_error=1 die_after_fork=0" \
+	    $(BIN)/ctest --test-dir build/$(1) --output-on-failure
+	TSAN_OPTIONS="halt_on_error=1" \
+	    $(BIN)/python -m tests.support.engine_worker build/$(1)/engine/tests/engine_worker
+endef
 
-soak: $(STAMP) ## The tests that run for minutes
-	$(BIN)/python -m pytest -m soak --timeout 3600 $(PYTEST_ARGS)
+native-test: $(STAMP) ## The tests in C and C++
+	$(call NATIVE_TESTS,native,)
+
+sanitize: $(STAMP) ## The same under ASan with UBSan, then under TSan
+	$(call NATIVE_TESTS,sanitize-address,address$(COMMA)undefined)
+	$(call NATIVE_TESTS,sanitize-thread,thread)
+
+soak: $(STAMP) ## The decoder fuzzed for ten minutes, then all tests three times over
+	$(BIN)/python -m tests.fuzz.decoder --seconds 600
+	for turn in 1 2 3; do $(BIN)/python -m pytest -q $(PYTEST_ARGS) || exit 1; done
 
 bench: $(STAMP) ## Measure beside gloo on loopback
 	$(BIN)/python -m bench.loopback

@@ -37,12 +37,6 @@ class ProtocolVersionError(ProtocolError):
     code = ErrorCode.VERSION
 
 
-class AuthenticationError(ProtocolError):
-    """The peer could not prove who it is."""
-
-    code = ErrorCode.AUTHENTICATION
-
-
 class JoinError(ProtocolError):
     """The hello does not fit the run that it asks for."""
 
@@ -73,10 +67,8 @@ class RoundError(ReductionError):
     """A round, or all rounds of a job, cannot be completed."""
 
 
-class MismatchError(RoundError):
-    """The ranks described one round differently."""
-
-    code = ErrorCode.MISMATCH
+# What a peer can cause. Whoever deals with peers catches these alone: a bug of ours must show.
+PEER_ERRORS = (ProtocolError, RoundError)
 
 
 class PeerLostError(RoundError):

@@ -6,7 +6,7 @@ namespace {
 using Type = Value::Type;
 
 constexpr uint64_t kMaxLanes = 1'024;
-constexpr uint64_t kMaxReducers = 65'535;
+constexpr uint64_t kMaxReducers = 4'096;
 constexpr uint64_t kAny32 = 0xFFFFFFFF;
 constexpr uint64_t kAny64 = ~uint64_t{0};
 
@@ -187,7 +187,8 @@ const char* decode_error(std::string_view payload, Failure* out) {
                           .text("key", &out->key, kMaxKeyBytes)
                           .optional_number("round", &out->round)
                           .wrong();
-  out->code = static_cast<ErrorCode>(code == 0 ? 12 : code);
+  if (wrong == nullptr && code == 0) wrong = "no error code";
+  out->code = static_cast<ErrorCode>(code);
   return wrong;
 }
 

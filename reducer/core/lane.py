@@ -21,6 +21,7 @@ from reducer.core.plan import Place
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
 from reducer.errors import (
+    PEER_ERRORS,
     IntegrityError,
     JoinError,
     PeerLostError,
@@ -144,7 +145,7 @@ class Lane:
             if event.buffer is None:  # nobody has asked for memory, so nobody has checked it
                 job.admit(peer.rank, event.header)
             job.contributed(peer.rank, event, now, out)
-        except ReductionError as error:
+        except PEER_ERRORS as error:
             if event.buffer is not None:
                 out.append(Free(event.buffer))
             out += self._failed(peer, error)
@@ -189,7 +190,7 @@ class Lane:
                     return []
                 raise ProtocolError(f"{peer} sent frames before the welcome")
             return handler(peer, event, now)
-        except ReductionError as error:
+        except PEER_ERRORS as error:
             return self._refuse(peer, error)
 
     def _hello(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
@@ -231,7 +232,7 @@ class Lane:
             if (forming.job, forming.run_id) in self._runs:
                 raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
             window = self._budget.open(forming.job, forming.world_size, forming.table)
-        except ReductionError as error:
+        except PEER_ERRORS as error:
             out: list[Output] = []
             for session in list(forming.sessions.values()):
                 out += self._refuse(self._sessions[session], error)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from reducer.errors import ReductionError
+from reducer.errors import PEER_ERRORS, ReductionError
 from reducer.server.buffers import PooledBuffer
 from reducer.wire.codes import MessageKind
 from reducer.wire.decoder import Decoder, Frame
@@ -83,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._shell.frame(self, frame, buffer)
                 if self.is_closing():
                     break
-        except ReductionError as error:
+        except PEER_ERRORS as error:
             self._shell.broken(self, error)
         except Exception as error:
             self._shell.failed(self, error)

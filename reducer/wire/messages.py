@@ -28,7 +28,7 @@ from reducer.wire.codes import (
     MessageKind,
 )
 from reducer.wire.header import Buffer
-from reducer.wire.shape import check_shape
+from reducer.wire.msgpack_shape import check_shape
 
 INCARNATION_BYTES = 16
 MAX_REDUCERS = 4_096

@@ -13,9 +13,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from reducer.errors import ProtocolError, RoundError
+from reducer.errors import PEER_ERRORS
 from reducer.wire.checksum import crc32c
-from reducer.wire.codes import MessageKind
+from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
 from reducer.wire.header import HEADER_SIZE, Header, pack_header
 from tests.support.frames import frame
@@ -88,7 +88,7 @@ def fuzz_decoder(rng: random.Random) -> None:
             step = rng.choice((1, 3, 80, 1_000))
             decoder.feed(stream[:step])
             stream = stream[step:]
-    except (ProtocolError, RoundError):
+    except PEER_ERRORS:
         pass
 
 
@@ -152,6 +152,8 @@ def fuzz_engine(rng: random.Random) -> None:
         stream = stream[step:]
         state.tick(0.0)
         state.outgoing(0, 0, 1 << 20, 0.0)
+    if state.error is not None and "(from " not in state.error[1]:  # else the lane's own word
+        assert state.error[0] != ErrorCode.INTERNAL, state.error
 
 
 def run(seconds: float, seed: int) -> int:

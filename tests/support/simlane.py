@@ -7,7 +7,7 @@ from typing import Any
 
 from reducer.core import events
 from reducer.core.lane import Lane, LaneSettings
-from reducer.errors import ReductionError
+from reducer.errors import PEER_ERRORS
 from reducer.kernels import KernelSet, load
 from reducer.wire.codes import ITEM_SIZES, MessageKind
 from reducer.wire.decoder import Decoder, Frame
@@ -60,7 +60,7 @@ class SimSession:
                 self._handle(frame)
                 if self.closed is not None:
                     return
-        except ReductionError as error:
+        except PEER_ERRORS as error:
             self.lane.feed(events.Broken(self.number, error))
 
     def _handle(self, frame: Frame) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reducer.errors import BadFrameError
 from reducer.wire import messages as m
 from reducer.wire.codes import MAX_CONTROL_BYTES, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS
-from reducer.wire.shape import check_shape
+from reducer.wire.msgpack_shape import check_shape
 
 HELLO = m.Hello("job", 1, 4, bytes(16), 0, 2, "run", ((0, 64), (100, 128)))
 

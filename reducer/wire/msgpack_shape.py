@@ -29,40 +29,43 @@ def check_shape(data: Buffer, max_depth: int, max_items: int) -> None:
             waiting.pop()
             continue
         waiting[-1] -= 1
-        at, children = _step(data, at)
-        if children > 2 * max_items:
+        at, items, values = _step(data, at)
+        if items > max_items:
             raise BadFrameError(f"a list or map in a control frame claims over {max_items} items")
-        if children:
-            waiting.append(children)
+        if items:
+            waiting.append(items * values)
         if len(waiting) > max_depth + 1:
             raise BadFrameError(f"a control frame is nested deeper than {max_depth} levels")
     if at != len(data):
         raise BadFrameError(f"{len(data) - at} bytes follow the map of a control frame")
 
 
-def _step(data: Buffer, at: int) -> tuple[int, int]:
-    """Pass one value's head (and body, where it has no children): (next offset, children)."""
+def _step(data: Buffer, at: int) -> tuple[int, int, int]:
+    """Pass one value's head, and its body where it is no container.
+
+    Returns the next offset, the items of a list or map, and how many values one item is.
+    """
     kind = _number(data, at, 1)
     at += 1
     if kind <= 0x7F or kind >= 0xE0:
-        return at, 0
+        return at, 0, 0
     if kind <= 0x8F:
-        return at, 2 * (kind & 0x0F)
+        return at, kind & 0x0F, 2
     if kind <= 0x9F:
-        return at, kind & 0x0F
+        return at, kind & 0x0F, 1
     if kind <= 0xBF:
-        return _skip(data, at, kind & 0x1F), 0
+        return _skip(data, at, kind & 0x1F), 0, 0
     if kind in _SCALARS:
-        return _skip(data, at, _SCALARS[kind]), 0
+        return _skip(data, at, _SCALARS[kind]), 0, 0
     if kind in _LENGTHS:
         width = _LENGTHS[kind]
-        return _skip(data, at + width, _number(data, at, width)), 0
+        return _skip(data, at + width, _number(data, at, width)), 0, 0
     if kind in _ARRAYS:
         width = _ARRAYS[kind]
-        return at + width, _number(data, at, width)
+        return at + width, _number(data, at, width), 1
     if kind in _MAPS:
         width = _MAPS[kind]
-        return at + width, 2 * _number(data, at, width)
+        return at + width, _number(data, at, width), 2
     raise BadFrameError(f"a control frame holds the msgpack type {kind:#x}, which none needs")
 
 
