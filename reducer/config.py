@@ -137,6 +137,9 @@ class Config:
     require_native: bool = _option(
         "false", "Do not start on the NumPy kernels.", parse_bool, flag=True
     )
+    no_native: bool = _option(
+        "false", "Run on the NumPy kernels even where native ones exist.", parse_bool, flag=True
+    )
     log_level: str = _option(
         "info", "Least level that is logged.", choices=("debug", "info", "warning", "error")
     )

@@ -74,18 +74,20 @@ class KernelSet(Protocol):
         """Write ``count`` elements of a 16-bit ``dtype`` as float32, exactly."""
 
 
-def load(require_native: bool = False) -> KernelSet:
-    """The native kernels, or the NumPy twin where they were not built.
+def load(require_native: bool = False, no_native: bool = False) -> KernelSet:
+    """The native kernels, or the NumPy twin where they were not built or are not wanted.
 
     Raises ``ImportError`` with ``require_native`` if there are no native kernels.
     """
     try:
+        if no_native:
+            raise ImportError("the option no-native is set")
         from reducer.kernels import _native
     except ImportError as error:
         if require_native:
             raise ImportError(
-                "the native kernels are required, but this installation has none "
-                f"({error}); install again without REDUCER_NO_NATIVE"
+                "the native kernels are required, but there are none "
+                f"({error}); install again, and start, without REDUCER_NO_NATIVE"
             ) from error
         from reducer.kernels import _numpy
 

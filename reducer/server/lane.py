@@ -38,6 +38,7 @@ ORDER_REPORT = b"R"
 ORDER_DRAIN = b"D"
 
 TICK_SECONDS = 0.05
+WHY_IT_ENDS = "it was told to stop"
 LAG_WARNING_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
 
@@ -59,6 +60,7 @@ class LaneOptions:
     slow_reader_seconds: float
     max_jobs: int
     require_native: bool
+    no_native: bool
     log_level: str
     log_format: str
 
@@ -68,7 +70,7 @@ class LaneProcess:
 
     def __init__(self, options: LaneOptions) -> None:
         self._options = options
-        self._kernels = kernel_sets.load(require_native=options.require_native)
+        self._kernels = kernel_sets.load(options.require_native, options.no_native)
         self._pool = BufferPool(options.memory)
         self._lane = Lane(_settings(options, self._kernels))
         self._shell = LaneShell(
@@ -99,6 +101,10 @@ class LaneProcess:
         loop.add_reader(self._orders.fileno(), self._on_orders)
         self._tick(loop.time())
         self._answer(ready=True)
+        if self._options.lane == 0:
+            name = self._kernels.NAME
+            level = logging.INFO if name == "native" else logging.WARNING
+            logger.log(level, "sums run on the %s kernels", name)
         # Start-up objects live as long as the process: collections need not look at them.
         gc.freeze()
         await self._finished.wait()
@@ -126,7 +132,7 @@ class LaneProcess:
                 self._answer(snapshot=self._snapshot())
             elif data == ORDER_DRAIN:
                 self._drain_until = time.monotonic() + self._options.drain_timeout
-                self._shell.feed(events.Drain("the reducer drains: it was told to stop"))
+                self._shell.feed(events.Drain(WHY_IT_ENDS))
 
     def _take_socket(self, ancillary: list[tuple[int, int, bytes]]) -> None:
         fds = array.array("i")
@@ -176,9 +182,9 @@ class LaneProcess:
             self._finished.set()
 
     async def _close_connections(self) -> None:
-        self._shell.feed(events.Shutdown("the reducer shuts down"))
+        self._shell.feed(events.Shutdown(WHY_IT_ENDS))
         for connection in list(self._shell.connections.values()):
-            connection.close("the reducer shuts down")
+            connection.close(WHY_IT_ENDS)
         while self._shell.connections:
             await asyncio.sleep(TICK_SECONDS)
 
@@ -193,6 +199,7 @@ class LaneProcess:
             "slow_readers": shell.executor.slow_readers,
             "unpassed": self._unpassed,
             **dataclasses.asdict(shell.counters),
+            "tasks": len(asyncio.all_tasks()),
             "buffers_out": pool.out,
             "buffers_unsent": pool.unsent,
             "buffer_bytes": pool.out_bytes,

@@ -92,6 +92,7 @@ class LaneHandle:
             slow_reader_seconds=options.slow_reader_seconds,
             max_jobs=options.max_jobs,
             require_native=options.require_native,
+            no_native=options.no_native,
             log_level=options.log_level,
             log_format=options.log_format,
         )

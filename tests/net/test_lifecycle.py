@@ -255,6 +255,9 @@ def test_config_prints_values_and_sources(tmp_path: Path) -> None:
 def test_log_lines_as_json() -> None:
     with Daemon("--log-format", "json") as daemon:
         wait_until(lambda: "metrics on port" in daemon.log, 5, "the first log line")
-        line = json.loads(daemon.log.splitlines()[0])
-        assert line["level"] == "info"
-        assert line["logger"] == "reducer.server"
+        lines = [json.loads(line) for line in daemon.log.splitlines()]
+        assert {line["level"] for line in lines} == {"info"}
+        assert [line["message"] for line in lines if line["logger"] == "reducer.lane"] == [
+            "sums run on the native kernels"
+        ]
+        line = next(line for line in lines if line["logger"] == "reducer.server")
