@@ -146,6 +146,15 @@ std::optional<std::vector<LaneStats>> Engine::stats(double seconds) {
   return all;
 }
 
+std::string Engine::silent_about_stats() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::string names;
+  for (const Lane* lane : state_.lanes()) {
+    if (lane->stats_waiting) names += (names.empty() ? "" : ", ") + lane->name;
+  }
+  return names;
+}
+
 std::map<std::string, uint64_t> Engine::counters() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return state_.counters();

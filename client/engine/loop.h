@@ -56,6 +56,7 @@ class Engine {
   std::vector<std::string> take_reports();
   // nullopt: not all lanes have answered in time, or the group has failed.
   std::optional<std::vector<LaneStats>> stats(double seconds);
+  std::string silent_about_stats();  // the lanes that have not answered
   std::map<std::string, uint64_t> counters();
   std::string run_id();
 

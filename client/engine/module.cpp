@@ -144,7 +144,7 @@ class PyEngine {
       if (auto failure = engine.failure()) raise(*failure);
       Failure late;
       late.code = ErrorCode::kTimeout;
-      late.message = "not every lane has answered STATS in time";
+      late.message = "no answer to STATS in time from " + engine.silent_about_stats();
       raise(late);
     }
     nb::list out;

@@ -41,7 +41,7 @@ std::optional<Plan> Plan::make(const Descriptor& round, uint32_t world_size,
   const uint64_t per_part = std::max<uint64_t>(1, (part_bytes + chunk_bytes - 1) / chunk_bytes);
   if (per_part > kMaxChunks / plan.parts_) {
     *why = "a round of " + std::to_string(round_bytes) + " bytes has more than 2^24 chunks of " +
-           std::to_string(chunk_bytes);
+           std::to_string(chunk_bytes) + ": use larger chunks (chunk_table of rank 0)";
     return std::nullopt;
   }
   plan.per_part_ = static_cast<uint32_t>(per_part);

@@ -128,6 +128,10 @@ def from_engine(args: Sequence[Any]) -> ReducerError:
     kind = _BY_CODE.get(code, ReducerError)
     if code == ErrorCode.UNAVAILABLE and reason in _CLOSED_REASONS:
         kind = ClosedError
+    if key and repr(key) not in message and f"'{key}'" not in message:
+        message = f"{message}; key {key!r}" + (
+            f", round {round_number}" if round_number >= 0 else ""
+        )
     return kind(
         message,
         rank=rank if rank >= 0 else None,

@@ -123,7 +123,7 @@ class Group:
                 Collective.ALL_REDUCE,
                 code,
                 wire,
-                _name(f"{name}/{index}", ""),
+                _fitting(f"{name}/{index}"),
                 count=buffer.count,
                 source=fused,
                 target=fused,
@@ -230,7 +230,8 @@ class Group:
 
         Returns:
             ``bytes_sent``, ``bytes_received``, ``connections`` of this worker; ``late``: how often
-            each rank was the last of a chunk; ``reducers``: the STATS of every lane as a dict.
+            each rank was the last in a round, counted by lane; ``reducers``: the STATS of every
+            lane as a dict.
         """
         try:
             lanes = self._engine.stats(timeout)
@@ -327,6 +328,12 @@ def _shut_down(engine: Engine, completer: Completer) -> None:
 def _name(key: str | None, default: str) -> str:
     if key is None:
         return default
+    if key.startswith("~"):
+        raise ValueError(f"key {key!r}: keys that begin with ~ are the client's own")
+    return _fitting(key)
+
+
+def _fitting(key: str) -> str:
     size = len(key.encode())
     if not 1 <= size <= MAX_KEY_BYTES:
         raise ValueError(

@@ -30,7 +30,7 @@ from reducer.core.keytable import KeyTable
 from reducer.core.plan import Place, Plan
 from reducer.core.progress import KeyProgress
 from reducer.core.round import ABSENT, Chunk, Phase, Round, descriptor_of
-from reducer.core.verdict import mismatch_text, stall_entry
+from reducer.core.texts import mismatch_text, stall_entry, stall_text
 from reducer.errors import IntegrityError, PeerLostError, ProtocolError
 from reducer.wire import messages
 from reducer.wire.codes import (
@@ -452,7 +452,10 @@ class Job:
         rows = tuple(stall_entry(key, round_, now) for key, round_ in stalled)
         return [
             self.to_all(messages.Stall(rows)),
-            Log(logging.WARNING, f"job {self.name!r} is stalled: {rows[0]}"),
+            *(
+                Log(logging.WARNING, f"job {self.name!r}: {stall_text(key, round_, now)}")
+                for key, round_ in stalled
+            ),
         ]
 
     def incomplete_for(self, rank: int) -> Round | None:

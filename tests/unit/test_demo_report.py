@@ -39,5 +39,5 @@ def test_the_table_is_aligned_and_says_who_was_last() -> None:
     lines = format_table(_results()).splitlines()
     assert len(lines) == 4
     assert len({len(line) for line in lines}) == 1
-    assert "rank 1 (75% of chunks)" in lines[2]
+    assert "rank 1 (75% of rounds)" in lines[2]
     assert "5.0 MB" in lines[2]

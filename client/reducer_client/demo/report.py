@@ -78,7 +78,7 @@ def _describe_late(late: Mapping[int, int]) -> str:
     if not total:
         return "-"
     rank = max(late, key=lambda r: late[r])
-    return f"rank {rank} ({late[rank] / total:.0%} of chunks)"
+    return f"rank {rank} ({late[rank] / total:.0%} of rounds)"
 
 
 def _smooth(losses: Sequence[float]) -> list[float]:

@@ -31,6 +31,14 @@ def ranks_text(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
+def stall_text(key: KeyProgress, round_: Round, now: float) -> str:
+    absent = round_.waiting_for()
+    return (
+        f"round {round_.number} of key {key.label} has waited {now - round_.opened_at:.1f} s "
+        f"for {ranks_text(absent)}"
+    )
+
+
 def stall_entry(key: KeyProgress, round_: Round, now: float) -> dict[str, Any]:
     """One row of a STALL frame."""
     absent = round_.waiting_for()
