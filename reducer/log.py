@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
 import time
 from collections.abc import Mapping
+from typing import Any
 
 ROOT = "reducer"
+
+
+def unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """The event loop's exception handler: nothing that goes wrong in a callback is lost."""
+    logging.getLogger(ROOT).error(
+        "unhandled: %s", context.get("message"), exc_info=context.get("exception")
+    )
 
 
 class _Formatter(logging.Formatter):

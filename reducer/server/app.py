@@ -61,7 +61,7 @@ class Server:
         self._admin: Admin
 
     async def run(self) -> int:
-        asyncio.get_running_loop().set_exception_handler(_log_unhandled)
+        asyncio.get_running_loop().set_exception_handler(log.unhandled)
         try:
             self._listeners = listen(
                 self._options.host, self._options.port, "workers", self._options.congestion
@@ -210,9 +210,3 @@ async def _first(*events: asyncio.Event) -> None:
     for wait in waits:
         wait.cancel()
     await asyncio.gather(*waits, return_exceptions=True)
-
-
-def _log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    error = context.get("exception")
-    stack = error if isinstance(error, BaseException) else None
-    logger.error("unhandled: %s", context.get("message"), exc_info=stack)

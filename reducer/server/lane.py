@@ -94,7 +94,7 @@ class LaneProcess:
     async def run(self) -> None:
         """Serve until the drain is over; raises what makes going on impossible."""
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_log_unhandled)
+        loop.set_exception_handler(log.unhandled)
         self._finished = asyncio.Event()
         pipe = os.fdopen(self._options.answers_fd, "wb", buffering=0)
         self._answers, _ = await loop.connect_write_pipe(asyncio.Protocol, pipe)
@@ -224,10 +224,6 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
         stall_after=options.stall_after,
         max_jobs=options.max_jobs,
     )
-
-
-def _log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    logger.error("unhandled: %s", context.get("message"), exc_info=context.get("exception"))
 
 
 def die_with_parent(parent: int) -> None:

@@ -260,4 +260,4 @@ def test_log_lines_as_json() -> None:
         assert [line["message"] for line in lines if line["logger"] == "reducer.lane"] == [
             "sums run on the native kernels"
         ]
-        line = next(line for line in lines if line["logger"] == "reducer.server")
+        assert "reducer.server" in {line["logger"] for line in lines}
