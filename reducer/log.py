@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -58,32 +62,67 @@ def _quoted(value: object) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-class _CountingHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic in stubs only
-    """Drops a line that cannot be written (disk full, closed pipe), counts it, and serves on."""
-
-    dropped = 0
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
-        self.dropped += 1
+# Lines kept for a reader that is slow; a burst of state changes fits, and no more.
+_QUEUED_LINES = 1_000
+_LAST_WORDS_SECONDS = 1.0
 
 
-_handler: _CountingHandler | None = None
+class LineWriter(logging.Handler):
+    """Writes lines to a descriptor on a thread of its own.
+
+    A terminal that is stopped, or a pipe that nobody reads, would else stop the event loop, and
+    with it the reducer. A line that cannot be kept or written is dropped and counted.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self.dropped = 0
+        self._descriptor = descriptor
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_QUEUED_LINES)
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait((self.format(record) + "\n").encode(errors="replace"))
+        except queue.Full:
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Write what is queued, for a second at most; the logging module does so at exit."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(_LAST_WORDS_SECONDS)
+        super().close()
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                while line:
+                    line = line[os.write(self._descriptor, line) :]
+            except OSError:
+                self.dropped += 1
+
+
+_writer: LineWriter | None = None
 
 
 def set_up(level: str, form: str, **context: object) -> None:
-    """Send everything under the logger ``reducer`` to stderr, once; ``form``: text or json."""
-    global _handler
-    _handler = _CountingHandler(sys.stderr)
-    _handler.setFormatter(JsonFormatter(context) if form == "json" else TextFormatter(context))
+    """Send everything under the logger ``reducer`` to stderr; ``form``: text or json."""
+    global _writer
+    if _writer is not None:
+        _writer.close()
+    _writer = LineWriter(sys.stderr.fileno())
+    _writer.setFormatter(JsonFormatter(context) if form == "json" else TextFormatter(context))
     logger = logging.getLogger(ROOT)
-    logger.handlers[:] = [_handler]
+    logger.handlers[:] = [_writer]
     logger.setLevel(level.upper())
     logger.propagate = False
 
 
 def dropped_lines() -> int:
     """How many lines could not be written since `set_up`."""
-    return _handler.dropped if _handler else 0
+    return _writer.dropped if _writer else 0
 
 
 class RateLimit:

@@ -139,7 +139,7 @@ std::optional<Failure> State::control(Lane* lane, const Header& header, const ui
       if (const char* wrong = decode_goaway(text, &reason)) {
         return lane_failure(ErrorCode::kProtocol, *lane, wrong);
       }
-      if (!draining_) draining_ = lane->name + " is draining: " + reason;
+      // Open rounds go on; the lane itself refuses to begin new ones.
       return std::nullopt;
     }
     case kStats:
@@ -248,14 +248,13 @@ std::optional<Failure> State::on_welcome(Lane* lane, std::string_view payload) {
   if (const char* wrong = decode_welcome(payload, &welcome)) {
     return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad WELCOME: ") + wrong);
   }
+  // First: a reducer that is named twice would only look like a wrong slot.
+  if (auto failure = learn_lanes(lane, welcome.lanes, welcome.incarnation)) return failure;
   if (auto failure = check_welcome(*lane, welcome)) return failure;
   lane->phase = Phase::kWelcomed;
   lane->credit.limit = welcome.credit;
   lane->grant.limit = welcome.grant;
-  const uint32_t lanes = welcome.lanes;
-  const std::string incarnation = welcome.incarnation;
   lane->welcome = std::move(welcome);
-  if (auto failure = learn_lanes(lane, lanes, incarnation)) return failure;
   return maybe_join();
 }
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <list>
+#include <system_error>
 #include <unordered_map>
 
 #include "fork.h"
@@ -82,9 +83,15 @@ class PyEngine {
 
   void connect() {
     Engine& engine = alive();
-    {
+    try {
       const WithoutGil without_gil;
       engine.start();
+    } catch (const std::system_error& error) {
+      Failure failure;
+      failure.code = ErrorCode::kUnavailable;
+      failure.reason = "resources";
+      failure.message = error.what();
+      raise(failure);
     }
     try {
       wait_interruptible(1e9, [&](double seconds) { return engine.wait_joined(seconds); });
@@ -136,10 +143,10 @@ class PyEngine {
   nb::list stats(double timeout) {
     Engine& engine = alive();
     std::optional<std::vector<LaneStats>> all;
-    {
-      const WithoutGil without_gil;
-      all = engine.stats(timeout);
-    }
+    wait_interruptible(timeout, [&](double seconds) {
+      all = engine.stats(seconds);
+      return all || engine.failure();
+    });
     if (!all) {
       if (auto failure = engine.failure()) raise(*failure);
       Failure late;

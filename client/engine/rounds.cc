@@ -111,11 +111,10 @@ std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* 
     failure.key = s.key;
     return failure;
   }
-  if (!joined_ || leaving_ || draining_) {
+  if (!joined_ || leaving_) {
     failure.code = ErrorCode::kUnavailable;
-    failure.reason = draining_ ? "draining" : "closed";
-    failure.message =
-        draining_ ? *draining_ : (leaving_ ? "this group is closed" : "this group has not joined");
+    failure.reason = "closed";
+    failure.message = leaving_ ? "this group is closed" : "this group has not joined";
     return failure;
   }
   auto plan = Plan::make(s.descriptor, options_.world_size, chunk_table_, &failure.message);

@@ -192,7 +192,6 @@ class State {
   size_t open_rounds_ = 0;  // operations that are not finished
   size_t live_rounds_ = 0;  // not stable everywhere
   std::optional<Failure> failure_;
-  std::optional<std::string> draining_;
   bool leaving_ = false;
   bool bye_queued_ = false;
   StallReports stalls_;

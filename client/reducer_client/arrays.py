@@ -12,6 +12,8 @@ Array = npt.NDArray[Any]
 
 def as_array(value: object) -> Array:
     """A NumPy view of an array, a buffer or anything with ``__array__``; TypeError for the rest."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("masked arrays cannot be reduced: fill them first (array.filled(0))")
     if isinstance(value, np.ndarray):
         return value
     try:
@@ -30,6 +32,17 @@ def flat_bytes(array: Array) -> memoryview:
     if contiguous.size == 0 or contiguous.dtype.itemsize == 0:
         return memoryview(bytearray())
     return contiguous.view(np.uint8).data
+
+
+def apart(source: Array | None, target: Array | None) -> Array | None:
+    """The source, copied where results could come into a part of it that is not read yet.
+
+    The engine reads and writes chunk by chunk: only a target that is the source itself is safe.
+    """
+    if source is None or target is None or not np.may_share_memory(source, target):
+        return source
+    same = source.ctypes.data == target.ctypes.data and source.nbytes == target.nbytes
+    return source if same and source.flags.c_contiguous else source.copy()
 
 
 def target_array(out: object | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

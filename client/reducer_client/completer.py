@@ -108,8 +108,12 @@ class Completer:
             for operation, _ in late:
                 del self._waiting[operation]
                 self._dropped.add(operation)
-        for _, (_, callback, work) in late:
+        for _, (_, _, work) in late:
             work.expire()
+        if late:
+            # Whoever waits by a callback goes on now, and uses its buffers again.
+            self._engine.abort()
+        for _, (_, callback, _) in late:
             _call(callback)
 
     def _fail_rest(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from reducer.wire.codes import MAX_KEY_BYTES, Collective, DType, ReduceOp
-from reducer_client.arrays import Array, as_array, check_movable, flat_bytes, target_array
+from reducer_client.arrays import Array, apart, as_array, check_movable, flat_bytes, target_array
 from reducer_client.completer import Completer
 from reducer_client.config import Settings
 from reducer_client.dtypes import Op, WireDtype, find_dtype, find_op, narrow_to, reducible_dtype
@@ -36,6 +36,7 @@ class Group:
         self._engine = engine
         reports = StallReports(engine)
         self._context = WorkContext(reports, settings.step_timeout, settings.on_overflow == "error")
+        self._run_id = engine.run_id
         self._completer = Completer(engine, reports, settings.step_timeout)
         self._end = weakref.finalize(self, _shut_down, engine, self._completer)
 
@@ -52,7 +53,7 @@ class Group:
     @property
     def run_id(self) -> str:
         """The id of this run, equal on all ranks."""
-        return self._engine.run_id
+        return self._run_id
 
     @property
     def job(self) -> str:
@@ -79,6 +80,8 @@ class Group:
             wire_dtype: send float32 as ``"bfloat16"`` or ``"float16"``.
             dtype: ``"bfloat16"`` where 16-bit integers hold bfloat16.
             on_done: called with the work on a thread of the client when it is done, well or not.
+                Not done within the group's ``step_timeout`` it fails with RoundTimeoutError, and
+                the group ends with it: nobody could tell when the buffers are free.
 
         Returns:
             Work whose result has the array's shape and dtype, the same bits on every rank.
@@ -116,7 +119,9 @@ class Group:
         code, name = find_op(op), _name(key, "~all_reduce_many")
         results: list[Array] = [np.empty(0)] * len(sources)
         operations: list[Operation] = []
-        for index, buffer in enumerate(plan_fusion(sources, fusion_threshold)):
+        buffers = plan_fusion(sources, fusion_threshold)
+        _fitting(f"{name}/{len(buffers)}")  # before the first of them is under way
+        for index, buffer in enumerate(buffers):
             fused = buffer.pack(sources)
             wire, wide = wires[buffer.members[0]]
             part: Work[Array] = self._submit(
@@ -278,8 +283,10 @@ class Group:
     def _leave(self, leave: Callable[[], None]) -> None:
         if self._end.detach() is None or self._engine.forked:
             return
-        leave()
-        self._completer.stop()
+        try:
+            leave()
+        finally:
+            self._completer.stop()
 
     def _submit(
         self,
@@ -296,6 +303,7 @@ class Group:
         wide: bool = False,
         on_done: OnDone | None = None,
     ) -> Work[Array]:
+        source = apart(source, target)
         try:
             operation = self._engine.submit(
                 collective,
@@ -328,6 +336,8 @@ def _shut_down(engine: Engine, completer: Completer) -> None:
 def _name(key: str | None, default: str) -> str:
     if key is None:
         return default
+    if not isinstance(key, str):
+        raise TypeError(f"key {key!r}: expected a str, got {type(key).__name__}")
     if key.startswith("~"):
         raise ValueError(f"key {key!r}: keys that begin with ~ are the client's own")
     return _fitting(key)

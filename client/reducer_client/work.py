@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from reducer.wire.codes import Flag
+from reducer_client.engine import EngineError
 from reducer_client.errors import NumericError, ReducerError, RoundTimeoutError, from_engine
 from reducer_client.reports import StallReports
 
@@ -85,7 +86,7 @@ class Work(Generic[T]):
         timeout = self._context.step_timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout
         for operation in self._operations:
-            while not operation.wait(_slice(deadline)):
+            while not _wait(operation, _slice(deadline)):
                 self._context.reports.collect()
                 if time.monotonic() >= deadline:
                     raise self._timed_out(operation, timeout)
@@ -140,6 +141,13 @@ class Work(Generic[T]):
             round=operation.round,
             reason="timeout",
         )
+
+
+def _wait(operation: Operation, seconds: float) -> bool:
+    try:
+        return operation.wait(seconds)
+    except EngineError as error:  # in a forked child
+        raise from_engine(error.args) from None
 
 
 def _slice(deadline: float) -> float:

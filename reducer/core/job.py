@@ -31,7 +31,7 @@ from reducer.core.plan import Place, Plan
 from reducer.core.progress import KeyProgress
 from reducer.core.round import ABSENT, Chunk, Phase, Round, descriptor_of
 from reducer.core.texts import mismatch_text, stall_entry, stall_text
-from reducer.errors import IntegrityError, PeerLostError, ProtocolError
+from reducer.errors import IntegrityError, PeerLostError, ProtocolError, QuotaError
 from reducer.wire import messages
 from reducer.wire.codes import (
     DType,
@@ -44,6 +44,8 @@ from reducer.wire.keys import position
 
 MAX_STALLS = 16
 MAX_LATE = 64
+# DESCRIBE and ABANDON need no credit, but leave a record; a program waits long before this.
+MAX_ROUNDS_OF_A_KEY = 16_384
 # Sums of float16 in float64 are exact (at most 8,192 ranks), so their order is free (law 2).
 _ORDER_FREE = frozenset(((int(ReduceOp.SUM), int(DType.FLOAT16)),
                          (int(ReduceOp.MEAN), int(DType.FLOAT16))))  # fmt: skip
@@ -86,6 +88,7 @@ class Job:
         self.route = 0
         self.sessions: list[int | None] = [None] * world_size
         self.departed: int | None = None
+        self.draining = ""
         self.counters = Counters()
         self.late = [0] * world_size
         self.keys = KeyTable(name, world_size, max_keys)
@@ -163,6 +166,7 @@ class Job:
             self.keys.maybe_idle(key)
             return out
         round_ = self._round(key, header, plan, now)
+        self._maybe_refuse(round_, out)
         if not round_.void and not round_.agrees(header, plan):
             self._mismatch(key, round_, out)
         if round_.void:
@@ -182,21 +186,36 @@ class Job:
         return round_
 
     def _new_round(self, key: KeyProgress, number: int, now: float) -> Round:
+        if len(key.rounds) >= MAX_ROUNDS_OF_A_KEY:
+            raise QuotaError(
+                f"key {key.label} has {len(key.rounds):,} rounds under way on this lane, which is "
+                "the limit: wait for some of them"
+            )
         job = (self.name, self.run_id)
         round_ = key.rounds[number] = Round(job, key.id, number, self.world_size, now)
         return round_
 
     def _maybe_open(self, round_: Round, now: float, out: list[Output]) -> None:
         """The first contribution of a round opens it."""
-        id_ = (round_.key, round_.number)
-        if id_ in self.open or round_.chunks or round_.left < round_.owned:
+        self._maybe_refuse(round_, out)
+        if round_.void or self._has_begun(round_):
             return
         if self.departed is not None:
             raise PeerLostError(f"rank {self.departed} has left the job")
         round_.opened_at = now
-        self.open[id_] = round_
+        self.open[round_.key, round_.number] = round_
         if len(self.open) == 1:
             self._grant_stuck(out)
+
+    def _has_begun(self, round_: Round) -> bool:
+        is_open = (round_.key, round_.number) in self.open
+        return is_open or bool(round_.chunks) or round_.left < round_.owned
+
+    def _maybe_refuse(self, round_: Round, out: list[Output]) -> None:
+        """While draining, what is open goes on, and nothing new begins."""
+        if self.draining and not round_.void and not self._has_begun(round_):
+            round_.refusal = f"this reducer is draining ({self.draining}): it begins no new round"
+            self._void(round_, out)
 
     def _maybe_fold(self, chunk: Chunk, header: Header, plan: Plan, out: list[Output]) -> None:
         """Fold what has its turn, where the accumulator is no larger than what it replaces."""
@@ -349,6 +368,9 @@ class Job:
         self, key: KeyProgress, round_: Round, rank: int, header: Header, out: list[Output]
     ) -> None:
         """With the last rank's word the verdict is complete: one text for all."""
+        if round_.refusal:
+            refused = messages.Refused(int(ErrorCode.UNAVAILABLE), round_.refusal)
+            out.append(self.to_rank(rank, refused, key=key.id, round=round_.number))
         if not round_.hear(rank, descriptor_of(header)):
             return
         assert round_.verdict is not None
@@ -429,6 +451,11 @@ class Job:
         return [Send(sessions, frame, None, 0) for frame in frames]
 
     # --- frames to ranks ------------------------------------------------------------------------
+
+    def to_rank(self, rank: int, message: messages.Message, **fields: int) -> Send:
+        session = self.sessions[rank]
+        sessions = () if session is None else (session,)
+        return Send(sessions, control_frame(message, self._crc, **fields), None, 0)
 
     def to_all(self, message: messages.Message, **fields: int) -> Send:
         view = {"epoch": self.epoch, "route": self.route}

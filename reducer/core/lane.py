@@ -200,6 +200,8 @@ class Lane:
         if self._draining:
             raise UnavailableError(f"this reducer is draining ({self._draining})")
         run = self._runs.get((hello.job, hello.run_id))
+        if run is not None and self._is_dead(run, hello):
+            return [*self._end(run), *self._hello(peer, event, now)]
         if run is not None:
             return self._rejoin(run, peer, hello)
         forming = self._forming.get(hello.job)
@@ -214,6 +216,11 @@ class Lane:
         if forming.complete:
             return self._complete(forming, now)
         return [self._pending(forming, (peer.id,))]
+
+    def _is_dead(self, run: Run, hello: messages.Hello) -> bool:
+        """All have gone, and a new process asks for the run: it was restarted at once."""
+        here = any(session is not None for session in run.job.sessions)
+        return not here and hello.incarnation not in run.incarnations.values()
 
     def _pending(self, forming: Forming, sessions: tuple[int, ...]) -> Send:
         absent = forming.absent()
@@ -442,10 +449,10 @@ class Lane:
 
     def _drain(self, event: events.Drain, now: float) -> list[Output]:
         self._draining = event.reason
-        out: list[Output] = [
-            run.job.to_all(messages.Goaway(event.reason, run.job.epoch))
-            for run in self._runs.values()
-        ]
+        out: list[Output] = []
+        for run in self._runs.values():
+            run.job.draining = event.reason
+            out.append(run.job.to_all(messages.Goaway(event.reason, run.job.epoch)))
         error = UnavailableError(f"this reducer is draining ({event.reason})")
         for peer in list(self._sessions.values()):
             if peer.job is None:

@@ -176,12 +176,13 @@ class Round:
     `job` is (name, run id); `owned` chunks of the round live here, `left` of them are not
     complete. `described` are ranks that have said what the round is before they could send of it;
     `verdict` collects every rank's word once two of them differ. A void round only waits to be
-    forgotten: `owed` is each rank's cost that its ABANDON will settle.
+    forgotten: `owed` is each rank's cost that its ABANDON will settle; `refusal` is what a rank
+    is told that sends of a round which may not begin.
     """
 
     __slots__ = (
         "abandoned", "chunks", "contributed", "described", "descriptor", "job", "key", "left",
-        "number", "opened_at", "owed", "owned", "plan", "touched_at", "verdict", "void",
+        "number", "opened_at", "owed", "owned", "plan", "refusal", "touched_at", "verdict", "void",
     )  # fmt: skip
 
     def __init__(
@@ -199,6 +200,7 @@ class Round:
         self.opened_at = now
         self.touched_at = now
         self.void = False
+        self.refusal = ""
         self.described: set[int] = set()
         self.verdict: dict[int, Descriptor] | None = None
         self.abandoned: set[int] = set()

@@ -7,9 +7,11 @@ in less time than a hand-over to another thread takes.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from reducer import log
 from reducer.core import events
 from reducer.kernels import KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
@@ -17,6 +19,8 @@ from reducer.server.protocol import Connection
 from reducer.wire.codes import ITEM_SIZES
 
 logger = logging.getLogger("reducer.lane")
+
+WARNING_INTERVAL = 0.1  # seconds
 
 Feed = Callable[[Any], None]
 
@@ -38,6 +42,7 @@ class Executor:
         self._slow_reader_bytes = slow_reader_bytes
         self._feed = feed
         self.slow_readers = 0
+        self._warnings = log.RateLimit(WARNING_INTERVAL)
         self._actions: dict[type, Callable[[Any], None]] = {
             events.Send: self._send,
             events.Fold: self._fold,
@@ -113,8 +118,15 @@ class Executor:
         if connection is not None:
             connection.close(close.reason)
 
-    def _log(self, log: events.Log) -> None:
-        logger.log(log.level, "%s", log.text)
+    def _log(self, line: events.Log) -> None:
+        if line.level != logging.WARNING:
+            logger.log(line.level, "%s", line.text)
+            return
+        # Strangers can cause warnings: they must not fill a disk.
+        held = self._warnings.admit(time.monotonic())
+        if held is not None:
+            more = f" ({held} more lines were held back)" if held else ""
+            logger.warning("%s%s", line.text, more)
 
 
 def _views(buffers: Iterable[Any]) -> list[memoryview]:

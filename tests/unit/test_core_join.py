@@ -180,6 +180,14 @@ def test_draining_finishes_open_rounds_and_takes_no_new_run() -> None:
     workers[1].contribute(Spec(), data=bytes(32))
     assert workers[0].results() == [bytes(32)]
     assert lane.core.idle
+    for worker in workers:
+        worker.contribute(Spec(number=1), data=bytes(32))
+        (refused,) = worker.read(MessageKind.REFUSED)
+        message = messages.decode(messages.Refused, refused.payload or b"")
+        assert message.code == ErrorCode.UNAVAILABLE
+        assert "draining (SIGTERM)" in message.message
+        worker.abandon(Spec(number=1))
+    assert lane.core.idle
     lane.feed(events.Shutdown("SIGTERM"))
     assert workers[0].error().code == ErrorCode.UNAVAILABLE
     assert all(session.closed for session in lane.sessions.values())
@@ -191,3 +199,13 @@ def test_a_job_has_its_share_of_jobs() -> None:
     Scripted(lane, 0, 2, job="a")
     join_all(lane, 1, job="b")
     assert Scripted(lane, 0, 1, job="c").error().code == ErrorCode.QUOTA
+
+
+def test_a_run_id_may_be_used_again_as_soon_as_all_have_gone() -> None:
+    """A supervisor restarts a job with a fixed run id at once, before the grace is over."""
+    lane = SimLane()
+    for worker in join_all(lane, 2):
+        worker.session.lose()
+    again = [Scripted(lane, rank, 2, run_id="run", incarnation=b"n" * 16) for rank in range(2)]
+    assert {welcome(worker).run_id for worker in again} == {"run"}
+    assert lane.core.snapshot()["reserved_bytes"] == 4 * (4 << 20) + 4 * 2 * 4_096

@@ -366,15 +366,16 @@ def test_silence_is_an_error_and_heartbeats_break_it() -> None:
     assert "5.1 s" in text
 
 
-def test_a_draining_reducer_takes_no_new_round_but_finishes_the_open_one() -> None:
+def test_goaway_leaves_it_to_the_lane_which_rounds_may_begin() -> None:
     worker = joined()
     values = np.ones(10, np.float32)
     operation = worker.submit("key", values, np.empty_like(values))
     sent = worker.sent()[1]
     worker.get(control(messages.Goaway("SIGTERM", 0)))
-    with pytest.raises(_engine.EngineError, match="draining") as caught:
-        worker.submit("key", values, np.empty_like(values))
-    assert caught.value.args[3] == "draining"
+    refused = worker.submit("key", values, np.empty_like(values))
+    text = messages.Refused(int(ErrorCode.UNAVAILABLE), "draining")
+    worker.get(control(text, key=sent.header.key, round=1))
+    assert refused.error == (ErrorCode.UNAVAILABLE, "draining", -1, "", "key", 1)
     worker.get(result(sent.header, bytes(sent.payload or b"")))
     assert operation.error is None
     assert operation.done
