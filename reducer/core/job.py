@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 from reducer.core.admission import Plans, check_fields, check_length
 from reducer.core.buffer import Buffer
@@ -27,6 +26,7 @@ from reducer.core.events import (
 )
 from reducer.core.frames import control_frame, payload_frame
 from reducer.core.keytable import KeyTable
+from reducer.core.open_rounds import OpenRounds
 from reducer.core.plan import Place, Plan
 from reducer.core.progress import KeyProgress
 from reducer.core.round import ABSENT, Chunk, Phase, Round, descriptor_of
@@ -92,9 +92,7 @@ class Job:
         self.counters = Counters()
         self.late = [0] * world_size
         self.keys = KeyTable(name, world_size, max_keys)
-        # Rounds by (key, number): open ones, oldest first; and those that wait for a verdict.
-        self.open: dict[tuple[int, int], Round] = {}
-        self.refusing: dict[tuple[int, int], Round] = {}
+        self.open = OpenRounds()
         self._crc = crc
         self._acc_itemsize = acc_itemsize
         self._plans = Plans(world_size, table)
@@ -198,22 +196,17 @@ class Job:
     def _maybe_open(self, round_: Round, now: float, out: list[Output]) -> None:
         """The first contribution of a round opens it."""
         self._maybe_refuse(round_, out)
-        if round_.void or self._has_begun(round_):
+        if round_.void or self.open.has_begun(round_):
             return
         if self.departed is not None:
             raise PeerLostError(f"rank {self.departed} has left the job")
-        round_.opened_at = now
-        self.open[round_.key, round_.number] = round_
+        self.open.begin(round_, now)
         if len(self.open) == 1:
             self._grant_stuck(out)
 
-    def _has_begun(self, round_: Round) -> bool:
-        is_open = (round_.key, round_.number) in self.open
-        return is_open or bool(round_.chunks) or round_.left < round_.owned
-
     def _maybe_refuse(self, round_: Round, out: list[Output]) -> None:
         """While draining, what is open goes on, and nothing new begins."""
-        if self.draining and not round_.void and not self._has_begun(round_):
+        if self.draining and not round_.void and not self.open.has_begun(round_):
             round_.refusal = f"this reducer is draining ({self.draining}): it begins no new round"
             self._void(round_, out)
 
@@ -340,8 +333,7 @@ class Job:
     def _mismatch(self, key: KeyProgress, round_: Round, out: list[Output]) -> None:
         """Two descriptors in one round: nothing of it is summed."""
         if self.place.owns(key.id, 0):
-            round_.doubt()
-            self.refusing[round_.key, round_.number] = round_
+            self.open.judge(round_)
         self._void(round_, out)
 
     def _void(self, round_: Round, out: list[Output]) -> None:
@@ -378,7 +370,7 @@ class Job:
         refused = messages.Refused(int(ErrorCode.MISMATCH), text)
         out.append(self.to_all(refused, key=key.id, round=round_.number))
         out.append(Log(logging.WARNING, f"job {self.name!r}: {text}"))
-        self.refusing.pop((round_.key, round_.number), None)
+        self.open.judged(round_)
 
     def abandon(self, rank: int, header: Header, now: float) -> list[Output]:
         """ABANDON: the rank has given up a round; it settles what it has sent of it."""
@@ -398,9 +390,7 @@ class Job:
 
     def _close_round(self, round_: Round, out: list[Output]) -> None:
         """The round is open no more; if it was the oldest, the next one may need a grant."""
-        oldest = next(iter(self.open.values()), None)
-        self.open.pop((round_.key, round_.number), None)
-        if oldest is round_:
+        if self.open.end(round_):
             self._grant_stuck(out)
 
     # --- flow control ---------------------------------------------------------------------------
@@ -415,7 +405,7 @@ class Job:
 
     def _maybe_grant(self, rank: int, out: list[Output]) -> None:
         """Let a rank go on with the oldest open round when its credit may be used up."""
-        oldest = next(iter(self.open.values()), None)
+        oldest = self.open.oldest
         if oldest is None or not self.ledger.grant(rank, oldest):
             return
         session = self.sessions[rank]
@@ -466,31 +456,15 @@ class Job:
 
     # --- reports --------------------------------------------------------------------------------
 
-    def stalled(self, now: float, after: float) -> list[tuple[KeyProgress, Round]]:
-        """The open rounds that nothing has come for in `after` seconds, oldest first."""
-        rounds = chain(self.open.values(), self.refusing.values())
-        waiting = [r for r in rounds if now - r.touched_at >= after]
-        return [(self.keys[r.key], r) for r in waiting[:MAX_STALLS]]
-
     def stall_report(self, now: float, after: float) -> list[Output]:
-        stalled = self.stalled(now, after)
+        """STALL to every rank about the rounds that nothing has come for, oldest first."""
+        stalled = self.open.stalled(now, after)[:MAX_STALLS]
         if not stalled:
             return []
-        rows = tuple(stall_entry(key, round_, now) for key, round_ in stalled)
-        return [
-            self.to_all(messages.Stall(rows)),
-            *(
-                Log(logging.WARNING, f"job {self.name!r}: {stall_text(key, round_, now)}")
-                for key, round_ in stalled
-            ),
-        ]
-
-    def incomplete_for(self, rank: int) -> Round | None:
-        """An open round that still needs this rank."""
-        for round_ in chain(self.open.values(), self.refusing.values()):
-            if round_.wants(rank):
-                return round_
-        return None
+        rows = tuple(stall_entry(self.keys[r.key], r, now) for r in stalled)
+        texts = (stall_text(self.keys[r.key], r, now) for r in stalled)
+        logs = [Log(logging.WARNING, f"job {self.name!r}: {text}") for text in texts]
+        return [self.to_all(messages.Stall(rows)), *logs]
 
     def stats(self) -> messages.Stats:
         counters = self.counters
@@ -523,5 +497,4 @@ class Job:
                         out.append(Discard(chunk.result))
         self.keys.clear()
         self.open.clear()
-        self.refusing.clear()
         return out

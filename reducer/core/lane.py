@@ -114,7 +114,7 @@ class Lane:
     @property
     def idle(self) -> bool:
         """No round is open: a drain has nothing to wait for."""
-        return not any(run.job.open or run.job.refusing for run in self._runs.values())
+        return not any(run.job.open for run in self._runs.values())
 
     def snapshot(self) -> dict[str, Any]:
         """Numbers for metrics, of this lane and of each of its jobs (runs of one name added up)."""
@@ -309,7 +309,7 @@ class Lane:
         run.leave(peer)
         if len(run.left) == job.world_size:
             return self._end(run)
-        waiting = job.incomplete_for(peer.rank)
+        waiting = job.open.that_wants(peer.rank)
         if waiting is None:
             return []
         text = f"rank {peer.rank} left job {job.name!r} before round {waiting.number} was complete"

@@ -1,0 +1,70 @@
+"""The rounds of a job that are under way on this lane, and who is waited for in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from reducer.core.round import Round
+
+_Id = tuple[int, int]
+
+
+class OpenRounds:
+    """Open ones, oldest first, by the first contribution; and those that wait for a verdict."""
+
+    def __init__(self) -> None:
+        self._open: dict[_Id, Round] = {}
+        self._judged: dict[_Id, Round] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __bool__(self) -> bool:
+        return bool(self._open or self._judged)
+
+    def __iter__(self) -> Iterator[Round]:
+        return chain(self._open.values(), self._judged.values())
+
+    @property
+    def oldest(self) -> Round | None:
+        return next(iter(self._open.values()), None)
+
+    def has_begun(self, round_: Round) -> bool:
+        """Whether a contribution to it has come."""
+        is_open = _id(round_) in self._open
+        return is_open or bool(round_.chunks) or round_.left < round_.owned
+
+    def begin(self, round_: Round, now: float) -> None:
+        round_.opened_at = now
+        self._open[_id(round_)] = round_
+
+    def end(self, round_: Round) -> bool:
+        """It is complete or void; True if it was the oldest."""
+        was_oldest = self.oldest is round_
+        self._open.pop(_id(round_), None)
+        return was_oldest
+
+    def judge(self, round_: Round) -> None:
+        """Two descriptors have met: it waits for the word of the other ranks."""
+        round_.doubt()
+        self._judged[_id(round_)] = round_
+
+    def judged(self, round_: Round) -> None:
+        self._judged.pop(_id(round_), None)
+
+    def stalled(self, now: float, after: float) -> list[Round]:
+        """Those that nothing has come for in `after` seconds."""
+        return [round_ for round_ in self if now - round_.touched_at >= after]
+
+    def that_wants(self, rank: int) -> Round | None:
+        """A round that cannot end without this rank."""
+        return next((round_ for round_ in self if round_.wants(rank)), None)
+
+    def clear(self) -> None:
+        self._open.clear()
+        self._judged.clear()
+
+
+def _id(round_: Round) -> _Id:
+    return round_.key, round_.number
