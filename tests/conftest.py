@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from reducer import kernels
-from reducer.kernels import KernelSet
 from tests.support.wait import wait_until
 
 SETTLE_SECONDS = 5.0
@@ -55,15 +53,12 @@ class _Unseen(logging.Handler):
 
 
 @pytest.fixture(autouse=True)
-def no_noise(request: pytest.FixtureRequest) -> Iterator[None]:
+def no_noise() -> Iterator[None]:
     """Fail on leaked descriptors, child processes, threads, and exceptions nobody saw.
 
     Unawaited coroutines and unraisable exceptions are warnings, and warnings are errors
-    (pyproject.toml). ``@pytest.mark.noisy`` excuses a test, with its reason.
+    (pyproject.toml).
     """
-    if request.node.get_closest_marker("noisy"):
-        yield
-        return
     descriptors, children, threads = _descriptors(), _children(), _threads()
     unseen: list[str] = []
     handler = _Unseen(unseen)
@@ -90,23 +85,3 @@ def no_noise(request: pytest.FixtureRequest) -> Iterator[None]:
                 f"left behind: descriptors {leaked}, processes {_children() - children}, "
                 f"threads {_threads() - threads}"
             )
-
-
-def _native_available() -> bool:
-    return kernels.load().NAME == "native"
-
-
-@pytest.fixture(params=["native", "numpy"])
-def kernel_set(request: pytest.FixtureRequest) -> KernelSet:
-    """Every kernel set that this installation has."""
-    if request.param == "native":
-        if not _native_available():
-            pytest.skip("the native kernels were not built")
-        return kernels.load(require_native=True)
-    from reducer.kernels import _numpy
-
-    return _numpy
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "noisy: excused from the noise check, with a reason")

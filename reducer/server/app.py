@@ -193,8 +193,8 @@ class Server:
         return Answer(200, metrics.CONTENT_TYPE, metrics.render(await self._snapshot()))
 
     async def _stats_page(self) -> Answer:
-        body = json.dumps(asdict(await self._snapshot())).encode() + b"\n"
-        return Answer(200, "application/json", body)
+        stats = {"tasks": len(asyncio.all_tasks()), **asdict(await self._snapshot())}
+        return Answer(200, "application/json", json.dumps(stats).encode() + b"\n")
 
     async def _health_page(self) -> Answer:
         await self._lanes.snapshots()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,47 +13,59 @@ import pytest
 import reducer_client
 from reducer_client import Group, NumericError
 from tests.support.arrays import BFLOAT16, DTYPES, OPS, Array, expected, sample
-from tests.support.ranks import run_ranks
+from tests.support.cluster import Daemon, peak_resident, usage
+from tests.support.ranks import join, run_ranks
 
 SIZES = (0, 1, 7, 1000, 70_001)
+LARGE_SIZES = (300_007, 1_310_719)
 TINY_CHUNKS = ((0, 1024), (4096, 4096))
 
-# (world size, reducers, lanes): every world size, and every pair of the other two.
-MATRIX = [(1, 1, 2), (2, 1, 1), (2, 2, 2), (3, 3, 1), (3, 1, 2), (5, 3, 2), (8, 2, 1)]
+WORLDS, REDUCERS, LANES = (1, 2, 3, 5, 8), (1, 2, 3), (1, 2)
+# (world size, reducers, lanes): every pair of two of them; the full matrix is in one process, in
+# tests/unit/test_matrix.py.
+MATRIX = [
+    (world, reducers, LANES[(row + column) % 2])
+    for row, world in enumerate(WORLDS)
+    for column, reducers in enumerate(REDUCERS)
+]
+# The rows that also move large arrays, and those that do all again in tiny chunks.
+LARGE = [(1, 1, 1), (2, 2, 1), (5, 3, 2)]
+TINY = [(2, 1, 2), (3, 3, 1)]
 
 
-def _join(rank: int, world_size: int, addresses: list[str], job: str, **options: Any) -> Group:
-    return reducer_client.connect(
-        addresses, job=job, rank=rank, world_size=world_size, connect_timeout=60, **options
-    )
+def test_the_matrix_has_every_pair() -> None:
+    values = (WORLDS, REDUCERS, LANES)
+    for first, second in itertools.combinations(range(3), 2):
+        covered = {(row[first], row[second]) for row in MATRIX}
+        assert covered == set(itertools.product(values[first], values[second]))
+    assert {*LARGE, *TINY} <= set(MATRIX)
 
 
-def _check_all(rank: int, world: int, addresses: list[str], table: Any = None) -> str:
+def _check_all(
+    rank: int, world: int, addresses: list[str], large: bool = False, table: Any = None
+) -> str:
     """Every dtype, op and size against the oracle; the digest of all results."""
     digest = hashlib.sha256()
-    with _join(rank, world, addresses, "matrix", chunk_table=table) as group:
+    with join(rank, world, addresses, "matrix", chunk_table=table) as group:
         for dtype in DTYPES:
-            for op in OPS:
-                parts = [
-                    [sample(dtype, size, (dtype.name, size, r)) for r in range(world)]
-                    for size in SIZES
-                ]
-                works = [group.all_reduce(p[rank], op=op) for p in parts]  # type: ignore[arg-type]
-                for work, part in zip(works, parts, strict=True):
-                    result = work.wait(60)
-                    assert result.tobytes() == expected(op, part).tobytes(), (
-                        dtype,
-                        op,
-                        part[0].size,
-                    )
-                    digest.update(result.tobytes())
-        for dtype in (DTYPES[0], DTYPES[3]):
-            large = [sample(dtype, 1_310_719, (dtype.name, r)) for r in range(world)]
-            result = group.all_reduce(large[rank], op="mean").wait(60)
-            assert result.tobytes() == expected("mean", large).tobytes(), dtype
-            digest.update(result.tobytes())
+            _check_all_reduces(group, dtype, OPS, SIZES, digest)
+        for dtype in (DTYPES[0], DTYPES[3]) if large else ():
+            _check_all_reduces(group, dtype, ("mean",), LARGE_SIZES, digest)
         _check_moves(group)
     return digest.hexdigest()
+
+
+def _check_all_reduces(
+    group: Group, dtype: np.dtype[Any], ops: Sequence[Any], sizes: Sequence[int], digest: Any
+) -> None:
+    seeds = range(group.world_size)
+    parts = [[sample(dtype, size, (dtype.name, size, seed)) for seed in seeds] for size in sizes]
+    for op in ops:
+        works = [group.all_reduce(part[group.rank], op=op) for part in parts]
+        for work, part in zip(works, parts, strict=True):
+            result = work.wait(60)
+            assert result.tobytes() == expected(op, part).tobytes(), (dtype, op, part[0].size)
+            digest.update(result.tobytes())
 
 
 def _check_moves(group: Group) -> None:
@@ -72,16 +86,17 @@ def _check_moves(group: Group) -> None:
 
 @pytest.mark.parametrize(("world", "reducers", "lanes"), MATRIX)
 def test_results_equal_the_oracle_bit_for_bit(world: int, reducers: int, lanes: int) -> None:
+    row = (world, reducers, lanes)
     with reducer_client.local_reducers(reducers, lanes=lanes) as addresses:
-        digests = run_ranks(world, _check_all, addresses)
-        again = run_ranks(world, _check_all, addresses, TINY_CHUNKS) if world == 2 else digests
-    assert len(set(digests)) == 1
-    assert again == digests
+        digests = run_ranks(world, _check_all, addresses, row in LARGE)
+        assert len(set(digests)) == 1
+        if row in TINY:
+            assert run_ranks(world, _check_all, addresses, False, TINY_CHUNKS) == digests
 
 
 def _special_values(rank: int, world: int, addresses: list[str], job: str) -> None:
     nan = np.array([0x7FC00001, 0xFFF12345, 0x80000000, 0x7F800001], np.uint32).view(np.float32)
-    with _join(rank, world, addresses, job) as group:
+    with join(rank, world, addresses, job) as group:
         mine = nan if rank == 1 else np.zeros(4, np.float32)
         assert group.broadcast(mine, root=1).wait(30).tobytes() == nan.tobytes()
         assert group.all_gather(mine).wait(30)[1].tobytes() == nan.tobytes()
@@ -111,7 +126,7 @@ def test_special_values(addresses: list[str], job: str) -> None:
 
 
 def _overflow_is_an_error(rank: int, world: int, addresses: list[str], job: str) -> str:
-    with _join(rank, world, addresses, job, on_overflow="error") as group:
+    with join(rank, world, addresses, job, on_overflow="error") as group:
         work = group.all_reduce(np.full(3, 2**62, np.int64), key="big")
         with pytest.raises(NumericError) as caught:
             work.wait(30)
@@ -128,7 +143,7 @@ def test_an_overflow_can_be_an_error(addresses: list[str], job: str) -> None:
 def _count_bytes(rank: int, world: int, addresses: list[str], job: str) -> dict[str, Any]:
     mebibyte = 1 << 20
     counted = {}
-    with _join(rank, world, addresses, job) as group:
+    with join(rank, world, addresses, job) as group:
         group.barrier()
 
         def measure(name: str, start: Any) -> None:
@@ -157,7 +172,7 @@ def test_only_the_bytes_that_must_travel_do(addresses: list[str], job: str) -> N
 
 def _wire(rank: int, world: int, addresses: list[str], job: str) -> None:
     parts = [sample(np.dtype(np.float32), 3001, r) for r in range(world)]
-    with _join(rank, world, addresses, job) as group:
+    with join(rank, world, addresses, job) as group:
         for wire, narrow in (("bfloat16", BFLOAT16), ("float16", np.dtype(np.float16))):
             result = group.all_reduce(parts[rank], op="mean", wire_dtype=wire).wait(30)  # type: ignore[arg-type]
             oracle = expected("mean", [p.astype(narrow) for p in parts]).astype(np.float32)
@@ -174,7 +189,7 @@ def _fuse(rank: int, world: int, addresses: list[str], job: str) -> None:
         [sample(DTYPES[i % 5], shape, (i, r)) for i, shape in enumerate(shapes)]
         for r in range(world)
     ]
-    with _join(rank, world, addresses, job) as group:
+    with join(rank, world, addresses, job) as group:
         results = group.all_reduce_many(parts[rank], op="mean", fusion_threshold=20_000).wait(60)
     for index, result in enumerate(results):
         oracle = expected("mean", [part[index] for part in parts])
@@ -185,14 +200,31 @@ def test_fusion_gives_the_same_bits_as_single_arrays(addresses: list[str], job: 
     run_ranks(3, _fuse, addresses, job)
 
 
+def _blocks() -> Iterator[tuple[slice, Array]]:
+    """A gibibyte of float32 in blocks: no two chunks of it are equal, and its sums are exact."""
+    step = 1 << 22
+    for start in range(0, 1 << 28, step):
+        yield (
+            slice(start, start + step),
+            (np.arange(start, start + step) % 4_999_999).astype(np.float32),
+        )
+
+
 def _one_gibibyte(rank: int, world: int, addresses: list[str]) -> None:
-    array = np.full(1 << 28, rank + 1, np.float32)
-    with _join(rank, world, addresses, "gibibyte") as group:
+    array = np.empty(1 << 28, np.float32)
+    for part, block in _blocks():
+        array[part] = block * (rank + 1)
+    with join(rank, world, addresses, "gibibyte") as group:
         group.all_reduce(array, out=array).wait(240)
-    assert array.min() == array.max() == sum(range(1, world + 1))
+    for part, block in _blocks():
+        assert np.array_equal(array[part], block * sum(range(1, world + 1))), part
 
 
 @pytest.mark.timeout(300)
 def test_one_gibibyte_through_a_reducer_of_256_mebibytes() -> None:
-    with reducer_client.local_reducers(1, memory="256MiB") as addresses:
-        run_ranks(2, _one_gibibyte, addresses, timeout=250)
+    """Credits that use the whole budget; the lane never holds more than it and a tenth."""
+    with Daemon("--memory", "256MiB", "--credit", "1GiB") as daemon:
+        (lane,) = daemon.lane_pids()
+        before = usage(lane).resident
+        run_ranks(2, _one_gibibyte, [daemon.address], timeout=250)
+        assert peak_resident(lane) - before < 1.1 * (256 << 20)

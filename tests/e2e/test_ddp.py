@@ -20,11 +20,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import reducer_client
 import reducer_client.torch as reducer_torch
 from reducer_client import Group, PeerLostError
 from reducer_client.config import keep_gloo_on_loopback
-from tests.support.ranks import Tell, run_ranks, start_ranks
+from tests.support.ranks import Tell, join, run_ranks, start_ranks
 
 WORLD = 4
 STEPS = 20
@@ -61,12 +60,6 @@ def _process_group(rank: int, world: int, store: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def _join(rank: int, world: int, addresses: list[str], job: str) -> Group:
-    return reducer_client.connect(
-        addresses, job=job, rank=rank, world_size=world, connect_timeout=60
-    )
 
 
 def _data(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,10 +103,13 @@ def _every_option(
     rank: int, world: int, addresses: list[str], job: str, store: str
 ) -> dict[str, str]:
     digests = {}
-    with _process_group(rank, world, store), _join(rank, world, addresses, job) as group:
+    with _process_group(rank, world, store), join(rank, world, addresses, job) as group:
         for name, options in OPTIONS.items():
-            model = _make(group, **options)
+            model = _make(None, **options)
+            state = reducer_torch.attach(model, group)
             _train(model, rank, skip=name == "find_unused_parameters")
+            gradients = sum(p.numel() * p.element_size() for p in model.parameters())
+            assert state.bytes_reduced == STEPS * gradients, name
             digests[name] = _digest(model)
         model = _make(group)
         _train(model, rank, accumulate=True)
@@ -147,7 +143,7 @@ def test_every_option_of_ddp_gives_the_same_bits_on_all_ranks_and_in_two_runs(
 
 
 def _mixed(rank: int, world: int, addresses: list[str], job: str, store: str) -> list[str]:
-    with _process_group(rank, world, store), _join(rank, world, addresses, job) as group:
+    with _process_group(rank, world, store), join(rank, world, addresses, job) as group:
         torch.manual_seed(5)
         dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
         net = nn.ModuleList(nn.Linear(7, 7, dtype=dtype) for dtype in dtypes)
@@ -184,12 +180,15 @@ class _Sum(nn.Module):
 
 
 def test_two_modules_and_mixed_dtypes(addresses: list[str], tmp_path: Path) -> None:
-    results = run_ranks(WORLD, _mixed, addresses, "mixed", str(tmp_path / "store"))
-    assert all(result == results[0] for result in results)
+    runs = [
+        run_ranks(WORLD, _mixed, addresses, f"mixed-{n}", str(tmp_path / f"store{n}"))
+        for n in range(2)
+    ]
+    assert all(result == runs[0][0] for run in runs for result in run)
 
 
 def _forked_loaders(rank: int, world: int, addresses: list[str], job: str, store: str) -> str:
-    with _process_group(rank, world, store), _join(rank, world, addresses, job) as group:
+    with _process_group(rank, world, store), join(rank, world, addresses, job) as group:
         model = _make(group)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         loader = DataLoader(
@@ -216,7 +215,7 @@ def test_forked_data_loaders_leave_the_group_alone(addresses: list[str], tmp_pat
 def _lose_a_peer(
     rank: int, world: int, addresses: list[str], job: str, store: str, tell: Tell
 ) -> tuple[str, Any]:
-    with _process_group(rank, world, store), _join(rank, world, addresses, job) as group:
+    with _process_group(rank, world, store), join(rank, world, addresses, job) as group:
         model = _make(group)
         state = reducer_torch.ReductionState(group)
         net = DistributedDataParallel(nn.Linear(3, 3))
@@ -246,6 +245,14 @@ def test_a_lost_peer_reaches_backward_and_the_state(addresses: list[str], tmp_pa
     assert str(error) in text
 
 
+def test_buckets_are_of_64_mebibytes_unless_something_else_is_asked_for() -> None:
+    assert reducer_torch.ddp_options() == {"bucket_cap_mb": 64}
+    assert reducer_torch.ddp_options(bucket_cap_mb=1, static_graph=True) == {
+        "bucket_cap_mb": 1,
+        "static_graph": True,
+    }
+
+
 def test_a_state_can_be_saved_with_a_checkpoint(solo: Group) -> None:
     state = reducer_torch.ReductionState(solo, wire_dtype="float16", prefix="mine")
     buffer = io.BytesIO()
@@ -264,7 +271,7 @@ def test_attach_wants_a_ddp_module(solo: Group) -> None:
 
 
 def _on_cuda(rank: int, world: int, addresses: list[str], job: str, store: str) -> str:
-    with _process_group(rank, world, store), _join(rank, world, addresses, job) as group:
+    with _process_group(rank, world, store), join(rank, world, addresses, job) as group:
         torch.manual_seed(11)
         device = torch.device("cuda", rank % torch.cuda.device_count())
         model = DistributedDataParallel(Net().to(device), **reducer_torch.ddp_options())

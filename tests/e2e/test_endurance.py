@@ -11,65 +11,66 @@ import numpy as np
 import pytest
 
 import reducer_client
-from reducer_client import Group
-from tests.support.cluster import Daemon, resident
-from tests.support.ranks import Tell, run_ranks, start_ranks
+from tests.support.cluster import Daemon, Usage, peak_resident, usage
+from tests.support.ranks import Tell, join, run_ranks, start_ranks
 from tests.support.wait import wait_until
 
 MEBIBYTE = 1 << 20
 
 
-def _join(rank: int, world: int, addresses: list[str], job: str) -> Group:
-    return reducer_client.connect(
-        addresses, job=job, rank=rank, world_size=world, connect_timeout=60
-    )
-
-
-def _usage() -> tuple[int, int, int]:
-    """(resident bytes, descriptors, threads with the engine's) of this process."""
-    pid = os.getpid()
-    return resident(pid), len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-
-
 def _many_rounds(
     rank: int, world: int, addresses: list[str], job: str, tell: Tell
-) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+) -> tuple[Usage, Usage]:
     array = np.full(MEBIBYTE // 4, rank, np.float32)
     out = np.empty_like(array)
     usages = []
-    with _join(rank, world, addresses, job) as group:
+    with join(rank, world, addresses, job) as group:
         for rounds in (200, 1000):
             for _ in range(rounds):
                 group.all_reduce(array, out=out, key="same").wait(60)
                 assert out[0] == out[-1] == sum(range(world))
-            usages.append(_usage())
+            usages.append(usage(os.getpid()))
             tell(rounds)
             tell.hear()
     return usages[0], usages[1]
 
 
+def _tasks(daemon: Daemon) -> list[int]:
+    """The asyncio tasks of the main process and of each lane."""
+    stats = daemon.stats()
+    return [stats["tasks"], *(lane["tasks"] for lane in stats["lanes"])]
+
+
 def test_a_thousand_rounds_grow_nothing() -> None:
+    """Memory, descriptors, threads and tasks: in every rank, the daemon and each of its lanes."""
     with (
         Daemon(lanes=2) as daemon,
         start_ranks(4, _many_rounds, [daemon.address], "rounds", talk=True) as ranks,
     ):
-        memory = []
+        usages, tasks = [], []
         for rounds in (200, 1000):
             assert [ranks.receive(rank, 120) for rank in range(4)] == [rounds] * 4
-            memory.append(daemon.rss())
+            usages.append(daemon.usages())
+            tasks.append(_tasks(daemon))
             for rank in range(4):
                 ranks.send(rank)
         outcomes = ranks.collect(60)
-    assert memory[1] - memory[0] < 8 * MEBIBYTE
+    assert tasks[0] == tasks[1]
+    for pid, before in usages[0].items():
+        who = "the main process" if pid == daemon.pid else "a lane"
+        _assert_no_growth(before, usages[1][pid], who)
     for outcome in outcomes:
         assert outcome.error is None, outcome.trace
-        (before, *counts_before), (after, *counts_after) = outcome.value
-        assert after - before < 4 * MEBIBYTE
-        assert counts_after == counts_before
+        _assert_no_growth(*outcome.value, f"rank {outcome.rank}")
+
+
+def _assert_no_growth(before: Usage, after: Usage, who: str) -> None:
+    assert after.resident - before.resident < 4 * MEBIBYTE, who
+    assert (after.descriptors, after.threads) == (before.descriptors, before.threads), who
 
 
 def _many_keys(rank: int, world: int, addresses: list[str], job: str) -> Any:
-    with _join(rank, world, addresses, job) as group:
+    with join(rank, world, addresses, job) as group:
         for start in range(0, 10_000, 500):
             works = [
                 group.all_reduce(np.full(10, n, np.int32), key=f"key{n}")
@@ -78,12 +79,12 @@ def _many_keys(rank: int, world: int, addresses: list[str], job: str) -> Any:
             for n, work in enumerate(works, start):
                 assert work.wait(60)[0] == world * n
 
-        def held() -> int:
-            return sum(lane["held_bytes"] for lane in group.stats()["reducers"])
+        def total(field: str) -> int:
+            return sum(lane[field] for lane in group.stats()["reducers"])
 
-        wait_until(lambda: held() == 0, 10, "results are freed once all ranks hold them")
-        open_rounds = sum(lane["open_rounds"] for lane in group.stats()["reducers"])
-    return open_rounds, threading.active_count()
+        wait_until(lambda: total("held_bytes") == 0, 10, "results that all ranks hold are freed")
+        wait_until(lambda: total("keys") == 0, 10, "idle keys are forgotten")
+        return total("open_rounds"), threading.active_count()
 
 
 def test_ten_thousand_keys_used_once_leave_nothing_behind(addresses: list[str]) -> None:
@@ -120,9 +121,10 @@ def test_ranks_may_submit_keys_in_any_order_with_the_least_room() -> None:
     Without grants it stops at once: tests/unit/test_flow_control.py.
     """
     with Daemon("--memory", str(LEAST_MEMORY), "--credit", str(MEBIBYTE)) as daemon:
-        before = daemon.rss()
+        (lane,) = daemon.lane_pids()
+        before = usage(lane).resident
         run_ranks(4, _any_order, [daemon.address], "orders", 200, timeout=590)
-        assert daemon.rss() - before < 1.1 * LEAST_MEMORY + 8 * MEBIBYTE
+        assert peak_resident(lane) - before < 1.1 * LEAST_MEMORY
 
 
 class _Logged(logging.Handler):
@@ -143,7 +145,7 @@ def _block_in_conflict(
 ) -> tuple[str, str, list[str]]:
     first, second = ("a", "b")[:: 1 if rank == 0 else -1]
     logged = _Logged("reducer_client")
-    with _join(rank, world, addresses, job) as group:
+    with join(rank, world, addresses, job) as group:
         with pytest.raises(reducer_client.RoundTimeoutError) as caught:
             group.all_reduce(np.ones(3), key=first).wait(4)
         tell("timed out")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +17,10 @@ import pytest
 
 import reducer_client
 from reducer_client import ClosedError, Group, Work
-from tests.support.cluster import environment
-from tests.support.ranks import run_ranks, start_ranks
+from tests.support.arrays import DTYPES, OPS, expected, sample
+from tests.support.cluster import WITHOUT_NATIVE, Daemon, environment
+from tests.support.ranks import join, run_ranks, start_ranks
 from tests.support.wait import wait_until
-
-
-def _join(rank: int, world: int, addresses: list[str], job: str) -> Group:
-    return reducer_client.connect(
-        addresses, job=job, rank=rank, world_size=world, connect_timeout=60
-    )
 
 
 def _many_threads(rank: int, world: int, addresses: list[str], job: str) -> int:
@@ -38,7 +37,7 @@ def _many_threads(rank: int, world: int, addresses: list[str], job: str) -> int:
             if not np.all(work.wait(60) == total):
                 wrong.append((thread, turn, work))
 
-    with _join(rank, world, addresses, job) as group:
+    with join(rank, world, addresses, job) as group:
         threads = [threading.Thread(target=submit, args=(group, n)) for n in range(8)]
         for thread in threads:
             thread.start()
@@ -54,7 +53,7 @@ def test_many_threads_keep_many_works_in_flight(addresses: list[str], job: str) 
 
 def _sum_of_job(rank: int, world: int, addresses: list[str], job: str) -> None:
     value = sum(job.encode())
-    with _join(rank, world, addresses, job) as group:
+    with join(rank, world, addresses, job) as group:
         for turn in range(30):
             result = group.all_reduce(np.full(5000, value + turn), key="same").wait(60)
             assert np.all(result == world * (value + turn))
@@ -80,7 +79,7 @@ def test_callbacks_run_on_a_thread_that_ends_with_the_group(addresses: list[str]
         nested = group.all_reduce(work.wait(0), key="nested").wait(10)
         seen.append((nested.sum(), threading.current_thread().name))
 
-    with _join(0, 1, addresses, job) as group:
+    with join(0, 1, addresses, job) as group:
         assert set(threading.enumerate()) == before
         for n in range(50):
             group.all_reduce(np.full(10, n), on_done=note)
@@ -90,9 +89,27 @@ def test_callbacks_run_on_a_thread_that_ends_with_the_group(addresses: list[str]
     assert set(threading.enumerate()) == before
 
 
+def test_an_idle_group_burns_no_time(solo: Group) -> None:
+    solo.barrier()
+    started, used = time.monotonic(), time.process_time()
+    wait_until(lambda: time.monotonic() - started > 1, 5, interval=0.25)
+    assert time.process_time() - used < 0.05
+
+
+def test_the_threads_of_an_engine_leave_signals_to_the_program(solo: Group) -> None:
+    blocked = []
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text(encoding="ascii") == "ors-engine\n":
+            status = (task / "status").read_text(encoding="ascii")
+            blocked.append(int(status.partition("SigBlk:")[2].split()[0], 16))
+    assert len(blocked) == 1
+    for number in (signal.SIGINT, signal.SIGTERM):
+        assert blocked[0] & 1 << (number - 1), number.name
+
+
 def test_closing_fails_what_will_never_come_and_calls_back(addresses: list[str], job: str) -> None:
     failed: list[Any] = []
-    group = _join(0, 1, addresses, job)
+    group = join(0, 1, addresses, job)
     group.all_reduce(np.ones(2), on_done=lambda work: failed.append(work.exception()))
     wait_until(lambda: len(failed) == 1, 10)
     group.close()
@@ -138,8 +155,25 @@ def test_ranks_without_a_run_id_take_that_of_rank_0(addresses: list[str], job: s
     assert len(ids[0]) >= 8
 
 
+def _sums(rank: int, world: int, addresses: list[str], job: str) -> None:
+    with join(rank, world, addresses, job) as group:
+        for dtype in DTYPES:
+            parts = [sample(dtype, 10_007, (dtype.name, r)) for r in range(world)]
+            for op in OPS:
+                result = group.all_reduce(parts[rank], op=op).wait(60)  # type: ignore[arg-type]
+                assert result.tobytes() == expected(op, parts).tobytes(), (dtype, op)
+
+
+def test_a_daemon_without_native_kernels_gives_the_same_bits(tmp_path: Path, job: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_NATIVE, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    with Daemon(env={"PYTHONPATH": path}) as daemon:
+        run_ranks(2, _sums, [daemon.address], job)
+        assert 'reducer_kernel_info{impl="numpy"} 1.0' in daemon.get("/metrics")[1]
+
+
 def _run_id(rank: int, world: int, addresses: list[str], job: str) -> str:
-    with _join(rank, world, addresses, job) as group:
+    with join(rank, world, addresses, job) as group:
         return group.run_id
 
 

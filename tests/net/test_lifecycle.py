@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.cluster import Daemon, alive, environment, run_cli
+from tests.support.cluster import WITHOUT_NATIVE, Daemon, alive, environment, run_cli
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
@@ -189,10 +189,8 @@ def test_a_dead_lane_ends_the_daemon_with_the_reason() -> None:
 
 
 def test_a_lane_that_cannot_start_ends_the_daemon_with_the_reason() -> None:
-    broken = "class Finder:\n    def find_spec(self, name, *rest):\n"
-    broken += "        if name == 'reducer.kernels._native': raise ImportError('not built')\n"
-    broken += "import sys; sys.meta_path.insert(0, Finder())\n"
-    ended = run_with_site(broken, "serve", "--require-native", "--port", "0", "--metrics-port", "0")
+    options = ("--require-native", "--port", "0", "--metrics-port", "0")
+    ended = run_with_site(WITHOUT_NATIVE, "serve", *options)
     assert ended.returncode == 1
     assert ended.stdout == ""
     assert "native kernels are required" in ended.stderr

@@ -16,11 +16,20 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
+
+# A sitecustomize that hides the native kernels from every process of a daemon.
+WITHOUT_NATIVE = """
+import sys
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "reducer.kernels._native": raise ImportError("not built")
+sys.meta_path.insert(0, Finder())
+"""
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -129,7 +138,11 @@ class Daemon:
 
     def rss(self) -> int:
         """Resident bytes of the daemon and its lanes."""
-        return sum(resident(pid) for pid in [self.pid, *self.lane_pids()])
+        return sum(used.resident for used in self.usages().values())
+
+    def usages(self) -> dict[int, Usage]:
+        """What the daemon and each of its lanes hold, by pid."""
+        return {pid: usage(pid) for pid in [self.pid, *self.lane_pids()]}
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -178,10 +191,29 @@ class Daemon:
             sys.stderr.write(self.log)
 
 
-def resident(pid: int) -> int:
-    """RSS in bytes."""
+class Usage(NamedTuple):
+    """What a process holds: resident bytes, descriptors, threads (those of C++ too)."""
+
+    resident: int
+    descriptors: int
+    threads: int
+
+
+def usage(pid: int) -> Usage:
+    """What the process holds now."""
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
+    return Usage(
+        pages * resource.getpagesize(),
+        len(os.listdir(f"/proc/{pid}/fd")),
+        len(os.listdir(f"/proc/{pid}/task")),
+    )
+
+
+def peak_resident(pid: int) -> int:
+    """The most bytes that the process ever had resident (VmHWM)."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["VmHWM"].removesuffix("kB")) << 10
 
 
 def alive(pid: int) -> bool:

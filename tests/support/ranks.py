@@ -15,6 +15,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import reducer_client
+from reducer_client import Group
+
 _PR_SET_PDEATHSIG = 1
 _SPAWN = multiprocessing.get_context("spawn")
 # One helper process of multiprocessing lives as long as ours: it is there before any test counts.
@@ -46,6 +49,7 @@ class RunningRanks:
         for process, connection in self._started:
             process.kill()
             process.join()
+            process.close()
             connection.close()
 
     def pid(self, rank: int) -> int:
@@ -110,6 +114,12 @@ class Tell:
 
     def hear(self) -> Any:
         return self._connection.recv()
+
+
+def join(rank: int, world_size: int, addresses: list[str], job: str, **options: Any) -> Group:
+    """``reducer_client.connect`` as ranks call it, with time for a busy machine."""
+    options.setdefault("connect_timeout", 60)
+    return reducer_client.connect(addresses, job=job, rank=rank, world_size=world_size, **options)
 
 
 def start_ranks(

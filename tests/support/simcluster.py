@@ -69,6 +69,17 @@ class SimCluster:
     def join(self) -> None:
         self.pump(lambda: all(state.joined for state in self.states))
 
+    def leave(self) -> None:
+        """Every rank says BYE once its results are stable everywhere, and closes."""
+        for state in self.states:
+            state.leave(self.now)
+        self.pump(lambda: all(state.left for state in self.states))
+        while self.step():
+            pass
+        for session in self.sessions.values():
+            session.lose()
+        self.sessions.clear()
+
     def pump(self, until: Callable[[], bool], idle_seconds: float = 2.0) -> None:
         """Move bytes until `until()`.
 

@@ -13,6 +13,7 @@ from reducer.errors import InternalError
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, ErrorCode, Flag, MessageKind, ReduceOp
 from reducer.wire.keys import key_id, position
+from tests.support.keys import SAME_ID
 from tests.support.scripted import Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -272,6 +273,20 @@ def test_a_job_has_its_share_of_keys() -> None:
     for name in "abcd":
         workers[0].announce(name)
     assert workers[0].error().code == ErrorCode.QUOTA
+
+
+def test_two_names_of_one_id_are_refused_and_named() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    first, second = SAME_ID
+    assert key_id(first) == key_id(second)
+    for worker, name in zip(workers, SAME_ID, strict=True):
+        worker.announce(name)
+    error = workers[1].error()
+    assert error.code == ErrorCode.PROTOCOL
+    assert repr(first) in error.message and repr(second) in error.message
+    assert "rename one of them" in error.message
+    assert workers[0].session.closed is None
 
 
 # --- what stays, what goes ----------------------------------------------------------------------

@@ -75,8 +75,9 @@ def violations(module: str, tree: ast.Module) -> Iterator[str]:
             yield f"{module} imports {name}: only {TORCH_IMPORTERS} know torch"
     if module not in ENVIRONMENT_READERS:
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv"):
-                yield f"{module}, line {node.lineno}: {node.attr} outside a config module"
+            name = getattr(node, "attr", getattr(node, "id", ""))
+            if name in ("environ", "environb", "getenv"):
+                yield f"{module}: {name} outside a config module"
 
 
 def test_imports_keep_the_layers() -> None:
@@ -104,6 +105,7 @@ def test_importing_reducer_is_cheap() -> None:
         ("reducer_client.group", "import torch"),
         ("reducer_client.group", "import os\nos.environ['A']"),
         ("reducer.server.lane", "import os\nos.getenv('A')"),
+        ("reducer.server.lane", "from os import environ\nenviron['A']"),
     ],
 )
 def test_a_broken_rule_is_found(module: str, source: str) -> None:

@@ -1,7 +1,8 @@
 """Real engine states against real lanes, in this process: the bits of every result.
 
-Every world size, number of reducers and lanes; every dtype and op; odd sizes; and arrival orders
-and cuts of the stream that are drawn from a seed. The oracle is tests/support/oracle.py.
+In full: every world size with every number of reducers and lanes, and with each of these every
+dtype and op. Sampled: sizes, chunk tables, arrival orders and cuts of the stream, which the seed
+picks for each case. The oracle is tests/support/oracle.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ WORLDS = (1, 2, 3, 5, 8)
 PLACES = [(1,) * 1, (2,), (1, 1), (2, 2), (1, 1, 1), (2, 2, 2)]
 SEEDS = 20
 SIZES = (0, 1, 2, 3, 31, 63, 64, 65, 255, 1_000, 1_025, 2_049, 4_099, 10_007)
+# Bytes; about 100 KB to 1 MiB.
+LARGE_BYTES = (100_008, 131_088, 196_616, 262_136, 393_240, 1_048_584)
 TABLES: list[ChunkTable] = [
     ((0, 4_096),),
     ((0, 64), (256, 1_024), (8_192, 8_192)),
@@ -61,21 +64,39 @@ def all_reduces(
             assert result.tobytes() == expected, (dtype.name, op.name, count, rank)
 
 
+def cases_of(seed: int) -> list[tuple[DType, ReduceOp, int]]:
+    """Every dtype and op at one of the small sizes, and three of them at a large and odd one."""
+    cases = [
+        (dtype, op, SIZES[(number + seed) % len(SIZES)]) for number, (dtype, op) in enumerate(CASES)
+    ]
+    for number in range(3 * seed, 3 * seed + 3):
+        dtype, op = CASES[number % len(CASES)]
+        size = LARGE_BYTES[number % len(LARGE_BYTES)]
+        cases.append((dtype, op, size // np.dtype(oracle.NUMPY_DTYPES[dtype]).itemsize | 1))
+    return cases
+
+
+def test_the_seeds_give_every_dtype_and_op_all_small_sizes_and_a_large_one() -> None:
+    found = {case for seed in range(SEEDS) for case in cases_of(seed)}
+    assert found >= {(dtype, op, size) for dtype, op in CASES for size in SIZES}
+    assert {(dtype, op) for dtype, op, size in found if size > max(SIZES)} == set(CASES)
+
+
 @pytest.mark.parametrize("lanes_by_slot", PLACES, ids=str)
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_dtype_op_and_size_in_twenty_arrival_orders(
     world: int, lanes_by_slot: tuple[int, ...]
 ) -> None:
+    """Each of 20 orders carries every dtype and op, at one of the sizes each.
+
+    Over the seeds every dtype and op meets all small sizes, once or twice, and one large one.
+    """
     for seed in range(SEEDS):
         cluster = SimCluster(
             world, lanes_by_slot, TABLES[seed % len(TABLES)], seed, credit=64 << 10
         )
         cluster.join()
-        cases = [
-            (dtype, op, SIZES[(number + seed) % len(SIZES)])
-            for number, (dtype, op) in enumerate(CASES)
-        ]
-        all_reduces(cluster, cases, seed, order_seed=seed + 1_000)
+        all_reduces(cluster, cases_of(seed), seed, order_seed=seed + 1_000)
         cluster.settle(0.6)
         assert cluster.held == 0, "every result is stable: no buffer may be left"
 
@@ -102,14 +123,16 @@ def test_a_reducer_on_the_numpy_kernels_gives_the_same_bits(world: int) -> None:
 
 @pytest.mark.parametrize("dtype", oracle.NUMPY_DTYPES, ids=lambda dtype: dtype.name)
 def test_five_mebibytes_and_an_odd_rest(dtype: DType) -> None:
+    """Every op, each with another world size, place and arrival order; not all combinations."""
     item = np.dtype(oracle.NUMPY_DTYPES[dtype]).itemsize
     count = (5 << 20) // item + 1
-    for world, lanes_by_slot in ((2, (1,)), (3, (2, 1)), (8, (1, 1, 1))):
-        cluster = SimCluster(world, lanes_by_slot, ((0, 131_072),), seed=world)
+    for number, op in enumerate(oracle.OPS):
+        turn = int(dtype) + number
+        world, place = WORLDS[turn % len(WORLDS)], PLACES[turn % len(PLACES)]
+        cluster = SimCluster(world, place, ((0, 131_072),), seed=5 * int(dtype) + number)
         cluster.cut = 1 << 20
         cluster.join()
-        op = oracle.OPS[(int(dtype) + world) % len(oracle.OPS)]
-        all_reduces(cluster, [(dtype, op, count)], seed=world, order_seed=0)
+        all_reduces(cluster, [(dtype, op, count)], seed=number, order_seed=0)
 
 
 @pytest.mark.parametrize("lanes_by_slot", [(1,), (2, 2), (1, 2, 1)], ids=str)
