@@ -44,8 +44,8 @@ from reducer.wire.keys import position
 
 MAX_STALLS = 16
 MAX_LATE = 64
-# DESCRIBE and ABANDON need no credit, but leave a record; a program waits long before this.
-MAX_ROUNDS_OF_A_KEY = 16_384
+# Contributions are bounded by credit; the records that DESCRIBE and ABANDON leave, by this.
+MAX_UNPAID_ROUNDS = 1_024
 # Sums of float16 in float64 are exact (at most 8,192 ranks), so their order is free (law 2).
 _ORDER_FREE = frozenset(((int(ReduceOp.SUM), int(DType.FLOAT16)),
                          (int(ReduceOp.MEAN), int(DType.FLOAT16))))  # fmt: skip
@@ -160,7 +160,9 @@ class Job:
             raise ProtocolError(f"rank {rank} described a round to a lane that does not judge it")
         out: list[Output] = []
         key = self.keys.open(header.key, now)
-        if position(header.round, 0) < key.stable:
+        known = header.round in key.rounds
+        # A description only makes a verdict come sooner: too many of them are not kept.
+        if position(header.round, 0) < key.stable or not (known or _has_room(key)):
             self.keys.maybe_idle(key)
             return out
         round_ = self._round(key, header, plan, now)
@@ -184,11 +186,6 @@ class Job:
         return round_
 
     def _new_round(self, key: KeyProgress, number: int, now: float) -> Round:
-        if len(key.rounds) >= MAX_ROUNDS_OF_A_KEY:
-            raise QuotaError(
-                f"key {key.label} has {len(key.rounds):,} rounds under way on this lane, which is "
-                "the limit: wait for some of them"
-            )
         job = (self.name, self.run_id)
         round_ = key.rounds[number] = Round(job, key.id, number, self.world_size, now)
         return round_
@@ -376,10 +373,18 @@ class Job:
         """ABANDON: the rank has given up a round; it settles what it has sent of it."""
         out: list[Output] = []
         key = self.keys.open(header.key, now)
-        if position(header.round + 1, 0) <= key.stable:
-            self.keys.maybe_idle(key)
-            return out
-        round_ = key.rounds.get(header.round) or self._new_round(key, header.round, now)
+        # Known rounds first: a rank that had no part in one here may have passed it already.
+        round_ = key.rounds.get(header.round)
+        if round_ is None:
+            if position(header.round + 1, 0) <= key.stable:
+                self.keys.maybe_idle(key)
+                return out
+            if not _has_room(key):
+                raise QuotaError(
+                    f"rank {rank} abandons more than {MAX_UNPAID_ROUNDS:,} rounds of key "
+                    f"{key.label} that this lane does not know"
+                )
+            round_ = self._new_round(key, header.round, now)
         if not round_.void:
             self._void(round_, out)
         self.ledger.settle(rank, round_.owed.pop(rank, 0))
@@ -498,3 +503,8 @@ class Job:
         self.keys.clear()
         self.open.clear()
         return out
+
+
+def _has_room(key: KeyProgress) -> bool:
+    """Whether one more round of the key may be recorded without a contribution."""
+    return len(key.rounds) < MAX_UNPAID_ROUNDS

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reducer.core.job import MAX_UNPAID_ROUNDS
 from tests.support.simcluster import SimCluster, StuckError
 
 CHUNK = 64 << 10
@@ -104,3 +105,21 @@ def test_credit_is_whole_again_after_every_round() -> None:
         assert counters["staging_bytes"] == 0
         assert counters["open_rounds"] == 0
         assert counters["keys"] == 0
+
+
+def test_thousands_of_rounds_of_one_key_may_be_under_way() -> None:
+    """More than the lane keeps descriptions of, under the smallest credit."""
+    rounds = 3 * MAX_UNPAID_ROUNDS
+    cluster = SimCluster(2, (1,), ((0, 4_096),), credit=4_096)
+    cluster.cut = 1 << 20
+    cluster.join()
+    ones = np.ones(1, np.float32)
+    targets = [np.zeros((rounds, 1), np.float32) for _ in range(2)]
+    operations = [
+        cluster.submit(rank, "x", ones, targets[rank][number])
+        for rank in range(2)
+        for number in range(rounds)
+    ]
+    cluster.finish(operations)
+    assert all((target == 2).all() for target in targets)
+    assert all(operation.error is None for operation in operations)
