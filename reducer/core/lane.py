@@ -148,10 +148,10 @@ class Lane:
         except PEER_ERRORS as error:
             if event.buffer is not None:
                 out.append(Free(event.buffer))
-            out += self._failed(peer, error)
+            out += self._failed(peer, error, now)
         return out
 
-    def _failed(self, peer: Session, error: ReductionError) -> list[Output]:
+    def _failed(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
         """A contribution could not be taken: end the session, or the job where that is the law."""
         job = peer.job
         if peer.state == SessionState.CLOSED or job is None:
@@ -160,7 +160,7 @@ class Lane:
             return self._fail(job, ErrorCode.PEER_LOST, str(error), job.departed, "left")
         if isinstance(error, IntegrityError):
             return self._fail(job, ErrorCode.INTEGRITY, str(error), peer.rank, "integrity")
-        return self._refuse(peer, error)
+        return self._refuse(peer, error, now)
 
     def _reduced(self, event: events.Reduced, now: float) -> list[Output]:
         run = self._runs.get(event.chunk.round.job)
@@ -185,13 +185,13 @@ class Lane:
                 raise ProtocolError(f"{peer} sent {kind}, which only lanes send")
             if event.header.kind != MessageKind.HELLO and peer.job is None:
                 if event.header.kind in (MessageKind.ERROR, MessageKind.BYE):
-                    return self._close(peer, "left before it joined")
+                    return self._close(peer, "left before it joined", now)
                 if event.header.kind == MessageKind.HEARTBEAT:
                     return []
                 raise ProtocolError(f"{peer} sent frames before the welcome")
             return handler(peer, event, now)
         except PEER_ERRORS as error:
-            return self._refuse(peer, error)
+            return self._refuse(peer, error, now)
 
     def _hello(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         hello = messages.decode(messages.Hello, event.payload or b"")
@@ -201,9 +201,10 @@ class Lane:
             raise UnavailableError(f"this reducer is draining ({self._draining})")
         run = self._runs.get((hello.job, hello.run_id))
         if run is not None and self._is_dead(run, hello):
-            return [*self._end(run), *self._hello(peer, event, now)]
+            # From the top: what the end gives back must not be lost if the hello is refused.
+            return [*self._end(run), *self._control(event, now)]
         if run is not None:
-            return self._rejoin(run, peer, hello)
+            return self._rejoin(run, peer, hello, now)
         forming = self._forming.get(hello.job)
         if forming is None:
             if len(self._forming) + len(self._runs) >= self._settings.max_jobs:
@@ -242,7 +243,7 @@ class Lane:
         except PEER_ERRORS as error:
             out: list[Output] = []
             for session in list(forming.sessions.values()):
-                out += self._refuse(self._sessions[session], error)
+                out += self._refuse(self._sessions[session], error, now)
             return out
         place = Place(forming.slot, forming.reducers, settings.lane, settings.lanes)
         job = Job(
@@ -265,7 +266,7 @@ class Lane:
         )  # fmt: skip
         return self._send(welcome, sessions)
 
-    def _rejoin(self, run: Run, peer: Session, hello: messages.Hello) -> list[Output]:
+    def _rejoin(self, run: Run, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
         """A complete run admits only its own members, back on a new connection."""
         job = run.job
         if run.incarnations.get(hello.rank) != hello.incarnation or hello.rank in run.left:
@@ -276,7 +277,7 @@ class Lane:
         out: list[Output] = []
         old = job.sessions[hello.rank]
         if old is not None:
-            out += self._close(self._sessions[old], "replaced by a new connection")
+            out += self._close(self._sessions[old], "replaced by a new connection", now)
         run.seat(peer, hello.rank)
         return [*out, self._welcome(job, (peer.id,))]
 
@@ -300,7 +301,7 @@ class Lane:
     def _error(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         message = messages.decode(messages.Error, event.payload or b"")
         self._note_loss(peer, now, f"failed: {message.message}")
-        return self._close(peer, message.message)
+        return self._close(peer, message.message, now)
 
     def _bye(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         """The rank leaves cleanly; whatever still needs it is lost."""
@@ -354,7 +355,7 @@ class Lane:
         peer = self._sessions.get(event.session)
         return [] if peer is None else self._refuse(peer, event.error, now)
 
-    def _refuse(self, peer: Session, error: ReductionError, now: float = -1.0) -> list[Output]:
+    def _refuse(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
         """ERROR to one session, and the end of it."""
         if peer.state == SessionState.CLOSED:
             return []
@@ -364,9 +365,9 @@ class Lane:
             self._unjoin(peer, peer.forming)
         return [log, self._send(message, (peer.id,)), *self._close(peer, str(error), now)]
 
-    def _close(self, peer: Session, reason: str, now: float = -1.0) -> list[Output]:
+    def _close(self, peer: Session, reason: str, now: float) -> list[Output]:
         if peer.state == SessionState.READY:
-            self._note_loss(peer, now if now >= 0 else peer.heard_at, reason)
+            self._note_loss(peer, now, reason)
         peer.state = SessionState.CLOSED
         return [Close(peer.id, reason)]
 
@@ -444,7 +445,7 @@ class Lane:
                 text = f"nothing was heard of {peer} for {silent:.1f} s"
                 out += self._refuse(peer, PeerLostError(text), now - settings.lost_grace)
             elif peer.state == SessionState.LEFT and silent > settings.silence:
-                out += self._close(peer, "has left and does not close")
+                out += self._close(peer, "has left and does not close", now)
         return out
 
     def _drain(self, event: events.Drain, now: float) -> list[Output]:

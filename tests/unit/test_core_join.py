@@ -209,3 +209,15 @@ def test_a_run_id_may_be_used_again_as_soon_as_all_have_gone() -> None:
     again = [Scripted(lane, rank, 2, run_id="run", incarnation=b"n" * 16) for rank in range(2)]
     assert {welcome(worker).run_id for worker in again} == {"run"}
     assert lane.core.snapshot()["reserved_bytes"] == 4 * (4 << 20) + 4 * 2 * 4_096
+
+
+def test_what_a_dead_run_held_is_freed_even_if_its_successor_is_refused() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    workers[0].contribute(Spec(), data=bytes(32))
+    for worker in workers:
+        worker.session.lose()
+    refused = Scripted(lane, 5, 2, run_id="run", incarnation=b"n" * 16)
+    assert refused.error().code == ErrorCode.JOIN
+    assert not lane.held
+    assert lane.core.snapshot()["reserved_bytes"] == 0
