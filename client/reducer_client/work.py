@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -46,7 +46,6 @@ class Work(Generic[T]):
         self._operations = tuple(operations)
         self._result = result
         self._failure: ReducerError | None = None
-        self._callback: Callable[[Work[T]], None] | None = None
         self.key = key
 
     def __repr__(self) -> str:

@@ -54,11 +54,6 @@ class Decoder:
         """Whether the stream ended here would cut a frame."""
         return self._filled > 0 or self._header is not None
 
-    @property
-    def pending(self) -> Header | None:
-        """The header whose payload is still being read."""
-        return self._header
-
     def get_buffer(self) -> memoryview:
         if self._header is None:
             return self._scratch[self._filled :]

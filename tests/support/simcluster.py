@@ -62,6 +62,8 @@ class SimCluster:
             for rank in range(world_size)
         ]
         self.sessions: dict[tuple[int, int, int], SimSession] = {}
+        # Lanes that hold so many bytes stop reading: what the reserved room is there to prevent.
+        self.stop_reading_at: int | None = None
         self.cut = 0  # most bytes that move at once; 0: drawn for every move
 
     # --- driving --------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ class SimCluster:
         self.random.shuffle(links)
         for (rank, reducer, lane), session in links:
             state = self.states[rank]
-            if session.closed is None:
+            if session.closed is None and self._reads(reducer, lane):
                 data = state.outgoing(reducer, lane, self._limit(), self.now)
                 if data:
                     session.send(data)
@@ -138,6 +140,11 @@ class SimCluster:
                 del self.sessions[rank, reducer, lane]
                 moved = True
         return moved
+
+    def _reads(self, reducer: int, lane: int) -> bool:
+        limit = self.stop_reading_at
+        held = self.lanes[reducer, lane].held
+        return limit is None or sum(len(buffer.view) for buffer in held) < limit
 
     def _limit(self) -> int:
         return self.cut or self.random.choice((1 << 20, 1 << 17, 40_000, 5_000, 77))

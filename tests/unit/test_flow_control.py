@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +16,17 @@ KEYS = 8
 CHUNKS = 8
 
 
-def run_in_own_orders(seed: int, **lane_settings: Any) -> SimCluster:
+# The least room that 4 ranks can have: one chunk of credit and one of grant for each.
+LEAST = (4 + 2) * 2 * CHUNK
+
+
+def run_in_own_orders(
+    seed: int, credit: int = CHUNK, budget: int = LEAST, stop_reading_at: int | None = None
+) -> SimCluster:
     """4 ranks submit 8 keys, each in its own random order, with the smallest window."""
     world = 4
-    least = (world + 2) * 2 * CHUNK
-    cluster = SimCluster(
-        world, (1,), ((0, CHUNK),), seed, budget=least, credit=CHUNK, **lane_settings
-    )
+    cluster = SimCluster(world, (1,), ((0, CHUNK),), seed, budget=budget, credit=credit)
+    cluster.stop_reading_at = stop_reading_at
     cluster.cut = 1 << 20
     cluster.join()
     values = np.ones(CHUNKS * CHUNK // 4, np.float32)
@@ -52,13 +55,23 @@ def test_two_hundred_random_orders_end_within_the_smallest_budget() -> None:
 def test_without_grants_the_same_orders_get_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: take the reserved room of the oldest round away."""
     monkeypatch.setattr("reducer.core.credits.Ledger.grant", lambda *_: False)
+    assert stuck_orders() >= 8
+
+
+def test_a_lane_that_stops_reading_instead_gets_stuck_on_the_same_orders() -> None:
+    """No credits (there is room for everything on paper), and no reads while the memory is full."""
+    assert stuck_orders(credit=1 << 30, budget=1 << 40, stop_reading_at=LEAST) >= 8
+
+
+def stuck_orders(**how: int) -> int:
+    """Of ten."""
     stuck = 0
     for seed in range(10):
         try:
-            run_in_own_orders(seed)
+            run_in_own_orders(seed, **how)
         except StuckError:
             stuck += 1
-    assert stuck >= 8
+    return stuck
 
 
 def test_a_round_larger_than_the_memory_of_the_lane() -> None:
