@@ -8,13 +8,15 @@ import random
 import numpy as np
 import pytest
 
+from reducer.core.job import MAX_UNPAID_ROUNDS
 from reducer.core.round import TRANSITIONS, Chunk, Phase, Round, Step
 from reducer.errors import InternalError
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, ErrorCode, Flag, MessageKind, ReduceOp
 from reducer.wire.keys import key_id, position
+from tests.support.frames import frame
 from tests.support.keys import SAME_ID
-from tests.support.scripted import Spec, join_all
+from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
 
@@ -183,6 +185,38 @@ def test_an_abandoned_round_restores_the_credit_of_what_was_sent() -> None:
     assert not lane.held
 
 
+def describe(worker: Scripted, spec: Spec) -> None:
+    worker.session.send(frame(worker.header(spec)._replace(kind=MessageKind.DESCRIBE)))
+
+
+def test_descriptions_leave_a_bounded_number_of_records() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    for number in range(MAX_UNPAID_ROUNDS + 10):
+        describe(workers[0], Spec(number=number))
+    for number in (3, MAX_UNPAID_ROUNDS + 5):  # kept, and not
+        describe(workers[1], Spec(number=number, count=9))
+    (refused,) = workers[0].read(MessageKind.REFUSED)
+    assert refused.header.round == 3
+    assert workers[0].session.closed is None
+    workers[0].abandon(Spec(number=MAX_UNPAID_ROUNDS + 7))
+    assert workers[0].error().code == ErrorCode.QUOTA
+
+
+def test_a_bug_of_ours_is_not_taken_for_the_peers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise InternalError("planted")
+
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    monkeypatch.setattr("reducer.core.job.Job.describe", broken)
+    with pytest.raises(InternalError, match="planted"):
+        describe(workers[0], Spec())
+    monkeypatch.setattr("reducer.core.job.Job.contributed", broken)
+    with pytest.raises(InternalError, match="planted"):
+        workers[1].contribute(Spec(), data=bytes(32))
+
+
 # --- flow control ---------------------------------------------------------------------------
 
 
@@ -212,6 +246,18 @@ def test_the_oldest_open_round_is_granted_to_a_rank_that_is_stuck() -> None:
     assert not workers[0].read(MessageKind.GRANT)  # its credit is free: no need of one
     workers[0].contribute(second, data=bytes(4_096))
     assert workers[0].results() == workers[1].results() == [bytes(4_096)]
+
+
+def test_ranks_whose_credit_lies_in_a_void_round_may_go_on_with_the_next() -> None:
+    """Rank 1 waits for `y` before it submits `x`, on which the others disagree."""
+    lane = SimLane(credit=4_096)
+    workers = join_all(lane, 3)
+    workers[0].contribute(Spec("x", count=1_024), data=bytes(4_096))
+    workers[2].contribute(Spec("x", count=8), data=bytes(32))
+    workers[1].contribute(Spec("y"), data=bytes(32))
+    for worker in (workers[0], workers[2]):
+        (grant,) = worker.read(MessageKind.GRANT)
+        assert grant.header.key == key_id("y")
 
 
 # --- what makes no sense ----------------------------------------------------------------------
