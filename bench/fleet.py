@@ -1,0 +1,200 @@
+"""Reducers and worker processes of a benchmark, on the hosts of a lab or on this machine.
+
+A worker is ``python -m MODULE`` that reads one JSON object (its case) from its standard input and
+prints JSON lines; what it writes to stderr goes through. All programs end with the fleet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from bench.netlab import Lab
+
+ROOT = Path(__file__).resolve().parents[1]
+_TICKS = os.sysconf("SC_CLK_TCK")
+_STOP_SECONDS = 10.0
+
+
+class Place(Protocol):
+    """Where programs run: a `Lab`, or `ThisMachine`."""
+
+    def address(self, host: str) -> str: ...
+    def command(self, host: str, arguments: Sequence[str]) -> list[str]: ...
+
+
+class ThisMachine:
+    """Every host is this machine's loopback, with the kernel's own congestion control."""
+
+    def address(self, host: str) -> str:
+        return "127.0.0.1"
+
+    def command(self, host: str, arguments: Sequence[str]) -> list[str]:
+        return list(arguments)
+
+
+class OneHost:
+    """Every host is the loopback of one namespace, where the lab sets the congestion control."""
+
+    def __init__(self, lab: Lab, host: str) -> None:
+        self._lab = lab
+        self._host = host
+
+    def address(self, host: str) -> str:
+        return "127.0.0.1"
+
+    def command(self, host: str, arguments: Sequence[str]) -> list[str]:
+        return self._lab.command(self._host, arguments)
+
+
+class FleetError(Exception):
+    """A program of the fleet failed; its own words are on stderr."""
+
+
+class Fleet:
+    """Starts programs and ends every one of them on exit."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._stack = ExitStack()
+        self._reducers: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def start_reducers(self, hosts: Sequence[str], *options: str, lanes: int = 1) -> list[str]:
+        """One ``reducer serve`` on each host; gives their addresses once they accept."""
+        started = [self._start_reducer(host, lanes, options) for host in hosts]
+        addresses = []
+        for host, daemon in zip(hosts, started, strict=True):
+            line = daemon.stdout.readline() if daemon.stdout else ""
+            if not line:
+                raise FleetError(f"the reducer on {host} did not start")
+            addresses.append(f"{self._place.address(host)}:{json.loads(line)['port']}")
+        self._reducers += started
+        return addresses
+
+    def run_workers(
+        self,
+        hosts: Sequence[str],
+        module: str,
+        cases: Sequence[Mapping[str, Any]],
+        seconds: float,
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Run one worker on each host, rank = position; gives (rank, line) as lines come.
+
+        Raises:
+            FleetError: a worker ended with an error, or they took longer than ``seconds`` between
+                two lines.
+        """
+        workers = [
+            self._start(host, [sys.executable, "-m", module], stdin=subprocess.PIPE)
+            for host in hosts
+        ]
+        for worker, case in zip(workers, cases, strict=True):
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps(case) + "\n")
+            worker.stdin.close()
+        yield from _lines(workers, seconds)
+
+    def reducer_cpu_seconds(self) -> float:
+        """User and system time of all reducers and their lanes since they started."""
+        return sum(cpu_seconds(daemon.pid, with_children=True) for daemon in self._reducers)
+
+    def _start_reducer(
+        self, host: str, lanes: int, options: Sequence[str]
+    ) -> subprocess.Popen[str]:
+        address = self._place.address(host)
+        command = [sys.executable, "-m", "reducer", "serve", "--host", address, "--port", "0"]
+        command += ["--metrics-port", "0", "--lanes", str(lanes), "--insecure"]
+        command += ["--log-level", "warning", *options]
+        return self._start(host, command)
+
+    def _start(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            self._place.command(host, command),
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=_environment(),
+            **options,
+        )
+        self._stack.callback(_stop, process)
+        return process
+
+
+def cpu_seconds(pid: int, with_children: bool = False) -> float:
+    """User and system time of a process, with that of its living children if wanted."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    total = (int(fields[11]) + int(fields[12])) / _TICKS
+    if with_children:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        total += sum(cpu_seconds(int(child), with_children=True) for child in children)
+    return total
+
+
+def _environment() -> dict[str, str]:
+    """Ours without REDUCER_*: a benchmark says what it measures."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("REDUCER_")}
+    paths = [str(ROOT), str(ROOT / "client"), kept.get("PYTHONPATH", "")]
+    kept["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    kept.setdefault("OMP_NUM_THREADS", "1")
+    return kept
+
+
+def _lines(
+    workers: Sequence[subprocess.Popen[str]], seconds: float
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Lines of all workers as they come, until every one has ended."""
+    with selectors.DefaultSelector() as selector:
+        for rank, worker in enumerate(workers):
+            selector.register(worker.stdout.fileno(), selectors.EVENT_READ, rank)  # type: ignore[union-attr]
+        rests = [b""] * len(workers)
+        while selector.get_map():
+            ready = selector.select(seconds)
+            if not ready:
+                waiting = sorted(key.data for key in selector.get_map().values())
+                raise FleetError(f"no word for {seconds:g} s; workers {waiting} are still running")
+            for key, _ in ready:
+                rank = key.data
+                piece = os.read(key.fd, 65_536)
+                if not piece:
+                    selector.unregister(key.fd)
+                    _check_end(rank, workers[rank])
+                    continue
+                *whole, rests[rank] = (rests[rank] + piece).split(b"\n")
+                for line in whole:
+                    yield rank, json.loads(line)
+
+
+def _check_end(rank: int, worker: subprocess.Popen[str]) -> None:
+    code = worker.wait(_STOP_SECONDS)
+    if code != 0:
+        raise FleetError(f"worker {rank} ended with code {code}")
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,286 @@
+"""Hosts with limited NICs on one machine: network namespaces around a bridge (root only).
+
+    with Lab({"w0": Nic("1gbit"), "r0": Nic("1gbit")}) as lab:
+        lab.popen("r0", ["reducer", "serve", "--host", lab.address("r0"), "--insecure"])
+
+    python -m bench.netlab --hosts 4 --rate 1gbit     # calibrate: what one TCP flow reaches
+    python -m bench.netlab --clean                    # remove what a killed run has left
+
+Each host is a namespace with ``eth0``; the bridge has a namespace of its own, so nothing of the
+machine's own network is touched, and deleting the namespaces deletes everything. A token bucket
+sits at **both** ends of every link, because a qdisc shapes only what leaves its device: the end in
+the host limits what it sends, the end at the bridge what it receives, incast included.
+
+Every host gets the same TCP congestion control, so it is alike for all programs that are compared.
+A namespace may only choose what the machine allows (``tcp_allowed_congestion_control``); the lab
+extends that list while it lives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+_PREFIX = "orslab"
+_ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+_AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+# A full frame of 1,514 bytes carries 1,448 bytes of TCP payload.
+PAYLOAD_SHARE = 1448 / 1514
+
+
+@dataclass(frozen=True)
+class Nic:
+    """``rate`` in tc's words (``1gbit``), None for no limit. The queue before it is ``limit``."""
+
+    rate: str | None = None
+    limit: str = "4mb"
+
+    @property
+    def bits_per_second(self) -> float | None:
+        """None where there is no limit. Raises ValueError for a rate that tc would not take."""
+        if self.rate is None:
+            return None
+        match = re.fullmatch(r"([0-9.]+)([kmg]?)bit", self.rate.lower())
+        if match is None:
+            raise ValueError(f"rate {self.rate!r}: expected a number with kbit, mbit or gbit")
+        return float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        bits = self.bits_per_second
+        return None if bits is None else bits / 8
+
+
+class LabError(Exception):
+    """The lab cannot be built here; says why."""
+
+
+class Lab:
+    """Builds the hosts on entry, deletes them on exit. Raises `LabError`."""
+
+    def __init__(self, hosts: Mapping[str, Nic], congestion: str = "cubic") -> None:
+        if len(hosts) > 250:
+            raise LabError(f"{len(hosts)} hosts: at most 250 have an address in one lab")
+        self.hosts = dict(hosts)
+        self.congestion = congestion
+        self._numbers = {host: number for number, host in enumerate(self.hosts, 1)}
+        self._allowed_before = ""
+
+    def __enter__(self) -> Lab:
+        _require_root()
+        clean()
+        _check_congestion(self.congestion)
+        self._allowed_before = _ALLOWED.read_text(encoding="ascii").strip()
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete the hosts. The programs in them should have ended: they lose their network."""
+        for name in _namespaces():
+            if name.startswith(self._namespace("")):
+                _run("ip", "netns", "delete", name)
+        if self._allowed_before:
+            _ALLOWED.write_text(self._allowed_before, encoding="ascii")
+
+    def address(self, host: str) -> str:
+        """The host's IPv4 address in the lab."""
+        return f"10.213.0.{self._numbers[host]}"
+
+    def command(self, host: str, arguments: Sequence[str]) -> list[str]:
+        """The command line that runs ``arguments`` on the host."""
+        return ["ip", "netns", "exec", self._namespace(host), *arguments]
+
+    def popen(self, host: str, arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Start a program on the host; ``ip`` becomes the program, so the pid is right."""
+        return subprocess.Popen(self.command(host, arguments), text=True, **options)
+
+    def _namespace(self, host: str) -> str:
+        return f"{_PREFIX}-{os.getpid()}-{host}"
+
+    def _build(self) -> None:
+        switch = self._namespace("switch")
+        _run("ip", "netns", "add", switch)
+        _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "bridge", "up")
+        allowed = f"{self._allowed_before} {self.congestion}"
+        _ALLOWED.write_text(allowed, encoding="ascii")
+        for host, nic in self.hosts.items():
+            self._add_host(host, nic, switch)
+
+    def _add_host(self, host: str, nic: Nic, switch: str) -> None:
+        name, port = self._namespace(host), f"port{self._numbers[host]}"
+        _run("ip", "netns", "add", name)
+        set_default = 'echo "$0" > /proc/sys/net/ipv4/tcp_congestion_control'
+        _run("ip", "netns", "exec", name, "sh", "-c", set_default, self.congestion)
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+        _run(
+            *("ip", "-n", switch, "link", "add", port, "type", "veth"),
+            *("peer", "name", "eth0", "netns", name),
+        )
+        _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+        _run("ip", "-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
+        _run("ip", "-n", name, "link", "set", "eth0", "up")
+        _limit(name, "eth0", nic)
+        _limit(switch, port, nic)
+
+
+def clean() -> None:
+    """Delete the namespaces of labs whose process is gone."""
+    for name in _namespaces():
+        match = re.match(rf"{_PREFIX}-(\d+)-", name)
+        if match and not Path("/proc", match[1]).exists():
+            _run("ip", "netns", "delete", name)
+
+
+def _limit(namespace: str, device: str, nic: Nic) -> None:
+    """256 KB of bucket do up to 1 Gbit/s: smaller ones throttle, larger ones let bursts by."""
+    bits = nic.bits_per_second
+    if bits is None:
+        return
+    burst = "256kb" if bits <= 1e9 else "512kb"
+    _run(
+        *("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"),
+        *("rate", str(nic.rate), "burst", burst, "limit", nic.limit),
+    )
+
+
+def _namespaces() -> list[str]:
+    folder = Path("/run/netns")
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def _require_root() -> None:
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        raise LabError(f"a lab needs {' and '.join(missing)} (Debian: apt-get install iproute2)")
+    if os.geteuid() != 0:
+        raise LabError("a lab makes network namespaces: run it as root")
+
+
+def _check_congestion(name: str) -> None:
+    available = _AVAILABLE.read_text(encoding="ascii").split()
+    if name not in available:
+        raise LabError(f"congestion control {name!r}: this kernel has {', '.join(available)}")
+
+
+def _run(*arguments: str) -> None:
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise LabError(f"`{' '.join(arguments)}`: {done.stderr.strip() or done.returncode}")
+
+
+def calibrate(lab: Lab, sender: str, receiver: str, seconds: float = 2.0) -> float:
+    """Bytes per second of payload that one TCP flow carries between two hosts."""
+    module = [sys.executable, "-m", "bench.netlab"]
+    sink = lab.popen(receiver, [*module, "--sink", lab.address(receiver)], stdout=subprocess.PIPE)
+    try:
+        assert sink.stdout is not None
+        port = _line(sink.stdout)
+        flood = f"{lab.address(receiver)}:{port}"
+        source = lab.popen(sender, [*module, "--flood", flood, "--seconds", str(seconds)])
+        rate = float(_line(sink.stdout))
+        source.wait(30)
+    finally:
+        sink.kill()
+        sink.wait()
+        if sink.stdout is not None:
+            sink.stdout.close()
+    return rate
+
+
+def _line(stream: IO[str]) -> str:
+    line = stream.readline()
+    if not line:
+        raise LabError("a calibration program ended without an answer")
+    return line.strip()
+
+
+def _sink(host: str) -> None:
+    with socket.create_server((host, 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        peer, _ = server.accept()
+        buffer = bytearray(1 << 20)
+        total = peer.recv_into(buffer)
+        # The bucket is full at first: what it lets by is not the rate.
+        started, skipped = time.perf_counter(), 0
+        while size := peer.recv_into(buffer):
+            total += size
+            if total < 4 << 20:
+                started, skipped = time.perf_counter(), total
+        print((total - skipped) / (time.perf_counter() - started), flush=True)
+        peer.close()
+
+
+def _flood(address: str, seconds: float) -> None:
+    host, _, port = address.rpartition(":")
+    data = bytes(1 << 16)
+    until = time.perf_counter() + seconds
+    with socket.create_connection((host, int(port))) as peer:
+        while time.perf_counter() < until:
+            peer.sendall(data)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Calibrate hosts with limited NICs.")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--congestion", default="cubic")
+    parser.add_argument("--clean", action="store_true", help="remove what killed runs have left")
+    parser.add_argument("--sink", help=argparse.SUPPRESS)
+    parser.add_argument("--flood", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    options = parser.parse_args()
+    if options.sink:
+        _sink(options.sink)
+        return 0
+    if options.flood:
+        _flood(options.flood, options.seconds)
+        return 0
+    try:
+        if options.clean:
+            _require_root()
+            clean()
+        else:
+            _calibrate_all(options)
+    except LabError as error:
+        sys.exit(f"netlab: {error}")
+    return 0
+
+
+def _calibrate_all(options: argparse.Namespace) -> None:
+    nic = Nic(options.rate)
+    names = [f"h{number}" for number in range(options.hosts)]
+    with Lab(dict.fromkeys(names, nic), options.congestion) as lab:
+        print(f"{options.rate} NICs, {options.congestion}; at best {PAYLOAD_SHARE:.1%} is payload")
+        for sender, receiver in itertools.pairwise(names):
+            rate = calibrate(lab, sender, receiver, options.seconds)
+            nominal = nic.bytes_per_second or rate
+            print(f"{sender} -> {receiver}: {rate / 1e6:8.1f} MB/s  {rate / nominal:6.1%}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
