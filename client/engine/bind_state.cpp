@@ -91,10 +91,11 @@ class PyState {
 
   std::unique_ptr<PyOperation> submit(int collective, int op, int dtype, bool wide,
                                       const std::string& key, int64_t root, uint64_t count,
-                                      nb::object source, nb::object target, bool notify) {
+                                      nb::object source, nb::object target, bool notify,
+                                      int32_t priority) {
     auto pins = std::make_shared<Pins>();
     const Submission submission = make_submission(collective, op, dtype, wide, key, root, count,
-                                                  source, target, notify, pins.get());
+                                                  source, target, notify, priority, pins.get());
     if (auto wrong = state_.check(submission)) throw nb::value_error(wrong->c_str());
     RoundRef round;
     if (auto failure = state_.submit(submission, now_, &round)) raise(*failure);
@@ -181,7 +182,8 @@ void bind_state(nb::module_& m) {
       .def("leave", &PyState::leave, nb::arg("now"))
       .def("submit", &PyState::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
-           nb::arg("source").none(), nb::arg("target").none(), nb::arg("notify") = false)
+           nb::arg("source").none(), nb::arg("target").none(), nb::arg("notify") = false,
+           nb::arg("priority") = 0)
       .def("take_reports", [](PyState& self) { return self.state().take_reports(); })
       .def("counters", [](PyState& self) { return self.state().counters(); })
       .def_prop_ro("joined", [](PyState& self) { return self.state().joined(); })

@@ -13,6 +13,12 @@
 #include "loop_connection.h"
 
 namespace ors {
+namespace {
+
+// Larger rounds are copied and sent at the same time, by two threads.
+constexpr uint32_t kInlineBytes = 32 << 10;
+
+}  // namespace
 
 Engine::Engine(Options options) : state_(std::move(options)) {
   state_.on_finished = [this](const OperationRef& operation) {
@@ -103,15 +109,34 @@ std::optional<Failure> Engine::submit(const Submission& submission, OperationRef
 void Engine::publish(const Submission& submission, const RoundRef& round) {
   for (uint32_t chunk = 0; chunk < round->plan.chunks(); ++chunk) {
     Staged staged = stage(*round, chunk, state_.options().rank, submission, state_.pool.get());
+    const bool small = round->plan.chunks() == 1 && staged.length <= kInlineBytes;
     bool sleeps = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       state_.ready(round, chunk, std::move(staged));
-      std::swap(sleeps, sleeping_);
+      sleeps = sleeping_;
+      if (!small) sleeping_ = false;  // it is woken once
     }
-    if (sleeps) wake();
+    if (sleeps && small) {
+      send_or_wake();
+    } else if (sleeps) {
+      wake();
+    }
     if (round->operation->done()) return;  // failed or refused: nobody needs the rest
   }
+}
+
+// If the thread sleeps, nobody holds the lock but submitters like this one; if one of them does, or
+// the thread has woken meanwhile, it is the thread that looks again before it sleeps.
+void Engine::send_or_wake() {
+  {
+    const std::unique_lock<std::mutex> io(io_mutex_, std::try_to_lock);
+    if (io.owns_lock()) {
+      pump_kicked(monotonic());
+      if (!more_) return;
+    }
+  }
+  wake();
 }
 
 OperationRef Engine::next_finished(double seconds) {

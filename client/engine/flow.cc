@@ -11,6 +11,13 @@ namespace {
 // Shorter than the time after which a lane forgets an idle key's name.
 constexpr double kNameLastsSeconds = 1.0;
 
+// What a round may have unanswered on one lane, in bytes and in chunks: more of it only waits in
+// queues on the way, before the chunks that others wait for. It binds no other round, so it cannot
+// tie ranks that began with different rounds (their room is the lane's credit): the rank that lacks
+// a round's lowest open chunk has nothing of that round unanswered.
+constexpr uint64_t kRoundWindow = 512 << 10;
+constexpr uint64_t kRoundWindowChunks = 4;
+
 }  // namespace
 
 void State::kick(Lane* lane) {
@@ -76,8 +83,8 @@ void State::fill(Lane* lane, double now) {
   if (added) lane->last_sent = now;
 }
 
-// The next share whose next chunk may go now: the granted round first, then in the order of
-// submission under the credit. Never one whose key has an earlier chunk for this lane.
+// The next share whose next chunk may go now: the granted round first, then by priority and order
+// of submission under the credit. Never one whose key has an earlier chunk for this lane.
 Share* State::next_share(Lane* lane, bool* on_grant) {
   const auto sendable = [](const Share* share) {
     const KeyLane* entry = share->key_lane;
@@ -91,10 +98,16 @@ Share* State::next_share(Lane* lane, bool* on_grant) {
     *on_grant = true;
     return granted;
   }
+  const auto in_window = [](const Share* share) {
+    const uint64_t window =
+        std::max(kRoundWindow, kRoundWindowChunks * share->round->plan.chunk_bytes());
+    return share->unanswered < window;
+  };
   auto& queue = lane->queue;
   while (!queue.empty() && queue.front().share->all_sent()) queue.pop_front();
   for (const Lane::Queued& queued : queue) {
     if (!sendable(queued.share)) continue;  // sent on a grant, or its submitter still copies
+    if (!in_window(queued.share)) continue;
     *on_grant = false;
     return lane->credit.fits(cost(queued.share)) ? queued.share : nullptr;
   }
@@ -142,7 +155,9 @@ void State::send_next(Lane* lane, Share* share, bool on_grant, double now) {
   Chunk& chunk = round->chunks[index];
   chunk.state = Chunk::State::kSent;
   chunk.on_grant = on_grant;
-  (on_grant ? lane->grant : lane->credit).used += round->plan.cost(index);
+  const uint64_t cost = round->plan.cost(index);
+  (on_grant ? lane->grant : lane->credit).used += cost;
+  share->unanswered += cost;
   unanswered_max_ = std::max(unanswered_max_, lane->credit.used + lane->grant.used);
   Header header = round_header(*round, kContribution);
   header.chunk = index;

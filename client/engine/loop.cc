@@ -14,8 +14,11 @@ namespace {
 constexpr double kTick = 0.05;      // seconds; finer than any deadline of ours needs
 constexpr double kDialTick = 0.01;  // look-ups and retries are polled
 constexpr double kTrimAfter = 5.0;
-constexpr double kGoodbye = 1.0;        // for the lanes to close after BYE
-constexpr size_t kFairBytes = 2 << 20;  // moved for one connection before the others' turn
+constexpr double kGoodbye = 1.0;       // for the lanes to close after BYE
+constexpr size_t kReadTurn = 2 << 20;  // bytes of one connection before the others' turn
+// Short, so that all lanes get a round's first chunks at once: a lane that gets its whole window
+// before the next gets a byte holds up the results of all lanes after it.
+constexpr size_t kWriteTurn = 128 << 10;
 constexpr int kMaxEvents = 64;
 
 }  // namespace
@@ -48,6 +51,7 @@ struct Engine::Sink final : FrameSink {
 
 void Engine::run() {
   (void)pthread_setname_np(pthread_self(), "ors-engine");
+  const std::lock_guard<std::mutex> io(io_mutex_);
   try {
     serve();
   } catch (const std::exception& error) {  // out of memory, most likely
@@ -118,31 +122,34 @@ void Engine::watch(Connection* c, bool write) {
 }
 
 void Engine::pump_kicked(double now) {
-  std::vector<Lane*> lanes;
+  due_.clear();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    lanes = state_.kicked();
+    if (!state_.has_kicked() && !more_) return;
+    const size_t n = connections_list_.size();
+    for (size_t i = 0; i < n; ++i) {  // each rank begins at another connection
+      Connection* c = connections_list_[(i + state_.options().rank) % n].get();
+      // A blocked one is pumped when the socket takes more.
+      const bool open = c->step == Connection::Step::kOpen && !c->watches_write;
+      if (open && (c->more || c->lane->kicked)) due_.push_back(c);
+    }
+    (void)state_.kicked();
   }
-  if (lanes.empty() && !more_) return;
   more_ = false;
-  const size_t n = connections_list_.size();
-  for (size_t i = 0; i < n; ++i) {  // each rank begins at another connection
-    Connection* c = connections_list_[(i + state_.options().rank) % n].get();
-    // A blocked one is pumped when the socket takes more.
-    if (c->step == Connection::Step::kOpen && !c->watches_write) pump(c, now);
-  }
+  for (Connection* c : due_) pump(c, now);
 }
 
 void Engine::pump(Connection* c, double now) {
   Sender& sender = c->lane->sender;
+  c->more = false;
   for (size_t moved = 0; c->fd >= 0 && !c->half_closed;) {
     if (sender.empty()) {
       const std::lock_guard<std::mutex> lock(mutex_);
       state_.fill(c->lane, now);
     }
     if (sender.empty()) return watch(c, false);
-    if (moved >= kFairBytes) {
-      more_ = true;
+    if (moved >= kWriteTurn) {
+      c->more = more_ = true;
       return;
     }
     struct iovec parts[Sender::kMaxPieces];
@@ -166,7 +173,7 @@ void Engine::pump(Connection* c, double now) {
 
 void Engine::read(Connection* c, double now) {
   Sink sink(this, c->lane, now);
-  for (size_t moved = 0; moved < kFairBytes;) {
+  for (size_t moved = 0; moved < kReadTurn;) {
     struct iovec parts[2];
     const int n = c->lane->receiver.prepare(parts);
     const size_t room = parts[0].iov_len + (n > 1 ? parts[1].iov_len : 0);
@@ -207,7 +214,9 @@ void Engine::wait_for_events(double now) {
   double patience = dialing() ? kDialTick : std::clamp(next_tick_ - now, 0.001, kTick);
   if (work) patience = 0;
   epoll_event events[kMaxEvents];
+  io_mutex_.unlock();
   const int n = ::epoll_wait(epoll_, events, kMaxEvents, static_cast<int>(patience * 1000 + 0.5));
+  io_mutex_.lock();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     sleeping_ = false;

@@ -2,13 +2,16 @@
 //
 // Law of locking. `mutex_` guards State; it is held for bookkeeping only, never across a system
 // call, nor a copy, a cast or a CRC of payload bytes.
-//  - The engine thread alone touches sockets, Receivers and Senders, brings frames into the State,
-//    fails it, and finishes operations. It reads and writes payloads without the mutex: a target
-//    stays valid until its operation is finished, which only this thread does, and staging memory
-//    is held by reference while it is being sent.
+//  - Who holds `io_mutex_` alone touches sockets, Receivers and Senders, brings frames into the
+//    State, fails it, and finishes operations. It reads and writes payloads without `mutex_`: a
+//    target stays valid until its operation is finished, which only it does, and staging memory is
+//    held by reference while it is being sent. That is the engine thread, but while it sleeps in
+//    epoll_wait a submitter may take `io_mutex_` to send a small round itself: a message of a few
+//    KiB is on its way before the thread would have woken up.
 //  - Any thread may submit: State::submit and State::ready under the mutex, stage() without it.
 //    Chunks are published one by one, so that sending overlaps the copy of the rest.
-//  - Order of locks: mutex_, then finished_mutex_, event_mutex_, an operation's or the pool's own.
+//  - Order of locks: io_mutex_, mutex_, then finished_mutex_, event_mutex_, an operation's or the
+//  pool's own.
 //    Nobody waits for the engine thread while holding any of them.
 //  - In a forked child no call takes a lock: fork_generation() is compared first, by the caller.
 #pragma once
@@ -74,6 +77,7 @@ class Engine {
 
   void open_event_loop();
   void publish(const Submission& submission, const RoundRef& round);
+  void send_or_wake();
   void run();
   void serve();
   void fail(ErrorCode code, const std::string& reason, const std::string& message);
@@ -110,12 +114,13 @@ class Engine {
   std::deque<OperationRef> finished_;
   bool finished_ended_ = false;
 
-  std::vector<std::unique_ptr<Connection>>
-      connections_list_;  // engine thread only, as what follows
+  std::mutex io_mutex_;
+  std::vector<std::unique_ptr<Connection>> connections_list_;  // by io_mutex_, as what follows
   double next_tick_ = 0;
   double half_closed_at_ = -1;
   bool trimmed_ = true;
-  bool more_ = false;  // some connection was left with work to do
+  bool more_ = false;             // some connection was left with work to do
+  std::vector<Connection*> due_;  // to be pumped now; kept for its memory
   int epoll_ = -1;
 
   std::mutex event_mutex_;

@@ -24,6 +24,7 @@ struct Engine::Connection {
   int fd = -1;
   bool watches_write = false;
   bool half_closed = false;
+  bool more = false;  // its turn ended with work to do
   std::shared_ptr<Lookup> lookup;
   size_t next_address = 0;
   double deadline = 0;  // of this attempt, or of the wait before the next

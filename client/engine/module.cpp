@@ -106,13 +106,13 @@ class PyEngine {
   }
 
   nb::object submit(int collective, int op, int dtype, bool wide, const std::string& key,
-                    int64_t root, uint64_t count, nb::object source, nb::object target,
-                    bool notify) {
+                    int64_t root, uint64_t count, nb::object source, nb::object target, bool notify,
+                    int32_t priority) {
     Engine& engine = alive();
     reap();
     auto pins = std::make_shared<Pins>();
     const Submission submission = make_submission(collective, op, dtype, wide, key, root, count,
-                                                  source, target, notify, pins.get());
+                                                  source, target, notify, priority, pins.get());
     if (auto wrong = engine.check(submission)) throw nb::value_error(wrong->c_str());
     OperationRef operation;
     std::optional<Failure> failure;
@@ -288,7 +288,7 @@ ChunkTable chunk_table_of(const std::vector<std::pair<uint64_t, uint64_t>>& rows
 
 Submission make_submission(int collective, int op, int dtype, bool wide, const std::string& key,
                            int64_t root, uint64_t count, nb::object source, nb::object target,
-                           bool notify, Pins* pins) {
+                           bool notify, int32_t priority, Pins* pins) {
   const auto small = [](int64_t value, int64_t most, const char* name) {
     if (value < 0 || value > most) throw nb::value_error(name);
     return value;
@@ -302,6 +302,7 @@ Submission make_submission(int collective, int op, int dtype, bool wide, const s
   s.descriptor.root = static_cast<uint16_t>(small(root, 65'535, "root"));
   s.key = key;
   s.notify = notify;
+  s.priority = priority;
   if (!source.is_none()) {
     pins->source = std::make_unique<Pin>(source, false);
     s.source = pins->source->data();
@@ -386,7 +387,8 @@ NB_MODULE(_engine, m) {
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
-           nb::arg("source").none(), nb::arg("target").none(), nb::arg("notify") = false)
+           nb::arg("source").none(), nb::arg("target").none(), nb::arg("notify") = false,
+           nb::arg("priority") = 0)
       .def("next_finished", &PyEngine::next_finished, nb::arg("timeout"))
       .def("take_reports", &PyEngine::take_reports)
       .def("stats", &PyEngine::stats, nb::arg("timeout"))

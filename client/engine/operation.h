@@ -47,11 +47,13 @@ class Operation {
 
   // Called once, by whoever drives the state.
   void finish(std::optional<Failure> failure, uint16_t flags) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    failure_ = std::move(failure);
-    flags_ = flags;
-    done_.store(true, std::memory_order_release);
-    finished_.notify_all();
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      failure_ = std::move(failure);
+      flags_ = flags;
+      done_.store(true, std::memory_order_release);
+    }
+    finished_.notify_all();  // unlocked: who wakes would only wait for the lock
   }
 
  private:

@@ -52,6 +52,7 @@ class Plan {
   Range range(uint32_t chunk) const;
   uint32_t bytes(uint32_t chunk) const;
   uint64_t cost(uint32_t chunk) const;  // charged alike for full and empty frames
+  uint64_t chunk_bytes() const { return chunk_elements_ * item_bytes_; }  // of all but the last
 
  private:
   uint32_t parts_ = 1;

@@ -76,7 +76,7 @@ ChunkTable chunk_table_of(const std::vector<std::pair<uint64_t, uint64_t>>& rows
 // Checks the arguments of a submit and pins its buffers; ValueError for what breaks a rule.
 Submission make_submission(int collective, int op, int dtype, bool wide, const std::string& key,
                            int64_t root, uint64_t count, nb::object source, nb::object target,
-                           bool notify, Pins* pins);
+                           bool notify, int32_t priority, Pins* pins);
 
 nb::object to_python(const Value& value);
 

@@ -38,10 +38,11 @@ struct Share {
   KeyLane* key_lane = nullptr;
   Round* round = nullptr;
   std::vector<uint32_t> chunks;
-  size_t ready = 0;   // the first so many may be sent
-  size_t sent = 0;    // of those, the first so many were
-  size_t prefix = 0;  // the results of the first so many are held
-  size_t freed = 0;   // the first so many are stable
+  size_t ready = 0;         // the first so many may be sent
+  size_t sent = 0;          // of those, the first so many were
+  size_t prefix = 0;        // the results of the first so many are held
+  size_t freed = 0;         // the first so many are stable
+  uint64_t unanswered = 0;  // cost of what was sent and is not held
 
   bool all_sent() const { return sent == chunks.size(); }
   bool all_held() const { return prefix == chunks.size(); }
@@ -58,6 +59,7 @@ struct Round {
   OperationRef operation;
   std::vector<Chunk> chunks;
   std::vector<Share> shares;
+  int32_t priority = 0;     // the higher goes first, of rounds that wait for a lane
   uint32_t unanswered = 0;  // chunks without a result
   size_t unstable = 0;      // shares that are not all freed
   uint16_t flags = 0;

@@ -60,6 +60,14 @@ std::optional<std::string> check_buffer(const char* what, bool given, size_t got
   return std::nullopt;
 }
 
+void enqueue(std::deque<Lane::Queued>* queue, Lane::Queued entry) {
+  auto place = queue->end();
+  while (place != queue->begin() && std::prev(place)->round->priority < entry.round->priority) {
+    --place;
+  }
+  queue->insert(place, std::move(entry));
+}
+
 }  // namespace
 
 std::optional<std::string> State::check(const Submission& s) const {
@@ -129,6 +137,7 @@ std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* 
   round->key = record;
   round->number = record->next_round++;
   round->target = s.target;
+  round->priority = s.priority;
   round->operation = std::make_shared<Operation>(s.key, round->number, s.notify);
   round->chunks.resize(plan->chunks());
   round->unanswered = plan->chunks();
@@ -153,7 +162,7 @@ KeyLane* State::key_lane(KeyRecord* record, Lane* lane, uint64_t round) {
   return record->lanes.back().get();
 }
 
-// Gives every lane its chunks, at the end of its queue.
+// Gives every lane its chunks, behind the rounds of the same priority that wait there.
 void State::share_out(const RoundRef& round) {
   constexpr uint32_t kNone = ~uint32_t{0};
   std::vector<uint32_t> share_of(by_owner_.size(), kNone);
@@ -172,11 +181,11 @@ void State::share_out(const RoundRef& round) {
     share.round = round.get();
     share.key_lane = key_lane(round->key, share.lane, round->number);
     share.key_lane->shares.push_back(&share);
-    share.lane->queue.push_back({round, &share});
+    enqueue(&share.lane->queue, {round, &share});
     if (share.chunks.front() == 0) share.lane->undescribed.push_back({round, &share});
     if (share.lane->has_grant && share.lane->granted_key == round->key->id &&
         share.lane->granted_round == round->number) {
-      share.lane->granted = share.lane->queue.back();
+      share.lane->granted = {round, &share};
     }
   }
 }
@@ -313,7 +322,9 @@ std::optional<Failure> State::result_ends(Lane* lane, const Header& h, double no
 
 void State::take_back_cost(Lane* lane, Round* round, uint32_t index) {
   const Chunk& chunk = round->chunks[index];
-  (chunk.on_grant ? lane->grant : lane->credit).used -= round->plan.cost(index);
+  const uint64_t cost = round->plan.cost(index);
+  (chunk.on_grant ? lane->grant : lane->credit).used -= cost;
+  round->shares[chunk.share].unanswered -= cost;
   kick(lane);
 }
 

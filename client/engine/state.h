@@ -47,6 +47,7 @@ struct Submission {
   size_t source_bytes = 0;
   uint8_t* target = nullptr;  // null: this rank takes nothing
   size_t target_bytes = 0;
+  int32_t priority = 0;  // of rounds that wait, the higher goes first; ranks need not agree
   bool notify = false;
 };
 

@@ -64,6 +64,7 @@ class Engine:
         source: Buffer | None,
         target: Buffer | None,
         notify: bool = False,
+        priority: int = 0,
     ) -> Operation:
         """Copies `source` before it returns; `target` is written until the operation is done.
 
@@ -131,6 +132,7 @@ class State:
         source: Buffer | None,
         target: Buffer | None,
         notify: bool = False,
+        priority: int = 0,
     ) -> Operation: ...
     def take_reports(self) -> list[str]: ...
     def counters(self) -> dict[str, int]: ...

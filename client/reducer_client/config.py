@@ -26,13 +26,17 @@ DEFAULT_CONNECT_TIMEOUT = 60.0
 DEFAULT_STEP_TIMEOUT = 300.0
 # A peer or reducer that is alive sends something every heartbeat (0.25 s).
 DEFAULT_SILENCE = 5.0
-# (least bytes of a round, bytes of its chunks): small rounds still spread over reducers and
-# overlap, and beyond 1 MiB a chunk gains nothing (PROTOCOL.md, section 10).
-DEFAULT_CHUNK_TABLE = (
-    (0, 64 << 10),
-    (1 << 20, 128 << 10),
-    (8 << 20, 512 << 10),
-    (32 << 20, 1 << 20),
+# (least bytes of a round for each reducer, bytes of its chunks). Until each reducer's first chunk
+# is there, no result travels: that costs reducers x chunk / round, here under 1 % of large rounds.
+# Small rounds still spread over all reducers, and beyond 1 MiB a chunk saves no more CPU.
+_CHUNKS_PER_REDUCER = (
+    (0, 16 << 10),
+    (512 << 10, 32 << 10),
+    (2 << 20, 64 << 10),
+    (16 << 20, 128 << 10),
+    (32 << 20, 256 << 10),
+    (64 << 20, 512 << 10),
+    (128 << 20, 1 << 20),
 )
 CHUNK_ALIGNMENT = 64
 
@@ -77,8 +81,10 @@ def resolve(
     ranks = _resolve_ranks(env, rank, world_size)
     if on_overflow not in get_args(OnOverflow):
         raise ValueError(f"on_overflow={on_overflow!r}: expected one of {get_args(OnOverflow)}")
+    found = _resolve_addresses(env, addresses)
+    table = default_chunk_table(len(found)) if chunk_table is None else chunk_table
     return Settings(
-        addresses=_resolve_addresses(env, addresses),
+        addresses=found,
         job=_resolve_job(env, job),
         rank=ranks[0],
         world_size=ranks[1],
@@ -87,7 +93,7 @@ def resolve(
         step_timeout=_positive("step_timeout", step_timeout),
         silence=_positive("silence", silence),
         on_overflow=on_overflow,
-        chunk_table=check_chunk_table(DEFAULT_CHUNK_TABLE if chunk_table is None else chunk_table),
+        chunk_table=check_chunk_table(table),
     )
 
 
@@ -105,6 +111,11 @@ def normalize_address(text: str) -> str:
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise ValueError(f"reducer address {text!r}: port {port!r} is not a number from 1 to 65535")
     return f"{host}:{int(port)}"
+
+
+def default_chunk_table(reducers: int) -> tuple[tuple[int, int], ...]:
+    """Rows of (least bytes of a round, bytes of its chunks) for so many reducers."""
+    return tuple((least * reducers, chunk) for least, chunk in _CHUNKS_PER_REDUCER)
 
 
 def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -69,6 +69,7 @@ class Group:
         wire_dtype: WireDtype | None = None,
         *,
         dtype: str | None = None,
+        priority: int = 0,
         on_done: OnDone | None = None,
     ) -> Work[Array]:
         """Reduce an array over all ranks; every rank gets the result.
@@ -79,6 +80,8 @@ class Group:
             out: where the result goes; the array itself for in place.
             wire_dtype: send float32 as ``"bfloat16"`` or ``"float16"``.
             dtype: ``"bfloat16"`` where 16-bit integers hold bfloat16.
+            priority: of the works that wait for the network, the higher goes first; those of equal
+                priority in the order of the calls. Ranks need not agree.
             on_done: called with the work on a thread of the client when it is done, well or not.
                 Not done within the group's ``step_timeout`` it fails with RoundTimeoutError, and
                 the group ends with it: nobody could tell when the buffers are free.
@@ -98,6 +101,7 @@ class Group:
             source=source,
             target=target,
             wide=wide,
+            priority=priority,
             on_done=on_done,
         )
 
@@ -301,6 +305,7 @@ class Group:
         result: Array | None = None,
         root: int = 0,
         wide: bool = False,
+        priority: int = 0,
         on_done: OnDone | None = None,
     ) -> Work[Array]:
         source = apart(source, target)
@@ -316,6 +321,7 @@ class Group:
                 None if source is None else flat_bytes(source),
                 None if target is None else flat_bytes(target),
                 on_done is not None,
+                priority,
             )
         except EngineError as error:
             raise from_engine(error.args) from None

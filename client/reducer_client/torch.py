@@ -35,6 +35,8 @@ class ReductionState:
     Args:
         group: the joined group that sums the gradients.
         wire_dtype: ``"bfloat16"`` or ``"float16"``: how float32 buckets travel.
+        prioritize: of the buckets that wait for the network, the latest goes first: it holds the
+            layers that the next forward pass needs first.
         prefix: begins the keys of the buckets. By default it tells by the order of creation which
             module of the group it is, so all ranks must create their states in the same order.
 
@@ -46,7 +48,12 @@ class ReductionState:
     """
 
     def __init__(
-        self, group: Group, *, wire_dtype: WireDtype | None = None, prefix: str | None = None
+        self,
+        group: Group,
+        *,
+        wire_dtype: WireDtype | None = None,
+        prioritize: bool = False,
+        prefix: str | None = None,
     ) -> None:
         if wire_dtype not in (None, "float32", "float16", "bfloat16"):
             raise ValueError(f"wire_dtype={wire_dtype!r}: expected float16, bfloat16 or None")
@@ -54,6 +61,7 @@ class ReductionState:
             prefix = f"ddp{next(_names.setdefault(group, itertools.count()))}"
         self.group: Group | None = group
         self.wire_dtype = wire_dtype
+        self.prioritize = prioritize
         self.prefix = prefix
         self.bytes_reduced = 0
         self.last_error: Exception | None = None
@@ -69,8 +77,8 @@ class ReductionState:
         """Called where a reduction has failed."""
         self.last_error = error
 
-    def submit(self, host: torch.Tensor, key: str, on_done: OnDone) -> Work[Any]:
-        """Start the mean of a contiguous CPU tensor over all ranks, in place."""
+    def submit(self, host: torch.Tensor, bucket: int, on_done: OnDone) -> Work[Any]:
+        """Start the mean of a bucket in contiguous CPU memory over all ranks, in place."""
         if self.group is None:
             raise RuntimeError("this ReductionState was unpickled: set state.group to a new group")
         is_bfloat16 = host.dtype is torch.bfloat16
@@ -78,10 +86,11 @@ class ReductionState:
         return self.group.all_reduce(
             array,
             op="mean",
-            key=key,
+            key=f"{self.prefix}/bucket{bucket}",
             out=array,
             wire_dtype=self.wire_dtype if host.dtype is torch.float32 else None,
             dtype="bfloat16" if is_bfloat16 else None,
+            priority=bucket if self.prioritize else 0,
             on_done=on_done,
         )
 
@@ -101,15 +110,15 @@ def all_reduce_hook(
     float32, float64, float16 and bfloat16 buckets, on the CPU or a CUDA device.
     """
     tensor = bucket.buffer().detach()
-    key = f"{state.prefix}/bucket{bucket.index()}"
+    index = bucket.index()
     state.bytes_reduced += tensor.numel() * tensor.element_size()
     try:
         if tensor.device.type == "cpu":
-            return _reduce_on_host(state, tensor, key)
+            return _reduce_on_host(state, tensor, index)
         if tensor.device.type == "cuda":
             return state.staging(tensor.device).reduce(
                 tensor,
-                lambda host, on_done: state.submit(host, key, on_done),
+                lambda host, on_done: state.submit(host, index, on_done),
                 state.keep_error,
             )
     except Exception as error:
@@ -123,6 +132,7 @@ def attach(
     group: Group,
     *,
     wire_dtype: WireDtype | None = None,
+    prioritize: bool = False,
     prefix: str | None = None,
 ) -> ReductionState:
     """Send the gradients of a DDP module through the group; all ranks, in the same order.
@@ -132,7 +142,7 @@ def attach(
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"expected a DistributedDataParallel module, got {type(model).__name__}")
-    state = ReductionState(group, wire_dtype=wire_dtype, prefix=prefix)
+    state = ReductionState(group, wire_dtype=wire_dtype, prioritize=prioritize, prefix=prefix)
     model.register_comm_hook(state, all_reduce_hook)
     return state
 
@@ -142,7 +152,7 @@ def ddp_options(**options: Any) -> dict[str, Any]:
     return {"bucket_cap_mb": DEFAULT_BUCKET_CAP_MB, **options}
 
 
-def _reduce_on_host(state: ReductionState, tensor: torch.Tensor, key: str) -> TensorFuture:
+def _reduce_on_host(state: ReductionState, tensor: torch.Tensor, bucket: int) -> TensorFuture:
     finished: TensorFuture = torch.futures.Future()
     works: list[Work[Any]] = []
 
@@ -159,5 +169,5 @@ def _reduce_on_host(state: ReductionState, tensor: torch.Tensor, key: str) -> Te
             raise error
         return tensor
 
-    state.submit(tensor, key, complete)
+    state.submit(tensor, bucket, complete)
     return finished.then(check)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from reducer.core.admission import Plans, check_fields, check_length
 from reducer.core.buffer import Buffer
@@ -272,7 +273,9 @@ class Job:
         key.keep(chunk)
         self.ledger.settle_all(round_.plan.cost(chunk.index))
         out: list[Output] = []
-        self._send_result(key, chunk, range(self.world_size), out)
+        # Lanes finish neighbouring chunks at the same time: not all at the same worker's NIC.
+        first = chunk.index % self.world_size
+        self._send_result(key, chunk, chain(range(first, self.world_size), range(first)), out)
         if round_.left == 0:
             self.counters.rounds += 1
             self._close_round(round_, out)

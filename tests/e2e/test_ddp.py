@@ -261,7 +261,7 @@ def test_a_state_can_be_saved_with_a_checkpoint(solo: Group) -> None:
     loaded = torch.load(buffer, weights_only=False)["state"]
     assert (loaded.wire_dtype, loaded.prefix, loaded.group) == ("float16", "mine", None)
     with pytest.raises(RuntimeError, match=r"set state\.group"):
-        loaded.submit(torch.ones(3), "key", lambda work: None)
+        loaded.submit(torch.ones(3), 0, lambda work: None)
     assert pickle.loads(pickle.dumps(state)).prefix == "mine"
 
 

@@ -25,7 +25,7 @@ def test_the_environment_is_enough() -> None:
     assert settings.addresses == ("a:1", "b:2222")
     assert (settings.job, settings.rank, settings.world_size) == ("env-job", 1, 4)
     assert settings.run_id == ""
-    assert settings.chunk_table == config.DEFAULT_CHUNK_TABLE
+    assert settings.chunk_table == config.default_chunk_table(2)
 
 
 def test_arguments_win_over_our_variables_and_those_over_torchruns() -> None:

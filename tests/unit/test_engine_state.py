@@ -85,11 +85,14 @@ class Worker:
         self.now += seconds
         self.state.tick(self.now)
 
-    def submit(self, key: str, values: np.ndarray, target: np.ndarray) -> Any:
+    def submit(self, key: str, values: np.ndarray, target: np.ndarray, priority: int = 0) -> Any:
         return self.state.submit(
             Collective.ALL_REDUCE, ReduceOp.SUM, DType.FLOAT32, False, key, 0, values.size,
-            values, target,
+            values, target, False, priority,
         )  # fmt: skip
+
+    def contributions(self) -> list[Header]:
+        return [f.header for f in self.sent() if f.header.kind == MessageKind.CONTRIBUTION]
 
 
 def joined(**options: Any) -> Worker:
@@ -247,6 +250,33 @@ def test_a_grant_lets_its_round_pass_and_no_other() -> None:
     worker.get(frame(Header(kind=MessageKind.GRANT, key=_engine.key_id("c"), round=0)))
     sent = [f.header for f in worker.sent() if f.header.kind == MessageKind.CONTRIBUTION]
     assert [(h.key, h.chunk) for h in sent] == [(_engine.key_id("c"), n) for n in (0, 1)]
+
+
+def test_one_round_fills_its_window_and_leaves_the_rest_of_the_credit_to_others() -> None:
+    window = (512 << 10) // CHUNK
+    worker = Worker()
+    worker.welcome(credit=4 * window * CHUNK)
+    worker.sent()
+    values = np.ones(2 * window * CHUNK // 4, np.float32)
+    worker.submit("a", values, np.empty_like(values))
+    worker.submit("b", values, np.empty_like(values))
+    sent = worker.contributions()
+    assert [h.key for h in sent] == [_engine.key_id(key) for key in "a" * window + "b" * window]
+    worker.get(result(sent[0], bytes(CHUNK)))
+    assert [(h.key, h.chunk) for h in worker.contributions()] == [(_engine.key_id("a"), window)]
+
+
+def test_of_the_rounds_that_wait_the_highest_priority_goes_first() -> None:
+    worker = joined()
+    values = np.ones(2 * CHUNK // 4, np.float32)
+    for key, priority in (("a", 0), ("b", 1), ("c", 2), ("d", 1)):
+        worker.submit(key, values, np.empty_like(values), priority)
+    order = []
+    while sent := worker.contributions():
+        order += [h.key for h in sent]
+        for header in sent:
+            worker.get(result(header, bytes(CHUNK)))
+    assert order == [_engine.key_id(key) for key in "ccbbddaa"]
 
 
 def test_staging_is_kept_until_stable_and_keys_are_forgotten() -> None:
