@@ -58,7 +58,7 @@ class PyState {
     Lane* lane = find(reducer, number);
     std::string out;
     while (out.size() < limit) {
-      if (lane->sender.empty()) state_.fill(lane, now);
+      if (lane->sender.empty()) fill(lane, now);
       if (lane->sender.empty()) break;
       struct iovec parts[Sender::kMaxPieces];
       const int n = lane->sender.prepare(parts, Sender::kMaxPieces);
@@ -99,9 +99,9 @@ class PyState {
     if (auto wrong = state_.check(submission)) throw nb::value_error(wrong->c_str());
     RoundRef round;
     if (auto failure = state_.submit(submission, now_, &round)) raise(*failure);
-    for (uint32_t chunk = 0; chunk < round->plan.chunks(); ++chunk) {
-      state_.ready(round, chunk,
-                   stage(*round, chunk, state_.options().rank, submission, state_.pool.get()));
+    const uint32_t chunks = round->source == nullptr ? round->plan.chunks() : 0;
+    for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+      make_ready(round, chunk, submission.source, submission.target);
     }
     pins->source.reset();
     pinned_.remove_if([](const auto& entry) { return entry.first->done(); });
@@ -112,6 +112,20 @@ class PyState {
   State& state() { return state_; }
 
  private:
+  void fill(Lane* lane, double now) {
+    for (;;) {
+      state_.fill(lane, now);
+      const auto next = state_.to_stage(lane);
+      if (!next) return;
+      make_ready(next->first, next->second, next->first->source, next->first->target);
+    }
+  }
+
+  void make_ready(const RoundRef& round, uint32_t chunk, const uint8_t* source, uint8_t* target) {
+    state_.ready(round, chunk,
+                 stage(*round, chunk, state_.options().rank, source, target, state_.pool.get()));
+  }
+
   struct Sink final : FrameSink {
     Sink(State* to, Lane* from, double at) : state(to), lane(from), now(at) {}
     std::optional<Failure> control(const Header& header, const uint8_t* payload) override {

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <system_error>
@@ -17,6 +18,14 @@ namespace {
 
 // Larger rounds are copied and sent at the same time, by two threads.
 constexpr uint32_t kInlineBytes = 32 << 10;
+
+// The i-th chunk that a rank hands out: of every `reducers` chunks in a row, which all have other
+// owners, each rank begins with another one, so that not all meet at one reducer's NIC.
+uint32_t rotated(uint32_t i, uint32_t chunks, uint32_t reducers, uint32_t rank) {
+  const uint32_t first = i / reducers * reducers;
+  const uint32_t length = std::min(reducers, chunks - first);
+  return first + (i - first + rank) % length;
+}
 
 }  // namespace
 
@@ -88,11 +97,17 @@ std::optional<std::string> Engine::check(const Submission& submission) const {
 
 std::optional<Failure> Engine::submit(const Submission& submission, OperationRef* operation) {
   RoundRef round;
+  bool in_place = false;
+  bool sleeps = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (auto failure = state_.submit(submission, monotonic(), &round)) return failure;
+    in_place = round->source != nullptr;
+    if (in_place) std::swap(sleeps, sleeping_);
   }
   *operation = round->operation;
+  if (sleeps) wake();
+  if (in_place) return std::nullopt;  // the engine's thread copies each chunk when it sends it
   try {
     publish(submission, round);
   } catch (...) {  // out of memory in the middle of a round that others wait for
@@ -107,9 +122,14 @@ std::optional<Failure> Engine::submit(const Submission& submission, OperationRef
 }
 
 void Engine::publish(const Submission& submission, const RoundRef& round) {
-  for (uint32_t chunk = 0; chunk < round->plan.chunks(); ++chunk) {
-    Staged staged = stage(*round, chunk, state_.options().rank, submission, state_.pool.get());
-    const bool small = round->plan.chunks() == 1 && staged.length <= kInlineBytes;
+  const Options& options = state_.options();
+  const auto reducers = static_cast<uint32_t>(options.addresses.size());
+  const uint32_t chunks = round->plan.chunks();
+  for (uint32_t i = 0; i < chunks; ++i) {
+    const uint32_t chunk = rotated(i, chunks, reducers, options.rank);
+    Staged staged = stage(*round, chunk, options.rank, submission.source,
+                          submission.target, state_.pool.get());
+    const bool small = chunks == 1 && staged.length <= kInlineBytes;
     bool sleeps = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);

@@ -59,9 +59,12 @@ void State::queue_key(KeyLane* entry, double now) {
 void State::fill(Lane* lane, double now) {
   Sender& sender = lane->sender;
   bool added = false;
+  bool staging = false;
   while (!failure_ && lane->phase == Lane::Phase::kWelcomed && joined_ && sender.room()) {
     bool on_grant = false;
     Share* share = lane->control.empty() ? next_share(lane, &on_grant) : nullptr;
+    staging = share != nullptr && share->to_stage();
+    if (staging) break;
     if (share != nullptr) queue_key(share->key_lane, now);
     if (!lane->control.empty()) {
       sender.add(std::move(lane->control.front()));
@@ -73,7 +76,7 @@ void State::fill(Lane* lane, double now) {
     }
     added = true;
   }
-  if (!failure_ && joined_ && sender.room()) describe_waiting(lane, now);
+  if (!staging && !failure_ && joined_ && sender.room()) describe_waiting(lane, now);
   // Before the join, and for the last words, there are only control frames.
   while (!lane->control.empty() && sender.room()) {
     sender.add(std::move(lane->control.front()));
@@ -88,7 +91,8 @@ void State::fill(Lane* lane, double now) {
 Share* State::next_share(Lane* lane, bool* on_grant) {
   const auto sendable = [](const Share* share) {
     const KeyLane* entry = share->key_lane;
-    return share->sent < share->ready && entry->shares[entry->first_unsent] == share;
+    const bool can_be = share->sent < share->ready || share->to_stage();
+    return can_be && entry->shares[entry->first_unsent] == share;
   };
   const auto cost = [](const Share* share) {
     return share->round->plan.cost(share->chunks[share->sent]);
@@ -112,6 +116,15 @@ Share* State::next_share(Lane* lane, bool* on_grant) {
     return lane->credit.fits(cost(queued.share)) ? queued.share : nullptr;
   }
   return nullptr;
+}
+
+std::optional<std::pair<RoundRef, uint32_t>> State::to_stage(Lane* lane) {
+  if (failure_ || !lane->sender.empty() || !lane->control.empty()) return std::nullopt;
+  bool on_grant = false;
+  const Share* share = next_share(lane, &on_grant);
+  if (share == nullptr || !share->to_stage()) return std::nullopt;
+  const auto& rounds = share->key_lane->key->rounds;
+  return std::pair(rounds.at(share->round->number), share->chunks[share->sent]);
 }
 
 // What every frame of this rank says of a round.
@@ -140,7 +153,8 @@ void State::describe_waiting(Lane* lane, double now) {
     const Lane::Queued entry = std::move(waiting.front());
     waiting.pop_front();
     if (entry.share->sent > 0) continue;
-    if (entry.share->ready == 0) {  // still being copied: it may well be sent at once
+    const bool copying = entry.share->ready == 0 && entry.round->source == nullptr;
+    if (copying) {  // it may well be sent at once
       waiting.push_back(entry);
       continue;
     }

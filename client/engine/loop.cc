@@ -139,14 +139,28 @@ void Engine::pump_kicked(double now) {
   for (Connection* c : due_) pump(c, now);
 }
 
+void Engine::fill(Lane* lane, double now) {
+  for (;;) {
+    std::optional<std::pair<RoundRef, uint32_t>> next;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      state_.fill(lane, now);
+      next = state_.to_stage(lane);
+    }
+    if (!next) return;
+    const auto& [round, chunk] = *next;
+    Staged staged = stage(*round, chunk, state_.options().rank, round->source, round->target,
+                          state_.pool.get());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    state_.ready(round, chunk, std::move(staged));
+  }
+}
+
 void Engine::pump(Connection* c, double now) {
   Sender& sender = c->lane->sender;
   c->more = false;
   for (size_t moved = 0; c->fd >= 0 && !c->half_closed;) {
-    if (sender.empty()) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      state_.fill(c->lane, now);
-    }
+    if (sender.empty()) fill(c->lane, now);
     if (sender.empty()) return watch(c, false);
     if (moved >= kWriteTurn) {
       c->more = more_ = true;

@@ -88,6 +88,7 @@ class Engine {
   void dial_failed(Connection* c, const std::string& why, double now);
   void on_connected(Connection* c, double now);
   void pump_kicked(double now);
+  void fill(Lane* lane, double now);
   void pump(Connection* c, double now);
   void read(Connection* c, double now);
   void end(Connection* c, const std::string& why, double now);

@@ -44,6 +44,7 @@ struct Share {
   size_t freed = 0;         // the first so many are stable
   uint64_t unanswered = 0;  // cost of what was sent and is not held
 
+  bool to_stage() const;  // its next chunk is copied when its turn comes, and was not yet
   bool all_sent() const { return sent == chunks.size(); }
   bool all_held() const { return prefix == chunks.size(); }
 };
@@ -55,7 +56,10 @@ struct Round {
   const Plan plan;
   KeyRecord* key = nullptr;
   uint64_t number = 0;
-  uint8_t* target = nullptr;  // the caller's, until the operation is done
+  // The caller's, until the operation is done. `source` only of a round in place, whose chunks are
+  // copied when their turn comes: its memory is the target's, so nobody may change it before.
+  const uint8_t* source = nullptr;
+  uint8_t* target = nullptr;
   OperationRef operation;
   std::vector<Chunk> chunks;
   std::vector<Share> shares;
@@ -66,6 +70,10 @@ struct Round {
   bool over = false;  // abandoned or failed: nothing of it is sent or expected any more
 };
 using RoundRef = std::shared_ptr<Round>;
+
+inline bool Share::to_stage() const {
+  return round->source != nullptr && sent == ready && !all_sent();
+}
 
 // One key on one lane: the positions of PROTOCOL.md, section 8.
 struct KeyLane {

@@ -138,6 +138,8 @@ std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* 
   round->number = record->next_round++;
   round->target = s.target;
   round->priority = s.priority;
+  const bool in_place = s.source == s.target && s.descriptor.collective == kAllReduce;
+  if (in_place && plan->chunks() > 1) round->source = s.source;
   round->operation = std::make_shared<Operation>(s.key, round->number, s.notify);
   round->chunks.resize(plan->chunks());
   round->unanswered = plan->chunks();
@@ -181,6 +183,7 @@ void State::share_out(const RoundRef& round) {
     share.round = round.get();
     share.key_lane = key_lane(round->key, share.lane, round->number);
     share.key_lane->shares.push_back(&share);
+    if (round->source != nullptr) kick(share.lane);
     enqueue(&share.lane->queue, {round, &share});
     if (share.chunks.front() == 0) share.lane->undescribed.push_back({round, &share});
     if (share.lane->has_grant && share.lane->granted_key == round->key->id &&
@@ -190,7 +193,8 @@ void State::share_out(const RoundRef& round) {
   }
 }
 
-Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const Submission& s, Pool* pool) {
+Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const uint8_t* from, uint8_t* to,
+             Pool* pool) {
   const Descriptor& d = round.descriptor;
   const Range range = round.plan.range(chunk);
   const size_t item = d.wide ? sizeof(float) : round.plan.item_bytes();
@@ -198,7 +202,7 @@ Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const Submission
   const uint64_t first = (scatters ? range.part * round.plan.count() : 0) + range.offset;
   Staged staged;
   if (range.elements == 0 || !sends_bytes(d, round.plan, chunk, rank)) return staged;
-  const uint8_t* source = s.source + first * item;
+  const uint8_t* source = from + first * item;
   staged.length = round.plan.bytes(chunk);
   staged.buffer = pool->take(staged.length);
   if (d.wide) {
@@ -207,9 +211,9 @@ Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const Submission
   } else {
     staged.crc = copy_crc32c(staged.buffer->data, source, staged.length);
   }
-  if (moves_only(d.collective) && s.target != nullptr) {  // no lane sends these back
+  if (moves_only(d.collective) && to != nullptr) {  // no lane sends these back
     const uint64_t part = d.collective == kAllGather ? range.part * round.plan.count() : 0;
-    uint8_t* own = s.target + (part + range.offset) * item;
+    uint8_t* own = to + (part + range.offset) * item;
     if (d.wide) {  // as the other ranks get them: through the 16-bit type
       widen(d.dtype, staged.buffer->data, reinterpret_cast<float*>(own), range.elements);
     } else {
@@ -331,7 +335,7 @@ void State::take_back_cost(Lane* lane, Round* round, uint32_t index) {
 // Ends the caller's operation; the round itself stays until it is stable.
 void State::finish(Round* round, std::optional<Failure> failure) {
   if (round->operation->done()) return;
-  round->target = nullptr;
+  round->source = round->target = nullptr;
   --open_rounds_;
   round->operation->finish(std::move(failure), round->flags);
   if (on_finished) on_finished(round->operation);

@@ -82,7 +82,8 @@ class State {
   // Which rule of a call the submission breaks; independent of any state.
   std::optional<std::string> check(const Submission& submission) const;
   std::optional<Failure> submit(const Submission& submission, double now, RoundRef* round);
-  // The chunk's bytes are ready to be sent. Chunks of a round become ready in ascending order.
+  // The chunk's bytes are ready to be sent. A lane's chunks of a round become ready in ascending
+  // order. Rounds with a source of their own are copied as to_stage() says, all others at once.
   void ready(const RoundRef& round, uint32_t chunk, Staged staged);
 
   // --- frames in (join.cc, rounds.cc); failures go to broken() ---
@@ -94,6 +95,8 @@ class State {
 
   // --- frames out (flow.cc) ---
   void fill(Lane* lane, double now);  // only when the lane's sender is empty
+  // After fill() added nothing: the chunk to stage() before it can add more.
+  std::optional<std::pair<RoundRef, uint32_t>> to_stage(Lane* lane);
   std::vector<Lane*> kicked();        // lanes that may have something to send; clears the list
   bool has_kicked() const { return !kicked_.empty(); }
 
@@ -203,7 +206,7 @@ class State {
 // Copies one chunk of the source into staging memory (cast and CRC in the same pass), and this
 // rank's own bytes into the target where no lane sends them back. Takes no lock and changes no
 // state: any thread may run it while others use the State.
-Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const Submission& submission,
-             Pool* pool);
+Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const uint8_t* source,
+             uint8_t* target, Pool* pool);
 
 }  // namespace ors

@@ -266,6 +266,33 @@ def test_one_round_fills_its_window_and_leaves_the_rest_of_the_credit_to_others(
     assert [(h.key, h.chunk) for h in worker.contributions()] == [(_engine.key_id("a"), window)]
 
 
+def test_in_place_each_chunk_is_copied_when_its_turn_comes() -> None:
+    worker = joined()
+    values = np.zeros(3 * CHUNK // 4, np.float32)
+    operation = worker.submit("key", values, values)
+    values[:] = 1
+    first = worker.contributions()
+    assert [h.chunk for h in first] == [0, 1]
+    values[:] = 2
+    worker.get(result(first[1], np.full(CHUNK // 4, 5, np.float32).tobytes()))
+    (third,) = [f for f in worker.sent() if f.header.kind == MessageKind.CONTRIBUTION]
+    assert np.frombuffer(third.payload or b"", np.float32).tolist() == [2.0] * (CHUNK // 4)
+    for header in (first[0], third.header):
+        worker.get(result(header, np.full(CHUNK // 4, 5, np.float32).tobytes()))
+    assert operation.done
+    np.testing.assert_array_equal(values, 5)
+
+
+def test_a_round_in_place_that_must_wait_is_described() -> None:
+    worker = joined()
+    values = [np.zeros(2 * CHUNK // 4, np.float32) for _ in range(2)]
+    for key, array in zip("ab", values, strict=True):
+        worker.submit(key, array, array)
+    kinds = worker.kinds()
+    assert kinds.count(MessageKind.CONTRIBUTION) == 2
+    assert kinds.count(MessageKind.DESCRIBE) == 1
+
+
 def test_of_the_rounds_that_wait_the_highest_priority_goes_first() -> None:
     worker = joined()
     values = np.ones(2 * CHUNK // 4, np.float32)

@@ -127,7 +127,7 @@ struct Cluster {
     ors::RoundRef round;
     CHECK(!state->submit(s, now, &round));
     for (uint32_t c = 0; c < round->plan.chunks(); ++c) {
-      state->ready(round, c, ors::stage(*round, c, rank, s, state->pool.get()));
+      state->ready(round, c, ors::stage(*round, c, rank, s.source, s.target, state->pool.get()));
     }
     return round->operation;
   }
