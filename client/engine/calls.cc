@@ -127,8 +127,8 @@ void Engine::publish(const Submission& submission, const RoundRef& round) {
   const uint32_t chunks = round->plan.chunks();
   for (uint32_t i = 0; i < chunks; ++i) {
     const uint32_t chunk = rotated(i, chunks, reducers, options.rank);
-    Staged staged = stage(*round, chunk, options.rank, submission.source,
-                          submission.target, state_.pool.get());
+    Staged staged =
+        stage(*round, chunk, options.rank, submission.source, submission.target, state_.pool.get());
     const bool small = chunks == 1 && staged.length <= kInlineBytes;
     bool sleeps = false;
     {

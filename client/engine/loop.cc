@@ -18,7 +18,7 @@ constexpr double kGoodbye = 1.0;       // for the lanes to close after BYE
 constexpr size_t kReadTurn = 2 << 20;  // bytes of one connection before the others' turn
 // Short, so that all lanes get a round's first chunks at once: a lane that gets its whole window
 // before the next gets a byte holds up the results of all lanes after it.
-constexpr size_t kWriteTurn = 128 << 10;
+constexpr size_t kWriteTurn = 64 << 10;
 constexpr int kMaxEvents = 64;
 
 }  // namespace
