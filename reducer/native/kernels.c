@@ -37,7 +37,7 @@ int rs_use_level(const char* name) {
   for (size_t i = 0; levels[i]; ++i) {
     if (strcmp(levels[i]->name, name) == 0) {
       level = levels[i];
-      rs_crc32c_use(i == 0);
+      rs_crc32c_use(i);
       return 0;
     }
   }

@@ -56,8 +56,8 @@ uint32_t rs_crc32c(uint32_t value, const void* data, size_t length);
 
 /* The instruction sets that this machine can run, best first; NULL after the last. */
 const char* rs_level(size_t index);
-/* For tests: 0, or -1 if this machine has no such level. Any level but the best takes the CRC's
- * tables too. Not while another thread computes. */
+/* For tests: 0, or -1 if this machine has no such level. The CRC takes its next best way with
+ * each level, too. Not while another thread computes. */
 int rs_use_level(const char* name);
 
 #ifdef __cplusplus
