@@ -35,6 +35,7 @@ from reducer.core.texts import mismatch_text, stall_entry, stall_text
 from reducer.errors import IntegrityError, PeerLostError, ProtocolError, QuotaError
 from reducer.wire import messages
 from reducer.wire.codes import (
+    Collective,
     DType,
     ErrorCode,
     MessageKind,
@@ -193,8 +194,10 @@ class Job:
 
     def _maybe_open(self, round_: Round, now: float, out: list[Output]) -> None:
         """The first contribution of a round opens it."""
+        if round_.begun:
+            return
         self._maybe_refuse(round_, out)
-        if round_.void or self.open.has_begun(round_):
+        if round_.void:
             return
         if self.departed is not None:
             raise PeerLostError(f"rank {self.departed} has left the job")
@@ -204,7 +207,7 @@ class Job:
 
     def _maybe_refuse(self, round_: Round, out: list[Output]) -> None:
         """While draining, what is open goes on, and nothing new begins."""
-        if self.draining and not round_.void and not self.open.has_begun(round_):
+        if self.draining and not round_.void and not round_.begun:
             round_.refusal = f"this reducer is draining ({self.draining}): it begins no new round"
             self._void(round_, out)
 
@@ -276,6 +279,7 @@ class Job:
         # Lanes finish neighbouring chunks at the same time: not all at the same worker's NIC.
         first = chunk.index % self.world_size
         self._send_result(key, chunk, chain(range(first, self.world_size), range(first)), out)
+        self.keys.told(key)
         if round_.left == 0:
             self.counters.rounds += 1
             self._close_round(round_, out)
@@ -288,14 +292,15 @@ class Job:
         round_ = chunk.round
         plan, described = round_.plan, round_.descriptor
         assert plan is not None and described is not None
+        size = plan.bytes(chunk.index)
+        to_all = size > 0 and plan.collective == Collective.ALL_REDUCE
         full: list[int] = []
         empty: list[int] = []
         for rank in ranks:
             session = self.sessions[rank]
             if session is not None:
-                receives = plan.receives(chunk.index, rank, described.root)
+                receives = to_all or plan.receives(chunk.index, rank, described.root)
                 (full if receives else empty).append(session)
-        size = plan.bytes(chunk.index)
         header = Header(
             MessageKind.RESULT, described.dtype, described.op, described.collective, chunk.flags,
             NO_RANK, described.root, self.epoch, chunk.index, key.id, round_.number,
@@ -432,8 +437,10 @@ class Job:
         return [*map(Free, freed), *self._maybe_beat()]
 
     def _report_done(self, key: KeyProgress, rank: int, done: int, out: list[Output]) -> None:
-        out += map(Free, self.keys.report(key, rank, done))
-        out += self._maybe_beat()
+        freed = self.keys.report(key, rank, done)
+        if freed:
+            out += map(Free, freed)
+            out += self._maybe_beat()
 
     def _maybe_beat(self) -> list[Output]:
         """Tell the ranks at once when much has become stable: they hold copies of it."""

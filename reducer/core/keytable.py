@@ -16,7 +16,7 @@ _ENTRY = struct.Struct("<QQ")
 
 
 class KeyTable:
-    """`unreported` is the cost of what became stable since the last `beat_payloads`."""
+    """`unreported` is the cost of what became stable and was not `told` or in `beat_payloads`."""
 
     def __init__(self, job: str, world_size: int, max_keys: int) -> None:
         self._job = job
@@ -67,6 +67,7 @@ class KeyTable:
             return []
         freed, cost = key.release()
         self._stable_changed[key.id] = key
+        key.unreported += cost
         self.unreported += cost
         self.maybe_idle(key)
         return freed
@@ -84,9 +85,17 @@ class KeyTable:
                 self.maybe_idle(key)
         return freed
 
+    def told(self, key: KeyProgress) -> None:
+        """A RESULT has carried the key's stable position to every rank."""
+        if self._stable_changed.pop(key.id, None) is not None:
+            self.unreported -= key.unreported
+            key.unreported = 0
+
     def beat_payloads(self) -> list[bytes]:
         """The stable positions that have changed, cut into heartbeats (at least one)."""
         entries = [_ENTRY.pack(key.id, key.stable) for key in self._stable_changed.values()]
+        for key in self._stable_changed.values():
+            key.unreported = 0
         self._stable_changed.clear()
         self.unreported = 0
         cuts = range(0, max(1, len(entries)), MAX_HEARTBEAT_ENTRIES)

@@ -30,12 +30,9 @@ class OpenRounds:
     def oldest(self) -> Round | None:
         return next(iter(self._open.values()), None)
 
-    def has_begun(self, round_: Round) -> bool:
-        """Whether a contribution to it has come."""
-        is_open = _id(round_) in self._open
-        return is_open or bool(round_.chunks) or round_.left < round_.owned
-
     def begin(self, round_: Round, now: float) -> None:
+        """Its first contribution has come."""
+        round_.begun = True
         round_.opened_at = now
         self._open[_id(round_)] = round_
 

@@ -38,14 +38,15 @@ class Plan:
         return chunk % self.parts
 
     def elements(self, chunk: int) -> int:
-        start = (chunk // self.parts) * self.chunk_elements
-        return max(0, min(self.chunk_elements, self.count - start))
+        left = self.count - chunk // self.parts * self.chunk_elements
+        return self.chunk_elements if left >= self.chunk_elements else max(0, left)
 
     def bytes(self, chunk: int) -> int:
         return self.elements(chunk) * self.item
 
     def cost(self, chunk: int) -> int:
-        return max(self.bytes(chunk), MIN_COST)
+        size = self.elements(chunk) * self.item
+        return size if size > MIN_COST else MIN_COST
 
     def sends(self, chunk: int, rank: int, root: int) -> int:
         """Bytes that `rank` contributes to `chunk`."""

@@ -12,10 +12,13 @@ class KeyProgress:
     """One key of one job (PROTOCOL.md, section 8).
 
     `stable` is the minimum of `done` over the ranks; `_at_least` counts the ranks that stand
-    there, so that the minimum is sought only when the last of them has moved on.
+    there, so that the minimum is sought only when the last of them has moved on. `unreported` is
+    the cost of what became stable and no frame has told the ranks yet.
     """
 
-    __slots__ = ("_at_least", "done", "held", "id", "name", "rounds", "stable", "touched_at")
+    __slots__ = (
+        "_at_least", "done", "held", "id", "name", "rounds", "stable", "touched_at", "unreported",
+    )  # fmt: skip
 
     def __init__(self, id_: int, world_size: int) -> None:
         self.id = id_
@@ -26,6 +29,7 @@ class KeyProgress:
         self.rounds: dict[int, Round] = {}
         self.held: deque[Chunk] = deque()
         self.touched_at = 0.0
+        self.unreported = 0
 
     @property
     def label(self) -> str:

@@ -24,6 +24,8 @@ class Phase(IntEnum):
     STABLE = 3  # every rank holds the result; nothing is left here
     FAILED = 4  # the round was refused or abandoned
 
+    __hash__ = int.__hash__  # the one of Enum runs in Python, for every contribution
+
 
 class Step(IntEnum):
     CONTRIBUTED = 0
@@ -31,6 +33,8 @@ class Step(IntEnum):
     REDUCED = 2
     ALL_DONE = 3
     VOIDED = 4
+
+    __hash__ = int.__hash__
 
 
 TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
@@ -181,8 +185,9 @@ class Round:
     """
 
     __slots__ = (
-        "abandoned", "chunks", "contributed", "described", "descriptor", "job", "key", "left",
-        "number", "opened_at", "owed", "owned", "plan", "refusal", "touched_at", "verdict", "void",
+        "abandoned", "begun", "chunks", "contributed", "described", "descriptor", "job", "key",
+        "left", "number", "opened_at", "owed", "owned", "plan", "refusal", "touched_at", "verdict",
+        "void",
     )  # fmt: skip
 
     def __init__(
@@ -199,6 +204,7 @@ class Round:
         self.left = 0
         self.opened_at = now
         self.touched_at = now
+        self.begun = False  # a contribution has come
         self.void = False
         self.refusal = ""
         self.described: set[int] = set()

@@ -366,15 +366,34 @@ def test_stable_is_told_at_the_heartbeat_and_when_much_is_unreported() -> None:
     workers = join_all(lane, 2)
     lane.tick(0.3)
     workers[0].read(MessageKind.HEARTBEAT)
-    for number in range(2):
+    for key in ("x", "y"):
         for worker in workers:
-            worker.contribute(Spec(number=number, count=1_024), data=bytes(4_096))
+            worker.contribute(Spec(key=key, count=1_024), data=bytes(4_096))
         for worker in workers:
-            worker.report("x", position(number + 1, 0))
+            worker.report(key, position(1, 0))
     (beat,) = workers[0].read(MessageKind.HEARTBEAT)  # half the credit became stable
-    assert bytes(beat.payload or b"") == key_id("x").to_bytes(8, "little") + position(
-        2, 0
-    ).to_bytes(8, "little")
+    assert bytes(beat.payload or b"") == b"".join(
+        key_id(key).to_bytes(8, "little") + position(1, 0).to_bytes(8, "little")
+        for key in ("x", "y")
+    )
+
+
+def test_what_a_result_has_told_is_not_repeated_in_a_heartbeat() -> None:
+    lane = SimLane(credit=4 * 4_096)
+    workers = join_all(lane, 2)
+    lane.tick(0.3)
+    workers[0].read(MessageKind.HEARTBEAT)
+    for number in range(8):
+        done = position(number, 0)
+        for worker in workers:
+            spec = Spec(number=number, count=1_024)
+            worker.contribute(spec, data=bytes(4_096), done=done)
+        (result,) = workers[0].read(MessageKind.RESULT)
+        assert result.header.stable == done
+    assert not workers[0].read(MessageKind.HEARTBEAT)
+    lane.tick(0.3)
+    (beat,) = workers[0].read(MessageKind.HEARTBEAT)
+    assert beat.payload is None
 
 
 # --- loss -----------------------------------------------------------------------------------
