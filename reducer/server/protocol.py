@@ -25,7 +25,9 @@ from reducer.wire.header import Crc, Header
 # way.
 LINGER_SECONDS = 2.0
 _DISCARD = bytearray(65_536)
-_SEND_AT_ONCE = 65_536
+# Bytes that go to the kernel at once. Fewer wait until the loop has read all that has come, and go
+# together: for small chunks each call costs more than its bytes, here and at the worker.
+SEND_AT_ONCE = 1 << 20
 _PLACED_KINDS = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
 
 
@@ -54,6 +56,8 @@ class Connection(asyncio.BufferedProtocol):
         self._shell = shell
         self._decoder = Decoder(shell.crc32c, self._target)
         self._placed: deque[PooledBuffer] = deque()
+        self._waiting: list[bytes | memoryview] = []
+        self._waiting_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._closing = ""
         self._aborted = False
@@ -63,9 +67,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # Above it the loop sends at once: a result goes out before the next chunk is read. Results
-        # are bounded by credits and by the slow-reader limit, never by pausing writers.
-        self._transport.set_write_buffer_limits(high=_SEND_AT_ONCE)
         self._shell.opened(self)
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
@@ -106,8 +107,21 @@ class Connection(asyncio.BufferedProtocol):
         if not self.unsent():
             self._sent_at = time.monotonic()
             self._sent_mark = self.bytes_out
-        self._transport.writelines(parts)
+        is_first = not self._waiting
+        self._waiting += parts
+        self._waiting_bytes += length
         self.bytes_out += length
+        if self._waiting_bytes >= SEND_AT_ONCE:
+            self._flush()
+        elif is_first:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        # Results are bounded by credits and by the slow-reader limit, never by pausing writers.
+        if self._waiting and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(self._waiting)
+        self._waiting = []
+        self._waiting_bytes = 0
 
     def is_closing(self) -> bool:
         """Whether `close` or `abort` was called: nothing more is read or sent."""
@@ -115,7 +129,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def unsent(self) -> int:
         """Bytes that the kernel has not taken yet."""
-        return self._transport.get_write_buffer_size() if self._transport else 0
+        if self._transport is None:
+            return 0
+        return self._waiting_bytes + self._transport.get_write_buffer_size()
 
     def stuck_for(self, now: float) -> float:
         """Seconds since the kernel last took a byte of what is queued; 0 with nothing queued."""
@@ -129,6 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         """Send what is queued, then end; a peer that does not go on reading is cut off."""
         if self._closing or self._transport is None:
             return
+        self._flush()
         self._closing = reason
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -156,6 +173,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._aborted or self._transport is None:
             return False
         self._aborted = True
+        self._waiting.clear()
+        self._waiting_bytes = 0
         self._closing = self._closing or reason
         self._transport.abort()
         return True

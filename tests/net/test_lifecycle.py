@@ -252,7 +252,8 @@ def test_config_prints_values_and_sources(tmp_path: Path) -> None:
 
 def test_log_lines_as_json() -> None:
     with Daemon("--log-format", "json") as daemon:
-        wait_until(lambda: "metrics on port" in daemon.log, 5, "the first log line")
+        both = ("metrics on port", "sums run")  # two processes write them
+        wait_until(lambda: all(text in daemon.log for text in both), 5, "the first log lines")
         lines = [json.loads(line) for line in daemon.log.splitlines()]
         assert {line["level"] for line in lines} == {"info"}
         assert [line["message"] for line in lines if line["logger"] == "reducer.lane"] == [
