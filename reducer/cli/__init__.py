@@ -11,6 +11,8 @@ from reducer import __version__
 _COMMANDS = {
     "serve": "reducer.cli.serve",
     "config": "reducer.cli.config",
+    "bench": "reducer.cli.bench",
+    "plan": "reducer.cli.plan",
     "demo": "reducer.cli.demo",
 }
 

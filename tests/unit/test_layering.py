@@ -18,6 +18,7 @@ ALLOWED = {
     "reducer.wire": {"reducer.wire", "reducer.errors", "msgpack"},
     "reducer.errors": {"reducer.wire.codes"},
     "reducer.core": {"reducer.core", "reducer.wire", "reducer.errors"},
+    "reducer.planner": {"reducer.planner", "reducer.units"},
     "reducer.kernels": {"reducer.kernels", "reducer.wire.codes", "numpy", "google_crc32c"}
     | {"typing_extensions"},  # for the type checker alone
 }
@@ -26,6 +27,7 @@ FORBIDDEN = {
     "reducer.wire": {"asyncio", "socket", "threading", "time", "random", "os", "subprocess"},
     "reducer.core": {"asyncio", "socket", "threading", "time", "random", "os", "subprocess"},
     "reducer.server": {"reducer.cli", "reducer_client"},
+    "reducer.bench": {"reducer.cli", "reducer.server"},
     "reducer": {"client", "torch"},
     "reducer_client": {"reducer.server", "reducer.core", "client"},
 }

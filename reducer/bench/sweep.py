@@ -1,0 +1,123 @@
+"""What is measured: sizes, data type, operation, repetitions."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from reducer.wire.codes import ITEM_SIZES, DType, ReduceOp
+
+CollectiveName = Literal["all_reduce", "broadcast", "all_gather", "reduce_scatter"]
+OpName = Literal["sum", "mean", "min", "max", "prod"]
+NarrowName = Literal["float16", "bfloat16"]
+COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
+OPS: tuple[OpName, ...] = get_args(OpName)
+NARROW: tuple[NarrowName, ...] = get_args(NarrowName)
+DTYPES = tuple(dtype.name.lower() for dtype in DType)
+_REDUCING = ("all_reduce", "reduce_scatter")
+# A part of the array for each rank: the size counts all of them, as in nccl-tests.
+_PARTED = ("all_gather", "reduce_scatter")
+_MAX_SIZES = 10_000
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The options that must be equal on all ranks. Sizes are bytes of the whole array."""
+
+    collective: CollectiveName
+    dtype: str
+    op: OpName
+    wire_dtype: NarrowName | None
+    min_bytes: int
+    max_bytes: int
+    step_factor: int
+    step_bytes: int | None
+    iters: int
+    warmup: int
+    check: bool
+
+    def __post_init__(self) -> None:
+        if self.min_bytes > self.max_bytes:
+            raise ValueError(
+                f"minbytes: expected at most maxbytes ({self.max_bytes}), got {self.min_bytes}"
+            )
+        if self.wide and (self.held is not DType.FLOAT32 or not self.reduces):
+            raise ValueError(
+                "wire-dtype: expected only with a reduction of float32, "
+                f"got {self.wire_dtype} with {self.collective} of {self.dtype}"
+            )
+        if self.collective == "reduce_scatter" and self.held is DType.BFLOAT16:
+            raise ValueError(
+                "datatype: reduce_scatter takes no plain array as bfloat16; expected another "
+                "type, or float32 with wire-dtype bfloat16"
+            )
+
+    @property
+    def reduces(self) -> bool:
+        """Whether values are reduced, and not only moved."""
+        return self.collective in _REDUCING
+
+    @property
+    def held(self) -> DType:
+        """The dtype of the arrays that a rank holds."""
+        return DType[self.dtype.upper()]
+
+    @property
+    def wire(self) -> DType:
+        """The dtype that travels."""
+        return DType[self.wire_dtype.upper()] if self.wire_dtype else self.held
+
+    @property
+    def wide(self) -> bool:
+        """Whether float32 is narrowed on its way."""
+        return self.wire_dtype is not None
+
+    @property
+    def reduce_op(self) -> ReduceOp:
+        return ReduceOp[self.op.upper()] if self.reduces else ReduceOp.COPY
+
+    @property
+    def turns(self) -> int:
+        """Iterations of one size, warm-up included."""
+        return self.warmup + self.iters
+
+    def counts(self, world_size: int) -> list[int]:
+        """Elements of each measurement: of the array, or of one rank's part of it.
+
+        Raises ValueError for a size below one element a part, and for more sizes than anyone reads.
+        """
+        parts = world_size if self.collective in _PARTED else 1
+        unit = ITEM_SIZES[self.held] * parts
+        if self.min_bytes < unit:
+            raise ValueError(
+                f"minbytes: expected at least {unit} for {self.collective} of {self.dtype} over "
+                f"{world_size} ranks, got {self.min_bytes}"
+            )
+        return [size // unit for size in self._sizes()]
+
+    def row_bytes(self, count: int, world_size: int) -> int:
+        """Bytes of the whole array for an entry of ``counts``: the largest a rank holds."""
+        parts = world_size if self.collective in _PARTED else 1
+        return count * parts * ITEM_SIZES[self.held]
+
+    def bus_factor(self, world_size: int) -> float:
+        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it for a ring."""
+        if self.collective == "all_reduce":
+            return 2 * (world_size - 1) / world_size
+        return (world_size - 1) / world_size if self.collective in _PARTED else 1.0
+
+    def digest(self) -> bytes:
+        """32 bytes that differ where any option does."""
+        return hashlib.sha256(repr(self).encode()).digest()
+
+    def _sizes(self) -> list[int]:
+        sizes = [self.min_bytes]
+        while (size := self._next(sizes[-1])) <= self.max_bytes:
+            sizes.append(size)
+            if len(sizes) > _MAX_SIZES:
+                raise ValueError(f"stepbytes: expected at most {_MAX_SIZES} sizes, got more")
+        return sizes
+
+    def _next(self, size: int) -> int:
+        return size + self.step_bytes if self.step_bytes else size * self.step_factor

@@ -1,0 +1,36 @@
+"""Options that are numbers of bytes."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from reducer.units import parse_size
+
+_BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size_option(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """A click callback: bytes of what was typed; ends with exit status 2 on anything else."""
+    if value is None:
+        return None
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; got {value!r}") from None
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of ``"4K"``, ``"64M"``, ``"1G"`` (binary, as in nccl-tests), or as ``parse_size``.
+
+    ValueError for anything else, and for none.
+    """
+    short = re.fullmatch(r"(\d+)([KMG])", text.strip().upper())
+    try:
+        size = int(short[1]) * _BINARY[short[2]] if short else parse_size(text)
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise ValueError("expected bytes from 1, such as 4096, 4K, 64M, 1G or 64MB")
+    return size

@@ -1,0 +1,166 @@
+"""The model of times, and what `reducer plan` prints of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from reducer.cli import main
+from reducer.planner import model
+from reducer.planner.report import Cluster, find_winner, format_seconds, make_plan
+
+WORKERS = st.integers(1, 2000)
+RATES = st.floats(0.01, 1000).map(lambda rate: round(rate, 2))
+
+
+def plan(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["plan", *arguments])
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    result = plan(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("workers", "worker_gbps", "reducer_gbps", "needed"),
+    [(5, 100, 32, 16), (8, 100, 32, 25), (4, 1, 1, 4), (1, 1, 100, 1), (1, 2.1, 0.3, 7)],
+)
+def test_reducers_needed_cover_the_egress_of_the_workers(
+    workers: int, worker_gbps: float, reducer_gbps: float, needed: int
+) -> None:
+    assert model.reducers_needed(workers, worker_gbps, reducer_gbps) == needed
+
+
+@pytest.mark.parametrize(("workers", "factor"), [(1, 0), (2, 1), (4, 1.5), (8, 1.75)])
+def test_a_ring_moves_the_array_almost_twice(workers: int, factor: float) -> None:
+    once = 64 << 20
+    seconds = model.ring_seconds(once, workers, 1)
+    assert seconds == pytest.approx(factor * once * 8 / 1e9 * 1.045)
+
+
+def test_the_measured_shapes_of_four_workers() -> None:
+    """Times of 64 MiB at 1 Gbit/s over N/BW, as they are bounded with 4, 3 and 2 reducers."""
+    size = 64 << 20
+    once = size * 8 / 1e9
+    bounds = {4: 1.045, 3: 1.393, 2: 2.09, 8: 1.045}
+    for reducers, bound in bounds.items():
+        seconds = model.reducer_seconds(size, 4, 1, reducers, 1)
+        assert seconds / once == pytest.approx(bound, rel=1e-3)
+
+
+def test_at_four_workers_the_reducers_must_have_more_than_2_67_of_a_workers_rate() -> None:
+    assert model.reducers_to_beat_ring(4, 3, 1) == 9  # 8 x 1 is 2.667 x 3: as fast, no faster
+    assert model.reducers_to_beat_ring(4, 3, 1.01) == 8
+    assert model.reducers_to_beat_ring(4, 1, 2.66) == 2
+    assert model.reducers_to_beat_ring(4, 1, 2.67) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_reducers_beat_a_ring_of_one_or_two(workers: int) -> None:
+    assert model.reducers_to_beat_ring(workers, 1, 1000) is None
+    assert model.reducer_seconds(1, workers, 1, 9, 1000) >= model.ring_seconds(1, workers, 1)
+
+
+@given(WORKERS, RATES, RATES)
+def test_the_counts_are_the_least_that_hold(workers: int, ours: float, theirs: float) -> None:
+    size = 1 << 30
+    alone = model.reducer_seconds(size, workers, ours, 10**9, theirs)
+    needed = model.reducers_needed(workers, ours, theirs)
+    assert model.reducer_seconds(size, workers, ours, needed, theirs) == pytest.approx(alone)
+    if needed > 1:
+        assert model.reducer_seconds(size, workers, ours, needed - 1, theirs) > alone
+    beating = model.reducers_to_beat_ring(workers, ours, theirs)
+    assume(beating is not None)
+    assert beating is not None
+    ring = model.ring_seconds(size, workers, ours)
+    assert model.reducer_seconds(size, workers, ours, beating, theirs) < ring
+    if beating > 1:
+        fewer = model.reducer_seconds(size, workers, ours, beating - 1, theirs)
+        assert find_winner(fewer, ring) in ("ring", "neither")
+
+
+@given(st.integers(3, 2000), RATES, st.floats(1e-6, 100))
+def test_ring_gbps_inverts_ring_seconds(workers: int, gbps: float, scale: float) -> None:
+    seconds = model.ring_seconds(1 << 26, workers, gbps)
+    assert model.ring_gbps(1 << 26, workers, seconds * scale) == pytest.approx(gbps / scale)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"workers": 0}, "workers: expected a whole number from 1, got 0"),
+        ({"worker_gbps": 0.0}, "worker_gbps: expected a number above 0, got 0"),
+        ({"reducer_gbps": -1.0}, "reducer_gbps: expected a number above 0, got -1"),
+        ({"reducer_gbps": math.nan}, "reducer_gbps: expected a number above 0, got nan"),
+        ({"worker_gbps": math.inf}, "worker_gbps: expected a number above 0, got inf"),
+        ({"gradient_bytes": 0}, "bytes: expected a number above 0, got 0"),
+    ],
+)
+def test_bad_values_are_named(options: dict[str, Any], text: str) -> None:
+    cluster = {"workers": 4, "worker_gbps": 1.0, "reducer_gbps": 1.0, "gradient_bytes": 1}
+    with pytest.raises(ValueError, match=text):
+        make_plan(Cluster(**{**cluster, **options}))
+
+
+def test_the_command_names_a_bad_value_and_exits_2() -> None:
+    for options, text in (
+        (("--workers", "0"), "workers: expected a whole number from 1, got 0"),
+        (("--workers", "4", "--reducers", "0"), "reducers: expected a whole number from 1, got 0"),
+        (("--workers", "4", "--gradient-bytes", "4X"), "--gradient-bytes"),
+    ):
+        result = plan(*options, "--worker-gbps", "1", "--reducer-gbps", "1")
+        assert result.exit_code == 2
+        assert text in result.output
+
+
+def test_json_of_the_documented_cluster() -> None:
+    found = planned("--workers", "8", "--worker-gbps", "100", "--reducer-gbps", "32")
+    assert found["reducers"] == found["reducers_needed"] == 25
+    assert found["reducers_to_beat_ring"] == 15
+    assert found["speedup"] == pytest.approx(1.75)
+    assert found["ring_seconds"] == pytest.approx(found["allreduce_seconds"] * 1.75)
+    assert [choice["reducers"] for choice in found["choices"]] == list(range(1, 26))
+    winners = [choice["winner"] for choice in found["choices"]]
+    assert winners == ["ring"] * 14 + ["reducers"] * 11
+
+
+def test_too_few_reducers_are_planned_as_asked() -> None:
+    rates = ("--worker-gbps", "1", "--reducer-gbps", "1")
+    found = planned("--workers", "4", *rates, "--reducers", "2", "--gradient-bytes", "64M")
+    assert (found["reducers"], found["winner"]) == (2, "ring")
+    assert found["gradient_bytes"] == 64 << 20
+    assert found["speedup"] == pytest.approx(0.75)
+
+
+def test_a_thousand_reducers_fit_on_a_page_with_those_that_matter() -> None:
+    found = make_plan(Cluster(1000, 100, 10, 1 << 30))
+    shown = [choice.reducers for choice in found.choices]
+    assert found.needed == 10_000 and found.to_beat_ring is not None
+    assert {1, found.to_beat_ring - 1, found.to_beat_ring, 10_000} <= set(shown)
+    assert len(shown) < 70
+
+
+def test_the_table_is_aligned_and_marks_the_choice() -> None:
+    rates = ("--worker-gbps", "1", "--reducer-gbps", "1")
+    result = plan("--workers", "4", *rates, "--reducers", "6")
+    summary, table = (part.splitlines() for part in result.output.split("\n\n"))
+    assert all(len(line) <= 80 for line in summary + table)
+    head, *rows = table
+    assert head.split() == ["reducers", "all-reduce", "speedup", "wins"]
+    assert [row.split()[0] for row in rows] == ["1", "2", "3", "4", "6"]
+    assert {row.index("x  ") for row in rows} == {head.index("  wins") - 1}
+    assert [row for row in rows if row.endswith(" *")] == [rows[-1]]
+
+
+def test_seconds_in_words() -> None:
+    texts = [format_seconds(s) for s in (0.0, 3e-5, 0.0366, 0.5, 2.5, 250.0)]
+    assert texts == ["0.00 us", "30.0 us", "36.6 ms", "500 ms", "2.50 s", "250 s"]
