@@ -5,7 +5,8 @@ STAMP := .venv/installed
 NATIVE := $(wildcard reducer/native/* client/engine/*)
 FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix client/engine/*.,h cc cpp) \
-                        $(addprefix client/engine/tests/*.,h cc cpp))
+                        $(addprefix client/engine/tests/*.,h cc cpp) \
+                        $(addprefix bench/reference/*.,c h))
 COMMA := ,
 FUZZ_SECONDS ?= 60
 

@@ -1,0 +1,152 @@
+"""A joined lane: the real core, and the real shell around it with a sink for its frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import uvloop
+
+from reducer.core import events
+from reducer.core.lane import Lane, LaneSettings
+from reducer.kernels import load
+from reducer.server.buffers import BufferPool
+from reducer.server.protocol import Connection
+from reducer.server.shell import LaneShell
+from reducer.wire import messages
+from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
+from reducer.wire.header import Header, pack_header
+from reducer.wire.keys import position
+
+KERNELS = load(require_native=True)
+BUDGET = 1 << 30
+KEY = 0x1234_5678_9ABC_DEF0
+
+
+def bare_lane(credit: int) -> Lane:
+    """``credit`` in bytes."""
+    return Lane(
+        LaneSettings(
+            lane=0,
+            lanes=1,
+            incarnation=bytes(16),
+            budget=BUDGET,
+            crc32c=KERNELS.crc32c,
+            acc_itemsize=KERNELS.acc_itemsize,
+            credit=credit,
+        )
+    )
+
+
+def hello(rank: int, world: int, chunk: int) -> tuple[Header, bytes]:
+    """HELLO of a rank; chunks of ``chunk`` bytes."""
+    message = messages.Hello(
+        "bench", rank, world, rank.to_bytes(16, "little"), 0, 1, "run", ((0, chunk),)
+    )
+    payload = messages.encode(message)
+    header = Header(MessageKind.HELLO, length=len(payload), payload_crc=KERNELS.crc32c(payload))
+    return header, payload
+
+
+def contribution(rank: int, round_: int, chunk: int, chunks: int, payload: bytes) -> Header:
+    """Of float32 to be summed; the rank holds all results before this chunk's."""
+    return Header(
+        MessageKind.CONTRIBUTION,
+        DType.FLOAT32,
+        ReduceOp.SUM,
+        Collective.ALL_REDUCE,
+        rank=rank,
+        chunk=chunk,
+        key=KEY,
+        round=round_,
+        count=chunks * len(payload) // 4,
+        done=position(round_, chunk),
+        length=len(payload),
+        payload_crc=KERNELS.crc32c(payload),
+    )
+
+
+class CoreLane:
+    """The core alone. A Finish is answered at once; every other output is dropped."""
+
+    def __init__(self, world: int, chunk: int, credit: int) -> None:
+        self.lane = bare_lane(credit)
+        for rank in range(world):
+            header, payload = hello(rank, world, chunk)
+            self.feed([events.Opened(rank)])
+            self.feed([events.ControlReceived(rank, header, memoryview(payload))])
+
+    def feed(self, arrived: Iterable[events.Event]) -> None:
+        handle = self.lane.handle
+        for event in arrived:
+            for output in handle(event, 0.0):
+                if type(output) is events.Finish:
+                    handle(events.Reduced(output.chunk, 0, 0), 0.0)
+
+    @property
+    def rounds(self) -> int:
+        """Complete ones."""
+        return int(self.lane.snapshot()["jobs"]["bench"]["rounds"])
+
+
+class Sink(asyncio.Transport):
+    """Takes every frame at once, as a socket with room does; counts what RESULTs it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.taken += sum(map(len, list_of_data))
+
+
+class ShellLane:
+    """Core, shell, executor, pool, kernels and loop: all of a lane process but the sockets."""
+
+    def __init__(self, world: int, chunk: int, credit: int) -> None:
+        self.sinks = [Sink() for _ in range(world)]
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        shell = LaneShell(bare_lane(credit), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+        self._connections = [shell.connection() for _ in self.sinks]
+        self._runner.run(self._join(world, chunk))
+
+    def __enter__(self) -> ShellLane:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._runner.close()
+
+    def play(self, arrived: Iterable[tuple[int, memoryview]]) -> None:
+        """Give the lane (rank, bytes), in this order, in one turn of its loop."""
+        self._runner.run(self._play(arrived))
+
+    async def _play(self, arrived: Iterable[tuple[int, memoryview]]) -> None:
+        for rank, data in arrived:
+            receive(self._connections[rank], data)
+        await asyncio.sleep(0)  # what the lane has put off until it has read everything
+
+    async def _join(self, world: int, chunk: int) -> None:
+        for rank, connection in enumerate(self._connections):
+            connection.connection_made(self.sinks[rank])
+            header, payload = hello(rank, world, chunk)
+            await self._play([(rank, memoryview(pack_header(header, KERNELS.crc32c) + payload))])
+
+
+def receive(connection: Connection, data: memoryview) -> None:
+    """What the event loop does, with a copy in place of read()."""
+    while data:
+        room = connection.get_buffer(-1)
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        data = data[size:]
+        connection.buffer_updated(size)

@@ -1,0 +1,43 @@
+"""One worker of `bench.reducer_cpu` on our side: the counterpart of reference/load.c.
+
+    python -m bench.reducer_cpu_worker ADDRESS RANK WORKERS BYTES CHUNK_BYTES
+
+Prints "ready", then reads numbers of rounds from stdin, one a line, runs and checks them, and
+prints "done" after each batch; it ends with stdin.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+import reducer_client
+
+
+def main() -> int:
+    address, *numbers = sys.argv[1:]
+    rank, workers, size, chunk = map(int, numbers)
+    base = (np.arange(size // 4) % 997).astype(np.float32)
+    given, result = np.empty_like(base), np.empty_like(base)
+    summed = workers * (workers + 1) // 2
+    number = 0
+    with reducer_client.connect(
+        address, job="cpu", rank=rank, world_size=workers, chunk_table=[(0, chunk)]
+    ) as group:
+        print("ready", flush=True)
+        for line in sys.stdin:
+            for _ in range(int(line)):
+                # Small integers, other ones in each round and rank: exact in every order.
+                factor = 1 + number % 5
+                np.multiply(base, factor * (rank + 1), out=given)
+                group.all_reduce(given, out=result, key="bench").wait()
+                if not np.array_equal(result, base * np.float32(factor * summed)):
+                    raise AssertionError(f"wrong sum in round {number} on rank {rank}")
+                number += 1
+            print("done", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
