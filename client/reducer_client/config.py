@@ -31,8 +31,8 @@ DEFAULT_SILENCE = 5.0
 # Small rounds still spread over all reducers, and beyond 1 MiB a chunk saves no more CPU.
 _CHUNKS_PER_REDUCER = (
     (0, 16 << 10),
-    (512 << 10, 32 << 10),
-    (2 << 20, 64 << 10),
+    (128 << 10, 32 << 10),
+    (1 << 20, 64 << 10),
     (32 << 20, 128 << 10),
     (64 << 20, 256 << 10),
     (128 << 20, 512 << 10),
