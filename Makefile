@@ -84,8 +84,8 @@ soak: $(STAMP) ## The decoder fuzzed for ten minutes, then all tests three times
 	$(BIN)/python -m tests.fuzz.decoder --seconds 600
 	for turn in 1 2 3; do $(BIN)/python -m pytest -q $(PYTEST_ARGS) || exit 1; done
 
-bench: $(STAMP) ## Measure beside gloo on loopback
-	$(BIN)/python -m bench.loopback
+bench: $(STAMP) ## Three minutes of tables beside gloo; limited NICs need root
+	$(BIN)/python -m bench.all
 
 clean: ## Remove .venv and everything that was built
 	rm -rf .venv build dist demo-out .mypy_cache .ruff_cache .pytest_cache .hypothesis

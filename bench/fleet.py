@@ -11,6 +11,7 @@ import os
 import selectors
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +21,6 @@ from typing import Any, Protocol
 from bench.netlab import Lab
 
 ROOT = Path(__file__).resolve().parents[1]
-_TICKS = os.sysconf("SC_CLK_TCK")
 _STOP_SECONDS = 10.0
 
 
@@ -65,6 +65,7 @@ class Fleet:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._stack = ExitStack()
+        self._started: list[tuple[str, subprocess.Popen[str]]] = []
         self._reducers: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Fleet:
@@ -103,15 +104,43 @@ class Fleet:
             FleetError: a worker ended with an error, or they took longer than ``seconds`` between
                 two lines.
         """
-        workers = [
-            self._start(host, [sys.executable, "-m", module], stdin=subprocess.PIPE)
-            for host in hosts
-        ]
+        command = [sys.executable, "-m", module]
+        pipe = subprocess.PIPE
+        workers = [self.start(host, command, stdin=pipe, stdout=pipe) for host in hosts]
         for worker, case in zip(workers, cases, strict=True):
             assert worker.stdin is not None
             worker.stdin.write(json.dumps(case) + "\n")
             worker.stdin.close()
         yield from _lines(workers, seconds)
+
+    def start(
+        self,
+        host: str,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> subprocess.Popen[str]:
+        """Start any program on a host, with ``env`` added to its environment.
+
+        ``options`` go to `subprocess.Popen`; without them what it prints goes to stderr.
+        """
+        process = subprocess.Popen(
+            self._place.command(host, command),
+            text=True,
+            cwd=ROOT,
+            env={**_environment(), **(env or {})},
+            **{"stdout": sys.stderr, **options},
+        )
+        self._stack.callback(_stop, process)
+        self._started.append((host, process))
+        return process
+
+    def check(self) -> None:
+        """Raise `FleetError` if a program has ended."""
+        for host, process in self._started:
+            if process.poll() is not None:
+                program = " ".join(map(str, process.args))  # type: ignore[arg-type]  # a list
+                raise FleetError(f"on {host} {program} ended with code {process.returncode}")
 
     def reducer_cpu_seconds(self) -> float:
         """User and system time of all reducers and their lanes since they started."""
@@ -124,25 +153,13 @@ class Fleet:
         command = [sys.executable, "-m", "reducer", "serve", "--host", address, "--port", "0"]
         command += ["--metrics-port", "0", "--lanes", str(lanes), "--insecure"]
         command += ["--log-level", "warning", *options]
-        return self._start(host, command)
-
-    def _start(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            self._place.command(host, command),
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=_environment(),
-            **options,
-        )
-        self._stack.callback(_stop, process)
-        return process
+        return self.start(host, command, stdout=subprocess.PIPE)
 
 
 def cpu_seconds(pid: int, with_children: bool = False) -> float:
     """User and system time of a process, with that of its living children if wanted."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    total = (int(fields[11]) + int(fields[12])) / _TICKS
+    # clock_getcpuclockid(3): nanoseconds, where /proc/PID/stat counts ticks of 10 ms.
+    total = time.clock_gettime((~pid << 3) | 2)
     if with_children:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
         total += sum(cpu_seconds(int(child), with_children=True) for child in children)

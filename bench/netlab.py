@@ -47,6 +47,10 @@ class Nic:
     rate: str | None = None
     limit: str = "4mb"
 
+    def __post_init__(self) -> None:
+        if self.bits_per_second == 0:
+            raise ValueError(f"rate {self.rate!r}: expected more than 0")
+
     @property
     def bits_per_second(self) -> float | None:
         """None where there is no limit. Raises ValueError for a rate that tc would not take."""

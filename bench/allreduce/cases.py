@@ -1,0 +1,79 @@
+"""What is reduced: sizes, types, and arrays whose sum is exact in every order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+# Name on the command line: dtype of the array, dtype on the wire.
+TYPES = {
+    "fp32": ("float32", "float32"),
+    "bf16": ("bfloat16", "bfloat16"),
+    "fp16": ("float16", "float16"),
+    "fp32-bf16": ("float32", "bfloat16"),
+}
+# Integers up to this are exact in every dtype above; so are all partial sums.
+_EXACT = 256
+# Elements after which an array repeats: a prime, so that a chunk in the wrong place is found.
+_PERIOD = 65_537
+# Bytes that the rounds of one turn of one contender have together at most, and their number.
+_TURN_BYTES = 4 << 20
+_TURN_ROUNDS = 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size and type. ``size`` is in bytes of the array, whatever travels."""
+
+    size: int
+    type: str
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return as_dtype(TYPES[self.type][0])
+
+    @property
+    def wire_dtype(self) -> str:
+        return TYPES[self.type][1]
+
+    @property
+    def narrows(self) -> bool:
+        """Whether the wire has another dtype than the array."""
+        return self.wire_dtype != self.dtype.name
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return self.size // self.dtype.itemsize
+
+    @property
+    def rounds(self) -> int:
+        """Measurements of each contender in each turn."""
+        return max(1, min(_TURN_ROUNDS, _TURN_BYTES // max(1, self.size)))
+
+    def array(self, rank: int, workers: int) -> Array:
+        """What a rank contributes, of shape (count,)."""
+        return self._repeat(_draw(rank, workers))
+
+    def total(self, workers: int) -> Array:
+        """The sum of all ranks' arrays."""
+        return self._repeat(np.sum([_draw(rank, workers) for rank in range(workers)], axis=0))
+
+    def _repeat(self, integers: Array) -> Array:
+        return np.resize(integers.astype(self.dtype), self.count)
+
+
+def _draw(rank: int, workers: int) -> Array:
+    most = max(1, _EXACT // workers)
+    return np.random.default_rng(rank).integers(-most, most + 1, _PERIOD)
+
+
+def as_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of that name; bfloat16 is that of ml_dtypes."""
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)

@@ -1,0 +1,56 @@
+"""The hosts of a run: one for each program in a lab, or one for all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from bench.allreduce import mpi
+from bench.allreduce.contenders import MPI
+from bench.allreduce.options import Options
+from bench.fleet import OneHost, Place, ThisMachine
+from bench.netlab import Lab, LabError, Nic
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the programs run. ``interface`` carries their traffic."""
+
+    place: Place
+    workers: list[str]
+    reducers: list[str]
+    interface: str
+
+
+@contextmanager
+def open_site(options: Options) -> Iterator[Site]:
+    """Hosts that exist inside the block. Raises `LabError` where limited NICs cannot be had."""
+    with _one_host(options) if options.loopback else _lab(options) as site:
+        yield site
+
+
+@contextmanager
+def _lab(options: Options) -> Iterator[Site]:
+    rate, reducer_rate = options.rates
+    workers = [f"w{rank}" for rank in range(options.workers)]
+    reducers = [f"r{slot}" for slot in range(options.reducers)]
+    nics = dict.fromkeys(workers, Nic(rate)) | dict.fromkeys(reducers, Nic(reducer_rate))
+    if MPI in options.peers:
+        nics[mpi.HOST] = Nic()
+    with Lab(nics, options.congestion) as lab:
+        yield Site(lab, workers, reducers, "eth0")
+
+
+@contextmanager
+def _one_host(options: Options) -> Iterator[Site]:
+    """A namespace if that is allowed, for the congestion control; else this machine."""
+    place: Place = ThisMachine()
+    with ExitStack() as stack:
+        try:
+            lab = stack.enter_context(Lab({"host": Nic()}, options.congestion))
+            place = OneHost(lab, "host")
+        except LabError as error:
+            print(f"{error}; with the congestion control of this machine", file=sys.stderr)
+        yield Site(place, ["host"] * options.workers, ["host"] * options.reducers, "lo")

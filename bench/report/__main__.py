@@ -1,0 +1,32 @@
+"""``python -m bench.report``: tables, and a plot if one is wanted."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bench.report.results import ResultsError, load
+from bench.report.table import format_runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.report", description="Tables and plots of bench.allreduce's results."
+    )
+    parser.add_argument("results", type=Path, nargs="+", help="files of JSON lines")
+    parser.add_argument("--plot", type=Path, help="PNG file to draw into")
+    options = parser.parse_args()
+    try:
+        runs = [run for path in options.results for run in load(path)]
+    except (OSError, ResultsError) as error:
+        sys.exit(f"bench.report: {error}")
+    print(format_runs(runs))
+    if options.plot:
+        from bench.report.plots import draw
+
+        draw(runs, options.plot)
+
+
+if __name__ == "__main__":
+    main()

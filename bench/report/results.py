@@ -1,0 +1,247 @@
+"""Lines of `bench.allreduce` as series, and everything that follows from their times.
+
+GB is 1e9 bytes; N is the size of the array; n is the number of workers.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from bench.netlab import Nic
+
+Line = dict[str, Any]
+REDUCERS = "reducers"
+# A frame of 1,514 bytes carries 1,448 bytes of TCP payload.
+HEADERS = 1.045
+_SMALL = 1 << 20
+_FULL = 0.95
+_NEAR = 1.2
+_WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class ResultsError(ValueError):
+    """A file holds something else than results; says which and where."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Hosts and settings of a run. Rates are tc's words; None where no NIC limits."""
+
+    workers: int
+    reducers: int
+    lanes: int
+    rate: str | None
+    reducer_rate: str | None
+    congestion: str
+    transport: str
+    chunk_table: str
+    credit: str
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second of a worker's NIC, each way."""
+        return Nic(self.rate).bytes_per_second
+
+    @property
+    def reducer_bandwidth(self) -> float | None:
+        return Nic(self.reducer_rate).bytes_per_second
+
+    @property
+    def ring_share(self) -> float:
+        """What each worker of a ring sends, in arrays: the least without reducers."""
+        return 2 * (self.workers - 1) / self.workers
+
+
+@dataclass(frozen=True)
+class Series:
+    """All measurements of one contender in one case of a run."""
+
+    topology: Topology
+    contender: str
+    size: int
+    dtype: str
+    wire_dtype: str
+    seconds: tuple[float, ...]
+    reducer_cpu: float
+    worker_cpu: float
+    nic_sent: int
+    cpu_busy: float
+    cpu_total: float
+
+    @property
+    def case(self) -> tuple[str, str, int]:
+        return self.dtype, self.wire_dtype, self.size
+
+    @property
+    def count(self) -> int:
+        """Elements of the array."""
+        return self.size // _WIDTHS[self.dtype]
+
+    @property
+    def wire_size(self) -> float:
+        """Bytes of the array as it travels."""
+        return self.size * _WIDTHS[self.wire_dtype] / _WIDTHS[self.dtype]
+
+    @property
+    def median(self) -> float:
+        """Seconds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> tuple[float, float, float, float]:
+        """Least, quartiles and most, in seconds."""
+        low, high = min(self.seconds), max(self.seconds)
+        if len(self.seconds) < 2:
+            return low, low, high, high
+        quartiles = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return low, quartiles[0], quartiles[2], high
+
+    @property
+    def algbw(self) -> float:
+        """GB/s of the array: N / time."""
+        return self.size / self.median / 1e9
+
+    @property
+    def busbw(self) -> float:
+        """As nccl-tests: what each link of a ring would carry in this time."""
+        return self.algbw * self.topology.ring_share
+
+    @property
+    def wire_rate(self) -> float | None:
+        """GB/s that left a worker's NIC while it reduced; None on loopback."""
+        return self.nic_sent / sum(self.seconds) / 1e9 if self.topology.rate else None
+
+    @property
+    def to_line(self) -> float | None:
+        """Time / (N/BW), whatever travels; None without a limited NIC."""
+        bandwidth = self.topology.bandwidth
+        return self.median * bandwidth / self.size if bandwidth else None
+
+    @property
+    def bound(self) -> float | None:
+        """Seconds that the NICs need at least, headers included; None without a limit.
+
+        For reducers max(N/BW, n N/(R BW of a reducer)), for others a ring's 2(n-1)/n N/BW, each
+        with N as it travels.
+        """
+        at = self.topology
+        if at.bandwidth is None:
+            return None
+        line = self.wire_size / at.bandwidth * HEADERS
+        if self.contender != REDUCERS:
+            return line * at.ring_share
+        share = at.workers * at.bandwidth / (at.reducers * (at.reducer_bandwidth or at.bandwidth))
+        return line * max(1.0, share)
+
+    @property
+    def to_bound(self) -> float | None:
+        return self.median / self.bound if self.bound else None
+
+    @property
+    def reducer_cost(self) -> float | None:
+        """CPU seconds of all reducers for 1 GB that they receive."""
+        return self._cost(self.reducer_cpu) if self.contender == REDUCERS else None
+
+    @property
+    def worker_cost(self) -> float:
+        """CPU seconds of a worker for 1 GB of its arrays, as they travel."""
+        return self._cost(self.worker_cpu)
+
+    @property
+    def busy(self) -> float | None:
+        """Share of all cores; None where all turns were shorter than the kernel counts (10 ms)."""
+        return self.cpu_busy / self.cpu_total if self.cpu_total else None
+
+    def _cost(self, cpu: float) -> float:
+        return cpu / (self.wire_size * self.topology.workers * len(self.seconds) / 1e9)
+
+
+@dataclass
+class Run:
+    """What one command has measured. ``end`` is empty for a run that was broken off."""
+
+    context: Line
+    series: list[Series] = field(default_factory=list)
+    end: Line = field(default_factory=dict)
+
+    def peer(self, series: Series, contender: str) -> Series | None:
+        """What another contender has measured in the same case."""
+        same = (s for s in self.series if s.case == series.case and s.contender == contender)
+        return next(same, None)
+
+    def speed_over(self, series: Series, contender: str) -> float | None:
+        """How many times as fast as that contender; None where it did not take part."""
+        peer = self.peer(series, contender)
+        return peer.median / series.median if peer else None
+
+    def starves(self, series: Series) -> bool:
+        """Whether the cores, and not the network, decided the time.
+
+        Where workers share cores, threads of gloo and MPI that wait take them from those that
+        work: seen up to 1 MiB, and wherever the cores are full. Who is near what the NICs need
+        has had cores enough.
+        """
+        if series.to_bound is not None and series.to_bound < _NEAR:
+            return False
+        small = series.size <= _SMALL and series.topology.workers > self.context["cores"]
+        return small or (series.busy or 0.0) >= _FULL
+
+    @property
+    def contenders(self) -> list[str]:
+        return list(dict.fromkeys(series.contender for series in self.series))
+
+
+def load(path: Path) -> list[Run]:
+    """The runs of a file. Raises ResultsError, OSError."""
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            raise ResultsError(f"{path}, line {number}: {error}") from None
+    try:
+        return collect(lines)
+    except (KeyError, ResultsError) as error:
+        raise ResultsError(f"{path}: {error!r}; is it all of bench.allreduce?") from None
+
+
+def collect(lines: Iterable[Line]) -> list[Run]:
+    """Runs in order, with one series for each contender and case."""
+    runs: dict[str, Run] = {}
+    measured: dict[tuple[Any, ...], list[Line]] = {}
+    for line in lines:
+        if line["what"] == "context":
+            runs[line["run"]] = Run(line)
+        elif line["what"] == "end":
+            runs[line["run"]].end = line
+        else:
+            case = (line["dtype"], line["wire_dtype"], line["bytes"], line["contender"])
+            measured.setdefault((line["run"], *case), []).append(line)
+    for (run, *_), turns in measured.items():
+        if run not in runs:
+            raise ResultsError(f"run {run}: no context line")
+        runs[run].series.append(_series(turns))
+    return list(runs.values())
+
+
+def _series(turns: Sequence[Line]) -> Series:
+    first = turns[0]
+    hosts = {item.name: first[item.name] for item in fields(Topology)}
+    return Series(
+        topology=Topology(**hosts),
+        contender=first["contender"],
+        size=first["bytes"],
+        dtype=first["dtype"],
+        wire_dtype=first["wire_dtype"],
+        seconds=tuple(seconds for turn in turns for seconds in turn["seconds"]),
+        reducer_cpu=sum(turn["reducer_cpu"] for turn in turns),
+        worker_cpu=sum(turn["worker_cpu"] for turn in turns),
+        nic_sent=sum(turn["nic_sent"] for turn in turns),
+        cpu_busy=sum(turn["cpu_busy"] for turn in turns),
+        cpu_total=sum(turn["cpu_total"] for turn in turns),
+    )

@@ -1,0 +1,96 @@
+"""`bench.allreduce` and `bench.report`, real: daemons, worker processes, gloo; tiny arrays."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.netlab import Lab, LabError, Nic
+from tests.support.cluster import ROOT, environment
+
+pytest.importorskip("torch")
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+def measure(path: Path, *options: str) -> tuple[str, list[dict[str, Any]]]:
+    """The table, and the lines between context and end."""
+    once = ["--workers", "2", "--repeats", "1", "--warmup", "0", "--json", str(path)]
+    done = bench("bench.allreduce", *once, *options)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["what"] for line in lines if line["what"] != "all-reduce"] == ["context", "end"]
+    assert lines[0]["cores"] >= 1 and "bench.allreduce" in lines[0]["command"]
+    return done.stdout, lines[1:-1]
+
+
+def cases(lines: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """What was measured, in order, with the number of measurements."""
+    names = ("dtype", "wire_dtype", "bytes", "contender")
+    return [(*(line[name] for name in names), len(line["seconds"])) for line in lines]
+
+
+def test_contenders_are_measured_over_loopback(tmp_path: Path) -> None:
+    results, plot = tmp_path / "results.jsonl", tmp_path / "plot.png"
+    table, lines = measure(
+        *(results, "--loopback", "--reducers", "2", "--lanes", "2", "--sizes", "4K,2M"),
+        *("--dtypes", "fp32,bf16,fp16,fp32-bf16", "--chunk-table", "0:64K", "--credit", "1MiB"),
+    )
+    types = [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")]
+    types += [("float32", "bfloat16")]
+    assert cases(lines) == [
+        (*type_, size, contender, rounds)
+        for type_ in types
+        for size, rounds in ((4096, 30), (2 << 20, 2))
+        for contender in ("reducers", "gloo")
+    ]
+    for line in lines:
+        assert all(0 < seconds < 60 for seconds in line["seconds"])
+        assert line["worker_cpu"] > 0 and line["nic_sent"] > line["bytes"]
+        assert (line["reducer_cpu"] > 0) == (line["contender"] == "reducers")
+        assert (line["rate"], line["chunk_table"], line["credit"]) == (None, "0:65536", "1MiB")
+    assert "2 workers, 2 reducers of 2 lanes, loopback" in table
+    shown = bench("bench.report", str(results), "--plot", str(plot))
+    assert shown.stdout == table, shown.stderr
+
+
+def test_limited_nics_limit(tmp_path: Path) -> None:
+    try:
+        with Lab({"host": Nic("1gbit")}):
+            pass
+    except LabError as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    table, lines = measure(
+        *(tmp_path / "results.jsonl", "--reducers", "2", "--sizes", "2M"),
+        *("--rate", "100mbit", "--reducer-rate", "200mbit", "--peers", "gloo"),
+    )
+    assert "100mbit NICs, reducers' 200mbit" in table
+    line_rate = (2 << 20) / 12.5e6
+    for line in lines:
+        assert line["congestion"] == "cubic"
+        assert line["nic_sent"] >= line["bytes"]  # nothing went around the NIC
+        # A bucket of 256 KB is full at the start, and may be once more after a pause.
+        assert min(line["seconds"]) > 0.7 * line_rate
+
+
+def test_a_worker_that_fails_ends_the_run_with_its_name() -> None:
+    options = "--loopback --workers 2 --reducers 1 --transport pigeon"
+    done = bench("bench.allreduce", *options.split())
+    assert done.returncode == 1
+    assert "worker" in done.stderr and "ended when ordered to join" in done.stderr
