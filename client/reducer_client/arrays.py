@@ -28,7 +28,9 @@ def as_array(value: object) -> Array:
 
 def flat_bytes(array: Array) -> memoryview:
     """The elements in C order as flat uint8; copied only where not contiguous or not aligned."""
-    contiguous = np.require(array, requirements=("C", "A")).reshape(-1)
+    is_plain = array.flags.c_contiguous and array.flags.aligned
+    contiguous = array if is_plain else np.require(array, requirements=("C", "A"))
+    contiguous = contiguous.reshape(-1)
     if contiguous.size == 0 or contiguous.dtype.itemsize == 0:
         return memoryview(bytearray())
     return contiguous.view(np.uint8).data
@@ -40,6 +42,8 @@ def apart(source: Array | None, target: Array | None) -> Array | None:
     The engine reads and writes chunk by chunk: only a target that is the source itself is safe.
     """
     if source is None or target is None or not np.may_share_memory(source, target):
+        return source
+    if source is target:  # targets are contiguous
         return source
     same = source.ctypes.data == target.ctypes.data and source.nbytes == target.nbytes
     return source if same and source.flags.c_contiguous else source.copy()
