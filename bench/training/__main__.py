@@ -1,0 +1,171 @@
+"""`python -m bench.training`: what bench/training/__init__.py says."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import bench.training
+from bench.fleet import FleetError
+from bench.machine import CpuTime, cpu_time, facts
+from bench.netlab import LabError, Nic
+from bench.training.case import COMPUTE, Case, parse_contender
+from bench.training.model import POSITIONS, SHAPES, Bert, gradient_bytes
+from bench.training.progress import progress_bar
+from bench.training.report import format_table
+from bench.training.run import Outcome, TrainingError, run
+from bench.training.trainer import attach_options
+from reducer.units import parse_size
+
+_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+
+def main() -> int:
+    options = _parse_arguments()
+    results = []
+    with ExitStack() as stack:
+        out = stack.enter_context(options.json.open("a")) if options.json else None
+        for workers, rate in itertools.product(options.workers, options.rates):
+            case = _make_case(options, workers, rate)
+            try:
+                lines = _measure(case, out)
+            except (FleetError, LabError, TrainingError) as error:
+                sys.exit(f"bench.training: {error}")
+            print(f"{format_table(case, lines)}\n", flush=True)
+            results.append((case, lines))
+    if options.plot:
+        from bench.training.plot import draw
+
+        draw(results, options.plot)
+    return 0
+
+
+def _measure(case: Case, out: IO[str] | None) -> list[dict[str, Any]]:
+    where = case.rate or "loopback"
+    before = cpu_time()
+    with progress_bar(f"{case.size}, {case.workers} workers, {where}", case.turns) as on_turn:
+        outcomes = run(case, on_turn)
+    lines = _as_lines(case, outcomes, _busy_share(before))
+    if out is not None:
+        context = {"what": "context", **facts()}
+        out.writelines(f"{json.dumps(line)}\n" for line in (context, *lines))
+        out.flush()
+    return lines
+
+
+def _busy_share(before: CpuTime) -> float:
+    passed = cpu_time().since(before)
+    return passed.busy / passed.total
+
+
+def _as_lines(case: Case, outcomes: Sequence[Outcome], busy: float) -> list[dict[str, Any]]:
+    common = {
+        "what": "training",
+        "case": case.as_json(),
+        "busy": round(busy, 3),
+        "gradient_bytes": gradient_bytes(Bert(SHAPES[case.size])),
+    }
+    return [{**common, **outcome.as_json()} for outcome in outcomes]
+
+
+def _make_case(options: argparse.Namespace, workers: int, rate: str | None) -> Case:
+    own = _CONGESTION.read_text(encoding="ascii").strip()
+    return Case(
+        size=options.size,
+        workers=workers,
+        reducers=options.reducers or workers,
+        lanes=options.lanes,
+        rate=rate,
+        congestion=own if rate is None else options.congestion,
+        chunk=options.chunk,
+        credit=options.credit,
+        batch=options.batch,
+        sequence=options.sequence,
+        warmup=options.warmup,
+        blocks=options.blocks,
+        steps=options.steps,
+        contenders=options.contenders,
+    )
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.training",
+        description=bench.training.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--size", choices=SHAPES, default="10m")
+    add("--workers", type=_counts, default=[8], metavar="N,...")
+    add("--reducers", type=_count, help="as many as workers, unless given")
+    add("--lanes", type=_count, default=1, help="of each reducer")
+    add("--rates", type=_words, default=["100mbit"], metavar="RATE,...", help="of every NIC")
+    add("--loopback", action="store_true", help="no lab and no root: a check, not a measurement")
+    add("--congestion", default="cubic", help="of all hosts of the lab")
+    add("--chunk", type=_size, metavar="SIZE", help="of all rounds, unless the client chooses")
+    add("--credit", metavar="SIZE", help="of `reducer serve`, unless it chooses")
+    add("--batch", type=_count, default=1, help="passages of a worker in a step")
+    add("--sequence", type=int, default=32, help="tokens of a passage")
+    add("--warmup", type=_count, default=2, help="steps")
+    add("--blocks", type=_count, default=5, help="of each contender")
+    add("--steps", type=_count, default=2, help="of each block")
+    add("--contenders", type=_words, default=["gloo", "reducers"], metavar="NAME,...")
+    add("--priority", action="store_true", help="one more contender: reducers-priority")
+    add("--json", type=Path, metavar="PATH", help="append one line for each contender")
+    add("--plot", type=Path, metavar="PNG", help="speed-up by rate and number of workers")
+    options = parser.parse_args()
+    try:
+        options.rates = [None] if options.loopback else _checked_rates(options.rates)
+        options.contenders = _contenders(options)
+        if not 2 <= options.sequence <= POSITIONS:
+            raise ValueError(f"--sequence {options.sequence}: expected 2 to {POSITIONS} tokens")
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def _checked_rates(rates: list[str]) -> list[str]:
+    for rate in rates:
+        _ = Nic(rate).bits_per_second  # raises
+    return rates
+
+
+def _contenders(options: argparse.Namespace) -> tuple[str, ...]:
+    names = [name for name in options.contenders if name != COMPUTE]
+    names += ["reducers-priority"] if options.priority else []
+    for name in names:
+        attach_options(parse_contender(name))
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"--contenders {','.join(names)}: expected some, each once")
+    return (*names, COMPUTE)
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(word) for word in _words(text)]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 1")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

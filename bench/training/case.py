@@ -1,0 +1,78 @@
+"""What is measured, as given on the command line and written into every line of the results."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# The contender that every run has: the same training without any communication.
+COMPUTE = "compute"
+KINDS = ("gloo", "gloo-bf16", "reducers", "reducers-bf16", "reducers-priority", COMPUTE)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to exchange gradients; ``name`` is ``kind`` or ``kind@MiB``, its bucket size."""
+
+    name: str
+    kind: str
+    bucket_mib: float | None
+
+    @property
+    def uses_reducers(self) -> bool:
+        return self.kind.startswith("reducers")
+
+    @property
+    def is_exact(self) -> bool:
+        """float32 gradients travel as float32."""
+        return not self.kind.endswith("-bf16")
+
+
+def parse_contender(name: str) -> Contender:
+    """Raises ValueError for a name that is neither ``kind`` nor ``kind@MiB``."""
+    match = re.fullmatch(r"([a-z0-9-]+)(?:@([0-9]+(?:\.[0-9]+)?))?", name)
+    if match is None or match[1] not in KINDS:
+        raise ValueError(f"contender {name!r}: expected one of {', '.join(KINDS)}, or one@MiB")
+    return Contender(name, match[1], float(match[2]) if match[2] else None)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. ``batch`` passages of ``sequence`` tokens are a worker's part of a step.
+
+    ``rate`` is in tc's words, None for loopback; ``chunk`` (bytes) and ``credit`` are None for what
+    client and daemon choose; the contenders end with ``COMPUTE``.
+    """
+
+    size: str
+    workers: int
+    reducers: int
+    lanes: int
+    rate: str | None
+    congestion: str
+    chunk: int | None
+    credit: str | None
+    batch: int
+    sequence: int
+    warmup: int
+    blocks: int
+    steps: int
+    contenders: tuple[str, ...]
+
+    @property
+    def samples(self) -> int:
+        """Passages of one step, over all workers."""
+        return self.workers * self.batch
+
+    @property
+    def turns(self) -> int:
+        """Blocks of the whole run, warm-up included, over all contenders."""
+        return (1 + self.blocks) * len(self.contenders)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "contenders": list(self.contenders)}
+
+
+def from_json(fields: dict[str, Any]) -> Case:
+    return Case(**{**fields, "contenders": tuple(fields["contenders"])})

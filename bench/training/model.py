@@ -1,0 +1,88 @@
+"""BERT in its published sizes, with a head that predicts masked words, and random weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+_WORDS = 30_522
+POSITIONS = 512
+_SEGMENTS = 2
+# The most frequent words, which alone are predicted. BERT predicts all, by its embedding table; on
+# CPUs that would take longer than all its layers for the few tokens of a step.
+ANSWERS = 1024
+# Width of one attention head in every published size.
+_HEAD = 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``words`` is the height of the embedding table, whatever the text uses of it."""
+
+    width: int
+    layers: int
+    words: int = _WORDS
+
+
+SHAPES = {
+    "tiny": Shape(64, 1, words=2048),
+    "10m": Shape(256, 4),  # BERT-mini: 11.4 million parameters
+    "30m": Shape(512, 4),  # BERT-small: 29.3
+    "110m": Shape(768, 12),  # BERT-base: 110.3
+}
+
+
+class Bert(nn.Module):
+    """Without dropout: the losses of two contenders could not be compared."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.words = nn.Embedding(shape.words, shape.width)
+        self.positions = nn.Embedding(POSITIONS, shape.width)
+        self.segments = nn.Embedding(_SEGMENTS, shape.width)
+        self.norm = nn.LayerNorm(shape.width)
+        layer = nn.TransformerEncoderLayer(
+            shape.width,
+            shape.width // _HEAD,
+            dim_feedforward=4 * shape.width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+        )
+        self.encoder = nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False)
+        dense = nn.Linear(shape.width, shape.width)
+        answers = nn.Linear(shape.width, ANSWERS)
+        self.head = nn.Sequential(dense, nn.GELU(), nn.LayerNorm(shape.width), answers)
+        self.apply(_initialize)
+
+    def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Logits of the words that belong at the places.
+
+        Args:
+            tokens: shape (batch, sequence).
+            places: shape (batch, masked), positions in the sequence.
+
+        Returns:
+            Shape (batch * masked, ANSWERS).
+        """
+        positions = torch.arange(tokens.shape[1])
+        segments = torch.zeros_like(tokens)
+        embedded = self.words(tokens) + self.positions(positions) + self.segments(segments)
+        hidden = self.encoder(self.norm(embedded))
+        masked = hidden[torch.arange(len(hidden))[:, None], places].flatten(end_dim=1)
+        logits: torch.Tensor = self.head(masked)
+        return logits
+
+
+def _initialize(module: nn.Module) -> None:
+    """BERT's own: normal, 0.02 wide. TransformerEncoder starts its layers as copies of one."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.MultiheadAttention):
+        nn.init.normal_(module.in_proj_weight, std=0.02)
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())

@@ -1,0 +1,105 @@
+"""One contender's model, wrapped in DDP as a user of it would."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import reducer_client.torch
+from bench.training.case import COMPUTE, Case, Contender
+from bench.training.model import ANSWERS, SHAPES, Bert
+from bench.training.text import Passages
+from reducer_client import Group
+from reducer_client.torch import ReductionState
+
+_SEED = 2
+# Of the step for a width of 1: wider models diverge with a larger one.
+_LEARNING_RATE = 12.8
+
+
+class Trainer:
+    """Trains one model; all contenders start alike and see the same passages."""
+
+    def __init__(self, case: Case, contender: Contender, rank: int, group: Group | None) -> None:
+        self.contender = contender
+        self._batch, self._rank = case.batch, rank
+        self._passages = Passages(case.sequence, SHAPES[case.size].words, ANSWERS)
+        torch.manual_seed(_SEED)
+        self._model = DistributedDataParallel(
+            Bert(SHAPES[case.size]),
+            # The seed has made them equal; the digests at the end would tell if it had not.
+            init_sync=False,
+            gradient_as_bucket_view=True,
+            **_bucket_options(contender),
+        )
+        self._state = _register_hook(self._model, contender, group)
+        rate = _LEARNING_RATE / SHAPES[case.size].width
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=rate)
+        self._steps = 0
+
+    def step(self) -> float:
+        """Train on the next batch; gives this rank's loss."""
+        batch = self._passages.batch(self._batch, self._steps, self._rank)
+        self._steps += 1
+        silent = self.contender.kind == COMPUTE
+        with self._model.no_sync() if silent else nullcontext():
+            logits = self._model(batch.tokens, batch.places)
+            loss = nn.functional.cross_entropy(logits, batch.words)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=False)
+        return loss.item()
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes of gradients that went through the reducers."""
+        return self._state.bytes_reduced if self._state else 0
+
+    def parameters(self) -> torch.Tensor:
+        """All parameters in a row."""
+        return torch.cat([p.detach().flatten() for p in self._model.parameters()])
+
+    def digest(self) -> str:
+        """Of the bits of all parameters."""
+        digest = hashlib.sha256()
+        for parameter in self._model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def _bucket_options(contender: Contender) -> dict[str, Any]:
+    given = {} if contender.bucket_mib is None else {"bucket_cap_mb": contender.bucket_mib}
+    return reducer_client.torch.ddp_options(**given) if contender.uses_reducers else given
+
+
+def _register_hook(
+    model: DistributedDataParallel, contender: Contender, group: Group | None
+) -> ReductionState | None:
+    """gloo and compute have none: DDP's own all-reduce."""
+    if contender.uses_reducers:
+        assert group is not None
+        return reducer_client.torch.attach(model, group, **attach_options(contender))
+    if contender.kind == "gloo-bf16":
+        model.register_comm_hook(None, _narrow_hook)
+    return None
+
+
+# DDP refuses torch's own hook by its name unless it finds CUDA and NCCL; gloo can sum bfloat16. No
+# string annotations: DDP compares them with real classes.
+def _narrow_hook(state, bucket):  # type: ignore[no-untyped-def]
+    return bf16_compress_hook(state, bucket)
+
+
+def attach_options(contender: Contender) -> dict[str, Any]:
+    """Raises ValueError where this client cannot do what the contender is about."""
+    if contender.kind == "reducers-bf16":
+        return {"wire_dtype": "bfloat16"}
+    if contender.kind == "reducers-priority":
+        return {"prioritize": True}
+    return {}

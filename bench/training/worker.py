@@ -1,0 +1,95 @@
+"""One worker: reads its case from standard input, trains all contenders, prints JSON lines.
+
+{"turn", "contender", "began", "ended": [one for each step], "losses"} after each block, in seconds
+of the machine's monotonic clock, which all workers share, and {"contender", "digest",
+"difference", "reduced_bytes"} for each contender at the end: of its parameters, their largest
+difference from gloo's, and the bytes of gradients that went through the reducers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import reducer_client
+from bench.training.case import Case, from_json, parse_contender
+from bench.training.trainer import Trainer
+from reducer_client import Group
+
+
+def main() -> None:
+    order = json.loads(sys.stdin.readline())
+    case, rank = from_json(order["case"]), order["rank"]
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = order["interface"]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{order['store']}", rank=rank, world_size=case.workers
+    )
+    with ExitStack() as stack:
+        group = _join(case, rank, order["addresses"], stack)
+        trainers = [Trainer(case, parse_contender(c), rank, group) for c in case.contenders]
+        _train(case, trainers)
+        _compare(trainers)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def _join(case: Case, rank: int, addresses: list[str], stack: ExitStack) -> Group | None:
+    if not addresses:
+        return None
+    return stack.enter_context(
+        reducer_client.connect(
+            addresses,
+            job="training",
+            rank=rank,
+            world_size=case.workers,
+            chunk_table=[(0, case.chunk)] if case.chunk else None,
+        )
+    )
+
+
+def _train(case: Case, trainers: list[Trainer]) -> None:
+    """Turn 0 is the warm-up; the order turns round so that nobody always follows the same."""
+    for turn in range(1 + case.blocks):
+        steps = case.steps if turn else case.warmup
+        for trainer in trainers if turn % 2 else trainers[::-1]:
+            _tell({"turn": turn, "contender": trainer.contender.name, **_block(trainer, steps)})
+
+
+def _block(trainer: Trainer, steps: int) -> dict[str, Any]:
+    dist.barrier()
+    began = time.perf_counter()
+    ended, losses = [], []
+    for _ in range(steps):
+        losses.append(trainer.step())
+        ended.append(time.perf_counter())
+    return {"began": began, "ended": ended, "losses": losses}
+
+
+def _compare(trainers: list[Trainer]) -> None:
+    reference = next((t for t in trainers if t.contender.kind == "gloo"), trainers[0])
+    theirs = reference.parameters()
+    for trainer in trainers:
+        _tell(
+            {
+                "contender": trainer.contender.name,
+                "digest": trainer.digest(),
+                "difference": float((trainer.parameters() - theirs).abs().max()),
+                "reduced_bytes": trainer.reduced_bytes,
+            }
+        )
+
+
+def _tell(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
