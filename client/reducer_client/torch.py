@@ -23,8 +23,9 @@ from reducer_client.work import Work
 
 __all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options"]
 
-# Fewer and larger buckets than torch's 25 MiB: a round costs one round trip.
-DEFAULT_BUCKET_CAP_MB = 64
+# torch's own: 5 to 100 MiB differ by 2 % where communication dominates (bench.training), and
+# smaller ones overlap more of the backward pass.
+DEFAULT_BUCKET_CAP_MB = 25
 
 _names: "weakref.WeakKeyDictionary[Group, itertools.count[int]]" = weakref.WeakKeyDictionary()
 
@@ -148,7 +149,7 @@ def attach(
 
 
 def ddp_options(**options: Any) -> dict[str, Any]:
-    """Arguments for DistributedDataParallel: 64 MiB buckets, and whatever is given."""
+    """Arguments for DistributedDataParallel: buckets of 25 MiB, and whatever is given."""
     return {"bucket_cap_mb": DEFAULT_BUCKET_CAP_MB, **options}
 
 

