@@ -70,7 +70,9 @@ void Engine::step_dial(Connection* c, double now) {
 void Engine::try_address(Connection* c, double now) {
   while (c->next_address < c->lookup->addresses().size()) {
     int error = 0;
-    c->fd = begin_connect(c->lookup->addresses()[c->next_address++], &error);
+    const Options& options = state_.options();
+    const SocketAddress& address = c->lookup->addresses()[c->next_address++];
+    c->fd = begin_connect(address, options.congestion, &error);
     if (c->fd >= 0) {
       c->step = Connection::Step::kConnecting;
       c->deadline = now + kAddressPatience;

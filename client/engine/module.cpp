@@ -239,7 +239,7 @@ class PyEngine {
 Options make_options(std::vector<std::string> addresses, const std::string& job,
                      const std::string& run_id, uint32_t rank, uint32_t world_size,
                      const std::vector<std::pair<uint64_t, uint64_t>>& table,
-                     double connect_timeout, double silence) {
+                     double connect_timeout, double silence, const std::string& congestion) {
   Options options;
   options.addresses = std::move(addresses);
   options.job = job;
@@ -249,6 +249,7 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
   options.chunk_table = chunk_table_of(table);
   options.connect_timeout = connect_timeout;
   options.silence = silence;
+  options.congestion = congestion;
   options.incarnation = random_bytes(16);
   if (auto wrong = check_options(options)) throw nb::value_error(wrong->c_str());
   for (const std::string& address : options.addresses) {
@@ -377,13 +378,13 @@ NB_MODULE(_engine, m) {
           [](PyEngine* self, std::vector<std::string> addresses, const std::string& job,
              const std::string& run_id, uint32_t rank, uint32_t world_size,
              const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
-             double silence) {
+             double silence, const std::string& congestion) {
             new (self) PyEngine(make_options(std::move(addresses), job, run_id, rank, world_size,
-                                             table, connect_timeout, silence));
+                                             table, connect_timeout, silence, congestion));
           },
           nb::kw_only(), nb::arg("addresses"), nb::arg("job"), nb::arg("run_id"), nb::arg("rank"),
           nb::arg("world_size"), nb::arg("chunk_table"), nb::arg("connect_timeout"),
-          nb::arg("silence"))
+          nb::arg("silence"), nb::arg("congestion") = "")
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

@@ -101,7 +101,7 @@ std::shared_ptr<Lookup> Lookup::start(const Endpoint& endpoint) {
   return lookup;
 }
 
-int begin_connect(const SocketAddress& to, int* error) {
+int begin_connect(const SocketAddress& to, const std::string& congestion, int* error) {
   const int fd = open_guarded([&] {
     return ::socket(to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   });
@@ -110,8 +110,11 @@ int begin_connect(const SocketAddress& to, int* error) {
     return -1;
   }
   set_options(fd);
-  if (::connect(fd, reinterpret_cast<const sockaddr*>(&to.storage), to.size) != 0 &&
-      errno != EINPROGRESS) {
+  const auto name_size = static_cast<socklen_t>(congestion.size());
+  if ((name_size > 0 &&
+       ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, congestion.data(), name_size) != 0) ||
+      (::connect(fd, reinterpret_cast<const sockaddr*>(&to.storage), to.size) != 0 &&
+       errno != EINPROGRESS)) {
     *error = errno;
     close_guarded(fd);
     return -1;

@@ -43,8 +43,9 @@ class Lookup {
   std::string trouble_;
 };
 
-// Begins a non-blocking connection: the descriptor, or -1 with *error set to an errno.
-int begin_connect(const SocketAddress& to, int* error);
+// Begins a non-blocking TCP connection with a congestion control (empty: the system's): the
+// descriptor, or -1 with *error set to an errno.
+int begin_connect(const SocketAddress& to, const std::string& congestion, int* error);
 
 // Whether a connection that has become writable stands: 0, or an errno. Also refuses a socket that
 // is connected to itself, which a retry on loopback can be.

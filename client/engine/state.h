@@ -34,6 +34,7 @@ struct Options {
   ChunkTable chunk_table;
   double connect_timeout = 60;
   double silence = 5;
+  std::string congestion;   // TCP congestion control; empty: the system's
   std::string incarnation;  // 16 random bytes
 };
 

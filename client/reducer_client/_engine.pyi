@@ -48,6 +48,7 @@ class Engine:
         chunk_table: _ChunkTable,
         connect_timeout: float,
         silence: float,
+        congestion: str = "",
     ) -> None:
         """Opens nothing. Raises ValueError for options outside PROTOCOL.md."""
     def connect(self) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal, get_args
 
 from reducer.wire.codes import (
@@ -60,6 +62,7 @@ class Settings:
     silence: float
     on_overflow: OnOverflow
     chunk_table: tuple[tuple[int, int], ...]
+    congestion: str
 
 
 def resolve(
@@ -74,6 +77,7 @@ def resolve(
     silence: float = DEFAULT_SILENCE,
     on_overflow: OnOverflow = "flag",
     chunk_table: Sequence[tuple[int, int]] | None = None,
+    congestion: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from arguments and environment; ValueError names the bad value and its name."""
@@ -94,6 +98,7 @@ def resolve(
         silence=_positive("silence", silence),
         on_overflow=on_overflow,
         chunk_table=check_chunk_table(table),
+        congestion=_resolve_congestion(env, congestion),
     )
 
 
@@ -225,6 +230,26 @@ def _elastic_run_id(env: Mapping[str, str]) -> str:
     if not run_id or run_id == "none":
         return ""
     return f"{run_id}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _resolve_congestion(env: Mapping[str, str], given: str | None) -> str:
+    found = given if given is not None else env.get("REDUCER_CONGESTION", "")
+    source = "congestion" if given is not None else "REDUCER_CONGESTION"
+    if found:
+        with socket.socket() as probe:
+            try:
+                probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, found.encode())
+            except OSError as error:
+                raise ValueError(
+                    f"{source}={found!r}: {error.strerror}; this kernel has "
+                    f"{_kernel_setting('tcp_available_congestion_control')} and allows without "
+                    f"privileges {_kernel_setting('tcp_allowed_congestion_control')}"
+                ) from None
+    return found
+
+
+def _kernel_setting(name: str) -> str:
+    return Path("/proc/sys/net/ipv4", name).read_text(encoding="ascii").strip()
 
 
 def _bounded(name: str, text: str, limit: int) -> str:

@@ -22,6 +22,7 @@ def connect(
     silence: float = config.DEFAULT_SILENCE,
     on_overflow: config.OnOverflow = "flag",
     chunk_table: Sequence[tuple[int, int]] | None = None,
+    congestion: str | None = None,
 ) -> Group:
     """Join a job on its reducers; returns once all ranks have joined.
 
@@ -40,6 +41,8 @@ def connect(
         on_overflow: ``"error"`` makes ``wait`` raise NumericError where an integer result wrapped;
             ``"flag"`` only sets ``Work.overflow``.
         chunk_table: (least bytes of a round, bytes of its chunks); rank 0's is used by all.
+        congestion: TCP congestion control of this worker's connections, such as ``"cubic"``; by
+            default ``REDUCER_CONGESTION``, else the system's.
 
     Raises:
         ValueError: a setting is missing or bad; it names it and where it came from.
@@ -57,6 +60,7 @@ def connect(
         silence=silence,
         on_overflow=on_overflow,
         chunk_table=chunk_table,
+        congestion=congestion,
     )
     engine = Engine(
         addresses=list(settings.addresses),
@@ -67,6 +71,7 @@ def connect(
         chunk_table=list(settings.chunk_table),
         connect_timeout=settings.connect_timeout,
         silence=settings.silence,
+        congestion=settings.congestion,
     )
     try:
         engine.connect()

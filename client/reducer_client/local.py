@@ -37,6 +37,7 @@ def local_reducers(
     *,
     lanes: int = 1,
     memory: str = "1GiB",
+    congestion: str = "",
     start_timeout: float = 30.0,
 ) -> Iterator[list[str]]:
     """Start reducers on 127.0.0.1 and give their addresses; they end with the block.
@@ -47,6 +48,7 @@ def local_reducers(
         count: number of reducers.
         lanes: lane processes of each.
         memory: budget of each, as ``reducer serve --memory``.
+        congestion: TCP congestion control of each; empty: the system's.
         start_timeout: seconds until all must accept connections.
 
     Raises:
@@ -55,7 +57,7 @@ def local_reducers(
     if count < 1:
         raise ValueError(f"count={count}: expected at least 1 reducer")
     with ExitStack() as stack:
-        daemons = [stack.enter_context(_Daemon(lanes, memory)) for _ in range(count)]
+        daemons = [stack.enter_context(_Daemon(lanes, memory, congestion)) for _ in range(count)]
         deadline = time.monotonic() + start_timeout
         yield [daemon.wait_ready(deadline) for daemon in daemons]
 
@@ -63,7 +65,7 @@ def local_reducers(
 class _Daemon:
     """One ``reducer serve`` process; its log is kept in a file until it has ended."""
 
-    def __init__(self, lanes: int, memory: str) -> None:
+    def __init__(self, lanes: int, memory: str, congestion: str) -> None:
         self._options = [
             "serve",
             *("--host", "127.0.0.1"),
@@ -71,6 +73,7 @@ class _Daemon:
             *("--metrics-port", "0"),
             *("--lanes", str(lanes)),
             *("--memory", memory),
+            *("--congestion", congestion),
         ]
 
     def __enter__(self) -> _Daemon:
