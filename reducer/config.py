@@ -133,6 +133,12 @@ class Config:
     congestion: str = _option(
         "", "TCP congestion control, such as cubic or bbr; empty: the system's."
     )
+    local_socket: bool = _option(
+        "true",
+        "Serve workers on this machine over a Unix socket too, which is faster than TCP.",
+        parse_bool,
+        flag=True,
+    )
     max_jobs: int = _option("64", "Jobs at one time.", parse_int, least=1, most=65535)
     require_native: bool = _option(
         "false", "Do not start on the NumPy kernels.", parse_bool, flag=True

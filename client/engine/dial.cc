@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "fork.h"
+#include "local_socket.h"
 #include "loop_connection.h"
 
 namespace ors {
@@ -72,7 +73,9 @@ void Engine::try_address(Connection* c, double now) {
     int error = 0;
     const Options& options = state_.options();
     const SocketAddress& address = c->lookup->addresses()[c->next_address++];
-    c->fd = begin_connect(address, options.congestion, &error);
+    c->fd = options.local_sockets ? connect_local(address) : -1;
+    c->local = c->fd >= 0;
+    if (!c->local) c->fd = begin_connect(address, options.congestion, &error);
     if (c->fd >= 0) {
       c->step = Connection::Step::kConnecting;
       c->deadline = now + kAddressPatience;
@@ -105,6 +108,7 @@ void Engine::on_connected(Connection* c, double now) {
   }
   c->step = Connection::Step::kOpen;
   connections_.fetch_add(1, std::memory_order_relaxed);
+  if (c->local) local_connections_.fetch_add(1, std::memory_order_relaxed);
   c->watches_write = true;  // as it was registered
   watch(c, false);
   Preface preface;

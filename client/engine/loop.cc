@@ -253,6 +253,7 @@ void Engine::wait_for_events(double now) {
 void Engine::end(Connection* c, const std::string& why, double now) {
   shut(c);
   connections_.fetch_sub(1, std::memory_order_relaxed);
+  if (c->local) local_connections_.fetch_sub(1, std::memory_order_relaxed);
   c->step = Connection::Step::kDone;
   const std::lock_guard<std::mutex> lock(mutex_);
   state_.closed(c->lane, why, now);
@@ -289,6 +290,7 @@ void Engine::finish_failed(double now) {
     if (c->fd >= 0) ::shutdown(c->fd, SHUT_WR);
   }
   connections_.store(0, std::memory_order_relaxed);
+  local_connections_.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace ors

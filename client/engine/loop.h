@@ -70,6 +70,7 @@ class Engine {
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t bytes_received() const { return bytes_received_.load(std::memory_order_relaxed); }
   uint32_t connections() const { return connections_.load(std::memory_order_relaxed); }
+  uint32_t local_connections() const { return local_connections_.load(std::memory_order_relaxed); }
 
  private:
   struct Connection;
@@ -130,6 +131,7 @@ class Engine {
   std::atomic<uint64_t> bytes_sent_{0};
   std::atomic<uint64_t> bytes_received_{0};
   std::atomic<uint32_t> connections_{0};
+  std::atomic<uint32_t> local_connections_{0};  // of them, those over Unix sockets
   std::mutex thread_mutex_;
   std::thread thread_;
 };

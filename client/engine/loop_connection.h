@@ -22,6 +22,7 @@ struct Engine::Connection {
   Lane* lane = nullptr;
   Step step = Step::kResolving;
   int fd = -1;
+  bool local = false;  // over a Unix socket
   bool watches_write = false;
   bool half_closed = false;
   bool more = false;  // its turn ended with work to do

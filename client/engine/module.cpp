@@ -239,7 +239,8 @@ class PyEngine {
 Options make_options(std::vector<std::string> addresses, const std::string& job,
                      const std::string& run_id, uint32_t rank, uint32_t world_size,
                      const std::vector<std::pair<uint64_t, uint64_t>>& table,
-                     double connect_timeout, double silence, const std::string& congestion) {
+                     double connect_timeout, double silence, const std::string& congestion,
+                     bool local_sockets) {
   Options options;
   options.addresses = std::move(addresses);
   options.job = job;
@@ -250,6 +251,7 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
   options.connect_timeout = connect_timeout;
   options.silence = silence;
   options.congestion = congestion;
+  options.local_sockets = local_sockets;
   options.incarnation = random_bytes(16);
   if (auto wrong = check_options(options)) throw nb::value_error(wrong->c_str());
   for (const std::string& address : options.addresses) {
@@ -378,13 +380,14 @@ NB_MODULE(_engine, m) {
           [](PyEngine* self, std::vector<std::string> addresses, const std::string& job,
              const std::string& run_id, uint32_t rank, uint32_t world_size,
              const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
-             double silence, const std::string& congestion) {
-            new (self) PyEngine(make_options(std::move(addresses), job, run_id, rank, world_size,
-                                             table, connect_timeout, silence, congestion));
+             double silence, const std::string& congestion, bool local_sockets) {
+            new (self)
+                PyEngine(make_options(std::move(addresses), job, run_id, rank, world_size, table,
+                                      connect_timeout, silence, congestion, local_sockets));
           },
           nb::kw_only(), nb::arg("addresses"), nb::arg("job"), nb::arg("run_id"), nb::arg("rank"),
           nb::arg("world_size"), nb::arg("chunk_table"), nb::arg("connect_timeout"),
-          nb::arg("silence"), nb::arg("congestion") = "")
+          nb::arg("silence"), nb::arg("congestion") = "", nb::arg("local_sockets") = true)
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
@@ -400,6 +403,8 @@ NB_MODULE(_engine, m) {
       .def_prop_ro("bytes_sent", [](PyEngine& self) { return self.alive().bytes_sent(); })
       .def_prop_ro("bytes_received", [](PyEngine& self) { return self.alive().bytes_received(); })
       .def_prop_ro("connections", [](PyEngine& self) { return self.alive().connections(); })
+      .def_prop_ro("local_connections",
+                   [](PyEngine& self) { return self.alive().local_connections(); })
       .def_prop_ro("forked", &PyEngine::forked);
 
   bind_codec(m);

@@ -34,8 +34,9 @@ struct Options {
   ChunkTable chunk_table;
   double connect_timeout = 60;
   double silence = 5;
-  std::string congestion;   // TCP congestion control; empty: the system's
-  std::string incarnation;  // 16 random bytes
+  std::string congestion;     // TCP congestion control; empty: the system's
+  bool local_sockets = true;  // reducers on this machine are reached over Unix sockets
+  std::string incarnation;    // 16 random bytes
 };
 
 // nullopt, or the rule of PROTOCOL.md that an option breaks.

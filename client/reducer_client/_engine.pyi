@@ -49,6 +49,7 @@ class Engine:
         connect_timeout: float,
         silence: float,
         congestion: str = "",
+        local_sockets: bool = True,
     ) -> None:
         """Opens nothing. Raises ValueError for options outside PROTOCOL.md."""
     def connect(self) -> None:
@@ -90,6 +91,9 @@ class Engine:
     def bytes_received(self) -> int: ...
     @property
     def connections(self) -> int: ...
+    @property
+    def local_connections(self) -> int:
+        """Those of `connections` that are Unix sockets."""
     @property
     def forked(self) -> bool:
         """Whether this process is a child forked from the one that made the engine."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from reducer.wire.codes import (
     MAX_CHUNK_BYTES,
@@ -43,6 +43,7 @@ _CHUNKS_PER_REDUCER = (
 CHUNK_ALIGNMENT = 64
 
 OnOverflow = Literal["flag", "error"]
+Transport = Literal["auto", "tcp"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Settings:
     silence: float
     on_overflow: OnOverflow
     chunk_table: tuple[tuple[int, int], ...]
+    transport: Transport
     congestion: str
 
 
@@ -77,6 +79,7 @@ def resolve(
     silence: float = DEFAULT_SILENCE,
     on_overflow: OnOverflow = "flag",
     chunk_table: Sequence[tuple[int, int]] | None = None,
+    transport: Transport | None = None,
     congestion: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
@@ -98,6 +101,7 @@ def resolve(
         silence=_positive("silence", silence),
         on_overflow=on_overflow,
         chunk_table=check_chunk_table(table),
+        transport=_resolve_transport(env, transport),
         congestion=_resolve_congestion(env, congestion),
     )
 
@@ -230,6 +234,15 @@ def _elastic_run_id(env: Mapping[str, str]) -> str:
     if not run_id or run_id == "none":
         return ""
     return f"{run_id}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _resolve_transport(env: Mapping[str, str], given: Transport | None) -> Transport:
+    found = given if given is not None else env.get("REDUCER_TRANSPORT", "") or "auto"
+    for choice in get_args(Transport):
+        if found == choice:
+            return cast(Transport, choice)
+    source = "transport" if given is not None else "REDUCER_TRANSPORT"
+    raise ValueError(f"{source}={found!r}: expected one of {get_args(Transport)}")
 
 
 def _resolve_congestion(env: Mapping[str, str], given: str | None) -> str:

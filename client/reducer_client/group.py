@@ -238,9 +238,9 @@ class Group:
         """Counters of this worker and of every lane of the job (asked for now).
 
         Returns:
-            ``bytes_sent``, ``bytes_received``, ``connections`` of this worker; ``late``: how often
-            each rank was the last in a round, counted by lane; ``reducers``: the STATS of every
-            lane as a dict.
+            ``bytes_sent``, ``bytes_received``, ``connections`` of this worker;
+            ``local_connections``: those over Unix sockets; ``late``: how often each rank was the
+            last in a round, counted by lane; ``reducers``: the STATS of every lane as a dict.
         """
         try:
             lanes = self._engine.stats(timeout)
@@ -254,6 +254,7 @@ class Group:
             "bytes_sent": self._engine.bytes_sent,
             "bytes_received": self._engine.bytes_received,
             "connections": self._engine.connections,
+            "local_connections": self._engine.local_connections,
             "late": late,
             "reducers": lanes,
         }

@@ -22,6 +22,7 @@ def connect(
     silence: float = config.DEFAULT_SILENCE,
     on_overflow: config.OnOverflow = "flag",
     chunk_table: Sequence[tuple[int, int]] | None = None,
+    transport: config.Transport | None = None,
     congestion: str | None = None,
 ) -> Group:
     """Join a job on its reducers; returns once all ranks have joined.
@@ -41,6 +42,9 @@ def connect(
         on_overflow: ``"error"`` makes ``wait`` raise NumericError where an integer result wrapped;
             ``"flag"`` only sets ``Work.overflow``.
         chunk_table: (least bytes of a round, bytes of its chunks); rank 0's is used by all.
+        transport: ``"auto"`` takes a Unix socket to reducers on this machine that run as this
+            user or as root, and TCP to all others; ``"tcp"`` takes TCP. By default
+            ``REDUCER_TRANSPORT``, else ``"auto"``.
         congestion: TCP congestion control of this worker's connections, such as ``"cubic"``; by
             default ``REDUCER_CONGESTION``, else the system's.
 
@@ -60,6 +64,7 @@ def connect(
         silence=silence,
         on_overflow=on_overflow,
         chunk_table=chunk_table,
+        transport=transport,
         congestion=congestion,
     )
     engine = Engine(
@@ -72,6 +77,7 @@ def connect(
         connect_timeout=settings.connect_timeout,
         silence=settings.silence,
         congestion=settings.congestion,
+        local_sockets=settings.transport == "auto",
     )
     try:
         engine.connect()

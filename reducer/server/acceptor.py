@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from reducer.errors import BadFrameError, ProtocolVersionError
 from reducer.log import RateLimit
-from reducer.server.listening import tune
+from reducer.server.listening import peer_name, tune
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import (
@@ -90,7 +90,7 @@ class Acceptor:
     def _on_connections(self, listener: socket.socket) -> None:
         for _ in range(64):  # then the other sockets get their turn
             try:
-                sock, address = listener.accept()
+                sock = listener.accept()[0]
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -98,7 +98,7 @@ class Acceptor:
                     raise
                 self._refuse_one(listener, error)
                 return
-            self._welcome(sock, f"{address[0]}:{address[1]}")
+            self._welcome(sock)
 
     def _refuse_one(self, listener: socket.socket, error: OSError) -> None:
         """Without this a pending connection that cannot be accepted would wake us for ever."""
@@ -110,8 +110,9 @@ class Acceptor:
         self._note("descriptors", "a connection", os.strerror(error.errno or 0))
         self._reserve = os.open(os.devnull, os.O_RDONLY)
 
-    def _welcome(self, sock: socket.socket, peer: str) -> None:
+    def _welcome(self, sock: socket.socket) -> None:
         try:
+            peer = peer_name(sock)
             tune(sock)
         except OSError:  # the peer is gone already
             sock.close()

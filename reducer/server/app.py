@@ -18,7 +18,7 @@ from reducer import __version__, config, log, metrics, units
 from reducer.server.acceptor import Acceptor
 from reducer.server.admin import Admin, Answer, text_answer
 from reducer.server.lanes import LaneGroup
-from reducer.server.listening import ListenError, listen
+from reducer.server.listening import ListenError, listen, listen_local
 from reducer.wire.checksum import crc32c
 
 logger = logging.getLogger("reducer.server")
@@ -66,6 +66,8 @@ class Server:
             self._listeners = listen(
                 self._options.host, self._options.port, "workers", self._options.congestion
             )
+            if self._options.local_socket:
+                self._listeners += listen_local(self._listeners)
             self._admin = self._make_admin()
         except ListenError as error:
             for listener in self._listeners:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
+import struct
+from collections.abc import Iterable
+
+logger = logging.getLogger("reducer.server")
 
 BACKLOG = 1024
+_LOCAL_PREFIX = "open-reduction-server/"  # PROTOCOL.md, section 1
 
 
 class ListenError(Exception):
@@ -68,6 +74,46 @@ def _listen_on(family: int, kind: int, protocol: int, address: tuple[object, int
     return listener
 
 
+def listen_local(listeners: Iterable[socket.socket]) -> list[socket.socket]:
+    """For each TCP listener one on the abstract Unix socket that workers beside us try first.
+
+    A name that is taken is logged and left out: TCP serves these workers as well.
+    """
+    found = []
+    for listener in listeners:
+        name = local_name(listener)
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            local.bind(f"\0{name}")
+            local.listen(BACKLOG)
+            local.setblocking(False)
+            found.append(local)
+        except OSError as error:
+            local.close()
+            logger.warning(
+                "no local socket @%s: %s; workers on this machine use TCP (its owner: ss -lxp)",
+                name,
+                error.strerror,
+            )
+    return found
+
+
+def local_name(listener: socket.socket) -> str:
+    """The abstract name, without its leading zero byte, that belongs to a TCP listener."""
+    host, port = listener.getsockname()[:2]
+    return f"{_LOCAL_PREFIX}[{host}]:{port}" if ":" in host else f"{_LOCAL_PREFIX}{host}:{port}"
+
+
+def peer_name(sock: socket.socket) -> str:
+    """Who is at the other end, for log lines."""
+    if sock.family != socket.AF_UNIX:
+        host, port = sock.getpeername()[:2]
+        return f"{host}:{port}"
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return f"local process {pid} (uid {uid})"
+
+
 def _explain(host: str, port: int, what: str, error: Exception | None) -> str:
     text = f"cannot listen on {host}:{port} for {what}: {error}"
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
@@ -85,6 +131,8 @@ def tune(sock: socket.socket) -> None:
     No TCP_USER_TIMEOUT: it kills a live peer that merely stops reading.
     """
     sock.setblocking(False)
+    if sock.family == socket.AF_UNIX:
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)

@@ -26,7 +26,7 @@ def test_the_environment_is_enough() -> None:
     assert (settings.job, settings.rank, settings.world_size) == ("env-job", 1, 4)
     assert settings.run_id == ""
     assert settings.chunk_table == config.default_chunk_table(2)
-    assert settings.congestion == ""
+    assert (settings.transport, settings.congestion) == ("auto", "")
 
 
 def test_arguments_win_over_our_variables_and_those_over_torchruns() -> None:
@@ -92,6 +92,7 @@ def test_addresses_take_the_default_port_and_ipv6_in_brackets(given: str, addres
         ({"connect_timeout": 0}, "connect_timeout=0: expected seconds"),
         ({"step_timeout": float("nan")}, "step_timeout=nan"),
         ({"on_overflow": "raise"}, "on_overflow='raise'"),
+        ({"transport": "rdma"}, r"transport='rdma': expected one of \('auto', 'tcp'\)"),
         ({"congestion": "pigeon"}, r"congestion='pigeon': .*this kernel has .*reno"),
         ({"chunk_table": []}, "1 to 16 rows from 0"),
         ({"chunk_table": [(1, 64)]}, "rows from 0"),
@@ -111,6 +112,7 @@ def test_a_bad_value_is_named(arguments: dict[str, Any], text: str) -> None:
         ({}, "no rank: pass connect.rank=...., or set|no rank"),
         (BASE | {"RANK": "first"}, "RANK='first': expected an integer"),
         (BASE | {"REDUCER_WORLD_SIZE": "2.0"}, "REDUCER_WORLD_SIZE='2.0'"),
+        (BASE | {"REDUCER_TRANSPORT": "shm"}, "REDUCER_TRANSPORT='shm'"),
         (BASE | {"REDUCER_CONGESTION": "pigeon"}, "REDUCER_CONGESTION='pigeon'"),
         ({k: v for k, v in BASE.items() if k != "REDUCER_JOB"}, "REDUCER_JOB"),
         ({k: v for k, v in BASE.items() if k != "REDUCER_ADDRS"}, "REDUCER_ADDRS"),
