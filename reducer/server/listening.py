@@ -11,6 +11,8 @@ from collections.abc import Iterable
 logger = logging.getLogger("reducer.server")
 
 BACKLOG = 1024
+# Unix sockets do not tune themselves. The kernel doubles it, and allows it without privileges.
+LOCAL_SEND_BUFFER = 212_992
 _LOCAL_PREFIX = "open-reduction-server/"  # PROTOCOL.md, section 1
 
 
@@ -132,6 +134,7 @@ def tune(sock: socket.socket) -> None:
     """
     sock.setblocking(False)
     if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from reducer.server.listening import ListenError, listen, tune
+from reducer.server.listening import (
+    LOCAL_SEND_BUFFER,
+    ListenError,
+    listen,
+    listen_local,
+    local_name,
+    peer_name,
+    tune,
+)
 
 
 def test_options_of_an_accepted_socket() -> None:
@@ -56,3 +65,18 @@ def test_accepted_sockets_inherit_the_congestion_control() -> None:
 def test_an_unknown_congestion_control_is_explained() -> None:
     with pytest.raises(ListenError, match="tcp_allowed_congestion_control"):
         listen("127.0.0.1", 0, "workers", "carrier-pigeon")
+
+
+def test_a_local_socket_beside_each_listener() -> None:
+    (listener,) = listen("127.0.0.1", 0, "workers")
+    (local,) = listen_local([listener])
+    with listener, local, socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(f"\0{local_name(listener)}")
+        local.settimeout(5)
+        with local.accept()[0] as sock:
+            tune(sock)
+            assert not sock.getblocking()
+            assert peer_name(sock) == f"local process {os.getpid()} (uid {os.geteuid()})"
+            # The kernel doubles what it is asked for.
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * LOCAL_SEND_BUFFER
+            assert not listen_local([listener])  # the name is taken: said, and done without
