@@ -36,9 +36,10 @@ def run_in_own_orders(
         keys = [f"key-{number}" for number in range(KEYS)]
         random.Random(seed * 10 + rank).shuffle(keys)
         for key in keys:
-            target = np.zeros_like(values)
+            target = values.copy()
             targets.append(target)
-            operations.append(cluster.submit(rank, key, values, target))
+            source = target if seed % 2 else values
+            operations.append(cluster.submit(rank, key, source, target))
     cluster.finish(operations)
     assert all(operation.error is None for operation in operations)
     assert all((target == world).all() for target in targets)
@@ -50,6 +51,25 @@ def test_two_hundred_random_orders_end_within_the_smallest_budget() -> None:
         cluster = run_in_own_orders(seed)
         (lane,) = cluster.lanes.values()
         assert lane.peak <= lane.settings.budget * 1.1
+
+
+def test_rounds_larger_than_their_windows_end_in_any_order() -> None:
+    """Two of three keys fill the credit with their windows, on each rank others."""
+    for seed in range(24):
+        cluster = SimCluster(3, (1,), ((0, 64 << 10),), seed, budget=1 << 30, credit=1 << 20)
+        cluster.cut = 1 << 20
+        cluster.join()
+        ones = np.ones((3 << 19) // 4, np.float32)
+        targets = []
+        operations = []
+        for rank in range(3):
+            keys = ["a", "b", "c"]
+            random.Random(seed * 10 + rank).shuffle(keys)
+            for key in keys:
+                targets.append(ones.copy())
+                operations.append(cluster.submit(rank, key, ones, targets[-1]))
+        cluster.finish(operations)
+        assert all((target == 3).all() for target in targets)
 
 
 def test_without_grants_the_same_orders_get_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
