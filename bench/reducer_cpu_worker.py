@@ -23,7 +23,12 @@ def main() -> int:
     summed = workers * (workers + 1) // 2
     number = 0
     with reducer_client.connect(
-        address, job="cpu", rank=rank, world_size=workers, chunk_table=[(0, chunk)]
+        address,
+        job="cpu",
+        rank=rank,
+        world_size=workers,
+        chunk_table=[(0, chunk)],
+        transport="tcp",  # as the programs in C
     ) as group:
         print("ready", flush=True)
         for line in sys.stdin:
