@@ -36,7 +36,8 @@ class Work(Generic[T]):
     """One submitted call. Any thread may wait for it, any number of times.
 
     The arrays that were passed in may be changed as soon as the submitting call has returned; the
-    result (and ``out``) belongs to the client until ``wait`` has returned or ``done`` is true.
+    result and ``out`` belong to the client until ``wait`` has returned or ``done`` is true (also
+    where ``out`` is the array itself: its chunks are read as they are sent).
     """
 
     def __init__(
