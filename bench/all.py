@@ -11,6 +11,7 @@ import argparse
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from bench.allreduce.crew import CrewError
@@ -28,7 +29,11 @@ LIMITED = (
     Options(workers=4, reducers=4, sizes=(64 * _MIB,), types=("fp32", "fp32-bf16")),
     Options(workers=4, reducers=4, sizes=_SMALL),
 )
-LOOPBACK = (Options(workers=4, reducers=1, sizes=(*_SMALL, 64 * _MIB), loopback=True),)
+_LOOPBACK = Options(workers=4, reducers=1, loopback=True, transport="tcp")
+LOOPBACK = (
+    replace(_LOOPBACK, sizes=(*_SMALL, 64 * _MIB)),
+    replace(_LOOPBACK, sizes=(4 * _KIB, 64 * _MIB), transport="auto"),  # Unix sockets
+)
 
 
 def main() -> None:

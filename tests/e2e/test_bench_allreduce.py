@@ -51,6 +51,7 @@ def test_contenders_are_measured_over_loopback(tmp_path: Path) -> None:
     table, lines = measure(
         *(results, "--loopback", "--reducers", "2", "--lanes", "2", "--sizes", "4K,2M"),
         *("--dtypes", "fp32,bf16,fp16,fp32-bf16", "--chunk-table", "0:64K", "--credit", "1MiB"),
+        *("--transport", "tcp"),
     )
     types = [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")]
     types += [("float32", "bfloat16")]
