@@ -36,11 +36,12 @@ void check_rounds(ors::Engine* engine, uint32_t rank, uint32_t world, int thread
   const size_t count = 7 + 150000 * static_cast<size_t>(thread);
   for (int round = 0; round < rounds; ++round) {
     const std::vector<float> source(count, static_cast<float>(rank + 1));
-    std::vector<float> target(count);
+    std::vector<float> target = source;
+    const bool in_place = round % 2 == 1;
     ors::Submission s;
     s.descriptor = {ors::kAllReduce, ors::kSum, ors::kFloat32, false, count, 0};
     s.key = "thread" + std::to_string(thread);
-    s.source = reinterpret_cast<const uint8_t*>(source.data());
+    s.source = reinterpret_cast<const uint8_t*>((in_place ? target : source).data());
     s.target = reinterpret_cast<uint8_t*>(target.data());
     s.source_bytes = s.target_bytes = count * sizeof(float);
     ors::OperationRef operation;
