@@ -30,15 +30,14 @@ DEFAULT_STEP_TIMEOUT = 300.0
 DEFAULT_SILENCE = 5.0
 # (least bytes of a round for each reducer, bytes of its chunks). Until each reducer's first chunk
 # is there, no result travels: that costs reducers x chunk / round, here 0.4 % of large rounds.
-# Small rounds still spread over all reducers, and beyond 1 MiB a chunk saves no more CPU.
+# Small rounds still spread over all reducers. Beyond 256 KiB a chunk saves no more CPU, and a lane
+# reserves room for a few of the largest for each rank.
 _CHUNKS_PER_REDUCER = (
     (0, 16 << 10),
     (128 << 10, 32 << 10),
     (1 << 20, 64 << 10),
     (32 << 20, 128 << 10),
     (64 << 20, 256 << 10),
-    (128 << 20, 512 << 10),
-    (256 << 20, 1 << 20),
 )
 CHUNK_ALIGNMENT = 64
 

@@ -1,0 +1,145 @@
+"""Simulated 8 to 1,024 workers and matching reducers: time, memory, connections, CPU.
+
+    python -m bench.scale                                   # the tables; about three minutes
+    python -m bench.scale --workers 8,64 --sizes 64MiB --json out.jsonl --plot out.png
+    python -m bench.scale --check                           # the model against what it stands for
+
+The lanes are the real core (`reducer.core.lane.Lane`) with sizes in the place of memory. Network
+and CPU are modelled: NICs with a rate both ways, latency, turns and queues, 66 bytes of headers
+for each packet; a price for each GB and each frame of lanes and of workers. Times are those of the
+last of all workers, from a common barrier, as multiples of N/BW.
+
+In a symmetric round all lanes are alike, so `--real-lanes` of them are simulated, each with the
+sessions of all workers, and the rest only weighs on the workers' NICs and CPUs. That assumes that
+all lanes do the same at the same time: it is too dark where a lane has only one or two chunks.
+
+The core's own time is measured around each call and reported; the clock of the simulation knows
+prices only, so that a run gives the same times anywhere. The prices come from `bench.reducer_cpu`
+(float32, 4 workers, loopback, cubic), fitted over its chunk sizes, and from the CPU time of ranks
+in the same case: README.md here has the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bench.scale import check
+from bench.scale.cluster import Case
+from bench.scale.host import Prices
+from bench.scale.report import format_bytes, print_lanes, print_rows
+from bench.scale.sweep import Row, lane_counts, rows
+from reducer.units import parse_size
+
+LANE_CPU_S_PER_GB = 0.24
+LANE_FRAME_US = 8.0
+WORKER_CPU_S_PER_GB = 0.33
+WORKER_FRAME_US = 1.0
+CORES = 16
+LANE_COUNTS = (1, 2, 4, 8, 16)
+# Where the lanes of one host are counted: few enough hosts that the round is not too small.
+LANES_WORKERS = 16
+LANES_BYTES = 400_000_000
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    if options.check:
+        check.print_pairs(check.against_engine((8, 16)))
+        check.print_pairs(check.against_all_lanes((8, 16, 64), options.real_lanes))
+        check.print_pairs(check.against_measured())
+        return 0
+    found: list[Row] = []
+    for row in rows(_cases(options)):
+        found.append(row)
+        size = format_bytes(row.case.round_bytes)
+        print(f"simulated {row.case.workers} workers, {size}", file=sys.stderr)
+    print_rows(found)
+    lanes = list(lane_counts(_lanes_case(options), LANE_COUNTS))
+    print_lanes(lanes, CORES)
+    if options.json:
+        lines = [*(row.as_dict() for row in found), *(one.as_dict() for one in lanes)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        options.json.write_text(text, encoding="ascii")
+    if options.plot:
+        from bench.scale.plot import plot
+
+        plot(found, options.plot)
+    return 0
+
+
+def _cases(options: argparse.Namespace) -> list[Case]:
+    return [
+        _case(options, workers, size, options.lanes, options.gbit)
+        for size in options.sizes
+        for workers in options.workers
+    ]
+
+
+def _lanes_case(options: argparse.Namespace) -> Case:
+    case = _case(options, LANES_WORKERS, LANES_BYTES, 1, options.host_gbit)
+    return replace(case, worker_prices=Prices())  # the hosts are asked here, not the workers
+
+
+def _case(options: argparse.Namespace, workers: int, size: int, lanes: int, gbit: float) -> Case:
+    return Case(
+        workers=workers,
+        reducers=max(1, round(workers * options.reducers_per_worker)),
+        lanes=lanes,
+        real_lanes=options.real_lanes,
+        round_bytes=size,
+        rate=gbit * 1e9 / 8,
+        latency=options.latency_us / 1e6,
+        segment=options.segment,
+        memory=options.memory,
+        credit=options.credit,
+        lane_prices=Prices(options.lane_cpu_s_per_gb, options.lane_frame_us / 1e6),
+        worker_prices=Prices(options.worker_cpu_s_per_gb, options.worker_frame_us / 1e6),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.scale", description="Simulated 8 to 1,024 workers."
+    )
+    add = parser.add_argument
+    add("--workers", type=_integers, default=[8, 16, 32, 64, 128, 256, 512, 1024])
+    add("--sizes", type=_sizes, default=[64 << 20, 400_000_000], help="such as 64MiB,400MB")
+    add("--reducers-per-worker", type=float, default=1.0)
+    add("--lanes", type=int, default=1, help="of one reducer")
+    add("--real-lanes", type=int, default=1, help="lanes that are simulated")
+    add("--gbit", type=float, default=10.0, help="Gbit/s of every host, each way")
+    add("--latency-us", type=float, default=25.0, help="from NIC to NIC")
+    add("--segment", type=parse_size, default=4 << 10, help="bytes of one turn at a NIC")
+    add("--memory", type=parse_size, default=8 << 30, help="of one reducer, as of its option")
+    add("--credit", type=parse_size, default=4 << 20, help="as of the reducer's option")
+    add("--lane-cpu-s-per-gb", type=float, default=LANE_CPU_S_PER_GB, help="received and sent")
+    add("--lane-frame-us", type=float, default=LANE_FRAME_US, help="each frame, in or out")
+    add(
+        "--worker-cpu-s-per-gb",
+        type=float,
+        default=WORKER_CPU_S_PER_GB,
+        help="of the engine's thread",
+    )
+    add("--worker-frame-us", type=float, default=WORKER_FRAME_US, help="each frame, in or out")
+    add("--host-gbit", type=float, default=32.0, help="of the hosts whose lanes are counted")
+    add("--check", action="store_true", help="compare the model with what it stands for")
+    add("--json", type=Path, help="one line for each row")
+    add("--plot", type=Path, help="a PNG")
+    return parser
+
+
+def _integers(text: str) -> Sequence[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _sizes(text: str) -> Sequence[int]:
+    return [parse_size(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""A lane on its host: the real core, with sizes instead of memory and a price for its CPU."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import thread_time
+from typing import Any
+
+from bench.scale.clock import Clock, Core
+from bench.scale.network import Frame
+from reducer import kernels
+from reducer.core import events
+from reducer.core.lane import Lane, LaneSettings
+from reducer.server.buffers import size_class
+from reducer.wire.codes import MAX_CHUNK_BYTES, MessageKind
+from reducer.wire.header import HEADER_SIZE, unpack_header
+
+KERNELS = kernels.load()
+ZEROS = memoryview(bytes(MAX_CHUNK_BYTES * 2))
+TICK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What the shell and the kernel cost a CPU core.
+
+    `s_per_gb`: of 1e9 bytes received and sent back; `frame`: seconds for each frame, in or out.
+    """
+
+    s_per_gb: float = 0.0
+    frame: float = 0.0
+
+    def of(self, size: int) -> float:
+        """Seconds for one frame of `size` bytes, one way."""
+        return size * self.s_per_gb / 2e9 + self.frame
+
+
+class SizedBuffer:
+    """A Buffer of the core without memory of its own."""
+
+    __slots__ = ("size", "view")
+
+    def __init__(self, length: int) -> None:
+        self.size = size_class(length)
+        self.view = ZEROS[: self.size]
+
+
+@dataclass
+class CoreTimes:
+    """CPU seconds that the real core took on this machine, and how often it was called.
+
+    They are of the thread, so that other processes do not count; reading that clock costs half a
+    microsecond a call, which is in them.
+    """
+
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def add(self, what: str, since: float) -> None:
+        self.seconds[what] += thread_time() - since
+        self.calls[what] += 1
+
+
+class LaneHost:
+    """One lane. Sessions are numbered as the ranks are; `send(session, frame)` puts one out."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        settings: LaneSettings,
+        prices: Prices,
+        send: Callable[[int, Frame], None],
+        result_crc: Callable[[int], int],
+    ) -> None:
+        self.lane = Lane(settings)
+        self.core = Core(clock)
+        self.times = CoreTimes()
+        self.held = 0  # bytes of buffers that are out
+        self.peak = 0
+        self.frames_in: Counter[int] = Counter()  # by kind
+        self.frames_out: Counter[int] = Counter()
+        self.chunks = 0
+        self.welcome = b""  # the last one that was sent
+        self._clock = clock
+        self._prices = prices
+        self._send = send
+        self._result_crc = result_crc
+        self._placed: dict[int, list[SizedBuffer]] = {}
+        self._actions: dict[type[Any], Callable[[Any], None]] = {
+            events.Send: self._on_send,
+            events.Fold: self._on_fold,
+            events.Finish: self._on_finish,
+            events.Free: self._on_free,
+            events.Discard: self._on_free,
+            events.Close: lambda close: None,
+            events.Log: lambda log: None,
+        }
+
+    # --- the worker's frames --------------------------------------------------------------------
+
+    def open(self, session: int) -> None:
+        self._placed[session] = []
+        self._feed(events.Opened(session))
+
+    def begins(self, session: int, frame: Frame) -> None:
+        """The header is there: memory is taken, as the shell does before it reads on."""
+        if frame.header.kind != MessageKind.CONTRIBUTION or not frame.header.length:
+            return
+        since = thread_time()
+        self.lane.admit(session, frame.header, self._clock.now)
+        self.times.add("admit", since)
+        self._placed[session].append(self._take(frame.header.length))
+
+    def ends(self, session: int, frame: Frame) -> None:
+        """The whole frame is there; it is handled when the core comes to it."""
+        self.core.submit(self._prices.of(frame.size), self._handle, session, frame)
+
+    def _handle(self, session: int, frame: Frame) -> None:
+        header = frame.header
+        self.frames_in[header.kind] += 1
+        if header.kind == MessageKind.CONTRIBUTION:
+            buffer = self._placed[session].pop(0) if header.length else None
+            self._feed(events.Contributed(session, header, buffer))
+        else:
+            payload = memoryview(frame.payload) if frame.payload else None
+            self._feed(events.ControlReceived(session, header, payload))
+
+    def start_ticking(self) -> None:
+        self._clock.at(self._clock.now + TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self.core.submit(0.0, self._feed, events.Tick())
+        self.start_ticking()
+
+    # --- what the core answers ------------------------------------------------------------------
+
+    def _feed(self, event: Any) -> None:
+        since = thread_time()
+        outputs = self.lane.handle(event, self._clock.now)
+        self.times.add(type(event).__name__, since)
+        for output in outputs:
+            self._actions[type(output)](output)
+
+    def _on_send(self, send: events.Send) -> None:
+        header = unpack_header(send.frame[:HEADER_SIZE], KERNELS.crc32c)
+        payload = send.frame[HEADER_SIZE:] or None
+        size = HEADER_SIZE + header.length
+        self.frames_out[header.kind] += len(send.sessions)
+        if header.kind == MessageKind.WELCOME:
+            self.welcome = send.frame
+        for session in send.sessions:
+            frame = Frame(header, payload)
+            self._clock.at(self.core.spend(self._prices.of(size)), self._send, session, frame)
+
+    def _on_fold(self, fold: events.Fold) -> None:
+        if fold.chunk.acc is None:
+            fold.chunk.acc = self._take(fold.count * KERNELS.acc_itemsize(fold.op, fold.dtype))
+
+    def _on_finish(self, finish: events.Finish) -> None:
+        self.chunks += 1
+        plan = finish.chunk.round.plan
+        assert plan is not None
+        crc = self._result_crc(plan.bytes(finish.chunk.index))
+        self._feed(events.Reduced(finish.chunk, 0, crc))
+
+    def _on_free(self, free: events.Free | events.Discard) -> None:
+        buffer: Any = free.buffer
+        self.held -= buffer.size
+
+    def _take(self, length: int) -> SizedBuffer:
+        buffer = SizedBuffer(length)
+        self.held += buffer.size
+        self.peak = max(self.peak, self.held)
+        return buffer

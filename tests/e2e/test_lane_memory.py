@@ -1,0 +1,49 @@
+"""The memory of one real lane with many workers, against what it was given."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import reducer_client
+from tests.support.cluster import Daemon, peak_resident, usage
+
+MEBIBYTE = 1 << 20
+WORKERS = 32
+KEYS = 4
+TURNS = 3
+# Of each of the 34 shares of the budget (PROTOCOL.md, section 7) 256 KiB are the grant and
+# 700 KiB the credit. Every round brings the lane twice its memory, every turn eight times.
+MEMORY = 32 * MEBIBYTE
+CHUNK = 128 << 10
+COUNT = 2 * MEBIBYTE // 4
+
+
+def _work(rank: int, address: str) -> None:
+    """Each rank submits the keys in an order of its own: contributions wait for one another."""
+    order = np.random.default_rng(rank)
+    array = np.full(COUNT, rank, np.float32)
+    targets = [np.empty_like(array) for _ in range(KEYS)]
+    with reducer_client.connect(
+        [address], job="memory", rank=rank, world_size=WORKERS, chunk_table=[(0, CHUNK)]
+    ) as group:
+        for _ in range(TURNS):
+            works = [
+                group.all_reduce(array, key=f"key{key}", out=targets[key])
+                for key in order.permutation(KEYS)
+            ]
+            for work in works:
+                result = work.wait(60)
+                assert result[0] == result[-1] == sum(range(WORKERS))
+
+
+def test_a_lane_with_32_workers_stays_within_its_budget_and_a_tenth() -> None:
+    with Daemon("--memory", str(MEMORY)) as daemon:
+        (lane,) = daemon.lane_pids()
+        before = usage(lane).resident
+        with ThreadPoolExecutor(WORKERS) as threads:
+            list(threads.map(_work, range(WORKERS), [daemon.address] * WORKERS))
+        grown = peak_resident(lane) - before
+    assert grown > 0.5 * MEMORY, "the lane was never full, so this has shown nothing"
+    assert grown < 1.1 * MEMORY
