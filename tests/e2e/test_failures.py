@@ -113,7 +113,7 @@ def test_a_job_without_room_is_refused_with_what_to_try(job: str) -> None:
         outcomes = _connect_all([daemon.address], job, [{}] * 4)
     for error in _errors(outcomes, QuotaExceededError):
         assert re.search(
-            r"needs 12,582,912 bytes .*4 workers.* 1,048,576 of 1,048,576 are free: "
+            r"needs 3,145,728 bytes .*4 workers.* 1,048,576 of 1,048,576 are free: "
             r"raise --memory, start more reducers, or use smaller chunks",
             str(error),
         ), error
