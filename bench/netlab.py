@@ -104,11 +104,11 @@ class Lab:
 
     def close(self) -> None:
         """Delete the hosts. The programs in them should have ended: they lose their network."""
+        if self._allowed_before:
+            _ALLOWED.write_text(self._allowed_before, encoding="ascii")
         for name in _namespaces():
             if name.startswith(self._namespace("")):
                 _run("ip", "netns", "delete", name)
-        if self._allowed_before:
-            _ALLOWED.write_text(self._allowed_before, encoding="ascii")
 
     def address(self, host: str) -> str:
         """The host's IPv4 address in the lab."""

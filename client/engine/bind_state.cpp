@@ -70,7 +70,7 @@ class PyState {
       }
       lane->sender.sent(size);
     }
-    state_.kicked();
+    state_.forget_kicked();
     return nb::bytes(out.data(), out.size());
   }
 

@@ -82,7 +82,7 @@ class Receiver {
 class Sender {
  public:
   static constexpr size_t kMaxFrames = 32;
-  static constexpr size_t kMaxBytes = 64 << 10;  // then another connection has its turn
+  static constexpr size_t kMaxBytes = 64 << 10;  // of one batch, but for its last frame
   static constexpr size_t kMaxPieces = 2 * kMaxFrames;
 
   Sender();

@@ -26,11 +26,9 @@ void State::kick(Lane* lane) {
   kicked_.push_back(lane);
 }
 
-std::vector<Lane*> State::kicked() {
-  std::vector<Lane*> lanes;
-  lanes.swap(kicked_);
-  for (Lane* lane : lanes) lane->kicked = false;
-  return lanes;
+void State::forget_kicked() {
+  for (Lane* lane : kicked_) lane->kicked = false;
+  kicked_.clear();
 }
 
 void State::queue_frame(Lane* lane, const Header& header, std::string_view payload) {

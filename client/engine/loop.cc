@@ -18,7 +18,7 @@ constexpr double kGoodbye = 1.0;       // for the lanes to close after BYE
 constexpr size_t kReadTurn = 2 << 20;  // bytes of one connection before the others' turn
 // Short, so that all lanes get a round's first chunks at once: a lane that gets its whole window
 // before the next gets a byte holds up the results of all lanes after it.
-constexpr size_t kWriteTurn = 64 << 10;
+constexpr size_t kWriteTurn = Sender::kMaxBytes;
 constexpr int kMaxEvents = 64;
 
 }  // namespace
@@ -133,7 +133,7 @@ void Engine::pump_kicked(double now) {
       const bool open = c->step == Connection::Step::kOpen && !c->watches_write;
       if (open && (c->more || c->lane->kicked)) due_.push_back(c);
     }
-    (void)state_.kicked();
+    state_.forget_kicked();
   }
   more_ = false;
   for (Connection* c : due_) pump(c, now);

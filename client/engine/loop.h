@@ -9,10 +9,10 @@
 //    epoll_wait a submitter may take `io_mutex_` to send a small round itself: a message of a few
 //    KiB is on its way before the thread would have woken up.
 //  - Any thread may submit: State::submit and State::ready under the mutex, stage() without it.
-//    Chunks are published one by one, so that sending overlaps the copy of the rest.
-//  - Order of locks: io_mutex_, mutex_, then finished_mutex_, event_mutex_, an operation's or the
-//  pool's own.
-//    Nobody waits for the engine thread while holding any of them.
+//    Chunks are published one by one, so that sending overlaps the copy of the rest; those of a
+//    round in place are copied by who sends them.
+//  - Order of locks: io_mutex_, mutex_, then finished_mutex_, event_mutex_, or the own lock of an
+//    operation or the pool. Nobody waits for the engine thread while holding any of them.
 //  - In a forked child no call takes a lock: fork_generation() is compared first, by the caller.
 #pragma once
 

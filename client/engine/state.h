@@ -99,7 +99,8 @@ class State {
   void fill(Lane* lane, double now);  // only when the lane's sender is empty
   // After fill() added nothing: the chunk to stage() before it can add more.
   std::optional<std::pair<RoundRef, uint32_t>> to_stage(Lane* lane);
-  std::vector<Lane*> kicked();  // lanes that may have something to send; clears the list
+  // Lanes that may have something to send are marked `kicked`.
+  void forget_kicked();
   bool has_kicked() const { return !kicked_.empty(); }
 
   // --- time and end ---

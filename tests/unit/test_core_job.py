@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from reducer.core.events import Send
 from reducer.core.job import MAX_UNPAID_ROUNDS
 from reducer.core.round import TRANSITIONS, Chunk, Phase, Round, Step
 from reducer.errors import InternalError
@@ -359,6 +360,25 @@ def test_ten_thousand_keys_used_once_leave_nothing_behind() -> None:
         worker.contribute(Spec(key="key-5", number=1), data=bytes(32), done=position(1, 0))
         assert worker.session.closed is None
     assert workers[0].results()[-1] == bytes(32)
+
+
+def test_results_of_neighbouring_chunks_begin_at_other_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lane = SimLane()
+    workers = join_all(lane, 3)
+    ranks = {worker.session.number: worker.rank for worker in workers}
+    orders: list[list[int]] = []
+    send = lane._send
+
+    def note(output: Send) -> None:
+        orders.append([ranks[session] for session in output.sessions])
+        send(output)
+
+    monkeypatch.setattr(lane, "_send", note)
+    for worker in workers:
+        worker.contribute_all(Spec(count=4 * 1_024), bytes(4 * 4_096))
+    assert orders == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
 
 
 def test_stable_is_told_at_the_heartbeat_and_when_much_is_unreported() -> None:
