@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
-NATIVE := $(wildcard reducer/native/* client/engine/*)
+# What `make venv` compiles: C, C++, and the Python that mypyc takes (reducer/native/mypyc.cmake).
+NATIVE := $(wildcard reducer/native/* client/engine/* \
+                     reducer/wire/*.py reducer/core/*.py reducer/errors.py)
 FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix client/engine/*.,h cc cpp) \
                         $(addprefix client/engine/tests/*.,h cc cpp) \
@@ -31,13 +33,13 @@ sys.exit("\n".join(f"this machine lacks {what}" for there, what in wanted if not
 endef
 export MACHINE
 
-# Editable: a changed Python file needs nothing, a changed native source a rebuild of seconds. The
-# build tools come first and from the constraints, instead of a fresh isolated copy each time.
+# Editable: a changed Python file needs nothing, a compiled one a rebuild of seconds. The build tools
+# come first and from the constraints, instead of a fresh isolated copy each time.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c "$$MACHINE"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt \
-	    cmake nanobind ninja pip scikit-build-core
+	    cmake "mypy[mypyc]" nanobind ninja pip scikit-build-core
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[demo,dev]"
 	touch $@
 

@@ -11,9 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from reducer import compiled
+from reducer.errors import InternalError
 from tests.support.wait import wait_until
 
 SETTLE_SECONDS = 5.0
+
+
+def pytest_configure() -> None:
+    """No test may tell of other code than the sources say."""
+    try:
+        compiled.check_sources()
+    except InternalError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def _descriptors() -> dict[int, str]:

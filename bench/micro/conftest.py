@@ -6,6 +6,9 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.micro.measure import LINES, Measure
+from reducer import compiled
+
+compiled.check_sources()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ random number is in here or below.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,8 +121,7 @@ class Lane:
         """Numbers for metrics, of this lane and of each of its jobs (runs of one name added up)."""
         jobs: dict[str, dict[str, Any]] = {}
         for (name, _), run in self._runs.items():
-            stats = run.job.stats()
-            numbers = {f: getattr(stats, f) for f in stats.__slots__}
+            numbers = dataclasses.asdict(run.job.stats())
             before = jobs.get(name, {})
             jobs[name] = {f: before[f] + n if before else n for f, n in numbers.items()}
             jobs[name]["world_size"] = run.job.world_size

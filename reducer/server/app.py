@@ -14,7 +14,8 @@ from dataclasses import asdict
 
 import uvloop
 
-from reducer import __version__, config, log, metrics, units
+from reducer import __version__, compiled, config, log, metrics, units
+from reducer.errors import InternalError
 from reducer.server.acceptor import Acceptor
 from reducer.server.admin import Admin, Answer, text_answer
 from reducer.server.lanes import LaneGroup
@@ -35,6 +36,11 @@ def serve(options: config.Config) -> int:
     0 after a drain; 1 when it cannot start, when a lane dies, or when a second signal forces.
     """
     log.set_up(options.log_level, options.log_format)
+    try:
+        compiled.check_sources()
+    except InternalError as error:
+        logger.error("%s", error)
+        return EXIT_FAILED
     _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Server(options).run())

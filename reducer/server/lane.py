@@ -24,8 +24,8 @@ from typing import Any
 
 import uvloop
 
+from reducer import compiled, log
 from reducer import kernels as kernel_sets
-from reducer import log
 from reducer.core import events
 from reducer.core.lane import Lane, LaneSettings
 from reducer.server.buffers import BufferPool
@@ -104,7 +104,8 @@ class LaneProcess:
         if self._options.lane == 0:
             name = self._kernels.NAME
             level = logging.INFO if name == "native" else logging.WARNING
-            logger.log(level, "sums run on the %s kernels", name)
+            how = "compiled" if compiled.is_compiled() else "interpreted"
+            logger.log(level, "sums run on the %s kernels, the protocol runs %s", name, how)
         # Start-up objects live as long as the process: collections need not look at them.
         gc.freeze()
         await self._finished.wait()
@@ -193,6 +194,7 @@ class LaneProcess:
         return {
             "lane": self._options.lane,
             "kernels": self._kernels.NAME,
+            "compiled": compiled.is_compiled(),
             "core": self._lane.snapshot(),
             "loop_lag_seconds": self._lag,
             "connections": len(shell.connections),

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from reducer import compiled
 from tests.support.cluster import WITHOUT_NATIVE, Daemon, alive, environment, run_cli
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
@@ -256,7 +257,8 @@ def test_log_lines_as_json() -> None:
         wait_until(lambda: all(text in daemon.log for text in both), 5, "the first log lines")
         lines = [json.loads(line) for line in daemon.log.splitlines()]
         assert {line["level"] for line in lines} == {"info"}
+        how = "compiled" if compiled.is_compiled() else "interpreted"
         assert [line["message"] for line in lines if line["logger"] == "reducer.lane"] == [
-            "sums run on the native kernels"
+            f"sums run on the native kernels, the protocol runs {how}"
         ]
         assert "reducer.server" in {line["logger"] for line in lines}

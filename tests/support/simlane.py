@@ -13,6 +13,8 @@ from reducer.wire.codes import ITEM_SIZES, MessageKind
 from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
 
+KIND_OFFSET = 5  # of a frame's kind in its header
+
 
 class SimBuffer:
     """Memory of one contribution; `state` tells a use after it was freed."""
@@ -112,6 +114,7 @@ class SimLane:
         self.held: set[SimBuffer] = set()
         self.peak = 0
         self.logs: list[str] = []
+        self.unsent: frozenset[int] = frozenset()  # kinds of frames that are dropped instead
         self._opened = 0
 
     def connect(self) -> SimSession:
@@ -156,6 +159,8 @@ class SimLane:
                 self.logs.append(text)
 
     def _send(self, output: events.Send) -> None:
+        if output.frame[KIND_OFFSET] in self.unsent:
+            return
         payload = b""
         if output.buffer is not None:
             assert not _of(output.buffer).freed, "a freed buffer was sent"

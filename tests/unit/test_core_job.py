@@ -12,13 +12,17 @@ from reducer.core.events import Send
 from reducer.core.job import MAX_UNPAID_ROUNDS
 from reducer.core.round import TRANSITIONS, Chunk, Phase, Round, Step
 from reducer.errors import InternalError
+from reducer.kernels import load
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, ErrorCode, Flag, MessageKind, ReduceOp
+from reducer.wire.header import Buffer
 from reducer.wire.keys import key_id, position
 from tests.support.frames import frame
 from tests.support.keys import SAME_ID
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
+
+KERNELS = load()
 
 
 def floats(rank: int, count: int = 8) -> np.ndarray:
@@ -204,18 +208,25 @@ def test_descriptions_leave_a_bounded_number_of_records() -> None:
     assert workers[0].error().code == ErrorCode.QUOTA
 
 
-def test_a_bug_of_ours_is_not_taken_for_the_peers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise InternalError("planted")
+def test_a_bug_of_ours_is_not_taken_for_the_peers_fault() -> None:
+    bugs: list[InternalError] = []
 
-    lane = SimLane()
+    def crc32c(data: Buffer) -> int:
+        if bugs:
+            raise bugs.pop()
+        return KERNELS.crc32c(data)
+
+    lane = SimLane(KERNELS, crc32c=crc32c)
     workers = join_all(lane, 2)
-    monkeypatch.setattr("reducer.core.job.Job.describe", broken)
+    describe(workers[0], Spec())
+    bugs.append(InternalError("planted"))
     with pytest.raises(InternalError, match="planted"):
-        describe(workers[0], Spec())
-    monkeypatch.setattr("reducer.core.job.Job.contributed", broken)
+        describe(workers[1], Spec(count=9))  # the verdict is for all
+    barrier = Spec(key="b", collective=Collective.BARRIER, op=ReduceOp.NONE, count=0)
+    workers[0].contribute(barrier)
+    bugs.append(InternalError("planted"))
     with pytest.raises(InternalError, match="planted"):
-        workers[1].contribute(Spec(), data=bytes(32))
+        workers[1].contribute(barrier)  # the answer
 
 
 # --- flow control ---------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+"""What runs: compiled modules or their sources, all of one kind and of one state."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import reducer
+from reducer import compiled
+from reducer.errors import InternalError
+
+FOLDER = Path(reducer.__file__).parent
+SOURCES = [FOLDER / "errors.py", *FOLDER.glob("wire/*.py"), *FOLDER.glob("core/*.py")]
+
+
+def test_all_of_wire_and_core_is_compiled_or_nothing() -> None:
+    for source in SOURCES:
+        if source.name == "__init__.py":
+            continue
+        name = ".".join(source.relative_to(FOLDER.parent).with_suffix("").parts)
+        file = import_module(name).__file__
+        assert file is not None and file.endswith(".so") == compiled.is_compiled()
+
+
+def test_a_source_that_has_changed_or_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled.check_sources()
+    for name in ("reducer/errors.py", "reducer/gone.py"):
+        planted = SimpleNamespace(SOURCES={name: "0" * 64})
+        monkeypatch.setitem(sys.modules, "reducer._compiled", planted)
+        with pytest.raises(InternalError, match=f"{name} has changed .* make venv"):
+            compiled.check_sources()
+
+
+def test_without_compiled_modules_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reducer._compiled", None)
+    assert not compiled.is_compiled()
+    compiled.check_sources()
