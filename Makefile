@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 # What `make venv` compiles: C, C++, and the Python that mypyc takes (reducer/native/mypyc.cmake).
 NATIVE := $(wildcard reducer/native/* client/engine/* \
-                     reducer/wire/*.py reducer/core/*.py reducer/errors.py)
+                     reducer/errors.py $(addsuffix /*.py,$(addprefix reducer/,core server wire)))
 FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix client/engine/*.,h cc cpp) \
                         $(addprefix client/engine/tests/*.,h cc cpp) \

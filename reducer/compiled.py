@@ -1,7 +1,7 @@
-"""Whether wire and core run compiled, and from the sources that lie here.
+"""Whether the path of a contribution runs compiled, and from the sources that lie here.
 
-The build compiles them with mypyc (reducer/native/mypyc.cmake); without it the same files are
-interpreted. In an editable install a source can change under its compiled module.
+The build compiles it with mypyc (reducer/native/mypyc.cmake says what); without native parts the
+same files are interpreted. In an editable install a source can change under its compiled module.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ get_filename_component(root "${CMAKE_CURRENT_SOURCE_DIR}/../.." ABSOLUTE)
 file(GLOB modules RELATIVE "${root}" CONFIGURE_DEPENDS
      "${root}/reducer/wire/*.py" "${root}/reducer/core/*.py")
 list(FILTER modules EXCLUDE REGEX "/__init__\\.py$")
-list(APPEND modules reducer/errors.py)
+list(APPEND modules reducer/errors.py reducer/server/buffers.py reducer/server/executor.py
+     reducer/server/protocol.py reducer/server/shell.py)
 list(TRANSFORM modules PREPEND "${root}/" OUTPUT_VARIABLE module_paths)
 
 set(made "${CMAKE_CURRENT_BINARY_DIR}/mypyc")
@@ -25,7 +26,7 @@ add_custom_command(
   COMMAND "${Python_EXECUTABLE}" "${generate}" "${made}" ${modules}
   DEPENDS "${generate}" ${module_paths}
   WORKING_DIRECTORY "${root}"
-  COMMENT "mypyc: wire and core to C"
+  COMMENT "mypyc: Python to C"
   VERBATIM)
 execute_process(
   COMMAND "${Python_EXECUTABLE}" -c "import mypyc; print(mypyc.__path__[0])"

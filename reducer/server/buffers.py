@@ -31,7 +31,7 @@ class PooledBuffer:
         self._exporter = bytearray(self.capacity + _ALIGN)
         self._offset = _misalignment(self._exporter)
         self.view = memoryview(self._exporter)[self._offset : self._offset + self.capacity]
-        self._base = sys.getrefcount(self._exporter)
+        self._base = self._references()
 
     def share(self, length: int) -> memoryview:
         """A view for one transport, counted by `busy`."""
@@ -40,7 +40,11 @@ class PooledBuffer:
     @property
     def busy(self) -> bool:
         """Whether a shared view, or a slice of one, still lives."""
-        return sys.getrefcount(self._exporter) > self._base
+        return self._references() > self._base
+
+    def _references(self) -> int:
+        """Of the exporter: compared with one another alone, each call site counts otherwise."""
+        return sys.getrefcount(self._exporter)
 
 
 def _misalignment(exporter: bytearray) -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from reducer import log
 from reducer.core import events
+from reducer.core.buffer import Buffer
 from reducer.kernels import KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.protocol import Connection
@@ -61,9 +62,8 @@ class Executor:
     def _send(self, send: events.Send) -> None:
         parts: list[bytes | memoryview] = [send.frame]
         length = len(send.frame)
-        buffer: Any = send.buffer
-        if buffer is not None and send.length:
-            parts.append(buffer.share(send.length))
+        if send.buffer is not None and send.length:
+            parts.append(_ours(send.buffer).share(send.length))
             length += send.length
         for session in send.sessions:
             connection = self._connections.get(session)
@@ -81,7 +81,7 @@ class Executor:
 
     def _fold(self, fold: events.Fold) -> None:
         # An earlier Fold of the same list may have set it.
-        acc: Any = fold.chunk.acc
+        acc = fold.chunk.acc
         first = acc is None
         if acc is None:
             acc = self._pool.take(fold.count * self._kernels.acc_itemsize(fold.op, fold.dtype))
@@ -91,8 +91,8 @@ class Executor:
         )
 
     def _finish(self, finish: events.Finish) -> None:
-        acc: Any = finish.chunk.acc
-        out: Any = finish.out
+        acc = finish.chunk.acc
+        out = finish.out.view
         flags = self._kernels.finish(
             finish.op,
             finish.dtype,
@@ -100,18 +100,16 @@ class Executor:
             finish.world,
             None if acc is None else acc.view,
             _views(finish.parts),
-            out.view,
+            out,
         )
-        crc = self._kernels.crc32c(out.view[: finish.count * ITEM_SIZES[finish.dtype]])
+        crc = self._kernels.crc32c(out[: finish.count * ITEM_SIZES[finish.dtype]])
         self._feed(events.Reduced(finish.chunk, finish.chunk.flags | flags, crc))
 
     def _free(self, free: events.Free) -> None:
-        buffer: Any = free.buffer
-        self._pool.give_back(buffer)
+        self._pool.give_back(_ours(free.buffer))
 
     def _discard(self, discard: events.Discard) -> None:
-        buffer: Any = discard.buffer
-        self._pool.forget(buffer)
+        self._pool.forget(_ours(discard.buffer))
 
     def _close(self, close: events.Close) -> None:
         connection = self._connections.get(close.session)
@@ -129,6 +127,10 @@ class Executor:
             logger.warning("%s%s", line.text, more)
 
 
-def _views(buffers: Iterable[Any]) -> list[memoryview]:
-    found: list[PooledBuffer] = list(buffers)
-    return [buffer.view for buffer in found]
+def _ours(buffer: Buffer) -> PooledBuffer:
+    """What the core hands back is what it was given."""
+    return cast(PooledBuffer, buffer)
+
+
+def _views(buffers: Iterable[Buffer]) -> list[memoryview]:
+    return [buffer.view for buffer in buffers]

@@ -19,8 +19,9 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
@@ -152,7 +153,8 @@ class LaneProcess:
 
     async def _adopt(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         try:
-            await loop.connect_accepted_socket(self._shell.connection, sock)
+            factory = cast("Callable[[], asyncio.BufferedProtocol]", self._shell.connection)
+            await loop.connect_accepted_socket(factory, sock)
         except OSError as error:
             logger.debug("a passed socket was dead already: %s", error)
             sock.close()

@@ -12,13 +12,16 @@ import termios
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
-from reducer.errors import PEER_ERRORS, ReductionError
+from reducer.errors import PEER_ERRORS
 from reducer.server.buffers import PooledBuffer
 from reducer.wire.codes import MessageKind
-from reducer.wire.decoder import Decoder, Frame
-from reducer.wire.header import Crc, Header
+from reducer.wire.decoder import Decoder
+from reducer.wire.header import Header
+
+if TYPE_CHECKING:
+    from reducer.server.shell import LaneShell
 
 # Without progress for this time, a peer that should read our last frames is cut off. Closing at
 # once would send RST while unread bytes lie in our receive queue, and RST destroys what is on its
@@ -31,24 +34,14 @@ SEND_AT_ONCE = 1 << 20
 _PLACED_KINDS = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
 
 
-class Shell(Protocol):
-    """What a connection tells its lane."""
+class Connection:
+    """Opened -> frames -> closing (reads and discards until the peer closes) -> lost.
 
-    crc32c: Crc
+    An `asyncio.BufferedProtocol` in all but name: uvloop asks for its methods alone, and a
+    compiled class has no interpreted base.
+    """
 
-    def opened(self, connection: Connection) -> None: ...
-    def place(self, connection: Connection, header: Header) -> PooledBuffer: ...
-    def frame(self, connection: Connection, frame: Frame, buffer: PooledBuffer | None) -> None: ...
-    def broken(self, connection: Connection, error: ReductionError) -> None: ...
-    def failed(self, connection: Connection, error: Exception) -> None: ...
-    def lost(self, connection: Connection, reason: str) -> None: ...
-    def release(self, buffer: PooledBuffer) -> None: ...
-
-
-class Connection(asyncio.BufferedProtocol):
-    """Opened -> frames -> closing (reads and discards until the peer closes) -> lost."""
-
-    def __init__(self, shell: Shell, session: int) -> None:
+    def __init__(self, shell: LaneShell, session: int) -> None:
         self.session = session
         self.bytes_in = 0
         self.bytes_noted = 0  # of them, at the shell's last tick
@@ -92,6 +85,12 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         return False
 
+    def pause_writing(self) -> None:
+        """Results are bounded by credits and by the slow-reader limit, never by pausing writers."""
+
+    def resume_writing(self) -> None:
+        """As above."""
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self._linger:
             self._linger.cancel()
@@ -117,7 +116,6 @@ class Connection(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        # Results are bounded by credits and by the slow-reader limit, never by pausing writers.
         if self._waiting and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(self._waiting)
         self._waiting = []

@@ -36,7 +36,7 @@ class ShellCounters:
 
 
 class LaneShell:
-    """Implements `reducer.server.protocol.Shell` for one core lane."""
+    """What the connections of one lane tell, to its core; what the core answers, carried out."""
 
     def __init__(
         self,

@@ -14,10 +14,11 @@ from reducer import compiled
 from reducer.errors import InternalError
 
 FOLDER = Path(reducer.__file__).parent
-SOURCES = [FOLDER / "errors.py", *FOLDER.glob("wire/*.py"), *FOLDER.glob("core/*.py")]
+SERVER = [FOLDER / f"server/{name}.py" for name in ("buffers", "executor", "protocol", "shell")]
+SOURCES = [FOLDER / "errors.py", *FOLDER.glob("wire/*.py"), *FOLDER.glob("core/*.py"), *SERVER]
 
 
-def test_all_of_wire_and_core_is_compiled_or_nothing() -> None:
+def test_all_that_handles_contributions_is_compiled_or_nothing() -> None:
     for source in SOURCES:
         if source.name == "__init__.py":
             continue
