@@ -65,12 +65,12 @@ class Executor:
         if send.buffer is not None and send.length:
             parts.append(_ours(send.buffer).share(send.length))
             length += send.length
+        limit = self._slow_reader_bytes
         for session in send.sessions:
             connection = self._connections.get(session)
             if connection is None:
                 continue
-            connection.send(parts, length)
-            if connection.unsent() > self._slow_reader_bytes:
+            if connection.send(parts, length) > limit and connection.unsent() > limit:
                 self.drop_slow_reader(connection, f"{connection.unsent()} bytes are unsent")
 
     def drop_slow_reader(self, connection: Connection, what: str) -> None:

@@ -11,7 +11,6 @@ import sys
 import termios
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from reducer.errors import PEER_ERRORS
@@ -70,13 +69,12 @@ class Connection:
             return
         self.bytes_in += nbytes
         try:
-            for frame in self._decoder.received(nbytes):
+            self._decoder.received(nbytes)
+            while not self._closing and (frame := self._decoder.next_frame()) is not None:
                 buffer = None
                 if frame.payload is not None and frame.header.kind in _PLACED_KINDS:
                     buffer = self._placed.popleft()
                 self._shell.frame(self, frame, buffer)
-                if self.is_closing():
-                    break
         except PEER_ERRORS as error:
             self._shell.broken(self, error)
         except Exception as error:
@@ -99,11 +97,15 @@ class Connection:
         reason = self._closing or (str(exc) if exc else "the worker closed the connection")
         self._shell.lost(self, reason)
 
-    def send(self, parts: Sequence[bytes | memoryview], length: int) -> None:
-        """Queue one frame; ``parts`` must stay unchanged until they are sent."""
+    def send(self, parts: list[bytes | memoryview], length: int) -> int:
+        """Queue one frame; ``parts`` must stay unchanged until they are sent.
+
+        Returns the bytes that are unsent at most.
+        """
         if self._transport is None or self._closing:
-            return
-        if not self.unsent():
+            return 0
+        unsent = self.unsent()
+        if not unsent:
             self._sent_at = time.monotonic()
             self._sent_mark = self.bytes_out
         is_first = not self._waiting
@@ -114,6 +116,7 @@ class Connection:
             self._flush()
         elif is_first:
             asyncio.get_running_loop().call_soon(self._flush)
+        return unsent + length
 
     def _flush(self) -> None:
         if self._waiting and self._transport is not None and not self._transport.is_closing():

@@ -1,13 +1,14 @@
 """Incremental frame decoder: bytes in, frames out; it never copies a chunk's payload.
 
-The event loop asks `get_buffer()` where to read next and reports the count to `received()`. The
-payload of a chunk is read straight into the buffer that `target(header)` hands out, with room for
-the next header behind it, so that a stream of chunks costs one read a chunk.
+The event loop asks `get_buffer()` where to read next, reports the count to `received()` and takes
+the frames from `next_frame()`. The payload of a chunk is read straight into the buffer that
+`target(header)` hands out, with room for the next header behind it, so that a stream of chunks
+costs one read a chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from reducer.errors import IntegrityError
@@ -35,15 +36,17 @@ class Decoder:
     """One direction of one connection.
 
     `target` is called once for every CONTRIBUTION or RESULT with payload, before a byte of it is
-    taken; it returns a writable view of at least length + HEADER_SIZE bytes. `received` raises
-    the ProtocolError family only; after that the decoder must not be used again.
+    taken; it returns a writable view of at least length + HEADER_SIZE bytes. `next_frame`
+    raises the ProtocolError family only; after that the decoder must not be used again.
     """
 
     def __init__(self, crc32c: Crc, target: Target) -> None:
         self._crc = crc32c
         self._target = target
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
-        # Between frames: bytes of scratch that are filled. Inside a payload: header and view.
+        # Between frames: what of scratch is filled, and from where on it is not parsed yet.
+        # Inside a payload: its header, its memory, and how much has come.
+        self._start = 0
         self._filled = 0
         self._header: Header | None = None
         self._view = self._scratch
@@ -55,28 +58,35 @@ class Decoder:
         return self._filled > 0 or self._header is not None
 
     def get_buffer(self) -> memoryview:
-        if self._header is None:
-            return self._scratch[self._filled :]
-        return self._view[self._have : self._header.length + HEADER_SIZE]
+        if self._header is not None:
+            return self._view[self._have : self._header.length + HEADER_SIZE]
+        return self._scratch[self._filled :] if self._filled else self._scratch
 
-    def received(self, nbytes: int) -> Iterator[Frame]:
-        """The frames that are complete now; iterate to the end before the next `get_buffer`.
-
-        A frame is given out before the header behind it is looked at: whoever decides in `target`
-        has acted on everything that was sent before.
-        """
+    def received(self, nbytes: int) -> None:
+        """So many bytes were read; take the frames until there is none before the next read."""
         if self._header is None:
             self._filled += nbytes
         else:
             self._have += nbytes
-            spare = self._have - self._header.length
-            if spare < 0:
-                return
-            # The bytes behind the payload are the beginning of the next header.
-            self._scratch[:spare] = self._view[self._header.length : self._have]
-            self._filled = spare
-            yield self._finish(self._header, self._view[: self._header.length])
-        yield from self._parse_scratch()
+
+    def next_frame(self) -> Frame | None:
+        """The next frame that is complete.
+
+        A frame is given out before the header behind it is looked at: whoever decides in `target`
+        has acted on everything that was sent before.
+        """
+        header = self._header
+        if header is None:
+            return self._parse_scratch()
+        length = header.length
+        spare = self._have - length
+        if spare < 0:
+            return None
+        if spare:  # the beginning of the next header
+            self._scratch[:spare] = self._view[length : self._have]
+        self._start, self._filled = 0, spare
+        self._header = None
+        return self._finish(header, self._view[:length])
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Copy `data` in, however it is cut: for tests and simulated links."""
@@ -87,32 +97,38 @@ class Decoder:
             n = min(len(room), len(rest))
             room[:n] = rest[:n]
             rest = rest[n:]
-            frames += self.received(n)
+            self.received(n)
+            while (frame := self.next_frame()) is not None:
+                frames.append(frame)
         return frames
 
-    def _parse_scratch(self) -> Iterator[Frame]:
-        start = 0
-        scratch = self._scratch
-        while self._filled - start >= HEADER_SIZE:
-            header = unpack_header(scratch[start : start + HEADER_SIZE], self._crc)
-            start += HEADER_SIZE
-            length = header.length
-            if length == 0:
-                yield self._finish(header, None)
-                continue
-            view = self._place(header)
-            have = min(length, self._filled - start)
-            view[:have] = scratch[start : start + have]
-            start += have
-            if have < length:
-                self._header, self._view, self._have = header, view, have
-                self._filled = 0
-                return
-            yield self._finish(header, view[:length])
+    def _parse_scratch(self) -> Frame | None:
+        scratch, start = self._scratch, self._start
+        if self._filled - start < HEADER_SIZE:
+            self._close_up(start)
+            return None
+        header = unpack_header(scratch[start : start + HEADER_SIZE], self._crc)
+        start += HEADER_SIZE
+        length = header.length
+        if length == 0:
+            self._start = start
+            return self._finish(header, None)
+        view = self._place(header)
+        have = min(length, self._filled - start)
+        view[:have] = scratch[start : start + have]
+        if have < length:
+            self._header, self._view, self._have = header, view, have
+            self._start = self._filled = 0
+            return None
+        self._start = start + have
+        return self._finish(header, view[:length])
+
+    def _close_up(self, start: int) -> None:
+        """Make room behind the beginning of a header."""
         left = self._filled - start
         if left and start:
-            scratch[:left] = bytes(scratch[start : self._filled])
-        self._filled = left
+            self._scratch[:left] = bytes(self._scratch[start : self._filled])
+        self._start, self._filled = 0, left
 
     def _place(self, header: Header) -> memoryview:
         if header.kind in (MessageKind.CONTRIBUTION, MessageKind.RESULT):
@@ -120,7 +136,6 @@ class Decoder:
         return memoryview(bytearray(header.length + HEADER_SIZE))
 
     def _finish(self, header: Header, payload: memoryview | None) -> Frame:
-        self._header = None
         crc = self._crc(payload) if payload is not None else 0
         if crc != header.payload_crc:
             raise IntegrityError(

@@ -58,7 +58,8 @@ class SimSession:
 
     def _received(self, n: int) -> None:
         try:
-            for frame in self._decoder.received(n):
+            self._decoder.received(n)
+            while (frame := self._decoder.next_frame()) is not None:
                 self._handle(frame)
                 if self.closed is not None:
                     return

@@ -76,7 +76,8 @@ class Link:
             raise WorkerError(f"the connection broke: {error}") from error
         if not got:
             raise WorkerError("the lane closed the connection")
-        frames = list(self._decoder.received(got))
+        self._decoder.received(got)
+        frames = list(iter(self._decoder.next_frame, None))
         for frame in frames:
             if frame.header.kind == MessageKind.ERROR and frame.payload is not None:
                 message = messages.decode(messages.Error, frame.payload)
