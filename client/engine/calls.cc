@@ -16,9 +16,6 @@
 namespace ors {
 namespace {
 
-// Larger rounds are copied and sent at the same time, by two threads.
-constexpr uint32_t kInlineBytes = 32 << 10;
-
 // The i-th chunk that a rank hands out: of every `reducers` chunks in a row, which all have other
 // owners, each rank begins with another one, so that not all meet at one reducer's NIC.
 uint32_t rotated(uint32_t i, uint32_t chunks, uint32_t reducers, uint32_t rank) {
@@ -31,6 +28,7 @@ uint32_t rotated(uint32_t i, uint32_t chunks, uint32_t reducers, uint32_t rank) 
 
 Engine::Engine(Options options) : state_(std::move(options)) {
   state_.on_finished = [this](const OperationRef& operation) {
+    if (operation.get() == awaited_) wake();  // mutex_ is held: nobody else drives the state
     if (!operation->notify()) return;
     const std::lock_guard<std::mutex> lock(finished_mutex_);
     finished_.push_back(operation);
@@ -65,7 +63,7 @@ void Engine::open_event_loop() {
   epoll_ = open_guarded([] { return ::epoll_create1(EPOLL_CLOEXEC); });
   event_ = open_guarded([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   epoll_event wish{};
-  wish.events = EPOLLIN;
+  wish.events = EPOLLIN | EPOLLET;  // each write is an event, so nobody has to read it
   wish.data.ptr = nullptr;
   if (epoll_ < 0 || event_ < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, event_, &wish) != 0) {
     throw std::system_error(errno, std::system_category(), "the engine's event loop");
@@ -103,22 +101,34 @@ std::optional<Failure> Engine::submit(const Submission& submission, OperationRef
     const std::lock_guard<std::mutex> lock(mutex_);
     if (auto failure = state_.submit(submission, monotonic(), &round)) return failure;
     in_place = round->source != nullptr;
-    if (in_place) std::swap(sleeps, sleeping_);
+    if (in_place) sleeps = claim_wake();
   }
   *operation = round->operation;
   if (sleeps) wake();
-  if (in_place) return std::nullopt;  // the engine's thread copies each chunk when it sends it
+  if (in_place) return std::nullopt;  // who sends a chunk copies it before
   try {
     publish(submission, round);
   } catch (...) {  // out of memory in the middle of a round that others wait for
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      abort_ = true;
-    }
-    wake();
+    give_up();
     throw;
   }
   return std::nullopt;
+}
+
+// With mutex_: whether nobody has io_mutex_, nor was woken to take it. (On Linux try_lock fails for
+// no other reason.)
+bool Engine::claim_wake() {
+  if (!io_mutex_.try_lock()) return false;
+  io_mutex_.unlock();
+  return !std::exchange(woken_, true);
+}
+
+void Engine::give_up() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    abort_ = true;
+  }
+  wake();
 }
 
 void Engine::publish(const Submission& submission, const RoundRef& round) {
@@ -129,34 +139,25 @@ void Engine::publish(const Submission& submission, const RoundRef& round) {
     const uint32_t chunk = rotated(i, chunks, reducers, options.rank);
     Staged staged =
         stage(*round, chunk, options.rank, submission.source, submission.target, state_.pool.get());
-    const bool small = chunks == 1 && staged.length <= kInlineBytes;
+    const bool small = chunks == 1 && staged.length <= kSmallBytes;
+    std::unique_lock<std::mutex> io(io_mutex_, std::defer_lock);
     bool sleeps = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       state_.ready(round, chunk, std::move(staged));
-      sleeps = sleeping_;
-      if (!small) sleeping_ = false;  // it is woken once
+      if (small) {
+        (void)io.try_lock();
+      } else {
+        sleeps = claim_wake();
+      }
     }
-    if (sleeps && small) {
-      send_or_wake();
-    } else if (sleeps) {
-      wake();
+    if (sleeps) wake();
+    if (io.owns_lock()) {
+      pump_kicked(monotonic());
+      let_go(&io);
     }
     if (round->operation->done()) return;  // failed or refused: nobody needs the rest
   }
-}
-
-// If the thread sleeps, nobody holds the lock but submitters like this one; if one of them does, or
-// the thread has woken meanwhile, it is the thread that looks again before it sleeps.
-void Engine::send_or_wake() {
-  {
-    const std::unique_lock<std::mutex> io(io_mutex_, std::try_to_lock);
-    if (io.owns_lock()) {
-      pump_kicked(monotonic());
-      if (!more_) return;
-    }
-  }
-  wake();
 }
 
 OperationRef Engine::next_finished(double seconds) {
@@ -236,6 +237,7 @@ void Engine::abort() {
   } else {
     fail(ErrorCode::kUnavailable, "closed", "this group is closed");
   }
+  const std::lock_guard<std::mutex> driver(driver_mutex_);  // its operation is finished: it leaves
   close_guarded(std::exchange(epoll_, -1));
   const std::lock_guard<std::mutex> event_lock(event_mutex_);
   close_guarded(std::exchange(event_, -1));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 
 #include "fork.h"
 #include "loop_connection.h"
@@ -20,6 +21,7 @@ constexpr size_t kReadTurn = 2 << 20;  // bytes of one connection before the oth
 // before the next gets a byte holds up the results of all lanes after it.
 constexpr size_t kWriteTurn = Sender::kMaxBytes;
 constexpr int kMaxEvents = 64;
+constexpr double kLongest = 60;  // seconds in epoll_wait
 
 }  // namespace
 
@@ -79,6 +81,7 @@ void Engine::serve() {
     const double now = monotonic();
     dial_wanted(now);
     step_dials(now);
+    read_rest(now);
     pump_kicked(now);
     tick(now);
     bool aborted;
@@ -92,8 +95,26 @@ void Engine::serve() {
     }
     if (aborted) return fail(ErrorCode::kUnavailable, "closed", "this group is closed");
     if (failed || (leaving && finish_leaving(now))) return;
-    wait_for_events(monotonic());
+    sleep(dialing() ? kDialTick : std::clamp(next_tick_ - monotonic(), 0.001, kTick));
   }
+}
+
+// The engine thread's sleep, away from epoll_wait while a driver sleeps there.
+void Engine::sleep(double patience) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (awaited_ == nullptr) {
+      lock.unlock();
+      wait_for_events(patience, nullptr);
+      return;
+    }
+    if (has_work()) return;
+    if (awaited_->done()) wake();
+    io_mutex_.unlock();
+    driver_out_.wait_for(lock, std::chrono::duration<double>(patience),
+                         [this] { return awaited_ == nullptr; });
+  }
+  io_mutex_.lock();
 }
 
 void Engine::tick(double now) {
@@ -110,13 +131,59 @@ void Engine::tick(double now) {
   if (trim) state_.pool->trim();
 }
 
+// --- a caller that waits ---
+
+bool Engine::wait(const OperationRef& operation, double seconds) {
+  const double deadline = monotonic() + seconds;
+  if (operation->small() && !operation->done()) {
+    const std::unique_lock<std::mutex> driver(driver_mutex_, std::try_to_lock);
+    // abort() finishes all operations before it takes this lock to close the sockets.
+    if (driver.owns_lock() && !operation->done()) {
+      drive(*operation, deadline);
+      return operation->done();
+    }
+  }
+  return operation->wait(std::max(0.0, deadline - monotonic()));
+}
+
+// Does the I/O until the operation is finished, the deadline is over, or a signal came.
+void Engine::drive(const Operation& operation, double deadline) {
+  try {
+    std::unique_lock<std::mutex> io(io_mutex_);
+    for (bool interrupted = false;;) {
+      const double now = monotonic();
+      read_rest(now);
+      pump_kicked(now);
+      if (operation.done() || now >= deadline || interrupted) return let_go(&io);
+      interrupted = !wait_for_events(deadline - now, &operation);
+    }
+  } catch (...) {  // out of memory in the middle of a round that others wait for
+    give_up();
+    throw;
+  }
+}
+
+// With mutex_ and io_mutex_.
+bool Engine::has_work() const { return more_ || unread_ || state_.has_kicked(); }
+
+// Ends the turn of a thread that is not the engine's; what it leaves over is for that one.
+void Engine::let_go(std::unique_lock<std::mutex>* io) {
+  bool rest;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    rest = has_work();
+    io->unlock();
+  }
+  if (rest) wake();
+}
+
 // --- moving bytes ---
 
 void Engine::watch(Connection* c, bool write) {
   if (c->watches_write == write) return;
   c->watches_write = write;
   epoll_event wish{};
-  wish.events = EPOLLIN | (write ? EPOLLOUT : 0u);
+  wish.events = EPOLLIN | EPOLLRDHUP | EPOLLET | (write ? EPOLLOUT : 0u);
   wish.data.ptr = c;
   (void)::epoll_ctl(epoll_, EPOLL_CTL_MOD, c->fd, &wish);
 }
@@ -175,6 +242,7 @@ void Engine::pump(Connection* c, double now) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return watch(c, true);
       const std::string why = error_text(errno);
+      c->hung_up = true;
       read(c, now);  // the reason may be waiting there, in an ERROR frame
       if (c->step == Connection::Step::kOpen) end(c, why, now);
       return;
@@ -185,7 +253,16 @@ void Engine::pump(Connection* c, double now) {
   }
 }
 
+// Goes on where read() ended its turn: no event tells of what is there already.
+void Engine::read_rest(double now) {
+  if (!std::exchange(unread_, false)) return;
+  for (const auto& c : connections_list_) {
+    if (c->unread && c->step == Connection::Step::kOpen) read(c.get(), now);
+  }
+}
+
 void Engine::read(Connection* c, double now) {
+  c->unread = false;
   Sink sink(this, c->lane, now);
   for (size_t moved = 0; moved < kReadTurn;) {
     struct iovec parts[2];
@@ -207,45 +284,50 @@ void Engine::read(Connection* c, double now) {
       changed_.notify_all();
       return;
     }
-    if (static_cast<size_t>(size) < room) return;
+    if (static_cast<size_t>(size) < room && !c->hung_up) return;
   }
+  c->unread = unread_ = true;
 }
 
 void Engine::handle_event(Connection* c, uint32_t events, double now) {
   if (c->step == Connection::Step::kConnecting) return on_connected(c, now);
   if (c->step != Connection::Step::kOpen) return;
-  if (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) read(c, now);
+  if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) c->hung_up = true;
+  if (c->hung_up || (events & EPOLLIN)) read(c, now);
   if (c->step == Connection::Step::kOpen && (events & EPOLLOUT)) pump(c, now);
 }
 
-void Engine::wait_for_events(double now) {
-  bool work = more_;
+// Handles what comes within `patience` seconds; io_mutex_ is held, but while it sleeps. `awaited`
+// is the driver's operation, null for the engine thread. False when a signal came.
+bool Engine::wait_for_events(double patience, const Operation* awaited) {
+  bool sleeps;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    work = work || state_.has_kicked() || abort_;
-    sleeping_ = !work;
+    sleeps = !has_work();
+    if (sleeps) {
+      awaited_ = awaited;
+      io_mutex_.unlock();
+    }
   }
-  double patience = dialing() ? kDialTick : std::clamp(next_tick_ - now, 0.001, kTick);
-  if (work) patience = 0;
+  const int most_ms = sleeps ? static_cast<int>(std::ceil(std::min(patience, kLongest) * 1000)) : 0;
   epoll_event events[kMaxEvents];
-  io_mutex_.unlock();
-  const int n = ::epoll_wait(epoll_, events, kMaxEvents, static_cast<int>(patience * 1000 + 0.5));
-  io_mutex_.lock();
+  const int n = ::epoll_wait(epoll_, events, kMaxEvents, most_ms);
+  const bool interrupted = n < 0 && errno == EINTR;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    sleeping_ = false;
+    woken_ = false;
+    if (awaited != nullptr) awaited_ = nullptr;
   }
-  const double woken = monotonic();
+  if (awaited != nullptr) driver_out_.notify_one();
+  if (sleeps) io_mutex_.lock();
+  const double now = monotonic();
   const int first = n > 0 ? static_cast<int>(state_.options().rank) % n : 0;
   for (int i = 0; i < n; ++i) {
     const epoll_event& event = events[(i + first) % n];
-    if (event.data.ptr != nullptr) {
-      handle_event(static_cast<Connection*>(event.data.ptr), event.events, woken);
-      continue;
-    }
-    uint64_t count = 0;
-    (void)!::read(event_, &count, sizeof count);
+    if (event.data.ptr == nullptr) continue;  // wake(): whoever comes out looks at everything
+    handle_event(static_cast<Connection*>(event.data.ptr), event.events, now);
   }
+  return !interrupted;
 }
 
 // --- the end ---
@@ -261,6 +343,7 @@ void Engine::end(Connection* c, const std::string& why, double now) {
 }
 
 void Engine::shut(Connection* c) {
+  c->unread = false;
   close_guarded(std::exchange(c->fd, -1));
   c->watches_write = false;
 }

@@ -5,14 +5,25 @@
 //  - Who holds `io_mutex_` alone touches sockets, Receivers and Senders, brings frames into the
 //    State, fails it, and finishes operations. It reads and writes payloads without `mutex_`: a
 //    target stays valid until its operation is finished, which only it does, and staging memory is
-//    held by reference while it is being sent. That is the engine thread, but while it sleeps in
-//    epoll_wait a submitter may take `io_mutex_` to send a small round itself: a message of a few
-//    KiB is on its way before the thread would have woken up.
+//    held by reference while it is being sent.
+//  - It is taken by the engine thread, which gives it up only to sleep; by a submitter, to send a
+//    small round himself; and by the driver. Each gives it up under `mutex_`, having seen there
+//    that no work is left, or else wakes a sleeper. A submitter kicks and tries it in one turn
+//    under `mutex_`: if it is taken, its holder will see the kick.
+//  - The driver is one caller at a time that waits for a small round and does the I/O meanwhile:
+//    what comes wakes the thread that wants it, not one that has to wake another. It sleeps in the
+//    same epoll_wait as the engine thread. Events are edges, so each wakes one of the two: in Linux
+//    the one that came last, which is the driver. Either does whatever there is to do, but the
+//    clock, new connections and the end are the engine thread's, which finds them at its next tick
+//    at the latest. Whoever else finishes the driver's round wakes it; so that this reaches it, the
+//    engine thread does not go into epoll_wait while a driver sleeps there.
 //  - Any thread may submit: State::submit and State::ready under the mutex, stage() without it.
 //    Chunks are published one by one, so that sending overlaps the copy of the rest; those of a
 //    round in place are copied by who sends them.
-//  - Order of locks: io_mutex_, mutex_, then finished_mutex_, event_mutex_, or the own lock of an
-//    operation or the pool. Nobody waits for the engine thread while holding any of them.
+//  - Order of locks: driver_mutex_, io_mutex_, mutex_, then finished_mutex_, event_mutex_, or the
+//  own
+//    lock of an operation or the pool. Nobody waits for the engine thread while holding any of
+//    them.
 //  - In a forked child no call takes a lock: fork_generation() is compared first, by the caller.
 #pragma once
 
@@ -53,6 +64,8 @@ class Engine {
 
   std::optional<std::string> check(const Submission& submission) const;
   std::optional<Failure> submit(const Submission& submission, OperationRef* operation);
+  // True when it is finished; false after `seconds`, or earlier when a signal came.
+  bool wait(const OperationRef& operation, double seconds);
 
   // The next finished operation that was submitted with notify; null on timeout or after the end.
   OperationRef next_finished(double seconds);
@@ -78,9 +91,13 @@ class Engine {
 
   void open_event_loop();
   void publish(const Submission& submission, const RoundRef& round);
-  void send_or_wake();
+  bool claim_wake();
+  void give_up();
   void run();
   void serve();
+  void drive(const Operation& operation, double deadline);
+  void let_go(std::unique_lock<std::mutex>* io);
+  bool has_work() const;
   void fail(ErrorCode code, const std::string& reason, const std::string& message);
   void dial_wanted(double now);
   void step_dials(double now);
@@ -88,6 +105,7 @@ class Engine {
   void try_address(Connection* c, double now);
   void dial_failed(Connection* c, const std::string& why, double now);
   void on_connected(Connection* c, double now);
+  void read_rest(double now);
   void pump_kicked(double now);
   void fill(Lane* lane, double now);
   void pump(Connection* c, double now);
@@ -96,7 +114,8 @@ class Engine {
   void shut(Connection* c);
   void watch(Connection* c, bool write);
   void handle_event(Connection* c, uint32_t events, double now);
-  void wait_for_events(double now);
+  void sleep(double patience);
+  bool wait_for_events(double patience, const Operation* awaited);
   void tick(double now);
   bool finish_leaving(double now);
   void finish_failed(double now);
@@ -108,20 +127,25 @@ class Engine {
   std::condition_variable changed_;  // joined, failed, stats, ended: with mutex_
   bool started_ = false;
   bool ended_ = false;
-  bool sleeping_ = false;
   bool abort_ = false;
+  bool woken_ = false;                  // by a submitter; nobody has come out of epoll_wait yet
+  const Operation* awaited_ = nullptr;  // by the driver, while it sleeps in epoll_wait
+  std::condition_variable driver_out_;  // awaited_ is null again: with mutex_
 
   std::mutex finished_mutex_;
   std::condition_variable finished_changed_;
   std::deque<OperationRef> finished_;
   bool finished_ended_ = false;
 
+  std::mutex driver_mutex_;  // held by the driver; before all others
+
   std::mutex io_mutex_;
   std::vector<std::unique_ptr<Connection>> connections_list_;  // by io_mutex_, as what follows
   double next_tick_ = 0;
   double half_closed_at_ = -1;
   bool trimmed_ = true;
-  bool more_ = false;             // some connection was left with work to do
+  bool more_ = false;             // some connection was left with something to send,
+  bool unread_ = false;           // or to read
   std::vector<Connection*> due_;  // to be pumped now; kept for its memory
   int epoll_ = -1;
 

@@ -25,7 +25,9 @@ struct Engine::Connection {
   bool local = false;  // over a Unix socket
   bool watches_write = false;
   bool half_closed = false;
-  bool more = false;  // its turn ended with work to do
+  bool more = false;     // its turn ended with something to send,
+  bool unread = false;   // or to read
+  bool hung_up = false;  // no event follows: read to the end
   std::shared_ptr<Lookup> lookup;
   size_t next_address = 0;
   double deadline = 0;  // of this attempt, or of the wait before the next

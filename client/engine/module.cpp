@@ -21,7 +21,7 @@
 namespace ors::python {
 namespace {
 
-constexpr double kSignalCheck = 0.2;  // seconds: Ctrl-C ends a wait within this
+constexpr double kSignalCheck = 0.1;  // seconds: Ctrl-C ends a wait within this
 
 PyObject* engine_error = nullptr;
 
@@ -60,7 +60,7 @@ bool wait_interruptible(double timeout, Poll poll) {
     }
     if (done) return true;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (left <= kSignalCheck) return false;
+    if (left <= 0) return false;  // `poll` may return early: it had a last look with none left
   }
 }
 
@@ -136,6 +136,16 @@ class PyEngine {
     reap();
     if (operation == nullptr) return nb::none();
     return meet(operation, std::make_shared<Pins>());
+  }
+
+  bool wait(PyOperation& operation, std::optional<double> timeout) {
+    Engine& engine = alive();
+    const OperationRef& ref = operation.ref();
+    if (!ref->done()) {
+      wait_interruptible(timeout.value_or(1e9),
+                         [&](double seconds) { return engine.wait(ref, seconds); });
+    }
+    return operation.done();
   }
 
   std::vector<std::string> take_reports() { return alive().take_reports(); }
@@ -335,17 +345,6 @@ void PyOperation::release_if_done() {
   if (operation_->done()) pins_->target.reset();
 }
 
-bool PyOperation::wait(std::optional<double> timeout) {
-  if (forked()) raise(forked_failure());
-  bool done = operation_->done();
-  if (!done && may_block_) {
-    done = wait_interruptible(timeout.value_or(1e9),
-                              [this](double seconds) { return operation_->wait(seconds); });
-  }
-  release_if_done();
-  return done;
-}
-
 bool PyOperation::done() {
   release_if_done();
   return operation_->done();
@@ -367,7 +366,6 @@ NB_MODULE(_engine, m) {
   m.attr("EngineError") = nb::borrow(engine_error);
 
   nb::class_<PyOperation>(m, "Operation")
-      .def("wait", &PyOperation::wait, nb::arg("timeout").none() = nb::none())
       .def_prop_ro("done", &PyOperation::done)
       .def_prop_ro("error", &PyOperation::error)
       .def_prop_ro("flags", &PyOperation::flags)
@@ -393,6 +391,7 @@ NB_MODULE(_engine, m) {
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
            nb::arg("source").none(), nb::arg("target").none(), nb::arg("notify") = false,
            nb::arg("priority") = 0)
+      .def("wait", &PyEngine::wait, nb::arg("operation"), nb::arg("timeout").none() = nb::none())
       .def("next_finished", &PyEngine::next_finished, nb::arg("timeout"))
       .def("take_reports", &PyEngine::take_reports)
       .def("stats", &PyEngine::stats, nb::arg("timeout"))

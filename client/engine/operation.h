@@ -23,14 +23,19 @@ struct Failure {
   int64_t round = -1;
 };
 
+// Up to this a round of one chunk is small: sent, and its result read, by the caller's own threads.
+// Larger ones are moved by the engine thread, at the same time as the caller copies.
+constexpr uint32_t kSmallBytes = 32 << 10;
+
 class Operation {
  public:
-  Operation(std::string key, uint64_t round, bool notify)
-      : key_(std::move(key)), round_(round), notify_(notify) {}
+  Operation(std::string key, uint64_t round, bool notify, bool small)
+      : key_(std::move(key)), round_(round), notify_(notify), small_(small) {}
 
   const std::string& key() const { return key_; }
   uint64_t round() const { return round_; }
   bool notify() const { return notify_; }
+  bool small() const { return small_; }
 
   // After done() is true, failure() and flags() never change and the target is the caller's again.
   bool done() const { return done_.load(std::memory_order_acquire); }
@@ -60,6 +65,7 @@ class Operation {
   const std::string key_;
   const uint64_t round_;
   const bool notify_;
+  const bool small_;
   std::mutex mutex_;
   std::condition_variable finished_;
   std::atomic<bool> done_{false};

@@ -48,7 +48,6 @@ class PyOperation {
   PyOperation(const PyOperation&) = delete;
   PyOperation& operator=(const PyOperation&) = delete;
 
-  bool wait(std::optional<double> timeout);
   bool done();
   nb::object error();
   unsigned flags() const;

@@ -140,7 +140,8 @@ std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* 
   round->priority = s.priority;
   const bool in_place = s.source == s.target && s.descriptor.collective == kAllReduce;
   if (in_place && plan->chunks() > 1) round->source = s.source;
-  round->operation = std::make_shared<Operation>(s.key, round->number, s.notify);
+  const bool small = plan->chunks() == 1 && plan->bytes(0) <= kSmallBytes;
+  round->operation = std::make_shared<Operation>(s.key, round->number, s.notify, small);
   round->chunks.resize(plan->chunks());
   round->unanswered = plan->chunks();
   share_out(round);

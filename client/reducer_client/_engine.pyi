@@ -31,8 +31,6 @@ class Operation:
     def key(self) -> str: ...
     @property
     def round(self) -> int: ...
-    def wait(self, timeout: float | None = None) -> bool:
-        """True as soon as it is done, False after `timeout` seconds. Signal handlers run."""
 
 class Engine:
     """One worker of one job: sockets, one thread, many operations at once."""
@@ -72,6 +70,11 @@ class Engine:
 
         `wide`: source and target are float32, `dtype` the 16-bit type that travels. Raises
         ValueError, BufferError, or EngineError when the group cannot take it.
+        """
+    def wait(self, operation: Operation, timeout: float | None = None) -> bool:
+        """True as soon as it is done, False after `timeout` seconds. Signal handlers run.
+
+        One waiting thread at a time does the engine's I/O meanwhile.
         """
     def next_finished(self, timeout: float) -> Operation | None:
         """The next operation submitted with notify that is done; None on timeout or at the end."""

@@ -35,7 +35,9 @@ class Group:
         self._settings = settings
         self._engine = engine
         reports = StallReports(engine)
-        self._context = WorkContext(reports, settings.step_timeout, settings.on_overflow == "error")
+        self._context = WorkContext(
+            engine, reports, settings.step_timeout, settings.on_overflow == "error"
+        )
         self._run_id = engine.run_id
         self._completer = Completer(engine, reports, settings.step_timeout)
         self._end = weakref.finalize(self, _shut_down, engine, self._completer)

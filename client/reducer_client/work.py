@@ -13,7 +13,7 @@ from reducer_client.errors import NumericError, ReducerError, RoundTimeoutError,
 from reducer_client.reports import StallReports
 
 if TYPE_CHECKING:
-    from reducer_client._engine import Operation
+    from reducer_client._engine import Engine, Operation
 
 T = TypeVar("T")
 
@@ -27,6 +27,7 @@ _NO_REPORT = "no reducer has reported absent ranks yet; do all ranks submit this
 class WorkContext:
     """What all works of a group share."""
 
+    engine: Engine
     reports: StallReports
     step_timeout: float
     fail_on_overflow: bool
@@ -86,7 +87,7 @@ class Work(Generic[T]):
         timeout = self._context.step_timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout
         for operation in self._operations:
-            while not _wait(operation, _slice(deadline)):
+            while not self._wait_for(operation, _slice(deadline)):
                 self._context.reports.collect()
                 if time.monotonic() >= deadline:
                     raise self._timed_out(operation, timeout)
@@ -110,6 +111,12 @@ class Work(Generic[T]):
     def fail(self, error: ReducerError) -> None:
         """Called by the completer where the engine will not finish the operation any more."""
         self._failure = error
+
+    def _wait_for(self, operation: Operation, seconds: float) -> bool:
+        try:
+            return self._context.engine.wait(operation, seconds)
+        except EngineError as error:  # in a forked child
+            raise from_engine(error.args) from None
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -141,13 +148,6 @@ class Work(Generic[T]):
             round=operation.round,
             reason="timeout",
         )
-
-
-def _wait(operation: Operation, seconds: float) -> bool:
-    try:
-        return operation.wait(seconds)
-    except EngineError as error:  # in a forked child
-        raise from_engine(error.args) from None
 
 
 def _slice(deadline: float) -> float:

@@ -46,7 +46,7 @@ void check_rounds(ors::Engine* engine, uint32_t rank, uint32_t world, int thread
     s.source_bytes = s.target_bytes = count * sizeof(float);
     ors::OperationRef operation;
     CHECK(!engine->submit(s, &operation));
-    CHECK(operation->wait(60));
+    CHECK(engine->wait(operation, 60));
     CHECK(!operation->failure());
     const auto expected = static_cast<float>(world * (world + 1) / 2);
     for (const float value : target) CHECK(value == expected);

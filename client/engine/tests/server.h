@@ -1,0 +1,177 @@
+// Whole engines in this process, and reducers of one tiny lane over loopback sockets for them.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "loop.h"
+#include "tiny_lane.h"
+
+constexpr uint32_t kWorld = 2;
+
+inline int listen_on_loopback(uint16_t* port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  CHECK(::bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0);
+  CHECK(::listen(fd, 16) == 0);
+  CHECK(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0);
+  *port = ntohs(address.sin_port);
+  return fd;
+}
+
+inline void write_all(int fd, const std::string& bytes) {
+  for (size_t at = 0; at < bytes.size();) {
+    const ssize_t n = ::send(fd, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
+    if (n <= 0) return;
+    at += static_cast<size_t>(n);
+  }
+}
+
+// One reducer with one lane on a thread of its own.
+class Server {
+ public:
+  Server(uint32_t slot, uint32_t reducers)
+      : lane_(kWorld, 0, 1, slot, reducers, 1 << 20), listener_(listen_on_loopback(&port_)) {
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Server() {
+    stop_ = true;
+    thread_.join();
+    for (const Peer& peer : peers_) ::close(peer.fd);
+    ::close(listener_);
+  }
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+  uint32_t byes() const { return byes_; }
+  void cut() { cut_ = true; }  // drop all connections, after a heartbeat
+
+ private:
+  struct Peer {
+    int fd = -1;
+    std::string early;  // until the rank is known
+    int64_t rank = -1;
+  };
+
+  void run() {
+    while (!stop_) {
+      std::vector<pollfd> fds = {{listener_, POLLIN, 0}};
+      for (const Peer& peer : peers_) fds.push_back({peer.fd, POLLIN, 0});
+      ::poll(fds.data(), fds.size(), 20);
+      if (fds[0].revents) accept();
+      for (size_t i = 1; i < fds.size(); ++i) {
+        if (fds[i].revents) read(&peers_[i - 1]);
+      }
+      for (const Peer& peer : peers_) {
+        if (peer.rank >= 0) write_all(peer.fd, lane_.give(static_cast<uint32_t>(peer.rank)));
+      }
+      byes_ = lane_.byes();
+      if (cut_.exchange(false)) {
+        for (const Peer& peer : peers_) cut(peer);
+      }
+    }
+  }
+
+  void accept() {
+    const int fd = ::accept(listener_, nullptr, nullptr);
+    const int on = 1;
+    CHECK(::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0);
+    peers_.push_back({fd, {}, -1});
+  }
+
+  // The last frame and the end in one segment.
+  void cut(const Peer& peer) {
+    const int on = 1;
+    CHECK(::setsockopt(peer.fd, IPPROTO_TCP, TCP_CORK, &on, sizeof on) == 0);
+    ors::Header h;
+    h.kind = ors::kHeartbeat;
+    lane_.send(static_cast<uint32_t>(peer.rank), h, {});
+    write_all(peer.fd, lane_.give(static_cast<uint32_t>(peer.rank)));
+    ::shutdown(peer.fd, SHUT_RDWR);
+  }
+
+  void read(Peer* peer) {
+    char bytes[65536];
+    const ssize_t n = ::recv(peer->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    if (n == 0) ::shutdown(peer->fd, SHUT_RDWR);
+    if (n <= 0) return;
+    if (peer->rank >= 0)
+      return lane_.take(static_cast<uint32_t>(peer->rank), {bytes, static_cast<size_t>(n)});
+    peer->early.append(bytes, static_cast<size_t>(n));
+    if (peer->early.size() < ors::kPrefaceSize + ors::kHeaderSize) return;
+    ors::Header h;
+    ors::ErrorCode code;
+    const std::string frames = peer->early.substr(ors::kPrefaceSize);
+    CHECK(ors::unpack_header(reinterpret_cast<const uint8_t*>(frames.data()), &h, &code) ==
+          nullptr);
+    if (frames.size() < ors::kHeaderSize + h.length) return;
+    ors::Value hello;
+    CHECK(ors::msgpack_decode({frames.data() + ors::kHeaderSize, h.length}, &hello) == nullptr);
+    peer->rank = *hello.find("rank")->as_int();
+    lane_.take(static_cast<uint32_t>(peer->rank), frames);
+  }
+
+  TinyLane lane_;
+  uint16_t port_ = 0;
+  int listener_;
+  std::vector<Peer> peers_;
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> cut_{false};
+  std::atomic<uint32_t> byes_{0};
+  std::thread thread_;
+};
+
+inline ors::Options options(uint32_t rank, std::vector<std::string> addresses) {
+  ors::Options o;
+  o.addresses = std::move(addresses);
+  o.job = "job";
+  o.run_id = rank == 0 ? "run" : "";
+  o.rank = rank;
+  o.world_size = kWorld;
+  o.chunk_table = {{0, 16384}};
+  o.connect_timeout = 10;
+  o.incarnation = std::string(16, static_cast<char>('0' + rank));
+  return o;
+}
+
+inline ors::OperationRef submit(ors::Engine* engine, const std::string& key,
+                                const std::vector<float>& source, std::vector<float>* target,
+                                std::optional<ors::Failure>* failure) {
+  ors::Submission s;
+  s.descriptor = {ors::kAllReduce, ors::kSum, ors::kFloat32, false, source.size(), 0};
+  s.key = key;
+  s.source = reinterpret_cast<const uint8_t*>(source.data());
+  s.source_bytes = source.size() * sizeof(float);
+  s.target = reinterpret_cast<uint8_t*>(target->data());
+  s.target_bytes = s.source_bytes;
+  s.notify = true;
+  ors::OperationRef operation;
+  *failure = engine->submit(s, &operation);
+  return operation;
+}
+
+using Engines = std::vector<std::unique_ptr<ors::Engine>>;
+
+inline Engines join(const std::vector<std::string>& addresses, double silence = 5) {
+  Engines engines;
+  for (uint32_t rank = 0; rank < kWorld; ++rank) {
+    ors::Options o = options(rank, addresses);
+    o.silence = silence;
+    engines.push_back(std::make_unique<ors::Engine>(o));
+    engines.back()->start();
+  }
+  for (const auto& engine : engines) {
+    CHECK(engine->wait_joined(10));
+    CHECK(!engine->failure());
+  }
+  return engines;
+}

@@ -1,0 +1,186 @@
+// Callers that wait: one of them drives the sockets meanwhile. Nobody may miss the end of a round,
+// whichever thread reads it.
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+#include <functional>
+
+#include "server.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kLong = 60;  // far more than the engine's ticks and the tests' bounds, in seconds
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// One round of `count` elements on one engine.
+struct Round {
+  Round(ors::Engine* engine, const std::string& key, size_t count)
+      : source(count, 1.0f), target(count) {
+    std::optional<ors::Failure> failure;
+    operation = submit(engine, key, source, &target, &failure);
+    CHECK(!failure);
+  }
+
+  std::vector<float> source;
+  std::vector<float> target;
+  ors::OperationRef operation;
+};
+
+constexpr size_t kSmallCount = 1000;
+static_assert(kSmallCount * sizeof(float) <= ors::kSmallBytes, "a driver moves it");
+
+void on_both(const Engines& engines, const std::function<void(ors::Engine*)>& work) {
+  std::vector<std::thread> threads;
+  for (const auto& engine : engines) threads.emplace_back([&engine, &work] { work(engine.get()); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Drivers, waiters that find one at work, polls, and large rounds of the engine thread's, mixed.
+void test_many_waiters() {
+  Server first(0, 2);
+  Server second(1, 2);
+  const Engines engines = join({first.address(), second.address()});
+  on_both(engines, [](ors::Engine* engine) {
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < 4; ++t) {
+      threads.emplace_back([engine, t] {
+        const double patience = t == 3 ? 0.0002 : kLong;
+        const size_t count = t == 2 ? 50000 : kSmallCount + t;
+        for (int n = 0; n < (t == 2 ? 30 : 300); ++n) {
+          Round round(engine, "key" + std::to_string(t), count);
+          bool done = engine->wait(round.operation, patience);
+          while (!done && t == 3) done = engine->wait(round.operation, patience);
+          CHECK(done && round.operation->done() && !round.operation->failure());
+          for (const float value : round.target) CHECK(value == 2.0f);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+}
+
+void test_timeout() {
+  Server server(0, 1);
+  const Engines engines = join({server.address()});
+  Round early(engines[0].get(), "key", kSmallCount);
+  CHECK(!engines[0]->wait(early.operation, 0));
+  const auto start = Clock::now();
+  CHECK(!engines[0]->wait(early.operation, 0.12));
+  CHECK(seconds_since(start) >= 0.12 && seconds_since(start) < 2);
+  std::thread late([&] {
+    Round round(engines[1].get(), "key", kSmallCount);
+    CHECK(engines[1]->wait(round.operation, kLong));
+  });
+  CHECK(engines[0]->wait(early.operation, kLong));
+  CHECK(!early.operation->failure() && early.target[0] == 2.0f);
+  late.join();
+}
+
+// Two threads wait for rounds that never come, one of them as the driver, until `end` ends all.
+void check_end(const std::function<void(Server*, ors::Engine*)>& end, double silence) {
+  Server server(0, 1);
+  const Engines engines = join({server.address()}, silence);
+  ors::Engine* engine = engines[0].get();
+  Round one(engine, "one", kSmallCount);
+  Round other(engine, "other", kSmallCount);
+  const auto start = Clock::now();
+  std::vector<std::thread> threads;
+  for (const Round* round : {&one, &other}) {
+    threads.emplace_back([engine, round] {
+      CHECK(engine->wait(round->operation, kLong));
+      CHECK(round->operation->failure());
+    });
+  }
+  CHECK(!one.operation->wait(0.06));  // more than a tick: the engine thread has woken once
+  end(&server, engine);
+  for (std::thread& thread : threads) thread.join();
+  CHECK(seconds_since(start) < 5);
+}
+
+void test_ends() {
+  check_end([](Server* server, ors::Engine*) { server->cut(); }, kLong);  // one event with a frame
+  check_end([](Server*, ors::Engine* engine) { engine->abort(); }, 5);
+  // The engine thread's clock finds this one, while the driver sleeps.
+  check_end([](Server*, ors::Engine*) {}, 0.3);
+}
+
+// Leaving waits for open rounds, and the engine thread must hear of it although a driver sleeps.
+void test_leave() {
+  Server server(0, 1);
+  const Engines engines = join({server.address()});
+  Round round(engines[0].get(), "key", kSmallCount);
+  std::thread waiter([&] { CHECK(engines[0]->wait(round.operation, kLong)); });
+  CHECK(!round.operation->wait(0.06));
+  engines[0]->leave();
+  Round peer(engines[1].get(), "key", kSmallCount);
+  CHECK(engines[1]->wait(peer.operation, kLong));
+  engines[1]->leave();
+  waiter.join();
+  CHECK(!round.operation->failure());
+  for (const auto& engine : engines) CHECK(engine->wait_ended(5));
+}
+
+// A large round is sent while a driver sleeps, and nobody waits for it.
+void test_large_beside_a_driver() {
+  Server server(0, 1);
+  const Engines engines = join({server.address()});
+  Round small(engines[0].get(), "small", kSmallCount);
+  std::thread driver([&] { CHECK(engines[0]->wait(small.operation, kLong)); });
+  CHECK(!small.operation->wait(0.06));
+  const Round here(engines[0].get(), "large", 500000);
+  const Round there(engines[1].get(), "large", 500000);
+  CHECK(here.operation->wait(5));
+  // Each of these has to wake somebody: with the ticks alone they would take seconds.
+  const auto start = Clock::now();
+  on_both(engines, [](ors::Engine* engine) {
+    for (int n = 0; n < 100; ++n) {
+      const Round round(engine, "next", 20000);
+      CHECK(round.operation->wait(kLong));
+    }
+  });
+  CHECK(seconds_since(start) < 2);
+  const Round last(engines[1].get(), "small", kSmallCount);
+  driver.join();
+}
+
+std::atomic<int> signals{0};
+
+// A signal sends the driver home, so that its caller can run the program's handlers.
+void test_signal() {
+  struct sigaction action{};
+  action.sa_handler = [](int) { ++signals; };
+  action.sa_flags = SA_RESTART;
+  CHECK(::sigaction(SIGUSR1, &action, nullptr) == 0);
+  Server server(0, 1);
+  const Engines engines = join({server.address()});
+  Round round(engines[0].get(), "key", kSmallCount);
+  std::atomic<bool> back{false};
+  std::thread waiter([&] {
+    CHECK(!engines[0]->wait(round.operation, kLong));
+    back = true;
+  });
+  const auto start = Clock::now();
+  while (!back) {  // it may not have been in its sleep yet
+    CHECK(::pthread_kill(waiter.native_handle(), SIGUSR1) == 0);
+    CHECK(!round.operation->wait(0.01));
+  }
+  CHECK(signals > 0 && seconds_since(start) < 5);
+  waiter.join();
+}
+
+}  // namespace
+
+int main() {
+  test_many_waiters();
+  test_timeout();
+  test_ends();
+  test_leave();
+  test_large_beside_a_driver();
+  test_signal();
+}
