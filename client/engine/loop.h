@@ -21,9 +21,7 @@
 //    Chunks are published one by one, so that sending overlaps the copy of the rest; those of a
 //    round in place are copied by who sends them.
 //  - Order of locks: driver_mutex_, io_mutex_, mutex_, then finished_mutex_, event_mutex_, or the
-//  own
-//    lock of an operation or the pool. Nobody waits for the engine thread while holding any of
-//    them.
+//    own lock of an operation or the pool. Nobody waits for the engine thread while holding any.
 //  - In a forked child no call takes a lock: fork_generation() is compared first, by the caller.
 #pragma once
 
