@@ -145,7 +145,9 @@ void test_large_beside_a_driver() {
     }
   });
   CHECK(seconds_since(start) < 2);
+  CHECK(there.operation->wait(kLong));
   const Round last(engines[1].get(), "small", kSmallCount);
+  CHECK(last.operation->wait(kLong));
   driver.join();
 }
 
