@@ -6,7 +6,7 @@ from pathlib import Path
 
 import reducer.core.round as rounds
 
-PATH = Path(rounds.__file__).with_name("ROUNDS.md")
+PATH = Path(__file__).parents[2] / "reducer/core/ROUNDS.md"
 INTRO = """\
 # The life of a chunk on its owner
 
