@@ -82,8 +82,9 @@ sanitize: $(STAMP) ## The same under ASan with UBSan, then under TSan
 	$(call NATIVE_TESTS,sanitize-address,address$(COMMA)undefined)
 	$(call NATIVE_TESTS,sanitize-thread,thread)
 
-soak: $(STAMP) ## The decoder fuzzed for ten minutes, then all tests three times over
+soak: $(STAMP) ## Fuzzing for ten minutes, a million forged handshakes, all tests three times over
 	$(BIN)/python -m tests.fuzz.decoder --seconds 600
+	$(BIN)/python -m tests.fuzz.handshakes --count 1000000
 	for turn in 1 2 3; do $(BIN)/python -m pytest -q $(PYTEST_ARGS) || exit 1; done
 
 bench: $(STAMP) ## Three minutes of tables beside gloo; limited NICs need root

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from reducer import keyfile
 from reducer.units import (
     format_bool,
     format_lanes,
@@ -96,7 +97,7 @@ class Config:
         flag=True,
     )
     key_file: str = _option(
-        "", "File with the shared key of workers and reducers (not in this version)."
+        "", "File with the key that workers must have, too; `reducer keygen` makes one."
     )
     credit: int = _option(
         "4MiB",
@@ -251,21 +252,28 @@ def _read_file(path: str) -> dict[str, str]:
 def check_protection(config: Config) -> None:
     """Refuse to serve in a way that the user has not asked for in words.
 
-    Raises ConfigError for a key file (the handshake is not in this version: serving on would be
-    open without a word) and for a bind beyond loopback with neither protection nor consent.
+    Raises ConfigError for a bind beyond loopback with neither protection nor consent, and for
+    both at once, of which one would be ignored.
     """
-    if config.key_file:
+    if config.key_file and config.insecure:
         raise ConfigError(
-            f"--key-file ({env_name('key_file')}) is set, but authentication is not in this "
-            "version. Serve on loopback or in a trusted network with --insecure "
-            f"({env_name('insecure')}=1) and without a key file."
+            f"--key-file ({env_name('key_file')}) and --insecure ({env_name('insecure')}) are both "
+            "set: expected one of them. With a key nobody is served without it."
         )
-    if not config.insecure and not is_loopback(config.host):
+    if not (config.key_file or config.insecure or is_loopback(config.host)):
         raise ConfigError(
             f"--host {config.host} is beyond loopback: anyone who reaches it could join. Give "
             f"--key-file ({env_name('key_file')}), or --insecure ({env_name('insecure')}=1) in "
             "a network that you trust."
         )
+
+
+def read_key(config: Config) -> bytes:
+    """The key of the key file, b"" without one; raises ConfigError for a file that is no good."""
+    try:
+        return keyfile.read(config.key_file) if config.key_file else b""
+    except keyfile.KeyFileError as error:
+        raise ConfigError(str(error)) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -37,6 +37,12 @@ class ProtocolVersionError(ProtocolError):
     code = ErrorCode.VERSION
 
 
+class AuthenticationError(ProtocolError):
+    """The peer could not prove that it has the key, or speaks for another job than its own."""
+
+    code = ErrorCode.AUTHENTICATION
+
+
 class JoinError(ProtocolError):
     """The hello does not fit the run that it asks for."""
 

@@ -61,8 +61,8 @@ void Engine::step_dial(Connection* c, double now) {
   if (c->step == Step::kResolving && c->lookup->done()) {
     if (c->lookup->addresses().empty()) return dial_failed(c, c->lookup->trouble(), now);
     try_address(c, now);
-  } else if (c->step == Step::kConnecting && now >= c->deadline) {
-    c->trouble = "no answer";
+  } else if ((c->step == Step::kConnecting || c->step == Step::kProving) && now >= c->deadline) {
+    c->trouble = c->step == Step::kProving ? "no proof of the key came" : "no answer";
     shut(c);
     try_address(c, now);
   }
@@ -106,9 +106,7 @@ void Engine::on_connected(Connection* c, double now) {
     shut(c);
     return try_address(c, now);
   }
-  c->step = Connection::Step::kOpen;
-  connections_.fetch_add(1, std::memory_order_relaxed);
-  if (c->local) local_connections_.fetch_add(1, std::memory_order_relaxed);
+  if (key_) return begin_proof(c, now);
   c->watches_write = true;  // as it was registered
   watch(c, false);
   Preface preface;
@@ -116,6 +114,14 @@ void Engine::on_connected(Connection* c, double now) {
   std::string bytes(kPrefaceSize, '\0');
   pack_preface(preface, reinterpret_cast<uint8_t*>(bytes.data()));
   c->lane->sender.add(std::move(bytes));
+  open(c, now);
+}
+
+// What is in the sender goes first, then frames.
+void Engine::open(Connection* c, double now) {
+  c->step = Connection::Step::kOpen;
+  connections_.fetch_add(1, std::memory_order_relaxed);
+  if (c->local) local_connections_.fetch_add(1, std::memory_order_relaxed);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     state_.opened(c->lane, now);

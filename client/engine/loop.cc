@@ -61,6 +61,7 @@ void Engine::run() {
   }
   finish_failed(monotonic());
   for (const auto& c : connections_list_) shut(c.get());
+  key_.clear();
   state_.pool->trim();
   {
     const std::lock_guard<std::mutex> lock(finished_mutex_);
@@ -291,8 +292,9 @@ void Engine::read(Connection* c, double now) {
 
 void Engine::handle_event(Connection* c, uint32_t events, double now) {
   if (c->step == Connection::Step::kConnecting) return on_connected(c, now);
-  if (c->step != Connection::Step::kOpen) return;
   if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) c->hung_up = true;
+  if (c->step == Connection::Step::kProving) return read_proof(c, now);
+  if (c->step != Connection::Step::kOpen) return;
   if (c->hung_up || (events & EPOLLIN)) read(c, now);
   if (c->step == Connection::Step::kOpen && (events & EPOLLOUT)) pump(c, now);
 }
@@ -344,6 +346,8 @@ void Engine::end(Connection* c, const std::string& why, double now) {
 
 void Engine::shut(Connection* c) {
   c->unread = false;
+  c->hung_up = false;
+  c->handshake.reset();  // it holds the key
   close_guarded(std::exchange(c->fd, -1));
   c->watches_write = false;
 }

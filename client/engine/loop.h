@@ -36,6 +36,7 @@
 #include <tuple>
 #include <vector>
 
+#include "handshake.h"
 #include "socket.h"
 #include "state.h"
 
@@ -50,8 +51,9 @@ struct LaneStats {
 
 class Engine {
  public:
-  explicit Engine(Options options);  // opens nothing
-  ~Engine();                         // abort()
+  // Opens nothing. With a key every lane must prove that it has it, too (mode psk).
+  explicit Engine(Options options, Secret key = Secret());
+  ~Engine();  // abort()
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -103,6 +105,11 @@ class Engine {
   void try_address(Connection* c, double now);
   void dial_failed(Connection* c, const std::string& why, double now);
   void on_connected(Connection* c, double now);
+  void begin_proof(Connection* c, double now);
+  void read_proof(Connection* c, double now);
+  void no_proof(Connection* c, const std::string& why, double now);
+  void disproven(Connection* c, const Failure& failure, double now);
+  void open(Connection* c, double now);
   void read_rest(double now);
   void pump_kicked(double now);
   void fill(Lane* lane, double now);
@@ -139,6 +146,7 @@ class Engine {
 
   std::mutex io_mutex_;
   std::vector<std::unique_ptr<Connection>> connections_list_;  // by io_mutex_, as what follows
+  Secret key_;                                                 // zeroed as soon as the thread ends
   double next_tick_ = 0;
   double half_closed_at_ = -1;
   bool trimmed_ = true;

@@ -17,7 +17,7 @@ inline double monotonic() {
 }
 
 struct Engine::Connection {
-  enum class Step : uint8_t { kResolving, kConnecting, kOpen, kWaiting, kDone };
+  enum class Step : uint8_t { kResolving, kConnecting, kProving, kOpen, kWaiting, kDone };
 
   Lane* lane = nullptr;
   Step step = Step::kResolving;
@@ -29,6 +29,7 @@ struct Engine::Connection {
   bool unread = false;   // or to read
   bool hung_up = false;  // no event follows: read to the end
   std::shared_ptr<Lookup> lookup;
+  std::unique_ptr<Handshake> handshake;  // while kProving
   size_t next_address = 0;
   double deadline = 0;  // of this attempt, or of the wait before the next
   double backoff = kFirstRetry;

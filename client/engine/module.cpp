@@ -5,7 +5,6 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <sys/random.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +16,7 @@
 #include "gil.h"
 #include "loop.h"
 #include "pybuffer.h"
+#include "random.h"
 
 namespace ors::python {
 namespace {
@@ -24,16 +24,6 @@ namespace {
 constexpr double kSignalCheck = 0.1;  // seconds: Ctrl-C ends a wait within this
 
 PyObject* engine_error = nullptr;
-
-std::string random_bytes(size_t size) {
-  std::string bytes(size, '\0');
-  size_t got = 0;
-  while (got < size) {
-    const ssize_t n = ::getrandom(bytes.data() + got, size - got, 0);
-    if (n > 0) got += static_cast<size_t>(n);
-  }
-  return bytes;
-}
 
 std::string random_run_id() {
   static const char digits[] = "0123456789abcdef";
@@ -66,8 +56,8 @@ bool wait_interruptible(double timeout, Poll poll) {
 
 class PyEngine {
  public:
-  explicit PyEngine(Options options)
-      : engine_(new Engine(std::move(options))), generation_(fork_generation()) {}
+  PyEngine(Options options, Secret key)
+      : engine_(new Engine(std::move(options), std::move(key))), generation_(fork_generation()) {}
   ~PyEngine() {
     if (forked()) {
       leave_behind();
@@ -378,14 +368,17 @@ NB_MODULE(_engine, m) {
           [](PyEngine* self, std::vector<std::string> addresses, const std::string& job,
              const std::string& run_id, uint32_t rank, uint32_t world_size,
              const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
-             double silence, const std::string& congestion, bool local_sockets) {
+             double silence, const std::string& congestion, bool local_sockets, nb::bytes key) {
+            Secret secret = secret_of(key);
             new (self)
                 PyEngine(make_options(std::move(addresses), job, run_id, rank, world_size, table,
-                                      connect_timeout, silence, congestion, local_sockets));
+                                      connect_timeout, silence, congestion, local_sockets),
+                         std::move(secret));
           },
           nb::kw_only(), nb::arg("addresses"), nb::arg("job"), nb::arg("run_id"), nb::arg("rank"),
           nb::arg("world_size"), nb::arg("chunk_table"), nb::arg("connect_timeout"),
-          nb::arg("silence"), nb::arg("congestion") = "", nb::arg("local_sockets") = true)
+          nb::arg("silence"), nb::arg("congestion") = "", nb::arg("local_sockets") = true,
+          nb::arg("key") = nb::bytes("", 0))
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
@@ -407,6 +400,7 @@ NB_MODULE(_engine, m) {
       .def_prop_ro("forked", &PyEngine::forked);
 
   bind_codec(m);
+  bind_handshake(m);
   bind_state(m);
 }
 

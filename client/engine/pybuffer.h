@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "hmac.h"
 #include "state.h"
 
 namespace ors::python {
@@ -79,6 +80,10 @@ Submission make_submission(int collective, int op, int dtype, bool wide, const s
 
 nb::object to_python(const Value& value);
 
+// A job's key, or none for no bytes; ValueError for another size.
+Secret secret_of(const nb::bytes& key);
+
+void bind_handshake(nb::module_& m);
 void bind_codec(nb::module_& m);
 void bind_state(nb::module_& m);
 

@@ -154,6 +154,9 @@ void pack_header(const Header& header, uint8_t* out);
 // code of that error.
 const char* unpack_header(const uint8_t* in, Header* header, ErrorCode* code);
 
+// In Preface::flags: the handshake of section 12 comes before the first frame.
+constexpr uint16_t kPrefacePsk = 1;
+
 struct Preface {
   uint8_t major = kProtocolMajor;
   uint8_t minor = kProtocolMinor;

@@ -48,8 +48,12 @@ class Engine:
         silence: float,
         congestion: str = "",
         local_sockets: bool = True,
+        key: bytes = b"",
     ) -> None:
-        """Opens nothing. Raises ValueError for options outside PROTOCOL.md."""
+        """Opens nothing. Raises ValueError for options outside PROTOCOL.md.
+
+        `key`: of the job, 32 bytes, or none; zeroed at the end.
+        """
     def connect(self) -> None:
         """Returns when every lane has welcomed this rank; raises EngineError."""
     def submit(
@@ -154,6 +158,20 @@ class State:
     @property
     def error(self) -> _Failure | None: ...
 
+class Handshake:
+    """The worker's side of mode psk for one connection, without its socket."""
+
+    def __init__(self, master: bytes, job: str, lane: int, nonce: bytes) -> None: ...
+    @property
+    def opening(self) -> bytes: ...
+    @property
+    def wanted(self) -> int:
+        """The most bytes to read now."""
+    def received(self, data: bytes) -> bytes:
+        """The proof, once the answer is whole; raises EngineError for one that proves nothing."""
+
+def hmac_sha256(key: bytes, data: bytes) -> bytes: ...
+def sha256(data: bytes) -> bytes: ...
 def key_id(name: str) -> int: ...
 def crc32c(data: Buffer, value: int = 0, portable: bool = False) -> int: ...
 def msgpack_encode(value: object) -> bytes: ...

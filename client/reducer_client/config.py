@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from reducer import keyfile
 from reducer.wire.codes import (
     MAX_CHUNK_BYTES,
     MAX_CHUNK_TABLE_ROWS,
@@ -22,6 +23,7 @@ from reducer.wire.codes import (
     MAX_RUN_ID_BYTES,
     MAX_WORLD_SIZE,
 )
+from reducer.wire.handshake import MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
 
 DEFAULT_PORT = 2222
 DEFAULT_CONNECT_TIMEOUT = 60.0
@@ -105,6 +107,33 @@ def resolve(
     )
 
 
+def resolve_key(
+    job: str,
+    key: bytes | None = None,
+    key_file: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> bytes:
+    """The key of a job for mode psk, b"" for none.
+
+    From the master key ``key``, else the file ``key_file``, else the file ``REDUCER_KEY_FILE``.
+    Apart from Settings, so that nothing that is shown, copied or sent on has it. Raises ValueError
+    for a file or key that is no good; no text has a part of the key.
+    """
+    env = os.environ if environ is None else environ
+    if key is not None and key_file is not None:
+        raise ValueError("key and key_file: expected one of them, got both")
+    if key is not None:
+        if not isinstance(key, bytes):
+            raise TypeError(f"key: expected bytes, got {type(key).__name__}")
+        if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
+            raise ValueError(
+                f"key: expected {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes, got {len(key)}"
+            )
+        return job_key(key, job)
+    path = env.get("REDUCER_KEY_FILE", "") if key_file is None else os.fspath(key_file)
+    return keyfile.read_for_job(path, job) if path else b""
+
+
 def normalize_address(text: str) -> str:
     """``host:port`` of one address: port 2222 by default, IPv6 in brackets.
 
@@ -146,7 +175,7 @@ def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int],
 
 def daemon_environment() -> dict[str, str]:
     """The environment of an embedded daemon: ours, but its options come from arguments alone."""
-    kept = {"REDUCER_NO_NATIVE"}
+    kept = {"REDUCER_NO_NATIVE", "REDUCER_KEY_FILE"}  # with a key we would refuse it without one
     return {k: v for k, v in os.environ.items() if not k.startswith("REDUCER_") or k in kept}
 
 

@@ -24,6 +24,8 @@ def connect(
     chunk_table: Sequence[tuple[int, int]] | None = None,
     transport: config.Transport | None = None,
     congestion: str | None = None,
+    key: bytes | None = None,
+    key_file: str | None = None,
 ) -> Group:
     """Join a job on its reducers; returns once all ranks have joined.
 
@@ -47,9 +49,14 @@ def connect(
             ``REDUCER_TRANSPORT``, else ``"auto"``.
         congestion: TCP congestion control of this worker's connections, such as ``"cubic"``; by
             default ``REDUCER_CONGESTION``, else the system's.
+        key_file: file with the reducers' key or that of this job, as ``reducer keygen`` writes it.
+            Every reducer must then prove that it has it, too. By default ``REDUCER_KEY_FILE``; ""
+            is none.
+        key: the bytes of the reducers' key instead, for programs that fetch secrets themselves.
 
     Raises:
         ValueError: a setting is missing or bad; it names it and where it came from.
+        AuthenticationError: a reducer could not prove the key, or only one of us has one.
         ReducerUnavailableError: no reducer answers at an address.
         JoinError: the ranks do not fit together, or some did not come in time.
     """
@@ -78,6 +85,7 @@ def connect(
         silence=settings.silence,
         congestion=settings.congestion,
         local_sockets=settings.transport == "auto",
+        key=config.resolve_key(settings.job, key, key_file),
     )
     try:
         engine.connect()

@@ -38,6 +38,7 @@ def local_reducers(
     lanes: int = 1,
     memory: str = "1GiB",
     congestion: str = "",
+    key_file: str | None = None,
     start_timeout: float = 30.0,
 ) -> Iterator[list[str]]:
     """Start reducers on 127.0.0.1 and give their addresses; they end with the block.
@@ -49,6 +50,7 @@ def local_reducers(
         lanes: lane processes of each.
         memory: budget of each, as ``reducer serve --memory``.
         congestion: TCP congestion control of each; empty: the system's.
+        key_file: as for ``connect``; by default ``REDUCER_KEY_FILE``.
         start_timeout: seconds until all must accept connections.
 
     Raises:
@@ -57,7 +59,9 @@ def local_reducers(
     if count < 1:
         raise ValueError(f"count={count}: expected at least 1 reducer")
     with ExitStack() as stack:
-        daemons = [stack.enter_context(_Daemon(lanes, memory, congestion)) for _ in range(count)]
+        options = ["--lanes", str(lanes), "--memory", memory, "--congestion", congestion]
+        options += [] if key_file is None else ["--key-file", key_file]
+        daemons = [stack.enter_context(_Daemon(options)) for _ in range(count)]
         deadline = time.monotonic() + start_timeout
         yield [daemon.wait_ready(deadline) for daemon in daemons]
 
@@ -65,15 +69,13 @@ def local_reducers(
 class _Daemon:
     """One ``reducer serve`` process; its log is kept in a file until it has ended."""
 
-    def __init__(self, lanes: int, memory: str, congestion: str) -> None:
+    def __init__(self, options: list[str]) -> None:
         self._options = [
             "serve",
             *("--host", "127.0.0.1"),
             *("--port", "0"),
             *("--metrics-port", "0"),
-            *("--lanes", str(lanes)),
-            *("--memory", memory),
-            *("--congestion", congestion),
+            *options,
         ]
 
     def __enter__(self) -> _Daemon:

@@ -10,6 +10,7 @@ from reducer import __version__
 
 _COMMANDS = {
     "serve": "reducer.cli.serve",
+    "keygen": "reducer.cli.keygen",
     "config": "reducer.cli.config",
     "bench": "reducer.cli.bench",
     "plan": "reducer.cli.plan",

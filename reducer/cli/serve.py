@@ -21,8 +21,9 @@ def command(file: str | None, **given: Any) -> None:
     found = effective(file, given)
     try:
         config.check_protection(found.config)
+        key = config.read_key(found.config)
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None
     from reducer.server.app import serve
 
-    sys.exit(serve(found.config))
+    sys.exit(serve(found.config, key))

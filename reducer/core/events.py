@@ -14,9 +14,13 @@ from reducer.wire.header import Header
 
 
 class Opened(NamedTuple):
-    """A connection whose preface named this lane; `session` is the shell's number for it."""
+    """A connection whose preface named this lane; `session` is the shell's number for it.
+
+    `proven_job`: the job whose key its worker has proven; None where nobody is asked.
+    """
 
     session: int
+    proven_job: str | None = None
 
 
 class ControlReceived(NamedTuple):

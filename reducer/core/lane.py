@@ -23,6 +23,7 @@ from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
 from reducer.errors import (
     PEER_ERRORS,
+    AuthenticationError,
     IntegrityError,
     JoinError,
     PeerLostError,
@@ -197,6 +198,11 @@ class Lane:
         hello = messages.decode(messages.Hello, event.payload or b"")
         if peer.state != SessionState.NEW:
             raise ProtocolError(f"{peer} said HELLO twice")
+        if peer.proven_job is not None and hello.job != peer.proven_job:
+            raise AuthenticationError(
+                f"this worker has proven the key of job {peer.proven_job!r} and says HELLO for job "
+                f"{hello.job!r}"
+            )
         if self._draining:
             raise UnavailableError(f"this reducer is draining ({self._draining})")
         run = self._runs.get((hello.job, hello.run_id))
@@ -324,7 +330,7 @@ class Lane:
     # --- the end of sessions and runs -----------------------------------------------------------
 
     def _opened(self, event: events.Opened, now: float) -> list[Output]:
-        self._sessions[event.session] = Session(event.session, now)
+        self._sessions[event.session] = Session(event.session, now, event.proven_job)
         return []
 
     def _lost(self, event: events.Lost, now: float) -> list[Output]:

@@ -19,10 +19,11 @@ class SessionState(IntEnum):
 
 
 class Session:
-    __slots__ = ("forming", "heard_at", "id", "job", "opened_at", "rank", "state")
+    __slots__ = ("forming", "heard_at", "id", "job", "opened_at", "proven_job", "rank", "state")
 
-    def __init__(self, id_: int, now: float) -> None:
+    def __init__(self, id_: int, now: float, proven_job: str | None = None) -> None:
         self.id = id_
+        self.proven_job = proven_job
         self.state = SessionState.NEW
         self.opened_at = now
         self.heard_at = now

@@ -25,6 +25,8 @@ from reducer.wire.header import (
     PREFACE_SIZE,
     Crc,
     Header,
+    Preface,
+    PrefaceFlag,
     pack_header,
     pack_preface,
     unpack_preface,
@@ -37,9 +39,15 @@ MAX_WAITING = 256
 # Bytes that a refused peer may still send while it reads our answer; then it is cut off.
 _MAX_DISCARDED = 1 << 20
 
+_NEEDS_KEY = (
+    "this reducer wants proof of a key (mode psk), and this worker has none: give it the key file "
+    "of the reducer by connect(key_file=...) or REDUCER_KEY_FILE"
+)
+
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-PassSocket = Callable[[int, socket.socket], bool]
+# (lane, socket, the preface that was read from it): False if the lane takes no more.
+PassSocket = Callable[[int, socket.socket, bytes], bool]
 
 
 class _Waiting:
@@ -57,10 +65,18 @@ class _Waiting:
 
 
 class Acceptor:
-    """Accepts on ``listeners`` until `stop`. ``refused`` counts refusals by cause."""
+    """Accepts on ``listeners`` until `stop`. ``refused`` counts refusals by cause.
+
+    ``psk``: whether this reducer has a key; a worker of the other mode is told and refused.
+    """
 
     def __init__(
-        self, listeners: Sequence[socket.socket], lanes: int, pass_socket: PassSocket, crc32c: Crc
+        self,
+        listeners: Sequence[socket.socket],
+        lanes: int,
+        pass_socket: PassSocket,
+        crc32c: Crc,
+        psk: bool,
     ) -> None:
         self.refused: Counter[str] = Counter()
         self.passed = 0
@@ -68,6 +84,7 @@ class Acceptor:
         self._lanes = lanes
         self._pass_socket = pass_socket
         self._crc32c = crc32c
+        self._psk = psk
         self._waiting: dict[int, _Waiting] = {}
         self._limit = RateLimit(1.0)
         self._reserve = os.open(os.devnull, os.O_RDONLY)
@@ -159,16 +176,30 @@ class Acceptor:
             self._note("garbage", waiting.peer, str(error))
             self._refuse(waiting, self._error(ErrorCode.PROTOCOL, str(error)))
             return
+        if not self._same_mode(waiting, preface):
+            return
         if preface.lane >= self._lanes:
             text = f"lane {preface.lane} was asked for, this reducer has {self._lanes}"
             self._note("lane", waiting.peer, text)
             self._refuse(waiting, self._error(ErrorCode.PROTOCOL, text))
             return
         sock = self._forget(waiting)
-        if self._pass_socket(preface.lane, sock):
+        if self._pass_socket(preface.lane, sock, waiting.data):
             self.passed += 1
         else:
             self._note("busy", waiting.peer, f"lane {preface.lane} takes no more connections")
+
+    def _same_mode(self, waiting: _Waiting, preface: Preface) -> bool:
+        """Both sides have a key, or neither; else the worker is told what is missing."""
+        psk = bool(preface.flags & PrefaceFlag.PSK)
+        if self._psk and not psk:
+            self._note("plain", waiting.peer, "it came without a key, and this reducer has one")
+            self._refuse(waiting, self._error(ErrorCode.AUTHENTICATION, _NEEDS_KEY))
+        elif psk and not self._psk:
+            text = "it asks for mode psk, and this reducer has no key (--key-file)"
+            self._note("keyless", waiting.peer, text)
+            self._refuse(waiting, pack_preface(preface.lane))
+        return psk == self._psk
 
     def _refuse(self, waiting: _Waiting, answer: bytes) -> None:
         """Answer, then wait for the peer's end: closing at once would send RST, and RST

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+from collections import Counter
 from dataclasses import asdict
 
 import uvloop
@@ -30,9 +31,10 @@ EXIT_FAILED = 1
 _DRAIN_GRACE_SECONDS = 5.0
 
 
-def serve(options: config.Config) -> int:
+def serve(options: config.Config, key: bytes = b"") -> int:
     """Run the daemon until it is told to stop; the exit status.
 
+    With a ``key`` workers must prove that they have it, too; without one nobody is asked.
     0 after a drain; 1 when it cannot start, when a lane dies, or when a second signal forces.
     """
     log.set_up(options.log_level, options.log_format)
@@ -42,8 +44,10 @@ def serve(options: config.Config) -> int:
         logger.error("%s", error)
         return EXIT_FAILED
     _raise_descriptor_limit()
+    if key:  # for the lanes, too: neither the key nor gradients belong into a core dump
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Server(options).run())
+        return runner.run(Server(options, key).run())
 
 
 def _raise_descriptor_limit() -> None:
@@ -56,13 +60,14 @@ def _raise_descriptor_limit() -> None:
 class Server:
     """One daemon; `run` is its whole life."""
 
-    def __init__(self, options: config.Config) -> None:
+    def __init__(self, options: config.Config, key: bytes) -> None:
         self._options = options
+        self._psk = bool(key)
         self._ready = False
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._listeners: list[socket.socket] = []
-        self._lanes = LaneGroup(options)
+        self._lanes = LaneGroup(options, key)
         self._acceptor: Acceptor
         self._admin: Admin
 
@@ -89,7 +94,7 @@ class Server:
             return await self._give_up(starting)
         stopped.cancel()
         self._acceptor = Acceptor(
-            self._listeners, self._options.lane_count, self._pass_socket, crc32c
+            self._listeners, self._options.lane_count, self._pass_socket, crc32c, self._psk
         )
         self._acceptor.start()
         await self._admin.start()
@@ -150,8 +155,8 @@ class Server:
         logger.info("%s", number.name)
         self._stop.set()
 
-    def _pass_socket(self, lane: int, sock: socket.socket) -> bool:
-        return self._lanes.handles[lane].pass_socket(sock)
+    def _pass_socket(self, lane: int, sock: socket.socket, preface: bytes) -> bool:
+        return self._lanes.handles[lane].pass_socket(sock, preface)
 
     def _make_admin(self) -> Admin:
         options = self._options
@@ -174,27 +179,33 @@ class Server:
             "metrics_port": admin_port,
             "pid": os.getpid(),
             "lanes": self._options.lane_count,
+            "mode": "psk" if self._psk else "open",
         }
         logger.info(
-            "reducer %s on %s:%d, %d lanes, %s of memory, metrics on port %d",
+            "reducer %s on %s:%d, %d lanes, %s of memory, mode %s, metrics on port %d",
             __version__,
             self._options.host,
             port,
             self._options.lane_count,
             units.format_size(self._options.memory),
+            line["mode"],
             admin_port,
         )
         with contextlib.suppress(OSError):  # whoever started us may not be listening
             print(json.dumps(line), flush=True)
 
     async def _snapshot(self) -> metrics.Snapshot:
+        lanes = await self._lanes.snapshots()
+        refused = Counter(self._acceptor.refused)
+        for lane in lanes:
+            refused.update(lane["refused"])
         return metrics.Snapshot(
             version=__version__,
             ready=self._ready,
             accepted=self._acceptor.passed,
-            refused=dict(self._acceptor.refused),
+            refused=dict(refused),
             dropped_log_lines=log.dropped_lines(),
-            lanes=await self._lanes.snapshots(),
+            lanes=lanes,
         )
 
     async def _metrics_page(self) -> Answer:

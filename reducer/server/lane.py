@@ -10,6 +10,7 @@ import array
 import asyncio
 import ctypes
 import dataclasses
+import functools
 import gc
 import json
 import logging
@@ -29,11 +30,16 @@ from reducer import compiled, log
 from reducer import kernels as kernel_sets
 from reducer.core import events
 from reducer.core.lane import Lane, LaneSettings
+from reducer.server.auth import Gate, Newcomer
 from reducer.server.buffers import BufferPool
+from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
+from reducer.wire.handshake import MAX_KEY_BYTES
 
 logger = logging.getLogger("reducer.lane")
 
+# The key comes first and once; a socket comes with the preface that was read from it.
+ORDER_KEY = b"K"
 ORDER_SOCKET = b"S"
 ORDER_REPORT = b"R"
 ORDER_DRAIN = b"D"
@@ -62,6 +68,7 @@ class LaneOptions:
     max_jobs: int
     require_native: bool
     no_native: bool
+    psk: bool
     log_level: str
     log_format: str
 
@@ -73,7 +80,8 @@ class LaneProcess:
         self._options = options
         self._kernels = kernel_sets.load(options.require_native, options.no_native)
         self._pool = BufferPool(options.memory)
-        self._lane = Lane(_settings(options, self._kernels))
+        settings = _settings(options, self._kernels)
+        self._lane = Lane(settings)
         self._shell = LaneShell(
             self._lane,
             self._kernels,
@@ -82,6 +90,10 @@ class LaneProcess:
             options.slow_reader_seconds,
         )
         self._orders = socket.socket(fileno=options.orders_fd)
+        self._gate: Gate | None = None
+        if options.psk:
+            key = _receive_key(self._orders)
+            self._gate = Gate(key, options.lane, settings.incarnation, self._shell.connection)
         self._orders.setblocking(False)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lag = 0.0
@@ -122,21 +134,21 @@ class LaneProcess:
         # Few at a time: their first frames must be read before they count as silent.
         for _ in range(16):
             try:
-                data, ancillary, _, _ = self._orders.recvmsg(16, socket.CMSG_SPACE(4))
+                data, ancillary, _, _ = self._orders.recvmsg(64, socket.CMSG_SPACE(4))
             except BlockingIOError:
                 return
             if not data:
                 logger.error("the main process is gone")
                 os._exit(1)
-            if data == ORDER_SOCKET:
-                self._take_socket(ancillary)
+            if data.startswith(ORDER_SOCKET):
+                self._take_socket(ancillary, data[1:])
             elif data == ORDER_REPORT:
                 self._answer(snapshot=self._snapshot())
             elif data == ORDER_DRAIN:
                 self._drain_until = time.monotonic() + self._options.drain_timeout
                 self._shell.feed(events.Drain(WHY_IT_ENDS))
 
-    def _take_socket(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+    def _take_socket(self, ancillary: list[tuple[int, int, bytes]], preface: bytes) -> None:
         fds = array.array("i")
         for _, _, data in ancillary:
             fds.frombytes(data)
@@ -147,13 +159,18 @@ class LaneProcess:
         sock = socket.socket(fileno=fds[0])
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        task = loop.create_task(self._adopt(loop, sock))
+        task = loop.create_task(self._adopt(loop, sock, preface))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _adopt(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+    async def _adopt(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, preface: bytes
+    ) -> None:
+        protocol: Callable[[], Connection | Newcomer] = self._shell.connection
+        if self._gate is not None:
+            protocol = functools.partial(self._gate.newcomer, preface)
         try:
-            factory = cast("Callable[[], asyncio.BufferedProtocol]", self._shell.connection)
+            factory = cast("Callable[[], asyncio.BufferedProtocol]", protocol)
             await loop.connect_accepted_socket(factory, sock)
         except OSError as error:
             logger.debug("a passed socket was dead already: %s", error)
@@ -185,6 +202,8 @@ class LaneProcess:
             self._finished.set()
 
     async def _close_connections(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
         self._shell.feed(events.Shutdown(WHY_IT_ENDS))
         for connection in list(self._shell.connections.values()):
             connection.close(WHY_IT_ENDS)
@@ -202,6 +221,8 @@ class LaneProcess:
             "connections": len(shell.connections),
             "slow_readers": shell.executor.slow_readers,
             "unpassed": self._unpassed,
+            "refused": {} if self._gate is None else dict(self._gate.refused),
+            "unproven": 0 if self._gate is None else len(self._gate),
             **dataclasses.asdict(shell.counters),
             "tasks": len(asyncio.all_tasks()),
             "buffers_out": pool.out,
@@ -214,6 +235,14 @@ class LaneProcess:
 
     def _answer(self, **message: Any) -> None:
         self._answers.write(json.dumps(message).encode() + b"\n")
+
+
+def _receive_key(orders: socket.socket) -> bytes:
+    """The first order; the parent has sent it before this process was started."""
+    order = orders.recv(2 * MAX_KEY_BYTES)
+    if not order.startswith(ORDER_KEY):
+        raise RuntimeError("the main process sent no key")
+    return order[len(ORDER_KEY) :]
 
 
 def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSettings:

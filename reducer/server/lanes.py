@@ -16,7 +16,13 @@ from dataclasses import asdict
 from typing import Any
 
 from reducer import config
-from reducer.server.lane import ORDER_DRAIN, ORDER_REPORT, ORDER_SOCKET, LaneOptions
+from reducer.server.lane import (
+    ORDER_DRAIN,
+    ORDER_KEY,
+    ORDER_REPORT,
+    ORDER_SOCKET,
+    LaneOptions,
+)
 
 logger = logging.getLogger("reducer.lanes")
 
@@ -31,14 +37,15 @@ _MAX_WAITING = 4096
 class LaneHandle:
     """One lane process, as the main process sees it."""
 
-    def __init__(self, options: config.Config, lane: int) -> None:
+    def __init__(self, options: config.Config, lane: int, key: bytes) -> None:
         self.lane = lane
         self.failure = ""
         self.ready = asyncio.Event()
         self.drained = asyncio.Event()
         self.ended = asyncio.Event()
         self._options = options
-        self._waiting: deque[socket.socket] = deque()
+        self._key = key
+        self._waiting: deque[tuple[socket.socket, bytes]] = deque()
         self._reports: deque[asyncio.Future[dict[str, Any]]] = deque()
         self._process: subprocess.Popen[bytes]
         self._orders: socket.socket
@@ -56,6 +63,8 @@ class LaneHandle:
         loop = asyncio.get_running_loop()
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._orders.setblocking(False)
+        if self._key:  # not as an argument or variable: others can read those
+            self._orders.send(ORDER_KEY + self._key)
         read_fd, write_fd = os.pipe()
         arguments = json.dumps(asdict(self._lane_options(theirs.fileno(), write_fd)))
         with theirs:
@@ -93,6 +102,7 @@ class LaneHandle:
             max_jobs=options.max_jobs,
             require_native=options.require_native,
             no_native=options.no_native,
+            psk=bool(self._key),
             log_level=options.log_level,
             log_format=options.log_format,
         )
@@ -115,7 +125,7 @@ class LaneHandle:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         while self._waiting:
-            self._waiting.popleft().close()
+            self._waiting.popleft()[0].close()
         self._ending = asyncio.get_running_loop().create_task(self._end(self._process.wait()))
 
     async def _end(self, status: int) -> None:
@@ -127,12 +137,12 @@ class LaneHandle:
             )
         self.ended.set()
 
-    def pass_socket(self, sock: socket.socket) -> bool:
+    def pass_socket(self, sock: socket.socket, preface: bytes) -> bool:
         """Hand a connected socket over and close our copy; False if the lane takes no more."""
         if self.ended.is_set() or len(self._waiting) >= _MAX_WAITING:
             sock.close()
             return False
-        self._waiting.append(sock)
+        self._waiting.append((sock, preface))
         if len(self._waiting) == 1:
             self._pass_waiting()
         return True
@@ -141,14 +151,15 @@ class LaneHandle:
         loop = asyncio.get_running_loop()
         loop.remove_writer(self._orders.fileno())
         while self._waiting and not self.ended.is_set():
+            sock, preface = self._waiting[0]
             try:
-                socket.send_fds(self._orders, [ORDER_SOCKET], [self._waiting[0].fileno()])
+                socket.send_fds(self._orders, [ORDER_SOCKET, preface], [sock.fileno()])
             except BlockingIOError:
                 loop.add_writer(self._orders.fileno(), self._pass_waiting)
                 return
             except OSError as error:
                 logger.warning("lane %d cannot take a socket: %s", self.lane, error)
-            self._waiting.popleft().close()
+            self._waiting.popleft()[0].close()
 
     async def snapshot(self) -> dict[str, Any]:
         """The lane's numbers; raises TimeoutError if it does not answer in time."""
@@ -183,8 +194,8 @@ class LaneHandle:
 class LaneGroup:
     """All lanes of one daemon."""
 
-    def __init__(self, options: config.Config) -> None:
-        self.handles = [LaneHandle(options, lane) for lane in range(options.lane_count)]
+    def __init__(self, options: config.Config, key: bytes) -> None:
+        self.handles = [LaneHandle(options, lane, key) for lane in range(options.lane_count)]
         self._watches: list[asyncio.Task[None]] = []
         self.died = asyncio.Event()
 

@@ -40,8 +40,9 @@ class Connection:
     compiled class has no interpreted base.
     """
 
-    def __init__(self, shell: LaneShell, session: int) -> None:
+    def __init__(self, shell: LaneShell, session: int, proven_job: str | None = None) -> None:
         self.session = session
+        self.proven_job = proven_job
         self.bytes_in = 0
         self.bytes_noted = 0  # of them, at the shell's last tick
         self.bytes_out = 0

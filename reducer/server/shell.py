@@ -56,11 +56,14 @@ class LaneShell:
         self._silent: dict[int, Connection] = {}
         self.executor = Executor(kernels, pool, self.connections, slow_reader_bytes, self.feed)
 
-    def connection(self) -> Connection:
-        """A protocol object for a socket that the main process has passed on."""
+    def connection(self, proven_job: str | None = None) -> Connection:
+        """A protocol object for a socket that the main process has passed on.
+
+        ``proven_job``: the only job that its worker may name (mode psk).
+        """
         session = self._next_session
         self._next_session += 1
-        return Connection(self, session)
+        return Connection(self, session, proven_job)
 
     def feed(self, event: Any) -> None:
         """Give the core an event and carry out what it answers."""
@@ -75,7 +78,7 @@ class LaneShell:
             oldest.abort("no frame came, and others wait for the place")
         self._silent[connection.session] = connection
         self.connections[connection.session] = connection
-        self.feed(events.Opened(connection.session))
+        self.feed(events.Opened(connection.session, connection.proven_job))
 
     def place(self, connection: Connection, header: Header) -> PooledBuffer:
         if header.kind != MessageKind.CONTRIBUTION:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from enum import IntFlag
 from typing import NamedTuple
 
 from reducer.errors import BadFrameError, IntegrityError, ProtocolVersionError
@@ -44,6 +45,10 @@ _EMPTY_KINDS = frozenset(
 )
 
 
+class PrefaceFlag(IntFlag):
+    PSK = 1  # the handshake of section 12 comes before the first frame
+
+
 class Preface(NamedTuple):
     """The first 16 bytes of a connection."""
 
@@ -75,8 +80,8 @@ class Header(NamedTuple):
     payload_crc: int = 0
 
 
-def pack_preface(lane: int) -> bytes:
-    return _PREFACE.pack(PREFACE_MAGIC, PROTOCOL_MAJOR, PROTOCOL_MINOR, 0, lane, bytes(6))
+def pack_preface(lane: int, flags: int = 0) -> bytes:
+    return _PREFACE.pack(PREFACE_MAGIC, PROTOCOL_MAJOR, PROTOCOL_MINOR, flags, lane, bytes(6))
 
 
 def unpack_preface(data: Buffer) -> Preface:
@@ -89,7 +94,7 @@ def unpack_preface(data: Buffer) -> Preface:
             f"the worker speaks protocol {major}.{minor}, "
             f"this reducer {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}: install the same release on both"
         )
-    if flags or any(reserved):
+    if flags & ~PrefaceFlag.PSK or any(reserved):
         raise BadFrameError("reserved bits are set in the preface")
     return Preface(major, minor, flags, lane)
 

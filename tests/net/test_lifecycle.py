@@ -42,7 +42,9 @@ def joined(stack: ExitStack, port: int, job: str = "j") -> tuple[Worker, Worker]
 
 def test_ready_line_is_one_line_of_json_with_real_ports() -> None:
     with Daemon(lanes=2) as daemon:
-        assert set(daemon.ready) == {"event", "host", "port", "metrics_port", "pid", "lanes"}
+        known = {"event", "host", "port", "metrics_port", "pid", "lanes", "mode"}
+        assert set(daemon.ready) == known
+        assert daemon.ready["mode"] == "open"
         assert daemon.ready["event"] == "ready"
         assert daemon.ready["host"] == "127.0.0.1"
         assert daemon.ready["pid"] == daemon.pid
@@ -73,17 +75,6 @@ def test_bind_beyond_loopback_needs_consent() -> None:
     assert ended.returncode == 2
     for name in ("--key-file", "REDUCER_KEY_FILE", "--insecure", "REDUCER_INSECURE"):
         assert name in ended.stderr
-
-
-@pytest.mark.parametrize("source", ["flag", "environment"])
-def test_a_key_file_is_refused_in_this_version(source: str, tmp_path: Path) -> None:
-    key = str(tmp_path / "key")
-    if source == "flag":
-        ended = run_cli("serve", "--port", "0", "--key-file", key, "--insecure")
-    else:
-        ended = run_cli("serve", "--port", "0", env={"REDUCER_KEY_FILE": key})
-    assert ended.returncode == 2
-    assert "authentication is not in this version" in " ".join(ended.stderr.split())
 
 
 def test_listens_on_both_families_with_consent() -> None:

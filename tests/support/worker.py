@@ -21,6 +21,7 @@ from reducer.core.plan import Plan, make_plan, owner
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder, Frame
+from reducer.wire.handshake import ANSWER_SIZE, NONCE_SIZE, WorkerHandshake, job_key
 from reducer.wire.header import Header, pack_header, pack_preface
 from reducer.wire.keys import key_id, position
 
@@ -48,15 +49,22 @@ def frame_of(message: messages.Message, key: int = 0) -> bytes:
     return pack_header(header, crc32c) + payload
 
 
-def connect(port: int, lane: int = 0, receive_buffer: int = 0) -> socket.socket:
-    """A blocking socket that has sent its preface."""
+def connect(
+    port: int, lane: int = 0, receive_buffer: int = 0, key: bytes = b"", job: str = ""
+) -> socket.socket:
+    """A blocking socket that has sent its preface and, with a key, proven that it has it."""
     sock = socket.socket()
     if receive_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     sock.settimeout(TIMEOUT)
     sock.connect(("127.0.0.1", port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.sendall(pack_preface(lane))
+    if not key:
+        sock.sendall(pack_preface(lane))
+        return sock
+    handshake = WorkerHandshake(job_key(key, job), job, lane, secrets.token_bytes(NONCE_SIZE))
+    sock.sendall(handshake.opening)
+    sock.sendall(handshake.proof(sock.recv(ANSWER_SIZE, socket.MSG_WAITALL)))
     return sock
 
 
@@ -92,7 +100,13 @@ class Worker:
     """One rank of a job on one reducer; a context manager that closes its sockets."""
 
     def __init__(
-        self, port: int, job: str, rank: int, world_size: int, receive_buffer: int = 0
+        self,
+        port: int,
+        job: str,
+        rank: int,
+        world_size: int,
+        receive_buffer: int = 0,
+        key: bytes = b"",
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -100,6 +114,7 @@ class Worker:
         self.results: dict[tuple[int, int, int], Frame] = {}
         self.goaway = ""
         self._port = port
+        self._key = key
         self._job = job
         self._run_id = "run" if rank == 0 else ""
         self._incarnation = secrets.token_bytes(16)
@@ -115,7 +130,7 @@ class Worker:
 
     def hello(self, lane: int) -> Link:
         """Connect to a lane and say HELLO; the answer is still to come."""
-        link = Link(connect(self._port, lane, self._receive_buffer))
+        link = Link(connect(self._port, lane, self._receive_buffer, self._key, self._job))
         self.links.append(link)
         self._selector.register(link.sock, selectors.EVENT_READ, link)
         hello = messages.Hello(

@@ -128,8 +128,8 @@ def test_the_documentation_is_the_defaults(tmp_path: Path) -> None:
         ({"host": "0.0.0.0"}, False),
         ({"host": "::"}, False),
         ({"host": "0.0.0.0", "insecure": "true"}, True),
-        ({"host": "0.0.0.0", "key_file": "/k"}, False),
-        ({"key_file": "/k"}, False),
+        ({"host": "0.0.0.0", "key_file": "/k"}, True),
+        ({"key_file": "/k"}, True),
         ({"key_file": "/k", "insecure": "true"}, False),
     ],
 )

@@ -7,20 +7,32 @@ difference: a changed line means that an old peer will not understand a new one.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from reducer.core.plan import make_plan, owner
 from reducer.wire import messages as m
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
-from reducer.wire.header import HEADER_SIZE, Header, pack_header, pack_preface, unpack_header
+from reducer.wire.handshake import LaneHandshake, WorkerHandshake, extract, job_key
+from reducer.wire.header import (
+    HEADER_SIZE,
+    PREFACE_SIZE,
+    Header,
+    PrefaceFlag,
+    pack_header,
+    pack_preface,
+    unpack_header,
+)
 from reducer.wire.keys import key_id
 from tests.support.frames import control, frame, heartbeat
 
 PATH = Path(__file__).with_name("frames.txt")
 INTRO = """\
 # Golden vectors of wire protocol 1. One a line: kind of vector, name, key=value ..., hex=bytes.
-# preface: lane. frame: all header fields, then header and payload in hex. bad: bytes that must be
-# refused, and the family of the error. key: name (hex of its UTF-8) and id. crc: bytes and CRC-32C.
+# preface: lane, flags. frame: all header fields, then header and payload in hex. bad: bytes that
+# must be refused, and the family of the error. key: name (hex of its UTF-8) and id. crc: bytes and
+# CRC-32C.
+# psk: a whole handshake of mode psk; master and nonces in hex, then what is sent, in order.
 # plan: inputs, chunks, then chunk:elements:sends:receives:slot:lane for some chunks of rank.
 # Written by regenerate.py.
 """
@@ -99,6 +111,37 @@ def bad_frames() -> dict[str, tuple[str, bytes]]:
     }
 
 
+def handshakes() -> dict[str, dict[str, Any]]:
+    """Inputs of complete handshakes, and what is sent in them."""
+    found: dict[str, dict[str, Any]] = {}
+    cases = (
+        ("least", bytes(range(16)), "j", 0),
+        ("usual", bytes(range(255, 223, -1)), "job-ü", 515),
+        ("longest", bytes(range(256)) * 4, "n" * 128, 65_535),
+    )
+    for name, master, job, lane in cases:
+        nonces = bytes(range(64, 96)), bytes(range(128, 160))
+        worker = WorkerHandshake(job_key(master, job), job, lane, nonces[0])
+        preface = pack_preface(lane, PrefaceFlag.PSK)
+        theirs = LaneHandshake(extract(master), preface, lane, INCARNATION, nonces[1])
+        answer = say(theirs, worker.opening[PREFACE_SIZE:])
+        proof = worker.proof(answer)
+        assert say(theirs, proof) == b"" and theirs.done
+        found[name] = {
+            "master": master, "job": job.encode(), "lane": lane, "worker_nonce": nonces[0],
+            "lane_nonce": nonces[1], "key": job_key(master, job), "opening": worker.opening,
+            "answer": answer, "proof": proof,
+        }  # fmt: skip
+    return found
+
+
+def say(lane: LaneHandshake, message: bytes) -> bytes:
+    """Give the lane's side a message as its connection would."""
+    room = lane.get_buffer()
+    room[: len(message)] = message
+    return lane.received(len(message))
+
+
 def plan_lines() -> list[str]:
     lines = []
     cases = [
@@ -129,7 +172,10 @@ def plan_lines() -> list[str]:
 
 
 def text() -> str:
-    lines = [f"preface lane{lane} lane={lane} hex={pack_preface(lane).hex()}" for lane in (0, 515)]
+    lines = [
+        f"preface lane{lane} lane={lane} flags={flags} hex={pack_preface(lane, flags).hex()}"
+        for lane, flags in ((0, 0), (515, 0), (515, int(PrefaceFlag.PSK)))
+    ]
     for name in ("layer1.weight", "", "ü", "~all_reduce"):
         lines.append(f"key k{len(name)} id={key_id(name)} hex={name.encode().hex()}")
     for data in (b"", b"123456789", bytes(32), b"\xff" * 32, bytes(range(32))):
@@ -141,6 +187,9 @@ def text() -> str:
         lines.append(f"frame {name} {fields} hex={data.hex()}")
     for name, (family, data) in bad_frames().items():
         lines.append(f"bad {name} error={family} hex={data.hex()}")
+    for name, fields in handshakes().items():
+        shown = (f"{k}={v.hex() if isinstance(v, bytes) else v}" for k, v in fields.items())
+        lines.append(f"psk {name} {' '.join(shown)}")
     return INTRO + "\n".join(lines) + "\n"
 
 

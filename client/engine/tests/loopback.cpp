@@ -169,6 +169,21 @@ void test_fork() {
   for (std::thread& thread : threads) thread.join();
 }
 
+// An object that is kept after its thread has ended holds no key any more.
+void test_the_key_is_zeroed() {
+  const ors::Secret key = ors::job_key("0123456789abcdef", "job");
+  const auto engine = std::make_unique<ors::Engine>(options(0, {"127.0.0.1:1"}), key);
+  const auto holds_key = [&] {
+    const auto* image = reinterpret_cast<const char*>(engine.get());
+    return std::string_view(image, sizeof(ors::Engine)).find(key.bytes()) != std::string_view::npos;
+  };
+  CHECK(holds_key());
+  engine->start();
+  CHECK(!engine->wait_joined(0.1));
+  engine->abort();
+  CHECK(!holds_key());
+}
+
 }  // namespace
 
 int main() {
@@ -179,4 +194,5 @@ int main() {
   test_absent_rank();
   test_other_servers();
   test_fork();
+  test_the_key_is_zeroed();
 }

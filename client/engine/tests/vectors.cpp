@@ -10,6 +10,7 @@
 #include "check.h"
 #include "connection.h"
 #include "crc.h"
+#include "handshake.h"
 #include "messages.h"
 #include "plan.h"
 #include "wire.h"
@@ -49,9 +50,37 @@ void check_preface(const Fields& fields, const std::string& bytes) {
   ors::Preface preface;
   CHECK(ors::unpack_preface(raw(bytes), &preface) == nullptr);
   CHECK(preface.lane == number(fields, "lane"));
+  CHECK(preface.flags == number(fields, "flags"));
   uint8_t packed[ors::kPrefaceSize];
   ors::pack_preface(preface, packed);
   CHECK(bytes == std::string(reinterpret_cast<char*>(packed), sizeof packed));
+}
+
+// The worker's side of a handshake; the lane's is Python's alone.
+void check_psk(const Fields& fields) {
+  const auto bytes = [&](const char* name) { return unhex(fields.at(name)); };
+  const ors::Secret key = ors::job_key(bytes("master"), bytes("job"));
+  CHECK(key.bytes() == bytes("key"));
+  const auto lane = static_cast<uint16_t>(number(fields, "lane"));
+  const std::string answer = bytes("answer");
+  ors::Handshake whole(key, bytes("job"), lane, bytes("worker_nonce"), "lane");
+  CHECK(whole.opening() == bytes("opening"));
+  CHECK(whole.wanted() == answer.size());
+  CHECK(!whole.received(answer));
+  CHECK(whole.proven() && whole.proof() == bytes("proof"));
+  ors::Handshake cut(key, bytes("job"), lane, bytes("worker_nonce"), "lane");
+  for (const char byte : answer) {
+    CHECK(!cut.proven());
+    CHECK(!cut.received({&byte, 1}));
+  }
+  CHECK(cut.proof() == whole.proof());
+  for (size_t at = 0; at < answer.size(); ++at) {
+    std::string changed = answer;
+    changed[at] = static_cast<char>(changed[at] ^ 1);
+    ors::Handshake other(key, bytes("job"), lane, bytes("worker_nonce"), "lane");
+    CHECK(other.received(changed));
+    CHECK(!other.proven());
+  }
 }
 
 void check_frame(const Fields& fields, const std::string& bytes) {
@@ -211,9 +240,11 @@ int main(int argc, char** argv) {
     }
     if (kind == "bad") check_bad(fields, bytes);
     if (kind == "plan") check_plan(fields);
+    if (kind == "psk") check_psk(fields);
     ++seen[kind];
   }
-  for (const char* kind : {"preface", "key", "crc", "frame", "bad", "plan"}) CHECK(seen[kind] > 0);
+  for (const char* kind : {"preface", "key", "crc", "frame", "bad", "plan", "psk"})
+    CHECK(seen[kind] > 0);
   std::cout << seen["frame"] << " frames, " << seen["bad"] << " bad ones, " << seen["plan"]
             << " plans\n";
 }

@@ -1,7 +1,9 @@
 // Workers of one job in one process, against real reducers: checked all-reduces from several
-// threads. Usage: engine_worker host:port[,host:port...] world rounds
+// threads. Usage: engine_worker host:port[,host:port...] world rounds; with a first line on stdin
+// that is not empty, it is the text of the reducers' key.
 #include <unistd.h>
 
+#include <iostream>
 #include <sstream>
 #include <thread>
 #include <vector>
@@ -53,8 +55,11 @@ void check_rounds(ors::Engine* engine, uint32_t rank, uint32_t world, int thread
   }
 }
 
-void work(uint32_t rank, uint32_t world, const std::vector<std::string>& addresses, int rounds) {
-  ors::Engine engine(options(rank, world, addresses));
+void work(uint32_t rank, uint32_t world, const std::vector<std::string>& addresses, int rounds,
+          const std::string& master) {
+  ors::Options o = options(rank, world, addresses);
+  ors::Secret key = master.empty() ? ors::Secret() : ors::job_key(master, o.job);
+  ors::Engine engine(std::move(o), std::move(key));
   engine.start();
   CHECK(engine.wait_joined(30));
   if (const auto failure = engine.failure()) {
@@ -80,10 +85,11 @@ int main(int argc, char** argv) {
   const auto addresses = split(argv[1]);
   const auto world = static_cast<uint32_t>(std::stoul(argv[2]));
   const int rounds = std::stoi(argv[3]);
+  std::string master;
+  std::getline(std::cin, master);
   std::vector<std::thread> workers;
   for (uint32_t rank = 0; rank < world; ++rank) {
-    workers.emplace_back(
-        [rank, world, &addresses, rounds] { work(rank, world, addresses, rounds); });
+    workers.emplace_back([&, rank] { work(rank, world, addresses, rounds, master); });
   }
   for (std::thread& worker : workers) worker.join();
 }

@@ -1,0 +1,37 @@
+"""``reducer keygen``: make the key that workers and reducers share."""
+
+from __future__ import annotations
+
+import click
+
+from reducer import keyfile
+from reducer.wire.codes import MAX_JOB_BYTES
+
+
+@click.command("keygen")
+@click.argument("file", default="reducer.key")
+@click.option("--job", help="Make the key of this job alone, for its workers.")
+@click.option("--from", "master", metavar="FILE", help="The reducers' key file, with --job.")
+def command(file: str, job: str | None, master: str | None) -> None:
+    """Write a key to the new file FILE (reducer.key) and print its path.
+
+    A random key is for every reducer (--key-file) and, unless jobs are to be kept apart, for every
+    worker (REDUCER_KEY_FILE). The key of a job is for the workers of that job: it proves nothing
+    for any other. A file that is there already is not overwritten.
+
+    \b
+      reducer keygen reducer.key
+      reducer keygen --job resnet --from reducer.key resnet.key
+    """
+    if (job is None) != (master is None):
+        raise click.UsageError("--job and --from: expected both of them, or neither")
+    if job is not None and not 1 <= len(job.encode()) <= MAX_JOB_BYTES:
+        raise click.UsageError(f"--job: expected a name of 1 to {MAX_JOB_BYTES} bytes")
+    try:
+        if job is not None and master is not None:
+            keyfile.make_for_job(file, job, master)
+        else:
+            keyfile.make(file)
+    except keyfile.KeyFileError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(file)

@@ -1,0 +1,138 @@
+"""Key files: a line of base64url text, of the master key or, behind ``job-key:``, of one job's.
+
+A reducer needs the master key. A worker can do with the key of its job, derived from it, and can
+then prove nothing for another job. A key is never shown: no message, log line or exception of this
+module has a byte of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import secrets
+import stat
+
+from reducer.wire.handshake import JOB_KEY_BYTES, MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
+
+NEW_KEY_BYTES = 32
+_JOB_PREFIX = b"job-key:"
+# Text of the largest key, line ends, and one byte more to see that there is more.
+_MAX_TEXT = len(_JOB_PREFIX) + MAX_KEY_BYTES * 4 // 3 + 8
+_BASE64 = re.compile(rb"[A-Za-z0-9_-]+={0,2}")
+
+
+class KeyFileError(ValueError):
+    """A key file cannot be used or written; the text says which, why, and what to do."""
+
+
+def make(path: str) -> None:
+    """A random master key in a new file of mode 0600; raises KeyFileError."""
+    _write_new(path, base64.urlsafe_b64encode(secrets.token_bytes(NEW_KEY_BYTES)))
+
+
+def make_for_job(path: str, job: str, master: str) -> None:
+    """The key of one job in a new file, from the master key in another; raises KeyFileError."""
+    _write_new(path, _JOB_PREFIX + base64.urlsafe_b64encode(job_key(read(master), job)))
+
+
+def _write_new(path: str, text: bytes) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise KeyFileError(
+            f"key file {path} is there already and is not overwritten: remove it first, or name "
+            "another (every worker and reducer must get the new one)"
+        ) from None
+    except OSError as error:
+        raise KeyFileError(f"key file {path}: {error.strerror}") from None
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, 0o600)  # whatever the umask
+            file.write(text + b"\n")
+    except OSError as error:
+        os.unlink(path)
+        raise KeyFileError(f"key file {path}: {error.strerror}") from None
+
+
+def read(path: str) -> bytes:
+    """The master key in a file; raises KeyFileError, also for a file that others can use."""
+    text = _read_text(path)
+    if text.startswith(_JOB_PREFIX):
+        raise KeyFileError(
+            f"key file {path} has the key of one job, for its workers; this needs the master key "
+            "that it was made from"
+        )
+    return _decode(path, text)
+
+
+def read_for_job(path: str, job: str) -> bytes:
+    """The key of ``job`` from a file with the master key, or with a job's; raises KeyFileError."""
+    text = _read_text(path)
+    if not text.startswith(_JOB_PREFIX):
+        return job_key(_decode(path, text), job)
+    key = _decode(path, text[len(_JOB_PREFIX) :])
+    if len(key) != JOB_KEY_BYTES:
+        raise KeyFileError(
+            f"key file {path}: a job's key of {len(key)} bytes, expected {JOB_KEY_BYTES}"
+        )
+    return key
+
+
+def _read_text(path: str) -> bytes:
+    try:
+        # Symbolic links are followed: secrets that Kubernetes mounts are links. What counts is
+        # the file itself, and it is asked after it was opened. A pipe must not block us.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise KeyFileError(
+            f"key file {path}: {error.strerror}; `reducer keygen` makes one"
+        ) from None
+    try:
+        _check_access(path, os.fstat(fd))
+        return os.read(fd, _MAX_TEXT).strip()
+    except OSError as error:
+        raise KeyFileError(f"key file {path}: {error.strerror}") from None
+    finally:
+        os.close(fd)
+
+
+def _check_access(path: str, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise KeyFileError(f"key file {path}: expected a regular file")
+    if found.st_uid not in (0, os.geteuid()):
+        raise KeyFileError(
+            f"key file {path} belongs to user {found.st_uid}, expected {os.geteuid()} or root: "
+            "its owner could read and replace the key (chown it)"
+        )
+    # Root gives a file of its own to a group so that a daemon of another user can read it: that is
+    # how Kubernetes mounts a secret for a pod with fsGroup. A user needs no group for own files.
+    allowed = 0o740 if found.st_uid == 0 else 0o700
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o777 & ~allowed:
+        raise KeyFileError(
+            f"key file {path} has mode {mode:04o}: others can read or change it. Run chmod 600 "
+            f"{path} (a Kubernetes secret: defaultMode: 0400, and fsGroup for a user other than "
+            "root), and make a new key if anybody may have read this one"
+        )
+
+
+def _decode(path: str, text: bytes) -> bytes:
+    if not text:
+        raise KeyFileError(f"key file {path} is empty; `reducer keygen` makes a key")
+    try:
+        if not _BASE64.fullmatch(text):
+            raise ValueError
+        key = base64.urlsafe_b64decode(text.rstrip(b"=") + b"=" * (-len(text.rstrip(b"=")) % 4))
+    except (ValueError, binascii.Error):
+        raise KeyFileError(
+            f"key file {path}: expected one line of base64url text (A-Z a-z 0-9 - _), as "
+            "`reducer keygen` writes it"
+        ) from None
+    if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
+        raise KeyFileError(
+            f"key file {path}: a key of {len(key)} bytes, expected {MIN_KEY_BYTES} to "
+            f"{MAX_KEY_BYTES}; `reducer keygen` makes one of {NEW_KEY_BYTES}"
+        )
+    return key

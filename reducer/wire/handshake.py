@@ -1,0 +1,157 @@
+"""The psk handshake (PROTOCOL.md, section 12): two peers prove that they have a job's key.
+
+Law: before the proof nothing is parsed but fixed fields of fixed-size messages, and nothing is
+taken from a peer that was not asked for. Randomness is an argument; an object is good for one
+connection and one attempt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+
+from reducer.errors import AuthenticationError, BadFrameError
+from reducer.wire.codes import MAX_JOB_BYTES, PROTOCOL_MAJOR
+from reducer.wire.header import PREFACE_SIZE, PrefaceFlag, pack_preface
+
+NONCE_SIZE = 32
+MAC_SIZE = 32
+INCARNATION_SIZE = 16
+# Below 128 bits a key can be searched for, offline, by whoever got one answer of a lane.
+MIN_KEY_BYTES = 16
+MAX_KEY_BYTES = 1_024
+JOB_KEY_BYTES = 32
+
+CHALLENGE_MAGIC = b"ORSC"
+ANSWER_MAGIC = b"ORSA"
+PROOF_MAGIC = b"ORSW"
+_CHALLENGE = struct.Struct(f"<4sB3s{MAX_JOB_BYTES}s{NONCE_SIZE}s")
+_ANSWER = struct.Struct(f"<4sHH{INCARNATION_SIZE}s{NONCE_SIZE}s")
+_PROOF = struct.Struct("<4s4s")
+CHALLENGE_SIZE = _CHALLENGE.size
+ANSWER_SIZE = _ANSWER.size + MAC_SIZE
+PROOF_SIZE = _PROOF.size + MAC_SIZE
+# What a lane receives before it believes anything, preface included.
+RECEIVED_BYTES = PREFACE_SIZE + CHALLENGE_SIZE + PROOF_SIZE
+
+_SALT = b"open-reduction-server psk %d" % PROTOCOL_MAJOR
+_LANE = b"open-reduction-server lane\0"
+_WORKER = b"open-reduction-server worker\0"
+
+
+def extract(master: bytes) -> bytes:
+    """HKDF-Extract (RFC 5869) of the key in a key file; ValueError for one that is too short."""
+    if not MIN_KEY_BYTES <= len(master) <= MAX_KEY_BYTES:
+        raise ValueError(f"a key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes, got {len(master)}")
+    return hmac.digest(_SALT, master, hashlib.sha256)
+
+
+def expand(extracted: bytes, job: str) -> bytes:
+    """The key of one job: HKDF-Expand to 32 bytes, the info is the job's name."""
+    return hmac.digest(extracted, job.encode() + b"\x01", hashlib.sha256)
+
+
+def job_key(master: bytes, job: str) -> bytes:
+    """`extract`, then `expand`."""
+    return expand(extract(master), job)
+
+
+def _mac(key: bytes, label: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(key, label + transcript, hashlib.sha256)
+
+
+class LaneHandshake:
+    """The lane's side: challenge in, answer out, proof in.
+
+    `get_buffer` has room for the rest of one message and never for a byte behind it, so the first
+    frame stays where it is. `received` raises the ProtocolError family; there is no second try.
+    """
+
+    __slots__ = ("_answer", "_extracted", "_have", "_key", "_message", "_transcript", "done", "job")
+
+    def __init__(
+        self, extracted: bytes, preface: bytes, lane: int, incarnation: bytes, nonce: bytes
+    ) -> None:
+        assert len(incarnation) == INCARNATION_SIZE and len(nonce) == NONCE_SIZE
+        self.job = ""
+        self.done = False
+        self._extracted = extracted
+        self._transcript = preface
+        self._answer = _ANSWER.pack(ANSWER_MAGIC, lane, 0, incarnation, nonce)
+        self._key = b""
+        self._message = bytearray(CHALLENGE_SIZE)
+        self._have = 0
+
+    def get_buffer(self) -> memoryview:
+        return memoryview(self._message)[self._have :]
+
+    def received(self, nbytes: int) -> bytes:
+        """What is to be sent now; nothing in most cases."""
+        self._have += nbytes
+        magic = PROOF_MAGIC if self._key else CHALLENGE_MAGIC
+        begin = bytes(self._message[: min(self._have, len(magic))])
+        if not magic.startswith(begin):
+            raise BadFrameError(f"no handshake: got {begin!r}, expected {magic!r}")
+        if self._have < len(self._message):
+            return b""
+        message = bytes(self._message)
+        if self._key:
+            self._check_proof(message)
+            return b""
+        return self._take_challenge(message)
+
+    def _take_challenge(self, message: bytes) -> bytes:
+        self.job = _job_of(message)
+        self._key = expand(self._extracted, self.job)
+        self._transcript += message + self._answer
+        mac = _mac(self._key, _LANE, self._transcript)
+        self._transcript += mac
+        self._message = bytearray(PROOF_SIZE)
+        self._have = 0
+        return self._answer + mac
+
+    def _check_proof(self, message: bytes) -> None:
+        _, reserved = _PROOF.unpack_from(message)
+        if any(reserved):
+            raise BadFrameError("reserved bytes are set in a proof")
+        expected = _mac(self._key, _WORKER, self._transcript + message[: _PROOF.size])
+        self._key = self._extracted = b""
+        if not hmac.compare_digest(message[_PROOF.size :], expected):
+            raise AuthenticationError(f"the worker could not prove the key of job {self.job!r}")
+        self.done = True
+
+
+class WorkerHandshake:
+    """The worker's side, as the engine does it in C++: `opening` out, answer in, proof out."""
+
+    def __init__(self, key: bytes, job: str, lane: int, nonce: bytes) -> None:
+        name = job.encode()
+        challenge = _CHALLENGE.pack(CHALLENGE_MAGIC, len(name), bytes(3), name, nonce)
+        self.opening = pack_preface(lane, PrefaceFlag.PSK) + challenge
+        self._key = key
+        self._lane = lane
+
+    def proof(self, answer: bytes) -> bytes:
+        """The last message for a lane that has proven the key; else AuthenticationError."""
+        if len(answer) != ANSWER_SIZE or not answer.startswith(ANSWER_MAGIC):
+            raise BadFrameError(f"no answer to the challenge: {answer[:16]!r}")
+        _, lane, reserved, _, _ = _ANSWER.unpack_from(answer)
+        expected = _mac(self._key, _LANE, self.opening + answer[: _ANSWER.size])
+        if not hmac.compare_digest(answer[_ANSWER.size :], expected):
+            raise AuthenticationError("the lane could not prove that it has the key of this job")
+        if lane != self._lane or reserved:
+            raise BadFrameError(f"lane {lane} has answered, expected lane {self._lane}")
+        head = _PROOF.pack(PROOF_MAGIC, bytes(4))
+        return head + _mac(self._key, _WORKER, self.opening + answer + head)
+
+
+def _job_of(challenge: bytes) -> str:
+    """The name in a challenge; BadFrameError where its fixed fields are not as they must be."""
+    _, size, reserved, name, _ = _CHALLENGE.unpack(challenge)
+    if any(reserved) or not 1 <= size <= MAX_JOB_BYTES or any(name[size:]):
+        raise BadFrameError("a challenge with a bad job name or reserved bytes that are set")
+    try:
+        return str(name[:size], "utf-8")
+    except UnicodeDecodeError:
+        raise BadFrameError("a challenge whose job name is no UTF-8") from None
