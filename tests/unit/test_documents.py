@@ -16,7 +16,7 @@ import pytest
 from reducer import cli
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("*/README.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*/README.md"))]
 OURS = ("reducer", "reducer_client")
 
 
