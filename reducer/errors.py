@@ -55,11 +55,17 @@ class QuotaError(ProtocolError):
     code = ErrorCode.QUOTA
 
 
+class CorruptedError(ProtocolError):
+    """A CRC does not match: bytes were changed in transit, and the connection is done for."""
+
+    code = ErrorCode.CORRUPTED
+    retryable = True
+
+
 class IntegrityError(ProtocolError):
-    """A CRC does not match, or two copies of one contribution differ."""
+    """Two copies of one contribution differ: nobody knows which one is right."""
 
     code = ErrorCode.INTEGRITY
-    retryable = True
 
 
 class UnavailableError(ProtocolError):

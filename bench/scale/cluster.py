@@ -19,7 +19,8 @@ from bench.scale.network import Egress, Flow, Frame, Ingress
 from bench.scale.outcome import Outcome, Timing, outcome_of
 from bench.scale.worker import KEY, EngineWorker, ModelWorker, Worker
 from reducer.core.lane import LaneSettings
-from reducer.core.plan import make_plan, owner
+from reducer.core.plan import make_plan
+from reducer.core.route import Route
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind
 from reducer.wire.keys import key_id
@@ -72,7 +73,8 @@ class Cluster:
         self.plan = make_plan(Collective.ALL_REDUCE, DType.FLOAT32, count, case.workers, case.table)
         real = min(case.real_lanes, case.all_lanes, self.plan.chunks)
         lanes_by_slot = (case.lanes,) * case.reducers
-        self.places = [owner(key_id(KEY), chunk, lanes_by_slot) for chunk in range(real)]
+        route = Route.first(lanes_by_slot)
+        self.places = [route.owner(key_id(KEY), chunk) for chunk in range(real)]
         self.hosts = [self._host(index, *place) for index, place in enumerate(self.places)]
         self.workers = [self._worker(rank) for rank in range(case.workers)]
         self._worker_cores = [Core(self.clock) for _ in self.workers]

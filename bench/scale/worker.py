@@ -75,6 +75,7 @@ class _Connection:
     chunks: Sequence[int]
     control: list[Frame] = field(default_factory=list)
     welcomed: bool = False
+    home: int = 0
     announced: bool = False
     credit: _Account = field(default_factory=_Account)
     grant: _Account = field(default_factory=_Account)
@@ -139,7 +140,7 @@ class ModelWorker:
         if self._round >= 0 and connection.chunks and not connection.announced:
             connection.announced = True
             payload = messages.encode(messages.Key(KEY))
-            self._queue(connection, MessageKind.KEY, payload, key=self._key)
+            self._queue(connection, MessageKind.KEY, payload, key=self._key, chunk=connection.home)
         frames, connection.control = connection.control, []
         while self._round >= 0 and connection.sent < len(connection.chunks):
             chunk = connection.chunks[connection.sent]
@@ -185,7 +186,7 @@ class ModelWorker:
             connection.reported = connection.done
             connection.unreported_cost = 0
         connection.last_heartbeat = now
-        self._queue(connection, MessageKind.HEARTBEAT, payload)
+        self._queue(connection, MessageKind.HEARTBEAT, payload, chunk=connection.home)
 
     # --- receiving ------------------------------------------------------------------------------
 
@@ -200,6 +201,7 @@ class ModelWorker:
             welcome = messages.decode(messages.Welcome, frame.payload or b"")
             connection.credit.limit, connection.grant.limit = welcome.credit, welcome.grant
             connection.welcomed = True
+            connection.home = welcome.slot
             self._heartbeat = welcome.heartbeat_ms / 1000
             self.joined = all(other.welcomed for other in self._connections)
         elif kind == MessageKind.ERROR:

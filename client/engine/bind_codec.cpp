@@ -9,6 +9,7 @@
 #include "msgpack.h"
 #include "plan.h"
 #include "pybuffer.h"
+#include "route.h"
 
 namespace ors::python {
 namespace {
@@ -66,7 +67,8 @@ nb::bytes encode(nb::object object) {
 // (owner slot, owner lane, part, first element in the part, elements, sends bytes, gets bytes)
 nb::list plan(int collective, int dtype, uint64_t count, uint32_t world, uint32_t rank,
               const std::vector<std::pair<uint64_t, uint64_t>>& table, const std::string& key,
-              const std::vector<uint32_t>& lanes_by_slot, uint16_t root) {
+              const std::vector<uint32_t>& lanes_by_slot, uint16_t root,
+              const std::vector<uint32_t>& live) {
   Descriptor d;
   d.collective = static_cast<uint8_t>(collective);
   d.dtype = static_cast<uint8_t>(dtype);
@@ -80,16 +82,16 @@ nb::list plan(int collective, int dtype, uint64_t count, uint32_t world, uint32_
   std::string why;
   const auto cut = Plan::make(d, world, rows, &why);
   if (!cut) throw nb::value_error(why.c_str());
-  const Owners owners(lanes_by_slot);
+  Route route = Route::first(lanes_by_slot);
+  if (!live.empty()) route.live = live;
+  if (const char* wrong = check_route(route)) throw nb::value_error(wrong);
+  const Owners owners(route);
   nb::list out;
   for (uint32_t chunk = 0; chunk < cut->chunks(); ++chunk) {
-    const uint32_t owner = owners.owner(key_id(key), chunk);
-    uint32_t slot = 0;
-    while (slot + 1 < lanes_by_slot.size() && owners.index(slot + 1, 0) <= owner) ++slot;
+    const Place place = owners.place(key_id(key), chunk);
     const Range range = cut->range(chunk);
-    out.append(nb::make_tuple(slot, owner - owners.index(slot, 0), range.part, range.offset,
-                              range.elements, sends_bytes(d, *cut, chunk, rank),
-                              gets_bytes(d, *cut, chunk, rank)));
+    out.append(nb::make_tuple(place.slot, place.lane, range.part, range.offset, range.elements,
+                              sends_bytes(d, *cut, chunk, rank), gets_bytes(d, *cut, chunk, rank)));
   }
   return out;
 }
@@ -166,7 +168,7 @@ void bind_codec(nb::module_& m) {
   m.def("msgpack_decode", &decode, nb::arg("data"));
   m.def("plan", &plan, nb::arg("collective"), nb::arg("dtype"), nb::arg("count"), nb::arg("world"),
         nb::arg("rank"), nb::arg("chunk_table"), nb::arg("key"), nb::arg("lanes_by_slot"),
-        nb::arg("root") = 0);
+        nb::arg("root") = 0, nb::arg("live") = std::vector<uint32_t>());
   m.def("narrow", &cast_narrow, nb::arg("dtype"), nb::arg("source"), nb::arg("target"));
   m.def("widen", &cast_widen, nb::arg("dtype"), nb::arg("source"), nb::arg("target"));
 }

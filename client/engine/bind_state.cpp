@@ -48,7 +48,7 @@ class PyState {
       }
       lane->last_heard = now;
       if (auto failure = lane->receiver.received(size, &sink)) {
-        state_.broken(lane, *failure, now);
+        return state_.broken(lane, *failure, now);
       }
     }
   }
@@ -77,6 +77,27 @@ class PyState {
   void closed(uint32_t reducer, uint32_t lane, const std::string& reason, double now) {
     now_ = now;
     state_.closed(find(reducer, lane), reason, now);
+  }
+
+  void unreachable(uint32_t reducer, uint32_t lane, const std::string& reason, double now) {
+    now_ = now;
+    state_.unreachable(find(reducer, lane), reason, now);
+  }
+
+  std::vector<std::pair<uint32_t, uint32_t>> to_drop() {
+    std::vector<std::pair<uint32_t, uint32_t>> pairs;
+    for (const Lane* lane : state_.to_drop()) pairs.emplace_back(lane->reducer, lane->number);
+    return pairs;
+  }
+
+  nb::dict route() {
+    const Route& route = state_.route();
+    nb::dict out;
+    out["route"] = route.number;
+    out["since"] = nb::cast(route.since);
+    out["live"] = nb::cast(route.live);
+    out["lanes"] = nb::cast(route.lanes_by_slot);
+    return out;
   }
 
   void tick(double now) {
@@ -162,7 +183,8 @@ void bind_state(nb::module_& m) {
           [](PyState* self, uint32_t reducers, const std::string& job, const std::string& run_id,
              uint32_t rank, uint32_t world_size,
              const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
-             double silence, std::optional<nb::bytes> incarnation) {
+             double silence, double reducer_wait, double leave_wait,
+             std::optional<nb::bytes> incarnation) {
             Options options;
             for (uint32_t i = 0; i < reducers; ++i) {
               options.addresses.push_back("r" + std::to_string(i));
@@ -174,6 +196,8 @@ void bind_state(nb::module_& m) {
             options.chunk_table = chunk_table_of(table);
             options.connect_timeout = connect_timeout;
             options.silence = silence;
+            options.reducer_wait = reducer_wait;
+            options.leave_wait = leave_wait;
             options.incarnation = std::string(16, static_cast<char>('A' + rank % 26));
             store(reinterpret_cast<uint8_t*>(options.incarnation.data()), rank);
             if (incarnation) options.incarnation = {incarnation->c_str(), incarnation->size()};
@@ -182,7 +206,8 @@ void bind_state(nb::module_& m) {
           },
           nb::kw_only(), nb::arg("reducers"), nb::arg("job"), nb::arg("run_id") = "",
           nb::arg("rank"), nb::arg("world_size"), nb::arg("chunk_table"),
-          nb::arg("connect_timeout") = 60.0, nb::arg("silence") = 5.0,
+          nb::arg("connect_timeout") = 60.0, nb::arg("silence") = 1.0,
+          nb::arg("reducer_wait") = 30.0, nb::arg("leave_wait") = 10.0,
           nb::arg("incarnation").none() = nb::none())
       .def("wanted", &PyState::wanted)
       .def("opened", &PyState::opened, nb::arg("reducer"), nb::arg("lane"), nb::arg("now"))
@@ -192,6 +217,9 @@ void bind_state(nb::module_& m) {
            nb::arg("now"))
       .def("closed", &PyState::closed, nb::arg("reducer"), nb::arg("lane"), nb::arg("reason"),
            nb::arg("now"))
+      .def("unreachable", &PyState::unreachable, nb::arg("reducer"), nb::arg("lane"),
+           nb::arg("reason"), nb::arg("now"))
+      .def("to_drop", &PyState::to_drop)
       .def("tick", &PyState::tick, nb::arg("now"))
       .def("leave", &PyState::leave, nb::arg("now"))
       .def("submit", &PyState::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
@@ -200,6 +228,8 @@ void bind_state(nb::module_& m) {
            nb::arg("priority") = 0)
       .def("take_reports", [](PyState& self) { return self.state().take_reports(); })
       .def("counters", [](PyState& self) { return self.state().counters(); })
+      .def_prop_ro("route", &PyState::route)
+      .def_prop_ro("suspected", [](PyState& self) { return self.state().suspected(); })
       .def_prop_ro("joined", [](PyState& self) { return self.state().joined(); })
       .def_prop_ro("left", [](PyState& self) { return self.state().bye_queued(); })
       .def_prop_ro("run_id", [](PyState& self) { return self.state().run_id(); })

@@ -186,6 +186,7 @@ std::optional<std::vector<LaneStats>> Engine::stats(double seconds) {
   if (!answered || state_.failure() || ended_) return std::nullopt;
   std::vector<LaneStats> all;
   for (const Lane* lane : state_.lanes()) {
+    if (lane->stats.type != Value::Type::kMap) continue;  // lost before it could answer
     all.push_back(
         {state_.options().addresses[lane->reducer], lane->welcome.slot, lane->number, lane->stats});
   }
@@ -196,7 +197,7 @@ std::string Engine::silent_about_stats() {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::string names;
   for (const Lane* lane : state_.lanes()) {
-    if (lane->stats_waiting) names += (names.empty() ? "" : ", ") + lane->name;
+    if (lane->stats_waiting && lane->welcomed()) names += (names.empty() ? "" : ", ") + lane->name;
   }
   return names;
 }

@@ -135,7 +135,7 @@ std::optional<Failure> Receiver::next_frame(FrameSink* sink, bool* progress) {
   }
   const uint8_t* payload = buffer_.data() + begin_ + kHeaderSize;
   if (header_.length > 0 && crc32c(payload, header_.length) != header_.payload_crc) {
-    return broken(ErrorCode::kIntegrity, "a control frame with a bad CRC");
+    return broken(ErrorCode::kCorrupted, "a control frame with a bad CRC");
   }
   *progress = true;
   begin_ += whole;
@@ -164,7 +164,7 @@ std::optional<Failure> Receiver::begin_payload(FrameSink* sink) {
 
 std::optional<Failure> Receiver::end_payload(FrameSink* sink) {
   if (crc_ != header_.payload_crc) {
-    return broken(ErrorCode::kIntegrity, "a result with a bad CRC (chunk " +
+    return broken(ErrorCode::kCorrupted, "a result with a bad CRC (chunk " +
                                              std::to_string(header_.chunk) + " of round " +
                                              std::to_string(header_.round) + ")");
   }

@@ -13,25 +13,25 @@ namespace ors {
 namespace {
 
 constexpr double kLastRetry = 1.0;        // seconds
+constexpr double kLookupTick = 0.01;      // look-ups are polled
 constexpr double kAddressPatience = 2.0;  // before the next address of a name is tried
 
 }  // namespace
 
 void Engine::dial_wanted(double now) {
-  std::vector<Lane*> lanes;
+  std::vector<std::pair<Lane*, uint32_t>> lanes;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    lanes = state_.wanted();
+    for (Lane* lane : state_.wanted()) lanes.emplace_back(lane, lane->attempts);
   }
-  for (Lane* lane : lanes) {
+  for (const auto& [lane, attempts] : lanes) {
     Connection* c = nullptr;
     for (const auto& known : connections_list_) {
       if (known->lane == lane) c = known.get();
     }
-    if (c != nullptr) {  // it was answered and closed at once: try again, later
-      c->step = Connection::Step::kWaiting;
-      c->deadline = now + c->backoff;
-      c->backoff = std::min(2 * c->backoff, kLastRetry);
+    if (c != nullptr) {  // at once where it had been welcomed, else later
+      if (attempts <= 1) c->backoff = 0;
+      retry(c, now);
       continue;
     }
     connections_list_.push_back(std::make_unique<Connection>());
@@ -41,10 +41,15 @@ void Engine::dial_wanted(double now) {
   }
 }
 
-bool Engine::dialing() const {
-  return std::any_of(connections_list_.begin(), connections_list_.end(), [](const auto& c) {
-    return c->step != Connection::Step::kOpen && c->step != Connection::Step::kDone;
-  });
+// Seconds until step_dials() has something to do, at most `most`.
+double Engine::until_next_dial(double now, double most) const {
+  using Step = Connection::Step;
+  for (const auto& c : connections_list_) {
+    if (c->step == Step::kOpen || c->step == Step::kDone) continue;
+    const double wait = c->step == Step::kResolving ? kLookupTick : c->deadline - now;
+    most = std::min(most, std::max(wait, 0.001));
+  }
+  return most;
 }
 
 void Engine::step_dials(double now) {
@@ -93,15 +98,25 @@ void Engine::try_address(Connection* c, double now) {
 
 void Engine::dial_failed(Connection* c, const std::string& why, double now) {
   shut(c);
-  c->step = Connection::Step::kWaiting;
-  c->deadline = now + c->backoff;
-  c->backoff = std::min(2 * c->backoff, kLastRetry);
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_.joined()) {  // it is wanted again, or not
+    c->step = Connection::Step::kDone;
+    return state_.unreachable(c->lane, why, now);
+  }
+  retry(c, now);
   c->lane->trouble = why;
+}
+
+void Engine::retry(Connection* c, double now) {
+  c->step = Connection::Step::kWaiting;
+  c->half_closed = c->more = c->hung_up = false;
+  c->deadline = now + c->backoff;
+  c->backoff = std::clamp(2 * c->backoff, kFirstRetry, kLastRetry);
 }
 
 void Engine::on_connected(Connection* c, double now) {
   if (const int error = connect_result(c->fd)) {
+    if (error == EINPROGRESS) return;  // the event was of the connection before this one
     c->trouble = error_text(error);
     shut(c);
     return try_address(c, now);

@@ -1,6 +1,7 @@
 // What may be sent, and in which order; the positions done and stable (PROTOCOL.md, 7 and 8).
 #include <algorithm>
-#include <cstdio>
+#include <map>
+#include <set>
 
 #include "crc.h"
 #include "state.h"
@@ -17,6 +18,9 @@ constexpr double kNameLastsSeconds = 1.0;
 // a round's lowest open chunk has nothing of that round unanswered.
 constexpr uint64_t kRoundWindow = 512 << 10;
 constexpr uint64_t kRoundWindowChunks = 4;
+
+// Between two ticks: this process was stopped, or starved. Ten times what the loop lets pass.
+constexpr double kLateTick = 0.5;
 
 }  // namespace
 
@@ -48,6 +52,8 @@ void State::queue_key(KeyLane* entry, double now) {
   entry->used_at = now;
   Header header;
   header.kind = kKey;
+  header.route = route_.since[entry->home];
+  header.chunk = entry->home;
   header.key = entry->key->id;
   queue_frame(entry->lane, header, encode_key(entry->key->name));
 }
@@ -58,7 +64,7 @@ void State::fill(Lane* lane, double now) {
   Sender& sender = lane->sender;
   bool added = false;
   bool staging = false;
-  while (!failure_ && lane->phase == Lane::Phase::kWelcomed && joined_ && sender.room()) {
+  while (!failure_ && joined_ && lane->usable() && sender.room()) {
     bool on_grant = false;
     Share* share = lane->control.empty() ? next_share(lane, &on_grant) : nullptr;
     staging = share != nullptr && share->to_stage();
@@ -74,7 +80,9 @@ void State::fill(Lane* lane, double now) {
     }
     added = true;
   }
-  if (!staging && !failure_ && joined_ && sender.room()) describe_waiting(lane, now);
+  if (!staging && !failure_ && joined_ && lane->usable() && sender.room()) {
+    describe_waiting(lane, now);
+  }
   // Before the join, and for the last words, there are only control frames.
   while (!lane->control.empty() && sender.room()) {
     sender.add(std::move(lane->control.front()));
@@ -84,17 +92,26 @@ void State::fill(Lane* lane, double now) {
   if (added) lane->last_sent = now;
 }
 
-// The next share whose next chunk may go now: the granted round first, then by priority and order
+// The next share whose next chunk may go now: first what a lost connection had without an answer,
+// whose room is taken already; then the granted round, then by priority and order
 // of submission under the credit. Never one whose key has an earlier chunk for this lane.
 Share* State::next_share(Lane* lane, bool* on_grant) {
   const auto sendable = [](const Share* share) {
     const KeyLane* entry = share->key_lane;
-    const bool can_be = share->sent < share->ready || share->to_stage();
+    const bool can_be = share->ready() || share->to_stage();
     return can_be && entry->shares[entry->first_unsent] == share;
   };
   const auto cost = [](const Share* share) {
     return share->round->plan.cost(share->chunks[share->sent]);
   };
+  auto& queue = lane->queue;
+  while (!queue.empty() && queue.front().share->all_sent()) queue.pop_front();
+  if (lane->resends) {
+    for (const Lane::Queued& queued : queue) {
+      if (sendable(queued.share) && queued.share->next_is_charged()) return queued.share;
+    }
+    lane->resends = false;
+  }
   Share* granted = lane->granted.share;
   if (granted != nullptr && sendable(granted) && lane->grant.fits(cost(granted))) {
     *on_grant = true;
@@ -105,8 +122,6 @@ Share* State::next_share(Lane* lane, bool* on_grant) {
         std::max(kRoundWindow, kRoundWindowChunks * share->round->plan.chunk_bytes());
     return share->unanswered < window;
   };
-  auto& queue = lane->queue;
-  while (!queue.empty() && queue.front().share->all_sent()) queue.pop_front();
   for (const Lane::Queued& queued : queue) {
     if (!sendable(queued.share)) continue;  // sent on a grant, or its submitter still copies
     if (!in_window(queued.share)) continue;
@@ -117,7 +132,8 @@ Share* State::next_share(Lane* lane, bool* on_grant) {
 }
 
 std::optional<std::pair<RoundRef, uint32_t>> State::to_stage(Lane* lane) {
-  if (failure_ || !lane->sender.empty() || !lane->control.empty()) return std::nullopt;
+  if (failure_ || !lane->usable()) return std::nullopt;
+  if (!lane->sender.empty() || !lane->control.empty()) return std::nullopt;
   bool on_grant = false;
   const Share* share = next_share(lane, &on_grant);
   if (share == nullptr || !share->to_stage()) return std::nullopt;
@@ -125,8 +141,8 @@ std::optional<std::pair<RoundRef, uint32_t>> State::to_stage(Lane* lane) {
   return std::pair(rounds.at(share->round->number), share->chunks[share->sent]);
 }
 
-// What every frame of this rank says of a round.
-Header State::round_header(const Round& round, uint8_t kind) const {
+// What a CONTRIBUTION or DESCRIBE of this rank says of a round.
+Header State::round_header(const Round& round, uint32_t chunk, uint8_t kind) const {
   const Descriptor& d = round.descriptor;
   Header header;
   header.kind = kind;
@@ -137,7 +153,8 @@ Header State::round_header(const Round& round, uint8_t kind) const {
   header.rank = static_cast<uint16_t>(options_.rank);
   header.root = d.root;
   header.epoch = epoch_;
-  header.route = route_;
+  header.route = route_.since[owners_.home(round.key->id, chunk)];
+  header.chunk = chunk;
   header.key = round.key->id;
   header.round = round.number;
   header.count = d.count;
@@ -151,13 +168,13 @@ void State::describe_waiting(Lane* lane, double now) {
     const Lane::Queued entry = std::move(waiting.front());
     waiting.pop_front();
     if (entry.share->sent > 0) continue;
-    const bool copying = entry.share->ready == 0 && entry.round->source == nullptr;
+    const bool copying = !entry.share->ready() && entry.round->source == nullptr;
     if (copying) {  // it may well be sent at once
       waiting.push_back(entry);
       continue;
     }
     queue_key(entry.share->key_lane, now);
-    queue_frame(lane, round_header(*entry.round, kDescribe), {});
+    queue_frame(lane, round_header(*entry.round, 0, kDescribe), {});
   }
 }
 
@@ -165,40 +182,53 @@ void State::send_next(Lane* lane, Share* share, bool on_grant, double now) {
   Round* round = share->round;
   const uint32_t index = share->chunks[share->sent];
   Chunk& chunk = round->chunks[index];
+  if (chunk.sent_before) ++resent_;
   chunk.state = Chunk::State::kSent;
-  chunk.on_grant = on_grant;
-  const uint64_t cost = round->plan.cost(index);
-  (on_grant ? lane->grant : lane->credit).used += cost;
-  share->unanswered += cost;
+  chunk.asked = chunk.sent_before = true;
+  if (chunk.charge == Chunk::Charge::kNone) {
+    chunk.charge = on_grant ? Chunk::Charge::kGrant : Chunk::Charge::kCredit;
+    const uint64_t cost = round->plan.cost(index);
+    (on_grant ? lane->grant : lane->credit).used += cost;
+    share->unanswered += cost;
+  }
   unanswered_max_ = std::max(unanswered_max_, lane->credit.used + lane->grant.used);
-  Header header = round_header(*round, kContribution);
-  header.chunk = index;
-  header.done = share->key_lane->done;
+  KeyLane* entry = share->key_lane;
+  Header header = round_header(*round, index, kContribution);
+  header.done = entry->done;
   header.length = chunk.length;
   header.payload_crc = chunk.crc;
   lane->sender.add(header, chunk.staging);
-  share->key_lane->used_at = now;
-  mark_reported(share->key_lane);
-  if (++share->sent < share->chunks.size()) return;
-  KeyLane* entry = share->key_lane;
-  while (entry->first_unsent < entry->shares.size() &&
-         entry->shares[entry->first_unsent]->all_sent()) {
-    ++entry->first_unsent;
+  entry->used_at = now;
+  mark_reported(entry);
+  share->advance();
+  advance_unsent(entry);
+}
+
+void State::advance_unsent(KeyLane* entry) {
+  auto& at = entry->first_unsent;
+  while (at < entry->shares.size() && entry->shares[at]->all_sent()) {
+    Lane* lane = entry->lane;
+    if (lane->granted.share == entry->shares[at]) lane->granted = {};
+    ++at;
   }
-  if (lane->granted.share == share) lane->granted = {};
 }
 
 void State::on_grant(Lane* lane, const Header& header) {
+  uint32_t home = 0;
+  if (!current(*lane, header, &home)) return;
   lane->has_grant = true;
   lane->granted_key = header.key;
   lane->granted_round = header.round;
+  lane->granted_home = home;
   lane->granted = {};
   const auto key = keys_.find(header.key);
   if (key == keys_.end()) return;
   const auto found = key->second->rounds.find(header.round);
   if (found == key->second->rounds.end()) return;
-  for (Share& share : found->second->shares) {
-    if (share.lane == lane && !share.all_sent()) lane->granted = {found->second, &share};
+  for (const auto& share : found->second->shares) {
+    if (share->lane == lane && share->home == home && !share->all_sent()) {
+      lane->granted = {found->second, share.get()};
+    }
   }
   kick(lane);
 }
@@ -209,8 +239,10 @@ void State::advance_done(KeyLane* entry) {
   auto& at = entry->first_unheld;
   while (at < entry->shares.size() && entry->shares[at]->all_held()) ++at;
   uint64_t done = entry->done;
-  if (at > 0) done = std::max(done, position(entry->shares[at - 1]->round->number + 1, 0));
-  if (at < entry->shares.size() && entry->shares[at]->prefix > 0) {
+  if (at == entry->shares.size()) {
+    // Nothing that was submitted is missing here.
+    if (at > 0 || done == 0) done = std::max(done, position(entry->key->next_round, 0));
+  } else {
     const Share& share = *entry->shares[at];
     done = std::max(done, position(share.round->number, share.chunks[share.prefix]));
   }
@@ -239,33 +271,41 @@ void State::advance_stable(KeyLane* entry, uint64_t stable) {
   while (!shares.empty()) {
     Share* share = shares.front();
     Round* round = share->round;
-    while (share->freed < share->chunks.size() &&
-           position(round->number, share->chunks[share->freed]) < stable) {
-      round->chunks[share->chunks[share->freed++]].staging.reset();
+    while (!share->all_freed() && position(round->number, share->chunks[share->freed]) < stable) {
+      const uint32_t index = share->chunks[share->freed++];
+      Chunk& chunk = round->chunks[index];
+      settle(round, index);
+      chunk.state = Chunk::State::kSent;  // nobody needs it again
+      chunk.staging.reset();
     }
-    if (share->freed < share->chunks.size()) return;
+    share->advance();
+    if (!share->all_freed()) break;
     shares.pop_front();
-    --entry->first_unheld;
-    --entry->first_unsent;
+    if (entry->first_unheld > 0) --entry->first_unheld;
+    if (entry->first_unsent > 0) --entry->first_unsent;
+    if (entry->lane->granted.share == share) entry->lane->granted = {};
     if (--round->unstable == 0) retire(round);
   }
+  advance_unsent(entry);
 }
 
 void State::on_heartbeat(Lane* lane, const Header& header, const uint8_t* payload) {
+  uint32_t home = 0;
+  if (header.length == 0 || !joined_ || !lane->usable()) return;
+  if (!current(*lane, header, &home)) return;
   for (uint32_t at = 0; at < header.length; at += 16) {
     const auto key = keys_.find(load<uint64_t>(payload + at));
     if (key == keys_.end()) continue;
-    const auto stable = load<uint64_t>(payload + at + 8);
-    for (const auto& entry : key->second->lanes) {
-      if (entry->lane == lane) advance_stable(entry.get(), stable);
-    }
+    KeyLane* entry = find_stream(*key->second, lane, home);
+    if (entry != nullptr) advance_stable(entry, load<uint64_t>(payload + at + 8));
   }
 }
 
+// What has changed, a frame for each stream; at least one frame.
 void State::queue_heartbeat(Lane* lane, double now) {
-  std::string payload;
+  std::map<uint32_t, std::string> streams;
   auto& changed = lane->changed;
-  while (!changed.empty() && payload.size() < kMaxHeartbeatEntries * 16) {
+  for (size_t entries = 0; !changed.empty() && entries < kMaxHeartbeatEntries; ++entries) {
     KeyLane* entry = changed.back();
     changed.pop_back();
     entry->listed = false;
@@ -273,20 +313,24 @@ void State::queue_heartbeat(Lane* lane, double now) {
     uint8_t pair[16];
     store(pair, entry->key->id);
     store(pair + 8, entry->done);
-    payload.append(reinterpret_cast<const char*>(pair), sizeof pair);
+    streams[entry->home].append(reinterpret_cast<const char*>(pair), sizeof pair);
     mark_reported(entry);
   }
   lane->last_heartbeat = now;
   Header header;
   header.kind = kHeartbeat;
   header.epoch = epoch_;
-  header.route = route_;
-  queue_frame(lane, header, payload);
+  if (streams.empty()) queue_frame(lane, header, {});
+  for (const auto& [home, payload] : streams) {
+    header.chunk = home;
+    header.route = route_.since[home];
+    queue_frame(lane, header, payload);
+  }
 }
 
 // At once, unless the last one has not even left.
 void State::maybe_heartbeat(Lane* lane, double now) {
-  if (!lane->changed.empty() && lane->control.empty()) queue_heartbeat(lane, now);
+  if (lane->usable() && !lane->changed.empty() && lane->control.empty()) queue_heartbeat(lane, now);
 }
 
 // --- time and end ---
@@ -294,39 +338,65 @@ void State::maybe_heartbeat(Lane* lane, double now) {
 void State::tick(double now) {
   if (failure_) return;
   begin(now);
+  if (ticked_at_ >= 0 && now - ticked_at_ > kLateTick) shift_clocks(now - ticked_at_);
+  ticked_at_ = now;
   if (!joined_ && now - started_at_ >= options_.connect_timeout) return fail(not_joined());
-  for (Lane* lane : all_lanes_) {
-    if (lane->phase != Lane::Phase::kPending && lane->phase != Lane::Phase::kWelcomed) continue;
-    // A run that is forming is quiet: the connect timeout bounds it.
-    if (lane->phase == Lane::Phase::kWelcomed && now - lane->last_heard > options_.silence) {
-      char age[32];
-      std::snprintf(age, sizeof age, "%.1f s", now - lane->last_heard);
-      fail(lane_failure(ErrorCode::kUnavailable, *lane,
-                        std::string("nothing was heard from it for ") + age));
-      return;
-    }
-    const bool quiet = now - lane->last_sent >= heartbeat_;
-    const bool news = !lane->changed.empty() && now - lane->last_heartbeat >= heartbeat_;
-    if ((quiet || news) && lane->control.empty() && !bye_queued_) queue_heartbeat(lane, now);
+  if (joined_ && !bye_queued_) {
+    watch_lanes(now);
+    watch_reducers(now);
+    watch_ranks(now);
+    decide(now);
   }
+  for (Lane* lane : all_lanes_) maybe_beat(lane, now);
   forget_idle_keys(now);
-  maybe_say_bye();
+  maybe_say_bye(now);
+}
+
+void State::maybe_beat(Lane* lane, double now) {
+  if (lane->phase != Lane::Phase::kPending && !lane->welcomed()) return;
+  if (failure_ || bye_queued_ || !lane->control.empty()) return;
+  const bool quiet = now - lane->last_sent >= heartbeat_;
+  const bool news = !lane->changed.empty() && now - lane->last_heartbeat >= heartbeat_;
+  if (news && lane->usable()) {
+    queue_heartbeat(lane, now);
+  } else if (quiet) {
+    Header header;
+    header.kind = kHeartbeat;
+    header.epoch = epoch_;
+    queue_frame(lane, header, {});
+  }
 }
 
 void State::leave(double now) {
   leaving_ = true;
   for (Lane* lane : all_lanes_) maybe_heartbeat(lane, now);
-  maybe_say_bye();
+  maybe_say_bye(now);
 }
 
-void State::maybe_say_bye() {
+// Rank 0 goes last: while others are at work, somebody must be able to make routes.
+void State::maybe_say_bye(double now) {
   if (!leaving_ || bye_queued_ || failure_ || live_rounds_ > 0) return;
+  if (stable_at_ < 0) stable_at_ = now;
+  const bool waits =
+      options_.rank == 0 && !others_have_left() && now - stable_at_ < options_.leave_wait;
+  if (waits) return;
   bye_queued_ = true;
   Header header;
   header.kind = kBye;
   for (Lane* lane : all_lanes_) {
-    if (lane->phase == Lane::Phase::kWelcomed) queue_frame(lane, header, {});
+    if (lane->welcomed()) queue_frame(lane, header, {});
   }
+}
+
+// As far as any lane knows; a worker without any lane has nobody to wait for.
+bool State::others_have_left() const {
+  std::set<uint32_t> left = {options_.rank};
+  bool connected = false;
+  for (const Lane* lane : all_lanes_) {
+    connected = connected || lane->welcomed();
+    left.insert(lane->absence.left.begin(), lane->absence.left.end());
+  }
+  return !connected || left.size() >= options_.world_size;
 }
 
 }  // namespace ors

@@ -12,6 +12,12 @@ using Phase = Lane::Phase;
 
 constexpr size_t kMaxRanksShown = 16;
 
+// Or is it an error of one connection?
+bool ends_the_run(const Failure& failure) {
+  return failure.rank >= 0 || failure.code == ErrorCode::kPeerLost ||
+         failure.code == ErrorCode::kMismatch || failure.code == ErrorCode::kIntegrity;
+}
+
 std::string seconds(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%g s", value);
@@ -48,6 +54,8 @@ Lane* State::want(uint32_t reducer, uint32_t number) {
     owner.lanes[number] = std::make_unique<Lane>(reducer, number, owner.address);
     all_lanes_.push_back(owner.lanes[number].get());
     to_open_.push_back(owner.lanes[number].get());
+  } else if (joined_ && owner.lanes[number]->phase == Phase::kClosed) {
+    want_again(owner.lanes[number].get());  // the reducer had fewer lanes meanwhile
   }
   return owner.lanes[number].get();
 }
@@ -55,7 +63,10 @@ Lane* State::want(uint32_t reducer, uint32_t number) {
 std::vector<Lane*> State::wanted() {
   std::vector<Lane*> lanes;
   if (!failure_) lanes.swap(to_open_);
-  for (Lane* lane : lanes) lane->phase = Phase::kOpening;
+  for (Lane* lane : lanes) {
+    lane->phase = Phase::kOpening;
+    ++lane->attempts;
+  }
   return lanes;
 }
 
@@ -69,13 +80,14 @@ void State::opened(Lane* lane, double now) {
   begin(now);
   lane->phase = Phase::kHello;
   lane->last_heard = lane->last_sent = lane->last_heartbeat = now;
+  lane->control.clear();
   say_hello(lane);
 }
 
 void State::say_hello(Lane* lane) {
   Hello hello;
   hello.job = options_.job;
-  hello.run_id = options_.run_id;
+  hello.run_id = joined_ ? run_id_ : options_.run_id;
   hello.rank = options_.rank;
   hello.world_size = options_.world_size;
   hello.incarnation = options_.incarnation;
@@ -83,19 +95,21 @@ void State::say_hello(Lane* lane) {
   hello.reducers = static_cast<uint32_t>(reducers_.size());
   if (options_.rank == 0) hello.chunk_table = options_.chunk_table;
   hello.client = "open-reduction-server engine";
+  hello.rejoin = joined_;
   Header header;
   header.kind = kHello;
   queue_frame(lane, header, encode_hello(hello));
 }
 
 void State::unreachable(Lane* lane, const std::string& why, double now) {
-  (void)now;
   lane->trouble = why;
-  lane->phase = Phase::kWanted;
-  lane->receiver = Receiver(lane->name);
-  lane->sender = Sender();
-  lane->control.clear();
-  to_open_.push_back(lane);
+  if (failure_ || bye_queued_) {
+    lane->phase = Phase::kClosed;
+    return;
+  }
+  reset_connection(lane);
+  want_again(lane);
+  if (joined_) suspect(lane, why, now);
 }
 
 void State::closed(Lane* lane, const std::string& why, double now) {
@@ -104,6 +118,7 @@ void State::closed(Lane* lane, const std::string& why, double now) {
   if (!failure_ && !joined_ && lane->phase == Phase::kHello && !lane->receiver.heard()) {
     return unreachable(lane, why, now);
   }
+  if (joined_ && !failure_ && !bye_queued_) return lose(lane, why, now);
   lane->phase = Phase::kClosed;
   if (failure_ || bye_queued_) return;
   fail(lane_failure(ErrorCode::kUnavailable, *lane, "the connection has ended: " + why));
@@ -119,50 +134,71 @@ Failure State::lane_failure(ErrorCode code, const Lane& lane, const std::string&
 std::optional<Failure> State::control(Lane* lane, const Header& header, const uint8_t* payload,
                                       double now) {
   lane->last_heard = now;
-  if (failure_) return std::nullopt;
+  if (failure_ || bye_queued_ || lane->phase == Phase::kDropped) return std::nullopt;
   const std::string_view text(reinterpret_cast<const char*>(payload), header.length);
-  const bool welcomed = lane->phase == Phase::kWelcomed;
+  const bool welcomed = lane->welcomed();
   switch (header.kind) {
     case kPending:
-      if (!welcomed) return on_pending(lane, text);
+      if (!welcomed) return on_pending(lane, text, now);
       break;
     case kWelcome:
-      if (!welcomed) return on_welcome(lane, text);
+      if (!welcomed) return on_welcome(lane, text, now);
       break;
     case kError:
-      return on_error(lane, text);
+      return on_error(lane, text, now);
     case kHeartbeat:
-      on_heartbeat(lane, header, payload);
+      if (welcomed) on_heartbeat(lane, header, payload);
       return std::nullopt;
-    case kGoaway: {
-      std::string reason;
-      if (const char* wrong = decode_goaway(text, &reason)) {
-        return lane_failure(ErrorCode::kProtocol, *lane, wrong);
-      }
-      // Open rounds go on; the lane itself refuses to begin new ones.
-      return std::nullopt;
-    }
-    case kStats:
-      if (welcomed) return on_stats(lane, text);
-      break;
-    case kStall:
-      if (welcomed) return on_stall(text, *lane, now);
-      break;
-    case kRefused:
-      if (welcomed) return on_refused(lane, header, text, now);
-      break;
-    case kGrant:
-      if (welcomed) return on_grant(lane, header), std::nullopt;
-      break;
+    case kGoaway:
+      return on_goaway(lane, text, now);
     default:
+      if (welcomed) return run_control(lane, header, text, now);
       break;
   }
+  return unexpected(*lane, header);
+}
+
+// The frames about a run that is complete.
+std::optional<Failure> State::run_control(Lane* lane, const Header& header, std::string_view text,
+                                          double now) {
+  switch (header.kind) {
+    case kStats:
+      return on_stats(lane, text);
+    case kStall:
+      return on_stall(text, *lane, now);
+    case kRefused:
+      return on_refused(lane, header, text, now);
+    case kGrant:
+      return on_grant(lane, header), std::nullopt;
+    case kRoute:
+      return on_route(lane, text, now);
+    case kSuspect:
+      return on_suspect(lane, text, now);
+    case kAbsent:
+      return on_absent(lane, text, now);
+    default:
+      return unexpected(*lane, header);
+  }
+}
+
+Failure State::unexpected(const Lane& lane, const Header& header) const {
   return lane_failure(
-      ErrorCode::kProtocol, *lane,
+      ErrorCode::kProtocol, lane,
       "sent a frame of kind " + std::to_string(header.kind) + " that it may not send now");
 }
 
-std::optional<Failure> State::on_pending(Lane* lane, std::string_view payload) {
+// Open rounds go on until a route leads around the lane.
+std::optional<Failure> State::on_goaway(Lane* lane, std::string_view payload, double now) {
+  std::string reason;
+  if (const char* wrong = decode_goaway(payload, &reason)) {
+    return lane_failure(ErrorCode::kProtocol, *lane, wrong);
+  }
+  lane->drains = true;
+  if (joined_) suspect(lane, "it drains: " + reason, now);
+  return std::nullopt;
+}
+
+std::optional<Failure> State::on_pending(Lane* lane, std::string_view payload, double now) {
   Pending pending;
   if (const char* wrong = decode_pending(payload, &pending)) {
     return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad PENDING: ") + wrong);
@@ -175,6 +211,7 @@ std::optional<Failure> State::on_pending(Lane* lane, std::string_view payload) {
   const uint32_t lanes = pending.lanes;
   const std::string incarnation = pending.incarnation;
   lane->pending = std::move(pending);
+  if (joined_ && lane->bound) suspect(lane, "it has lost its state of the run", now);
   return learn_lanes(lane, lanes, incarnation);
 }
 
@@ -186,6 +223,7 @@ std::optional<Failure> State::learn_lanes(Lane* lane, uint32_t lanes,
                         "has only " + std::to_string(lanes) + " lanes");
   }
   if (lane->number != 0) return std::nullopt;
+  reducers_[lane->reducer].count = lanes;
   for (const Reducer& other : reducers_) {
     if (other.incarnation == incarnation && &other != &reducers_[lane->reducer]) {
       Failure failure;
@@ -218,8 +256,17 @@ std::optional<Failure> State::check_welcome(const Lane& lane, const Welcome& w) 
     return differs("slot", std::to_string(w.slot) + " of " + std::to_string(w.reducers),
                    "one of " + std::to_string(reducers_.size()));
   }
+  if (w.route.slots() != 0 && w.route.slots() != w.reducers) {
+    return differs("a route of", std::to_string(w.route.slots()), std::to_string(w.reducers));
+  }
   if (!options_.run_id.empty() && w.run_id != options_.run_id) {
     return differs("run id", "'" + w.run_id + "'", "'" + options_.run_id + "'");
+  }
+  if (joined_ && w.slot != reducers_[lane.reducer].slot) {
+    return differs("slot", std::to_string(w.slot), std::to_string(reducers_[lane.reducer].slot));
+  }
+  if (joined_ && (w.run_id != run_id_ || !(w.chunk_table == chunk_table_) || w.epoch != epoch_)) {
+    return differs("run", "'" + w.run_id + "'", "'" + run_id_ + "' as it was");
   }
   for (const Lane* other : all_lanes_) {
     if (other->phase != Phase::kWelcomed) continue;
@@ -243,7 +290,7 @@ std::optional<Failure> State::check_welcome(const Lane& lane, const Welcome& w) 
   return std::nullopt;
 }
 
-std::optional<Failure> State::on_welcome(Lane* lane, std::string_view payload) {
+std::optional<Failure> State::on_welcome(Lane* lane, std::string_view payload, double now) {
   Welcome welcome;
   if (const char* wrong = decode_welcome(payload, &welcome)) {
     return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad WELCOME: ") + wrong);
@@ -255,15 +302,21 @@ std::optional<Failure> State::on_welcome(Lane* lane, std::string_view payload) {
   lane->credit.limit = welcome.credit;
   lane->grant.limit = welcome.grant;
   lane->welcome = std::move(welcome);
-  return maybe_join();
+  if (!joined_) return maybe_join(now);
+  welcomed_again(lane, now);
+  if (auto failure = learn_route(lane->welcome.route, *lane, now)) return failure;
+  if (lane->restarted) suspect(lane, "it was restarted and has lost its state of the run", now);
+  tell_again(lane, now);
+  decide(now);
+  return std::nullopt;
 }
 
-std::optional<Failure> State::maybe_join() {
+std::optional<Failure> State::maybe_join(double now) {
   std::vector<uint32_t> lanes_by_slot(reducers_.size(), 0);
   for (const Reducer& reducer : reducers_) {
     if (reducer.lanes.empty()) return std::nullopt;
     for (const auto& lane : reducer.lanes) {
-      if (lane == nullptr || lane->phase != Phase::kWelcomed) return std::nullopt;
+      if (lane == nullptr || !lane->welcomed()) return std::nullopt;
     }
     const Welcome& welcome = reducer.lanes[0]->welcome;
     if (reducer.lanes.size() != welcome.lanes) return std::nullopt;
@@ -273,12 +326,27 @@ std::optional<Failure> State::maybe_join() {
   run_id_ = welcome.run_id;
   chunk_table_ = welcome.chunk_table;
   epoch_ = welcome.epoch;
-  route_ = welcome.route;
   heartbeat_ = welcome.heartbeat_ms / 1000.0;
-  owners_ = Owners(lanes_by_slot);
-  by_owner_.resize(owners_.total());
-  for (Lane* lane : all_lanes_) by_owner_[owners_.index(lane->welcome.slot, lane->number)] = lane;
+  route_ = Route::first(lanes_by_slot);
+  owners_ = Owners(route_);
+  by_slot_.resize(reducers_.size());
+  for (uint32_t at = 0; at < reducers_.size(); ++at) {
+    reducers_[at].slot = reducers_[at].lanes[0]->welcome.slot;
+    by_slot_[reducers_[at].slot] = at;
+  }
   joined_ = true;
+  for (Lane* lane : all_lanes_) {
+    bind(lane);
+    lane->attempts = 0;
+    lane->complete_since = now;
+    lane->last_heard = now;
+  }
+  for (size_t i = 0; i < all_lanes_.size(); ++i) {  // others may have joined, and lost one, before
+    if (auto failure = learn_route(all_lanes_[i]->welcome.route, *all_lanes_[i], now)) {
+      return failure;
+    }
+    if (all_lanes_[i]->drains) suspect(all_lanes_[i], "it drains", now);
+  }
   return std::nullopt;
 }
 
@@ -327,12 +395,16 @@ Failure State::not_joined() const {
   return failure;
 }
 
-std::optional<Failure> State::on_error(Lane* lane, std::string_view payload) {
+std::optional<Failure> State::on_error(Lane* lane, std::string_view payload, double now) {
   Failure failure;
   if (const char* wrong = decode_error(payload, &failure)) {
     return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad ERROR: ") + wrong);
   }
   failure.message += " (from " + lane->name + ")";
+  if (joined_ && !ends_the_run(failure)) {
+    strike(lane, failure, now);
+    return std::nullopt;
+  }
   lane->phase = Phase::kClosed;
   fail(failure);
   return std::nullopt;
@@ -369,9 +441,10 @@ void State::ask_stats() {
   }
 }
 
+// A lane that is lost has its last word, and is asked again when it is back.
 bool State::stats_waiting() const {
   return std::any_of(all_lanes_.begin(), all_lanes_.end(),
-                     [](const Lane* lane) { return lane->stats_waiting; });
+                     [](const Lane* lane) { return lane->stats_waiting && lane->welcomed(); });
 }
 
 }  // namespace ors

@@ -12,8 +12,7 @@
 namespace ors {
 namespace {
 
-constexpr double kTick = 0.05;      // seconds; finer than any deadline of ours needs
-constexpr double kDialTick = 0.01;  // look-ups and retries are polled
+constexpr double kTick = 0.05;  // seconds; finer than any deadline of ours needs
 constexpr double kTrimAfter = 5.0;
 constexpr double kGoodbye = 1.0;       // for the lanes to close after BYE
 constexpr size_t kReadTurn = 2 << 20;  // bytes of one connection before the others' turn
@@ -80,6 +79,7 @@ void Engine::serve() {
   }
   for (;;) {
     const double now = monotonic();
+    drop_unwanted(now);
     dial_wanted(now);
     step_dials(now);
     read_rest(now);
@@ -96,7 +96,8 @@ void Engine::serve() {
     }
     if (aborted) return fail(ErrorCode::kUnavailable, "closed", "this group is closed");
     if (failed || (leaving && finish_leaving(now))) return;
-    sleep(dialing() ? kDialTick : std::clamp(next_tick_ - monotonic(), 0.001, kTick));
+    const double rested = monotonic();
+    sleep(until_next_dial(rested, std::clamp(next_tick_ - rested, 0.001, kTick)));
   }
 }
 
@@ -109,7 +110,7 @@ void Engine::sleep(double patience) {
       wait_for_events(patience, nullptr);
       return;
     }
-    if (has_work()) return;
+    if (has_work() || state_.has_errands()) return;
     if (awaited_->done()) wake();
     io_mutex_.unlock();
     driver_out_.wait_for(lock, std::chrono::duration<double>(patience),
@@ -139,23 +140,24 @@ bool Engine::wait(const OperationRef& operation, double seconds) {
   if (operation->small() && !operation->done()) {
     const std::unique_lock<std::mutex> driver(driver_mutex_, std::try_to_lock);
     // abort() finishes all operations before it takes this lock to close the sockets.
-    if (driver.owns_lock() && !operation->done()) {
-      drive(*operation, deadline);
+    if (driver.owns_lock() && !operation->done() && !drive(*operation, deadline)) {
       return operation->done();
     }
   }
   return operation->wait(std::max(0.0, deadline - monotonic()));
 }
 
-// Does the I/O until the operation is finished, the deadline is over, or a signal came.
-void Engine::drive(const Operation& operation, double deadline) {
+// Does the I/O until the operation is finished, the deadline is over, or a signal came; true if it
+// leaves because the engine thread has to open or to close connections.
+bool Engine::drive(const Operation& operation, double deadline) {
   try {
     std::unique_lock<std::mutex> io(io_mutex_);
     for (bool interrupted = false;;) {
       const double now = monotonic();
       read_rest(now);
       pump_kicked(now);
-      if (operation.done() || now >= deadline || interrupted) return let_go(&io);
+      const bool over = operation.done() || now >= deadline || interrupted;
+      if (over || errands()) return let_go(&io), !over;
       interrupted = !wait_for_events(deadline - now, &operation);
     }
   } catch (...) {  // out of memory in the middle of a round that others wait for
@@ -167,12 +169,17 @@ void Engine::drive(const Operation& operation, double deadline) {
 // With mutex_ and io_mutex_.
 bool Engine::has_work() const { return more_ || unread_ || state_.has_kicked(); }
 
+bool Engine::errands() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return state_.has_errands();
+}
+
 // Ends the turn of a thread that is not the engine's; what it leaves over is for that one.
 void Engine::let_go(std::unique_lock<std::mutex>* io) {
   bool rest;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    rest = has_work();
+    rest = has_work() || state_.has_errands();
     io->unlock();
   }
   if (rest) wake();
@@ -305,7 +312,7 @@ bool Engine::wait_for_events(double patience, const Operation* awaited) {
   bool sleeps;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    sleeps = !has_work();
+    sleeps = !has_work() && !state_.has_errands();
     if (sleeps) {
       awaited_ = awaited;
       io_mutex_.unlock();
@@ -333,6 +340,19 @@ bool Engine::wait_for_events(double patience, const Operation* awaited) {
 }
 
 // --- the end ---
+
+void Engine::drop_unwanted(double now) {
+  std::vector<Lane*> lanes;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    lanes = state_.to_drop();
+  }
+  for (Lane* lane : lanes) {
+    for (const auto& c : connections_list_) {
+      if (c->lane == lane && c->step == Connection::Step::kOpen) end(c.get(), lane->trouble, now);
+    }
+  }
+}
 
 void Engine::end(Connection* c, const std::string& why, double now) {
   shut(c);

@@ -95,15 +95,18 @@ class Engine {
   void give_up();
   void run();
   void serve();
-  void drive(const Operation& operation, double deadline);
+  bool drive(const Operation& operation, double deadline);
   void let_go(std::unique_lock<std::mutex>* io);
   bool has_work() const;
+  bool errands();
   void fail(ErrorCode code, const std::string& reason, const std::string& message);
+  void drop_unwanted(double now);
   void dial_wanted(double now);
   void step_dials(double now);
   void step_dial(Connection* c, double now);
   void try_address(Connection* c, double now);
   void dial_failed(Connection* c, const std::string& why, double now);
+  void retry(Connection* c, double now);
   void on_connected(Connection* c, double now);
   void begin_proof(Connection* c, double now);
   void read_proof(Connection* c, double now);
@@ -124,7 +127,7 @@ class Engine {
   void tick(double now);
   bool finish_leaving(double now);
   void finish_failed(double now);
-  bool dialing() const;
+  double until_next_dial(double now, double most) const;
   void wake();
 
   std::mutex mutex_;

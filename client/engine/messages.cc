@@ -5,8 +5,6 @@ namespace {
 
 using Type = Value::Type;
 
-constexpr uint64_t kMaxLanes = 1'024;
-constexpr uint64_t kMaxReducers = 4'096;
 constexpr uint64_t kAny32 = 0xFFFFFFFF;
 constexpr uint64_t kAny64 = ~uint64_t{0};
 
@@ -86,6 +84,45 @@ class Fields {
     return broken == nullptr ? *this : fail(broken);
   }
 
+  // One number for each slot.
+  Fields& slots(const char* name, std::vector<uint32_t>* out, uint64_t least, uint64_t most) {
+    const Value* value = field(name);
+    if (value == nullptr) return *this;
+    if (value->type != Type::kList || value->list.size() > kMaxReducers) {
+      return fail("slots of a route that are no list, or too many");
+    }
+    for (const Value& item : value->list) {
+      const auto n = item.as_uint();
+      if (!n || *n < least || *n > most) return fail("a number of a route is out of range");
+      out->push_back(static_cast<uint32_t>(*n));
+    }
+    return *this;
+  }
+
+  Fields& route(Route* out) {
+    number("route", &out->number, 0, kAny32);
+    slots("since", &out->since, 0, kAny32);
+    slots("live", &out->live, 0, 1);
+    slots("lanes_by_slot", &out->lanes_by_slot, 1, kMaxLanes);
+    const char* broken = wrong_ == nullptr ? check_route(*out) : nullptr;
+    return broken == nullptr ? *this : fail(broken);
+  }
+
+  Fields& reasons(const char* name, std::vector<std::pair<uint32_t, std::string>>* out) {
+    const Value* value = field(name);
+    if (value == nullptr) return *this;
+    if (value->type != Type::kList || value->list.size() > kMaxAbsent) {
+      return fail("absent ranks that are no list, or too many");
+    }
+    for (const Value& item : value->list) {
+      if (item.list.size() != 2 || item.list[1].type != Type::kStr) return fail("no rank and text");
+      const auto rank = item.list[0].as_uint();
+      if (!rank || *rank >= kMaxWorldSize) return fail("a rank out of range");
+      out->emplace_back(static_cast<uint32_t>(*rank), item.list[1].text);
+    }
+    return *this;
+  }
+
   Fields& maps(const char* name, std::vector<Value>* out) {
     const Value* value = field(name);
     if (value == nullptr) return *this;
@@ -111,6 +148,12 @@ std::string packed(Value::Map entries) {
   return out;
 }
 
+Value numbers(const std::vector<uint32_t>& list) {
+  std::vector<Value> items;
+  for (const uint32_t n : list) items.push_back(Value::of(n));
+  return Value::of_list(std::move(items));
+}
+
 // The longest prefix of whole characters.
 std::string_view clipped(std::string_view text, size_t most) {
   if (text.size() <= most) return text;
@@ -134,7 +177,8 @@ std::string encode_hello(const Hello& hello) {
                  {"reducers", Value::of(hello.reducers)},
                  {"chunk_table", Value::of_list(std::move(rows))},
                  {"minor", Value::of(kProtocolMinor)},
-                 {"client", Value::str(hello.client)}});
+                 {"client", Value::str(hello.client)},
+                 {"rejoin", Value::of_bool(hello.rejoin)}});
 }
 
 std::string encode_key(std::string_view name) { return packed({{"name", Value::str(name)}}); }
@@ -147,6 +191,26 @@ std::string encode_error(const Failure& failure) {
                  {"reason", Value::str(clipped(failure.reason, kMaxText))},
                  {"key", Value::str(clipped(failure.key, kMaxKeyBytes))},
                  {"round", Value::of_int(failure.round)}});
+}
+
+std::string encode_abandon(const Failure& failure) {
+  return packed({{"code", Value::of(static_cast<uint64_t>(failure.code))},
+                 {"message", Value::str(clipped(failure.message, kMaxTextBytes))}});
+}
+
+std::string encode_route(const Route& route) {
+  return packed({{"route", Value::of(route.number)},
+                 {"since", numbers(route.since)},
+                 {"live", numbers(route.live)},
+                 {"lanes_by_slot", numbers(route.lanes_by_slot)}});
+}
+
+std::string encode_suspect(const Suspicion& suspicion) {
+  constexpr size_t kMaxReason = 512;
+  return packed({{"rank", Value::of(suspicion.rank)},
+                 {"slot", Value::of(suspicion.slot)},
+                 {"route", Value::of(suspicion.route)},
+                 {"reason", Value::str(clipped(suspicion.reason, kMaxReason))}});
 }
 
 const char* decode_pending(std::string_view payload, Pending* out) {
@@ -169,11 +233,12 @@ const char* decode_welcome(std::string_view payload, Welcome* out) {
       .incarnation(&out->incarnation)
       .number("world_size", &out->world_size, 1, kMaxWorldSize)
       .number("epoch", &out->epoch, 0, kAny32)
-      .number("route", &out->route, 0, kAny32)
       .chunk_table(&out->chunk_table)
       .number("credit", &out->credit, kMinChunkCost, kAny64)
       .number("grant", &out->grant, kMinChunkCost, kAny64)
       .number("heartbeat_ms", &out->heartbeat_ms, 1, 3'600'000)
+      .number("instance", &out->instance, 0, kAny64)
+      .route(&out->route)
       .wrong();
 }
 
@@ -222,6 +287,24 @@ const char* decode_refused(std::string_view payload, Failure* out) {
                           .wrong();
   out->code = static_cast<ErrorCode>(code);
   return wrong;
+}
+
+const char* decode_route(std::string_view payload, Route* out) {
+  const char* wrong = Fields(payload).route(out).wrong();
+  return wrong == nullptr && out->since.empty() ? "a route without slots" : wrong;
+}
+
+const char* decode_suspect(std::string_view payload, Suspicion* out) {
+  return Fields(payload)
+      .number("rank", &out->rank, 0, kMaxWorldSize - 1)
+      .number("slot", &out->slot, 0, kMaxReducers - 1)
+      .number("route", &out->route, 0, kAny32)
+      .text("reason", &out->reason, kMaxTextBytes)
+      .wrong();
+}
+
+const char* decode_absent(std::string_view payload, Absence* out) {
+  return Fields(payload).reasons("absent", &out->absent).ranks("left", &out->left).wrong();
 }
 
 }  // namespace ors

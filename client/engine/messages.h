@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "msgpack.h"
 #include "operation.h"
 #include "plan.h"
+#include "route.h"
 
 namespace ors {
 
@@ -25,6 +27,7 @@ struct Hello {
   uint32_t reducers = 1;
   ChunkTable chunk_table;
   std::string client;
+  bool rejoin = false;
 };
 
 struct Pending {
@@ -44,11 +47,12 @@ struct Welcome {
   std::string incarnation;
   uint32_t world_size = 0;
   uint32_t epoch = 0;
-  uint32_t route = 0;
   ChunkTable chunk_table;
   uint64_t credit = 0;
   uint64_t grant = 0;
   uint32_t heartbeat_ms = 0;
+  uint64_t instance = 0;
+  Route route;  // without slots: the first one
 };
 
 struct StalledRound {
@@ -59,9 +63,24 @@ struct StalledRound {
   uint64_t absent_count = 0;
 };
 
+struct Suspicion {
+  uint32_t rank = 0;
+  uint32_t slot = 0;
+  uint32_t route = 0;
+  std::string reason;
+};
+
+struct Absence {
+  std::vector<std::pair<uint32_t, std::string>> absent;  // ranks and why
+  std::vector<uint32_t> left;
+};
+
 std::string encode_hello(const Hello& hello);
 std::string encode_key(std::string_view name);
 std::string encode_error(const Failure& failure);
+std::string encode_abandon(const Failure& failure);
+std::string encode_route(const Route& route);
+std::string encode_suspect(const Suspicion& suspicion);
 
 const char* decode_pending(std::string_view payload, Pending* out);
 const char* decode_welcome(std::string_view payload, Welcome* out);
@@ -69,5 +88,8 @@ const char* decode_error(std::string_view payload, Failure* out);
 const char* decode_goaway(std::string_view payload, std::string* reason);
 const char* decode_stall(std::string_view payload, std::vector<StalledRound>* out);
 const char* decode_refused(std::string_view payload, Failure* out);
+const char* decode_route(std::string_view payload, Route* out);
+const char* decode_suspect(std::string_view payload, Suspicion* out);
+const char* decode_absent(std::string_view payload, Absence* out);
 
 }  // namespace ors

@@ -239,8 +239,8 @@ class PyEngine {
 Options make_options(std::vector<std::string> addresses, const std::string& job,
                      const std::string& run_id, uint32_t rank, uint32_t world_size,
                      const std::vector<std::pair<uint64_t, uint64_t>>& table,
-                     double connect_timeout, double silence, const std::string& congestion,
-                     bool local_sockets) {
+                     double connect_timeout, double silence, double reducer_wait,
+                     const std::string& congestion, bool local_sockets) {
   Options options;
   options.addresses = std::move(addresses);
   options.job = job;
@@ -250,6 +250,7 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
   options.chunk_table = chunk_table_of(table);
   options.connect_timeout = connect_timeout;
   options.silence = silence;
+  options.reducer_wait = reducer_wait;
   options.congestion = congestion;
   options.local_sockets = local_sockets;
   options.incarnation = random_bytes(16);
@@ -368,17 +369,18 @@ NB_MODULE(_engine, m) {
           [](PyEngine* self, std::vector<std::string> addresses, const std::string& job,
              const std::string& run_id, uint32_t rank, uint32_t world_size,
              const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
-             double silence, const std::string& congestion, bool local_sockets, nb::bytes key) {
+             double silence, double reducer_wait, const std::string& congestion, bool local_sockets,
+             nb::bytes key) {
             Secret secret = secret_of(key);
-            new (self)
-                PyEngine(make_options(std::move(addresses), job, run_id, rank, world_size, table,
-                                      connect_timeout, silence, congestion, local_sockets),
-                         std::move(secret));
+            new (self) PyEngine(
+                make_options(std::move(addresses), job, run_id, rank, world_size, table,
+                             connect_timeout, silence, reducer_wait, congestion, local_sockets),
+                std::move(secret));
           },
           nb::kw_only(), nb::arg("addresses"), nb::arg("job"), nb::arg("run_id"), nb::arg("rank"),
           nb::arg("world_size"), nb::arg("chunk_table"), nb::arg("connect_timeout"),
-          nb::arg("silence"), nb::arg("congestion") = "", nb::arg("local_sockets") = true,
-          nb::arg("key") = nb::bytes("", 0))
+          nb::arg("silence"), nb::arg("reducer_wait"), nb::arg("congestion") = "",
+          nb::arg("local_sockets") = true, nb::arg("key") = nb::bytes("", 0))
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

@@ -233,6 +233,13 @@ Value Value::of(uint64_t natural) {
   return value;
 }
 
+Value Value::of_bool(bool value) {
+  Value out;
+  out.type = Type::kBool;
+  out.boolean = value;
+  return out;
+}
+
 Value Value::of_int(int64_t integer) {
   if (integer >= 0) return of(static_cast<uint64_t>(integer));
   Value value;

@@ -30,6 +30,7 @@ struct Value {
 
   static Value of(uint64_t natural);
   static Value of_int(int64_t integer);
+  static Value of_bool(bool value);
   static Value str(std::string_view text);
   static Value bin(std::string_view bytes);
   static Value of_list(std::vector<Value> items = {});

@@ -93,20 +93,4 @@ bool gets_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint3
   }
 }
 
-Owners::Owners(std::vector<uint32_t> lanes_by_slot) : lanes_(std::move(lanes_by_slot)) {
-  uint32_t sum = 0;
-  for (const uint32_t lanes : lanes_) {
-    first_.push_back(sum);
-    sum += lanes;
-  }
-  first_.push_back(sum);
-}
-
-uint32_t Owners::owner(uint64_t key, uint32_t chunk) const {
-  const uint64_t g = (key & 0xFFFFFFFFu) + chunk;
-  const uint64_t reducers = lanes_.size();
-  const auto slot = static_cast<uint32_t>(g % reducers);
-  return first_[slot] + static_cast<uint32_t>(g / reducers % lanes_[slot]);
-}
-
 }  // namespace ors

@@ -1,4 +1,4 @@
-// How a round is cut into chunks, and which lane owns each (PROTOCOL.md, section 6).
+// How a round is cut into chunks (PROTOCOL.md, section 6); route.h says which lane owns each.
 #pragma once
 
 #include <cstdint>
@@ -65,21 +65,5 @@ class Plan {
 // Does this rank put bytes into the chunk, and does it get bytes back?
 bool sends_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank);
 bool gets_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank);
-
-// The lanes of a job, slot by slot.
-class Owners {
- public:
-  Owners() = default;
-  explicit Owners(std::vector<uint32_t> lanes_by_slot);
-
-  uint32_t total() const { return first_.empty() ? 0 : first_.back(); }
-  // Index of the owner in the order (slot 0 lane 0, slot 0 lane 1, ... slot 1 lane 0 ...).
-  uint32_t owner(uint64_t key, uint32_t chunk) const;
-  uint32_t index(uint32_t slot, uint32_t lane) const { return first_[slot] + lane; }
-
- private:
-  std::vector<uint32_t> lanes_;
-  std::vector<uint32_t> first_;  // of each slot; one more at the end
-};
 
 }  // namespace ors

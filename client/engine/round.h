@@ -20,33 +20,44 @@ struct Round;
 struct KeyRecord;
 struct KeyLane;
 
+constexpr uint32_t kNoShare = ~uint32_t{0};
+
 struct Chunk {
-  // kCopying: its submitter has not copied it yet. kHeld: its result is here.
-  enum class State : uint8_t { kCopying, kReady, kSent, kHeld };
+  // Towards its present owner. kCopying: its submitter has not copied it yet.
+  enum class State : uint8_t { kCopying, kReady, kSent };
+  enum class Charge : uint8_t { kNone, kCredit, kGrant };
 
   BufferRef staging;  // kept until the chunk is stable
   uint32_t length = 0;
   uint32_t crc = 0;
-  uint32_t share = 0;  // index in Round::shares
+  uint32_t share = 0;  // index in Round::shares; kNoShare: it was stable before its stream moved
   State state = State::kCopying;
-  bool on_grant = false;  // charged to the grant, not to the credit
+  Charge charge = Charge::kNone;  // what its cost is taken from until it is answered
+  bool held = false;              // its result is here, whoever sent it
+  bool asked = false;             // its owner may answer it: it was sent in the present stream
+  bool sent_before = false;       // to anybody
 };
 
-// The chunks of one round that one lane owns, ascending.
+// The chunks of one round and one home slot that one lane owns, ascending.
 struct Share {
   Lane* lane = nullptr;
   KeyLane* key_lane = nullptr;
   Round* round = nullptr;
+  uint32_t home = 0;
   std::vector<uint32_t> chunks;
-  size_t ready = 0;         // the first so many may be sent
-  size_t sent = 0;          // of those, the first so many were
+  size_t sent = 0;          // the first so many need not be sent; the next one is next
   size_t prefix = 0;        // the results of the first so many are held
   size_t freed = 0;         // the first so many are stable
-  uint64_t unanswered = 0;  // cost of what was sent and is not held
+  uint64_t unanswered = 0;  // cost of what is charged
 
-  bool to_stage() const;  // its next chunk is copied when its turn comes, and was not yet
+  Chunk& chunk(size_t index) const;
+  bool ready() const;            // its next chunk may be sent
+  bool to_stage() const;         // its next chunk is copied when its turn comes, and was not yet
+  bool next_is_charged() const;  // it was sent before: its room is taken
   bool all_sent() const { return sent == chunks.size(); }
   bool all_held() const { return prefix == chunks.size(); }
+  bool all_freed() const { return freed == chunks.size(); }
+  void advance();  // `sent` and `prefix`, over what is sent and held
 };
 
 struct Round {
@@ -62,23 +73,41 @@ struct Round {
   uint8_t* target = nullptr;
   OperationRef operation;
   std::vector<Chunk> chunks;
-  std::vector<Share> shares;
+  std::vector<std::unique_ptr<Share>> shares;
+  uint64_t order = 0;       // of submission
   int32_t priority = 0;     // the higher goes first, of rounds that wait for a lane
   uint32_t unanswered = 0;  // chunks without a result
   size_t unstable = 0;      // shares that are not all freed
   uint16_t flags = 0;
   bool over = false;  // abandoned or failed: nothing of it is sent or expected any more
+  Failure verdict;    // why, of an abandoned one
 };
 using RoundRef = std::shared_ptr<Round>;
 
-inline bool Share::to_stage() const {
-  return round->source != nullptr && sent == ready && !all_sent();
+inline Chunk& Share::chunk(size_t index) const { return round->chunks[chunks[index]]; }
+
+inline bool Share::ready() const {
+  return !all_sent() && chunk(sent).state == Chunk::State::kReady;
 }
 
-// One key on one lane: the positions of PROTOCOL.md, section 8.
+inline bool Share::next_is_charged() const {
+  return !all_sent() && chunk(sent).charge != Chunk::Charge::kNone;
+}
+
+inline bool Share::to_stage() const {
+  return round->source != nullptr && !all_sent() && chunk(sent).state == Chunk::State::kCopying;
+}
+
+inline void Share::advance() {
+  while (sent < chunks.size() && chunk(sent).state == Chunk::State::kSent) ++sent;
+  while (prefix < chunks.size() && chunk(prefix).held) ++prefix;
+}
+
+// One key in one stream on one lane: the positions of PROTOCOL.md, section 8.
 struct KeyLane {
   Lane* lane = nullptr;
   KeyRecord* key = nullptr;
+  uint32_t home = 0;
   uint64_t done = 0;
   uint64_t reported = 0;  // the done that the lane was last told
   uint64_t stable = 0;
@@ -93,11 +122,16 @@ struct KeyLane {
   bool named(double now, double lasts) const {
     return announced && (first_unsent > 0 || now - used_at < lasts);
   }
+  void recount() {  // after shares have changed other than in order
+    first_unheld = first_unsent = 0;
+    while (first_unheld < shares.size() && shares[first_unheld]->all_held()) ++first_unheld;
+    while (first_unsent < shares.size() && shares[first_unsent]->all_sent()) ++first_unsent;
+  }
 };
 
 struct KeyRecord {
   uint64_t id = 0;
-  std::string name;
+  std::string name;  // empty: it is here again for its positions alone
   uint64_t next_round = 0;
   std::map<uint64_t, RoundRef> rounds;  // not yet stable
   std::vector<std::unique_ptr<KeyLane>> lanes;

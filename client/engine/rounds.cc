@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "cast.h"
 #include "crc.h"
@@ -11,6 +12,9 @@ namespace ors {
 namespace {
 
 constexpr double kKeyIdleSeconds = 1.0;  // then its records go; the lanes keep theirs longer
+
+// What is stable to this rank may not be to another that has lost a lane, until a route moves it.
+constexpr double kKeyRecentSeconds = 30.0;
 
 bool moves_only(uint8_t collective) { return collective == kBroadcast || collective == kAllGather; }
 
@@ -99,6 +103,8 @@ std::optional<Failure> State::key_record(const std::string& name, KeyRecord** re
     slot->id = id;
     slot->name = name;
     slot->next_round = forgotten_.get(id);
+  } else if (slot->name.empty()) {
+    slot->name = name;
   } else if (slot->name != name) {
     Failure failure;
     failure.code = ErrorCode::kMismatch;
@@ -138,6 +144,7 @@ std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* 
   round->number = record->next_round++;
   round->target = s.target;
   round->priority = s.priority;
+  round->order = submitted_++;
   const bool in_place = s.source == s.target && s.descriptor.collective == kAllReduce;
   if (in_place && plan->chunks() > 1) round->source = s.source;
   const bool small = plan->chunks() == 1 && plan->bytes(0) <= kSmallBytes;
@@ -152,44 +159,61 @@ std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* 
   return std::nullopt;
 }
 
-KeyLane* State::key_lane(KeyRecord* record, Lane* lane, uint64_t round) {
-  for (const auto& entry : record->lanes) {
-    if (entry->lane == lane) return entry.get();
+KeyLane* State::find_stream(const KeyRecord& record, const Lane* lane, uint32_t home) const {
+  for (const auto& entry : record.lanes) {
+    if (entry->lane == lane && entry->home == home) return entry.get();
   }
+  return nullptr;
+}
+
+KeyLane* State::key_lane(KeyRecord* record, Lane* lane, uint32_t home, uint64_t round) {
+  if (KeyLane* known = find_stream(*record, lane, home)) return known;
   auto fresh = std::make_unique<KeyLane>();
   fresh->lane = lane;
   fresh->key = record;
+  fresh->home = home;
   // All earlier rounds that this lane had a part of are done, else the record would be here.
   fresh->done = fresh->reported = position(round, 0);
   record->lanes.push_back(std::move(fresh));
   return record->lanes.back().get();
 }
 
+// Gives each chunk, of those that have no share, to its owner. `chunks` ascend.
+void State::cut_shares(Round* round, const std::vector<uint32_t>& chunks) {
+  std::vector<uint32_t> share_of(owners_.streams(), kNoShare);
+  for (const uint32_t index : chunks) {
+    const Place place = owners_.place(round->key->id, index);
+    uint32_t& at = share_of[place.stream];
+    if (at == kNoShare) {
+      at = static_cast<uint32_t>(round->shares.size());
+      round->shares.push_back(std::make_unique<Share>());
+      Share& share = *round->shares.back();
+      share.lane = at_slot(place.slot).lanes[place.lane].get();
+      share.round = round;
+      share.home = place.home;
+    }
+    round->chunks[index].share = at;
+    round->shares[at]->chunks.push_back(index);
+  }
+}
+
 // Gives every lane its chunks, behind the rounds of the same priority that wait there.
 void State::share_out(const RoundRef& round) {
-  constexpr uint32_t kNone = ~uint32_t{0};
-  std::vector<uint32_t> share_of(by_owner_.size(), kNone);
-  for (uint32_t chunk = 0; chunk < round->chunks.size(); ++chunk) {
-    const uint32_t owner = owners_.owner(round->key->id, chunk);
-    if (share_of[owner] == kNone) {
-      share_of[owner] = static_cast<uint32_t>(round->shares.size());
-      round->shares.emplace_back();
-      round->shares.back().lane = by_owner_[owner];
-    }
-    round->chunks[chunk].share = share_of[owner];
-    round->shares[share_of[owner]].chunks.push_back(chunk);
-  }
+  std::vector<uint32_t> chunks(round->chunks.size());
+  std::iota(chunks.begin(), chunks.end(), 0u);
+  cut_shares(round.get(), chunks);
   round->unstable = round->shares.size();
-  for (Share& share : round->shares) {  // their addresses are final now
-    share.round = round.get();
-    share.key_lane = key_lane(round->key, share.lane, round->number);
-    share.key_lane->shares.push_back(&share);
-    if (round->source != nullptr) kick(share.lane);
-    enqueue(&share.lane->queue, {round, &share});
-    if (share.chunks.front() == 0) share.lane->undescribed.push_back({round, &share});
-    if (share.lane->has_grant && share.lane->granted_key == round->key->id &&
-        share.lane->granted_round == round->number) {
-      share.lane->granted = {round, &share};
+  for (const auto& owned : round->shares) {
+    Share* share = owned.get();
+    Lane* lane = share->lane;
+    share->key_lane = key_lane(round->key, lane, share->home, round->number);
+    share->key_lane->shares.push_back(share);
+    if (round->source != nullptr) kick(lane);
+    enqueue(&lane->queue, {round, share});
+    if (share->chunks.front() == 0) lane->undescribed.push_back({round, share});
+    if (lane->has_grant && lane->granted_key == round->key->id &&
+        lane->granted_round == round->number && lane->granted_home == share->home) {
+      lane->granted = {round, share};
     }
   }
 }
@@ -231,21 +255,21 @@ void State::ready(const RoundRef& round, uint32_t index, Staged staged) {
   chunk.length = staged.length;
   chunk.crc = staged.crc;
   chunk.state = Chunk::State::kReady;
-  Share& share = round->shares[chunk.share];
-  ++share.ready;
-  kick(share.lane);
+  kick(round->shares[chunk.share]->lane);
 }
 
 // --- results ---
 
+// No round: the result is of no use any more. That is no fault of the lane.
 std::optional<Failure> State::find_chunk(Lane* lane, const Header& h, RoundRef* round) {
   const auto wrong = [&](const char* what) {
     return lane_failure(ErrorCode::kProtocol, *lane,
                         std::string("sent ") + what + " (chunk " + std::to_string(h.chunk) +
                             " of round " + std::to_string(h.round) + ")");
   };
-  if (lane->phase != Lane::Phase::kWelcomed) return wrong("a result before the welcome");
+  if (!joined_ || !lane->welcomed()) return wrong("a result before the welcome");
   if (h.epoch != epoch_) return wrong("a result of another epoch");
+  if (h.route != route_.since[owners_.home(h.key, h.chunk)]) return std::nullopt;
   const auto key = keys_.find(h.key);
   if (key == keys_.end()) return std::nullopt;
   const auto found = key->second->rounds.find(h.round);
@@ -254,24 +278,31 @@ std::optional<Failure> State::find_chunk(Lane* lane, const Header& h, RoundRef* 
                                              : std::optional(wrong("a result of no round of ours"));
   }
   const Round& r = *found->second;
-  if (h.chunk >= r.chunks.size()) return wrong("a result of no chunk of the round");
+  if (const char* what = check_result(*lane, r, h)) return wrong(what);
   const Chunk& chunk = r.chunks[h.chunk];
-  if (r.shares[chunk.share].lane != lane) return wrong("a result that another lane owns");
-  if (chunk.state == Chunk::State::kHeld) return std::nullopt;
-  if (chunk.state != Chunk::State::kSent) return wrong("a result that nobody asked for");
+  if (!r.over && !chunk.held && chunk.share != kNoShare) *round = found->second;
+  return std::nullopt;
+}
+
+const char* State::check_result(const Lane& lane, const Round& r, const Header& h) const {
+  if (h.chunk >= r.chunks.size()) return "a result of no chunk of the round";
+  const Chunk& chunk = r.chunks[h.chunk];
+  if (chunk.share != kNoShare && r.shares[chunk.share]->lane != &lane) {
+    return "a result that another lane owns";
+  }
+  if (chunk.held || r.over) return nullptr;
+  if (!chunk.asked) return "a result that nobody asked for";
   const Descriptor& d = r.descriptor;
   if (h.dtype != d.dtype || h.op != d.op || h.collective != d.collective || h.count != d.count) {
-    return wrong("a result of another dtype, op, collective or count");
+    return "a result of another dtype, op, collective or count";
   }
   const bool full = gets_bytes(d, r.plan, h.chunk, options_.rank);
-  if (h.length != (full ? r.plan.bytes(h.chunk) : 0)) return wrong("a result of a wrong length");
-  *round = found->second;
-  return std::nullopt;
+  return h.length == (full ? r.plan.bytes(h.chunk) : 0) ? nullptr : "a result of a wrong length";
 }
 
 std::optional<Failure> State::result_begins(Lane* lane, const Header& h, Target* target) {
   lane->receiving.reset();
-  if (failure_) return std::nullopt;
+  if (failure_ || lane->phase == Lane::Phase::kDropped) return std::nullopt;
   RoundRef round;
   if (auto failure = find_chunk(lane, h, &round)) return failure;
   if (round == nullptr) {
@@ -279,6 +310,7 @@ std::optional<Failure> State::result_begins(Lane* lane, const Header& h, Target*
     return std::nullopt;
   }
   lane->receiving = round;
+  lane->receiving_chunk = h.chunk;
   if (h.length == 0) return std::nullopt;
   const Descriptor& d = round->descriptor;
   const Range range = round->plan.range(h.chunk);
@@ -294,27 +326,23 @@ std::optional<Failure> State::result_begins(Lane* lane, const Header& h, Target*
 
 std::optional<Failure> State::result_ends(Lane* lane, const Header& h, double now) {
   lane->last_heard = now;
-  if (failure_) return std::nullopt;
   const RoundRef round = std::move(lane->receiving);
   lane->receiving.reset();
-  const auto key = keys_.find(h.key);
+  if (failure_ || !lane->usable()) return std::nullopt;
+  lane->strikes = 0;
   if (round == nullptr) {
-    if (key == keys_.end()) return std::nullopt;
-    for (const auto& entry : key->second->lanes) {
-      if (entry->lane == lane) advance_stable(entry.get(), h.stable);
-    }
+    late_result(lane, h);
     return std::nullopt;
   }
   Chunk& chunk = round->chunks[h.chunk];
-  chunk.state = Chunk::State::kHeld;
+  settle(round.get(), h.chunk);
+  chunk.held = true;
+  chunk.state = Chunk::State::kSent;  // it has come before it was sent again: no need to
   round->flags |= h.flags & (kOverflow | kNan);
-  take_back_cost(lane, round.get(), h.chunk);
-  Share& share = round->shares[chunk.share];
-  while (share.prefix < share.chunks.size() &&
-         round->chunks[share.chunks[share.prefix]].state == Chunk::State::kHeld) {
-    ++share.prefix;
-  }
+  Share& share = *round->shares[chunk.share];
+  share.advance();
   KeyLane* entry = share.key_lane;
+  advance_unsent(entry);
   const uint64_t cost = round->plan.cost(h.chunk);
   entry->unreported_cost += cost;
   lane->unreported_cost += cost;
@@ -325,12 +353,29 @@ std::optional<Failure> State::result_ends(Lane* lane, const Header& h, double no
   return std::nullopt;
 }
 
-void State::take_back_cost(Lane* lane, Round* round, uint32_t index) {
-  const Chunk& chunk = round->chunks[index];
+// The answer to a chunk that is held: it settles the charge, and carries `stable`.
+void State::late_result(Lane* lane, const Header& h) {
+  const auto key = keys_.find(h.key);
+  const uint32_t home = owners_.home(h.key, h.chunk);
+  if (key == keys_.end() || h.route != route_.since[home]) return;
+  const auto found = key->second->rounds.find(h.round);
+  if (found != key->second->rounds.end() && h.chunk < found->second->chunks.size()) {
+    const Chunk& chunk = found->second->chunks[h.chunk];
+    if (chunk.held && chunk.share != kNoShare) settle(found->second.get(), h.chunk);
+  }
+  if (KeyLane* entry = find_stream(*key->second, lane, home)) advance_stable(entry, h.stable);
+}
+
+// The chunk is answered, or its answer is not waited for any more.
+void State::settle(Round* round, uint32_t index) {
+  Chunk& chunk = round->chunks[index];
+  if (chunk.charge == Chunk::Charge::kNone) return;
+  Share& share = *round->shares[chunk.share];
   const uint64_t cost = round->plan.cost(index);
-  (chunk.on_grant ? lane->grant : lane->credit).used -= cost;
-  round->shares[chunk.share].unanswered -= cost;
-  kick(lane);
+  (chunk.charge == Chunk::Charge::kGrant ? share.lane->grant : share.lane->credit).used -= cost;
+  share.unanswered -= cost;
+  chunk.charge = Chunk::Charge::kNone;
+  kick(share.lane);
 }
 
 // Ends the caller's operation; the round itself stays until it is stable.
@@ -350,8 +395,9 @@ std::optional<Failure> State::on_refused(Lane* lane, const Header& h, std::strin
   if (const char* wrong = decode_refused(payload, &failure)) {
     return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad REFUSED: ") + wrong);
   }
+  uint32_t home = 0;
   const auto key = keys_.find(h.key);
-  if (key == keys_.end()) return std::nullopt;
+  if (key == keys_.end() || !current(*lane, h, &home)) return std::nullopt;
   const auto found = key->second->rounds.find(h.round);
   if (found != key->second->rounds.end()) {
     failure.key = key->second->name;
@@ -363,54 +409,52 @@ std::optional<Failure> State::on_refused(Lane* lane, const Header& h, std::strin
   return std::nullopt;
 }
 
-void State::abandon(const RoundRef& keep, const Failure& failure, double now) {
-  const RoundRef round = keep;  // outlives its place in the map
+// The round counts as held from now on (PROTOCOL.md, section 8). It stays until it is stable: a
+// lane may have to be told again.
+void State::abandon(const RoundRef& round, const Failure& failure, double now) {
+  if (round->over) return;
   round->over = true;
+  round->verdict = failure;
   for (Lane* lane : all_lanes_) {
     if (lane->receiving != round) continue;
     lane->receiving.reset();
     lane->receiver.discard();
   }
-  for (Share& share : round->shares) {
-    for (size_t i = 0; i < share.sent; ++i) {
-      if (round->chunks[share.chunks[i]].state != Chunk::State::kHeld) {
-        take_back_cost(share.lane, round.get(), share.chunks[i]);
-      }
-    }
-    drop_share(&share);
+  for (uint32_t index = 0; index < round->chunks.size(); ++index) {
+    Chunk& chunk = round->chunks[index];
+    settle(round.get(), index);
+    chunk.held = true;
+    chunk.state = Chunk::State::kSent;
+    chunk.staging.reset();
   }
+  finish(round.get(), failure);
+  for (Lane* lane : all_lanes_) {
+    if (!lane->usable()) continue;
+    for (uint32_t home = 0; home < route_.slots(); ++home) {
+      if (carries(*lane, home)) tell_abandoned(*round, lane, home, now);
+    }
+  }
+  for (const auto& owned : round->shares) {
+    Share* share = owned.get();
+    share->advance();
+    if (share->all_freed()) continue;
+    share->key_lane->recount();
+    advance_done(share->key_lane);
+    if (share->lane->granted.share == share) share->lane->granted = {};
+  }
+}
+
+void State::tell_abandoned(const Round& round, Lane* lane, uint32_t home, double now) {
+  queue_key(key_lane(round.key, lane, home, round.number + 1), now);
   Header header;
   header.kind = kAbandon;
   header.rank = static_cast<uint16_t>(options_.rank);
   header.epoch = epoch_;
-  header.route = route_;
-  header.key = round->key->id;
-  header.round = round->number;
-  for (Lane* lane : all_lanes_) {
-    queue_key(key_lane(round->key, lane, round->number + 1), now);
-    queue_frame(lane, header, {});
-  }
-  for (Chunk& chunk : round->chunks) chunk.staging.reset();
-  finish(round.get(), failure);
-  retire(round.get());
-}
-
-// The share's chunks count as held and stable: PROTOCOL.md, section 8.
-void State::drop_share(Share* share) {
-  KeyLane* entry = share->key_lane;
-  share->ready = share->sent = share->prefix = share->freed = share->chunks.size();
-  advance_done(entry);
-  entry->shares.erase(std::find(entry->shares.begin(), entry->shares.end(), share));
-  entry->first_unheld = entry->first_unsent = 0;
-  while (entry->first_unheld < entry->shares.size() &&
-         entry->shares[entry->first_unheld]->all_held()) {
-    ++entry->first_unheld;
-  }
-  while (entry->first_unsent < entry->shares.size() &&
-         entry->shares[entry->first_unsent]->all_sent()) {
-    ++entry->first_unsent;
-  }
-  if (share->lane->granted.share == share) share->lane->granted = {};
+  header.route = route_.since[home];
+  header.chunk = home;
+  header.key = round.key->id;
+  header.round = round.number;
+  queue_frame(lane, header, encode_abandon(round.verdict));
 }
 
 // --- the end of rounds and keys ---
@@ -426,6 +470,7 @@ void State::retire(Round* round) {
 }
 
 void State::forget_idle_keys(double now) {
+  while (!recent_.empty() && now - recent_.front().first > kKeyRecentSeconds) recent_.pop_front();
   for (size_t left = idle_keys_.size(); left > 0; --left) {
     const auto [since, id] = idle_keys_.front();
     if (now - since < kKeyIdleSeconds) return;
@@ -442,6 +487,7 @@ void State::forget_idle_keys(double now) {
       continue;
     }
     forgotten_.put(id, record->next_round);
+    recent_.emplace_back(now, id);
     keys_.erase(found);
   }
 }

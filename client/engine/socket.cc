@@ -3,6 +3,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -123,6 +124,8 @@ int begin_connect(const SocketAddress& to, const std::string& congestion, int* e
 }
 
 int connect_result(int fd) {
+  pollfd wish{fd, POLLOUT, 0};
+  if (::poll(&wish, 1, 0) == 0) return EINPROGRESS;
   int error = 0;
   socklen_t size = sizeof error;
   if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;

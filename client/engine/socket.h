@@ -47,8 +47,8 @@ class Lookup {
 // descriptor, or -1 with *error set to an errno.
 int begin_connect(const SocketAddress& to, const std::string& congestion, int* error);
 
-// Whether a connection that has become writable stands: 0, or an errno. Also refuses a socket that
-// is connected to itself, which a retry on loopback can be.
+// Whether a connection stands: 0, EINPROGRESS, or the errno of its failure. Also refuses a socket
+// that is connected to itself, which a retry on loopback can be.
 int connect_result(int fd);
 
 std::string error_text(int error);

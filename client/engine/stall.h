@@ -14,6 +14,7 @@ namespace ors {
 class StallReports {
  public:
   void add(const std::vector<StalledRound>& rounds, uint32_t world_size, double now);
+  void push(std::string line);
   std::vector<std::string> take();
 
  private:
@@ -24,7 +25,6 @@ class StallReports {
   };
 
   std::string who_waits_for_whom(uint32_t world_size) const;
-  void push(std::string line);
 
   std::map<std::pair<std::string, uint64_t>, Seen> seen_;
   std::deque<std::string> lines_;

@@ -14,14 +14,17 @@ State::State(Options options) : options_(std::move(options)) {
 
 State::~State() = default;
 
-// The lane broke the protocol: tell it why, then end everything.
+// The lane broke the protocol, or bytes were changed on the way. Before the join that ends it all;
+// after it a new connection is tried.
 void State::broken(Lane* lane, Failure failure, double now) {
-  if (failure_) return;
+  if (failure_ || lane->phase == Lane::Phase::kDropped || lane->phase == Lane::Phase::kClosed)
+    return;
+  if (joined_) return strike(lane, failure, now);
   Header header;
   header.kind = kError;
   lane->control.clear();
   queue_frame(lane, header, encode_error(failure));
-  lane->last_sent = now;
+  lane->phase = Lane::Phase::kClosed;  // it is told in its own words
   fail(failure);
 }
 
@@ -31,6 +34,7 @@ void State::fail(const Failure& cause) {
   for (Lane* lane : all_lanes_) {
     if (lane->receiving != nullptr) lane->receiver.discard();
     lane->receiving.reset();
+    lane->has_grant = false;
     lane->granted = {};
     lane->queue.clear();
     lane->undescribed.clear();
@@ -38,6 +42,7 @@ void State::fail(const Failure& cause) {
     lane->stats_waiting = false;
     kick(lane);
   }
+  if (cause.reason != "closed") tell_failure();
   std::vector<RoundRef> rounds;
   for (const auto& [id, record] : keys_) {
     for (const auto& [number, round] : record->rounds) rounds.push_back(round);
@@ -52,6 +57,7 @@ void State::fail(const Failure& cause) {
   }
   live_rounds_ = 0;
   idle_keys_.clear();
+  recent_.clear();
   keys_.clear();
 }
 
@@ -76,6 +82,10 @@ std::map<std::string, uint64_t> State::counters() const {
           {"unanswered", unanswered},
           {"unanswered_max", unanswered_max_},
           {"frames_dropped", frames_dropped_},
+          {"resent", resent_},
+          {"reconnects", reconnects_},
+          {"route", route_.number},
+          {"suspicions", suspicions_},
           {"connections", all_lanes_.size()}};
 }
 

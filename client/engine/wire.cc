@@ -42,6 +42,10 @@ const char* check_length(uint8_t kind, uint32_t length) {
     case kKey:
     case kStall:
     case kRefused:
+    case kAbandon:
+    case kRoute:
+    case kSuspect:
+    case kAbsent:
       if (length == 0) return "a control frame without its map";
       return length <= kMaxControlBytes ? nullptr : "a control frame longer than 65536 bytes";
     case kStats:
@@ -55,7 +59,6 @@ const char* check_length(uint8_t kind, uint32_t length) {
       return length <= kMaxChunkBytes ? nullptr : "a chunk longer than 4 MiB";
     case kBye:
     case kGrant:
-    case kAbandon:
     case kDescribe:
       return length == 0 ? nullptr : "a payload in a frame that has none";
     default:
@@ -97,7 +100,7 @@ const char* unpack_header(const uint8_t* in, Header* h, ErrorCode* code) {
     return "another frame version";
   }
   if (load<uint32_t>(in + kAtHeaderCrc) != crc32c(in, kAtHeaderCrc)) {
-    *code = ErrorCode::kIntegrity;
+    *code = ErrorCode::kCorrupted;
     return "a bad header CRC";
   }
   if (in[kAtReserved] != 0) return "a reserved byte that is not 0";

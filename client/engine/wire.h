@@ -32,6 +32,10 @@ constexpr size_t kMaxJobBytes = 128;
 constexpr size_t kMaxRunIdBytes = 128;
 constexpr size_t kMaxChunkTableRows = 16;
 constexpr size_t kMaxHeartbeatEntries = 4'096;
+constexpr uint64_t kMaxReducers = 4'096;
+constexpr uint64_t kMaxLanes = 1'024;
+constexpr size_t kMaxAbsent = 64;
+constexpr size_t kMaxTextBytes = 16'384;
 constexpr uint64_t kMinChunkCost = 4'096;
 constexpr int kPositionBits = 24;
 
@@ -52,6 +56,9 @@ enum Kind : uint8_t {
   kAbandon = 19,
   kHeartbeat = 20,
   kDescribe = 21,
+  kRoute = 22,
+  kSuspect = 23,
+  kAbsent = 24,
 };
 
 enum DType : uint8_t {
@@ -92,6 +99,7 @@ enum class ErrorCode : uint32_t {
   kTimeout = 10,
   kNumeric = 11,
   kInternal = 12,
+  kCorrupted = 13,
 };
 
 // Bytes of one element; 0 for a number that is no dtype.

@@ -4,7 +4,7 @@ Numbers of collectives, ops, dtypes and error codes are those of PROTOCOL.md. Ar
 C-contiguous buffers; their sizes in bytes must be exact.
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from typing_extensions import Buffer
 
@@ -46,6 +46,7 @@ class Engine:
         chunk_table: _ChunkTable,
         connect_timeout: float,
         silence: float,
+        reducer_wait: float,
         congestion: str = "",
         local_sockets: bool = True,
         key: bytes = b"",
@@ -121,7 +122,9 @@ class State:
         world_size: int,
         chunk_table: _ChunkTable,
         connect_timeout: float = 60.0,
-        silence: float = 5.0,
+        silence: float = 1.0,
+        reducer_wait: float = 30.0,
+        leave_wait: float = 10.0,
         incarnation: bytes | None = None,
     ) -> None: ...
     def wanted(self) -> list[tuple[int, int]]:
@@ -130,6 +133,10 @@ class State:
     def incoming(self, reducer: int, lane: int, data: bytes, now: float) -> None: ...
     def outgoing(self, reducer: int, lane: int, limit: int, now: float) -> bytes: ...
     def closed(self, reducer: int, lane: int, reason: str, now: float) -> None: ...
+    def unreachable(self, reducer: int, lane: int, reason: str, now: float) -> None:
+        """The attempt to open a wanted connection has failed; it is wanted again."""
+    def to_drop(self) -> list[tuple[int, int]]:
+        """Connections to close now; closed() must follow."""
     def tick(self, now: float) -> None: ...
     def leave(self, now: float) -> None: ...
     def submit(
@@ -148,6 +155,12 @@ class State:
     ) -> Operation: ...
     def take_reports(self) -> list[str]: ...
     def counters(self) -> dict[str, int]: ...
+    @property
+    def route(self) -> dict[str, Any]:
+        """route: int; since, live, lanes: lists by slot."""
+    @property
+    def suspected(self) -> list[int]:
+        """Live slots that this worker cannot reach."""
     @property
     def joined(self) -> bool: ...
     @property
@@ -188,6 +201,7 @@ def plan(
     key: str,
     lanes_by_slot: list[int],
     root: int = 0,
+    live: list[int] = ...,
 ) -> list[tuple[int, int, int, int, int, bool, bool]]:
     """Of every chunk: slot, lane, part, first element in the part, elements, sends, receives."""
 

@@ -29,7 +29,9 @@ DEFAULT_PORT = 2222
 DEFAULT_CONNECT_TIMEOUT = 60.0
 DEFAULT_STEP_TIMEOUT = 300.0
 # A peer or reducer that is alive sends something every heartbeat (0.25 s).
-DEFAULT_SILENCE = 5.0
+DEFAULT_SILENCE = 1.0
+# A pod that is rescheduled, or a daemon that is restarted, is back in less.
+DEFAULT_REDUCER_WAIT = 30.0
 # (least bytes of a round for each reducer, bytes of its chunks). Until each reducer's first chunk
 # is there, no result travels: that costs reducers x chunk / round, here 0.4 % of large rounds.
 # Small rounds still spread over all reducers. Beyond 256 KiB a chunk saves no more CPU, and a lane
@@ -62,6 +64,7 @@ class Settings:
     connect_timeout: float
     step_timeout: float
     silence: float
+    reducer_wait: float
     on_overflow: OnOverflow
     chunk_table: tuple[tuple[int, int], ...]
     transport: Transport
@@ -78,6 +81,7 @@ def resolve(
     connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
     step_timeout: float = DEFAULT_STEP_TIMEOUT,
     silence: float = DEFAULT_SILENCE,
+    reducer_wait: float = DEFAULT_REDUCER_WAIT,
     on_overflow: OnOverflow = "flag",
     chunk_table: Sequence[tuple[int, int]] | None = None,
     transport: Transport | None = None,
@@ -100,6 +104,7 @@ def resolve(
         connect_timeout=_positive("connect_timeout", connect_timeout),
         step_timeout=_positive("step_timeout", step_timeout),
         silence=_positive("silence", silence),
+        reducer_wait=_positive("reducer_wait", reducer_wait),
         on_overflow=on_overflow,
         chunk_table=check_chunk_table(table),
         transport=_resolve_transport(env, transport),

@@ -118,6 +118,7 @@ _BY_CODE: dict[int, type[ReducerError]] = {
     ErrorCode.TIMEOUT: RoundTimeoutError,
     ErrorCode.NUMERIC: NumericError,
     ErrorCode.INTERNAL: ReducerError,
+    ErrorCode.CORRUPTED: IntegrityError,
 }
 _CLOSED_REASONS = frozenset({"closed", "forked"})
 

@@ -20,6 +20,7 @@ def connect(
     connect_timeout: float = config.DEFAULT_CONNECT_TIMEOUT,
     step_timeout: float = config.DEFAULT_STEP_TIMEOUT,
     silence: float = config.DEFAULT_SILENCE,
+    reducer_wait: float = config.DEFAULT_REDUCER_WAIT,
     on_overflow: config.OnOverflow = "flag",
     chunk_table: Sequence[tuple[int, int]] | None = None,
     transport: config.Transport | None = None,
@@ -40,7 +41,9 @@ def connect(
         run_id: one run of that name; by default rank 0 makes a random one for all.
         connect_timeout: seconds to reach every reducer and to meet all ranks.
         step_timeout: seconds that ``Work.wait`` and ``barrier`` wait by default.
-        silence: seconds without a byte after which a reducer counts as dead.
+        silence: seconds without a byte after which a reducer is suspected; if there is another
+            one, its part of the work goes there.
+        reducer_wait: seconds that open rounds wait for a reducer when there is no other.
         on_overflow: ``"error"`` makes ``wait`` raise NumericError where an integer result wrapped;
             ``"flag"`` only sets ``Work.overflow``.
         chunk_table: (least bytes of a round, bytes of its chunks); rank 0's is used by all.
@@ -69,6 +72,7 @@ def connect(
         connect_timeout=connect_timeout,
         step_timeout=step_timeout,
         silence=silence,
+        reducer_wait=reducer_wait,
         on_overflow=on_overflow,
         chunk_table=chunk_table,
         transport=transport,
@@ -83,6 +87,7 @@ def connect(
         chunk_table=list(settings.chunk_table),
         connect_timeout=settings.connect_timeout,
         silence=settings.silence,
+        reducer_wait=settings.reducer_wait,
         congestion=settings.congestion,
         local_sockets=settings.transport == "auto",
         key=config.resolve_key(settings.job, key, key_file),

@@ -82,13 +82,15 @@ class Ledger:
         self._unanswered = [0] * world_size
         self._granted: list[Round | None] = [None] * world_size
 
-    def check(self, rank: int, cost: int) -> None:
-        """Raises QuotaError where a rank sends what it has no room for."""
-        if self._unanswered[rank] + cost > self.window.limit:
-            raise QuotaError(
-                f"rank {rank} has {self._unanswered[rank]:,} bytes unanswered and sends "
-                f"{cost:,} more: over its {self.window.limit:,}"
-            )
+    def fits(self, rank: int, cost: int) -> bool:
+        return self._unanswered[rank] + cost <= self.window.limit
+
+    def over(self, rank: int, cost: int) -> QuotaError:
+        """What to tell a rank that sends what it has no room for."""
+        return QuotaError(
+            f"rank {rank} has {self._unanswered[rank]:,} bytes unanswered and sends "
+            f"{cost:,} more: over its {self.window.limit:,}"
+        )
 
     def charge(self, rank: int, cost: int) -> None:
         self._unanswered[rank] += cost
@@ -117,3 +119,7 @@ class Ledger:
             return False
         self._granted[rank] = oldest
         return True
+
+    def take_grant(self, rank: int) -> None:
+        """Forget what the rank was granted: it may not have heard of it."""
+        self._granted[rank] = None

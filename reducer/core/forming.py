@@ -7,10 +7,15 @@ from reducer.wire import messages
 
 
 class Forming:
-    """The ranks of a run until it is complete; `sessions` and `incarnations` by rank."""
+    """The ranks of a run until it is complete; `sessions` and `incarnations` by rank.
+
+    `rejoins`: the run was complete before, and this lane has lost its state or never had it. Only
+    the processes that were in it come back, so nobody else may take part.
+    """
 
     def __init__(self, hello: messages.Hello) -> None:
         self.job = hello.job
+        self.rejoins = hello.rejoin
         self.world_size = hello.world_size
         self.reducers = hello.reducers
         self.run_id = ""
@@ -21,14 +26,17 @@ class Forming:
         self.changed = False
         self._first_rank = hello.rank
 
-    def admit(self, hello: messages.Hello, session: int) -> None:
-        """Raises JoinError where the hello does not fit, naming both sides."""
+    def admit(self, hello: messages.Hello, session: int) -> int | None:
+        """The session that the rank had before, if any.
+
+        Raises JoinError where the hello does not fit, naming both sides.
+        """
         who = f"rank {hello.rank} of job {self.job!r}"
         self._agree(who, "world size", hello.world_size, self.world_size)
         self._agree(who, "number of reducers", hello.reducers, self.reducers)
         if hello.rank >= hello.world_size:
             raise JoinError(f"{who} is outside its world size {hello.world_size}")
-        if hello.rank in self.sessions:
+        if self.incarnations.get(hello.rank, hello.incarnation) != hello.incarnation:
             raise JoinError(f"{who} has joined already, from another process: start each rank once")
         if hello.run_id:
             if self.run_id and hello.run_id != self.run_id:
@@ -38,9 +46,11 @@ class Forming:
             self.run_id = hello.run_id
         if hello.rank == 0:
             self._take_rules(who, hello)
+        before = self.sessions.get(hello.rank)
         self.sessions[hello.rank] = session
         self.incarnations[hello.rank] = hello.incarnation
         self.changed = True
+        return before
 
     def _take_rules(self, who: str, hello: messages.Hello) -> None:
         if not hello.run_id or not hello.chunk_table:
@@ -61,6 +71,11 @@ class Forming:
         self.sessions.pop(rank, None)
         self.incarnations.pop(rank, None)
         self.changed = True
+
+    @property
+    def id(self) -> tuple[str, str]:
+        """What a hello must name to take part."""
+        return self.job, self.run_id if self.rejoins else ""
 
     @property
     def complete(self) -> bool:

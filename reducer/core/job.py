@@ -7,7 +7,7 @@ order matters: a buffer is freed only after the last output that reads it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -16,7 +16,6 @@ from reducer.core.buffer import Buffer
 from reducer.core.credits import Ledger, Window
 from reducer.core.events import (
     Contributed,
-    Discard,
     Finish,
     Fold,
     Free,
@@ -25,19 +24,22 @@ from reducer.core.events import (
     Reduced,
     Send,
 )
-from reducer.core.frames import control_frame, payload_frame
+from reducer.core.grants import Grants
 from reducer.core.keytable import KeyTable
 from reducer.core.open_rounds import OpenRounds
-from reducer.core.plan import Place, Plan
+from reducer.core.plan import Plan
 from reducer.core.progress import KeyProgress
-from reducer.core.round import ABSENT, Chunk, Phase, Round, descriptor_of
-from reducer.core.texts import mismatch_text, stall_entry, stall_text
+from reducer.core.round import ABSENT, Chunk, Phase, Round, Step, descriptor_of
+from reducer.core.route import Route
+from reducer.core.seats import Seats
+from reducer.core.stream import Stream, Streams
+from reducer.core.texts import stall_entry, stall_text
+from reducer.core.verdicts import Verdicts
 from reducer.errors import IntegrityError, PeerLostError, ProtocolError, QuotaError
 from reducer.wire import messages
 from reducer.wire.codes import (
     Collective,
     DType,
-    ErrorCode,
     MessageKind,
     ReduceOp,
 )
@@ -55,24 +57,30 @@ _ORDER_FREE = frozenset(((int(ReduceOp.SUM), int(DType.FLOAT16)),
 
 @dataclass(slots=True)
 class Counters:
-    """Of one job on this lane; bytes are payload bytes. `late[rank]`: rounds it was last in."""
+    """Of one job on this lane; bytes are payload bytes.
+
+    `moved` are contributions to streams that are elsewhere now.
+    """
 
     bytes_in: int = 0
     bytes_out: int = 0
     contributions: int = 0
     results: int = 0
     duplicates: int = 0
+    moved: int = 0
     rounds: int = 0
 
 
 class Job:
-    """`sessions[rank]` is kept by the lane: the session to answer, None while it has none."""
+    """The lane keeps `seats`, and the job what the ranks there have sent."""
 
     def __init__(
         self,
         name: str,
         run_id: str,
-        place: Place,
+        slot: int,
+        lane: int,
+        route: Route,
         world_size: int,
         table: messages.ChunkTable,
         window: Window,
@@ -82,36 +90,62 @@ class Job:
     ) -> None:
         self.name = name
         self.run_id = run_id
-        self.place = place
+        self.streams = Streams(
+            slot, lane, route, lambda moved: KeyTable(name, world_size, max_keys, moved)
+        )
         self.world_size = world_size
         self.table = table
         self.ledger = Ledger(window, world_size)
-        self.epoch = 0
-        self.route = 0
-        self.sessions: list[int | None] = [None] * world_size
+        self.seats = Seats(world_size, 0, crc)
         self.departed: int | None = None
-        self.draining = ""
         self.counters = Counters()
-        self.late = [0] * world_size
-        self.keys = KeyTable(name, world_size, max_keys)
+        self.late = [0] * world_size  # rounds that each rank was the last in
         self.open = OpenRounds()
+        self._grants = Grants(self.ledger, self.open, self.seats, crc)
+        self._verdicts = Verdicts(
+            name, world_size, self.ledger, self.open, self.seats, self._grants
+        )
         self._crc = crc
         self._acc_itemsize = acc_itemsize
         self._plans = Plans(world_size, table)
+
+    # --- streams --------------------------------------------------------------------------------
+
+    @property
+    def route(self) -> Route:
+        return self.streams.route
+
+    def move(self, route: Route) -> list[Output]:
+        """A newer route is known: streams that it moves are dropped, new ones begin."""
+        out: list[Output] = []
+        for stream in self.streams.move(route):
+            for round_ in stream.rounds():
+                for rank in range(self.world_size):
+                    self.ledger.settle(rank, round_.unanswered(rank))
+            self.open.drop(stream)
+            out += stream.drop()
+        self._grants.to_stuck(out)
+        return out
 
     # --- contributions ------------------------------------------------------------------------
 
     def admit(self, rank: int, header: Header) -> None:
         """Refuse what makes no sense or has no room, before memory is taken (ProtocolError)."""
-        check_fields(header, rank, self.epoch, self.world_size)
+        check_fields(header, rank, self.seats.epoch, self.world_size)
         plan = self._plans.of(header)
-        if header.chunk >= plan.chunks or not self.place.owns(header.key, header.chunk):
+        home = self.route.home(header.key, header.chunk)
+        stream = self.streams.find(rank, home, header.route)
+        owned = stream is None or stream.place.owns(header.key, header.chunk)
+        if header.chunk >= plan.chunks or not owned:
             raise ProtocolError(
                 f"rank {rank} sent chunk {header.chunk} of key {header.key:#x} (a round of "
                 f"{plan.chunks} chunks) to a lane that does not own it"
             )
         check_length(header, plan, rank)
-        self.ledger.check(rank, plan.cost(header.chunk))
+        cost = plan.cost(header.chunk)
+        if stream is None or self.ledger.fits(rank, cost) or _is_here(stream, rank, header):
+            return
+        raise self.ledger.over(rank, cost)
 
     def contributed(self, rank: int, event: Contributed, now: float, out: list[Output]) -> None:
         """Take one admitted contribution; outputs are added to `out`, also where it raises.
@@ -121,95 +155,118 @@ class Job:
         """
         header, buffer = event.header, event.buffer
         plan = self._plans.of(header)
+        stream = self.streams.find(rank, self.route.home(header.key, header.chunk), header.route)
+        if stream is None:  # a route has moved it while it was on its way
+            self.counters.moved += 1
+            out += [Free(buffer)] if buffer is not None else []
+            return
         self.counters.contributions += 1
         self.counters.bytes_in += header.length
-        key = self.keys.open(header.key, now)
-        self._report_done(key, rank, header.done, out)
+        key = stream.keys.open(header.key, now)
+        self._report_done(stream, key, rank, header.done, out)
         if position(header.round, header.chunk) < key.stable:
             self._drop_duplicate(buffer, out)
-            self.keys.maybe_idle(key)
+            stream.keys.maybe_idle(key)
             return
-        round_ = self._round(key, header, plan, now)
+        round_ = self._round(stream, key, header, plan, now)
         if not round_.void:
             self._maybe_open(round_, now, out)
         cost = plan.cost(header.chunk)
-        self.ledger.charge(rank, cost)
         round_.touched_at = now
         if not round_.void and not round_.agrees(header, plan):
-            self._mismatch(key, round_, out)
+            self._verdicts.mismatch(round_, out)
         if round_.void:
-            self._discard(key, round_, rank, header, buffer, cost, out)
-            self._maybe_grant(rank, out)
+            self._verdicts.discard(key, round_, rank, header, buffer, cost, out)
+            self._grants.maybe_grant(rank, out)
             return
         chunk = round_.chunk(header.chunk)
         if chunk.crcs[rank] != ABSENT:
-            self.ledger.settle(rank, cost)
-            self._duplicate(chunk, rank, header, buffer, out)
+            self._duplicate(key, chunk, rank, header, buffer, out)
             return
+        self.ledger.charge(rank, cost)
         round_.contributed[rank] += 1
         chunk.contribute(rank, header.payload_crc, buffer)
         if chunk.missing:
             self._maybe_fold(chunk, header, plan, out)
         else:
             self._finish(key, chunk, rank, header, plan, out)
-        self._maybe_grant(rank, out)
+        self._grants.maybe_grant(rank, out)
 
     def describe(self, rank: int, header: Header, now: float) -> list[Output]:
         """DESCRIBE: what a round is, said by a rank that cannot send of it yet."""
-        check_fields(header, rank, self.epoch, self.world_size)
+        check_fields(header, rank, self.seats.epoch, self.world_size)
         plan = self._plans.of(header)
-        if not self.place.owns(header.key, 0):
+        stream = self.streams.find(rank, self.route.home(header.key, 0), header.route)
+        if stream is None:
+            return []
+        if not stream.place.owns(header.key, 0):
             raise ProtocolError(f"rank {rank} described a round to a lane that does not judge it")
         out: list[Output] = []
-        key = self.keys.open(header.key, now)
+        key = stream.keys.open(header.key, now)
         known = header.round in key.rounds
         # A description only makes a verdict come sooner: too many of them are not kept.
         if position(header.round, 0) < key.stable or not (known or _has_room(key)):
-            self.keys.maybe_idle(key)
+            stream.keys.maybe_idle(key)
             return out
-        round_ = self._round(key, header, plan, now)
-        self._maybe_refuse(round_, out)
+        round_ = self._round(stream, key, header, plan, now)
         if not round_.void and not round_.agrees(header, plan):
-            self._mismatch(key, round_, out)
+            self._verdicts.mismatch(round_, out)
         if round_.void:
-            self._hear(key, round_, rank, header, out)
+            self._verdicts.hear(key, round_, rank, header, out)
         else:
             round_.described.add(rank)
         return out
 
-    def _round(self, key: KeyProgress, header: Header, plan: Plan, now: float) -> Round:
+    def abandon(
+        self, rank: int, header: Header, cause: messages.Abandon, now: float
+    ) -> list[Output]:
+        """ABANDON: the rank has given up a round."""
+        out: list[Output] = []
+        stream = self.streams.find(rank, header.chunk, header.route)
+        if stream is None:
+            return out
+        key = stream.keys.open(header.key, now)
+        # Known rounds first: a rank that had no part in one here may have passed it already.
+        round_ = key.rounds.get(header.round)
+        if round_ is None:
+            if position(header.round + 1, 0) <= key.stable:
+                stream.keys.maybe_idle(key)
+                return out
+            if not _has_room(key):
+                raise QuotaError(
+                    f"rank {rank} abandons more than {MAX_UNPAID_ROUNDS:,} rounds of key "
+                    f"{key.label} that this lane does not know"
+                )
+            round_ = self._new_round(stream, key, header.round, now)
+        self._verdicts.abandon(round_, rank, cause, out)
+        key.forget_if_over(round_)
+        stream.keys.maybe_idle(key)
+        return out
+
+    def _round(
+        self, stream: Stream, key: KeyProgress, header: Header, plan: Plan, now: float
+    ) -> Round:
         """The record of a round, made and described by whoever speaks of it first."""
         round_ = key.rounds.get(header.round)
         if round_ is None:
-            round_ = self._new_round(key, header.round, now)
+            round_ = self._new_round(stream, key, header.round, now)
         if round_.descriptor is None and not round_.void:
-            owned = self.place.owned(key.id, plan.chunks)
+            owned = stream.place.owned(key.id, plan.chunks)
             round_.describe(descriptor_of(header), plan, owned)
         return round_
 
-    def _new_round(self, key: KeyProgress, number: int, now: float) -> Round:
+    def _new_round(self, stream: Stream, key: KeyProgress, number: int, now: float) -> Round:
         job = (self.name, self.run_id)
-        round_ = key.rounds[number] = Round(job, key.id, number, self.world_size, now)
+        round_ = key.rounds[number] = Round(job, stream, key.id, number, self.world_size, now)
         return round_
 
     def _maybe_open(self, round_: Round, now: float, out: list[Output]) -> None:
         """The first contribution of a round opens it."""
         if round_.begun:
             return
-        self._maybe_refuse(round_, out)
-        if round_.void:
-            return
         if self.departed is not None:
             raise PeerLostError(f"rank {self.departed} has left the job")
-        self.open.begin(round_, now)
-        if len(self.open) == 1:
-            self._grant_stuck(out)
-
-    def _maybe_refuse(self, round_: Round, out: list[Output]) -> None:
-        """While draining, what is open goes on, and nothing new begins."""
-        if self.draining and not round_.void and not round_.begun:
-            round_.refusal = f"this reducer is draining ({self.draining}): it begins no new round"
-            self._void(round_, out)
+        self._grants.begin(round_, now, out)
 
     def _maybe_fold(self, chunk: Chunk, header: Header, plan: Plan, out: list[Output]) -> None:
         """Fold what has its turn, where the accumulator is no larger than what it replaces."""
@@ -259,7 +316,7 @@ class Job:
     def reduced(self, event: Reduced) -> list[Output]:
         """The kernel is done: answer every rank, and keep the result until it is stable."""
         chunk = event.chunk
-        key = self.keys[chunk.round.key]
+        key = chunk.round.stream.keys[chunk.round.key]
         if chunk.phase != Phase.FOLDING:
             return []
         *spent, result = (chunk.parts[r] for r in sorted(chunk.parts))
@@ -278,17 +335,21 @@ class Job:
         out: list[Output] = []
         # Lanes finish neighbouring chunks at the same time: not all at the same worker's NIC.
         first = chunk.index % self.world_size
-        self._send_result(key, chunk, chain(range(first, self.world_size), range(first)), out)
-        self.keys.told(key)
+        ranks = chain(range(first, self.world_size), range(first))
+        if self._send_result(key, chunk, ranks, out) == self.world_size:
+            round_.stream.keys.told(key)
         if round_.left == 0:
             self.counters.rounds += 1
-            self._close_round(round_, out)
+            self._grants.end(round_, out)
         return out
 
     def _send_result(
         self, key: KeyProgress, chunk: Chunk, ranks: Iterable[int], out: list[Output]
-    ) -> None:
-        """RESULT to each rank: with the bytes to those that asked for them, empty to others."""
+    ) -> int:
+        """RESULT to each rank: with the bytes to those that asked for them, empty to others.
+
+        Returns to how many: those that are connected.
+        """
         round_ = chunk.round
         plan, described = round_.plan, round_.descriptor
         assert plan is not None and described is not None
@@ -297,14 +358,14 @@ class Job:
         full: list[int] = []
         empty: list[int] = []
         for rank in ranks:
-            session = self.sessions[rank]
+            session = self.seats.sessions[rank]
             if session is not None:
                 receives = to_all or plan.receives(chunk.index, rank, described.root)
                 (full if receives else empty).append(session)
         header = Header(
             MessageKind.RESULT, described.dtype, described.op, described.collective, chunk.flags,
-            NO_RANK, described.root, self.epoch, chunk.index, key.id, round_.number,
-            described.count, 0, key.stable, size, self.route, chunk.result_crc,
+            NO_RANK, described.root, self.seats.epoch, chunk.index, key.id, round_.number,
+            described.count, 0, key.stable, size, round_.stream.since, chunk.result_crc,
         )  # fmt: skip
         if full:
             frame = pack_header(header, self._crc)
@@ -314,160 +375,108 @@ class Job:
             out.append(Send(empty, frame, None, 0))
         self.counters.results += len(full) + len(empty)
         self.counters.bytes_out += size * len(full)
+        return len(full) + len(empty)
 
     def _duplicate(
-        self, chunk: Chunk, rank: int, header: Header, buffer: Buffer | None, out: list[Output]
+        self,
+        key: KeyProgress,
+        chunk: Chunk,
+        rank: int,
+        header: Header,
+        buffer: Buffer | None,
+        out: list[Output],
     ) -> None:
         """Exactly once: a second copy is dropped, or answered from the cache."""
         if chunk.crcs[rank] != header.payload_crc:
             raise IntegrityError(
-                f"rank {rank} sent two different contributions for key "
-                f"{self.keys[chunk.round.key].label} round {header.round} chunk {header.chunk}"
+                f"rank {rank} sent two different contributions for key {key.label} round "
+                f"{header.round} chunk {header.chunk}"
             )
         self._drop_duplicate(buffer, out)
         if chunk.phase == Phase.COMPLETE:
-            self._send_result(self.keys[chunk.round.key], chunk, (rank,), out)
+            self._send_result(key, chunk, (rank,), out)
 
     def _drop_duplicate(self, buffer: Buffer | None, out: list[Output]) -> None:
         self.counters.duplicates += 1
         if buffer is not None:
             out.append(Free(buffer))
 
-    # --- refused and abandoned rounds -----------------------------------------------------------
-
-    def _mismatch(self, key: KeyProgress, round_: Round, out: list[Output]) -> None:
-        """Two descriptors in one round: nothing of it is summed."""
-        if self.place.owns(key.id, 0):
-            self.open.judge(round_)
-        self._void(round_, out)
-
-    def _void(self, round_: Round, out: list[Output]) -> None:
-        out += map(Free, round_.make_void())
-        self._close_round(round_, out)
-
-    def _discard(
-        self,
-        key: KeyProgress,
-        round_: Round,
-        rank: int,
-        header: Header,
-        buffer: Buffer | None,
-        cost: int,
-        out: list[Output],
-    ) -> None:
-        """A contribution to a void round: count its cost until the ABANDON, drop its bytes."""
-        round_.owed[rank] = round_.owed.get(rank, 0) + cost
-        if buffer is not None:
-            out.append(Free(buffer))
-        self._hear(key, round_, rank, header, out)
-
-    def _hear(
-        self, key: KeyProgress, round_: Round, rank: int, header: Header, out: list[Output]
-    ) -> None:
-        """With the last rank's word the verdict is complete: one text for all."""
-        if round_.refusal:
-            refused = messages.Refused(int(ErrorCode.UNAVAILABLE), round_.refusal)
-            out.append(self.to_rank(rank, refused, key=key.id, round=round_.number))
-        if not round_.hear(rank, descriptor_of(header)):
-            return
-        assert round_.verdict is not None
-        text = mismatch_text(key, round_, round_.verdict)
-        refused = messages.Refused(int(ErrorCode.MISMATCH), text)
-        out.append(self.to_all(refused, key=key.id, round=round_.number))
-        out.append(Log(logging.WARNING, f"job {self.name!r}: {text}"))
-        self.open.judged(round_)
-
-    def abandon(self, rank: int, header: Header, now: float) -> list[Output]:
-        """ABANDON: the rank has given up a round; it settles what it has sent of it."""
-        out: list[Output] = []
-        key = self.keys.open(header.key, now)
-        # Known rounds first: a rank that had no part in one here may have passed it already.
-        round_ = key.rounds.get(header.round)
-        if round_ is None:
-            if position(header.round + 1, 0) <= key.stable:
-                self.keys.maybe_idle(key)
-                return out
-            if not _has_room(key):
-                raise QuotaError(
-                    f"rank {rank} abandons more than {MAX_UNPAID_ROUNDS:,} rounds of key "
-                    f"{key.label} that this lane does not know"
-                )
-            round_ = self._new_round(key, header.round, now)
-        if not round_.void:
-            self._void(round_, out)
-        self.ledger.settle(rank, round_.owed.pop(rank, 0))
-        round_.abandoned.add(rank)
-        key.forget_if_over(round_)
-        self.keys.maybe_idle(key)
-        return out
-
-    def _close_round(self, round_: Round, out: list[Output]) -> None:
-        """The round is open no more; if it was the oldest, the next one may need a grant."""
-        if self.open.end(round_):
-            self._grant_stuck(out)
-
-    # --- flow control ---------------------------------------------------------------------------
-
-    def _grant_stuck(self, out: list[Output]) -> None:
-        """Another round is the oldest now: whoever cannot go on may need it.
-
-        Ranks are stuck even while no other round is open: by what they sent of void rounds.
-        """
-        for rank in self.ledger.stuck():
-            self._maybe_grant(rank, out)
-
-    def _maybe_grant(self, rank: int, out: list[Output]) -> None:
-        """Let a rank go on with the oldest open round when its credit may be used up."""
-        oldest = self.open.oldest
-        if oldest is None or not self.ledger.grant(rank, oldest):
-            return
-        session = self.sessions[rank]
-        if session is not None:
-            header = Header(
-                kind=MessageKind.GRANT, epoch=self.epoch, key=oldest.key, round=oldest.number,
-                route=self.route,
-            )  # fmt: skip
-            out.append(Send((session,), pack_header(header, self._crc), None, 0))
-
     # --- done and stable ------------------------------------------------------------------------
 
-    def heartbeat(self, rank: int, payload: memoryview | None, now: float) -> list[Output]:
-        """HEARTBEAT of a worker: done positions of keys."""
-        freed = self.keys.heartbeat(rank, payload, now) if payload is not None else []
-        return [*map(Free, freed), *self._maybe_beat()]
+    def announce(self, rank: int, header: Header, name: str, now: float) -> None:
+        """KEY: the name behind an id."""
+        stream = self.streams.find(rank, header.chunk, header.route)
+        if stream is not None:
+            stream.keys.announce(header.key, name, now)
 
-    def _report_done(self, key: KeyProgress, rank: int, done: int, out: list[Output]) -> None:
-        freed = self.keys.report(key, rank, done)
-        if freed:
-            out += map(Free, freed)
-            out += self._maybe_beat()
+    def heartbeat(
+        self, rank: int, header: Header, payload: memoryview | None, now: float
+    ) -> list[Output]:
+        """HEARTBEAT of a worker: done positions of keys in a stream."""
+        out: list[Output] = []
+        if payload is None:
+            return out
+        stream = self.streams.find(rank, header.chunk, header.route)
+        if stream is None:
+            return out
+        for key, done in stream.keys.entries(payload, now):
+            self._report_done(stream, key, rank, done, out)
+            stream.keys.maybe_idle(key)
+        return out
 
-    def _maybe_beat(self) -> list[Output]:
-        """Tell the ranks at once when much has become stable: they hold copies of it."""
-        return self.beat() if 2 * self.keys.unreported >= self.ledger.window.credit else []
+    def _report_done(
+        self, stream: Stream, key: KeyProgress, rank: int, done: int, out: list[Output]
+    ) -> None:
+        freed = stream.keys.report(key, rank, done)
+        if freed is None:
+            return
+        out += map(Free, freed)
+        if stream.since:
+            self._forget_passed(key, out)
+        if 2 * stream.keys.unreported >= self.ledger.window.credit:
+            out += self._beat(stream)
+
+    def _forget_passed(self, key: KeyProgress, out: list[Output]) -> None:
+        """Drop the chunks that every rank has by way of an earlier stream.
+
+        A rank that did not know so has sent them here again.
+        """
+        for round_ in list(key.rounds.values()):
+            over = position(round_.number + 1, 0) <= key.stable
+            for chunk in round_.passed(key.stable):
+                for rank in chunk.present():
+                    self.ledger.settle(rank, chunk.cost)
+                chunk.step(Step.VOIDED)
+                out += map(Free, chunk.drop())
+                del round_.chunks[chunk.index]
+                round_.left -= 1
+            if over:
+                self._verdicts.forget(round_)
+                key.rounds.pop(round_.number)
+            if over or round_.left == 0:
+                self._grants.end(round_, out)
 
     def beat(self) -> list[Output]:
-        """HEARTBEAT to every rank, with the stable positions that have changed."""
-        sessions = self._present()
-        frames = [
-            payload_frame(MessageKind.HEARTBEAT, payload, self._crc)
-            for payload in self.keys.beat_payloads()
-        ]
-        return [Send(sessions, frame, None, 0) for frame in frames]
+        """HEARTBEAT to every rank: stable positions that have changed, or an empty one."""
+        out = [send for stream in self.streams for send in self._beat(stream)]
+        return out or [self.seats.empty_heartbeat()]
 
-    # --- frames to ranks ------------------------------------------------------------------------
+    def _beat(self, stream: Stream) -> Iterable[Output]:
+        return self.seats.heartbeats(stream, stream.keys.beat_payloads(), self.seats.present)
 
-    def to_rank(self, rank: int, message: messages.Message, **fields: int) -> Send:
-        session = self.sessions[rank]
-        sessions = () if session is None else (session,)
-        return Send(sessions, control_frame(message, self._crc, **fields), None, 0)
+    # --- a rank that is back ----------------------------------------------------------------------
 
-    def to_all(self, message: messages.Message, **fields: int) -> Send:
-        view = {"epoch": self.epoch, "route": self.route}
-        return Send(self._present(), control_frame(message, self._crc, **view, **fields), None, 0)
-
-    def _present(self) -> list[int]:
-        return [session for session in self.sessions if session is not None]
+    def rejoined(self, rank: int, now: float) -> list[Output]:
+        """What a rank may have missed with its old connection, after the WELCOME on its new one."""
+        session = self.seats.sessions[rank]
+        assert session is not None
+        out: list[Output] = []
+        for stream in self.streams:
+            out += self.seats.heartbeats(stream, stream.keys.all_payloads(now), [session])
+            for round_ in stream.rounds():
+                self._verdicts.again(round_, rank, out)
+        self._grants.again(rank, out)
+        return out
 
     # --- reports --------------------------------------------------------------------------------
 
@@ -476,10 +485,10 @@ class Job:
         stalled = self.open.stalled(now, after)[:MAX_STALLS]
         if not stalled:
             return []
-        rows = tuple(stall_entry(self.keys[r.key], r, now) for r in stalled)
-        texts = (stall_text(self.keys[r.key], r, now) for r in stalled)
+        rows = tuple(stall_entry(r.stream.keys[r.key], r, now) for r in stalled)
+        texts = (stall_text(r.stream.keys[r.key], r, now) for r in stalled)
         logs = [Log(logging.WARNING, f"job {self.name!r}: {text}") for text in texts]
-        return [self.to_all(messages.Stall(rows)), *logs]
+        return [self.seats.to_all(messages.Stall(rows)), *logs]
 
     def stats(self) -> messages.Stats:
         counters = self.counters
@@ -487,30 +496,21 @@ class Job:
         last.sort(key=lambda pair: -pair[1])
         return messages.Stats(
             counters.bytes_in, counters.bytes_out, counters.contributions, counters.results,
-            counters.duplicates, counters.rounds, len(self.open), len(self.keys),
+            counters.duplicates, counters.rounds, len(self.open), self.key_count(),
             self.held_bytes(), tuple(last[:MAX_LATE]),
         )  # fmt: skip
 
+    def key_count(self) -> int:
+        return sum(len(stream.keys) for stream in self.streams)
+
     def held_bytes(self) -> int:
         """Bytes of the buffers that the job holds; walks all of them."""
-        return sum(len(buffer.view) for buffer in self._buffers())
-
-    def _buffers(self) -> Iterator[Buffer]:
-        for key in self.keys:
-            for round_ in key.rounds.values():
-                for chunk in round_.chunks.values():
-                    yield from chunk.buffers()
+        return sum(len(buffer.view) for stream in self.streams for buffer in stream.buffers())
 
     def drop_all(self) -> list[Output]:
         """The run is over: give every buffer back."""
-        out: list[Output] = []
-        for key in self.keys:
-            for round_ in key.rounds.values():
-                for chunk in round_.chunks.values():
-                    out += map(Free, chunk.drop())
-                    if chunk.result is not None:
-                        out.append(Discard(chunk.result))
-        self.keys.clear()
+        out = [output for stream in self.streams for output in stream.drop()]
+        self.streams.clear()
         self.open.clear()
         return out
 
@@ -518,3 +518,14 @@ class Job:
 def _has_room(key: KeyProgress) -> bool:
     """Whether one more round of the key may be recorded without a contribution."""
     return len(key.rounds) < MAX_UNPAID_ROUNDS
+
+
+def _is_here(stream: Stream, rank: int, header: Header) -> bool:
+    """Whether the contribution is a second copy: it takes no room."""
+    if header.key not in stream.keys:
+        return False
+    key = stream.keys[header.key]
+    round_ = key.rounds.get(header.round)
+    chunk = round_.chunks.get(header.chunk) if round_ is not None else None
+    passed = position(header.round, header.chunk) < key.stable
+    return passed or (chunk is not None and chunk.crcs[rank] != ABSENT)

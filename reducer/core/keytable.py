@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from reducer.core.buffer import Buffer
 from reducer.core.progress import KeyProgress
@@ -16,12 +16,17 @@ _ENTRY = struct.Struct("<QQ")
 
 
 class KeyTable:
-    """`unreported` is the cost of what became stable and was not `told` or in `beat_payloads`."""
+    """`unreported` is the cost of what became stable and was not `told` or in `beat_payloads`.
 
-    def __init__(self, job: str, world_size: int, max_keys: int) -> None:
+    `moved`: an earlier stream may have known more keys, so that a rank may speak here of one that
+    is new (PROTOCOL.md, section 11).
+    """
+
+    def __init__(self, job: str, world_size: int, max_keys: int, moved: bool) -> None:
         self._job = job
         self._world_size = world_size
         self._max_keys = max_keys
+        self._moved = moved
         self._keys: dict[int, KeyProgress] = {}
         self._stable_changed: dict[int, KeyProgress] = {}
         self._idle: deque[tuple[float, KeyProgress]] = deque()
@@ -29,6 +34,9 @@ class KeyTable:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def __contains__(self, id_: int) -> bool:
+        return id_ in self._keys
 
     def __getitem__(self, id_: int) -> KeyProgress:
         return self._keys[id_]
@@ -61,10 +69,10 @@ class KeyTable:
         key.name = name
         self.maybe_idle(key)
 
-    def report(self, key: KeyProgress, rank: int, done: int) -> list[Buffer]:
-        """Take a rank's done position; the results that are stable by it."""
+    def report(self, key: KeyProgress, rank: int, done: int) -> list[Buffer] | None:
+        """Take a rank's done position; the results that are stable by it, None if none can be."""
         if not key.report(rank, done):
-            return []
+            return None
         freed, cost = key.release()
         self._stable_changed[key.id] = key
         key.unreported += cost
@@ -72,34 +80,39 @@ class KeyTable:
         self.maybe_idle(key)
         return freed
 
-    def heartbeat(self, rank: int, payload: memoryview, now: float) -> list[Buffer]:
-        """The entries of a worker's HEARTBEAT; raises ProtocolError for a broken list."""
+    def entries(self, payload: memoryview, now: float) -> Iterator[tuple[KeyProgress, int]]:
+        """The keys of a worker's HEARTBEAT, each with its done position.
+
+        Raises ProtocolError for a broken list, and QuotaError.
+        """
         if len(payload) % _ENTRY.size:
             raise ProtocolError(f"a heartbeat of {len(payload)} bytes is no list of entries")
-        freed: list[Buffer] = []
         for id_, done in _ENTRY.iter_unpack(payload):
-            key = self._keys.get(id_)
+            key = self.open(id_, now) if self._moved else self._keys.get(id_)
             if key is not None:
                 key.touched_at = now
-                freed += self.report(key, rank, done)
-                self.maybe_idle(key)
-        return freed
+                yield key, done
 
     def told(self, key: KeyProgress) -> None:
-        """A RESULT has carried the key's stable position to every rank."""
+        """A RESULT has carried the key's stable position to every rank of the job."""
         if self._stable_changed.pop(key.id, None) is not None:
             self.unreported -= key.unreported
             key.unreported = 0
 
     def beat_payloads(self) -> list[bytes]:
-        """The stable positions that have changed, cut into heartbeats (at least one)."""
-        entries = [_ENTRY.pack(key.id, key.stable) for key in self._stable_changed.values()]
+        """The stable positions that have changed, cut into heartbeats."""
+        payloads = _payloads(self._stable_changed.values())
         for key in self._stable_changed.values():
             key.unreported = 0
         self._stable_changed.clear()
         self.unreported = 0
-        cuts = range(0, max(1, len(entries)), MAX_HEARTBEAT_ENTRIES)
-        return [b"".join(entries[start : start + MAX_HEARTBEAT_ENTRIES]) for start in cuts]
+        return payloads
+
+    def all_payloads(self, now: float) -> list[bytes]:
+        """The stable positions of all keys, for a rank that may have missed any of them."""
+        for key in self._keys.values():
+            key.touched_at = now
+        return _payloads(key for key in self._keys.values() if key.stable)
 
     def maybe_idle(self, key: KeyProgress) -> None:
         if not key.rounds:
@@ -116,3 +129,9 @@ class KeyTable:
         self._keys.clear()
         self._stable_changed.clear()
         self._idle.clear()
+
+
+def _payloads(keys: Iterable[KeyProgress]) -> list[bytes]:
+    entries = [_ENTRY.pack(key.id, key.stable) for key in keys]
+    cuts = range(0, len(entries), MAX_HEARTBEAT_ENTRIES)
+    return [b"".join(entries[start : start + MAX_HEARTBEAT_ENTRIES]) for start in cuts]

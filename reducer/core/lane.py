@@ -18,7 +18,7 @@ from reducer.core.events import Close, Event, Free, Log, Output, Send
 from reducer.core.forming import Forming
 from reducer.core.frames import control_frame, payload_frame
 from reducer.core.job import Job
-from reducer.core.plan import Place
+from reducer.core.route import Route
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
 from reducer.errors import (
@@ -37,8 +37,11 @@ from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import Crc, Header
 
 PENDING_RANKS = 64
-# A worker forgets an idle key after 1 s and announces it again: the lane keeps it longer.
-KEY_IDLE_SECONDS = 2.0
+# A rank may miss what became stable until its connection is known to be dead (`silence`); and it
+# announces an idle key again after 1 s. The lane keeps the key longer than both.
+KEY_IDLE_SECONDS = 12.0
+# With GOAWAY the workers leave within milliseconds, if they have anywhere to go.
+DRAIN_PATIENCE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class LaneSettings:
     hello_deadline: float = 2.0
     silence: float = 5.0
     lost_grace: float = 0.5
+    deserted_after: float = 5.0
     max_jobs: int = 1_000
     max_keys: int = 200_000
 
@@ -68,9 +72,11 @@ class Lane:
         self._settings = settings
         self._budget = Budget(settings.budget, settings.credit)
         self._sessions: dict[int, Session] = {}
-        self._forming: dict[str, Forming] = {}
+        self._forming: dict[tuple[str, str], Forming] = {}
         self._runs: dict[tuple[str, str], Run] = {}
         self._draining = ""
+        self._drains_since = 0.0
+        self._instances = 0
         self._next_beat = 0.0
         self._next_sweep = 0.0
         self._handlers: dict[type[Any], Callable[[Any, float], list[Output]]] = {
@@ -93,6 +99,8 @@ class Lane:
             MessageKind.ABANDON: self._abandon,
             MessageKind.HEARTBEAT: self._heartbeat,
             MessageKind.DESCRIBE: self._describe,
+            MessageKind.ROUTE: self._route,
+            MessageKind.SUSPECT: self._suspect,
         }
 
     # --- the surface ----------------------------------------------------------------------------
@@ -113,10 +121,12 @@ class Lane:
         if peer is not None:
             peer.heard_at = now
 
-    @property
-    def idle(self) -> bool:
-        """No round is open: a drain has nothing to wait for."""
-        return not any(run.job.open for run in self._runs.values())
+    def drained(self, now: float) -> bool:
+        """Nothing is to be waited for: the runs have gone elsewhere, or cannot and are idle."""
+        jobs = [run.job for run in self._runs.values()]
+        if not any(job.streams for job in jobs):
+            return True
+        return now - self._drains_since >= DRAIN_PATIENCE and not any(job.open for job in jobs)
 
     def snapshot(self) -> dict[str, Any]:
         """Numbers for metrics, of this lane and of each of its jobs (runs of one name added up)."""
@@ -203,31 +213,35 @@ class Lane:
                 f"this worker has proven the key of job {peer.proven_job!r} and says HELLO for job "
                 f"{hello.job!r}"
             )
-        if self._draining:
-            raise UnavailableError(f"this reducer is draining ({self._draining})")
         run = self._runs.get((hello.job, hello.run_id))
         if run is not None and self._is_dead(run, hello):
             # From the top: what the end gives back must not be lost if the hello is refused.
             return [*self._end(run), *self._control(event, now)]
         if run is not None:
             return self._rejoin(run, peer, hello, now)
-        forming = self._forming.get(hello.job)
+        if self._draining:
+            raise UnavailableError(f"this reducer is draining ({self._draining})")
+        id_ = (hello.job, hello.run_id if hello.rejoin else "")
+        forming = self._forming.get(id_)
         if forming is None:
             if len(self._forming) + len(self._runs) >= self._settings.max_jobs:
                 raise QuotaError(f"this reducer serves {self._settings.max_jobs} jobs already")
             forming = Forming(hello)
-        forming.admit(hello, peer.id)
-        self._forming[hello.job] = forming
+        replaced = forming.admit(hello, peer.id)
+        self._forming[id_] = forming
+        out: list[Output] = []
+        if replaced is not None:
+            out += self._close(self._sessions[replaced], "replaced by a new connection", now)
         peer.state, peer.rank = SessionState.JOINING, hello.rank
         peer.forming = forming
         if forming.complete:
-            return self._complete(forming, now)
-        return [self._pending(forming, (peer.id,))]
+            return out + self._complete(forming, now)
+        return [*out, self._pending(forming, (peer.id,))]
 
     def _is_dead(self, run: Run, hello: messages.Hello) -> bool:
         """All have gone, and a new process asks for the run: it was restarted at once."""
-        here = any(session is not None for session in run.job.sessions)
-        return not here and hello.incarnation not in run.incarnations.values()
+        gone = not hello.rejoin and not run.job.seats.present
+        return gone and hello.incarnation not in run.incarnations.values()
 
     def _pending(self, forming: Forming, sessions: tuple[int, ...]) -> Send:
         absent = forming.absent()
@@ -240,35 +254,48 @@ class Lane:
 
     def _complete(self, forming: Forming, now: float) -> list[Output]:
         """All ranks are here: reserve the room, and welcome them."""
-        del self._forming[forming.job]
+        del self._forming[forming.id]
         settings = self._settings
+        out = self._end_deserted(forming.job, now)
         try:
             if (forming.job, forming.run_id) in self._runs:
                 raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
             window = self._budget.open(forming.job, forming.world_size, forming.table)
         except PEER_ERRORS as error:
-            out: list[Output] = []
             for session in list(forming.sessions.values()):
                 out += self._refuse(self._sessions[session], error, now)
             return out
-        place = Place(forming.slot, forming.reducers, settings.lane, settings.lanes)
+        # Until a ROUTE says more, the lanes of the other slots do not matter.
+        route = Route.first((settings.lanes,) * forming.reducers)
         job = Job(
-            forming.job, forming.run_id, place, forming.world_size, forming.table, window,
-            settings.max_keys, settings.crc32c, settings.acc_itemsize,
+            forming.job, forming.run_id, forming.slot, settings.lane, route, forming.world_size,
+            forming.table, window, settings.max_keys, settings.crc32c, settings.acc_itemsize,
         )  # fmt: skip
-        run = Run(job, forming.incarnations, now)
+        self._instances += 1
+        run = Run(job, forming.incarnations, self._instances, now)
         self._runs[job.name, job.run_id] = run
         for rank, session in forming.sessions.items():
             run.seat(self._sessions[session], rank)
         text = f"job {job.name!r} run {job.run_id!r}: {job.world_size} workers joined"
-        return [self._welcome(job, tuple(forming.sessions.values())), Log(logging.INFO, text)]
+        out.append(self._welcome(run, tuple(forming.sessions.values())))
+        return [*out, Log(logging.INFO, text)]
 
-    def _welcome(self, job: Job, sessions: tuple[int, ...]) -> Send:
-        settings = self._settings
+    def _end_deserted(self, job: str, now: float) -> list[Output]:
+        """Earlier runs of the job that nobody is in make room for the next."""
+        runs = [run for (name, _), run in self._runs.items() if name == job]
+        return [out for run in runs if run.deserted(now) for out in self._end(run)]
+
+    def _welcome(self, run: Run, sessions: tuple[int, ...]) -> Send:
+        settings, job, route = self._settings, run.job, run.job.route
+        moved = route.number > 0
         welcome = messages.Welcome(
-            job.run_id, job.place.slot, job.place.reducers, settings.lanes, settings.lane,
-            settings.incarnation, job.world_size, job.epoch, job.route, job.table,
+            job.run_id, job.streams.slot, len(route.live), settings.lanes, settings.lane,
+            settings.incarnation, job.world_size, job.seats.epoch, route.number, job.table,
             job.ledger.window.credit, job.ledger.window.grant, int(settings.heartbeat * 1000),
+            instance=run.instance,
+            since=route.since if moved else (),
+            live=route.live if moved else (),
+            lanes_by_slot=route.lanes if moved else (),
         )  # fmt: skip
         return self._send(welcome, sessions)
 
@@ -281,33 +308,70 @@ class Lane:
                 "join it from a new process; start the job with a new run id"
             )
         out: list[Output] = []
-        old = job.sessions[hello.rank]
+        old = job.seats.sessions[hello.rank]
         if old is not None:
             out += self._close(self._sessions[old], "replaced by a new connection", now)
         run.seat(peer, hello.rank)
-        return [*out, self._welcome(job, (peer.id,))]
+        out.append(self._welcome(run, (peer.id,)))
+        absent = run.absent(now - self._settings.lost_grace)
+        if absent.absent or absent.left:
+            out.append(self._send(absent, (peer.id,)))
+        if self._draining:
+            out.append(self._send(messages.Goaway(self._draining), (peer.id,)))
+        return out + job.rejoined(peer.rank, now)
+
+    def _route(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
+        """A route that is new here moves streams, and goes on to all other ranks."""
+        message = messages.decode(messages.Route, event.payload or b"")
+        job = self._job_of(peer)
+        route = Route(message.route, message.since, message.live, message.lanes_by_slot)
+        if not len(route.since) == len(route.live) == len(route.lanes) == len(job.route.live):
+            raise ProtocolError(
+                f"{peer} sent a route of {len(route.live)} slots, the job has {len(job.route.live)}"
+            )
+        if not any(route.live):
+            raise ProtocolError(f"{peer} sent a route without a live slot")
+        if route.number <= job.route.number:
+            return []
+        text = f"job {job.name!r}: route {route.number}, live slots {_slots(route)}"
+        moved = job.move(route)
+        return [*moved, job.seats.to_others(peer.rank, message), Log(logging.INFO, text)]
+
+    def _suspect(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
+        """To rank 0, which decides."""
+        message = messages.decode(messages.Suspect, event.payload or b"")
+        if message.rank != peer.rank:
+            raise ProtocolError(f"{peer} sent a suspicion of rank {message.rank}")
+        return [self._job_of(peer).seats.to_rank(0, message)]
 
     def _key(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         message = messages.decode(messages.Key, event.payload or b"")
-        self._job_of(peer).keys.announce(event.header.key, message.name, now)
+        self._job_of(peer).announce(peer.rank, event.header, message.name, now)
         return []
 
     def _stats(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         return [self._send(self._job_of(peer).stats(), (peer.id,))]
 
     def _heartbeat(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
-        return self._job_of(peer).heartbeat(peer.rank, event.payload, now)
+        return self._job_of(peer).heartbeat(peer.rank, event.header, event.payload, now)
 
     def _describe(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         return self._job_of(peer).describe(peer.rank, event.header, now)
 
     def _abandon(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
-        return self._job_of(peer).abandon(peer.rank, event.header, now)
+        cause = messages.decode(messages.Abandon, event.payload or b"")
+        return self._job_of(peer).abandon(peer.rank, event.header, cause, now)
 
     def _error(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
-        message = messages.decode(messages.Error, event.payload or b"")
-        self._note_loss(peer, now, f"failed: {message.message}")
-        return self._close(peer, message.message, now)
+        """A member gives up: the run is over for all, for its reason or because of it."""
+        error = messages.decode(messages.Error, event.payload or b"")
+        if peer.state != SessionState.READY:
+            return self._close(peer, error.message, now)
+        job = self._job_of(peer)
+        if error.code == ErrorCode.PEER_LOST and error.rank >= 0:
+            return self._fail(job, ErrorCode.PEER_LOST, error.message, error.rank, error.reason)
+        text = f"rank {peer.rank} of job {job.name!r} has failed: {error.message}"
+        return self._fail(job, ErrorCode.PEER_LOST, text, peer.rank, "failed")
 
     def _bye(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         """The rank leaves cleanly; whatever still needs it is lost."""
@@ -348,11 +412,11 @@ class Lane:
         if forming.sessions.get(peer.rank) != peer.id:
             return
         forming.leave(peer.rank)
-        if not forming.sessions and self._forming.get(forming.job) is forming:
-            del self._forming[forming.job]
+        if not forming.sessions and self._forming.get(forming.id) is forming:
+            del self._forming[forming.id]
 
     def _note_loss(self, peer: Session, now: float, reason: str) -> None:
-        """A member's connection is gone; the run fails unless it is back in `lost_grace`."""
+        """A member's connection is gone; the others hear of it unless it is back in time."""
         run = self._runs.get((peer.job.name, peer.job.run_id)) if peer.job is not None else None
         if run is not None:
             run.lose(peer, now, reason)
@@ -386,7 +450,7 @@ class Lane:
     def _end(self, run: Run, error: messages.Error | None = None) -> list[Output]:
         job = run.job
         del self._runs[job.name, job.run_id]
-        out: list[Output] = [job.to_all(error)] if error is not None else []
+        out: list[Output] = [job.seats.to_all(error)] if error is not None else []
         for peer in self._sessions.values():
             if peer.job is job and peer.state == SessionState.READY:
                 peer.state = SessionState.CLOSED
@@ -407,7 +471,7 @@ class Lane:
         if now >= self._next_sweep:
             self._next_sweep = now + 1.0
             for run in self._runs.values():
-                run.job.keys.forget_idle(now - KEY_IDLE_SECONDS)
+                self._forget_idle(run, now)
         for run in list(self._runs.values()):
             out += self._check_run(run, now)
         out += self._check_sessions(now)
@@ -427,17 +491,25 @@ class Lane:
                 out.append(Send(sessions, heartbeat, None, 0))
         return out
 
+    def _forget_idle(self, run: Run, now: float) -> None:
+        if run.complete:  # else who is back must be told
+            for stream in run.job.streams:
+                stream.keys.forget_idle(now - KEY_IDLE_SECONDS)
+
     def _check_run(self, run: Run, now: float) -> list[Output]:
         job = run.job
-        gone = run.expired(now - self._settings.lost_grace)
-        if gone is not None:
-            rank, reason = gone
-            text = f"rank {rank} of job {job.name!r} is lost: {reason}"
-            return self._fail(job, ErrorCode.PEER_LOST, text, rank, reason)
+        if run.deserted(now - self._settings.deserted_after):
+            text = f"job {job.name!r} run {job.run_id!r}: nobody has come back"
+            return [*self._end(run), Log(logging.WARNING, text)]
+        absence = run.absence(now - self._settings.lost_grace)
+        out: list[Output] = [] if absence is None else [job.seats.to_all(absence)]
+        return out + self._maybe_stall(run, now)
+
+    def _maybe_stall(self, run: Run, now: float) -> list[Output]:
         if now < run.next_stall:
             return []
         run.next_stall = now + self._settings.stall_after / 2
-        return job.stall_report(now, self._settings.stall_after)
+        return run.job.stall_report(now, self._settings.stall_after)
 
     def _check_sessions(self, now: float) -> list[Output]:
         out: list[Output] = []
@@ -448,21 +520,20 @@ class Lane:
                 text = f"no HELLO within {settings.hello_deadline:g} s"
                 out += self._refuse(peer, ProtocolError(text), now)
             elif peer.state == SessionState.READY and silent > settings.silence:
-                text = f"nothing was heard of {peer} for {silent:.1f} s"
-                out += self._refuse(peer, PeerLostError(text), now - settings.lost_grace)
+                # No ERROR: it may only be this lane that does not hear it.
+                text = f"nothing was heard of it for {silent:.1f} s"
+                out += self._close(peer, text, now - settings.lost_grace)
             elif peer.state == SessionState.LEFT and silent > settings.silence:
                 out += self._close(peer, "has left and does not close", now)
         return out
 
     def _drain(self, event: events.Drain, now: float) -> list[Output]:
-        self._draining = event.reason
-        out: list[Output] = []
-        for run in self._runs.values():
-            run.job.draining = event.reason
-            out.append(run.job.to_all(messages.Goaway(event.reason, run.job.epoch)))
+        self._draining, self._drains_since = event.reason, now
+        goaway = messages.Goaway(event.reason)
+        out: list[Output] = [run.job.seats.to_all(goaway) for run in self._runs.values()]
         error = UnavailableError(f"this reducer is draining ({event.reason})")
         for peer in list(self._sessions.values()):
-            if peer.job is None:
+            if peer.forming is not None:  # who has said nothing yet may be back in a run
                 out += self._refuse(peer, error, now)
         return out
 
@@ -480,3 +551,7 @@ class Lane:
 
     def _send(self, message: messages.Message, sessions: tuple[int, ...]) -> Send:
         return Send(sessions, control_frame(message, self._settings.crc32c), None, 0)
+
+
+def _slots(route: Route) -> str:
+    return ", ".join(str(slot) for slot, live in enumerate(route.live) if live)

@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from itertools import chain
 
 from reducer.core.round import Round
-
-_Id = tuple[int, int]
+from reducer.core.stream import Stream
 
 
 class OpenRounds:
     """Open ones, oldest first, by the first contribution; and those that wait for a verdict."""
 
     def __init__(self) -> None:
-        self._open: dict[_Id, Round] = {}
-        self._judged: dict[_Id, Round] = {}
+        self._open: dict[Round, None] = {}
+        self._judged: dict[Round, None] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -24,31 +23,31 @@ class OpenRounds:
         return bool(self._open or self._judged)
 
     def __iter__(self) -> Iterator[Round]:
-        return chain(self._open.values(), self._judged.values())
+        return chain(self._open, self._judged)
 
     @property
     def oldest(self) -> Round | None:
-        return next(iter(self._open.values()), None)
+        return next(iter(self._open), None)
 
     def begin(self, round_: Round, now: float) -> None:
         """Its first contribution has come."""
         round_.begun = True
         round_.opened_at = now
-        self._open[_id(round_)] = round_
+        self._open[round_] = None
 
     def end(self, round_: Round) -> bool:
         """It is complete or void; True if it was the oldest."""
         was_oldest = self.oldest is round_
-        self._open.pop(_id(round_), None)
+        self._open.pop(round_, None)
         return was_oldest
 
     def judge(self, round_: Round) -> None:
         """Two descriptors have met: it waits for the word of the other ranks."""
         round_.doubt()
-        self._judged[_id(round_)] = round_
+        self._judged[round_] = None
 
     def judged(self, round_: Round) -> None:
-        self._judged.pop(_id(round_), None)
+        self._judged.pop(round_, None)
 
     def stalled(self, now: float, after: float) -> list[Round]:
         """Those that nothing has come for in `after` seconds."""
@@ -58,10 +57,11 @@ class OpenRounds:
         """A round that cannot end without this rank."""
         return next((round_ for round_ in self if round_.wants(rank)), None)
 
+    def drop(self, stream: Stream) -> None:
+        """The stream has moved away, with its rounds."""
+        self._open = {r: None for r in self._open if r.stream is not stream}
+        self._judged = {r: None for r in self._judged if r.stream is not stream}
+
     def clear(self) -> None:
         self._open.clear()
         self._judged.clear()
-
-
-def _id(round_: Round) -> _Id:
-    return round_.key, round_.number

@@ -1,4 +1,4 @@
-"""How a round is cut into chunks, and who owns them (PROTOCOL.md, section 6)."""
+"""How a round is cut into chunks (PROTOCOL.md, section 6)."""
 
 from __future__ import annotations
 
@@ -76,32 +76,3 @@ def make_plan(
     chunk_elements = chunk_bytes(table, parts * count * item) // item
     per_part = max(1, -(-count // chunk_elements))
     return Plan(int(collective), parts, count, item, chunk_elements, parts * per_part)
-
-
-def owner(key: int, chunk: int, lanes_by_slot: tuple[int, ...]) -> tuple[int, int]:
-    """(slot, lane) of a chunk."""
-    g = (key & 0xFFFF_FFFF) + chunk
-    reducers = len(lanes_by_slot)
-    slot = g % reducers
-    return slot, (g // reducers) % lanes_by_slot[slot]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a lane stands among the job's owners; it knows the lanes of its own slot alone."""
-
-    slot: int
-    reducers: int
-    lane: int
-    lanes: int
-
-    def owns(self, key: int, chunk: int) -> bool:
-        g = (key & 0xFFFF_FFFF) + chunk
-        return g % self.reducers == self.slot and g // self.reducers % self.lanes == self.lane
-
-    def owned(self, key: int, chunks: int) -> int:
-        """How many of the chunks 0..chunks-1 of a key are this lane's."""
-        # g runs over low..low + chunks - 1; one residue of reducers x lanes is ours.
-        period = self.reducers * self.lanes
-        first = (self.lane * self.reducers + self.slot - (key & 0xFFFF_FFFF)) % period
-        return 0 if first >= chunks else (chunks - 1 - first) // period + 1

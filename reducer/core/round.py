@@ -7,7 +7,7 @@ socket, a clock or an array.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reducer.core.buffer import Buffer
 from reducer.core.plan import Plan
@@ -15,6 +15,10 @@ from reducer.errors import InternalError
 from reducer.wire.codes import Collective, DType, Flag, ReduceOp
 from reducer.wire.header import Header
 from reducer.wire.keys import position
+from reducer.wire.messages import Refused
+
+if TYPE_CHECKING:
+    from reducer.core.stream import Stream
 
 
 class Phase(IntEnum):
@@ -110,6 +114,12 @@ class Chunk:
     def position(self) -> int:
         return position(self.round.number, self.index)
 
+    @property
+    def cost(self) -> int:
+        """What each rank's contribution takes of its credit."""
+        assert self.round.plan is not None
+        return self.round.plan.cost(self.index)
+
     def step(self, step: Step) -> None:
         """Move along TRANSITIONS; anything else is a bug of ours."""
         after = TRANSITIONS.get((self.phase, step))
@@ -170,30 +180,40 @@ class Chunk:
         held = [*self.parts.values(), self.acc, self.result]
         return [buffer for buffer in held if buffer is not None]
 
+    def present(self) -> list[int]:
+        return [rank for rank, crc in enumerate(self.crcs) if crc != ABSENT]
+
     def absent(self) -> list[int]:
         return [rank for rank, crc in enumerate(self.crcs) if crc == ABSENT]
 
 
 class Round:
-    """One round of one key on this lane.
+    """One round of one key in a stream.
 
     `job` is (name, run id); `owned` chunks of the round live here, `left` of them are not
     complete. `described` are ranks that have said what the round is before they could send of it;
     `verdict` collects every rank's word once two of them differ. A void round only waits to be
-    forgotten: `owed` is each rank's cost that its ABANDON will settle; `refusal` is what a rank
-    is told that sends of a round which may not begin.
+    forgotten: `owed` is each rank's cost that its ABANDON will settle; `refused` is what the ranks
+    are `told`, once it is known.
     """
 
     __slots__ = (
         "abandoned", "begun", "chunks", "contributed", "described", "descriptor", "job", "key",
-        "left", "number", "opened_at", "owed", "owned", "plan", "refusal", "touched_at", "verdict",
-        "void",
+        "left", "number", "opened_at", "owed", "owned", "plan", "refused", "stream", "told",
+        "touched_at", "verdict", "void",
     )  # fmt: skip
 
     def __init__(
-        self, job: tuple[str, str], key: int, number: int, world_size: int, now: float
+        self,
+        job: tuple[str, str],
+        stream: Stream,
+        key: int,
+        number: int,
+        world_size: int,
+        now: float,
     ) -> None:
         self.job = job
+        self.stream = stream
         self.key = key
         self.number = number
         self.descriptor: Descriptor | None = None
@@ -206,7 +226,8 @@ class Round:
         self.touched_at = now
         self.begun = False  # a contribution has come
         self.void = False
-        self.refusal = ""
+        self.refused: Refused | None = None
+        self.told: set[int] = set()
         self.described: set[int] = set()
         self.verdict: dict[int, Descriptor] | None = None
         self.abandoned: set[int] = set()
@@ -239,19 +260,23 @@ class Round:
         for index, chunk in list(self.chunks.items()):
             if chunk.phase != Phase.COLLECTING:
                 continue
-            for rank, crc in enumerate(chunk.crcs):
-                if crc != ABSENT and self.plan is not None:
-                    self.owed[rank] = self.owed.get(rank, 0) + self.plan.cost(index)
+            for rank in chunk.present():
+                self.owed[rank] = self.owed.get(rank, 0) + chunk.cost
             chunk.step(Step.VOIDED)
             freed += chunk.drop()
             del self.chunks[index]
         return freed
 
+    def spoken(self) -> set[int]:
+        """The ranks that have said what the round is."""
+        if self.verdict is not None:
+            return set(self.verdict)
+        return {r for r, n in enumerate(self.contributed) if n} | self.described
+
     def doubt(self) -> None:
         """Two descriptors have met: from now on every rank's word is collected."""
         assert self.descriptor is not None
-        known = {r for r, n in enumerate(self.contributed) if n} | self.described
-        self.verdict = dict.fromkeys(known, self.descriptor)
+        self.verdict = dict.fromkeys(self.spoken(), self.descriptor)
 
     def hear(self, rank: int, descriptor: Descriptor) -> bool:
         """Take a rank's word for the verdict; True when it was the last one."""
@@ -259,6 +284,18 @@ class Round:
             return False
         self.verdict[rank] = descriptor
         return len(self.verdict) == len(self.contributed)
+
+    def unanswered(self, rank: int) -> int:
+        """What the rank has sent of it, in cost, and has no answer to."""
+        if self.void:
+            return self.owed.get(rank, 0)
+        collecting = (c for c in self.chunks.values() if c.phase == Phase.COLLECTING)
+        return sum(c.cost for c in collecting if c.crcs[rank] != ABSENT)
+
+    def passed(self, stable: int) -> list[Chunk]:
+        """Incomplete chunks that every rank holds already."""
+        collecting = (c for c in self.chunks.values() if c.phase == Phase.COLLECTING)
+        return [chunk for chunk in collecting if chunk.position < stable]
 
     def wants(self, rank: int) -> bool:
         """Whether something of the rank is still to come: chunks, or its description."""

@@ -4,42 +4,64 @@ from __future__ import annotations
 
 from reducer.core.job import Job
 from reducer.core.session import Session, SessionState
+from reducer.wire.messages import Absent
+
+MAX_ABSENT = 64
 
 
 class Run:
     """A job with its members; `left` are the ranks that said BYE."""
 
-    __slots__ = ("_lost", "incarnations", "job", "left", "next_stall")
+    __slots__ = ("_lost", "_told", "incarnations", "instance", "job", "left", "next_stall")
 
-    def __init__(self, job: Job, incarnations: dict[int, bytes], now: float) -> None:
+    def __init__(self, job: Job, incarnations: dict[int, bytes], instance: int, now: float) -> None:
         self.job = job
         self.incarnations = incarnations
+        self.instance = instance
         self.left: set[int] = set()
         self.next_stall = now
         self._lost: dict[int, tuple[float, str]] = {}
+        self._told: tuple[int, ...] = ()
 
     def seat(self, peer: Session, rank: int) -> None:
         """The rank is here, on this session."""
         peer.state, peer.rank, peer.job, peer.forming = SessionState.READY, rank, self.job, None
-        self.job.sessions[rank] = peer.id
+        self.job.seats.sessions[rank] = peer.id
         self._lost.pop(rank, None)
 
     def leave(self, peer: Session) -> None:
         peer.state = SessionState.LEFT
         self.left.add(peer.rank)
-        self.job.sessions[peer.rank] = None
+        self.job.seats.sessions[peer.rank] = None
         if self.job.departed is None:
             self.job.departed = peer.rank
 
-    def lose(self, peer: Session, now: float, reason: str) -> None:
+    def lose(self, peer: Session, since: float, reason: str) -> None:
         """The connection of a member has ended; it may come back on another one."""
-        if self.job.sessions[peer.rank] == peer.id:
-            self.job.sessions[peer.rank] = None
-            self._lost[peer.rank] = (now, reason)
+        if self.job.seats.sessions[peer.rank] == peer.id:
+            self.job.seats.sessions[peer.rank] = None
+            self._lost[peer.rank] = (since, reason)
 
-    def expired(self, before: float) -> tuple[int, str] | None:
-        """A rank that has been gone since `before`, and why."""
-        for rank, (lost_at, reason) in self._lost.items():
-            if lost_at <= before:
-                return rank, reason
-        return None
+    @property
+    def complete(self) -> bool:
+        """Every rank that has not left is connected."""
+        return not self._lost
+
+    def deserted(self, before: float) -> bool:
+        """Nobody has been here since `before`."""
+        gone = len(self._lost) + len(self.left) == self.job.world_size
+        return gone and all(lost_at <= before for lost_at, _ in self._lost.values())
+
+    def absent(self, before: float) -> Absent:
+        """The ranks that have been gone since `before`, and why; those that have left."""
+        gone = [(rank, why[:200]) for rank, (at, why) in self._lost.items() if at <= before]
+        return Absent(tuple(gone[:MAX_ABSENT]), tuple(sorted(self.left)))
+
+    def absence(self, before: float) -> Absent | None:
+        """The same, when it is not what was last asked for."""
+        absent = self.absent(before)
+        told = (*(rank for rank, _ in absent.absent), -1, *absent.left)
+        if told == self._told or (not self._told and told == (-1,)):
+            return None
+        self._told = told
+        return absent

@@ -195,7 +195,7 @@ class LaneProcess:
         loop.call_later(TICK_SECONDS, self._tick, now + TICK_SECONDS)
 
     def _maybe_finish(self, deadline: float) -> None:
-        if self._lane.idle:
+        if self._lane.drained(time.monotonic()):
             self._finished.set()
         elif time.monotonic() > deadline and not self._finished.is_set():
             logger.warning("open rounds did not finish within %g s", self._options.drain_timeout)

@@ -19,6 +19,8 @@ MAX_JOB_BYTES = 128
 MAX_RUN_ID_BYTES = 128
 MAX_CHUNK_TABLE_ROWS = 16
 MAX_HEARTBEAT_ENTRIES = 4_096
+MAX_REDUCERS = 4_096
+MAX_LANES = 1_024
 
 
 class MessageKind(IntEnum):
@@ -38,6 +40,9 @@ class MessageKind(IntEnum):
     ABANDON = 19
     HEARTBEAT = 20
     DESCRIBE = 21
+    ROUTE = 22
+    SUSPECT = 23
+    ABSENT = 24
 
 
 class DType(IntEnum):
@@ -105,3 +110,4 @@ class ErrorCode(IntEnum):
     TIMEOUT = 10
     NUMERIC = 11
     INTERNAL = 12
+    CORRUPTED = 13

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from reducer.errors import IntegrityError
+from reducer.errors import CorruptedError
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import HEADER_SIZE, Crc, Header, unpack_header
 
@@ -138,7 +138,7 @@ class Decoder:
     def _finish(self, header: Header, payload: memoryview | None) -> Frame:
         crc = self._crc(payload) if payload is not None else 0
         if crc != header.payload_crc:
-            raise IntegrityError(
+            raise CorruptedError(
                 f"the CRC-32C of a {MessageKind(header.kind).name} payload of {header.length} "
                 f"bytes does not match (key {header.key:#x} round {header.round} chunk "
                 f"{header.chunk}): bytes were changed on the way"

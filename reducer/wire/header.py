@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import IntFlag
 from typing import NamedTuple
 
-from reducer.errors import BadFrameError, IntegrityError, ProtocolVersionError
+from reducer.errors import BadFrameError, CorruptedError, ProtocolVersionError
 from reducer.wire.codes import (
     MAX_CHUNK_BYTES,
     MAX_CONTROL_BYTES,
@@ -40,8 +40,7 @@ assert _HEADER.size + _CRC.size == HEADER_SIZE
 _KINDS = frozenset(int(kind) for kind in MessageKind)
 _DATA_KINDS = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
 _EMPTY_KINDS = frozenset(
-    int(kind)
-    for kind in (MessageKind.BYE, MessageKind.GRANT, MessageKind.ABANDON, MessageKind.DESCRIBE)
+    int(kind) for kind in (MessageKind.BYE, MessageKind.GRANT, MessageKind.DESCRIBE)
 )
 
 
@@ -114,7 +113,7 @@ def unpack_header(data: Buffer, crc: Crc) -> Header:
     """Check and unpack the first 80 bytes of `data`.
 
     Raises BadFrameError (magic, reserved byte, kind, length), ProtocolVersionError or
-    IntegrityError (header CRC).
+    CorruptedError (header CRC).
     """
     # fmt: off
     (magic, version, kind, dtype, op, collective, reserved, flags, rank, root, epoch, chunk, key,
@@ -126,7 +125,7 @@ def unpack_header(data: Buffer, crc: Crc) -> Header:
     if version != PROTOCOL_MAJOR:
         raise ProtocolVersionError(f"a frame of version {version}, expected {PROTOCOL_MAJOR}")
     if header_crc != crc(data[:_CRC_OFFSET]):
-        raise IntegrityError("the CRC-32C of a frame header does not match: bytes were changed")
+        raise CorruptedError("the CRC-32C of a frame header does not match: bytes were changed")
     _check_kind(kind, reserved, length)
     # A third of the time of Header(...).
     return tuple.__new__(Header, (

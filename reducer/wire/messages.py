@@ -22,6 +22,8 @@ from reducer.wire.codes import (
     MAX_CONTROL_ITEMS,
     MAX_JOB_BYTES,
     MAX_KEY_BYTES,
+    MAX_LANES,
+    MAX_REDUCERS,
     MAX_RUN_ID_BYTES,
     MAX_WORLD_SIZE,
     PROTOCOL_MINOR,
@@ -31,9 +33,9 @@ from reducer.wire.header import Buffer
 from reducer.wire.msgpack_shape import check_shape
 
 INCARNATION_BYTES = 16
-MAX_REDUCERS = 4_096
-MAX_LANES = 1_024
 MAX_TEXT_BYTES = 16_384
+MAX_ABSENT = 64
+MAX_ABSENT_REASON_BYTES = 256  # 64 of them stay far below a control frame
 _INT64 = 1 << 63
 
 ChunkTable = tuple[tuple[int, int], ...]
@@ -96,6 +98,35 @@ def _ranks(limit: int) -> Check:
     return check
 
 
+def _integers(item: Check) -> Check:
+    """One integer for each slot."""
+
+    def check(name: str, value: Any) -> tuple[int, ...]:
+        if type(value) not in (list, tuple) or len(value) > MAX_REDUCERS:
+            raise BadFrameError(f"{name} must be a list of at most {MAX_REDUCERS} slots")
+        return tuple(item(name, each) for each in value)
+
+    return check
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise BadFrameError(f"{name} must be true or false, got {value!r:.40}")
+    return value
+
+
+def _absent(name: str, value: Any) -> tuple[tuple[int, str], ...]:
+    if type(value) not in (list, tuple) or len(value) > MAX_ABSENT:
+        raise BadFrameError(f"{name} must be a list of at most {MAX_ABSENT} ranks and reasons")
+    rank, reason = _integer(0, MAX_WORLD_SIZE - 1), _text(MAX_ABSENT_REASON_BYTES)
+    pairs = []
+    for item in value:
+        if type(item) not in (list, tuple) or len(item) != 2:
+            raise BadFrameError(f"an item of {name} must be a rank and a reason, got {item!r:.40}")
+        pairs.append((rank(name, item[0]), reason(name, item[1])))
+    return tuple(pairs)
+
+
 def _maps(limit: int) -> Check:
     def check(name: str, value: Any) -> tuple[dict[str, Any], ...]:
         if type(value) not in (list, tuple) or len(value) > limit:
@@ -119,10 +150,28 @@ def _late(name: str, value: Any) -> tuple[tuple[int, int], ...]:
 _COUNT = _integer(0, _INT64 - 1)
 _RANK = _integer(0, MAX_WORLD_SIZE - 1)
 _RANK_OR_NONE = _integer(-1, MAX_WORLD_SIZE - 1)
+_ROUTE = _integer(0, (1 << 32) - 1)
+_SINCE = _integers(_ROUTE)
+_LIVE = _integers(_integer(0, 1))
+_LANES_BY_SLOT = _integers(_integer(1, MAX_LANES))
 
 
 def _wire(check: Check, **kwargs: Any) -> Any:
     return field(metadata={"check": check}, **kwargs)
+
+
+def _check_route(
+    route: int, since: tuple[int, ...], live: tuple[int, ...], lanes_by_slot: tuple[int, ...]
+) -> None:
+    """The lists agree: as long as each other, some slot is live, none is newer than the route."""
+    if not len(since) == len(live) == len(lanes_by_slot):
+        raise BadFrameError(
+            f"route {route} has {len(since)} since, {len(live)} live, {len(lanes_by_slot)} lanes"
+        )
+    if not any(live):
+        raise BadFrameError(f"route {route} has no live slot")
+    if max(since) > route:
+        raise BadFrameError(f"route {route} has a slot since {max(since)}, which is newer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +188,7 @@ class Hello:
     chunk_table: ChunkTable = _wire(_chunk_table, default=())
     minor: int = _wire(_integer(0, 255), default=PROTOCOL_MINOR)
     client: str = _wire(_text(128), default="")
+    rejoin: bool = _wire(_boolean, default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +204,10 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The run is complete: contributions may be sent."""
+    """The run is complete: contributions may be sent.
+
+    Without lists by slot the route is the first: every slot is live since route 0.
+    """
 
     run_id: str = _wire(_text(MAX_RUN_ID_BYTES, empty=False))
     slot: int = _wire(_integer(0, MAX_REDUCERS - 1))
@@ -164,12 +217,25 @@ class Welcome:
     incarnation: bytes = _wire(_incarnation)
     world_size: int = _wire(_integer(1, MAX_WORLD_SIZE))
     epoch: int = _wire(_integer(0, (1 << 32) - 1))
-    route: int = _wire(_integer(0, (1 << 32) - 1))
+    route: int = _wire(_ROUTE)
     chunk_table: ChunkTable = _wire(_chunk_table)
     credit: int = _wire(_COUNT)
     grant: int = _wire(_COUNT)
     heartbeat_ms: int = _wire(_integer(1, 60_000))
     minor: int = _wire(_integer(0, 255), default=PROTOCOL_MINOR)
+    instance: int = _wire(_COUNT, default=0)
+    since: tuple[int, ...] = _wire(_SINCE, default=())
+    live: tuple[int, ...] = _wire(_LIVE, default=())
+    lanes_by_slot: tuple[int, ...] = _wire(_LANES_BY_SLOT, default=())
+
+    def __post_init__(self) -> None:
+        if not (self.since or self.live or self.lanes_by_slot):
+            if self.route:
+                raise BadFrameError(f"route {self.route} without its slots")
+            return
+        if len(self.since) != self.reducers:
+            raise BadFrameError(f"a route of {len(self.since)} slots for {self.reducers} reducers")
+        _check_route(self.route, self.since, self.live, self.lanes_by_slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +252,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Goaway:
-    """The reducer drains: no new rounds, please."""
+    """The lane will end: its slot is to be put out of the route."""
 
     reason: str = _wire(_text(MAX_TEXT_BYTES))
     epoch: int = _wire(_integer(0, (1 << 32) - 1), default=0)
@@ -215,6 +281,48 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Abandon:
+    """The rank has given the round up; code and text are those of the REFUSED that it follows."""
+
+    code: int = _wire(_integer(1, 255))
+    message: str = _wire(_text(MAX_TEXT_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which slots are live, and since which route the chunks of each are where they are."""
+
+    route: int = _wire(_ROUTE)
+    since: tuple[int, ...] = _wire(_SINCE)
+    live: tuple[int, ...] = _wire(_LIVE)
+    lanes_by_slot: tuple[int, ...] = _wire(_LANES_BY_SLOT)
+
+    def __post_init__(self) -> None:
+        _check_route(self.route, self.since, self.live, self.lanes_by_slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """`rank` cannot reach `slot`, which `route` is the newest that it knows."""
+
+    rank: int = _wire(_RANK)
+    slot: int = _wire(_integer(0, MAX_REDUCERS - 1))
+    route: int = _wire(_ROUTE)
+    reason: str = _wire(_text(MAX_TEXT_BYTES), default="")
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Ranks that the lane has no connection of, each with the reason; ranks that said BYE.
+
+    `left` ends at the limit of a list, 4,096 ranks.
+    """
+
+    absent: tuple[tuple[int, str], ...] = _wire(_absent, default=())
+    left: tuple[int, ...] = _wire(_ranks(MAX_CONTROL_ITEMS), default=())
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Counters of one job on one lane; bytes are payload bytes."""
 
@@ -230,8 +338,14 @@ class Stats:
     late: tuple[tuple[int, int], ...] = _wire(_late, default=())
 
 
-Message = Hello | Pending | Welcome | Error | Goaway | Key | Stall | Refused | Stats
-M = TypeVar("M", Hello, Pending, Welcome, Error, Goaway, Key, Stall, Refused, Stats)
+Message = (
+    Hello | Pending | Welcome | Error | Goaway | Key | Stall | Refused | Abandon | Route | Suspect
+    | Absent | Stats
+)  # fmt: skip
+M = TypeVar(
+    "M", Hello, Pending, Welcome, Error, Goaway, Key, Stall, Refused, Abandon, Route, Suspect,
+    Absent, Stats,
+)  # fmt: skip
 
 KIND_OF: dict[type[Message], MessageKind] = {
     Hello: MessageKind.HELLO,
@@ -243,6 +357,10 @@ KIND_OF: dict[type[Message], MessageKind] = {
     Stats: MessageKind.STATS,
     Stall: MessageKind.STALL,
     Refused: MessageKind.REFUSED,
+    Abandon: MessageKind.ABANDON,
+    Route: MessageKind.ROUTE,
+    Suspect: MessageKind.SUSPECT,
+    Absent: MessageKind.ABSENT,
 }
 
 

@@ -161,8 +161,8 @@ def test_a_killed_worker_is_named_to_every_survivor(addresses: list[str], job: s
     del outcomes[1]
     for error in _errors(outcomes, PeerLostError):
         assert (error.rank, error.key, error.round) == (1, "grad", 0)
-        assert error.reason not in ("", "left")
-        assert f"rank 1 of job {job!r} is lost: {error.reason}" in str(error)
+        assert error.reason == "lost"
+        assert f"rank 1 of job {job!r} is lost: the worker closed the connection" in str(error)
     # The promise is 1 s on a quiet machine; connections must be gone for 0.5 s before it counts.
     assert took < 5
 
@@ -195,18 +195,6 @@ def _raise_in_block(rank: int, world: int, addresses: list[str], job: str) -> fl
 
 def test_a_block_left_by_an_exception_is_no_clean_leave(addresses: list[str], job: str) -> None:
     assert max(run_ranks(3, _raise_in_block, addresses, job)) < 8
-
-
-def test_a_dead_reducer_is_an_error_on_every_rank(job: str) -> None:
-    with Daemon() as kept, Daemon() as lost:
-        addresses = [kept.address, lost.address]
-        with start_ranks(3, _wait_for_rank_1, addresses, job, talk=True) as ranks:
-            for rank in range(3):
-                assert ranks.receive(rank) == "joined"
-            lost.kill()
-            outcomes = [ranks.collect_one(rank, 30) for rank in (0, 2)]
-    for error in _errors(outcomes, ReducerUnavailableError):
-        assert lost.address in str(error)
 
 
 def _come_late(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> None:

@@ -189,7 +189,7 @@ def test_a_flipped_bit_is_found(daemon: Daemon) -> None:
             count=16, length=64, payload_crc=crc32c(data) ^ 1,
         )  # fmt: skip
         worker.links[0].sock.sendall(pack_header(header, crc32c) + data)
-        assert worker.wait_for_error().code == ErrorCode.INTEGRITY
+        assert worker.wait_for_error().code == ErrorCode.CORRUPTED
 
 
 def test_slow_prefaces_are_cut_and_do_not_delay_others(daemon: Daemon) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.codes import MessageKind
 from tests.support.cluster import Daemon
 from tests.support.wait import wait_until
 from tests.support.worker import Link, Worker
@@ -94,9 +94,8 @@ def test_a_lost_worker_is_named_to_the_other(daemon: Daemon) -> None:
         first, second = joined(stack, daemon, "lost", 2)
         second.close()
         first.contribute("k", 0, inputs(1, 10, 0)[0])
-        error = first.wait_for_error()
-        assert error.code == ErrorCode.PEER_LOST
-        assert error.rank == 1
+        (absent,) = first.wait_for_absence().absent
+        assert absent == (1, "the worker closed the connection")
     wait_until(lambda: daemon.lane_total("buffers_out") == 0, 10, "no buffer is out")
 
 

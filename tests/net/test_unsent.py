@@ -7,11 +7,12 @@ import time
 import numpy as np
 
 from reducer.server.protocol import LINGER_SECONDS
+from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.keys import key_id
 from tests.support.cluster import Daemon
 from tests.support.wait import wait_until
-from tests.support.worker import Worker
+from tests.support.worker import Worker, frame_of
 
 MIB = 1 << 18  # float32 elements
 
@@ -35,8 +36,10 @@ def test_memory_of_queued_results_is_not_reused() -> None:
             late.contribute("k", 0, values)
             plan = dead.contribute("k", 0, values)
             dead.collect("k", 0, plan, values)
-        wait_until(lambda: daemon.log.count("is lost"), 5, "the job has failed")
-        assert daemon.lane_total("connections") == 2
+            lost = messages.Error(int(ErrorCode.PEER_LOST), "rank 1 is lost", 1, "lost")
+            dead.links[0].sock.sendall(frame_of(lost))
+            wait_until(lambda: daemon.log.count("is lost"), 5, "the job has failed")
+        wait_until(lambda: daemon.lane_total("connections") == 2, 5, "rank 1 is gone")
         noise = np.full(4 * MIB, np.pi, np.float32)
         for round_ in range(3):
             assert other.all_reduce("n", round_, noise) == noise.tobytes()
@@ -63,7 +66,8 @@ def test_a_closing_peer_that_reads_slowly_gets_everything() -> None:
             late.contribute("k", 0, values)
             plan = dead.contribute("k", 0, values)
             dead.collect("k", 0, plan, values)
-            dead.close()
+            lost = messages.Error(int(ErrorCode.PEER_LOST), "rank 1 is lost", 1, "lost")
+            dead.links[0].sock.sendall(frame_of(lost))
             wait_until(lambda: daemon.log.count("is lost"), 5, "the job has failed")
             start = time.monotonic()
             while time.monotonic() - start < 1.5 * LINGER_SECONDS:

@@ -21,6 +21,6 @@ def control(message: messages.Message, **fields: int) -> bytes:
     return frame(Header(kind=kind, **fields), messages.encode(message))
 
 
-def heartbeat(*entries: tuple[int, int]) -> bytes:
+def heartbeat(*entries: tuple[int, int], **fields: int) -> bytes:
     payload = b"".join(struct.pack("<QQ", key, position) for key, position in entries)
-    return frame(Header(kind=MessageKind.HEARTBEAT), payload)
+    return frame(Header(kind=MessageKind.HEARTBEAT, **fields), payload)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from reducer.core.plan import Plan, make_plan
 from reducer.wire import messages
-from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
+from reducer.wire.codes import Collective, DType, ErrorCode, MessageKind, ReduceOp
 from reducer.wire.decoder import Frame
 from reducer.wire.header import Header
 from reducer.wire.keys import key_id
@@ -76,8 +76,8 @@ class Scripted:
         self.session.send(control(messages.Key(name), key=key_id(name) if id_ is None else id_))
 
     def abandon(self, spec: Spec) -> None:
-        header = Header(kind=MessageKind.ABANDON, key=key_id(spec.key), round=spec.number)
-        self.session.send(frame(header))
+        cause = messages.Abandon(int(ErrorCode.MISMATCH), "the ranks disagree")
+        self.session.send(control(cause, key=key_id(spec.key), round=spec.number))
 
     def report(self, key: str, position: int) -> None:
         self.session.send(heartbeat((key_id(key), position)))

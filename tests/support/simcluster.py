@@ -33,6 +33,7 @@ class SimCluster:
         seed: int = 0,
         kernels: KernelSet | None = None,
         job: str = "job",
+        silence: float = 30.0,
         **lane_settings: Any,
     ) -> None:
         self.random = random.Random(seed)
@@ -57,7 +58,7 @@ class SimCluster:
                 world_size=world_size,
                 chunk_table=list(table),
                 connect_timeout=30.0,
-                silence=30.0,
+                silence=silence,
             )
             for rank in range(world_size)
         ]
@@ -92,7 +93,7 @@ class SimCluster:
         while not until():
             if self.step():
                 continue
-            self._pass_time(0.05)
+            self.pass_time(0.05)
             progress = self._progress()
             if progress != mark:
                 mark, marked_at = progress, self.now
@@ -115,7 +116,7 @@ class SimCluster:
         while self.now < end:
             while self.step():
                 pass
-            self._pass_time(0.05)
+            self.pass_time(0.05)
 
     def step(self) -> bool:
         """One pass over all links in random order; whether a byte has moved."""
@@ -124,6 +125,8 @@ class SimCluster:
         links = list(self.sessions.items())
         self.random.shuffle(links)
         for (rank, reducer, lane), session in links:
+            if not self._moves(rank, reducer):
+                continue
             state = self.states[rank]
             if session.closed is None and self._reads(reducer, lane):
                 data = state.outgoing(reducer, lane, self._limit(), self.now)
@@ -141,6 +144,13 @@ class SimCluster:
                 moved = True
         return moved
 
+    def _runs(self, reducer: int) -> bool:
+        return True
+
+    def _moves(self, rank: int, reducer: int) -> bool:
+        """Whether bytes pass between them now."""
+        return True
+
     def _reads(self, reducer: int, lane: int) -> bool:
         limit = self.stop_reading_at
         held = self.lanes[reducer, lane].held
@@ -155,10 +165,12 @@ class SimCluster:
                 self.sessions[rank, reducer, lane] = self.lanes[reducer, lane].connect()
                 state.opened(reducer, lane, self.now)
 
-    def _pass_time(self, seconds: float) -> None:
+    def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        for lane in self.lanes.values():
-            lane.tick(seconds)
+        for (slot, _), lane in self.lanes.items():
+            if self._runs(slot):
+                lane.now = self.now
+                lane.tick(0.0)
         for state in self.states:
             state.tick(self.now)
 

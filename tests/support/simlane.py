@@ -32,6 +32,7 @@ class SimSession:
         self.lane = lane
         self.number = number
         self.closed: str | None = None
+        self.welcomed = False
         self.outbox = bytearray()
         self._placed: list[SimBuffer] = []
         self._decoder = Decoder(lane.kernels.crc32c, self._target)
@@ -168,7 +169,9 @@ class SimLane:
             payload = bytes(output.buffer.view[: output.length])
         assert len(payload) == output.length
         for number in output.sessions:
-            self.sessions[number].outbox += output.frame + payload
+            session = self.sessions[number]
+            session.welcomed |= output.frame[5] == MessageKind.WELCOME
+            session.outbox += output.frame + payload
 
     def _fold(self, output: events.Fold) -> None:
         chunk, acc = output.chunk, output.acc

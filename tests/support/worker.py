@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reducer import kernels
-from reducer.core.plan import Plan, make_plan, owner
+from reducer.core.plan import Plan, make_plan
+from reducer.core.route import Route
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder, Frame
@@ -113,6 +114,7 @@ class Worker:
         self.links: list[Link] = []
         self.results: dict[tuple[int, int, int], Frame] = {}
         self.goaway = ""
+        self.absent: messages.Absent | None = None
         self._port = port
         self._key = key
         self._job = job
@@ -211,6 +213,8 @@ class Worker:
             self._lanes = messages.decode(messages.Pending, frame.payload).lanes
         elif header.kind == MessageKind.WELCOME:
             self._welcome(frame.payload)
+        elif header.kind == MessageKind.ABSENT:
+            self.absent = messages.decode(messages.Absent, frame.payload)
         elif header.kind == MessageKind.GOAWAY:
             self.goaway = messages.decode(messages.Goaway, frame.payload).reason
 
@@ -237,7 +241,7 @@ class Worker:
         key = key_id(name)
         raw = memoryview(array.tobytes())
         for chunk in range(plan.chunks):
-            _, lane = owner(key, chunk, (len(self.links),))
+            _, lane = Route.first((len(self.links),)).owner(key, chunk)
             cost = plan.cost(chunk)
             while cost + sum(c for of, c in self._unanswered.values() if of == lane) > self._credit:
                 self.poll()
@@ -280,6 +284,13 @@ class Worker:
         """The bytes of the result."""
         plan = self.contribute(name, round_, array, op)
         return self.collect(name, round_, plan, array)
+
+    def wait_for_absence(self) -> messages.Absent:
+        """Poll until the lane names absent ranks."""
+        deadline = time.monotonic() + TIMEOUT
+        while self.absent is None:
+            self._poll_before(deadline, "ABSENT")
+        return self.absent
 
     def wait_for_error(self) -> messages.Error:
         """Poll until the lane says ERROR; AssertionError if it ends without."""

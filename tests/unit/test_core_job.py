@@ -10,14 +10,17 @@ import pytest
 
 from reducer.core.events import Send
 from reducer.core.job import MAX_UNPAID_ROUNDS
+from reducer.core.keytable import KeyTable
 from reducer.core.round import TRANSITIONS, Chunk, Phase, Round, Step
+from reducer.core.route import Place
+from reducer.core.stream import Stream
 from reducer.errors import InternalError
 from reducer.kernels import load
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, ErrorCode, Flag, MessageKind, ReduceOp
 from reducer.wire.header import Buffer
 from reducer.wire.keys import key_id, position
-from tests.support.frames import frame
+from tests.support.frames import control, frame
 from tests.support.keys import SAME_ID
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
@@ -66,8 +69,9 @@ def test_parked_and_accumulated_bytes_never_exceed_what_was_sent() -> None:
 
 
 def test_every_illegal_step_is_a_bug_of_ours() -> None:
+    stream = Stream(0, 0, Place(1, 0), KeyTable("j", 2, 10, moved=False))
     for phase, step in itertools.product(Phase, Step):
-        chunk = Chunk(Round(("j", "r"), 1, 0, 2, 0.0), 0, 2)
+        chunk = Chunk(Round(("j", "r"), stream, 1, 0, 2, 0.0), 0, 2)
         chunk.phase = phase
         if (phase, step) in TRANSITIONS:
             chunk.step(step)
@@ -133,7 +137,7 @@ OTHERS = [
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("odd_rank", [0, 2])
 def test_a_mismatch_is_one_text_for_all_and_the_key_goes_on(other: Spec, odd_rank: int) -> None:
-    lane = SimLane()
+    lane = SimLane(silence=100.0)
     workers = join_all(lane, 3)
     for rank in (1, 0, 2):
         spec = other if rank == odd_rank else BASE
@@ -160,7 +164,8 @@ def test_a_mismatch_is_one_text_for_all_and_the_key_goes_on(other: Spec, odd_ran
     assert all(len(worker.results()) == 1 for worker in workers)
     for worker in workers:
         worker.report("x", position(2, 0))
-    lane.tick(2.5)
+    lane.tick(12.5)
+    lane.tick(1.0)
     assert lane.core.snapshot()["jobs"]["job"]["keys"] == 0
 
 
@@ -362,7 +367,7 @@ def test_ten_thousand_keys_used_once_leave_nothing_behind() -> None:
         if number % 100 == 0:
             lane.tick(0.01)
     assert not lane.held
-    for _ in range(3):
+    for _ in range(13):
         lane.tick(1.1)
         for worker in workers:
             worker.report("none", 0)
@@ -430,22 +435,58 @@ def test_what_a_result_has_told_is_not_repeated_in_a_heartbeat() -> None:
 # --- loss -----------------------------------------------------------------------------------
 
 
-def test_a_lost_rank_ends_the_run_for_all_after_the_grace() -> None:
+def absences(worker: Scripted) -> list[messages.Absent]:
+    frames = worker.read(MessageKind.ABSENT)
+    return [messages.decode(messages.Absent, f.payload or b"") for f in frames]
+
+
+def test_the_others_hear_of_a_lost_rank_after_the_grace_and_of_its_return() -> None:
     lane = SimLane()
     workers = join_all(lane, 3)
     workers[0].contribute(Spec(), data=bytes(32))
     workers[2].session.lose("connection reset")
     lane.tick(0.4)
-    assert not workers[0].read(MessageKind.ERROR)
+    assert not absences(workers[0])
     lane.tick(0.2)
     for worker in workers[:2]:
-        error = worker.error()
-        assert (error.code, error.rank, error.reason) == (
-            ErrorCode.PEER_LOST, 2, "connection reset",
-        )  # fmt: skip
-        assert worker.session.closed
-    assert not lane.held
+        assert absences(worker) == [messages.Absent(((2, "connection reset"),))]
+    lane.tick(0.2)
+    assert not absences(workers[0])  # told once
+    assert workers[0].session.closed is None
+    Scripted(lane, 2, 3, run_id="run", rejoin=True)
+    lane.tick(0.05)
+    assert absences(workers[0]) == [messages.Absent()]
+
+
+def test_who_gives_up_ends_the_run_for_all() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 3)
+    workers[0].contribute(Spec(), data=bytes(32))
+    lost = messages.Error(int(ErrorCode.PEER_LOST), "rank 2 is lost: reset", 2, "lost")
+    workers[1].session.send(control(lost))
+    assert workers[0].error() == lost
     assert lane.core.snapshot()["jobs"] == {}
+    assert not lane.held
+
+    workers = join_all(lane, 3)
+    workers[1].session.send(control(messages.Error(int(ErrorCode.UNAVAILABLE), "no reducer")))
+    error = workers[0].error()
+    assert (error.code, error.rank, error.reason) == (ErrorCode.PEER_LOST, 1, "failed")
+    assert "rank 1 of job 'job' has failed: no reducer" in error.message
+
+
+def test_a_run_that_everybody_has_gone_from_is_forgotten() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    workers[0].contribute(Spec(), data=bytes(32))
+    for worker in workers:
+        worker.session.lose()
+    lane.tick(4.9)
+    assert lane.held
+    lane.tick(0.2)
+    assert not lane.held
+    snapshot = lane.core.snapshot()
+    assert (snapshot["jobs"], snapshot["reserved_bytes"]) == ({}, 0)
 
 
 @pytest.mark.parametrize("contributed", [False, True])
@@ -484,9 +525,10 @@ def test_a_silent_rank_is_lost() -> None:
     for _ in range(60):
         lane.tick(0.1)
         workers[0].report("none", 0)
-    error = workers[0].error()
-    assert (error.code, error.rank) == (ErrorCode.PEER_LOST, 1)
-    assert "nothing was heard of rank 1" in error.reason
+    (absent,) = absences(workers[0])
+    assert absent.absent == ((1, "nothing was heard of it for 5.1 s"),)
+    assert workers[1].session.closed
+    assert not workers[1].read(MessageKind.ERROR)  # it may be only this lane that is deaf
 
 
 def test_a_stalled_round_is_reported_with_the_absent_ranks() -> None:

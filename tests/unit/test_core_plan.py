@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from reducer.core.plan import Place, make_plan, owner
+from reducer.core.plan import make_plan
+from reducer.core.route import Route
 from reducer.wire.codes import Collective, DType
 from reducer.wire.keys import key_id
 
@@ -14,21 +15,49 @@ def test_every_chunk_has_one_owner_and_every_lane_knows_its_number() -> None:
     for _ in range(300):
         lanes_by_slot = tuple(rng.randrange(1, 4) for _ in range(rng.randrange(1, 5)))
         key, chunks = key_id(str(rng.random())), rng.randrange(1, 60)
-        owners = [owner(key, chunk, lanes_by_slot) for chunk in range(chunks)]
+        live = tuple(rng.randrange(2) for _ in lanes_by_slot)
+        if not any(live):
+            live = (1,) * len(lanes_by_slot)
+        route = Route(1, (1,) * len(lanes_by_slot), live, lanes_by_slot)
+        owners = [route.owner(key, chunk) for chunk in range(chunks)]
         for slot, lanes in enumerate(lanes_by_slot):
             for lane in range(lanes):
-                place = Place(slot, len(lanes_by_slot), lane, lanes)
-                mine = [chunk for chunk in range(chunks) if place.owns(key, chunk)]
-                assert mine == [c for c, who in enumerate(owners) if who == (slot, lane)]
-                assert place.owned(key, chunks) == len(mine)
+                mine: list[int] = []
+                for home in range(len(lanes_by_slot)):
+                    place = route.place(home, slot, lane)
+                    if place is None:
+                        continue
+                    owned = [chunk for chunk in range(chunks) if place.owns(key, chunk)]
+                    assert all(route.home(key, chunk) == home for chunk in owned)
+                    assert place.owned(key, chunks) == len(owned)
+                    mine += owned
+                assert sorted(mine) == [c for c, who in enumerate(owners) if who == (slot, lane)]
 
 
 def test_owners_are_even_to_a_chunk() -> None:
     for chunks in (64, 65, 127):
         counts = [0] * 8
+        route = Route.first((1,) * 8)
         for chunk in range(chunks):
-            counts[owner(key_id("bucket"), chunk, (1,) * 8)[0]] += 1
+            counts[route.owner(key_id("bucket"), chunk)[0]] += 1
         assert max(counts) - min(counts) <= 1
+
+
+def test_the_chunks_of_a_dead_slot_are_dealt_evenly_and_no_others_move() -> None:
+    before = Route.first((2,) * 8)
+    live = (1, 1, 0, 1, 1, 1, 1, 1)
+    after = Route(1, (0, 0, 1, 0, 0, 0, 0, 0), live, (2,) * 8)
+    key = key_id("bucket")
+    taken_over = [[0, 0] for _ in live]
+    for chunk in range(8_000):
+        old, new = before.owner(key, chunk), after.owner(key, chunk)
+        if old[0] == 2:
+            taken_over[new[0]][new[1]] += 1
+        else:
+            assert old == new
+    shares = [n for slot, lanes in enumerate(taken_over) for n in lanes if live[slot]]
+    assert max(shares) - min(shares) <= 1
+    assert taken_over[2] == [0, 0]
 
 
 def test_the_chunks_cover_every_element_once() -> None:

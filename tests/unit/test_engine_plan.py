@@ -43,6 +43,7 @@ def oracle(
     key: str,
     lanes: list[int],
     root: int,
+    live: list[int],
 ) -> list[Row]:
     parts = world if collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) else 1
     size = ITEM_SIZES[dtype]
@@ -53,8 +54,10 @@ def oracle(
     for start in starts:
         for part in range(parts):
             number = fnv1a(key.encode()) % 2**32 + len(rows)
-            slot = number % len(lanes)
-            lane = number // len(lanes) % lanes[slot]
+            slot, q = number % len(lanes), number // len(lanes)
+            if slot not in live:
+                slot, q = live[q % len(live)], q // len(live)
+            lane = q % lanes[slot]
             sends, gets = roles(collective, part, rank, root)
             rows.append((slot, lane, part, start, min(step, count - start), sends, gets))
     return rows
@@ -85,8 +88,10 @@ def test_plan(
     table = [(20_000 * row, 64 * chunk) for row, chunk in enumerate(chunks)]
     if collective == Collective.BARRIER:
         count = 0
-    expected = oracle(collective, dtype, count, world, rank, table, key, lanes, root)
-    got = _engine.plan(collective, dtype, count, world, rank, table, key, lanes, root)
+    live = sorted(data.draw(st.sets(st.integers(0, len(lanes) - 1), min_size=1)))
+    flags = [int(slot in live) for slot in range(len(lanes))]
+    expected = oracle(collective, dtype, count, world, rank, table, key, lanes, root, live)
+    got = _engine.plan(collective, dtype, count, world, rank, table, key, lanes, root, flags)
     assert got == expected
 
 

@@ -134,7 +134,7 @@ class JobMachine(RuleBasedStateMachine):
         for rounds in self.rounds.values():
             for round_ in rounds:
                 self._check(round_)
-        self.cluster.settle(3.5)
+        self.cluster.settle(14.0)
         for state in self.cluster.states:
             assert state.error is None
             assert state.counters()["staging_bytes"] == 0

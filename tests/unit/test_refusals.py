@@ -61,7 +61,7 @@ def storm(seed: int) -> None:
         codes = {error[0] for error in errors if error is not None}
         differ = len({described for described, _ in round_}) > 1
         assert codes == ({ErrorCode.MISMATCH} if differ else set())
-    cluster.settle(3.5)
+    cluster.settle(14.0)
     for lane in cluster.lanes.values():
         job = lane.core.snapshot()["jobs"]["job"]
         assert (job["open_rounds"], job["keys"]) == (0, 0)

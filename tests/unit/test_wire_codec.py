@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reducer.errors import (
     BadFrameError,
-    IntegrityError,
+    CorruptedError,
     ProtocolError,
     ProtocolVersionError,
 )
@@ -32,7 +32,7 @@ from tests.vectors import regenerate
 FAMILIES = {
     "bad_frame": BadFrameError,
     "version": ProtocolVersionError,
-    "integrity": IntegrityError,
+    "corrupted": CorruptedError,
 }
 
 

@@ -19,6 +19,11 @@ from reducer.wire.msgpack_shape import check_shape
 HELLO = m.Hello("job", 1, 4, bytes(16), 0, 2, "run", ((0, 64), (100, 128)))
 
 
+MOVED = m.Welcome(
+    "r", 0, 2, 1, 0, bytes(16), 2, 0, 3, ((0, 64),), 100, 200, 250, 0, 1, (0, 3), (1, 0), (1, 2)
+)
+
+
 def packed(**changes: Any) -> bytes:
     values = msgpack.unpackb(m.encode(HELLO)) | changes
     data: bytes = msgpack.packb({k: v for k, v in values.items() if v is not None})
@@ -30,11 +35,16 @@ def test_round_trip() -> None:
         HELLO,
         m.Pending(4, 1, bytes(16), (1, 2), 70),
         m.Welcome("r", 0, 1, 1, 0, bytes(16), 2, 0, 0, ((0, 64),), 100, 200, 250),
+        MOVED,
         m.Error(6, "text", 3, "left", "key", 9),
         m.Goaway("SIGTERM"),
         m.Key("layer1.weight"),
         m.Stall(({"key": "a", "round": 1, "age_ms": 10, "absent": [1], "absent_count": 1},)),
         m.Refused(5, "text"),
+        m.Abandon(5, "text"),
+        m.Route(3, (0, 3), (1, 0), (1, 2)),
+        m.Suspect(1, 0, 3, "reset"),
+        m.Absent(((1, "closed"),), (0, 2)),
         m.Stats(1, 2, 3, 4, 5, 6, 7, 8, 9, ((0, 1),)),
     ):
         assert m.decode(type(message), m.encode(message)) == message
@@ -74,6 +84,39 @@ def test_unknown_names_are_ignored_and_defaults_fill_in() -> None:
 def test_a_hello_out_of_its_limits_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(BadFrameError):
         m.decode(m.Hello, packed(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"since": [0]},
+        {"since": [0, 4]},
+        {"since": [0, -1]},
+        {"live": [0, 0]},
+        {"live": [1, 2]},
+        {"live": [True, False]},
+        {"lanes_by_slot": [1, 0]},
+        {"lanes_by_slot": [1, 1_025]},
+        {"route": 1 << 32},
+        {"since": [0] * 4_097, "live": [1] * 4_097, "lanes_by_slot": [1] * 4_097},
+    ],
+)
+def test_a_route_whose_lists_do_not_fit_is_refused(changes: dict[str, Any]) -> None:
+    values = {"route": 3, "since": [0, 3], "live": [1, 0], "lanes_by_slot": [1, 2]}
+    with pytest.raises(BadFrameError):
+        m.decode(m.Route, msgpack.packb(values | changes))
+    welcome = msgpack.unpackb(m.encode(MOVED))
+    with pytest.raises(BadFrameError):
+        m.decode(m.Welcome, msgpack.packb(welcome | changes))
+
+
+def test_the_largest_route_and_absence_fit_in_a_frame() -> None:
+    slots = 4_096
+    route = m.Route((1 << 32) - 1, ((1 << 32) - 1,) * slots, (1,) * slots, (1_024,) * slots)
+    absent = m.Absent(((8_191, "x" * 256),) * 64, tuple(range(4_096)))
+    for message in (route, absent):
+        assert len(m.encode(message)) <= MAX_CONTROL_BYTES
+        assert m.decode(type(message), m.encode(message)) == message
 
 
 BOMBS = {

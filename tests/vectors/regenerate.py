@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reducer.core.plan import make_plan, owner
+from reducer.core.plan import make_plan
+from reducer.core.route import Route
 from reducer.wire import messages as m
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
@@ -57,12 +58,18 @@ def frames() -> dict[str, bytes]:
     hello = m.Hello("job-ü", 3, 4, INCARNATION, 1, 2, "run-1", TABLE, 0, "test")
     welcome = m.Welcome("run-1", 1, 2, 4, 3, INCARNATION, 4, 0, 0, TABLE, 4 << 20, (2 << 20), 250)
     waiting = {"key": "a", "round": 3, "age_ms": 10_250, "absent": [1, 2], "absent_count": 2}
+    moved = m.Welcome(
+        "run-1", 1, 3, 4, 3, INCARNATION, 4, 0, 9, TABLE, 4 << 20, 2 << 20, 250, 0, 2,
+        (0, 9, 4), (1, 0, 1), (4, 4, 1),
+    )  # fmt: skip
     stats = m.Stats(1 << 40, 5, 7, 6, 1, 2, 1, 3, 99, ((1, 4), (0, 2)))
     return {
         "hello": control(hello),
         "hello_least": control(m.Hello("j", 0, 1, INCARNATION, 0, 1)),
+        "hello_rejoin": control(m.Hello("j", 1, 2, INCARNATION, 0, 1, "run-1", rejoin=True)),
         "pending": control(m.Pending(4, 0, INCARNATION, (1, 3), 2)),
         "welcome": control(welcome),
+        "welcome_moved": control(moved),
         "error": control(m.Error(6, "rank 2 left", 2, "left", "layer1.weight", 7)),
         "goaway": control(m.Goaway("SIGTERM", 0)),
         "bye": frame(Header(kind=MessageKind.BYE)),
@@ -78,7 +85,11 @@ def frames() -> dict[str, bytes]:
         ),
         "result": frame(result, bytes(range(63, -1, -1))),
         "grant": frame(Header(kind=MessageKind.GRANT, key=weight, round=4)),
-        "abandon": frame(Header(kind=MessageKind.ABANDON, key=weight, round=4, rank=3)),
+        "abandon": control(m.Abandon(5, "rank 0 sent ..."), key=weight, round=4, rank=3, chunk=1),
+        "route": control(m.Route(9, (0, 9, 4), (1, 0, 1), (4, 4, 1))),
+        "suspect": control(m.Suspect(2, 1, 4, "nothing came for 1.0 s")),
+        "absent": control(m.Absent(((2, "the worker closed the connection"),), (1, 3))),
+        "absent_nobody": control(m.Absent()),
         "describe": frame(contribution._replace(kind=MessageKind.DESCRIBE, chunk=0, done=0), b""),
         "heartbeat_empty": heartbeat(),
         "heartbeat": heartbeat((weight, (6 << 24) + 1), (1, 0)),
@@ -102,8 +113,8 @@ def bad_frames() -> dict[str, tuple[str, bytes]]:
         "version": ("version", sealed(flip(good, 4, 3))),
         "reserved": ("bad_frame", sealed(flip(bye, 9))),
         "kind": ("bad_frame", sealed(flip(bye, 5, 0x40))),
-        "header_bit": ("integrity", flip(good, 40)),
-        "payload_bit": ("integrity", flip(good, 100)),
+        "header_bit": ("corrupted", flip(good, 40)),
+        "payload_bit": ("corrupted", flip(good, 100)),
         "chunk_too_long": ("bad_frame", pack_header(long, crc32c)),
         "control_too_long": ("bad_frame", pack_header(huge, crc32c)),
         "bye_with_payload": ("bad_frame", frame(Header(kind=MessageKind.BYE), b"x")),
@@ -157,10 +168,11 @@ def plan_lines() -> list[str]:
     key = key_id("layer1.weight")
     for number, (collective, dtype, count, world, rank, root, lanes) in enumerate(cases):
         plan = make_plan(collective, dtype, count, world, TABLE)
+        route = Route.first(lanes)
         shown = sorted({*range(min(plan.chunks, 6)), plan.chunks // 2, plan.chunks - 1})
         chunks = ",".join(
             f"{c}:{plan.elements(c)}:{plan.sends(c, rank, root)}:{plan.receives(c, rank, root)}"
-            f":{owner(key, c, lanes)[0]}:{owner(key, c, lanes)[1]}"
+            f":{route.owner(key, c)[0]}:{route.owner(key, c)[1]}"
             for c in shown
         )
         lines.append(

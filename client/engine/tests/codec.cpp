@@ -127,12 +127,18 @@ void check_msgpack_damage() {
     ors::Pending pending;
     ors::Failure failure;
     std::vector<ors::StalledRound> rounds;
+    ors::Route route;
+    ors::Suspicion suspicion;
+    ors::Absence absence;
     (void)ors::msgpack_decode(bad, &value);
     (void)ors::decode_welcome(bad, &welcome);
     (void)ors::decode_pending(bad, &pending);
     (void)ors::decode_error(bad, &failure);
     (void)ors::decode_refused(bad, &failure);
     (void)ors::decode_stall(bad, &rounds);
+    (void)ors::decode_route(bad, &route);
+    (void)ors::decode_suspect(bad, &suspicion);
+    (void)ors::decode_absent(bad, &absence);
   }
   CHECK(ors::msgpack_decode(std::string(9, '\x91'), &value) != nullptr);  // too deep
   CHECK(ors::msgpack_decode(std::string("\xDD\xFF\xFF\xFF\xFF", 5), &value) != nullptr);  // a bomb

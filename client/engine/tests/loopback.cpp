@@ -55,17 +55,38 @@ void test_many_threads() {
   CHECK(first.byes() == kWorld && second.byes() == kWorld);
 }
 
-void test_lost_reducer() {
+void test_lost_connections() {
   Server server(0, 1);
   Engines engines = join({server.address()});
+  const std::vector<float> source(100000, 1);
+  std::vector<std::vector<float>> targets(kWorld, source);
+  std::optional<ors::Failure> failure;
+  const auto first = submit(engines[0].get(), "key", source, &targets[0], &failure);
+  CHECK(!failure && !first->wait(0.05));
+  server.cut();
+  CHECK(!first->wait(0.05));
+  const auto second = submit(engines[1].get(), "key", source, &targets[1], &failure);
+  CHECK(!failure && first->wait(10) && second->wait(10));
+  CHECK(!first->failure() && !second->failure());
+  for (const auto& target : targets) {
+    for (const float value : target) CHECK(value == 2);
+  }
+  CHECK(engines[0]->counters().at("reconnects") == 1);
+}
+
+void test_lost_reducer() {
+  std::optional<Server> server;
+  server.emplace(0u, 1u);
+  const std::string address = server->address();
+  Engines engines = join({address}, 0.3);
   std::vector<float> target(100000);
   std::optional<ors::Failure> failure;
   const auto open = submit(engines[0].get(), "key", target, &target, &failure);
   CHECK(!failure && !open->wait(0.05));
-  server.cut();
+  server.reset();
   CHECK(open->wait(10));
   CHECK(open->failure()->code == ors::ErrorCode::kUnavailable);
-  CHECK(open->failure()->message.find(server.address()) != std::string::npos);
+  CHECK(open->failure()->message.find(address) != std::string::npos);
   submit(engines[0].get(), "key", target, &target, &failure);
   CHECK(failure && failure->code == ors::ErrorCode::kUnavailable);
   CHECK(engines[0]->next_finished(5) == open);
@@ -188,6 +209,7 @@ void test_the_key_is_zeroed() {
 
 int main() {
   test_many_threads();
+  test_lost_connections();
   test_lost_reducer();
   test_abort_in_the_middle();
   test_nobody_there();

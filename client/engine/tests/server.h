@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -75,8 +77,12 @@ class Server {
         if (peer.rank >= 0) write_all(peer.fd, lane_.give(static_cast<uint32_t>(peer.rank)));
       }
       byes_ = lane_.byes();
+      if (std::chrono::steady_clock::now() >= next_beat_) {
+        next_beat_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+        lane_.beat();
+      }
       if (cut_.exchange(false)) {
-        for (const Peer& peer : peers_) cut(peer);
+        for (Peer& peer : peers_) cut(&peer);
       }
     }
   }
@@ -89,20 +95,27 @@ class Server {
   }
 
   // The last frame and the end in one segment.
-  void cut(const Peer& peer) {
+  void cut(Peer* peer) {
+    if (peer->rank < 0) return;
     const int on = 1;
-    CHECK(::setsockopt(peer.fd, IPPROTO_TCP, TCP_CORK, &on, sizeof on) == 0);
+    CHECK(::setsockopt(peer->fd, IPPROTO_TCP, TCP_CORK, &on, sizeof on) == 0);
     ors::Header h;
     h.kind = ors::kHeartbeat;
-    lane_.send(static_cast<uint32_t>(peer.rank), h, {});
-    write_all(peer.fd, lane_.give(static_cast<uint32_t>(peer.rank)));
-    ::shutdown(peer.fd, SHUT_RDWR);
+    lane_.send(static_cast<uint32_t>(peer->rank), h, {});
+    write_all(peer->fd, lane_.give(static_cast<uint32_t>(peer->rank)));
+    lose(peer);
+  }
+
+  void lose(Peer* peer) {
+    ::shutdown(peer->fd, SHUT_RDWR);
+    if (peer->rank >= 0) lane_.lose(static_cast<uint32_t>(peer->rank));
+    peer->rank = -1;
   }
 
   void read(Peer* peer) {
     char bytes[65536];
     const ssize_t n = ::recv(peer->fd, bytes, sizeof bytes, MSG_DONTWAIT);
-    if (n == 0) ::shutdown(peer->fd, SHUT_RDWR);
+    if (n == 0) lose(peer);
     if (n <= 0) return;
     if (peer->rank >= 0)
       return lane_.take(static_cast<uint32_t>(peer->rank), {bytes, static_cast<size_t>(n)});
@@ -121,6 +134,7 @@ class Server {
   }
 
   TinyLane lane_;
+  std::chrono::steady_clock::time_point next_beat_;
   uint16_t port_ = 0;
   int listener_;
   std::vector<Peer> peers_;
@@ -161,11 +175,11 @@ inline ors::OperationRef submit(ors::Engine* engine, const std::string& key,
 
 using Engines = std::vector<std::unique_ptr<ors::Engine>>;
 
-inline Engines join(const std::vector<std::string>& addresses, double silence = 5) {
+inline Engines join(const std::vector<std::string>& addresses, double reducer_wait = 30) {
   Engines engines;
   for (uint32_t rank = 0; rank < kWorld; ++rank) {
     ors::Options o = options(rank, addresses);
-    o.silence = silence;
+    o.reducer_wait = reducer_wait;
     engines.push_back(std::make_unique<ors::Engine>(o));
     engines.back()->start();
   }

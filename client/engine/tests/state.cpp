@@ -92,6 +92,7 @@ struct Cluster {
       moved = false;
       for (uint32_t rank = 0; rank < kWorld; ++rank) {
         ors::State* state = states[rank].get();
+        for (ors::Lane* lane : state->to_drop()) lose(rank, lane, lane->trouble);
         for (ors::Lane* lane : state->wanted()) state->opened(lane, now);
         for (ors::Lane* lane : std::vector<ors::Lane*>(state->lanes())) {
           TinyLane& peer = lanes[lane->reducer * kLanes + lane->number];
@@ -105,9 +106,15 @@ struct Cluster {
     }
   }
 
+  void lose(uint32_t rank, ors::Lane* lane, const std::string& why) {
+    lanes[lane->reducer * kLanes + lane->number].lose(rank);
+    states[rank]->closed(lane, why, now);
+  }
+
   void pass(double seconds) {
     for (double left = seconds; left > 0; left -= 0.05) {
       now += 0.05;
+      for (TinyLane& lane : lanes) lane.beat();
       for (const auto& state : states) state->tick(now);
       settle();
     }
@@ -206,18 +213,33 @@ void test_refusal() {
   }
 }
 
-void test_lost_lane() {
+// One rank loses every lane, each in the middle of a round: the sums come all the same.
+void test_lost_lanes() {
   Cluster cluster;
-  std::vector<float> target(1000);
-  const auto operation = cluster.submit(0, "key", std::vector<float>(1000), &target);
   ors::State* state = cluster.states[0].get();
-  cluster.settle();
-  state->closed(state->find(1, 0), "reset", cluster.now);
-  CHECK(operation->done());
-  CHECK(operation->failure()->code == ors::ErrorCode::kUnavailable);
-  CHECK(operation->failure()->message.find("r1") != std::string::npos);
-  CHECK(operation->failure()->key == "key" && operation->failure()->round == 0);
+  for (uint32_t lost = 0; lost < kReducers * kLanes; ++lost) {
+    std::vector<float> target(60001, -1);
+    const auto operation = cluster.submit(0, "key", std::vector<float>(60001, 1), &target);
+    cluster.settle();
+    cluster.lose(0, state->find(lost / kLanes, lost % kLanes), "reset");
+    CHECK(!operation->done() && !state->failure());
+    cluster.settle();
+    std::vector<std::vector<float>> others(kWorld, std::vector<float>(60001));
+    for (uint32_t rank = 1; rank < kWorld; ++rank) {
+      cluster.submit(rank, "key", std::vector<float>(60001, 2), &others[rank]);
+    }
+    cluster.settle();
+    CHECK(operation->done() && !operation->failure());
+    for (const float value : target) CHECK(value == 1 + 2 * (kWorld - 1));
+  }
+  CHECK(state->counters().at("reconnects") == kReducers * kLanes);
+  CHECK(state->counters().at("resent") > 0);
+  size_t duplicates = 0;
+  for (const TinyLane& lane : cluster.lanes) duplicates += lane.duplicates();
+  CHECK(duplicates == state->counters().at("resent"));
+  cluster.pass(0.5);
   CHECK(state->counters().at("staging_bytes") == 0);
+  CHECK(state->counters().at("unanswered") == 0);
 }
 
 // The caller has its target back while a payload for it is still arriving: not one byte may follow.
@@ -250,11 +272,12 @@ void test_target_is_let_go(bool refused) {
     TinyLane& refuser = cluster.lanes[other->reducer * kLanes + other->number];
     ors::Header refusal;
     refusal.kind = ors::kRefused;
+    refusal.chunk = other->welcome.slot;
     refusal.key = key;
     refuser.send(0, refusal, ors::encode_error({ors::ErrorCode::kMismatch, "no", -1, "", "", -1}));
     feed(state, other, refuser.give(0), 1000, cluster.now);
   } else {
-    state->closed(other, "reset", cluster.now);
+    state->fail({ors::ErrorCode::kPeerLost, "rank 1 is lost", 1, "lost", "", -1});
   }
   CHECK(operation->done() && operation->failure());
   target.assign(target.size(), -7);
@@ -283,7 +306,7 @@ void test_hostile_lanes() {
     drain(state, lane, cluster.now);
     for (int frames = 0; frames < 20; ++frames) {
       ors::Header h;
-      h.kind = static_cast<uint8_t>(rng() % 2 ? 17 : 1 + rng() % 21);
+      h.kind = static_cast<uint8_t>(rng() % 2 ? 17 : 1 + rng() % 25);
       h.key = rng() % 4 ? ors::key_id("key") : rng();
       h.round = rng() % 3;
       h.chunk = rng() % 8;
@@ -299,6 +322,12 @@ void test_hostile_lanes() {
       feed(state, lane, bytes, 1 + rng() % 30000, cluster.now);
       drain(state, lane, cluster.now);
       state->tick(cluster.now);
+      for (ors::Lane* broken : state->to_drop()) cluster.lose(0, broken, broken->trouble);
+      for (ors::Lane* again : state->wanted()) state->opened(again, cluster.now);
+      if (lane->phase == ors::Lane::Phase::kHello) {
+        drain(state, lane, cluster.now);
+        cluster.settle();
+      }
     }
     Sink sink(state, lane, cluster.now);
     if (!state->failure()) state->fail({});
@@ -312,7 +341,7 @@ void test_hostile_lanes() {
 int main() {
   test_sums_and_stability();
   test_refusal();
-  test_lost_lane();
+  test_lost_lanes();
   test_target_is_let_go(true);
   test_target_is_let_go(false);
   test_hostile_lanes();

@@ -48,7 +48,23 @@ class TinyLane {
   uint32_t byes() const { return byes_; }
   uint64_t unanswered_max() const { return unanswered_max_; }
   size_t contributions() const { return contributions_; }
-  std::optional<uint64_t> refuse_round;  // of any key
+  size_t duplicates() const { return duplicates_; }  // second copies of one contribution
+  std::optional<uint64_t> refuse_round;              // of any key
+
+  // Breaks the silence, as a lane does at every heartbeat.
+  void beat() {
+    ors::Header h;
+    h.kind = ors::kHeartbeat;
+    for (uint32_t r = 0; r < world_; ++r) send(r, h, {});
+  }
+
+  // The connection of this rank has ended; the lane keeps what it knows.
+  void lose(uint32_t rank) {
+    in_[rank].clear();
+    out_[rank].clear();
+    unanswered_[rank] = 0;
+    last_.clear();
+  }
 
   void send(uint32_t rank, ors::Header h, const std::string& payload) {
     h.length = static_cast<uint32_t>(payload.size());
@@ -69,7 +85,9 @@ class TinyLane {
   void frame(uint32_t rank, const ors::Header& h, const std::string& payload) {
     switch (h.kind) {
       case ors::kHello:
-        if (++hellos_ == world_) {
+        if (hellos_ >= world_) {
+          control(rank, ors::kWelcome, welcome());
+        } else if (++hellos_ == world_) {
           for (uint32_t r = 0; r < world_; ++r) control(r, ors::kWelcome, welcome());
         } else {
           control(rank, ors::kPending, pending());
@@ -86,6 +104,8 @@ class TinyLane {
         break;
       case ors::kBye:
         ++byes_;
+        left_.push_back(ors::Value::of(rank));
+        for (uint32_t r = 0; r < world_; ++r) control(r, ors::kAbsent, absent());
         break;
       default:
         break;
@@ -101,11 +121,13 @@ class TinyLane {
     CHECK(position > last);  // ascending
     last = position;
     Chunk& chunk = chunks_[{h.key, position - 1}];
+    const bool again = chunk.parts.count(rank) > 0;
     chunk.header = h;
     const uint64_t cost = std::max<uint64_t>(payload.size(), ors::kMinChunkCost);
     unanswered_[rank] += cost;
     unanswered_max_ = std::max(unanswered_max_, unanswered_[rank]);
     chunk.parts[rank] = payload;
+    duplicates_ += again ? 1 : 0;
     if (chunk.parts.size() < world_) return;
     if (refuse_round && h.round == *refuse_round) return refuse(h);
     std::string sum = chunk.parts[0];
@@ -140,6 +162,7 @@ class TinyLane {
     refused.kind = ors::kRefused;
     refused.key = h.key;
     refused.round = h.round;
+    refused.chunk = slot_;
     for (uint32_t r = 0; r < world_; ++r) {
       unanswered_[r] -= std::max<uint64_t>(
           chunks_[{h.key, ors::position(h.round, h.chunk)}].parts[r].size(), ors::kMinChunkCost);
@@ -159,6 +182,7 @@ class TinyLane {
     ors::store(reinterpret_cast<uint8_t*>(entry.data()) + 8, stable(key));
     ors::Header h;
     h.kind = ors::kHeartbeat;
+    h.chunk = slot_;
     for (uint32_t r = 0; r < world_; ++r) send(r, h, entry);
   }
 
@@ -185,6 +209,12 @@ class TinyLane {
                                             {"incarnation", ors::Value::bin(incarnation())},
                                             {"absent_count", ors::Value::of(world_ - hellos_)}}),
                         &out);
+    return out;
+  }
+
+  std::string absent() const {
+    std::string out;
+    ors::msgpack_encode(ors::Value::of_map({{"left", ors::Value::of_list(left_)}}), &out);
     return out;
   }
 
@@ -218,6 +248,8 @@ class TinyLane {
   const uint64_t credit_;
   uint32_t hellos_ = 0;
   uint32_t byes_ = 0;
+  size_t duplicates_ = 0;
+  std::vector<ors::Value> left_;
   size_t contributions_ = 0;
   uint64_t unanswered_max_ = 0;
   std::vector<std::string> in_;

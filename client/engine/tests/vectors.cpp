@@ -13,6 +13,7 @@
 #include "handshake.h"
 #include "messages.h"
 #include "plan.h"
+#include "route.h"
 #include "wire.h"
 
 namespace {
@@ -123,6 +124,9 @@ void check_map(const std::string& bytes) {
   ors::Failure failure;
   std::string reason;
   std::vector<ors::StalledRound> rounds;
+  ors::Route route;
+  ors::Suspicion suspicion;
+  ors::Absence absence;
   switch (static_cast<uint8_t>(bytes[5])) {
     case ors::kPending:
       CHECK(ors::decode_pending(payload, &pending) == nullptr);
@@ -142,6 +146,21 @@ void check_map(const std::string& bytes) {
     case ors::kRefused:
       CHECK(ors::decode_refused(payload, &failure) == nullptr);
       break;
+    case ors::kRoute:
+      CHECK(ors::decode_route(payload, &route) == nullptr);
+      CHECK(payload == ors::encode_route(route));
+      break;
+    case ors::kSuspect:
+      CHECK(ors::decode_suspect(payload, &suspicion) == nullptr);
+      CHECK(payload == ors::encode_suspect(suspicion));
+      break;
+    case ors::kAbsent:
+      CHECK(ors::decode_absent(payload, &absence) == nullptr);
+      break;
+    case ors::kAbandon:
+      CHECK(ors::decode_refused(payload, &failure) == nullptr);
+      CHECK(payload == ors::encode_abandon(failure));
+      break;
     default:
       break;
   }
@@ -159,7 +178,7 @@ struct NoSink final : ors::FrameSink {
 void check_bad(const Fields& fields, const std::string& bytes) {
   const std::map<std::string, ors::ErrorCode> codes = {{"bad_frame", ors::ErrorCode::kProtocol},
                                                        {"version", ors::ErrorCode::kVersion},
-                                                       {"integrity", ors::ErrorCode::kIntegrity}};
+                                                       {"corrupted", ors::ErrorCode::kCorrupted}};
   for (const size_t step : {bytes.size(), size_t{1}}) {
     ors::Receiver receiver("a lane");
     NoSink sink;
@@ -197,7 +216,7 @@ void check_plan(const Fields& fields) {
       ors::Plan::make(d, static_cast<uint32_t>(number(fields, "world")), kTable, &why);
   CHECK(plan.has_value());
   CHECK(plan->chunks() == number(fields, "chunks"));
-  const ors::Owners owners(lanes);
+  const ors::Owners owners(ors::Route::first(lanes));
   for (const auto& item : split(fields.at("list"), ',')) {
     std::vector<uint32_t> n;
     for (const auto& text : split(item, ':')) n.push_back(static_cast<uint32_t>(std::stoul(text)));
@@ -205,7 +224,8 @@ void check_plan(const Fields& fields) {
     CHECK(plan->range(chunk).elements == n[1]);
     CHECK((ors::sends_bytes(d, *plan, chunk, rank) ? plan->bytes(chunk) : 0) == n[2]);
     CHECK((ors::gets_bytes(d, *plan, chunk, rank) ? plan->bytes(chunk) : 0) == n[3]);
-    CHECK(owners.owner(number(fields, "key"), chunk) == owners.index(n[4], n[5]));
+    const ors::Place place = owners.place(number(fields, "key"), chunk);
+    CHECK(place.slot == n[4] && place.lane == n[5]);
   }
 }
 

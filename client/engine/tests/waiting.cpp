@@ -83,9 +83,10 @@ void test_timeout() {
 }
 
 // Two threads wait for rounds that never come, one of them as the driver, until `end` ends all.
-void check_end(const std::function<void(Server*, ors::Engine*)>& end, double silence) {
-  Server server(0, 1);
-  const Engines engines = join({server.address()}, silence);
+void check_end(const std::function<void(std::optional<Server>*, ors::Engine*)>& end) {
+  std::optional<Server> server;
+  server.emplace(0u, 1u);
+  const Engines engines = join({server->address()}, 0.3);
   ors::Engine* engine = engines[0].get();
   Round one(engine, "one", kSmallCount);
   Round other(engine, "other", kSmallCount);
@@ -104,10 +105,25 @@ void check_end(const std::function<void(Server*, ors::Engine*)>& end, double sil
 }
 
 void test_ends() {
-  check_end([](Server* server, ors::Engine*) { server->cut(); }, kLong);  // one event with a frame
-  check_end([](Server*, ors::Engine* engine) { engine->abort(); }, 5);
   // The engine thread's clock finds this one, while the driver sleeps.
-  check_end([](Server*, ors::Engine*) {}, 0.3);
+  check_end([](std::optional<Server>* server, ors::Engine*) { server->reset(); });
+  check_end([](std::optional<Server>*, ors::Engine* engine) { engine->abort(); });
+}
+
+// The driver reads the end of its connection, and the engine thread opens another.
+void test_reconnect_under_a_driver() {
+  Server server(0, 1);
+  const Engines engines = join({server.address()});
+  Round round(engines[0].get(), "key", kSmallCount);
+  std::thread driver([&] { CHECK(engines[0]->wait(round.operation, kLong)); });
+  CHECK(!round.operation->wait(0.06));
+  server.cut();  // one event, with a frame
+  CHECK(!round.operation->wait(0.2));
+  Round peer(engines[1].get(), "key", kSmallCount);
+  CHECK(engines[1]->wait(peer.operation, kLong));
+  driver.join();
+  CHECK(!round.operation->failure() && round.target[0] == 2.0f);
+  CHECK(engines[0]->counters().at("reconnects") >= 1);
 }
 
 // Leaving waits for open rounds, and the engine thread must hear of it although a driver sleeps.
@@ -182,6 +198,7 @@ int main() {
   test_many_waiters();
   test_timeout();
   test_ends();
+  test_reconnect_under_a_driver();
   test_leave();
   test_large_beside_a_driver();
   test_signal();

@@ -1,0 +1,59 @@
+"""Who is granted the oldest open round (PROTOCOL.md, section 7)."""
+
+from __future__ import annotations
+
+from reducer.core.credits import Ledger
+from reducer.core.events import Output, Send
+from reducer.core.open_rounds import OpenRounds
+from reducer.core.round import Round
+from reducer.core.seats import Seats
+from reducer.wire.codes import MessageKind
+from reducer.wire.header import Crc, Header, pack_header
+
+
+class Grants:
+    """Every rank can always go on with the oldest round, whatever else it has unanswered."""
+
+    def __init__(self, ledger: Ledger, open_: OpenRounds, seats: Seats, crc: Crc) -> None:
+        self._ledger = ledger
+        self._open = open_
+        self._seats = seats
+        self._crc = crc
+
+    def begin(self, round_: Round, now: float, out: list[Output]) -> None:
+        """Its first contribution has come."""
+        self._open.begin(round_, now)
+        if len(self._open) == 1:
+            self.to_stuck(out)
+
+    def end(self, round_: Round, out: list[Output]) -> None:
+        """The round is open no more; if it was the oldest, the next one may need a grant."""
+        if self._open.end(round_):
+            self.to_stuck(out)
+
+    def to_stuck(self, out: list[Output]) -> None:
+        """Another round is the oldest now: whoever cannot go on may need it.
+
+        Ranks are stuck even while no other round is open: by what they sent of void rounds.
+        """
+        for rank in self._ledger.stuck():
+            self.maybe_grant(rank, out)
+
+    def maybe_grant(self, rank: int, out: list[Output]) -> None:
+        """Let a rank go on with the oldest open round when its credit may be used up."""
+        oldest = self._open.oldest
+        if oldest is None or not self._ledger.grant(rank, oldest):
+            return
+        session = self._seats.sessions[rank]
+        if session is not None:
+            stream = oldest.stream
+            header = Header(
+                kind=MessageKind.GRANT, epoch=self._seats.epoch, chunk=stream.home, key=oldest.key,
+                round=oldest.number, route=stream.since,
+            )  # fmt: skip
+            out.append(Send((session,), pack_header(header, self._crc), None, 0))
+
+    def again(self, rank: int, out: list[Output]) -> None:
+        """The rank may not have heard of what it was granted."""
+        self._ledger.take_grant(rank)
+        self.maybe_grant(rank, out)

@@ -1,0 +1,105 @@
+"""What a lane knows of the chunks of one home slot, since one route (PROTOCOL.md, section 11).
+
+A stream is a fresh start in small: positions, bitmaps and results begin from nothing in it, as in
+a new run, so that nothing but the worker's copies is needed to go on after a reducer's death.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from reducer.core.buffer import Buffer
+from reducer.core.events import Discard, Free, Output
+from reducer.core.keytable import KeyTable
+from reducer.core.round import Round
+from reducer.core.route import Place, Route
+from reducer.errors import ProtocolError
+
+
+class Stream:
+    """`place` says which chunks of home slot `home` are in it; frames about it carry `since`."""
+
+    __slots__ = ("home", "keys", "place", "since")
+
+    def __init__(self, home: int, since: int, place: Place, keys: KeyTable) -> None:
+        self.home = home
+        self.since = since
+        self.place = place
+        self.keys = keys
+
+    def rounds(self) -> Iterator[Round]:
+        for key in self.keys:
+            yield from key.rounds.values()
+
+    def buffers(self) -> Iterator[Buffer]:
+        """Everything that it holds."""
+        for round_ in self.rounds():
+            for chunk in round_.chunks.values():
+                yield from chunk.buffers()
+
+    def drop(self) -> list[Output]:
+        """Give every buffer back; the stream is not to be used any more."""
+        out: list[Output] = []
+        for round_ in self.rounds():
+            for chunk in round_.chunks.values():
+                out += map(Free, chunk.drop())
+                if chunk.result is not None:
+                    out.append(Discard(chunk.result))
+        self.keys.clear()
+        return out
+
+
+class Streams:
+    """What lane `lane` of slot `slot` owns under `route`, by home slot."""
+
+    def __init__(
+        self, slot: int, lane: int, route: Route, new_table: Callable[[bool], KeyTable]
+    ) -> None:
+        self.slot = slot
+        self.lane = lane
+        self.route = route
+        self._new_table = new_table
+        self._by_home: dict[int, Stream] = {}
+        self._open()
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._by_home.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._by_home)
+
+    def move(self, route: Route) -> list[Stream]:
+        """Take a newer route; the streams that it moves away from here."""
+        moved = [s for s in self._by_home.values() if route.since[s.home] != s.since]
+        for stream in moved:
+            del self._by_home[stream.home]
+        self.route = route
+        self._open()
+        return moved
+
+    def find(self, rank: int, home: int, since: int) -> Stream | None:
+        """The stream that a frame of `rank` is about; None if it is elsewhere now.
+
+        Raises ProtocolError for one that is not here, as far as this lane knows.
+        """
+        stream = self._by_home.get(home)
+        if stream is not None and stream.since == since:
+            return stream
+        slots = len(self.route.since)
+        if home >= slots:
+            raise ProtocolError(f"rank {rank} names slot {home} of {slots}")
+        if since < self.route.since[home]:
+            return None
+        raise ProtocolError(
+            f"rank {rank} sent of slot {home} since route {since} to slot {self.slot} lane "
+            f"{self.lane}, which knows route {self.route.number} and does not own it"
+        )
+
+    def clear(self) -> None:
+        self._by_home.clear()
+
+    def _open(self) -> None:
+        for home, since in enumerate(self.route.since):
+            place = self.route.place(home, self.slot, self.lane)
+            if place is not None and home not in self._by_home:
+                self._by_home[home] = Stream(home, since, place, self._new_table(since > 0))

@@ -1,0 +1,108 @@
+"""Rounds that fail: two descriptors, the verdict on them, and what the ranks abandon."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from reducer.core.buffer import Buffer
+from reducer.core.credits import Ledger
+from reducer.core.events import Free, Log, Output, Send
+from reducer.core.grants import Grants
+from reducer.core.open_rounds import OpenRounds
+from reducer.core.progress import KeyProgress
+from reducer.core.round import Round, descriptor_of
+from reducer.core.seats import Seats
+from reducer.core.texts import mismatch_text
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode
+from reducer.wire.header import Header
+
+
+class Verdicts:
+    """Law 7: the owner of chunk 0 judges, one text goes to all, nothing is summed."""
+
+    def __init__(
+        self, job: str, world_size: int, ledger: Ledger, open_: OpenRounds, seats: Seats,
+        grants: Grants,
+    ) -> None:  # fmt: skip
+        self._job = job
+        self._world_size = world_size
+        self._ledger = ledger
+        self._open = open_
+        self._seats = seats
+        self._grants = grants
+
+    def mismatch(self, round_: Round, out: list[Output]) -> None:
+        """Two descriptors in one round."""
+        if round_.stream.place.owns(round_.key, 0):
+            self._open.judge(round_)
+        self._void(round_, out)
+
+    def discard(
+        self,
+        key: KeyProgress,
+        round_: Round,
+        rank: int,
+        header: Header,
+        buffer: Buffer | None,
+        cost: int,
+        out: list[Output],
+    ) -> None:
+        """A contribution to a void round: count its cost until the ABANDON, drop its bytes."""
+        self._ledger.charge(rank, cost)
+        round_.owed[rank] = round_.owed.get(rank, 0) + cost
+        if buffer is not None:
+            out.append(Free(buffer))
+        self.hear(key, round_, rank, header, out)
+
+    def hear(
+        self, key: KeyProgress, round_: Round, rank: int, header: Header, out: list[Output]
+    ) -> None:
+        """With the last rank's word the verdict is complete: one text for all."""
+        if round_.refused is not None:
+            if rank not in round_.told:
+                out.append(self._refuse(round_, (rank,)))
+            return
+        if not round_.hear(rank, descriptor_of(header)):
+            return
+        assert round_.verdict is not None
+        text = mismatch_text(key, round_, round_.verdict)
+        round_.refused = messages.Refused(int(ErrorCode.MISMATCH), text)
+        out.append(self._refuse(round_, range(self._world_size)))
+        out.append(Log(logging.WARNING, f"job {self._job!r}: {text}"))
+        self._open.judged(round_)
+
+    def abandon(self, round_: Round, rank: int, cause: messages.Abandon, out: list[Output]) -> None:
+        """The rank has given the round up; it settles what it has sent of it."""
+        spoken = round_.spoken()
+        if not round_.void:
+            self._void(round_, out)
+        self._ledger.settle(rank, round_.owed.pop(rank, 0))
+        round_.abandoned.add(rank)
+        if round_.refused is None and round_.stream.place.owns(round_.key, 0):
+            # The verdict was another lane's, which has died since; whoever spoke here missed it.
+            round_.refused = messages.Refused(cause.code, cause.message)
+            self._open.judged(round_)
+            out.append(self._refuse(round_, spoken - round_.abandoned))
+
+    def again(self, round_: Round, rank: int, out: list[Output]) -> None:
+        """The rank may have missed the verdict; what it has sent of the round it sends again."""
+        self._ledger.settle(rank, round_.owed.pop(rank, 0))
+        if round_.refused is not None and rank not in round_.abandoned:
+            out.append(self._refuse(round_, (rank,)))
+
+    def forget(self, round_: Round) -> None:
+        """Every rank has passed the round."""
+        for rank, cost in round_.owed.items():
+            self._ledger.settle(rank, cost)
+        self._open.judged(round_)
+
+    def _void(self, round_: Round, out: list[Output]) -> None:
+        out += map(Free, round_.make_void())
+        self._grants.end(round_, out)
+
+    def _refuse(self, round_: Round, ranks: Collection[int]) -> Send:
+        assert round_.refused is not None
+        round_.told.update(ranks)
+        return self._seats.about(round_.stream, ranks, round_.refused, round_.key, round_.number)
