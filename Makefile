@@ -82,7 +82,8 @@ sanitize: $(STAMP) ## The same under ASan with UBSan, then under TSan
 	$(call NATIVE_TESTS,sanitize-address,address$(COMMA)undefined)
 	$(call NATIVE_TESTS,sanitize-thread,thread)
 
-soak: $(STAMP) ## Fuzzing for ten minutes, a million forged handshakes, all tests three times over
+soak: $(STAMP) ## Fuzzing, a million forged handshakes, 20,000 storms of faults, all tests three times
+	$(BIN)/python -m tests.support.storm --seeds 20000 --rounds 20
 	$(BIN)/python -m tests.fuzz.decoder --seconds 600
 	$(BIN)/python -m tests.fuzz.handshakes --count 1000000
 	for turn in 1 2 3; do $(BIN)/python -m pytest -q $(PYTEST_ARGS) || exit 1; done

@@ -1,0 +1,232 @@
+"""Reducers that die, freeze and restart under a job: no step lost, the same bits, no hang.
+
+Rows of the catalogue of faults: 3, 4, 6, 9, 23 (see tests/faults/README.md).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reducer_client import PeerLostError, ReducerUnavailableError
+from tests.support.ranks import Tell, join, start_ranks
+from tests.support.reducers import Reducers
+
+WORKERS = 4
+COUNT = 300_007  # elements: several chunks for each reducer
+KEYS = ("a", "b", "c")
+
+
+def values(rank: int, turn: int) -> np.ndarray:
+    rng = np.random.default_rng((rank, turn))
+    return rng.standard_normal(COUNT, dtype=np.float32)
+
+
+def oracle(turn: int, world: int) -> np.ndarray:
+    """The sum in rank order, by NumPy alone."""
+    total = values(0, turn)
+    for rank in range(1, world):
+        total += values(rank, turn)
+    return total
+
+
+def _train(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> dict[str, Any]:
+    """All-reduces of three keys a turn until rank 0 hears "stop"; every result is checked."""
+    slowest, turn, wrong = 0.0, 0, 0
+    with join(rank, world, addresses, job) as group:
+        go_on = True
+        while go_on:
+            began = time.monotonic()
+            mine = values(rank, turn)
+            works = [group.all_reduce(mine.copy(), key=key) for key in KEYS]
+            results = [work.wait(60) for work in works]
+            slowest = max(slowest, time.monotonic() - began)
+            expected = oracle(turn, world)
+            wrong += sum(result.tobytes() != expected.tobytes() for result in results)
+            turn += 1
+            stop = np.zeros(1, np.int32)
+            if rank == 0:
+                tell(turn)
+                stop[0] = tell.hear() == "stop"
+            go_on = not group.broadcast(stop, root=0, key="stop").wait(60)[0]
+    return {"turns": turn, "wrong": wrong, "slowest": slowest}
+
+
+class Training:
+    """Ranks that all-reduce while the test breaks things; `turn` drives them."""
+
+    def __init__(self, reducers: Reducers, job: str, world: int = WORKERS) -> None:
+        self.ranks = start_ranks(world, _train, reducers.addresses, job, talk=True)
+        self.turns = 0
+
+    def turn(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.turns = self.ranks.receive(0, 60)
+            self.ranks.send(0, "on")
+
+    def finish(self) -> list[dict[str, Any]]:
+        self.turns = self.ranks.receive(0, 60)
+        self.ranks.send(0, "stop")
+        outcomes = self.ranks.collect(60)
+        for outcome in outcomes:
+            assert outcome.error is None and outcome.reported, outcome
+            assert outcome.value["wrong"] == 0, outcome
+            assert outcome.value["turns"] == self.turns
+        return [outcome.value for outcome in outcomes]
+
+
+@pytest.fixture
+def reducers() -> Iterator[Reducers]:
+    with Reducers(3) as started:
+        yield started
+
+
+def test_a_killed_reducer_costs_no_step(reducers: Reducers, job: str) -> None:
+    training = Training(reducers, job)
+    with training.ranks:
+        training.turn(3)
+        reducers.kill(1)
+        training.turn(5)
+        training.finish()
+
+
+def test_a_reducer_that_comes_back_is_taken_in_again(reducers: Reducers, job: str) -> None:
+    training = Training(reducers, job)
+    with training.ranks:
+        training.turn(2)
+        reducers.kill(1)
+        training.turn(2)
+        reducers.start(1)
+        deadline = time.monotonic() + 20
+        while not _contributions(reducers, 1):
+            assert time.monotonic() < deadline, "the reducer was not taken in again"
+            training.turn()
+        training.finish()
+
+
+def _contributions(reducers: Reducers, index: int) -> int:
+    lanes = reducers.daemon(index).stats()["lanes"]
+    jobs = [job for lane in lanes for job in lane["core"]["jobs"].values()]
+    return sum(job["contributions"] for job in jobs)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_kills_and_restarts_lose_nothing(reducers: Reducers, job: str, seed: int) -> None:
+    rng = random.Random(seed)
+    training = Training(reducers, job)
+    with training.ranks:
+        for _ in range(6):
+            training.turn(rng.randrange(1, 6))
+            victims = rng.sample(range(3), rng.choice((1, 1, 2)))
+            for victim in victims:
+                reducers.kill(victim)
+            training.turn(rng.randrange(3))
+            for victim in victims:
+                reducers.start(victim)
+        training.turn(3)
+        training.finish()
+
+
+def test_all_reducers_may_restart_at_once(reducers: Reducers, job: str) -> None:
+    training = Training(reducers, job)
+    with training.ranks:
+        training.turn(2)
+        for index in range(3):
+            reducers.kill(index)
+        for index in range(3):
+            reducers.start(index)
+        training.turn(3)
+        training.finish()
+
+
+def test_a_frozen_reducer_is_left_behind_and_harms_nothing_when_it_wakes(
+    reducers: Reducers, job: str
+) -> None:
+    training = Training(reducers, job)
+    with training.ranks:
+        training.turn(2)
+        reducers.freeze(2)
+        training.turn(3)
+        reducers.thaw(2)
+        training.turn(10)
+        for value in training.finish():
+            assert value["slowest"] < 10
+
+
+def test_a_drained_reducer_costs_no_step(reducers: Reducers, job: str) -> None:
+    training = Training(reducers, job)
+    with training.ranks:
+        for index in (0, 1, 2):
+            training.turn(2)
+            assert reducers.terminate(index) == 0
+            training.turn(2)
+            reducers.start(index)
+            training.turn(2)
+        training.finish()
+
+
+def test_the_only_reducer_may_restart(job: str) -> None:
+    with Reducers(1) as reducers:
+        training = Training(reducers, job, world=2)
+        with training.ranks:
+            training.turn(2)
+            reducers.kill(0)
+            reducers.start(0)
+            training.turn(2)
+            training.finish()
+
+
+def _wait_in_vain(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> float:
+    with join(rank, world, addresses, job, reducer_wait=3.0) as group:
+        group.barrier()
+        tell("ready")
+        tell.hear()
+        began = time.monotonic()
+        with pytest.raises(ReducerUnavailableError) as caught:
+            group.all_reduce(np.ones(COUNT)).wait(60)
+        assert any(address in str(caught.value) for address in addresses)
+        return time.monotonic() - began
+
+
+def test_without_any_reducer_the_job_ends_after_the_wait(reducers: Reducers, job: str) -> None:
+    with start_ranks(2, _wait_in_vain, reducers.addresses, job, talk=True) as ranks:
+        for rank in range(2):
+            ranks.receive(rank)
+        for index in range(3):
+            reducers.kill(index)
+        for rank in range(2):
+            ranks.send(rank)
+        for outcome in ranks.collect(30):
+            assert outcome.error is None, outcome.trace
+            assert 2.0 < outcome.value < 8
+
+
+def _be_killed(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> float:
+    with join(rank, world, addresses, job) as group:
+        group.barrier()
+        tell("ready")
+        if rank == 2:
+            time.sleep(60)
+        with pytest.raises(PeerLostError) as caught:
+            while True:
+                group.all_reduce(np.ones(COUNT), key="x").wait(60)
+        assert caught.value.rank == 2
+        return time.monotonic()
+
+
+def test_a_killed_worker_is_named_on_every_survivor(reducers: Reducers, job: str) -> None:
+    with start_ranks(WORKERS, _be_killed, reducers.addresses, job, talk=True) as ranks:
+        for rank in range(WORKERS):
+            ranks.receive(rank)
+        time.sleep(0.3)
+        killed = time.monotonic()
+        ranks.kill(2)
+        outcomes = ranks.collect(30)
+        for rank in (0, 1, 3):
+            assert outcomes[rank].error is None, outcomes[rank].trace
+            assert outcomes[rank].value - killed < 5

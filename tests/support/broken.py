@@ -1,0 +1,121 @@
+"""The core without one of its rules, in storms of faults: ``python -m tests.support.broken RULE``.
+
+Exits with 1 when a storm shows that the rule is missing, and prints how; with 0 when none does.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+SEEDS = 100
+ROUNDS = 10
+
+
+def _run_interpreted() -> None:
+    """Compiled functions cannot be patched: let an editable install find the sources instead."""
+    for finder in sys.meta_path:
+        compiled = getattr(finder, "known_wheel_files", {})
+        for name in [
+            name for name in compiled if name.startswith(("reducer.core", "reducer.wire"))
+        ]:
+            del compiled[name]
+
+
+def rank_order() -> None:
+    from reducer.core import job
+
+    class Everything(frozenset[Any]):
+        def __contains__(self, item: object) -> bool:
+            return True
+
+    job._ORDER_FREE = Everything()
+
+
+def exactly_once() -> None:
+    from reducer.core.round import ABSENT, Chunk
+
+    before = Chunk.contribute
+
+    def contribute(self: Chunk, rank: int, crc: int, buffer: Any) -> None:
+        before(self, rank, crc, buffer)
+        self.crcs[rank] = ABSENT
+
+    Chunk.contribute = contribute  # type: ignore[method-assign]
+
+
+def freeing() -> None:
+    """A result counts as stable as soon as one rank has it."""
+    from reducer.core.keytable import KeyTable
+
+    before = KeyTable.report
+
+    def report(self: KeyTable, key: Any, rank: int, done: int) -> Any:
+        for other in range(len(key.done)):
+            before(self, key, other, done)
+
+    KeyTable.report = report  # type: ignore[method-assign]
+
+
+def redelivery() -> None:
+    from reducer.core.job import Job
+
+    def duplicate(
+        self: Job, key: Any, chunk: Any, rank: int, header: Any, buffer: Any, out: Any
+    ) -> None:
+        self._drop_duplicate(buffer, out)
+
+    Job._duplicate = duplicate  # type: ignore[method-assign]
+
+
+def telling_again() -> None:
+    from reducer.core.job import Job
+
+    Job.rejoined = lambda self, rank, now: []  # type: ignore[method-assign]
+
+
+def moving() -> None:
+    from reducer.core.job import Job
+
+    Job.move = lambda self, route: []  # type: ignore[method-assign]
+
+
+def instance() -> None:
+    """A lane that has lost its state of the run seems to have it."""
+    from reducer.core.run import Run
+
+    before = Run.__init__
+
+    def init(self: Run, job: Any, incarnations: Any, number: int, now: float) -> None:
+        before(self, job, incarnations, 1, now)
+
+    Run.__init__ = init  # type: ignore[method-assign]
+    from tests.support import simfaults
+
+    simfaults.NEW_INCARNATIONS = False
+
+
+RULES = {
+    rule.__name__: rule
+    for rule in (rank_order, exactly_once, freeing, redelivery, telling_again, moving, instance)
+}
+
+
+def main() -> int:
+    _run_interpreted()
+    from tests.support.simcluster import StuckError
+    from tests.support.storm import Storm
+
+    if len(sys.argv) > 1:
+        RULES[sys.argv[1]]()
+    try:
+        for seed in range(SEEDS):
+            Storm(seed, ROUNDS).run()
+    except (AssertionError, StuckError) as error:
+        print(f"seed {seed}: {str(error)[:200]}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

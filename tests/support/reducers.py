@@ -1,0 +1,87 @@
+"""Reducers that a test kills, freezes and starts again at the same address."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from types import TracebackType
+
+from tests.support.cluster import Daemon
+
+
+class Reducers:
+    """`count` daemons on ports of their own; a context manager that ends those that run."""
+
+    def __init__(self, count: int, *arguments: str, lanes: int = 1) -> None:
+        self._arguments = arguments
+        self._lanes = lanes
+        self._ports = _free_ports(count)
+        self._daemons: list[Daemon | None] = [self._launch(port) for port in self._ports]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self._ports]
+
+    def daemon(self, index: int) -> Daemon:
+        found = self._daemons[index]
+        assert found is not None, f"reducer {index} does not run"
+        return found
+
+    def kill(self, index: int) -> None:
+        """SIGKILL to the daemon; its lanes die with it."""
+        self.daemon(index).kill()
+        self._daemons[index] = None
+
+    def terminate(self, index: int) -> int:
+        """SIGTERM, and wait for the drain; the exit status."""
+        status = self.daemon(index).stop()
+        self._daemons[index] = None
+        return status
+
+    def start(self, index: int) -> None:
+        assert self._daemons[index] is None
+        self._daemons[index] = self._launch(self._ports[index])
+
+    def freeze(self, index: int) -> None:
+        for pid in self._pids(index):
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self, index: int) -> None:
+        for pid in self._pids(index):
+            os.kill(pid, signal.SIGCONT)
+
+    def _pids(self, index: int) -> list[int]:
+        daemon = self.daemon(index)
+        return [daemon.pid, *daemon.lane_pids()]
+
+    def _launch(self, port: int) -> Daemon:
+        return Daemon("--port", str(port), *self._arguments, lanes=self._lanes)
+
+    def __enter__(self) -> Reducers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for daemon in self._daemons:
+            if daemon is None:
+                continue
+            daemon.kill()
+            if error is not None:
+                sys.stderr.write(daemon.log)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()

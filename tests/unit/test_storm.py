@@ -1,0 +1,41 @@
+"""Seeded storms of faults: the real core and the real engine state, and simulated links.
+
+A rule of the protocol that is taken away must show: else the storms prove nothing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.broken import RULES
+from tests.support.cluster import ROOT, environment
+from tests.support.storm import Storm
+
+ROUNDS = 10
+
+
+@pytest.mark.parametrize("first", range(0, 100, 20))
+def test_no_storm_breaks_a_law(first: int) -> None:
+    for seed in range(first, first + 20):
+        Storm(seed, ROUNDS).run()
+
+
+def broken(*rule: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.support.broken", *rule],
+        env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=170, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_missing_rule_shows(rule: str) -> None:
+    ended = broken(rule)
+    assert ended.returncode == 1 and ended.stdout.startswith("seed"), ended
+
+
+def test_with_all_its_rules_the_same_core_stands() -> None:
+    ended = broken()
+    assert (ended.returncode, ended.stdout) == (0, ""), ended
