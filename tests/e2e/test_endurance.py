@@ -83,7 +83,7 @@ def _many_keys(rank: int, world: int, addresses: list[str], job: str) -> Any:
             return sum(lane[field] for lane in group.stats()["reducers"])
 
         wait_until(lambda: total("held_bytes") == 0, 10, "results that all ranks hold are freed")
-        wait_until(lambda: total("keys") == 0, 10, "idle keys are forgotten")
+        wait_until(lambda: total("keys") == 0, 20, "idle keys are forgotten")
         return total("open_rounds"), threading.active_count()
 
 

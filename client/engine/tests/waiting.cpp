@@ -152,15 +152,15 @@ void test_large_beside_a_driver() {
   const Round here(engines[0].get(), "large", 500000);
   const Round there(engines[1].get(), "large", 500000);
   CHECK(here.operation->wait(5));
-  // Each of these has to wake somebody: with the ticks alone they would take seconds.
+  // Each of these has to wake somebody: with the ticks alone they would take 15 s.
   const auto start = Clock::now();
   on_both(engines, [](ors::Engine* engine) {
-    for (int n = 0; n < 100; ++n) {
+    for (int n = 0; n < 300; ++n) {
       const Round round(engine, "next", 20000);
       CHECK(round.operation->wait(kLong));
     }
   });
-  CHECK(seconds_since(start) < 2);
+  CHECK(seconds_since(start) < 12);
   CHECK(there.operation->wait(kLong));
   const Round last(engines[1].get(), "small", kSmallCount);
   CHECK(last.operation->wait(kLong));
