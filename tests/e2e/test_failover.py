@@ -1,6 +1,6 @@
 """Reducers that die, freeze and restart under a job: no step lost, the same bits, no hang.
 
-Rows of the catalogue of faults: 3, 4, 6, 9, 23 (see tests/faults/README.md).
+The whole table of faults and tests: tests/faults/README.md.
 """
 
 from __future__ import annotations
