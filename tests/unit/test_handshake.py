@@ -283,7 +283,8 @@ def test_the_engine_takes_a_jobs_key_alone(size: int) -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         _engine.Engine(
             addresses=["127.0.0.1:1"], job="j", run_id="r", rank=0, world_size=1,
-            chunk_table=[(0, 4096)], connect_timeout=1.0, silence=1.0, reducer_wait=1.0, key=bytes(size),
+            chunk_table=[(0, 4096)], connect_timeout=1.0, silence=1.0, reducer_wait=1.0,
+            key=bytes(size),
         )  # fmt: skip
 
 
