@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reducer import compiled
+from reducer import compiled, keyfile
 from reducer.errors import InternalError
 from tests.support.wait import wait_until
 
@@ -95,3 +95,11 @@ def no_noise() -> Iterator[None]:
                 f"left behind: descriptors {leaked}, processes {_children() - children}, "
                 f"threads {_threads() - threads}"
             )
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A fresh key of mode psk."""
+    path = str(tmp_path_factory.mktemp("psk") / "key")
+    keyfile.make(path)
+    return path

@@ -132,6 +132,22 @@ def test_random_kills_and_restarts_lose_nothing(reducers: Reducers, job: str, se
         training.finish()
 
 
+def test_with_a_key_kills_cost_no_step_either(
+    job: str, key_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDUCER_KEY_FILE", key_file)  # of the ranks
+    with Reducers(2, "--key-file", key_file) as reducers:
+        training = Training(reducers, job, world=2)
+        with training.ranks:
+            for victim in (0, 1):
+                training.turn(3)
+                reducers.kill(victim)
+                training.turn(2)
+                reducers.start(victim)
+            training.turn(3)
+            training.finish()
+
+
 def test_all_reducers_may_restart_at_once(reducers: Reducers, job: str) -> None:
     training = Training(reducers, job)
     with training.ranks:

@@ -40,13 +40,6 @@ AT_ONCE = 5.0
 
 
 @pytest.fixture(scope="module")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp("psk") / "key")
-    keyfile.make(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def other_key(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("psk") / "key")
     keyfile.make(path)

@@ -44,13 +44,6 @@ PEER_BYTES = 4096
 
 
 @pytest.fixture(scope="module")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = str(tmp_path_factory.mktemp("psk") / "key")
-    keyfile.make(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def key(key_file: str) -> bytes:
     return keyfile.read(key_file)
 

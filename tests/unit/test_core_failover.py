@@ -301,6 +301,26 @@ def test_a_route_of_other_slots_is_refused(route: messages.Route) -> None:
     assert "the job has 2" in workers[0].error().message
 
 
+def test_who_comes_back_to_a_lane_that_drains_goes_on_there() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    workers[0].contribute(Spec(), data=data(0))
+    lane.feed(events.Drain("SIGTERM"))
+    back = again(workers[1])
+    assert back.read(MessageKind.GOAWAY)  # it may have missed the first
+    back.contribute(Spec(), data=data(1))
+    assert back.results() == [total(2)]
+
+
+def test_a_new_run_takes_the_room_of_one_that_all_have_gone_from() -> None:
+    lane = SimLane(budget=1 << 20, credit=1 << 30)
+    for worker in join_all(lane, 2):
+        worker.session.lose()
+    for worker in join_all(lane, 2, run_id="next"):
+        assert not worker.read(MessageKind.ERROR)
+    assert len(lane.core.snapshot()["jobs"]) == 1
+
+
 def test_a_lane_that_drains_ends_when_every_run_has_gone() -> None:
     lane, workers = survivors()
     lane.feed(events.Drain("SIGTERM"))

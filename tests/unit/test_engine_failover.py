@@ -636,6 +636,8 @@ def test_rank_0_puts_out_a_slot_that_it_cannot_reach_and_tells_all_lanes() -> No
     worker.refuse(1)
     assert worker.state.route["live"] == [1, 0, 1]
     assert worker.state.route["since"] == [0, 1, 0]
+    (report,) = worker.state.take_reports()
+    assert "reducer r1 is out: connection refused" in report
     frames = [worker.sent(0), worker.sent(2)]
     for said_to in frames:
         assert said_to[0].header.kind == MessageKind.ROUTE  # before its first frame under it
