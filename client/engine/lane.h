@@ -64,7 +64,6 @@ struct Lane {
   Sender sender;
   std::deque<std::string> control;  // frames that go before any contribution
   bool kicked = false;              // in State's list of lanes with something to send
-  bool last_frame_queued = false;   // BYE or ERROR: nothing follows it
 
   struct Queued {
     RoundRef round;  // keeps `share` alive

@@ -57,17 +57,13 @@ _ORDER_FREE = frozenset(((int(ReduceOp.SUM), int(DType.FLOAT16)),
 
 @dataclass(slots=True)
 class Counters:
-    """Of one job on this lane; bytes are payload bytes.
-
-    `moved` are contributions to streams that are elsewhere now.
-    """
+    """Of one job on this lane; bytes are payload bytes."""
 
     bytes_in: int = 0
     bytes_out: int = 0
     contributions: int = 0
     results: int = 0
     duplicates: int = 0
-    moved: int = 0
     rounds: int = 0
 
 
@@ -157,7 +153,6 @@ class Job:
         plan = self._plans.of(header)
         stream = self.streams.find(rank, self.route.home(header.key, header.chunk), header.route)
         if stream is None:  # a route has moved it while it was on its way
-            self.counters.moved += 1
             out += [Free(buffer)] if buffer is not None else []
             return
         self.counters.contributions += 1
