@@ -79,6 +79,9 @@ class Fleet:
     ) -> None:
         self._stack.close()
 
+    def address(self, host: str) -> str:
+        return self._place.address(host)
+
     def start_reducers(self, hosts: Sequence[str], *options: str, lanes: int = 1) -> list[str]:
         """One ``reducer serve`` on each host; gives their addresses once they accept."""
         started = [self._start_reducer(host, lanes, options) for host in hosts]

@@ -2,11 +2,15 @@
 
     python -m bench.reducer_cpu                      # 64 MiB rounds, 4 workers, 1 MiB chunks
     python -m bench.reducer_cpu --chunk-kib 64 --json
+    python -m bench.reducer_cpu --rate 1gbit --chunk-kib 64 --window-kib 512
 
 CPU seconds (user and system, all threads and processes of the server) for each GB of contributions
-that it receives over loopback; each GB in is also a GB out. All servers live for the whole run, in
-a namespace of their own with one congestion control for both sides, and take turns. Every sum is
-checked. ``ours`` is `reducer serve --lanes 1` with every check on and our Python client; the C
+that it receives; each GB in is also a GB out. All servers live for the whole run, in a namespace of
+their own with one congestion control for both sides, and take turns. Every sum is checked. Over
+loopback; with ``--rate`` every worker and the server have a NIC of that rate, and what counts is
+the time of a round: what rank order, exactly once, CRC and retention cost where the network is the
+limit.
+ ``ours`` is `reducer serve --lanes 1` with every check on and our Python client; the C
 programs of bench/reference check nothing. Needs root (see `bench.netlab`), make and a C compiler.
 """
 
@@ -17,18 +21,19 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 
-from bench.fleet import ROOT, Fleet, FleetError, OneHost, cpu_seconds
+from bench.fleet import ROOT, Fleet, FleetError, OneHost, Place, cpu_seconds
 from bench.netlab import Lab, LabError, Nic
 
 BUILT = ROOT / "build" / "reference"
-HOST = "machine"  # the lab's only one: everything runs over its loopback
+SERVER = "reducer"  # the host of all servers; without a rate also of the workers
 SIDES = ("echo", "C reducer", "ours")
 # What a side may cost, as a multiple of another, with 4 workers and chunks of 1 MiB.
 LIMITS = (("C reducer", "echo", 1.15), ("ours", "C reducer", 1.25))
+# What a round may take with limited NICs, as a multiple of the C reducer's.
+TIME_LIMIT = 1.03
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,11 @@ class Case:
     warmup: int
     repeats: int
     congestion: str
+    rate: str | None
+
+    @property
+    def worker_hosts(self) -> list[str]:
+        return [f"worker{rank}" if self.rate else SERVER for rank in range(self.workers)]
 
     @property
     def gigabytes(self) -> float:
@@ -52,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of one side in one turn; ``seconds`` is wall time, with the clients' checks of the sums."""
+    """Of one side in one turn; ``seconds`` is what a round took the slowest worker."""
 
     cpu_per_gb: float
     seconds: float
@@ -66,42 +76,47 @@ class Side:
     cpu_seconds: Callable[[], float]
     workers: list[subprocess.Popen[str]]
 
-    def expect(self, word: str) -> None:
+    def expect(self, word: str) -> list[str]:
+        """Wait for ``word`` of every worker; gives what each says after it."""
+        rests = []
         for worker in self.workers:
             line = _read_line(worker)
-            if line != word:
+            if not line.startswith(word):
                 raise FleetError(f"a worker said {line!r}, expected {word!r}")
+            rests.append(line.removeprefix(word))
+        return rests
 
     def measure(self) -> Measurement:
         """Run the rounds of one measurement."""
-        before, started = self.cpu_seconds(), time.perf_counter()
+        before = self.cpu_seconds()
         for worker in self.workers:
             assert worker.stdin is not None
             worker.stdin.write(f"{self.case.rounds}\n")
             worker.stdin.flush()
-        self.expect("done")
-        seconds = time.perf_counter() - started
-        return Measurement((self.cpu_seconds() - before) / self.case.gigabytes, seconds)
+        seconds = max(map(float, self.expect("done")))
+        cpu = self.cpu_seconds() - before
+        return Measurement(cpu / self.case.gigabytes, seconds / self.case.rounds)
 
 
 def start_reference(case: Case, fleet: Fleet, program: str) -> Side:
     """``program`` of bench/reference and its workers."""
     chunk, world = str(case.chunk_kib << 10), str(case.workers)
-    server = _start(fleet, [str(BUILT / program), world, chunk, case.congestion])
+    address = fleet.address(SERVER)
+    server = _start(fleet, SERVER, [str(BUILT / program), address, world, chunk, case.congestion])
     port = _read_line(server)
     sizes = [str(case.mib << 20), chunk, str(case.window_kib << 10)]
     rest = [world, *sizes, str(int(program == "reducer")), case.congestion]
-    load = [str(BUILT / "load"), port]
-    workers = [_start(fleet, [*load, str(rank), *rest]) for rank in range(case.workers)]
+    load = [str(BUILT / "load"), address, port]
+    workers = _start_workers(case, fleet, load, rest)
     return Side(case, lambda: cpu_seconds(server.pid), workers)
 
 
 def start_ours(case: Case, fleet: Fleet) -> Side:
     options = ["--credit", f"{case.window_kib}KiB", "--congestion", case.congestion]
-    (address,) = fleet.start_reducers([HOST], "--memory", "1GiB", *options)
+    (address,) = fleet.start_reducers([SERVER], "--memory", "1GiB", *options)
     module = [sys.executable, "-m", "bench.reducer_cpu_worker", address]
     rest = [str(case.workers), str(case.mib << 20), str(case.chunk_kib << 10)]
-    workers = [_start(fleet, [*module, str(rank), *rest]) for rank in range(case.workers)]
+    workers = _start_workers(case, fleet, module, rest)
     return Side(case, fleet.reducer_cpu_seconds, workers)
 
 
@@ -120,7 +135,8 @@ def main() -> int:
 def _measure(case: Case, as_json: bool) -> dict[str, list[Measurement]]:
     subprocess.run(["make", "-s", "-C", str(ROOT / "bench" / "reference")], check=True)
     measured: dict[str, list[Measurement]] = {name: [] for name in SIDES}
-    with Lab({HOST: Nic()}, case.congestion) as lab, Fleet(OneHost(lab, HOST)) as fleet:
+    hosts = dict.fromkeys([SERVER, *case.worker_hosts], Nic(case.rate))
+    with Lab(hosts, case.congestion) as lab, Fleet(_place(case, lab)) as fleet:
         sides = {
             "echo": start_reference(case, fleet, "echo"),
             "C reducer": start_reference(case, fleet, "reducer"),
@@ -141,37 +157,65 @@ def _measure(case: Case, as_json: bool) -> dict[str, list[Measurement]]:
 
 
 def _print_table(case: Case, measured: dict[str, list[Measurement]]) -> None:
+    where = f"NICs of {case.rate}" if case.rate else "loopback"
     print(
         f"\nCPU of the reducer, float32, {case.workers} workers, chunks of {case.chunk_kib} KiB, "
-        f"rounds of {case.mib} MiB, window {case.window_kib} KiB, loopback, {case.congestion} on "
+        f"rounds of {case.mib} MiB, window {case.window_kib} KiB, {where}, {case.congestion} on "
         f"both sides;\n{case.repeats} measurements of {case.gigabytes:.2f} GB each, every sum "
         f"checked\n"
     )
     print(
-        f"{'':<10} {'CPU s/GB':>9} {'min':>7} {'max':>7} {'us/chunk':>9} {'x echo':>7} {'x C':>7}"
+        f"{'':<10} {'CPU s/GB':>9} {'min':>7} {'max':>7} {'us/chunk':>9} {'x echo':>7} {'x C':>7} "
+        f"{'ms/round':>9} {'min':>7} {'max':>7} {'x C':>7}"
     )
-    medians = {
-        name: statistics.median(one.cpu_per_gb for one in ones) for name, ones in measured.items()
-    }
+    medians = {name: _median(ones) for name, ones in measured.items()}
+    peer = medians["C reducer"]
     for name, ones in measured.items():
-        costs = [one.cpu_per_gb for one in ones]
-        middle = medians[name]
-        per_chunk = middle * (case.chunk_kib << 10) / 1e3
+        cost, seconds = astuple(medians[name])
+        costs, times = [one.cpu_per_gb for one in ones], [one.seconds * 1e3 for one in ones]
         print(
-            f"{name:<10} {middle:>9.4f} {min(costs):>7.4f} {max(costs):>7.4f} {per_chunk:>9.1f} "
-            f"{middle / medians['echo']:>7.2f} {middle / medians['C reducer']:>7.2f}"
+            f"{name:<10} {cost:>9.4f} {min(costs):>7.4f} {max(costs):>7.4f} "
+            f"{cost * (case.chunk_kib << 10) / 1e3:>9.1f} "
+            f"{cost / medians['echo'].cpu_per_gb:>7.2f} {cost / peer.cpu_per_gb:>7.2f} "
+            f"{seconds * 1e3:>9.1f} {min(times):>7.1f} {max(times):>7.1f} "
+            f"{seconds / peer.seconds:>7.3f}"
         )
-    if (case.workers, case.chunk_kib) != (4, 1024):
-        return
     print()
-    for name, peer, limit in LIMITS:
-        ratio = medians[name] / medians[peer]
-        word = "within" if ratio <= limit else "OVER"
-        print(f"{name} at {ratio:.2f} x {peer}: {word} the limit of {limit}")
+    if case.rate:
+        _print_verdict("ours", medians["ours"].seconds / peer.seconds, "C reducer", TIME_LIMIT)
+    elif (case.workers, case.chunk_kib) == (4, 1024):
+        for name, other, limit in LIMITS:
+            ratio = medians[name].cpu_per_gb / medians[other].cpu_per_gb
+            _print_verdict(name, ratio, other, limit)
 
 
-def _start(fleet: Fleet, command: list[str]) -> subprocess.Popen[str]:
-    return fleet.start(HOST, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def _median(ones: list[Measurement]) -> Measurement:
+    return Measurement(
+        statistics.median(one.cpu_per_gb for one in ones),
+        statistics.median(one.seconds for one in ones),
+    )
+
+
+def _print_verdict(name: str, ratio: float, peer: str, limit: float) -> None:
+    word = "within" if ratio <= limit else "OVER"
+    print(f"{name} at {ratio:.3f} x {peer}: {word} the limit of {limit}")
+
+
+def _place(case: Case, lab: Lab) -> Place:
+    return lab if case.rate else OneHost(lab, SERVER)
+
+
+def _start_workers(
+    case: Case, fleet: Fleet, program: list[str], rest: list[str]
+) -> list[subprocess.Popen[str]]:
+    return [
+        _start(fleet, host, [*program, str(rank), *rest])
+        for rank, host in enumerate(case.worker_hosts)
+    ]
+
+
+def _start(fleet: Fleet, host: str, command: list[str]) -> subprocess.Popen[str]:
+    return fleet.start(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def _read_line(process: subprocess.Popen[str]) -> str:
@@ -195,6 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--congestion", default="cubic")
+    parser.add_argument("--rate", help="of every NIC, in tc's words (1gbit); loopback without it")
     parser.add_argument("--json", action="store_true", help="one line for each measurement, too")
     return parser
 

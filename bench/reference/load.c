@@ -1,9 +1,10 @@
 /* One worker of the reference reducer or echo, for any number of rounds; every result is checked.
  *
- *     load PORT RANK WORKERS BYTES CHUNK_BYTES WINDOW_BYTES SUM [CONGESTION]
+ *     load ADDRESS PORT RANK WORKERS BYTES CHUNK_BYTES WINDOW_BYTES SUM [CONGESTION]
  *
  * SUM is 1 before a reducer and 0 before an echo. It prints "ready", then reads numbers of rounds
- * from stdin, one a line, and prints "done" after each batch; it ends with stdin. */
+ * from stdin, one a line, and prints "done SECONDS" after each batch: what the exchanges took,
+ * without making and checking the numbers. It ends with stdin. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -16,6 +17,7 @@
 #include <sys/signal.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #include "wire.h"
 
@@ -110,13 +112,18 @@ static void check_round(uint32_t number, float my_scale, float result_scale, boo
   }
 }
 
-static void connect_to(int port, const char* congestion) {
-  struct sockaddr_in to = {.sin_family = AF_INET,
-                           .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                           .sin_port = htons((uint16_t)port)};
+static void connect_to(const char* address, int port, const char* congestion) {
+  struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+  if (inet_pton(AF_INET, address, &to.sin_addr) != 1) die("%s is no IPv4 address", address);
   fd = socket(AF_INET, SOCK_STREAM, 0);
   tune(fd, congestion);
-  if (connect(fd, (struct sockaddr*)&to, sizeof to) != 0) die("connect to port %d", port);
+  if (connect(fd, (struct sockaddr*)&to, sizeof to) != 0) die("connect to %s:%d", address, port);
+}
+
+static double now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
 static float* array(void) {
@@ -126,28 +133,33 @@ static float* array(void) {
 }
 
 int main(int argc, char** argv) {
-  if (argc < 8) die("usage: %s PORT RANK WORKERS BYTES CHUNK WINDOW SUM [CONGESTION]", argv[0]);
+  if (argc < 9) {
+    die("usage: %s ADDRESS PORT RANK WORKERS BYTES CHUNK WINDOW SUM [CONGESTION]", argv[0]);
+  }
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const long rank = strtol(argv[2], NULL, 10), workers = positive(argv[3]);
-  count = (size_t)positive(argv[4]) / sizeof(float);
-  chunk_bytes = (size_t)positive(argv[5]);
-  window = (size_t)positive(argv[6]) / chunk_bytes;
+  const long rank = strtol(argv[3], NULL, 10), workers = positive(argv[4]);
+  count = (size_t)positive(argv[5]) / sizeof(float);
+  chunk_bytes = (size_t)positive(argv[6]);
+  window = (size_t)positive(argv[7]) / chunk_bytes;
   chunks = (uint32_t)((count * sizeof(float) + chunk_bytes - 1) / chunk_bytes);
   const float mine = (float)(rank + 1);
-  const float summed = *argv[7] == '1' ? (float)(workers * (workers + 1) / 2) : mine;
+  const float summed = *argv[8] == '1' ? (float)(workers * (workers + 1) / 2) : mine;
   base = array(), given = array(), result = array();
   for (size_t i = 0; i < count; ++i) base[i] = (float)(i % 997);
-  connect_to((int)positive(argv[1]), argc > 8 ? argv[8] : "");
+  connect_to(argv[1], (int)positive(argv[2]), argc > 9 ? argv[9] : "");
   printf("ready\n");
   fflush(stdout);
   char line[32];
   for (uint32_t number = 0; fgets(line, sizeof line, stdin) != NULL;) {
+    double exchanging = 0;
     for (long rounds = strtol(line, NULL, 10); rounds > 0; --rounds, ++number) {
       check_round(number, mine, summed, true);
+      const double begun = now();
       run_round(number * chunks);
+      exchanging += now() - begun;
       check_round(number, mine, summed, false);
     }
-    printf("done\n");
+    printf("done %.6f\n", exchanging);
     fflush(stdout);
   }
   return 0;

@@ -153,13 +153,14 @@ static bool read_once(struct connection* c) {
 
 /* --- the program --- */
 
-static int listen_here(const char* congestion) {
+static int listen_on(const char* address, const char* congestion) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  struct sockaddr_in at = {.sin_family = AF_INET};
   socklen_t size = sizeof at;
   tune(listener, congestion);
+  if (inet_pton(AF_INET, address, &at.sin_addr) != 1) die("%s is no IPv4 address", address);
   if (bind(listener, (struct sockaddr*)&at, size) != 0 || listen(listener, MAX_WORKERS) != 0) {
-    die("cannot listen");
+    die("cannot listen on %s", address);
   }
   getsockname(listener, (struct sockaddr*)&at, &size);
   printf("%d\n", ntohs(at.sin_port));
@@ -179,15 +180,15 @@ static void accept_all(int listener, const char* congestion) {
 }
 
 int serve(int argc, char** argv, handler* on_chunk) {
-  if (argc < 3) die("usage: %s WORKERS CHUNK_BYTES [CONGESTION]", argv[0]);
+  if (argc < 4) die("usage: %s ADDRESS WORKERS CHUNK_BYTES [CONGESTION]", argv[0]);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  workers = (int)positive(argv[1]);
-  chunk_bytes = (size_t)positive(argv[2]);
+  workers = (int)positive(argv[2]);
+  chunk_bytes = (size_t)positive(argv[3]);
   handle = on_chunk;
   if (workers > MAX_WORKERS) die("at most %d workers", MAX_WORKERS);
-  const char* congestion = argc > 3 ? argv[3] : "";
+  const char* congestion = argc > 4 ? argv[4] : "";
   epoll = epoll_create1(0);
-  accept_all(listen_here(congestion), congestion);
+  accept_all(listen_on(argv[1], congestion), congestion);
   for (;;) {
     struct epoll_event events[MAX_WORKERS];
     const int n = epoll_wait(epoll, events, MAX_WORKERS, -1);

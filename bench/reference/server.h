@@ -29,8 +29,8 @@ extern int workers;
 void send_to(struct connection* to, struct buffer* buffer);
 void release(struct buffer* buffer);
 
-/* The whole program: WORKERS CHUNK_BYTES [CONGESTION]. Listens on a free port of 127.0.0.1, prints
- * it, and serves until the first worker has gone. */
+/* The whole program: ADDRESS WORKERS CHUNK_BYTES [CONGESTION]. Listens on a free port of the IPv4
+ * address, prints it, and serves until the first worker has gone. */
 int serve(int argc, char** argv, handler* on_chunk);
 
 #endif
