@@ -49,13 +49,14 @@ demo: $(STAMP) ## Train on 4 workers with 2 reducers, beside the same run over g
 test: check native-test ## All checks, then all tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: $(STAMP) ## Linters, types, formats, layers, documents, fuzzing of the decoder
+check: $(STAMP) ## Linters, types, formats, layers, documents, that benchmarks run, fuzzing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/python -m pytest -q tests/unit/test_layering.py tests/unit/test_changelog.py \
 	    tests/unit/test_documents.py
+	$(BIN)/python -m pytest -q bench/micro --benchmark-disable
 	$(BIN)/python -m tests.fuzz.decoder --seconds $(FUZZ_SECONDS)
 
 format: $(STAMP) ## Write Python, C and C++ as `check` wants them
