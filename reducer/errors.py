@@ -9,7 +9,7 @@ Nothing that a peer sends may raise anything outside the first two families.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from reducer.wire.codes import ErrorCode
 
@@ -80,7 +80,7 @@ class RoundError(ReductionError):
 
 
 # What a peer can cause. Whoever deals with peers catches these alone: a bug of ours must show.
-PEER_ERRORS = (ProtocolError, RoundError)
+PEER_ERRORS: Final = (ProtocolError, RoundError)
 
 
 class PeerLostError(RoundError):

@@ -289,9 +289,10 @@ class EngineWorker:
     def take(self, lane: int, now: float) -> list[Frame]:
         data = self._state.outgoing(*self._places[lane], 1 << 40, now)
         frames = []
-        for header, payload in self._decoders[lane].feed(data):
-            is_control = payload is not None and header.kind != MessageKind.CONTRIBUTION
-            frames.append(Frame(header, bytes(payload) if payload and is_control else None))
+        for sent in self._decoders[lane].feed(data):
+            is_control = sent.header.kind != MessageKind.CONTRIBUTION
+            payload = bytes(sent.payload) if sent.payload and is_control else None
+            frames.append(Frame(sent.header, payload))
         return frames
 
     def receive(self, lane: int, frame: Frame, now: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from reducer.core.plan import Plan, make_plan
 from reducer.errors import ProtocolError
 from reducer.wire.codes import ITEM_SIZES, MAX_CHUNKS, Collective, DType, Flag, ReduceOp
@@ -9,11 +11,13 @@ from reducer.wire.header import Header
 from reducer.wire.messages import ChunkTable
 
 # A position is round x 2^24 + chunk in 64 bits.
-MAX_ROUND = (1 << 39) - 1
-MAX_ROUND_BYTES = 1 << 50
-_PLANS_KEPT = 1_024
+MAX_ROUND: Final = (1 << 39) - 1
+MAX_ROUND_BYTES: Final = 1 << 50
+_PLANS_KEPT: Final = 1_024
 
-_ARITHMETIC = frozenset((ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD))
+_ARITHMETIC: Final = frozenset(
+    (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD)
+)
 _OPS: dict[int, frozenset[ReduceOp]] = {
     Collective.ALL_REDUCE: _ARITHMETIC,
     Collective.REDUCE_SCATTER: _ARITHMETIC,
@@ -21,8 +25,8 @@ _OPS: dict[int, frozenset[ReduceOp]] = {
     Collective.ALL_GATHER: frozenset((ReduceOp.COPY,)),
     Collective.BARRIER: frozenset((ReduceOp.NONE,)),
 }
-_WIDE = int(Flag.WIDE)
-_SIXTEEN_BIT = frozenset((int(DType.FLOAT16), int(DType.BFLOAT16)))
+_WIDE: Final = int(Flag.WIDE)
+_SIXTEEN_BIT: Final = frozenset((int(DType.FLOAT16), int(DType.BFLOAT16)))
 
 
 class Plans:

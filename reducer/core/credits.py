@@ -7,7 +7,7 @@ was reserved when its job joined, so a lane never has to stop reading (PROTOCOL.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from reducer.core.plan import MIN_COST
 from reducer.errors import QuotaError
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 # Room for the unanswered contributions of each rank, for the results that are not stable yet
 # (at most credit + grant at the slowest rank), and for done reports that lag by half a credit.
-SHARES_BESIDE_RANKS = 2
+SHARES_BESIDE_RANKS: Final = 2
 # Chunks that one grant covers: two, so that the next one travels while the first is folded.
-GRANT_CHUNKS = 2
+GRANT_CHUNKS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""What goes into a lane and what comes out of it: the whole surface between core and shell."""
+"""What goes into a lane and what comes out of it: the whole surface between core and shell.
+
+What comes with each contribution is a class of its own: mypyc makes that a C struct, where a
+named tuple is built and read as any Python object (a sixth of the lane's instructions).
+"""
 
 from __future__ import annotations
 
@@ -31,20 +35,26 @@ class ControlReceived(NamedTuple):
     payload: memoryview | None
 
 
-class Contributed(NamedTuple):
+class Contributed:
     """A complete CONTRIBUTION; `buffer` is None where its length is 0."""
 
-    session: int
-    header: Header
-    buffer: Buffer | None
+    __slots__ = ("buffer", "header", "session")
+
+    def __init__(self, session: int, header: Header, buffer: Buffer | None) -> None:
+        self.session = session
+        self.header = header
+        self.buffer = buffer
 
 
-class Reduced(NamedTuple):
+class Reduced:
     """A Finish was carried out: flags of the kernel, CRC-32C of the result."""
 
-    chunk: Chunk
-    flags: int
-    crc: int
+    __slots__ = ("chunk", "crc", "flags")
+
+    def __init__(self, chunk: Chunk, flags: int, crc: int) -> None:
+        self.chunk = chunk
+        self.flags = flags
+        self.crc = crc
 
 
 class Broken(NamedTuple):
@@ -83,50 +93,82 @@ Event = Opened | ControlReceived | Contributed | Reduced | Broken | Lost | Tick 
 # --- outputs, to be carried out in their order ------------------------------------------------
 
 
-class Send(NamedTuple):
+class Send:
     """Write `frame`, then the first `length` bytes of `buffer`, to each session."""
 
-    sessions: Sequence[int]
-    frame: bytes
-    buffer: Buffer | None
-    length: int
+    __slots__ = ("buffer", "frame", "length", "sessions")
+
+    def __init__(
+        self, sessions: Sequence[int], frame: bytes, buffer: Buffer | None, length: int
+    ) -> None:
+        self.sessions = sessions
+        self.frame = frame
+        self.buffer = buffer
+        self.length = length
 
 
-class Fold(NamedTuple):
+class Fold:
     """Fold `parts`, in order, into the accumulator of `chunk`.
 
     `acc` None: take a buffer for `count` accumulator elements, begin it from parts[0], and set
     `chunk.acc` to it. The returned flags are added to `chunk.flags`.
     """
 
-    chunk: Chunk
-    op: int
-    dtype: int
-    count: int  # type: ignore[assignment]  # hides tuple.count on purpose
-    acc: Buffer | None
-    parts: Sequence[Buffer]
+    __slots__ = ("acc", "chunk", "count", "dtype", "op", "parts")
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        op: int,
+        dtype: int,
+        count: int,
+        acc: Buffer | None,
+        parts: Sequence[Buffer],
+    ) -> None:
+        self.chunk = chunk
+        self.op = op
+        self.dtype = dtype
+        self.count = count
+        self.acc = acc
+        self.parts = parts
 
 
-class Finish(NamedTuple):
+class Finish:
     """Reduce `acc` (may be None: read `chunk.acc` is the same) and `parts` into `out`.
 
     Then hand Reduced(chunk, flags, CRC of the result) back before the outputs that follow.
     """
 
-    chunk: Chunk
-    op: int
-    dtype: int
-    count: int  # type: ignore[assignment]  # hides tuple.count on purpose
-    world: int
-    acc: Buffer | None
-    parts: Sequence[Buffer]
-    out: Buffer
+    __slots__ = ("acc", "chunk", "count", "dtype", "op", "out", "parts", "world")
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        op: int,
+        dtype: int,
+        count: int,
+        world: int,
+        acc: Buffer | None,
+        parts: Sequence[Buffer],
+        out: Buffer,
+    ) -> None:
+        self.chunk = chunk
+        self.op = op
+        self.dtype = dtype
+        self.count = count
+        self.world = world
+        self.acc = acc
+        self.parts = parts
+        self.out = out
 
 
-class Free(NamedTuple):
+class Free:
     """The buffer may be used again at once: nobody reads it any more."""
 
-    buffer: Buffer
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
 
 
 class Discard(NamedTuple):

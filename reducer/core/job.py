@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final
 
 from reducer.core.admission import Plans, check_fields, check_length
 from reducer.core.buffer import Buffer
@@ -46,12 +47,12 @@ from reducer.wire.codes import (
 from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 from reducer.wire.keys import position
 
-MAX_STALLS = 16
-MAX_LATE = 64
+MAX_STALLS: Final = 16
+MAX_LATE: Final = 64
 # Contributions are bounded by credit; the records that DESCRIBE and ABANDON leave, by this.
-MAX_UNPAID_ROUNDS = 1_024
+MAX_UNPAID_ROUNDS: Final = 1_024
 # Sums of float16 in float64 are exact (at most 8,192 ranks), so their order is free (law 2).
-_ORDER_FREE = frozenset(((int(ReduceOp.SUM), int(DType.FLOAT16)),
+_ORDER_FREE: Final = frozenset(((int(ReduceOp.SUM), int(DType.FLOAT16)),
                          (int(ReduceOp.MEAN), int(DType.FLOAT16))))  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from reducer.core.buffer import Buffer
 from reducer.core.progress import KeyProgress
@@ -12,7 +13,7 @@ from reducer.errors import ProtocolError, QuotaError
 from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES
 from reducer.wire.keys import key_id
 
-_ENTRY = struct.Struct("<QQ")
+_ENTRY: Final = struct.Struct("<QQ")
 
 
 class KeyTable:

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from reducer.core import events
 from reducer.core.credits import Budget
@@ -36,12 +36,12 @@ from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import Crc, Header
 
-PENDING_RANKS = 64
+PENDING_RANKS: Final = 64
 # A rank may miss what became stable until its connection is known to be dead (`silence`); and it
 # announces an idle key again after 1 s. The lane keeps the key longer than both.
-KEY_IDLE_SECONDS = 12.0
+KEY_IDLE_SECONDS: Final = 12.0
 # With GOAWAY the workers leave within milliseconds, if they have anywhere to go.
-DRAIN_PATIENCE = 1.0
+DRAIN_PATIENCE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)

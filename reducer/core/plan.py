@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from reducer.wire.codes import ITEM_SIZES, Collective, DType
 from reducer.wire.messages import ChunkTable
 
 # What a chunk costs at least, in credit: a small one still holds a buffer and its records.
-MIN_COST = 4_096
+MIN_COST: Final = 4_096
 
 
 def chunk_bytes(table: ChunkTable, round_bytes: int) -> int:

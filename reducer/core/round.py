@@ -7,7 +7,7 @@ socket, a clock or an array.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from reducer.core.buffer import Buffer
 from reducer.core.plan import Plan
@@ -51,7 +51,7 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
     (Phase.COMPLETE, Step.VOIDED): Phase.COMPLETE,
 }
 
-ABSENT = -1
+ABSENT: Final = -1
 
 
 class Descriptor(NamedTuple):
@@ -77,7 +77,7 @@ class Descriptor(NamedTuple):
         return text
 
 
-_WIDE = int(Flag.WIDE)
+_WIDE: Final = int(Flag.WIDE)
 
 
 def descriptor_of(header: Header) -> Descriptor:

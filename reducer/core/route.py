@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-_LOW = 0xFFFF_FFFF
+_LOW: Final = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)

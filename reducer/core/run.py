@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from reducer.core.job import Job
 from reducer.core.session import Session, SessionState
 from reducer.wire.messages import Absent
 
-MAX_ABSENT = 64
+MAX_ABSENT: Final = 64
 
 
 class Run:

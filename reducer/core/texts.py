@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from reducer.core.progress import KeyProgress
 from reducer.core.round import Descriptor, Round
 
-_GROUPS_SHOWN = 8
-_RANKS_SHOWN = 16
+_GROUPS_SHOWN: Final = 8
+_RANKS_SHOWN: Final = 16
 
 
 def mismatch_text(key: KeyProgress, round_: Round, verdict: dict[int, Descriptor]) -> str:

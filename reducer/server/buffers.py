@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
+from typing import Final
 
 from reducer.wire.header import HEADER_SIZE
 
-_ALIGN = 64  # a cache line, and the width of an AVX-512 register
-_SMALLEST = 4096
+_ALIGN: Final = 64  # a cache line, and the width of an AVX-512 register
+_SMALLEST: Final = 4096
 # Seconds without a buffer out after which the memory goes back to the system.
-IDLE_SECONDS = 10.0
+IDLE_SECONDS: Final = 10.0
 
 
 class PooledBuffer:

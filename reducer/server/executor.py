@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from reducer import log
 from reducer.core import events
@@ -21,7 +21,7 @@ from reducer.wire.codes import ITEM_SIZES
 
 logger = logging.getLogger("reducer.lane")
 
-WARNING_INTERVAL = 0.1  # seconds
+WARNING_INTERVAL: Final = 0.1  # seconds
 
 Feed = Callable[[Any], None]
 

@@ -11,7 +11,7 @@ import sys
 import termios
 import time
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from reducer.errors import PEER_ERRORS
 from reducer.server.buffers import PooledBuffer
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 # Without progress for this time, a peer that should read our last frames is cut off. Closing at
 # once would send RST while unread bytes lie in our receive queue, and RST destroys what is on its
 # way.
-LINGER_SECONDS = 2.0
-_DISCARD = bytearray(65_536)
+LINGER_SECONDS: Final = 2.0
+_DISCARD: Final = bytearray(65_536)
 # Bytes that go to the kernel at once. Fewer wait until the loop has read all that has come, and go
 # together: for small chunks each call costs more than its bytes, here and at the worker.
-SEND_AT_ONCE = 1 << 20
-_PLACED_KINDS = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
+SEND_AT_ONCE: Final = 1 << 20
+_PLACED_KINDS: Final = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
 
 
 class Connection:

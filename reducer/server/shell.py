@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from reducer.core import events
 from reducer.core.lane import Lane
@@ -22,7 +22,7 @@ from reducer.wire.header import Header
 logger = logging.getLogger("reducer.lane")
 
 # Connections that have not sent one frame; as for prefaces, the oldest makes room.
-MAX_SILENT = 256
+MAX_SILENT: Final = 256
 
 
 @dataclass

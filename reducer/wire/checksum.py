@@ -6,7 +6,9 @@ appendix B.4). Reducers and tests pass a faster function to the codec where ther
 
 from __future__ import annotations
 
-_REFLECTED_POLYNOMIAL = 0x82F63B78
+from typing import Final
+
+_REFLECTED_POLYNOMIAL: Final = 0x82F63B78
 
 
 def _table() -> tuple[int, ...]:
@@ -19,7 +21,7 @@ def _table() -> tuple[int, ...]:
     return tuple(table)
 
 
-_TABLE = _table()
+_TABLE: Final = _table()
 
 
 def crc32c(data: bytes | bytearray | memoryview) -> int:

@@ -9,27 +9,30 @@ costs one read a chunk.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final
 
 from reducer.errors import CorruptedError
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import HEADER_SIZE, Crc, Header, unpack_header
 
 # Room for small frames: a burst of them is taken in one read, at the price of one copy each.
-SCRATCH_BYTES = 16_384
+SCRATCH_BYTES: Final = 16_384
 
 Target = Callable[[Header], memoryview]
 
 
-class Frame(NamedTuple):
+class Frame:
     """A complete, checked frame.
 
     `payload` is the view that `target` gave, cut to the length, for a chunk; memory of its own
     for other frames; None without payload.
     """
 
-    header: Header
-    payload: memoryview | None
+    __slots__ = ("header", "payload")
+
+    def __init__(self, header: Header, payload: memoryview | None) -> None:
+        self.header = header
+        self.payload = payload
 
 
 class Decoder:

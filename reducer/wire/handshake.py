@@ -10,34 +10,35 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from typing import Final
 
 from reducer.errors import AuthenticationError, BadFrameError
 from reducer.wire.codes import MAX_JOB_BYTES, PROTOCOL_MAJOR
 from reducer.wire.header import PREFACE_SIZE, PrefaceFlag, pack_preface
 
-NONCE_SIZE = 32
-MAC_SIZE = 32
-INCARNATION_SIZE = 16
+NONCE_SIZE: Final = 32
+MAC_SIZE: Final = 32
+INCARNATION_SIZE: Final = 16
 # Below 128 bits a key can be searched for, offline, by whoever got one answer of a lane.
-MIN_KEY_BYTES = 16
-MAX_KEY_BYTES = 1_024
-JOB_KEY_BYTES = 32
+MIN_KEY_BYTES: Final = 16
+MAX_KEY_BYTES: Final = 1_024
+JOB_KEY_BYTES: Final = 32
 
-CHALLENGE_MAGIC = b"ORSC"
-ANSWER_MAGIC = b"ORSA"
-PROOF_MAGIC = b"ORSW"
-_CHALLENGE = struct.Struct(f"<4sB3s{MAX_JOB_BYTES}s{NONCE_SIZE}s")
-_ANSWER = struct.Struct(f"<4sHH{INCARNATION_SIZE}s{NONCE_SIZE}s")
-_PROOF = struct.Struct("<4s4s")
-CHALLENGE_SIZE = _CHALLENGE.size
-ANSWER_SIZE = _ANSWER.size + MAC_SIZE
-PROOF_SIZE = _PROOF.size + MAC_SIZE
+CHALLENGE_MAGIC: Final = b"ORSC"
+ANSWER_MAGIC: Final = b"ORSA"
+PROOF_MAGIC: Final = b"ORSW"
+_CHALLENGE: Final = struct.Struct(f"<4sB3s{MAX_JOB_BYTES}s{NONCE_SIZE}s")
+_ANSWER: Final = struct.Struct(f"<4sHH{INCARNATION_SIZE}s{NONCE_SIZE}s")
+_PROOF: Final = struct.Struct("<4s4s")
+CHALLENGE_SIZE: Final = _CHALLENGE.size
+ANSWER_SIZE: Final = _ANSWER.size + MAC_SIZE
+PROOF_SIZE: Final = _PROOF.size + MAC_SIZE
 # What a lane receives before it believes anything, preface included.
-RECEIVED_BYTES = PREFACE_SIZE + CHALLENGE_SIZE + PROOF_SIZE
+RECEIVED_BYTES: Final = PREFACE_SIZE + CHALLENGE_SIZE + PROOF_SIZE
 
-_SALT = b"open-reduction-server psk %d" % PROTOCOL_MAJOR
-_LANE = b"open-reduction-server lane\0"
-_WORKER = b"open-reduction-server worker\0"
+_SALT: Final = b"open-reduction-server psk %d" % PROTOCOL_MAJOR
+_LANE: Final = b"open-reduction-server lane\0"
+_WORKER: Final = b"open-reduction-server worker\0"
 
 
 def extract(master: bytes) -> bytes:

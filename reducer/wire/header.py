@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from enum import IntFlag
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from reducer.errors import BadFrameError, CorruptedError, ProtocolVersionError
 from reducer.wire.codes import (
@@ -23,23 +23,23 @@ from reducer.wire.codes import (
 Buffer = bytes | bytearray | memoryview
 Crc = Callable[[Buffer], int]
 
-PREFACE_MAGIC = b"ORSP"
-FRAME_MAGIC = b"ORSF"
-PREFACE_SIZE = 16
-HEADER_SIZE = 80
-NO_RANK = 0xFFFF
+PREFACE_MAGIC: Final = b"ORSP"
+FRAME_MAGIC: Final = b"ORSF"
+PREFACE_SIZE: Final = 16
+HEADER_SIZE: Final = 80
+NO_RANK: Final = 0xFFFF
 
-_PREFACE = struct.Struct("<4sBBHH6s")
-_HEADER = struct.Struct("<4sBBBBBBHHHIIQQQQQIII")
-_CRC = struct.Struct("<I")
-_HEADER_AND_CRC = struct.Struct(_HEADER.format + "I")
-_CRC_OFFSET = _HEADER.size
+_PREFACE: Final = struct.Struct("<4sBBHH6s")
+_HEADER: Final = struct.Struct("<4sBBBBBBHHHIIQQQQQIII")
+_CRC: Final = struct.Struct("<I")
+_HEADER_AND_CRC: Final = struct.Struct(_HEADER.format + "I")
+_CRC_OFFSET: Final = _HEADER.size
 assert _PREFACE.size == PREFACE_SIZE
 assert _HEADER.size + _CRC.size == HEADER_SIZE
 
-_KINDS = frozenset(int(kind) for kind in MessageKind)
-_DATA_KINDS = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
-_EMPTY_KINDS = frozenset(
+_KINDS: Final = frozenset(int(kind) for kind in MessageKind)
+_DATA_KINDS: Final = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
+_EMPTY_KINDS: Final = frozenset(
     int(kind) for kind in (MessageKind.BYE, MessageKind.GRANT, MessageKind.DESCRIBE)
 )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from reducer.wire.codes import MAX_CHUNKS
 
-_FNV_OFFSET = 0xCBF29CE484222325
-_FNV_PRIME = 0x100000001B3
-_MASK = (1 << 64) - 1
+_FNV_OFFSET: Final = 0xCBF29CE484222325
+_FNV_PRIME: Final = 0x100000001B3
+_MASK: Final = (1 << 64) - 1
 
 
 def key_id(name: str) -> int:

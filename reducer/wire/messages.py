@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgpack  # type: ignore[import-untyped]  # ships no stubs
 
@@ -32,11 +32,11 @@ from reducer.wire.codes import (
 from reducer.wire.header import Buffer
 from reducer.wire.msgpack_shape import check_shape
 
-INCARNATION_BYTES = 16
-MAX_TEXT_BYTES = 16_384
-MAX_ABSENT = 64
-MAX_ABSENT_REASON_BYTES = 256  # 64 of them stay far below a control frame
-_INT64 = 1 << 63
+INCARNATION_BYTES: Final = 16
+MAX_TEXT_BYTES: Final = 16_384
+MAX_ABSENT: Final = 64
+MAX_ABSENT_REASON_BYTES: Final = 256  # 64 of them stay far below a control frame
+_INT64: Final = 1 << 63
 
 ChunkTable = tuple[tuple[int, int], ...]
 Check = Callable[[str, Any], Any]
@@ -147,13 +147,13 @@ def _late(name: str, value: Any) -> tuple[tuple[int, int], ...]:
     return tuple((item[0], item[1]) for item in value)
 
 
-_COUNT = _integer(0, _INT64 - 1)
-_RANK = _integer(0, MAX_WORLD_SIZE - 1)
-_RANK_OR_NONE = _integer(-1, MAX_WORLD_SIZE - 1)
-_ROUTE = _integer(0, (1 << 32) - 1)
-_SINCE = _integers(_ROUTE)
-_LIVE = _integers(_integer(0, 1))
-_LANES_BY_SLOT = _integers(_integer(1, MAX_LANES))
+_COUNT: Final = _integer(0, _INT64 - 1)
+_RANK: Final = _integer(0, MAX_WORLD_SIZE - 1)
+_RANK_OR_NONE: Final = _integer(-1, MAX_WORLD_SIZE - 1)
+_ROUTE: Final = _integer(0, (1 << 32) - 1)
+_SINCE: Final = _integers(_ROUTE)
+_LIVE: Final = _integers(_integer(0, 1))
+_LANES_BY_SLOT: Final = _integers(_integer(1, MAX_LANES))
 
 
 def _wire(check: Check, **kwargs: Any) -> Any:

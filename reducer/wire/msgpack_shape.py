@@ -7,17 +7,19 @@ hold (extension types). Format: the msgpack specification, "Formats".
 
 from __future__ import annotations
 
+from typing import Final
+
 from reducer.errors import BadFrameError
 from reducer.wire.header import Buffer
 
 # Type byte -> bytes of the value behind it.
-_SCALARS = {
+_SCALARS: Final = {
     0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
     0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
 }  # fmt: skip
-_LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-_ARRAYS = {0xDC: 2, 0xDD: 4}
-_MAPS = {0xDE: 2, 0xDF: 4}
+_LENGTHS: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+_ARRAYS: Final = {0xDC: 2, 0xDD: 4}
+_MAPS: Final = {0xDE: 2, 0xDF: 4}
 
 
 def check_shape(data: Buffer, max_depth: int, max_items: int) -> None:

@@ -153,7 +153,7 @@ class SimLane:
                 self._fold(output)
             case events.Finish():
                 self._finish(output)
-            case events.Free(buffer) | events.Discard(buffer):
+            case events.Free(buffer=buffer) | events.Discard(buffer):
                 self.give_back(buffer)
             case events.Close(session, reason):
                 self.sessions[session].closed = reason
