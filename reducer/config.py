@@ -99,6 +99,11 @@ class Config:
     key_file: str = _option(
         "", "File with the key that workers must have, too; `reducer keygen` makes one."
     )
+    tls_cert: str = _option(
+        "", "PEM file with this reducer's certificate and its chain; workers then need one, too."
+    )
+    tls_key: str = _option("", "PEM file with the key of that certificate.")
+    tls_ca: str = _option("", "PEM file with the CA that signs the workers' certificates.")
     credit: int = _option(
         "4MiB",
         "Bytes that a worker may have unanswered on a lane.",
@@ -151,6 +156,11 @@ class Config:
         "info", "Least level that is logged.", choices=("debug", "info", "warning", "error")
     )
     log_format: str = _option("text", "Form of the log lines.", choices=("text", "json"))
+
+    @property
+    def mode(self) -> str:
+        """How workers prove who they are: open (not at all), psk or tls."""
+        return "tls" if self.tls_cert else "psk" if self.key_file else "open"
 
     @property
     def lane_count(self) -> int:
@@ -252,20 +262,34 @@ def _read_file(path: str) -> dict[str, str]:
 def check_protection(config: Config) -> None:
     """Refuse to serve in a way that the user has not asked for in words.
 
-    Raises ConfigError for a bind beyond loopback with neither protection nor consent, and for
-    both at once, of which one would be ignored.
+    Raises ConfigError for a bind beyond loopback with neither protection nor consent, for two of
+    them at once, of which one would be ignored, and for a part of what TLS needs.
     """
-    if config.key_file and config.insecure:
+    given = [name for name in ("key_file", "tls_cert", "insecure") if getattr(config, name)]
+    if len(given) > 1:
         raise ConfigError(
-            f"--key-file ({env_name('key_file')}) and --insecure ({env_name('insecure')}) are both "
-            "set: expected one of them. With a key nobody is served without it."
+            f"{' and '.join(map(_both_names, given))} are both set: expected one of them. With a "
+            "key or a certificate nobody is served without one."
         )
-    if not (config.key_file or config.insecure or is_loopback(config.host)):
+    missing = [name for name in _TLS_OPTIONS if not getattr(config, name)]
+    if 0 < len(missing) < len(_TLS_OPTIONS):
+        raise ConfigError(
+            f"mode tls needs {', '.join(map(_both_names, _TLS_OPTIONS))}; missing: "
+            f"{', '.join(map(flag_name, missing))}"
+        )
+    if not (given or is_loopback(config.host)):
         raise ConfigError(
             f"--host {config.host} is beyond loopback: anyone who reaches it could join. Give "
-            f"--key-file ({env_name('key_file')}), or --insecure ({env_name('insecure')}=1) in "
-            "a network that you trust."
+            f"{_both_names('key_file')}, or {_both_names('tls_cert')} and its key and CA, or "
+            f"--insecure ({env_name('insecure')}=1) in a network that you trust."
         )
+
+
+_TLS_OPTIONS = ("tls_cert", "tls_key", "tls_ca")
+
+
+def _both_names(name: str) -> str:
+    return f"{flag_name(name)} ({env_name(name)})"
 
 
 def read_key(config: Config) -> bytes:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
 
 from reducer.wire.handshake import JOB_KEY_BYTES, MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
 
@@ -80,18 +82,29 @@ def read_for_job(path: str, job: str) -> bytes:
     return key
 
 
+def check_private(path: str) -> None:
+    """Raises KeyFileError for a file, with a key of any kind, that is not there or that others can
+    use."""
+    with _opened(path, ""):
+        pass
+
+
 def _read_text(path: str) -> bytes:
+    with _opened(path, "; `reducer keygen` makes one") as fd:
+        return os.read(fd, _MAX_TEXT).strip()
+
+
+@contextlib.contextmanager
+def _opened(path: str, hint: str) -> Iterator[int]:
     try:
         # Symbolic links are followed: secrets that Kubernetes mounts are links. What counts is
         # the file itself, and it is asked after it was opened. A pipe must not block us.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise KeyFileError(
-            f"key file {path}: {error.strerror}; `reducer keygen` makes one"
-        ) from None
+        raise KeyFileError(f"key file {path}: {error.strerror}{hint}") from None
     try:
         _check_access(path, os.fstat(fd))
-        return os.read(fd, _MAX_TEXT).strip()
+        yield fd
     except OSError as error:
         raise KeyFileError(f"key file {path}: {error.strerror}") from None
     finally:

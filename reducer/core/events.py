@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reducer.core.buffer import Buffer
+from reducer.core.permit import Permit
 from reducer.core.round import Chunk
 from reducer.errors import ReductionError
 from reducer.wire.header import Header
@@ -20,11 +21,11 @@ from reducer.wire.header import Header
 class Opened(NamedTuple):
     """A connection whose preface named this lane; `session` is the shell's number for it.
 
-    `proven_job`: the job whose key its worker has proven; None where nobody is asked.
+    `permit`: what its worker has proven that it may join; None: anything.
     """
 
     session: int
-    proven_job: str | None = None
+    permit: Permit | None = None
 
 
 class ControlReceived(NamedTuple):

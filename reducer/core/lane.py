@@ -23,7 +23,6 @@ from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
 from reducer.errors import (
     PEER_ERRORS,
-    AuthenticationError,
     IntegrityError,
     JoinError,
     PeerLostError,
@@ -208,11 +207,8 @@ class Lane:
         hello = messages.decode(messages.Hello, event.payload or b"")
         if peer.state != SessionState.NEW:
             raise ProtocolError(f"{peer} said HELLO twice")
-        if peer.proven_job is not None and hello.job != peer.proven_job:
-            raise AuthenticationError(
-                f"this worker has proven the key of job {peer.proven_job!r} and says HELLO for job "
-                f"{hello.job!r}"
-            )
+        if peer.permit is not None:
+            peer.permit.check(hello.job, hello.rank)
         run = self._runs.get((hello.job, hello.run_id))
         if run is not None and self._is_dead(run, hello):
             # From the top: what the end gives back must not be lost if the hello is refused.
@@ -394,7 +390,7 @@ class Lane:
     # --- the end of sessions and runs -----------------------------------------------------------
 
     def _opened(self, event: events.Opened, now: float) -> list[Output]:
-        self._sessions[event.session] = Session(event.session, now, event.proven_job)
+        self._sessions[event.session] = Session(event.session, now, event.permit)
         return []
 
     def _lost(self, event: events.Lost, now: float) -> list[Output]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from reducer.core.forming import Forming
     from reducer.core.job import Job
+    from reducer.core.permit import Permit
 
 
 class SessionState(IntEnum):
@@ -19,11 +20,11 @@ class SessionState(IntEnum):
 
 
 class Session:
-    __slots__ = ("forming", "heard_at", "id", "job", "opened_at", "proven_job", "rank", "state")
+    __slots__ = ("forming", "heard_at", "id", "job", "opened_at", "permit", "rank", "state")
 
-    def __init__(self, id_: int, now: float, proven_job: str | None = None) -> None:
+    def __init__(self, id_: int, now: float, permit: Permit | None = None) -> None:
         self.id = id_
-        self.proven_job = proven_job
+        self.permit = permit
         self.state = SessionState.NEW
         self.opened_at = now
         self.heard_at = now

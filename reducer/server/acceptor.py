@@ -39,10 +39,18 @@ MAX_WAITING = 256
 # Bytes that a refused peer may still send while it reads our answer; then it is cut off.
 _MAX_DISCARDED = 1 << 20
 
-_NEEDS_KEY = (
-    "this reducer wants proof of a key (mode psk), and this worker has none: give it the key file "
-    "of the reducer by connect(key_file=...) or REDUCER_KEY_FILE"
-)
+_MODE_FLAGS = {"open": 0, "psk": PrefaceFlag.PSK, "tls": PrefaceFlag.TLS}
+# What a worker of mode open is told, which believes us; for the log, what it lacks.
+_NEEDS = {
+    "psk": (
+        "this reducer wants proof of a key (mode psk), and this worker has none: give it the key "
+        "file of the reducer by connect(key_file=...) or REDUCER_KEY_FILE"
+    ),
+    "tls": (
+        "this reducer wants TLS and a certificate (mode tls), and this worker has none: give it "
+        "connect(tls_cert=..., tls_key=..., tls_ca=...) or REDUCER_TLS_CERT, _KEY and _CA"
+    ),
+}
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -67,7 +75,7 @@ class _Waiting:
 class Acceptor:
     """Accepts on ``listeners`` until `stop`. ``refused`` counts refusals by cause.
 
-    ``psk``: whether this reducer has a key; a worker of the other mode is told and refused.
+    A worker of another mode than ``mode`` is told and refused.
     """
 
     def __init__(
@@ -76,7 +84,7 @@ class Acceptor:
         lanes: int,
         pass_socket: PassSocket,
         crc32c: Crc,
-        psk: bool,
+        mode: str,
     ) -> None:
         self.refused: Counter[str] = Counter()
         self.passed = 0
@@ -84,7 +92,7 @@ class Acceptor:
         self._lanes = lanes
         self._pass_socket = pass_socket
         self._crc32c = crc32c
-        self._psk = psk
+        self._mode = mode
         self._waiting: dict[int, _Waiting] = {}
         self._limit = RateLimit(1.0)
         self._reserve = os.open(os.devnull, os.O_RDONLY)
@@ -190,16 +198,24 @@ class Acceptor:
             self._note("busy", waiting.peer, f"lane {preface.lane} takes no more connections")
 
     def _same_mode(self, waiting: _Waiting, preface: Preface) -> bool:
-        """Both sides have a key, or neither; else the worker is told what is missing."""
-        psk = bool(preface.flags & PrefaceFlag.PSK)
-        if self._psk and not psk:
-            self._note("plain", waiting.peer, "it came without a key, and this reducer has one")
-            self._refuse(waiting, self._error(ErrorCode.AUTHENTICATION, _NEEDS_KEY))
-        elif psk and not self._psk:
-            text = "it asks for mode psk, and this reducer has no key (--key-file)"
+        """Else the worker is told what is missing: one that wants proof believes no words, and
+        gets the preface of our own mode."""
+        ours = _MODE_FLAGS[self._mode]
+        if preface.flags == ours:
+            return True
+        if not preface.flags:
+            what = "key" if self._mode == "psk" else "certificate"
+            self._note("plain", waiting.peer, f"it came without a {what}, and this reducer has one")
+            self._refuse(waiting, self._error(ErrorCode.AUTHENTICATION, _NEEDS[self._mode]))
+        elif preface.flags == PrefaceFlag.PSK:
+            text = f"it asks for mode psk, and this reducer has no key (mode {self._mode})"
             self._note("keyless", waiting.peer, text)
-            self._refuse(waiting, pack_preface(preface.lane))
-        return psk == self._psk
+            self._refuse(waiting, pack_preface(preface.lane, ours))
+        else:
+            text = f"it asks for mode tls, and this reducer has no certificate (mode {self._mode})"
+            self._note("uncertified", waiting.peer, text)
+            self._refuse(waiting, pack_preface(preface.lane, ours))
+        return False
 
     def _refuse(self, waiting: _Waiting, answer: bytes) -> None:
         """Answer, then wait for the peer's end: closing at once would send RST, and RST
@@ -251,5 +267,5 @@ def _guess(data: bytes) -> str:
     if data.startswith((b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI")):
         return "this is HTTP; the metrics have a port of their own (--metrics-port)"
     if data.startswith(b"\x16\x03"):
-        return "this is TLS, which this port does not speak"
+        return "this is TLS without our preface: no worker of ours"
     return f"no preface: the first bytes are {data[:8]!r}"

@@ -34,7 +34,7 @@ _DRAIN_GRACE_SECONDS = 5.0
 def serve(options: config.Config, key: bytes = b"") -> int:
     """Run the daemon until it is told to stop; the exit status.
 
-    With a ``key`` workers must prove that they have it, too; without one nobody is asked.
+    The ``key`` is that of mode psk.
     0 after a drain; 1 when it cannot start, when a lane dies, or when a second signal forces.
     """
     log.set_up(options.log_level, options.log_format)
@@ -44,7 +44,7 @@ def serve(options: config.Config, key: bytes = b"") -> int:
         logger.error("%s", error)
         return EXIT_FAILED
     _raise_descriptor_limit()
-    if key:  # for the lanes, too: neither the key nor gradients belong into a core dump
+    if options.mode != "open":  # for the lanes, too: no key, no gradient belongs into a core dump
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Server(options, key).run())
@@ -62,7 +62,6 @@ class Server:
 
     def __init__(self, options: config.Config, key: bytes) -> None:
         self._options = options
-        self._psk = bool(key)
         self._ready = False
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -77,7 +76,7 @@ class Server:
             self._listeners = listen(
                 self._options.host, self._options.port, "workers", self._options.congestion
             )
-            if self._options.local_socket:
+            if self._options.local_socket and self._options.mode != "tls":
                 self._listeners += listen_local(self._listeners)
             self._admin = self._make_admin()
         except ListenError as error:
@@ -94,7 +93,11 @@ class Server:
             return await self._give_up(starting)
         stopped.cancel()
         self._acceptor = Acceptor(
-            self._listeners, self._options.lane_count, self._pass_socket, crc32c, self._psk
+            self._listeners,
+            self._options.lane_count,
+            self._pass_socket,
+            crc32c,
+            self._options.mode,
         )
         self._acceptor.start()
         await self._admin.start()
@@ -179,7 +182,7 @@ class Server:
             "metrics_port": admin_port,
             "pid": os.getpid(),
             "lanes": self._options.lane_count,
-            "mode": "psk" if self._psk else "open",
+            "mode": self._options.mode,
         }
         logger.info(
             "reducer %s on %s:%d, %d lanes, %s of memory, mode %s, metrics on port %d",

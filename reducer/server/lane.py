@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,10 +30,12 @@ from reducer import compiled, log
 from reducer import kernels as kernel_sets
 from reducer.core import events
 from reducer.core.lane import Lane, LaneSettings
-from reducer.server.auth import Gate, Newcomer
+from reducer.server.auth import PskGate
 from reducer.server.buffers import BufferPool
+from reducer.server.gate import Admit, Gate, Newcomer
 from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
+from reducer.server.tls import TlsFiles, TlsGate, make_context
 from reducer.wire.handshake import MAX_KEY_BYTES
 
 logger = logging.getLogger("reducer.lane")
@@ -69,6 +71,7 @@ class LaneOptions:
     require_native: bool
     no_native: bool
     psk: bool
+    tls: Sequence[str]  # TlsFiles, or nothing
     log_level: str
     log_format: str
 
@@ -90,10 +93,7 @@ class LaneProcess:
             options.slow_reader_seconds,
         )
         self._orders = socket.socket(fileno=options.orders_fd)
-        self._gate: Gate | None = None
-        if options.psk:
-            key = _receive_key(self._orders)
-            self._gate = Gate(key, options.lane, settings.incarnation, self._shell.connection)
+        self._gate = _gate(options, settings, self._orders, self._shell.connection)
         self._orders.setblocking(False)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lag = 0.0
@@ -235,6 +235,16 @@ class LaneProcess:
 
     def _answer(self, **message: Any) -> None:
         self._answers.write(json.dumps(message).encode() + b"\n")
+
+
+def _gate(
+    options: LaneOptions, settings: LaneSettings, orders: socket.socket, admit: Admit
+) -> Gate | None:
+    if options.tls:
+        return TlsGate(make_context(TlsFiles(*options.tls)), admit)
+    if options.psk:
+        return PskGate(_receive_key(orders), options.lane, settings.incarnation, admit)
+    return None
 
 
 def _receive_key(orders: socket.socket) -> bytes:

@@ -103,6 +103,7 @@ class LaneHandle:
             require_native=options.require_native,
             no_native=options.no_native,
             psk=bool(self._key),
+            tls=(options.tls_cert, options.tls_key, options.tls_ca) if options.tls_cert else (),
             log_level=options.log_level,
             log_format=options.log_format,
         )

@@ -20,6 +20,7 @@ from reducer.wire.decoder import Decoder
 from reducer.wire.header import Header
 
 if TYPE_CHECKING:
+    from reducer.core.permit import Permit
     from reducer.server.shell import LaneShell
 
 # Without progress for this time, a peer that should read our last frames is cut off. Closing at
@@ -40,9 +41,9 @@ class Connection:
     compiled class has no interpreted base.
     """
 
-    def __init__(self, shell: LaneShell, session: int, proven_job: str | None = None) -> None:
+    def __init__(self, shell: LaneShell, session: int, permit: Permit | None = None) -> None:
         self.session = session
-        self.proven_job = proven_job
+        self.permit = permit
         self.bytes_in = 0
         self.bytes_noted = 0  # of them, at the shell's last tick
         self.bytes_out = 0

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from reducer.core import events
 from reducer.core.lane import Lane
+from reducer.core.permit import Permit
 from reducer.errors import BadFrameError, InternalError, ReductionError
 from reducer.kernels import KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
@@ -56,14 +57,14 @@ class LaneShell:
         self._silent: dict[int, Connection] = {}
         self.executor = Executor(kernels, pool, self.connections, slow_reader_bytes, self.feed)
 
-    def connection(self, proven_job: str | None = None) -> Connection:
+    def connection(self, permit: Permit | None = None) -> Connection:
         """A protocol object for a socket that the main process has passed on.
 
-        ``proven_job``: the only job that its worker may name (mode psk).
+        ``permit``: what its worker has proven that it may join; None: anything.
         """
         session = self._next_session
         self._next_session += 1
-        return Connection(self, session, proven_job)
+        return Connection(self, session, permit)
 
     def feed(self, event: Any) -> None:
         """Give the core an event and carry out what it answers."""
@@ -78,7 +79,7 @@ class LaneShell:
             oldest.abort("no frame came, and others wait for the place")
         self._silent[connection.session] = connection
         self.connections[connection.session] = connection
-        self.feed(events.Opened(connection.session, connection.proven_job))
+        self.feed(events.Opened(connection.session, connection.permit))
 
     def place(self, connection: Connection, header: Header) -> PooledBuffer:
         if header.kind != MessageKind.CONTRIBUTION:

@@ -46,6 +46,10 @@ _EMPTY_KINDS: Final = frozenset(
 
 class PrefaceFlag(IntFlag):
     PSK = 1  # the handshake of section 12 comes before the first frame
+    TLS = 2  # all that follows is TLS (section 13); never both
+
+
+_MODES = frozenset((0, int(PrefaceFlag.PSK), int(PrefaceFlag.TLS)))
 
 
 class Preface(NamedTuple):
@@ -93,7 +97,7 @@ def unpack_preface(data: Buffer) -> Preface:
             f"the worker speaks protocol {major}.{minor}, "
             f"this reducer {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}: install the same release on both"
         )
-    if flags & ~PrefaceFlag.PSK or any(reserved):
+    if flags not in _MODES or any(reserved):
         raise BadFrameError("reserved bits are set in the preface")
     return Preface(major, minor, flags, lane)
 

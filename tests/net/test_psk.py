@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from reducer import keyfile
-from reducer.server.auth import MAX_NEWCOMERS, Gate, Newcomer
+from reducer.server.auth import PskGate
+from reducer.server.gate import MAX_NEWCOMERS, Newcomer
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
@@ -326,7 +327,7 @@ def test_a_newcomer_has_no_session_and_no_buffer(daemon: Daemon, key: bytes) -> 
 
 def test_what_a_stranger_makes_us_hold(key: bytes) -> None:
     """Our own objects of a handshake, at each step of it; the event loop's come to that."""
-    gate = Gate(key, 0, INCARNATION, lambda job: Newcomer)  # type: ignore[arg-type, return-value]
+    gate = PskGate(key, 0, INCARNATION, lambda job: Newcomer)  # type: ignore[arg-type, return-value]
     opening = complete(job="n" * 128, master=key).opening
     count = 200
     for data in (b"", opening[PREFACE_SIZE:-1], opening[PREFACE_SIZE:]):

@@ -1,0 +1,35 @@
+"""What the proof of a connection lets its worker join."""
+
+from __future__ import annotations
+
+from reducer.errors import AuthenticationError
+
+Place = tuple[str, int]
+
+ANY_RANK = -1
+
+
+class Permit:
+    """`places`: the jobs, and for each the rank or ANY_RANK; `proof`: what says so, in one word."""
+
+    __slots__ = ("places", "proof")
+
+    def __init__(self, proof: str, places: tuple[Place, ...]) -> None:
+        self.proof = proof
+        self.places = places
+
+    def check(self, job: str, rank: int) -> None:
+        """Raises AuthenticationError for what is none of the places."""
+        if (job, ANY_RANK) in self.places or (job, rank) in self.places:
+            return
+        raise AuthenticationError(
+            f"by its {self.proof} this worker may join {self}, and it says HELLO as rank {rank} of "
+            f"job {job!r}"
+        )
+
+    def __str__(self) -> str:
+        return " or ".join(_named(job, rank) for job, rank in self.places) or "nothing"
+
+
+def _named(job: str, rank: int) -> str:
+    return f"job {job!r}" if rank == ANY_RANK else f"rank {rank} of job {job!r}"

@@ -1,0 +1,116 @@
+"""The gate of a lane that asks for a proof: connections whose worker has given none yet.
+
+Law: a newcomer costs what its mode allows and two seconds at most, and there are never more than
+256 of them; it has no decoder, no session, and nothing of a job. Once it has proven what it is its
+transport goes over to an ordinary Connection, with what it may join.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import cast
+
+from reducer.core.permit import Permit
+from reducer.log import RateLimit
+from reducer.server.listening import peer_name
+from reducer.server.protocol import Connection
+
+logger = logging.getLogger("reducer.auth")
+
+PROOF_SECONDS = 2.0  # the value of NATS, as for prefaces
+MAX_NEWCOMERS = 256
+
+Admit = Callable[[Permit | None], Connection]
+
+
+class Gate:
+    """Knows the newcomers of one lane; ``refused`` counts by cause those that came to nothing.
+
+    ``admit`` makes the connection of a worker that may join what its permit says; None: anything.
+    """
+
+    def __init__(self, admit: Admit) -> None:
+        self.refused: Counter[str] = Counter()
+        self.admit = admit
+        self._newcomers: dict[Newcomer, None] = {}  # the oldest first
+        self._limit = RateLimit(1.0)
+
+    def __len__(self) -> int:
+        return len(self._newcomers)
+
+    def newcomer(self, preface: bytes) -> Newcomer:
+        """The protocol object for a connection that began with these bytes."""
+        raise NotImplementedError
+
+    def enter(self, newcomer: Newcomer) -> None:
+        if len(self._newcomers) >= MAX_NEWCOMERS:
+            oldest = next(iter(self._newcomers))
+            oldest.refuse("crowded", "it has proven nothing, and others wait for the place")
+        self._newcomers[newcomer] = None
+
+    def leave(self, newcomer: Newcomer) -> bool:
+        """False if it had left already."""
+        if newcomer not in self._newcomers:
+            return False
+        del self._newcomers[newcomer]
+        return True
+
+    def note(self, cause: str, peer: str, text: str) -> None:
+        self.refused[cause] += 1
+        held = self._limit.admit(asyncio.get_running_loop().time())
+        if held is not None:
+            more = f" ({held} more since the last such line)" if held else ""
+            logger.warning("refused %s (%s): %s%s", peer, cause, text, more)
+
+    def close(self) -> None:
+        """Cut everybody off who waits."""
+        for newcomer in list(self._newcomers):
+            newcomer.refuse("ending", "this reducer ends")
+
+
+class Newcomer(asyncio.BufferedProtocol):
+    """One connection, from its preface to its proof: what is the same in every mode."""
+
+    __slots__ = ("_gate", "_peer", "_timer", "_transport")
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._peer = ""
+        self._transport: asyncio.Transport
+        self._timer: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(PROOF_SECONDS, self._on_deadline)
+        self._gate.enter(self)
+        try:
+            self._peer = peer_name(transport.get_extra_info("socket"))
+        except OSError:
+            self.refuse("left", "it was gone at once")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._end():
+            self._gate.note("left", self._peer, self._why_it_left())
+
+    def refuse(self, cause: str, text: str) -> None:
+        """Cut it off, count and log why."""
+        if self._end():
+            self._gate.note(cause, self._peer, text)
+            self._transport.abort()
+
+    def _why_it_left(self) -> str:
+        return "it closed the connection before it had proven anything"
+
+    def _on_deadline(self) -> None:
+        self.refuse("slow", f"no proof came in {PROOF_SECONDS:g} s")
+
+    def _end(self) -> bool:
+        self._timer.cancel()
+        return self._gate.leave(self)

@@ -1,0 +1,126 @@
+"""TLS between a socket and a Connection, after the handshake.
+
+What is written is encrypted at once, into memory of TLS's own: the buffers of a frame are free when
+`writelines` returns, and each reader that lags has a copy of its own, up to the slow-reader limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Iterable
+from typing import Any
+
+from reducer.server.protocol import Connection
+
+# Between get_buffer and buffer_updated nothing else runs: one buffer serves every connection.
+_RECEIVED = memoryview(bytearray(256 << 10))
+
+
+class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
+    """The protocol of a socket's transport, and the transport of a Connection.
+
+    An end without TLS's close_notify is an end like any other: frames say what matters (BYE), and
+    one that is cut off counts for nothing.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        tls: ssl.SSLObject,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        connection: Connection,
+    ) -> None:
+        super().__init__()
+        self._transport = transport
+        self._tls = tls
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._connection = connection
+        self._error: Exception | None = None
+
+    def begin(self) -> None:
+        """Tell the connection, and give it what came with the end of the handshake."""
+        self._connection.connection_made(self)
+        self._deliver()
+
+    # --- the protocol of the socket ---
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _RECEIVED
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if not self._connection.is_closing():
+            self._incoming.write(_RECEIVED[:nbytes])
+            self._deliver()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(self._error or exc)
+
+    def _deliver(self) -> None:
+        more = True
+        while more and not self._connection.is_closing():
+            room = memoryview(self._connection.get_buffer(-1))
+            try:
+                got = self._decrypt(room)
+            except ssl.SSLError as error:
+                self._error = error
+                self._transport.abort()
+                return
+            if got:
+                self._connection.buffer_updated(got)
+            more = got == len(room)
+        self._send()  # what TLS itself has to answer
+
+    def _decrypt(self, room: memoryview) -> int:
+        """Fill it as far as whole records have come: each call gives one at most."""
+        got = 0
+        with contextlib.suppress(ssl.SSLWantReadError):
+            while got < len(room):
+                size = int(self._tls.read(len(room) - got, room[got:]))
+                if not size:  # close_notify
+                    break
+                got += size
+        return got
+
+    # --- the transport of the connection ---
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writelines([data])
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        for data in list_of_data:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._tls.write(rest) :]
+        self._send()
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        with contextlib.suppress(ssl.SSLError):  # it would wait for the worker's close_notify
+            self._tls.unwrap()
+        self._send()
+        self._transport.write_eof()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def _send(self) -> None:
+        if self._outgoing.pending and not self._transport.is_closing():
+            self._transport.write(self._outgoing.read())
