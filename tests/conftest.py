@@ -13,6 +13,7 @@ import pytest
 
 from reducer import compiled, keyfile
 from reducer.errors import InternalError
+from tests.support.certs import Authority, Files
 from tests.support.wait import wait_until
 
 SETTLE_SECONDS = 5.0
@@ -103,3 +104,15 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("psk") / "key")
     keyfile.make(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """A CA of mode tls."""
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def certs(authority: Authority) -> Files:
+    """Certificate, key and CA, good for reducers and workers on this machine."""
+    return authority.issue()

@@ -26,7 +26,8 @@ uint32_t rotated(uint32_t i, uint32_t chunks, uint32_t reducers, uint32_t rank) 
 
 }  // namespace
 
-Engine::Engine(Options options, Secret key) : state_(std::move(options)), key_(std::move(key)) {
+Engine::Engine(Options options, Secret key, std::shared_ptr<const TlsContext> tls)
+    : state_(std::move(options)), key_(std::move(key)), tls_(std::move(tls)) {
   state_.on_finished = [this](const OperationRef& operation) {
     if (operation.get() == awaited_) wake();  // mutex_ is held: nobody else drives the state
     if (!operation->notify()) return;

@@ -67,7 +67,8 @@ void Engine::step_dial(Connection* c, double now) {
     if (c->lookup->addresses().empty()) return dial_failed(c, c->lookup->trouble(), now);
     try_address(c, now);
   } else if ((c->step == Step::kConnecting || c->step == Step::kProving) && now >= c->deadline) {
-    c->trouble = c->step == Step::kProving ? "no proof of the key came" : "no answer";
+    const char* unproven = tls_ ? "no end of the TLS handshake came" : "no proof of the key came";
+    c->trouble = c->step == Step::kProving ? unproven : "no answer";
     shut(c);
     try_address(c, now);
   }
@@ -78,7 +79,8 @@ void Engine::try_address(Connection* c, double now) {
     int error = 0;
     const Options& options = state_.options();
     const SocketAddress& address = c->lookup->addresses()[c->next_address++];
-    c->fd = options.local_sockets ? connect_local(address) : -1;
+    // Not in mode tls: a certificate is for the name that was dialled, over the network.
+    c->fd = options.local_sockets && !tls_ ? connect_local(address) : -1;
     c->local = c->fd >= 0;
     if (!c->local) c->fd = begin_connect(address, options.congestion, &error);
     if (c->fd >= 0) {
@@ -121,6 +123,7 @@ void Engine::on_connected(Connection* c, double now) {
     shut(c);
     return try_address(c, now);
   }
+  if (tls_) return begin_tls(c, now);
   if (key_) return begin_proof(c, now);
   c->watches_write = true;  // as it was registered
   watch(c, false);

@@ -68,7 +68,13 @@ std::optional<Failure> Handshake::received(std::string_view bytes) {
   if (magic != "ORSP") return unproven("sent no proof of the key: this is no reducer");
   if (answer_.size() < kPrefaceSize) return std::nullopt;
   Preface theirs;
-  if (unpack_preface(raw(answer_), &theirs) != nullptr || theirs.major == kProtocolMajor) {
+  const bool readable = unpack_preface(raw(answer_), &theirs) == nullptr;
+  if (readable && theirs.major == kProtocolMajor && theirs.flags == kPrefaceTls) {
+    return unproven(
+        "wants TLS and a certificate (mode tls), and this worker has a key: give it tls_cert, "
+        "tls_key and tls_ca instead (REDUCER_TLS_CERT, _KEY and _CA)");
+  }
+  if (!readable || theirs.major == kProtocolMajor) {
     return unproven(
         "has no key, and this worker has one: start it with --key-file, or this worker without");
   }

@@ -61,6 +61,7 @@ void Engine::run() {
   finish_failed(monotonic());
   for (const auto& c : connections_list_) shut(c.get());
   key_.clear();
+  tls_.reset();
   state_.pool->trim();
   {
     const std::lock_guard<std::mutex> lock(finished_mutex_);
@@ -231,12 +232,18 @@ void Engine::fill(Lane* lane, double now) {
   }
 }
 
+// What errno says, or TLS instead of it. A peer that is cut off in TLS says no more than a reset.
+std::string Engine::io_trouble(const Connection& c) {
+  const int error = errno;
+  return c.tls && error == EPROTO ? "TLS: " + c.tls->failure().message : error_text(error);
+}
+
 void Engine::pump(Connection* c, double now) {
   Sender& sender = c->lane->sender;
   c->more = false;
   for (size_t moved = 0; c->fd >= 0 && !c->half_closed;) {
     if (sender.empty()) fill(c->lane, now);
-    if (sender.empty()) return watch(c, false);
+    if (c->drained()) return watch(c, false);
     if (moved >= kWriteTurn) {
       c->more = more_ = true;
       return;
@@ -245,11 +252,12 @@ void Engine::pump(Connection* c, double now) {
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = static_cast<size_t>(sender.prepare(parts, Sender::kMaxPieces));
-    const ssize_t size = ::sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t size = c->tls ? c->tls->send(c->fd, parts, static_cast<int>(message.msg_iovlen))
+                                : ::sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (size < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return watch(c, true);
-      const std::string why = error_text(errno);
+      const std::string why = io_trouble(*c);
       c->hung_up = true;
       read(c, now);  // the reason may be waiting there, in an ERROR frame
       if (c->step == Connection::Step::kOpen) end(c, why, now);
@@ -276,11 +284,11 @@ void Engine::read(Connection* c, double now) {
     struct iovec parts[2];
     const int n = c->lane->receiver.prepare(parts);
     const size_t room = parts[0].iov_len + (n > 1 ? parts[1].iov_len : 0);
-    const ssize_t size = ::readv(c->fd, parts, n);
+    const ssize_t size = c->tls ? c->tls->receive(c->fd, parts, n) : ::readv(c->fd, parts, n);
     if (size < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      return end(c, error_text(errno), now);
+      return end(c, io_trouble(*c), now);
     }
     if (size == 0) return end(c, "closed by the reducer", now);
     moved += static_cast<size_t>(size);
@@ -292,6 +300,7 @@ void Engine::read(Connection* c, double now) {
       changed_.notify_all();
       return;
     }
+    if (c->tls && c->tls->ended()) c->hung_up = true;  // it may have said so with these bytes
     if (static_cast<size_t>(size) < room && !c->hung_up) return;
   }
   c->unread = unread_ = true;
@@ -300,7 +309,9 @@ void Engine::read(Connection* c, double now) {
 void Engine::handle_event(Connection* c, uint32_t events, double now) {
   if (c->step == Connection::Step::kConnecting) return on_connected(c, now);
   if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) c->hung_up = true;
-  if (c->step == Connection::Step::kProving) return read_proof(c, now);
+  if (c->step == Connection::Step::kProving) {
+    return tls_ ? go_on_with_tls(c, now) : read_proof(c, now);
+  }
   if (c->step != Connection::Step::kOpen) return;
   if (c->hung_up || (events & EPOLLIN)) read(c, now);
   if (c->step == Connection::Step::kOpen && (events & EPOLLOUT)) pump(c, now);
@@ -368,6 +379,7 @@ void Engine::shut(Connection* c) {
   c->unread = false;
   c->hung_up = false;
   c->handshake.reset();  // it holds the key
+  c->tls.reset();
   close_guarded(std::exchange(c->fd, -1));
   c->watches_write = false;
 }
@@ -381,7 +393,8 @@ bool Engine::finish_leaving(double now) {
     all_done = false;
     if (c->half_closed) continue;
     pump(c.get(), now);
-    if (c->step == Connection::Step::kOpen && c->lane->sender.empty()) {
+    if (c->step == Connection::Step::kOpen && c->drained()) {
+      if (c->tls) c->tls->close(c->fd);
       ::shutdown(c->fd, SHUT_WR);
       c->half_closed = true;
     }

@@ -39,6 +39,7 @@
 #include "handshake.h"
 #include "socket.h"
 #include "state.h"
+#include "tls.h"
 
 namespace ors {
 
@@ -51,8 +52,10 @@ struct LaneStats {
 
 class Engine {
  public:
-  // Opens nothing. With a key every lane must prove that it has it, too (mode psk).
-  explicit Engine(Options options, Secret key = Secret());
+  // Opens nothing. With a key every lane must prove that it has it, too (mode psk); with a TLS
+  // context, that it has a certificate (mode tls).
+  explicit Engine(Options options, Secret key = Secret(),
+                  std::shared_ptr<const TlsContext> tls = nullptr);
   ~Engine();  // abort()
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -112,10 +115,13 @@ class Engine {
   void read_proof(Connection* c, double now);
   void no_proof(Connection* c, const std::string& why, double now);
   void disproven(Connection* c, const Failure& failure, double now);
+  void begin_tls(Connection* c, double now);
+  void go_on_with_tls(Connection* c, double now);
   void open(Connection* c, double now);
   void read_rest(double now);
   void pump_kicked(double now);
   void fill(Lane* lane, double now);
+  static std::string io_trouble(const Connection& c);
   void pump(Connection* c, double now);
   void read(Connection* c, double now);
   void end(Connection* c, const std::string& why, double now);
@@ -149,7 +155,8 @@ class Engine {
 
   std::mutex io_mutex_;
   std::vector<std::unique_ptr<Connection>> connections_list_;  // by io_mutex_, as what follows
-  Secret key_;                                                 // zeroed as soon as the thread ends
+  Secret key_;  // both end as soon as the thread does
+  std::shared_ptr<const TlsContext> tls_;
   double next_tick_ = 0;
   double half_closed_at_ = -1;
   bool trimmed_ = true;

@@ -29,11 +29,15 @@ struct Engine::Connection {
   bool unread = false;   // or to read
   bool hung_up = false;  // no event follows: read to the end
   std::shared_ptr<Lookup> lookup;
-  std::unique_ptr<Handshake> handshake;  // while kProving
+  std::unique_ptr<Handshake> handshake;  // while kProving, in mode psk
+  std::unique_ptr<TlsStream> tls;        // in mode tls: between the socket and what follows
   size_t next_address = 0;
   double deadline = 0;  // of this attempt, or of the wait before the next
   double backoff = kFirstRetry;
   std::string trouble;
+
+  // Nothing is left to send.
+  bool drained() const { return lane->sender.empty() && (tls == nullptr || !tls->unsent()); }
 };
 
 }  // namespace ors

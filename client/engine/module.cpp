@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -56,8 +57,9 @@ bool wait_interruptible(double timeout, Poll poll) {
 
 class PyEngine {
  public:
-  PyEngine(Options options, Secret key)
-      : engine_(new Engine(std::move(options), std::move(key))), generation_(fork_generation()) {}
+  PyEngine(Options options, Secret key, std::shared_ptr<const TlsContext> tls)
+      : engine_(new Engine(std::move(options), std::move(key), std::move(tls))),
+        generation_(fork_generation()) {}
   ~PyEngine() {
     if (forked()) {
       leave_behind();
@@ -263,6 +265,23 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
   return options;
 }
 
+using PyTlsFiles = std::tuple<std::string, std::string, std::string>;
+
+std::shared_ptr<const TlsContext> tls_context(const PyTlsFiles& files) {
+  Failure missing;
+  const OpenSsl* api = system_openssl(&missing.message);
+  if (api == nullptr) {
+    missing.code = ErrorCode::kAuthentication;
+    missing.reason = "openssl";
+    raise(missing);
+  }
+  std::string why;
+  const auto& [cert, key, ca] = files;
+  auto context = TlsContext::make(*api, {cert, key, ca}, &why);
+  if (context == nullptr) throw nb::value_error(why.c_str());
+  return context;
+}
+
 }  // namespace
 
 void raise(const Failure& failure) {
@@ -370,17 +389,18 @@ NB_MODULE(_engine, m) {
              const std::string& run_id, uint32_t rank, uint32_t world_size,
              const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
              double silence, double reducer_wait, const std::string& congestion, bool local_sockets,
-             nb::bytes key) {
+             nb::bytes key, const std::optional<PyTlsFiles>& tls) {
             Secret secret = secret_of(key);
             new (self) PyEngine(
                 make_options(std::move(addresses), job, run_id, rank, world_size, table,
                              connect_timeout, silence, reducer_wait, congestion, local_sockets),
-                std::move(secret));
+                std::move(secret), tls ? tls_context(*tls) : nullptr);
           },
           nb::kw_only(), nb::arg("addresses"), nb::arg("job"), nb::arg("run_id"), nb::arg("rank"),
           nb::arg("world_size"), nb::arg("chunk_table"), nb::arg("connect_timeout"),
           nb::arg("silence"), nb::arg("reducer_wait"), nb::arg("congestion") = "",
-          nb::arg("local_sockets") = true, nb::arg("key") = nb::bytes("", 0))
+          nb::arg("local_sockets") = true, nb::arg("key") = nb::bytes("", 0),
+          nb::arg("tls").none() = nb::none())
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

@@ -55,7 +55,8 @@ void Engine::read_proof(Connection* c, double now) {
 
 // The network failed, which is nobody's fault: the next address, or later again.
 void Engine::no_proof(Connection* c, const std::string& why, double now) {
-  c->trouble = why + ", before it had proven the key";
+  c->trouble =
+      why + (tls_ ? ", before the end of the TLS handshake" : ", before it had proven the key");
   shut(c);
   try_address(c, now);
 }

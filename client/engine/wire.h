@@ -162,8 +162,10 @@ void pack_header(const Header& header, uint8_t* out);
 // code of that error.
 const char* unpack_header(const uint8_t* in, Header* header, ErrorCode* code);
 
-// In Preface::flags: the handshake of section 12 comes before the first frame.
+// In Preface::flags: the handshake of section 12 comes before the first frame; or all that follows
+// is TLS (section 13).
 constexpr uint16_t kPrefacePsk = 1;
+constexpr uint16_t kPrefaceTls = 2;
 
 struct Preface {
   uint8_t major = kProtocolMajor;

@@ -50,10 +50,12 @@ class Engine:
         congestion: str = "",
         local_sockets: bool = True,
         key: bytes = b"",
+        tls: tuple[str, str, str] | None = None,
     ) -> None:
-        """Opens nothing. Raises ValueError for options outside PROTOCOL.md.
+        """Opens no connection. Raises ValueError for options outside PROTOCOL.md.
 
-        `key`: of the job, 32 bytes, or none; zeroed at the end.
+        `key`: of the job, 32 bytes, or none; zeroed at the end. `tls`: PEM files with certificate,
+        key and CA; EngineError where the machine has no OpenSSL.
         """
     def connect(self) -> None:
         """Returns when every lane has welcomed this rank; raises EngineError."""

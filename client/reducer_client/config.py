@@ -139,6 +139,40 @@ def resolve_key(
     return keyfile.read_for_job(path, job) if path else b""
 
 
+def resolve_tls(
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    tls_ca: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[str, str, str] | None:
+    """The files of mode tls, None for another mode; "" is none.
+
+    Raises ValueError where one is missing, cannot be read, or is a key that others can use.
+    """
+    env = os.environ if environ is None else environ
+    given = {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca}
+    found = {
+        name: env.get(f"REDUCER_{name.upper()}", "") if path is None else os.fspath(path)
+        for name, path in given.items()
+    }
+    missing = [name for name, path in found.items() if not path]
+    if len(missing) == len(found):
+        return None
+    if missing:
+        raise ValueError(
+            f"mode tls needs tls_cert, tls_key and tls_ca (REDUCER_TLS_CERT, _KEY and _CA); "
+            f"missing: {', '.join(missing)}"
+        )
+    for name, path in found.items():
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise ValueError(f"{name} {path}: {error.strerror}") from None
+    keyfile.check_private(found["tls_key"])
+    return found["tls_cert"], found["tls_key"], found["tls_ca"]
+
+
 def normalize_address(text: str) -> str:
     """``host:port`` of one address: port 2222 by default, IPv6 in brackets.
 
@@ -180,7 +214,9 @@ def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int],
 
 def daemon_environment() -> dict[str, str]:
     """The environment of an embedded daemon: ours, but its options come from arguments alone."""
-    kept = {"REDUCER_NO_NATIVE", "REDUCER_KEY_FILE"}  # with a key we would refuse it without one
+    # Of another mode than ours we would refuse it.
+    kept = {"REDUCER_NO_NATIVE", "REDUCER_KEY_FILE"}
+    kept |= {"REDUCER_TLS_CERT", "REDUCER_TLS_KEY", "REDUCER_TLS_CA"}
     return {k: v for k, v in os.environ.items() if not k.startswith("REDUCER_") or k in kept}
 
 

@@ -27,6 +27,9 @@ def connect(
     congestion: str | None = None,
     key: bytes | None = None,
     key_file: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    tls_ca: str | None = None,
 ) -> Group:
     """Join a job on its reducers; returns once all ranks have joined.
 
@@ -56,10 +59,17 @@ def connect(
             Every reducer must then prove that it has it, too. By default ``REDUCER_KEY_FILE``; ""
             is none.
         key: the bytes of the reducers' key instead, for programs that fetch secrets themselves.
+        tls_cert: PEM file with this worker's certificate and its chain: TLS 1.3 then, and every
+            reducer must have a certificate for the name or address in ``addresses``. It takes the
+            system's OpenSSL. By default ``REDUCER_TLS_CERT``; "" is none.
+        tls_key: PEM file with the key of that certificate; by default ``REDUCER_TLS_KEY``.
+        tls_ca: PEM file with the CA that signs the reducers' certificates; by default
+            ``REDUCER_TLS_CA``.
 
     Raises:
         ValueError: a setting is missing or bad; it names it and where it came from.
-        AuthenticationError: a reducer could not prove the key, or only one of us has one.
+        AuthenticationError: a reducer could not prove the key or show a good certificate, refuses
+            ours, or is of another mode; or this machine has no OpenSSL.
         ReducerUnavailableError: no reducer answers at an address.
         JoinError: the ranks do not fit together, or some did not come in time.
     """
@@ -78,21 +88,29 @@ def connect(
         transport=transport,
         congestion=congestion,
     )
-    engine = Engine(
-        addresses=list(settings.addresses),
-        job=settings.job,
-        run_id=settings.run_id,
-        rank=settings.rank,
-        world_size=settings.world_size,
-        chunk_table=list(settings.chunk_table),
-        connect_timeout=settings.connect_timeout,
-        silence=settings.silence,
-        reducer_wait=settings.reducer_wait,
-        congestion=settings.congestion,
-        local_sockets=settings.transport == "auto",
-        key=config.resolve_key(settings.job, key, key_file),
-    )
+    proof = config.resolve_key(settings.job, key, key_file)
+    tls = config.resolve_tls(tls_cert, tls_key, tls_ca)
+    if proof and tls:
+        raise ValueError(
+            "a key (key, key_file, REDUCER_KEY_FILE) and certificates (tls_cert, REDUCER_TLS_CERT "
+            '...): expected one of them, got both; "" is none'
+        )
     try:
+        engine = Engine(
+            addresses=list(settings.addresses),
+            job=settings.job,
+            run_id=settings.run_id,
+            rank=settings.rank,
+            world_size=settings.world_size,
+            chunk_table=list(settings.chunk_table),
+            connect_timeout=settings.connect_timeout,
+            silence=settings.silence,
+            reducer_wait=settings.reducer_wait,
+            congestion=settings.congestion,
+            local_sockets=settings.transport == "auto",
+            key=proof,
+            tls=tls,
+        )
         engine.connect()
     except EngineError as error:
         raise from_engine(error.args) from None

@@ -1,0 +1,281 @@
+"""Groups in mode tls: the same sums and parameters, kills included; and errors that say what is
+wrong with whose certificate."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reducer_client
+from reducer.wire.header import PREFACE_SIZE, PrefaceFlag, pack_preface
+from reducer_client import (
+    AuthenticationError,
+    Group,
+    ProtocolVersionError,
+    ReducerUnavailableError,
+)
+from tests.support.certs import Authority, Files
+from tests.support.cluster import Daemon
+from tests.support.impostor import Impostor
+from tests.support.ranks import join, run_ranks
+from tests.support.reducers import Reducers
+from tests.support.wait import wait_until
+
+# A refusal that no retry can mend comes at once; a busy machine may take some time.
+AT_ONCE = 5.0
+
+
+@pytest.fixture(scope="module")
+def addresses(certs: Files) -> Iterator[list[str]]:
+    with Reducers(2, *certs.flags, lanes=2) as started:
+        yield started.addresses
+
+
+@pytest.fixture
+def daemon(certs: Files) -> Iterator[Daemon]:
+    with Daemon(*certs.flags) as running:
+        yield running
+
+
+def alone(addresses: list[str], job: str = "tls-alone", **options: Any) -> Group:
+    return join(0, 1, addresses, job, **options)
+
+
+def refused(addresses: list[str], **options: Any) -> str:
+    """The text of the AuthenticationError that `connect` raises, at once."""
+    start = time.monotonic()
+    with pytest.raises(AuthenticationError) as caught:
+        alone(addresses, connect_timeout=30, **options)
+    assert time.monotonic() - start < AT_ONCE
+    assert addresses[0] in str(caught.value)
+    return str(caught.value)
+
+
+# --- groups ---------------------------------------------------------------------------------
+
+
+def _sums(rank: int, world: int, addresses: list[str], tls: dict[str, str], local: int) -> str:
+    values = np.arange(1_000_000, dtype=np.float32) * (rank + 1)
+    digest = hashlib.sha256()
+    with join(rank, world, addresses, "tls", **tls) as group:
+        for step in range(5):
+            digest.update(group.all_reduce(values + step, key="k").wait(60).tobytes())
+            digest.update(group.all_reduce(values[:9], key="small").wait(60).tobytes())
+        stats = group.stats()
+    assert (stats["connections"], stats["local_connections"]) == (4, local)
+    return digest.hexdigest()
+
+
+def test_the_sums_are_those_of_an_open_reducer(addresses: list[str], certs: Files) -> None:
+    results = set(run_ranks(3, _sums, addresses, certs.arguments, 0))
+    with reducer_client.local_reducers(2, lanes=2) as plain:
+        results |= set(run_ranks(3, _sums, plain, {}, 4))
+    assert len(results) == 1
+
+
+def _ddp(rank: int, world: int, addresses: list[str], store: str, tls: dict[str, str]) -> str:
+    from tests.e2e import test_ddp as ddp
+
+    with (
+        ddp._process_group(rank, world, store),
+        join(rank, world, addresses, "tls-ddp", **tls) as group,
+    ):
+        model = ddp._make(group)
+        ddp._train(model, rank)
+        return ddp._digest(model)
+
+
+def test_a_ddp_hook(addresses: list[str], certs: Files, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    digests = set(run_ranks(2, _ddp, addresses, str(tmp_path / "tls"), certs.arguments))
+    with reducer_client.local_reducers(2, lanes=2) as plain:
+        digests |= set(run_ranks(2, _ddp, plain, str(tmp_path / "open"), {}))
+    assert len(digests) == 1
+
+
+def test_files_from_the_environment(
+    addresses: list[str], certs: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in certs.environment.items():
+        monkeypatch.setenv(name, value)
+    with alone(addresses) as group:
+        group.barrier()
+    with reducer_client.local_reducers() as local, alone(local) as group:
+        group.barrier()
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_names_and_addresses_of_other_kinds(certs: Files, host: str) -> None:
+    bind = host.strip("[]")
+    try:
+        socket.create_server((bind, 0), family=socket.getaddrinfo(bind, 0)[0][0]).close()
+    except OSError as error:
+        pytest.skip(f"{host}: {error}")
+    with Daemon(*certs.flags, "--host", bind) as daemon:
+        address = f"{host}:{daemon.port}"
+        with alone([address], **certs.arguments) as group:
+            group.barrier()
+
+
+# --- certificates that are refused ----------------------------------------------------------
+
+
+def test_a_reducer_of_another_ca(addresses: list[str], certs: Files, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path).issue()
+    with Daemon(*stranger.flags) as impostor:
+        text = refused([impostor.address], **certs.arguments)
+        assert "is refused" in text and "tls_ca" in text
+        wait_until(lambda: impostor.stats()["refused"] == {"distrust": 1}, 5, "it is counted")
+        assert "unknown ca" in impostor.log
+
+
+def test_a_reducer_whose_certificate_has_expired(authority: Authority, certs: Files) -> None:
+    with Daemon(*authority.issue(expired=True).flags) as daemon:
+        assert "certificate has expired" in refused([daemon.address], **certs.arguments)
+
+
+def test_a_reducer_with_another_name(authority: Authority, certs: Files) -> None:
+    with Daemon(*authority.issue("reducer-0", "10.0.0.1").flags) as daemon:
+        text = refused([daemon.address], **certs.arguments)
+        assert "IP address mismatch" in text and "subjectAltName" in text
+        text = refused([f"localhost:{daemon.port}"], **certs.arguments)
+        assert "ostname mismatch" in text and "subjectAltName" in text
+
+
+def test_a_worker_of_another_ca(daemon: Daemon, authority: Authority, tmp_path: Path) -> None:
+    stranger = Authority(tmp_path).issue(trusts=authority)
+    text = refused([daemon.address], **stranger.arguments)
+    assert "refuses this worker's certificate" in text and "unknown ca" in text
+    assert daemon.stats()["refused"] == {"untrusted": 1}
+
+
+def test_a_worker_whose_certificate_has_expired(daemon: Daemon, authority: Authority) -> None:
+    text = refused([daemon.address], **authority.issue(expired=True).arguments)
+    assert "refuses this worker's certificate" in text and "expired" in text
+    assert daemon.stats()["refused"] == {"expired": 1}
+    assert "certificate has expired" in daemon.log
+
+
+# --- what a certificate lets its worker join ------------------------------------------------
+
+
+def test_a_certificate_for_a_job_opens_no_other(daemon: Daemon, authority: Authority) -> None:
+    tls = authority.issue_for("reducer://job/a%2Fb", "https://example.org/x").arguments
+    with alone([daemon.address], "a/b", **tls) as group:
+        group.barrier()
+    with pytest.raises(AuthenticationError, match=r"job 'a/b'.* rank 0 of job 'b'"):
+        alone([daemon.address], "b", **tls)
+    assert "b" not in daemon.stats()["lanes"][0]["core"]["jobs"]
+
+
+def _as_rank(rank: int, world: int, addresses: list[str], files: list[dict[str, str]]) -> str:
+    try:
+        with join(rank, world, addresses, "j", connect_timeout=5, **files[rank]) as group:
+            group.barrier()
+    except reducer_client.ReducerError as error:
+        return str(error)
+    return ""
+
+
+def test_a_certificate_for_a_rank_is_no_other_ranks(daemon: Daemon, authority: Authority) -> None:
+    files = [authority.issue_for(f"reducer://job/j/rank/{rank}").arguments for rank in range(2)]
+    assert run_ranks(2, _as_rank, [daemon.address], files) == ["", ""]
+    texts = run_ranks(2, _as_rank, [daemon.address], files[::-1])
+    assert "may join rank 1 of job 'j'" in texts[0]
+
+
+@pytest.mark.parametrize(
+    "uri", ["reducer://job/", "reducer:job/j", "REDUCER://job/j", "reducer://x"]
+)
+def test_a_certificate_for_a_misspelt_place_opens_nothing(
+    daemon: Daemon, authority: Authority, uri: str
+) -> None:
+    text = refused([daemon.address], **authority.issue_for(uri).arguments)
+    assert "may join nothing" in text
+
+
+# --- other modes ----------------------------------------------------------------------------
+
+
+def test_a_worker_without_a_certificate(daemon: Daemon, key_file: str) -> None:
+    assert "REDUCER_TLS_CERT" in refused([daemon.address])
+    assert "REDUCER_TLS_CERT" in refused([daemon.address], key_file=key_file)
+    assert daemon.stats()["refused"] == {"plain": 1, "keyless": 1}
+
+
+def test_a_reducer_without_a_certificate(certs: Files, key_file: str) -> None:
+    for flags, says in (((), "has no certificate"), (("--key-file", key_file), "mode psk")):
+        with Daemon(*flags) as daemon:
+            text = refused([daemon.address], **certs.arguments)
+            assert says in text and "--tls-cert" in text
+            assert daemon.stats()["refused"] == {"uncertified": 1}
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b"ORS"])
+def test_another_server(certs: Files, answer: bytes) -> None:
+    def act(sock: socket.socket, number: int) -> None:
+        impostor.read(sock, PREFACE_SIZE)
+        sock.sendall(answer)
+        sock.shutdown(socket.SHUT_WR)
+        sock.recv(65_536)
+
+    with Impostor(act) as impostor:
+        if answer == b"ORS":  # the beginning of an answer that was cut off: nobody's fault
+            with pytest.raises(ReducerUnavailableError, match="before the end of the TLS"):
+                alone([impostor.address], connect_timeout=1, **certs.arguments)
+        else:
+            text = refused([impostor.address], **certs.arguments)
+            assert "no reducer" in text and "HTTP" not in text
+    assert impostor.received[:PREFACE_SIZE] == pack_preface(0, PrefaceFlag.TLS)
+
+
+def test_another_protocol_version_names_both(certs: Files) -> None:
+    def act(sock: socket.socket, number: int) -> None:
+        impostor.read(sock, PREFACE_SIZE)
+        sock.sendall(b"ORSP\x09\x02" + bytes(10))
+        sock.recv(65_536)
+
+    with Impostor(act) as impostor, pytest.raises(ProtocolVersionError) as caught:
+        alone([impostor.address], connect_timeout=30, **certs.arguments)
+    assert "1.0" in str(caught.value) and "9.2" in str(caught.value)
+
+
+def test_a_listener_that_is_silent_is_tried_again(certs: Files) -> None:
+    with (
+        Impostor(lambda sock, number: _wait_for_end(sock)) as impostor,
+        pytest.raises(ReducerUnavailableError, match="no end of the TLS handshake"),
+    ):
+        alone([impostor.address], connect_timeout=7.0, **certs.arguments)
+    assert impostor.connections == 2
+
+
+def _wait_for_end(sock: socket.socket) -> None:
+    while sock.recv(65_536):
+        pass
+
+
+# --- files ----------------------------------------------------------------------------------
+
+
+def test_files_that_are_no_good(certs: Files, authority: Authority, tmp_path: Path) -> None:
+    tls = certs.arguments
+    shared = authority.issue()
+    os.chmod(shared.key, 0o644)
+    for change, says in (
+        ({"tls_ca": ""}, "missing: tls_ca"),
+        ({"tls_cert": str(tmp_path / "none")}, "No such file"),
+        ({"tls_key": shared.key, "tls_cert": shared.cert}, "chmod 600"),
+        ({"tls_key": authority.issue().key}, "key values mismatch"),
+        ({"tls_ca": certs.key}, "tls_ca"),
+        ({"key": bytes(32)}, "expected one of them"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            alone(["127.0.0.1:1"], **{**tls, **change})
