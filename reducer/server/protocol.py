@@ -47,6 +47,7 @@ class Connection:
         self.bytes_in = 0
         self.bytes_noted = 0  # of them, at the shell's last tick
         self.bytes_out = 0
+        self.overhead = 0  # bytes that TLS has added to them
         self._shell = shell
         self._decoder = Decoder(shell.crc32c, self._target)
         self._placed: deque[PooledBuffer] = deque()
@@ -109,7 +110,7 @@ class Connection:
         unsent = self.unsent()
         if not unsent:
             self._sent_at = time.monotonic()
-            self._sent_mark = self.bytes_out
+            self._sent_mark = self.bytes_out + self.overhead
         is_first = not self._waiting
         self._waiting += parts
         self._waiting_bytes += length
@@ -139,7 +140,7 @@ class Connection:
     def stuck_for(self, now: float) -> float:
         """Seconds since the kernel last took a byte of what is queued; 0 with nothing queued."""
         unsent = self.unsent()
-        sent = self.bytes_out - unsent
+        sent = self.bytes_out + self.overhead - unsent
         if not unsent or sent != self._sent_mark:
             self._sent_mark, self._sent_at = sent, now
         return now - self._sent_at

@@ -94,11 +94,13 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         self.writelines([data])
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        plain = 0
         for data in list_of_data:
             rest = memoryview(data)
+            plain += len(rest)
             while rest:
                 rest = rest[self._tls.write(rest) :]
-        self._send()
+        self._send(plain)
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size()
@@ -121,6 +123,8 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._transport.get_extra_info(name, default)
 
-    def _send(self) -> None:
+    def _send(self, plain: int = 0) -> None:
         if self._outgoing.pending and not self._transport.is_closing():
-            self._transport.write(self._outgoing.read())
+            data = self._outgoing.read()
+            self._connection.overhead += len(data) - plain
+            self._transport.write(data)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from reducer_client import PeerLostError, ReducerUnavailableError
+from tests.support.certs import Files
 from tests.support.ranks import Tell, join, start_ranks
 from tests.support.reducers import Reducers
 
@@ -132,11 +133,16 @@ def test_random_kills_and_restarts_lose_nothing(reducers: Reducers, job: str, se
         training.finish()
 
 
-def test_with_a_key_kills_cost_no_step_either(
-    job: str, key_file: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", ["psk", "tls"])
+def test_with_a_proof_kills_cost_no_step_either(
+    job: str, mode: str, key_file: str, certs: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("REDUCER_KEY_FILE", key_file)  # of the ranks
-    with Reducers(2, "--key-file", key_file) as reducers:
+    flags, environment = certs.flags, certs.environment
+    if mode == "psk":
+        flags, environment = ("--key-file", key_file), {"REDUCER_KEY_FILE": key_file}
+    for name, value in environment.items():  # of the ranks
+        monkeypatch.setenv(name, value)
+    with Reducers(2, *flags) as reducers:
         training = Training(reducers, job, world=2)
         with training.ranks:
             for victim in (0, 1):
@@ -146,6 +152,25 @@ def test_with_a_key_kills_cost_no_step_either(
                 reducers.start(victim)
             training.turn(3)
             training.finish()
+
+
+def test_in_tls_a_reducer_may_freeze_and_another_drain(
+    job: str, certs: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in certs.environment.items():
+        monkeypatch.setenv(name, value)
+    with Reducers(3, *certs.flags) as reducers:
+        training = Training(reducers, job, world=2)
+        with training.ranks:
+            training.turn(2)
+            reducers.freeze(2)
+            training.turn(3)
+            assert reducers.terminate(1) == 0
+            training.turn(2)
+            reducers.thaw(2)
+            training.turn(5)
+            for value in training.finish():
+                assert value["slowest"] < 10
 
 
 def test_all_reducers_may_restart_at_once(reducers: Reducers, job: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +36,12 @@ class Files:
     def arguments(self) -> dict[str, str]:
         """For ``connect``."""
         return {"tls_cert": self.cert, "tls_key": self.key, "tls_ca": self.ca}
+
+    def context(self) -> ssl.SSLContext:
+        """Of a worker in plain Python."""
+        context = ssl.create_default_context(cafile=self.ca)
+        context.load_cert_chain(self.cert, self.key)
+        return context
 
     @property
     def environment(self) -> dict[str, str]:

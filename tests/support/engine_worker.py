@@ -8,18 +8,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-import reducer_client
+from tests.support.certs import Authority
+from tests.support.reducers import Reducers
 
 WORLD, ROUNDS = "3", "20"
 KEY = "a key of printable letters, 36 bytes"
 
 
-def run(program: str, key_file: str, key: str) -> int:
-    """Its exit status, with reducers that have the key of the file, or none."""
-    with reducer_client.local_reducers(2, lanes=2, key_file=key_file) as addresses:
-        command = [program, ",".join(addresses), WORLD, ROUNDS]
+def run(program: str, mode: str, *flags: str, key: str = "", files: tuple[str, ...] = ()) -> int:
+    """Its exit status, with reducers that have these flags."""
+    with Reducers(2, *flags, lanes=2) as reducers:
+        command = [program, ",".join(reducers.addresses), WORLD, ROUNDS, *files]
         ended = subprocess.run(command, input=key + "\n", text=True, timeout=300, check=False)
-    mode = "psk" if key else "open"
     status = ended.returncode
     print(f"{program} ({mode}): {'ok' if status == 0 else f'exit status {status}'}")
     return status
@@ -30,7 +30,12 @@ def main() -> int:
         path = Path(folder, "key")
         path.touch(0o600)
         path.write_bytes(base64.urlsafe_b64encode(KEY.encode()))
-        return run(sys.argv[1], "", "") or run(sys.argv[1], str(path), KEY)
+        certs = Authority(Path(folder)).issue()
+        return (
+            run(sys.argv[1], "open")
+            or run(sys.argv[1], "psk", "--key-file", str(path), key=KEY)
+            or run(sys.argv[1], "tls", *certs.flags, files=(certs.cert, certs.key, certs.ca))
+        )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import selectors
 import socket
+import ssl
 import struct
 import time
 from types import TracebackType
@@ -23,7 +24,7 @@ from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.handshake import ANSWER_SIZE, NONCE_SIZE, WorkerHandshake, job_key
-from reducer.wire.header import Header, pack_header, pack_preface
+from reducer.wire.header import PREFACE_SIZE, Header, PrefaceFlag, pack_header, pack_preface
 from reducer.wire.keys import key_id, position
 
 crc32c = kernels.load().crc32c
@@ -51,15 +52,28 @@ def frame_of(message: messages.Message, key: int = 0) -> bytes:
 
 
 def connect(
-    port: int, lane: int = 0, receive_buffer: int = 0, key: bytes = b"", job: str = ""
+    port: int,
+    lane: int = 0,
+    receive_buffer: int = 0,
+    key: bytes = b"",
+    job: str = "",
+    tls: ssl.SSLContext | None = None,
 ) -> socket.socket:
-    """A blocking socket that has sent its preface and, with a key, proven that it has it."""
+    """A blocking socket that has sent its preface and, with a key, proven that it has it; with
+    `tls`, that has shown its certificate and was told that this will do."""
     sock = socket.socket()
     if receive_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     sock.settimeout(TIMEOUT)
     sock.connect(("127.0.0.1", port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls is not None:
+        preface = pack_preface(lane, PrefaceFlag.TLS)
+        sock.sendall(preface)
+        sock = tls.wrap_socket(sock, server_hostname="127.0.0.1")
+        if sock.recv(PREFACE_SIZE) != preface:
+            raise WorkerError("the lane said another preface than ours")
+        return sock
     if not key:
         sock.sendall(pack_preface(lane))
         return sock
@@ -87,6 +101,9 @@ class Link:
             raise WorkerError("the lane closed the connection")
         self._decoder.received(got)
         frames = list(iter(self._decoder.next_frame, None))
+        while isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():  # no event tells of it
+            self._decoder.received(self.sock.recv_into(self._decoder.get_buffer()))
+            frames += iter(self._decoder.next_frame, None)
         for frame in frames:
             if frame.header.kind == MessageKind.ERROR and frame.payload is not None:
                 message = messages.decode(messages.Error, frame.payload)
@@ -108,6 +125,7 @@ class Worker:
         world_size: int,
         receive_buffer: int = 0,
         key: bytes = b"",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -117,6 +135,7 @@ class Worker:
         self.absent: messages.Absent | None = None
         self._port = port
         self._key = key
+        self._tls = tls
         self._job = job
         self._run_id = "run" if rank == 0 else ""
         self._incarnation = secrets.token_bytes(16)
@@ -132,7 +151,8 @@ class Worker:
 
     def hello(self, lane: int) -> Link:
         """Connect to a lane and say HELLO; the answer is still to come."""
-        link = Link(connect(self._port, lane, self._receive_buffer, self._key, self._job))
+        sock = connect(self._port, lane, self._receive_buffer, self._key, self._job, self._tls)
+        link = Link(sock)
         self.links.append(link)
         self._selector.register(link.sock, selectors.EVENT_READ, link)
         hello = messages.Hello(

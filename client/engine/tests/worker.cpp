@@ -1,6 +1,6 @@
 // Workers of one job in one process, against real reducers: checked all-reduces from several
-// threads. Usage: engine_worker host:port[,host:port...] world rounds; with a first line on stdin
-// that is not empty, it is the text of the reducers' key.
+// threads. Usage: engine_worker host:port[,host:port...] world rounds [cert key ca]; with a first
+// line on stdin that is not empty, it is the text of the reducers' key.
 #include <unistd.h>
 
 #include <iostream>
@@ -56,10 +56,10 @@ void check_rounds(ors::Engine* engine, uint32_t rank, uint32_t world, int thread
 }
 
 void work(uint32_t rank, uint32_t world, const std::vector<std::string>& addresses, int rounds,
-          const std::string& master) {
+          const std::string& master, const std::shared_ptr<const ors::TlsContext>& tls) {
   ors::Options o = options(rank, world, addresses);
   ors::Secret key = master.empty() ? ors::Secret() : ors::job_key(master, o.job);
-  ors::Engine engine(std::move(o), std::move(key));
+  ors::Engine engine(std::move(o), std::move(key), tls);
   engine.start();
   CHECK(engine.wait_joined(30));
   if (const auto failure = engine.failure()) {
@@ -78,18 +78,29 @@ void work(uint32_t rank, uint32_t world, const std::vector<std::string>& address
   CHECK(engine.wait_ended(20));
 }
 
+std::shared_ptr<const ors::TlsContext> tls_context(char** files) {
+  std::string why;
+  const ors::OpenSsl* api = ors::system_openssl(&why);
+  auto tls =
+      api != nullptr ? ors::TlsContext::make(*api, {files[0], files[1], files[2]}, &why) : nullptr;
+  if (tls == nullptr) std::fprintf(stderr, "%s\n", why.c_str());
+  CHECK(tls != nullptr);
+  return tls;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  CHECK(argc == 4);
+  CHECK(argc == 4 || argc == 7);
   const auto addresses = split(argv[1]);
   const auto world = static_cast<uint32_t>(std::stoul(argv[2]));
   const int rounds = std::stoi(argv[3]);
   std::string master;
   std::getline(std::cin, master);
+  const auto tls = argc == 7 ? tls_context(argv + 4) : nullptr;
   std::vector<std::thread> workers;
   for (uint32_t rank = 0; rank < world; ++rank) {
-    workers.emplace_back([&, rank] { work(rank, world, addresses, rounds, master); });
+    workers.emplace_back([&, rank] { work(rank, world, addresses, rounds, master, tls); });
   }
   for (std::thread& worker : workers) worker.join();
 }

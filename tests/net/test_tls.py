@@ -1,0 +1,411 @@
+"""Mode tls on a real daemon: strangers get an alert, hold little, and keep nobody waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from reducer.server.gate import MAX_NEWCOMERS
+from reducer.server.tls import RECEIVED_BYTES
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode
+from reducer.wire.header import PREFACE_SIZE, PrefaceFlag, pack_preface
+from reducer.wire.keys import key_id
+from tests.support.certs import Authority, Files
+from tests.support.cluster import Daemon, run_cli
+from tests.support.wait import wait_until
+from tests.support.worker import Worker, frame_of
+
+PREFACE = pack_preface(0, PrefaceFlag.TLS)
+# Resident memory for each of a crowd: what was received, OpenSSL's state of a handshake, ours.
+PEER_BYTES = 128 << 10
+
+
+@pytest.fixture(scope="module")
+def daemon(certs: Files) -> Iterator[Daemon]:
+    with Daemon(*certs.flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def context(certs: Files) -> ssl.SSLContext:
+    return certs.context()
+
+
+@pytest.fixture(autouse=True)
+def lives_on(daemon: Daemon, context: ssl.SSLContext) -> Iterator[None]:
+    """After each attack: no connection is left, no bug has shown, and it still sums."""
+    yield
+    assert daemon.get("/healthz")[0] == 200
+    values = np.arange(100_000, dtype=np.float32)
+    with Worker(daemon.port, "after", 0, 1, tls=context) as worker:
+        assert worker.join().all_reduce("k", 0, values) == values.tobytes()
+        worker.bye()
+    wait_until(lambda: daemon.lane_total("connections") == 0, 5, "no connection is left")
+    wait_until(lambda: daemon.lane_total("unproven") == 0, 5, "no newcomer is left")
+    assert daemon.lane_total("internal_errors") == 0
+
+
+def refused(daemon: Daemon, cause: str) -> int:
+    found: int = daemon.stats()["refused"].get(cause, 0)
+    return found
+
+
+def opened(port: int, *data: bytes) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port), 10)
+    sock.settimeout(10)
+    for piece in data:
+        sock.sendall(piece)
+    return sock
+
+
+def to_end(sock: socket.socket) -> bytes:
+    data = b""
+    with suppress(ConnectionError):
+        while got := sock.recv(65_536):
+            data += got
+    return data
+
+
+def client_hello(context: ssl.SSLContext) -> bytes:
+    outgoing = ssl.MemoryBIO()
+    tls = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="127.0.0.1")
+    with suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+def endless_hello(size: int) -> bytes:
+    """Records of a ClientHello that claims 120,000 bytes."""
+    message = b"\x01" + (120_000).to_bytes(3, "big") + b"\x03\x03" + bytes(size)
+    pieces = [message[at : at + 4_000] for at in range(0, len(message), 4_000)]
+    return b"".join(b"\x16\x03\x01" + len(p).to_bytes(2, "big") + p for p in pieces)
+
+
+# --- who comes in ---------------------------------------------------------------------------
+
+
+def test_a_handshake_in_single_bytes(daemon: Daemon, context: ssl.SSLContext) -> None:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with opened(daemon.port, PREFACE) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        answer = b""
+        while not answer:
+            try:
+                answer = tls.read(PREFACE_SIZE)
+            except ssl.SSLWantReadError:
+                for byte in outgoing.read():
+                    sock.sendall(bytes((byte,)))
+                incoming.write(sock.recv(65_536))
+        assert answer == PREFACE
+        assert tls.version() == "TLSv1.3"
+
+
+def test_only_what_is_meant_for_a_lane_is_told_inside(
+    daemon: Daemon, context: ssl.SSLContext
+) -> None:
+    """The preface comes back from inside TLS as it came: a changed one shows."""
+    changed = PREFACE[:5] + b"\x07" + PREFACE[6:]
+    with opened(daemon.port, changed) as plain:
+        sock = context.wrap_socket(plain, server_hostname="127.0.0.1")
+        with sock:
+            assert sock.recv(PREFACE_SIZE) == changed
+
+
+# --- who does not ---------------------------------------------------------------------------
+
+
+def fails(daemon: Daemon, context: ssl.SSLContext) -> str:
+    """The reason that TLS gives the worker, at the end of the handshake or behind it."""
+    with opened(daemon.port, PREFACE) as plain, pytest.raises(ssl.SSLError) as caught:
+        sock = context.wrap_socket(plain, server_hostname="127.0.0.1")
+        with sock:
+            sock.recv(1)
+    return str(caught.value.reason)
+
+
+def test_a_worker_without_a_certificate(daemon: Daemon, certs: Files) -> None:
+    before = refused(daemon, "untrusted")
+    assert "CERTIFICATE_REQUIRED" in fails(daemon, ssl.create_default_context(cafile=certs.ca))
+    assert refused(daemon, "untrusted") == before + 1
+    assert "it has no certificate" in daemon.log
+
+
+def test_tls_1_2_is_refused(daemon: Daemon, certs: Files) -> None:
+    before = refused(daemon, "garbage")
+    old = certs.context()
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert "PROTOCOL_VERSION" in fails(daemon, old)
+    assert refused(daemon, "garbage") == before + 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [bytes(400), b"ORSF" + bytes(76), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"],
+)
+def test_garbage_behind_the_preface(daemon: Daemon, data: bytes) -> None:
+    before = refused(daemon, "garbage")
+    with opened(daemon.port, PREFACE, data) as sock:
+        start = time.monotonic()
+        assert len(to_end(sock)) < 100  # an alert, at most
+        assert time.monotonic() - start < 1.5
+    assert refused(daemon, "garbage") == before + 1
+
+
+def test_plain_garbage_and_tls_without_a_preface(daemon: Daemon, context: ssl.SSLContext) -> None:
+    before = refused(daemon, "garbage")
+    for data in (os.urandom(3) + b"\0", client_hello(context)):
+        with opened(daemon.port) as sock, suppress(ConnectionError):
+            sock.sendall(data)
+            assert to_end(sock) == b""
+    assert refused(daemon, "garbage") == before + 2
+
+
+def test_a_recorded_handshake_opens_nothing(daemon: Daemon, context: ssl.SSLContext) -> None:
+    said = b""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with opened(daemon.port, PREFACE) as sock:
+        while True:
+            try:
+                assert tls.read(PREFACE_SIZE) == PREFACE
+                break
+            except ssl.SSLWantReadError:
+                data = outgoing.read()
+                said += data
+                sock.sendall(data)
+                incoming.write(sock.recv(65_536))
+    before = daemon.lane_total("accepted")
+    with opened(daemon.port, PREFACE, said) as sock:
+        to_end(sock)
+    assert daemon.lane_total("accepted") == before
+
+
+# --- time and room --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["nothing", "half a hello", "a hello"])
+def test_a_handshake_that_stops_is_cut_after_two_seconds(
+    daemon: Daemon, context: ssl.SSLContext, part: str
+) -> None:
+    before = refused(daemon, "slow")
+    hello = client_hello(context)
+    said = {"nothing": b"", "half a hello": hello[:100], "a hello": hello}[part]
+    with opened(daemon.port, PREFACE, said) as sock:
+        start = time.monotonic()
+        to_end(sock)
+        assert 1.0 < time.monotonic() - start < 3.5
+    assert refused(daemon, "slow") == before + 1
+
+
+def test_a_byte_a_time_buys_no_more_time(daemon: Daemon, context: ssl.SSLContext) -> None:
+    start = time.monotonic()
+    with opened(daemon.port, PREFACE) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in client_hello(context):
+            if select.select([sock], [], [], 0.05)[0]:
+                break
+            with suppress(ConnectionError):
+                sock.sendall(bytes((byte,)))
+        assert to_end(sock) == b""
+    assert time.monotonic() - start < 3.5
+
+
+def test_who_was_refused_and_stays_is_cut_off_too(daemon: Daemon) -> None:
+    with opened(daemon.port, PREFACE, bytes(400)) as sock:
+        start = time.monotonic()
+        to_end(sock)  # the alert, and our direction's end
+        wait_until(lambda: daemon.lane_total("unproven") == 0, 3.5, "it is cut off")
+        assert time.monotonic() - start > 1.0
+
+
+def test_more_than_16_kib_before_the_end_of_the_handshake(daemon: Daemon) -> None:
+    before = refused(daemon, "oversized")
+    said = endless_hello(2 * RECEIVED_BYTES)
+    with opened(daemon.port, PREFACE, said[: RECEIVED_BYTES - 1]) as sock:
+        wait_until(lambda: daemon.lane_total("unproven") == 1, 2, "it may go on")
+        with suppress(ConnectionError):
+            sock.sendall(said[RECEIVED_BYTES - 1 :])
+        start = time.monotonic()
+        assert to_end(sock) == b""
+        assert time.monotonic() - start < 1.0
+    assert refused(daemon, "oversized") == before + 1
+
+
+def test_a_crowd_of_slow_strangers_keeps_nobody_out(
+    daemon: Daemon, context: ssl.SSLContext
+) -> None:
+    hello = client_hello(context)
+    with ExitStack() as stack:
+        for _ in range(2 * MAX_NEWCOMERS):
+            stack.enter_context(opened(daemon.port, PREFACE, hello[:100]))
+        start = time.monotonic()
+        with Worker(daemon.port, "prompt", 0, 1, tls=context) as worker:
+            worker.join()
+            worker.bye()
+        assert time.monotonic() - start < 1.5
+        assert daemon.lane_total("unproven") <= MAX_NEWCOMERS
+        assert refused(daemon, "crowded") >= MAX_NEWCOMERS
+
+
+def test_a_crowd_in_resident_memory(daemon: Daemon) -> None:
+    """All of the lane's memory, OpenSSL's and the event loop's part too."""
+    said = endless_hello(RECEIVED_BYTES - 1_000)
+
+    def crowd() -> None:
+        with ExitStack() as stack:
+            for _ in range(MAX_NEWCOMERS):
+                stack.enter_context(opened(daemon.port, PREFACE, said))
+            wait_until(lambda: daemon.lane_total("unproven") > MAX_NEWCOMERS // 2, 5, "it is here")
+            most.append(daemon.rss())
+
+    before = daemon.rss()
+    most: list[int] = []
+    for _ in range(3):
+        crowd()
+        wait_until(lambda: daemon.lane_total("unproven") == 0, 5, "they have gone")
+    assert max(most) - before < MAX_NEWCOMERS * PEER_BYTES
+
+
+# --- behind the handshake -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [("--slow-reader-bytes", "1MiB"), ("--slow-reader-seconds", "500ms")],
+    ids=["bytes", "seconds"],
+)
+def test_a_slow_reader_is_dropped_alone(
+    certs: Files, context: ssl.SSLContext, limit: tuple[str, str]
+) -> None:
+    """Rank 1 contributes and never reads; rank 0 gets every result and then the reason."""
+    values = np.ones(1 << 20, np.float32)
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon("--credit", "16MiB", *limit, *certs.flags))
+        quick = stack.enter_context(Worker(daemon.port, "j", 0, 2, tls=context))
+        slow = stack.enter_context(Worker(daemon.port, "j", 1, 2, receive_buffer=4096, tls=context))
+        quick.start()
+        slow.join()
+        quick.join_started()
+        slow.contribute("k", 0, values)
+        wait_until(lambda: daemon.lane_total("buffers_out") == 64, 10, "all of rank 1 is there")
+        plan = quick.contribute("k", 0, values)
+        assert quick.collect("k", 0, plan, values) == (2 * values).tobytes()
+        ((rank, reason),) = quick.wait_for_absence().absent
+        assert rank == 1
+        assert "slow reader" in reason
+        assert daemon.lane_total("slow_readers") == 1
+        quick.bye()
+        quick.close()
+        wait_until(lambda: daemon.lane_total("buffers_out") == 0, 10, "no buffer is out")
+
+
+def test_what_is_queued_is_sent_unchanged_to_the_end(certs: Files, context: ssl.SSLContext) -> None:
+    """Rank 0 reads late, after the end of its job; its decoder checks every CRC."""
+    values = np.arange(1 << 20, dtype=np.float32)
+    with (
+        Daemon("--credit", "32MiB", *certs.flags) as daemon,
+        Worker(daemon.port, "late", 0, 2, receive_buffer=4096, tls=context) as late,
+    ):
+        with Worker(daemon.port, "late", 1, 2, tls=context) as dead:
+            late.start()
+            dead.join()
+            late.join_started()
+            late.contribute("k", 0, values)
+            plan = dead.contribute("k", 0, values)
+            dead.collect("k", 0, plan, values)
+            lost = messages.Error(int(ErrorCode.PEER_LOST), "rank 1 is lost", 1, "lost")
+            dead.links[0].sock.sendall(frame_of(lost))
+            wait_until(lambda: daemon.log.count("is lost"), 5, "the job has failed")
+        assert late.wait_for_error().rank == 1
+        assert len([place for place in late.results if place[0] == key_id("k")]) == plan.chunks
+
+
+def test_a_changed_record_ends_the_connection_alone(
+    daemon: Daemon, context: ssl.SSLContext
+) -> None:
+    with Worker(daemon.port, "changed", 0, 1, tls=context) as worker:
+        worker.join()
+        wait_until(lambda: daemon.lane_total("connections") == 1, 2, "it is welcome")
+        with socket.socket(fileno=os.dup(worker.links[0].sock.fileno())) as raw:
+            raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+        wait_until(lambda: daemon.lane_total("connections") == 0, 2, "it is cut off")
+
+
+# --- files and options ----------------------------------------------------------------------
+
+
+def test_the_key_is_nowhere_to_be_read(daemon: Daemon, certs: Files) -> None:
+    wanted = Path(certs.key).read_bytes().splitlines()[1]
+    seen = [daemon.log.encode(), daemon.get("/metrics")[1].encode()]
+    seen += [json.dumps(daemon.stats()).encode(), json.dumps(daemon.ready).encode()]
+    for pid in [daemon.pid, *daemon.lane_pids()]:
+        seen += [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+        limits = Path(f"/proc/{pid}/limits").read_text()
+        core = next(line for line in limits.splitlines() if line.startswith("Max core file size"))
+        assert core.split()[4:6] == ["0", "0"], core
+    assert not [data for data in seen if wanted in data]
+
+
+def said_by(*flags: str) -> str:
+    """What `reducer serve` says before it ends with status 2."""
+    ended = run_cli("serve", "--port", "0", *flags)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    return " ".join(ended.stderr.split())
+
+
+def test_a_world_readable_key_is_refused(authority: Authority) -> None:
+    files = authority.issue()
+    os.chmod(files.key, 0o644)
+    text = said_by(*files.flags)
+    assert "mode 0644" in text and f"chmod 600 {files.key}" in text
+
+
+def test_files_that_are_no_good(certs: Files, authority: Authority, tmp_path: Path) -> None:
+    encrypted = authority.issue()
+    key = serialization.load_pem_private_key(Path(encrypted.key).read_bytes(), None)
+    Path(encrypted.key).write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"password"),
+        )
+    )
+    cert, key_, ca = certs.flags[:2], certs.flags[2:4], certs.flags[4:]
+    none = str(tmp_path / "none")
+    for flags, says in (
+        ((*cert, *key_), "missing: --tls-ca"),
+        (ca, "missing: --tls-cert, --tls-key"),
+        ((*certs.flags, "--insecure"), "expected one of them"),
+        ((*certs.flags, "--key-file", none), "expected one of them"),
+        ((*cert, *ca, "--tls-key", none), "No such file"),
+        ((*key_, *ca, "--tls-cert", none), "No such file"),
+        ((*cert, *key_, "--tls-ca", certs.key), "--tls-ca"),
+        ((*cert, *ca, "--tls-key", authority.issue().key), "key values mismatch"),
+        (encrypted.flags, "the key is encrypted"),
+    ):
+        assert says in said_by(*flags)
+
+
+def test_certificates_are_enough_beyond_loopback(certs: Files, context: ssl.SSLContext) -> None:
+    with (
+        Daemon("--host", "0.0.0.0", *certs.flags) as daemon,
+        Worker(daemon.port, "j", 0, 1, tls=context) as worker,
+    ):
+        assert daemon.ready["mode"] == "tls"
+        worker.join()
+        names = Path("/proc/net/unix").read_text()
+        assert f"open-reduction-server/0.0.0.0:{daemon.port}" not in names
+        worker.bye()
