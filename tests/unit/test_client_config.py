@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,27 @@ def test_arguments_win_over_our_variables_and_those_over_torchruns() -> None:
 )
 def test_the_run_id_comes_from_the_launcher(extra: dict[str, str], run_id: str) -> None:
     assert resolve(BASE | extra).run_id == run_id
+
+
+def test_files_of_mode_tls(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("tls_cert", "tls_key", "tls_ca")}
+    for path in files.values():
+        path.touch(0o600)
+    paths = {name: str(path) for name, path in files.items()}
+    environ = {f"REDUCER_{name.upper()}": path for name, path in paths.items()}
+    expected = (paths["tls_cert"], paths["tls_key"], paths["tls_ca"])
+    assert config.resolve_tls(**paths, environ={}) == expected
+    assert config.resolve_tls(environ=environ) == expected
+    assert config.resolve_tls(environ={}) is None
+    assert config.resolve_tls("", "", "", environ=environ) is None
+    with pytest.raises(ValueError, match=r"missing: tls_ca$"):
+        config.resolve_tls(tls_ca="", environ=environ)
+    files["tls_key"].chmod(0o644)
+    with pytest.raises(ValueError, match="chmod 600"):
+        config.resolve_tls(environ=environ)
+    files["tls_ca"].unlink()
+    with pytest.raises(ValueError, match=r"tls_ca .*: No such file"):
+        config.resolve_tls(environ=environ)
 
 
 def test_rank_0_alone_makes_a_run_id_and_another_each_time() -> None:

@@ -131,6 +131,7 @@ def test_the_documentation_is_the_defaults(tmp_path: Path) -> None:
         ({"host": "0.0.0.0", "key_file": "/k"}, True),
         ({"key_file": "/k"}, True),
         ({"key_file": "/k", "insecure": "true"}, False),
+        ({"host": "0.0.0.0", "tls_cert": "/c", "tls_key": "/k", "tls_ca": "/a"}, True),
     ],
 )
 def test_protection(given: dict[str, str], allowed: bool) -> None:
@@ -142,6 +143,30 @@ def test_protection(given: dict[str, str], allowed: bool) -> None:
         config.check_protection(options)
     for name in ("--key-file", "REDUCER_KEY_FILE", "--insecure", "REDUCER_INSECURE"):
         assert name in str(caught.value)
+
+
+TLS = {"tls_cert": "/c", "tls_key": "/k", "tls_ca": "/a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({**TLS, "insecure": "true"}, "--tls-cert (REDUCER_TLS_CERT) and --insecure"),
+        ({**TLS, "key_file": "/k"}, "--key-file (REDUCER_KEY_FILE) and --tls-cert"),
+        ({"tls_cert": "/c"}, "missing: --tls-key, --tls-ca"),
+        ({"tls_ca": "/a", "host": "0.0.0.0", "insecure": "true"}, "missing: --tls-cert, --tls-key"),
+    ],
+)
+def test_tls_is_whole_and_alone(given: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.check_protection(load(given, env={}).config)
+    assert says in str(caught.value)
+
+
+def test_the_mode_follows_from_the_files() -> None:
+    assert load({}, env={}).config.mode == "open"
+    assert load({"key_file": "/k"}, env={}).config.mode == "psk"
+    assert load(TLS, env={}).config.mode == "tls"
 
 
 def test_auto_lanes_are_the_usable_cores() -> None:

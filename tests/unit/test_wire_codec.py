@@ -21,6 +21,7 @@ from reducer.wire.decoder import SCRATCH_BYTES, Decoder, Frame
 from reducer.wire.header import (
     HEADER_SIZE,
     Header,
+    PrefaceFlag,
     pack_header,
     pack_preface,
     unpack_header,
@@ -137,6 +138,9 @@ def test_preface_round_trip_and_refusals() -> None:
         unpack_preface(b"ORSP\x09" + bytes(11))
     with pytest.raises(BadFrameError, match="reserved"):
         unpack_preface(pack_preface(0)[:-1] + b"\x01")
+    for flags in (PrefaceFlag.PSK | PrefaceFlag.TLS, 4):  # one mode, and one that is known
+        with pytest.raises(BadFrameError):
+            unpack_preface(pack_preface(0, flags))
 
 
 def test_a_header_survives_its_extremes() -> None:

@@ -186,7 +186,12 @@ def plan_lines() -> list[str]:
 def text() -> str:
     lines = [
         f"preface lane{lane} lane={lane} flags={flags} hex={pack_preface(lane, flags).hex()}"
-        for lane, flags in ((0, 0), (515, 0), (515, int(PrefaceFlag.PSK)))
+        for lane, flags in (
+            (0, 0),
+            (515, 0),
+            (515, int(PrefaceFlag.PSK)),
+            (515, int(PrefaceFlag.TLS)),
+        )
     ]
     for name in ("layer1.weight", "", "ü", "~all_reduce"):
         lines.append(f"key k{len(name)} id={key_id(name)} hex={name.encode().hex()}")
