@@ -20,6 +20,7 @@ constexpr int kPem = 1;
 constexpr int kErrorWantRead = 2;
 constexpr int kErrorZeroReturn = 6;
 constexpr long kCertExpired = 10;
+constexpr long kCertPurpose = 26;
 constexpr long kCertHostMismatch = 62;
 constexpr long kCertIpMismatch = 64;
 
@@ -204,6 +205,8 @@ void TlsStream::refuse_for_tls() {
                        api_.X509_verify_cert_error_string(verified);
     if (verified == kCertHostMismatch || verified == kCertIpMismatch) {
       text += "; its subjectAltName must have the name or address that this worker dials";
+    } else if (verified == kCertPurpose) {
+      text += "; its extendedKeyUsage, if it has one, must have serverAuth";
     } else if (verified != kCertExpired) {
       text += "; it must be signed by the CA in tls_ca (REDUCER_TLS_CA)";
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -200,6 +201,60 @@ def test_a_certificate_for_a_misspelt_place_opens_nothing(
 ) -> None:
     text = refused([daemon.address], **authority.issue_for(uri).arguments)
     assert "may join nothing" in text
+
+
+# --- on the way -----------------------------------------------------------------------------
+
+
+def _relay(sock: socket.socket, port: int, to_lane: bytes, spoil_at: int = -1) -> None:
+    """`to_lane` instead of the preface, then all that comes; the byte `spoil_at` of what the lane
+    says is another one, and nothing follows the piece that it is in."""
+    sock.recv(PREFACE_SIZE, socket.MSG_WAITALL)
+    with socket.create_connection(("127.0.0.1", port)) as lane:
+        lane.sendall(to_lane)
+        said = 0
+        while True:
+            for source in select.select([sock, lane], [], [], 10)[0]:
+                data = bytearray(source.recv(65_536))
+                if not data:
+                    return
+                if source is sock:
+                    lane.sendall(data)
+                    continue
+                spoils = said <= spoil_at < said + len(data)
+                if spoils:
+                    data[spoil_at - said] ^= 1
+                said += len(data)
+                sock.sendall(data)
+                if spoils:
+                    sock.recv(1 << 20)
+                    return
+
+
+def test_a_preface_that_was_changed_on_the_way(daemon: Daemon, certs: Files) -> None:
+    changed = bytearray(pack_preface(0, PrefaceFlag.TLS))
+    changed[5] = 7  # a minor version; the lane takes any
+    with Impostor(lambda sock, number: _relay(sock, daemon.port, bytes(changed))) as relay:
+        text = refused([relay.address], **certs.arguments)
+    assert "another preface" in text
+
+
+def test_a_bit_that_was_changed_on_the_way(daemon: Daemon, certs: Files) -> None:
+    """The record is refused, the connection is made again, and the sum is right."""
+    preface = pack_preface(0, PrefaceFlag.TLS)
+    values = np.arange(1_000_000, dtype=np.float32)
+
+    def act(sock: socket.socket, number: int) -> None:
+        _relay(sock, daemon.port, preface, 1_000_000 if number == 0 else -1)
+
+    with (
+        Impostor(act) as relay,
+        alone([relay.address], silence=30.0, **certs.arguments) as group,
+    ):
+        start = time.monotonic()
+        assert group.all_reduce(values).wait(60).tobytes() == values.tobytes()
+        assert time.monotonic() - start < AT_ONCE  # and not for want of heartbeats
+        assert group._engine.counters()["reconnects"] == 1
 
 
 # --- other modes ----------------------------------------------------------------------------
