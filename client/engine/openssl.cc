@@ -2,8 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <memory>
-
 namespace ors {
 namespace {
 
@@ -30,11 +28,12 @@ std::unique_ptr<OpenSsl> load(const OpenSslNames& names, std::string* trouble) {
 
 }  // namespace
 
-const OpenSsl* load_openssl(const std::vector<OpenSslNames>& names, std::string* why) {
+std::unique_ptr<const OpenSsl> load_openssl(const std::vector<OpenSslNames>& names,
+                                            std::string* why) {
   std::string sought;
   for (const OpenSslNames& pair : names) {
     std::string trouble;
-    if (auto found = load(pair, &trouble)) return found.release();
+    if (auto found = load(pair, &trouble)) return found;
     sought +=
         (sought.empty() ? "" : ", ") + pair.ssl + " with " + pair.crypto + " (" + trouble + ")";
   }
@@ -46,8 +45,10 @@ const OpenSsl* load_openssl(const std::vector<OpenSslNames>& names, std::string*
 
 const OpenSsl* system_openssl(std::string* why) {
   static std::string trouble;
-  static const OpenSsl* const found = load_openssl(
-      {{"libssl.so.3", "libcrypto.so.3"}, {"libssl.so.1.1", "libcrypto.so.1.1"}}, &trouble);
+  static const OpenSsl* const found =
+      load_openssl({{"libssl.so.3", "libcrypto.so.3"}, {"libssl.so.1.1", "libcrypto.so.1.1"}},
+                   &trouble)
+          .release();
   if (found == nullptr) *why = trouble;
   return found;
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -68,11 +69,12 @@ struct OpenSslNames {
   std::string crypto;
 };
 
-// The first of `names` that this machine has, for as long as the process lives; null, and *why says
-// what was sought and what to install.
-const OpenSsl* load_openssl(const std::vector<OpenSslNames>& names, std::string* why);
+// The first of `names` that this machine has; null, and *why says what was sought and what to
+// install.
+std::unique_ptr<const OpenSsl> load_openssl(const std::vector<OpenSslNames>& names,
+                                            std::string* why);
 
-// The system's, looked for once.
+// The system's, looked for once; it outlives every thread.
 const OpenSsl* system_openssl(std::string* why);
 
 }  // namespace ors

@@ -27,10 +27,10 @@ void test_a_library_that_lacks_a_function() {
 
 void test_the_first_that_is_there(const ors::OpenSsl& system) {
   std::string why;
-  const ors::OpenSsl* found = ors::load_openssl({{"libssl.so.none", "x"},
-                                                 {"libssl.so.3", "libcrypto.so.3"},
-                                                 {"libssl.so.1.1", "libcrypto.so.1.1"}},
-                                                &why);
+  const auto found = ors::load_openssl({{"libssl.so.none", "x"},
+                                        {"libssl.so.3", "libcrypto.so.3"},
+                                        {"libssl.so.1.1", "libcrypto.so.1.1"}},
+                                       &why);
   CHECK(found != nullptr && why.empty());
   CHECK(found->SSL_read == system.SSL_read && found->BIO_read == system.BIO_read);
 }
