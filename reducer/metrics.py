@@ -5,7 +5,7 @@ The lanes count; a scrape asks each of them for a snapshot and renders it. Nothi
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +55,17 @@ _JOB_SERIES = (
     _Series("held_bytes", "reducer_held_bytes", "Payload held for contributions and results."),
     _Series("world_size", "reducer_world_size", "Ranks of the job."),
 )
+
+# By rank; at most 64 ranks of a job and lane, those with the largest numbers.
+_RANK_SERIES = (
+    _Series(
+        "late", "reducer_last_rank", "Rounds in which the rank was last.", CounterMetricFamily
+    ),
+    _Series(
+        "lateness", "reducer_rank_lateness_seconds",
+        "Time in which half of the ranks had sent what this rank had not.", CounterMetricFamily,
+    ),
+)  # fmt: skip
 
 _LANE_SERIES = (
     _Series("connections", "reducer_connections", "Connections of workers."),
@@ -109,11 +120,8 @@ class _SnapshotCollector(Collector):
             yield _family(series, ("lane",), self._lane_rows(series.field))
         for series in _JOB_SERIES:
             yield _family(series, ("job", "lane"), self._job_rows(series.field))
-        late = _Series("", "reducer_last_rank", "Rounds in which the rank was last.")
-        family = CounterMetricFamily(late.name, late.help, labels=("job", "lane", "rank"))
-        for labels, value in self._late_rows():
-            family.add_metric(labels, value)
-        yield family
+        for series in _RANK_SERIES:
+            yield _family(series, ("job", "lane", "rank"), self._rank_rows(series.field))
 
     def _daemon(self) -> Iterator[Metric]:
         found = self._snapshot
@@ -152,12 +160,12 @@ class _SnapshotCollector(Collector):
         for labels, job in self._jobs():
             yield labels, job[field]
 
-    def _late_rows(self) -> Iterator[Row]:
-        times: Counter[tuple[str, str, str]] = Counter()
+    def _rank_rows(self, field: str) -> Iterator[Row]:
+        found: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for (job, lane), numbers in self._jobs():
-            for rank, late in numbers["late"]:  # a rank comes twice if two runs share a name
-                times[job, lane, str(rank)] += late
-        yield from times.items()
+            for rank, value in numbers[field]:  # a rank comes twice if two runs share a name
+                found[job, lane, str(rank)] += value
+        yield from found.items()
 
 
 def _family(series: _Series, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:

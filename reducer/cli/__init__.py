@@ -12,6 +12,7 @@ _COMMANDS = {
     "serve": "reducer.cli.serve",
     "keygen": "reducer.cli.keygen",
     "config": "reducer.cli.config",
+    "status": "reducer.cli.status",
     "bench": "reducer.cli.bench",
     "plan": "reducer.cli.plan",
     "demo": "reducer.cli.demo",

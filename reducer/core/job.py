@@ -27,6 +27,7 @@ from reducer.core.events import (
 )
 from reducer.core.grants import Grants
 from reducer.core.keytable import KeyTable
+from reducer.core.lateness import Lateness
 from reducer.core.open_rounds import OpenRounds
 from reducer.core.plan import Plan
 from reducer.core.progress import KeyProgress
@@ -97,6 +98,8 @@ class Job:
         self.departed: int | None = None
         self.counters = Counters()
         self.late = [0] * world_size  # rounds that each rank was the last in
+        self.lateness = Lateness(world_size)
+        self._half = world_size // 2
         self.open = OpenRounds()
         self._grants = Grants(self.ledger, self.open, self.seats, crc)
         self._verdicts = Verdicts(
@@ -182,6 +185,10 @@ class Job:
         self.ledger.charge(rank, cost)
         round_.contributed[rank] += 1
         chunk.contribute(rank, header.payload_crc, buffer)
+        if chunk.missing == self._half:
+            chunk.half_at = now
+        elif chunk.missing < self._half:
+            self.lateness.note(rank, chunk.half_at, now)
         if chunk.missing:
             self._maybe_fold(chunk, header, plan, out)
         else:

@@ -17,7 +17,8 @@ from reducer.core.credits import Budget
 from reducer.core.events import Close, Event, Free, Log, Output, Send
 from reducer.core.forming import Forming
 from reducer.core.frames import control_frame, payload_frame
-from reducer.core.job import Job
+from reducer.core.job import MAX_LATE, Job
+from reducer.core.report import forming_report, run_report
 from reducer.core.route import Route
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
@@ -132,6 +133,7 @@ class Lane:
         jobs: dict[str, dict[str, Any]] = {}
         for (name, _), run in self._runs.items():
             numbers = dataclasses.asdict(run.job.stats())
+            numbers["lateness"] = tuple(run.job.lateness.most(MAX_LATE))
             before = jobs.get(name, {})
             jobs[name] = {f: before[f] + n if before else n for f, n in numbers.items()}
             jobs[name]["world_size"] = run.job.world_size
@@ -142,6 +144,13 @@ class Lane:
             "reserved_bytes": self._budget.reserved,
             "budget_bytes": self._budget.total,
             "jobs": jobs,
+        }
+
+    def report(self, now: float) -> dict[str, Any]:
+        """Who is here and who is waited for, by run."""
+        return {
+            "runs": [run_report(run, now) for run in self._runs.values()],
+            "forming": [forming_report(forming) for forming in self._forming.values()],
         }
 
     # --- data -----------------------------------------------------------------------------------

@@ -90,10 +90,11 @@ class Chunk:
 
     `crcs[rank]` is the CRC of that rank's contribution, ABSENT before it: bitmap and duplicate
     check in one. Ranks below `folded` are in `acc`; `parts` holds the others that have come.
+    `half_at`: when half of the ranks had contributed.
     """
 
     __slots__ = (
-        "acc", "crcs", "flags", "folded", "index", "missing", "parts", "phase", "result",
+        "acc", "crcs", "flags", "folded", "half_at", "index", "missing", "parts", "phase", "result",
         "result_crc", "round",
     )  # fmt: skip
 
@@ -103,6 +104,7 @@ class Chunk:
         self.phase = Phase.COLLECTING
         self.crcs = [ABSENT] * world_size
         self.missing = world_size
+        self.half_at = 0.0
         self.parts: dict[int, Buffer] = {}
         self.folded = 0
         self.acc: Buffer | None = None

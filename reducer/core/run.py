@@ -14,13 +14,16 @@ MAX_ABSENT: Final = 64
 class Run:
     """A job with its members; `left` are the ranks that said BYE."""
 
-    __slots__ = ("_lost", "_told", "incarnations", "instance", "job", "left", "next_stall")
+    __slots__ = (
+        "_lost", "_told", "began_at", "incarnations", "instance", "job", "left", "next_stall",
+    )  # fmt: skip
 
     def __init__(self, job: Job, incarnations: dict[int, bytes], instance: int, now: float) -> None:
         self.job = job
         self.incarnations = incarnations
         self.instance = instance
         self.left: set[int] = set()
+        self.began_at = now
         self.next_stall = now
         self._lost: dict[int, tuple[float, str]] = {}
         self._told: tuple[int, ...] = ()

@@ -217,6 +217,7 @@ class LaneProcess:
             "kernels": self._kernels.NAME,
             "compiled": compiled.is_compiled(),
             "core": self._lane.snapshot(),
+            "report": self._lane.report(time.monotonic()),
             "loop_lag_seconds": self._lag,
             "connections": len(shell.connections),
             "slow_readers": shell.executor.slow_readers,

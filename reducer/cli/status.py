@@ -1,0 +1,44 @@
+"""``reducer status``: what running reducers do, and who is late."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import click
+
+from reducer.status.ask import DEFAULT_PORT, StatusError, ask_all, parse_address
+from reducer.status.summary import summarize
+from reducer.status.table import as_text
+
+
+@click.command("status")
+@click.argument("addresses", nargs=-1, metavar="[ADDRESS]...")
+@click.option("--timeout", type=click.FloatRange(0.1, 60), default=5.0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(addresses: tuple[str, ...], timeout: float, as_json: bool) -> None:
+    """Ask running reducers what they do and who is late, and print a table.
+
+    ADDRESS is host:port of a reducer's metrics (--metrics-host, --metrics-port): 127.0.0.1:2223 by
+    default, and port 2223 where none is given. WAITED FOR is the time in which half of the ranks
+    had sent what this rank had not, since the run began; SHARE is its part of that time. Exits
+    with 1 if a reducer does not answer.
+    """
+    asked = list(dict.fromkeys(addresses)) or [f"127.0.0.1:{DEFAULT_PORT}"]
+    try:
+        for address in asked:
+            parse_address(address)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    answers = dict(zip(asked, ask_all(asked, timeout), strict=True))
+    errors = {a: str(answer) for a, answer in answers.items() if isinstance(answer, StatusError)}
+    found = {a: answer for a, answer in answers.items() if not isinstance(answer, StatusError)}
+    summary = summarize(found)
+    if as_json:
+        click.echo(json.dumps({**dataclasses.asdict(summary), "errors": errors}))
+    elif found:
+        click.echo(as_text(summary))
+    for text in errors.values():
+        click.echo(f"Error: {text}", err=True)
+    sys.exit(1 if errors else 0)

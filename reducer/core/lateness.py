@@ -1,0 +1,34 @@
+"""For how long each rank of a job was waited for on this lane."""
+
+from __future__ import annotations
+
+
+class Lateness:
+    """`waited[rank]`: seconds in which half of the ranks had sent a chunk that this rank had not.
+
+    Half of them, so that neither one early rank nor one late rank makes all others look late.
+    Chunks are waited for at the same time, and a second counts once: no rank is waited for longer
+    than the run has lasted. A chunk that came later than one that was begun after it may count for
+    less than its wait.
+    """
+
+    __slots__ = ("_counted_until", "waited")
+
+    def __init__(self, world_size: int) -> None:
+        self.waited = [0.0] * world_size
+        self._counted_until = [0.0] * world_size
+
+    def note(self, rank: int, since: float, now: float) -> None:
+        """A chunk has come from the rank for which it was waited since then."""
+        counted = self._counted_until[rank]
+        if counted > since:
+            since = counted
+        if now > since:
+            self.waited[rank] += now - since
+            self._counted_until[rank] = now
+
+    def most(self, count: int) -> list[tuple[int, float]]:
+        """The ranks that were waited for the longest, and for how long."""
+        found = [(rank, seconds) for rank, seconds in enumerate(self.waited) if seconds > 0.0]
+        found.sort(key=lambda pair: -pair[1])
+        return found[:count]

@@ -1,0 +1,177 @@
+"""Puts what the lanes of many reducers say together: each reducer, each run, each late rank.
+
+All lanes of all reducers see the same rounds at the same time, so times and numbers of rounds are
+not added up over lanes: the largest one tells. Bytes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ReducerStatus:
+    """One reducer; `workers` of `places` are connected to all of its lanes. Sizes in bytes."""
+
+    address: str
+    version: str
+    ready: bool
+    lanes: int
+    jobs: int
+    workers: int
+    places: int
+    rounds: int
+    open_rounds: int
+    bytes_in: int
+    bytes_out: int
+    memory_reserved: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A round that waits now."""
+
+    key: str
+    round: int
+    seconds: float
+
+
+@dataclass
+class RankStatus:
+    """`waited`: seconds in which others waited for this rank, `share` of the run's time.
+
+    `lost_by`: reducers that have no connection of it; `absent_from`: the oldest round that waits
+    for it now.
+    """
+
+    rank: int
+    waited: float = 0.0
+    share: float = 0.0
+    lost_by: list[str] = field(default_factory=list)
+    absent_from: Wait | None = None
+
+
+@dataclass
+class RunStatus:
+    """One run of a job; `ranks` are those that were waited for, the latest first.
+
+    `joined` counts the workers of a run that is still forming, and is None afterwards; `absent`
+    are ranks that it waits for.
+    """
+
+    job: str
+    run_id: str
+    world_size: int
+    workers: int = 0
+    joined: int | None = None
+    absent: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    rounds: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    ranks: list[RankStatus] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Summary:
+    reducers: list[ReducerStatus]
+    runs: list[RunStatus]
+
+
+def summarize(answers: Mapping[str, dict[str, Any]]) -> Summary:
+    """Of /api/stats by address."""
+    runs: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+    forming: dict[str, list[dict[str, Any]]] = {}
+    for address, answer in answers.items():
+        for lane in answer["lanes"]:
+            for run in lane["report"]["runs"]:
+                runs.setdefault((run["job"], run["run_id"]), []).append((address, run))
+            for run in lane["report"]["forming"]:
+                forming.setdefault(run["job"], []).append(run)
+    found = [_run(parts) for parts in runs.values()]
+    found += [_forming(parts) for parts in forming.values()]
+    found.sort(key=lambda run: (run.job, run.run_id))
+    return Summary([_reducer(address, answer) for address, answer in answers.items()], found)
+
+
+def _reducer(address: str, answer: dict[str, Any]) -> ReducerStatus:
+    lanes = answer["lanes"]
+    reports = [lane["report"] for lane in lanes]
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for report in reports:
+        for run in report["runs"]:
+            runs.setdefault((run["job"], run["run_id"]), []).append(run)
+    jobs = {run["job"] for report in reports for run in report["runs"] + report["forming"]}
+    return ReducerStatus(
+        address=address,
+        version=answer["version"],
+        ready=answer["ready"],
+        lanes=len(lanes),
+        jobs=len(jobs),
+        workers=sum(min(run["connected"] for run in parts) for parts in runs.values()),
+        places=sum(parts[0]["world_size"] for parts in runs.values()),
+        rounds=sum(max(run["rounds"] for run in parts) for parts in runs.values()),
+        open_rounds=sum(max(run["open_rounds"] for run in parts) for parts in runs.values()),
+        bytes_in=sum(run["bytes_in"] for parts in runs.values() for run in parts),
+        bytes_out=sum(run["bytes_out"] for parts in runs.values() for run in parts),
+        memory_reserved=sum(lane["core"]["reserved_bytes"] for lane in lanes),
+        memory=sum(lane["core"]["budget_bytes"] for lane in lanes),
+    )
+
+
+def _run(parts: list[tuple[str, dict[str, Any]]]) -> RunStatus:
+    lanes = [lane for _, lane in parts]
+    run = RunStatus(
+        job=lanes[0]["job"],
+        run_id=lanes[0]["run_id"],
+        world_size=lanes[0]["world_size"],
+        workers=min(lane["connected"] for lane in lanes),
+        seconds=max(lane["seconds"] for lane in lanes),
+        rounds=max(lane["rounds"] for lane in lanes),
+        bytes_in=sum(lane["bytes_in"] for lane in lanes),
+        bytes_out=sum(lane["bytes_out"] for lane in lanes),
+    )
+    ranks: dict[int, RankStatus] = {}
+
+    def of(rank: int) -> RankStatus:
+        return ranks.setdefault(rank, RankStatus(rank))
+
+    for address, lane in parts:
+        for rank, waited in lane["lateness"]:
+            of(rank).waited = max(of(rank).waited, waited)
+        for rank in lane["lost"]:
+            if address not in of(rank).lost_by:
+                of(rank).lost_by.append(address)
+        for rank, wait in _waits(lane["waiting"]):
+            known = of(rank).absent_from
+            if known is None or known.seconds < wait.seconds:
+                of(rank).absent_from = wait
+    for rank_ in ranks.values():
+        rank_.share = rank_.waited / run.seconds if run.seconds > 0 else 0.0
+    run.ranks = sorted(ranks.values(), key=_lateness, reverse=True)
+    return run
+
+
+def _waits(rounds: Iterable[dict[str, Any]]) -> Iterable[tuple[int, Wait]]:
+    for round_ in rounds:
+        wait = Wait(round_["key"], round_["round"], round_["age_ms"] / 1000)
+        for rank in round_["absent"]:
+            yield rank, wait
+
+
+def _lateness(rank: RankStatus) -> float:
+    """What a rank has kept the others waiting, and does so now."""
+    return rank.waited + (rank.absent_from.seconds if rank.absent_from else 0.0)
+
+
+def _forming(parts: list[dict[str, Any]]) -> RunStatus:
+    return RunStatus(
+        job=parts[0]["job"],
+        run_id="",
+        world_size=parts[0]["world_size"],
+        joined=min(part["joined"] for part in parts),
+        absent=sorted({rank for part in parts for rank in part["absent"]}),
+    )

@@ -1,0 +1,118 @@
+"""A summary as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
+
+# Below this share of its time a run has lost nothing that is worth a line.
+_LEAST_SHARE = 0.01
+_RANKS_SHOWN = 8
+
+
+def as_text(summary: Summary) -> str:
+    """Reducers first, then each run and who is late in it."""
+    lines = list(_reducers(summary.reducers))
+    for run in summary.runs:
+        lines += ["", *_run(run)]
+    if not summary.runs:
+        lines += ["", "no job has joined"]
+    return "\n".join(lines)
+
+
+def _reducers(reducers: Sequence[ReducerStatus]) -> Iterator[str]:
+    head = ("REDUCER", "LANES", "JOBS", "WORKERS", "ROUNDS", "OPEN", "IN", "OUT", "MEMORY")
+    rows = [
+        (
+            r.address + ("" if r.ready else " (drains)"),
+            str(r.lanes),
+            str(r.jobs),
+            f"{r.workers}/{r.places}",
+            f"{r.rounds:,}",
+            str(r.open_rounds),
+            amount(r.bytes_in),
+            amount(r.bytes_out),
+            f"{amount(r.memory_reserved)} of {amount(r.memory)}",
+        )
+        for r in reducers
+    ]
+    yield from _aligned([head, *rows], left=1)
+
+
+def _run(run: RunStatus) -> Iterator[str]:
+    if run.joined is not None:
+        yield (
+            f"job {run.job!r} is forming: {run.joined} of {run.world_size} workers have joined; "
+            f"absent: {_ranks(run.absent)}"
+        )
+        return
+    yield (
+        f"job {run.job!r}, run {run.run_id!r}: {run.workers} of {run.world_size} workers, "
+        f"{run.rounds:,} rounds in {duration(run.seconds)}"
+    )
+    late = [r for r in run.ranks if r.share >= _LEAST_SHARE or r.lost_by or r.absent_from]
+    if not late:
+        yield "  nobody is late"
+        return
+    head = ("RANK", "WAITED FOR", "SHARE", "  NOW")
+    rows = [(str(r.rank), duration(r.waited), f"{r.share:.0%}", _now(r)) for r in late]
+    yield from (f"  {line}" for line in _aligned([head, *rows[:_RANKS_SHOWN]], left=0, rest=1))
+    if len(rows) > _RANKS_SHOWN:
+        yield f"  and {len(rows) - _RANKS_SHOWN} more (--json has them)"
+
+
+def _now(rank: RankStatus) -> str:
+    texts = []
+    if rank.lost_by:
+        texts.append(f"not connected to {', '.join(rank.lost_by)}")
+    if rank.absent_from is not None:
+        wait = rank.absent_from
+        texts.append(f"absent for {duration(wait.seconds)} from {wait.key!r} round {wait.round}")
+    return "  " + "; ".join(texts) if texts else ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:_RANKS_SHOWN])
+    more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""
+    return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: int, rest: int = 0) -> Iterator[str]:
+    """The first `left` and the last `rest` columns to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    turned = len(widths) - rest
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column < left or column >= turned else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def amount(size: float) -> str:
+    """Bytes in decimal units, three digits.
+
+    >>> amount(0), amount(12_345), amount(1.5e9)
+    ('0 B', '12.3 kB', '1.50 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            digits = 0 if unit == "B" or size >= 99.95 else 1 if size >= 9.995 else 2
+            return f"{size:.{digits}f} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> duration(0.04), duration(41.2), duration(125), duration(7300)
+    ('0.0 s', '41.2 s', '2 min 5 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

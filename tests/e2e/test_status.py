@@ -1,0 +1,114 @@
+"""`reducer status` of real reducers, while real workers are late."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reducer import keyfile
+from tests.support.cluster import Daemon, run_cli
+from tests.support.ranks import Tell, join, start_ranks
+from tests.support.wait import wait_until
+
+WORLD = 3
+LATE = 2
+NAPS = 4
+NAP = 0.5  # seconds
+
+
+def _work(
+    rank: int, world: int, addresses: list[str], job: str, options: dict[str, Any], tell: Tell
+) -> None:
+    """Rank LATE naps before each of NAPS rounds, and then stays away until it is told to come."""
+    with join(rank, world, addresses, job, **options) as group:
+        values = np.ones(200_000, np.float32)
+        for _ in range(NAPS):
+            if rank == LATE:
+                time.sleep(NAP)
+            group.all_reduce(values, key="grad").wait()
+        tell("worked")
+        if rank == LATE:
+            tell.hear()
+        group.all_reduce(values, key="grad").wait()
+
+
+def _addresses(daemons: list[Daemon]) -> list[str]:
+    return [f"127.0.0.1:{daemon.metrics_port}" for daemon in daemons]
+
+
+def test_who_is_late_is_plain_to_see(job: str, tmp_path: Path) -> None:
+    """Two reducers of two lanes, in mode psk: the metrics port needs no key."""
+    file = tmp_path / "reducer.key"
+    keyfile.make(str(file))
+    with ExitStack() as stack:
+        daemons = [stack.enter_context(Daemon("--key-file", str(file), lanes=2)) for _ in range(2)]
+        addresses = [daemon.address for daemon in daemons]
+        options = {"key_file": str(file)}
+        ranks = stack.enter_context(start_ranks(WORLD, _work, addresses, job, options, talk=True))
+        for rank in range(WORLD):
+            ranks.receive(rank, 60)
+        wait_until(lambda: "absent for" in _table(daemons), 20, "the absent rank is shown")
+        table = _table(daemons)
+        found = json.loads(run_cli("status", "--json", *_addresses(daemons)).stdout)
+        metrics = daemons[0].get("/metrics")[1]
+        ranks.send(LATE)
+        assert all(o.error is None and o.reported for o in ranks.collect(60))
+        (run,) = found["runs"]
+        assert (run["job"], run["world_size"], run["workers"]) == (job, WORLD, WORLD)
+        assert run["rounds"] == NAPS
+        assert run["bytes_in"] == (NAPS * WORLD + WORLD - 1) * 800_000
+        assert [r["lanes"] for r in found["reducers"]] == [2, 2]
+        assert all(r["memory_reserved"] < r["memory"] for r in found["reducers"])
+        latest = run["ranks"][0]
+        assert latest["rank"] == LATE
+        assert latest["waited"] >= 0.7 * NAPS * NAP
+        assert latest["waited"] <= run["seconds"]
+        assert latest["absent_from"]["key"] == "grad"
+        assert latest["absent_from"]["round"] == NAPS
+        assert all(r["waited"] < latest["waited"] for r in run["ranks"][1:])
+        assert f"job {job!r}" in table
+        assert re.search(rf"^ +{LATE} .*absent for [\d.]+ s from 'grad' round {NAPS}$", table, re.M)
+        assert _lateness(metrics, job)[LATE] >= 0.5 * NAPS * NAP
+
+
+def _table(daemons: list[Daemon]) -> str:
+    done = run_cli("status", *_addresses(daemons))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _lateness(metrics: str, job: str) -> dict[int, float]:
+    """By rank, of the lane where it is largest."""
+    found: dict[int, float] = {}
+    name = "reducer_rank_lateness_seconds_total"
+    for line in re.findall(rf"^{name}\{{(.*)\}} (.*)$", metrics, re.M):
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', line[0]))
+        assert labels["job"] == job
+        rank = int(labels["rank"])
+        found[rank] = max(found.get(rank, 0.0), float(line[1]))
+    return found
+
+
+def test_a_reducer_that_is_gone_is_named_and_the_others_are_shown() -> None:
+    with Daemon() as here:
+        with Daemon() as gone:
+            addresses = _addresses([here, gone])
+        done = run_cli("status", *addresses)
+    assert done.returncode == 1
+    assert addresses[0] in done.stdout
+    assert "no job has joined" in done.stdout
+    assert f"Error: {addresses[1]}: Connection refused" in done.stderr
+    assert addresses[0] not in done.stderr
+
+
+def test_the_port_of_the_workers_is_told_apart() -> None:
+    with Daemon() as daemon:
+        done = run_cli("status", daemon.address)
+    assert done.returncode == 1
+    assert f"{daemon.address}: what answers there is no metrics port" in done.stderr

@@ -1,0 +1,218 @@
+"""What `reducer status` makes of the answers of reducers, and of addresses that give none."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from reducer.cli import main
+from reducer.status.ask import parse_address
+from reducer.status.summary import RankStatus, RunStatus, Summary, summarize
+from reducer.status.table import amount, as_text, duration
+
+
+def status(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["status", *arguments])
+
+
+def run(**changes: Any) -> dict[str, Any]:
+    numbers = {
+        "job": "bert", "run_id": "r1", "world_size": 4, "connected": 4, "left": 0, "seconds": 100.0,
+        "rounds": 50, "open_rounds": 0, "bytes_in": 1_000, "bytes_out": 2_000, "lateness": [],
+        "lost": [], "waiting": [],
+    }  # fmt: skip
+    return {**numbers, **changes}
+
+
+def answer(*lanes: dict[str, Any], forming: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """/api/stats of a reducer, each lane of which knows one run."""
+    core = {"reserved_bytes": 10, "budget_bytes": 1_000}
+    reports = [{"runs": [lane], "forming": forming or []} for lane in lanes]
+    return {
+        "version": "0", "ready": True, "lanes": [{"core": core, "report": r} for r in reports],
+    }  # fmt: skip
+
+
+def test_lanes_see_the_same_time_and_their_own_bytes() -> None:
+    found = summarize(
+        {
+            "a:1": answer(
+                run(lateness=[[3, 20.0], [1, 1.0]], rounds=50),
+                run(lateness=[[3, 25.0]], rounds=49, connected=3, seconds=99.0),
+            ),
+            "b:1": answer(run(lateness=[[1, 2.0]], open_rounds=2)),
+        }
+    )
+    (bert,) = found.runs
+    assert (bert.workers, bert.seconds, bert.rounds, bert.bytes_in) == (3, 100.0, 50, 3_000)
+    assert [(r.rank, r.waited, r.share) for r in bert.ranks] == [(3, 25.0, 0.25), (1, 2.0, 0.02)]
+    first, second = found.reducers
+    assert (first.lanes, first.workers, first.places, first.memory) == (2, 3, 4, 2_000)
+    assert (second.open_rounds, second.bytes_out, second.rounds) == (2, 2_000, 50)
+
+
+def test_the_oldest_wait_for_a_rank_is_shown_and_who_lacks_it() -> None:
+    young = {"key": "b", "round": 7, "age_ms": 2_000, "absent": [2], "absent_count": 1}
+    old = {"key": "a", "round": 3, "age_ms": 12_500, "absent": [2], "absent_count": 1}
+    found = summarize(
+        {"a:1": answer(run(waiting=[young])), "b:1": answer(run(waiting=[old], lost=[2]))}
+    )
+    text = as_text(found)
+    assert "not connected to b:1; absent for 12.5 s from 'a' round 3" in text
+    assert "'b'" not in text
+    assert "4 of 4 workers, 50 rounds in 1 min 40 s" in text
+
+
+def test_two_runs_of_one_job_are_two() -> None:
+    found = summarize({"a:1": answer(run()), "b:1": answer(run(run_id="r2"))})
+    assert [r.run_id for r in found.runs] == ["r1", "r2"]
+    assert found.reducers[0].jobs == 1
+
+
+def test_a_job_that_forms_names_who_is_absent() -> None:
+    one = {"job": "gpt", "world_size": 4, "joined": 3, "absent": [2]}
+    two = {"job": "gpt", "world_size": 4, "joined": 2, "absent": [1, 2]}
+    text = as_text(
+        summarize({"a:1": answer(run(), forming=[one]), "b:1": answer(run(), forming=[two])})
+    )
+    assert "job 'gpt' is forming: 2 of 4 workers have joined; absent: ranks 1, 2" in text
+
+
+def test_whoever_is_not_late_takes_no_room() -> None:
+    quiet = RunStatus("j", "r", 3, 3, seconds=1_000.0, ranks=[RankStatus(1, 5.0, 0.005)])
+    assert "nobody is late" in as_text(Summary([], [quiet]))
+    late = [RankStatus(rank, 100.0, 0.1) for rank in range(20)]
+    busy = RunStatus("j", "r", 20, 20, seconds=1_000.0, ranks=late)
+    text = as_text(Summary([], [busy]))
+    assert text.count("10%") == 8
+    assert "and 12 more" in text
+
+
+def test_names_cannot_play_with_the_terminal() -> None:
+    text = as_text(summarize({"a:1": answer(run(job="\x1b[2Jx", run_id="\r"))}))
+    assert "\x1b" not in text
+    assert "\r" not in text
+
+
+def test_columns_are_aligned() -> None:
+    text = as_text(
+        summarize({"a:1": answer(run()), "long-name:22223": answer(run(rounds=123_456))})
+    )
+    head, *rows = text.split("\n\n")[0].splitlines()
+    end = head.index("ROUNDS") + len("ROUNDS")
+    assert [row[:end].rstrip().split()[-1] for row in rows] == ["50", "123,456"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1_000, "1.00 kB"), (12_345, "12.3 kB"), (999_600, "1.00 MB"),
+     (1.5e9, "1.50 GB"), (99.96e12, "100 TB"), (5e15, "5000 TB")],
+)  # fmt: skip
+def test_amounts(size: float, text: str) -> None:
+    assert amount(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (59.94, "59.9 s"), (60.0, "1 min 0 s"), (3599.7, "1 h 0 min"),
+     (7300.0, "2 h 1 min")],
+)  # fmt: skip
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("host", ("host", 2223)),
+        ("h.x:99", ("h.x", 99)),
+        ("[::1]:5", ("::1", 5)),
+        (" a ", ("a", 2223)),
+    ],
+)
+def test_addresses(text: str, expected: tuple[str, int]) -> None:
+    assert parse_address(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a:b", "a:0", "a:70000", "http://a", "a/b", "u@a", "[::1", "a?b"]
+)
+def test_addresses_that_are_none(text: str) -> None:
+    result = status("good:1", text)
+    assert result.exit_code == 2
+    assert repr(text) in result.output
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+    return port
+
+
+@contextmanager
+def one_answer(data: bytes) -> Iterator[str]:
+    """The address of something that says `data` to whoever connects, once."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            sock = listener.accept()[0]
+            with sock:
+                sock.recv(65_536)
+                sock.sendall(data)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+def test_nothing_listens() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    result = status(address)
+    assert result.exit_code == 1
+    assert f"Error: {address}: Connection refused; does `reducer serve` run there" in result.output
+    assert "--metrics-host" in result.output
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "no metrics port of a reducer"),
+        (b"ORSF\x01\x04", "no metrics port of a reducer"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\nnothing here", "it answers 404: 'nothing here'"),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\na lane does not answer", "it answers 503"),
+        (b"HTTP/1.1 200 OK\r\n\r\n<html>", "no reducer of this version"),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"lanes": [{}]}', "no reducer of this version"),
+        (b"HTTP/1.1 200 OK\r\n\r\n[1]", "no reducer of this version"),
+    ],
+)
+def test_what_answers_is_no_reducer(data: bytes, text: str) -> None:
+    with one_answer(data) as address:
+        result = status(address)
+    assert result.exit_code == 1
+    assert f"Error: {address}: " in result.output
+    assert text in result.output
+
+
+def test_nothing_answers_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        result = status("--timeout", "0.2", address)
+    assert result.exit_code == 1
+    assert f"{address}: no answer in 0.2 s" in result.output
+
+
+def test_json_names_the_errors_too() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    result = CliRunner().invoke(main, ["status", "--json", address])
+    found = json.loads(result.stdout)
+    assert found["reducers"] == found["runs"] == []
+    assert "Connection refused" in found["errors"][address]
