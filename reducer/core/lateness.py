@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+# Seconds; below that it is traffic, and most chunks cost nothing here.
+SHORTEST_WAIT: Final = 0.001
+
 
 class Lateness:
     """`waited[rank]`: seconds in which half of the ranks had sent a chunk that this rank had not.
@@ -20,6 +25,8 @@ class Lateness:
 
     def note(self, rank: int, since: float, now: float) -> None:
         """A chunk has come from the rank for which it was waited since then."""
+        if now - since < SHORTEST_WAIT:
+            return
         counted = self._counted_until[rank]
         if counted > since:
             since = counted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reducer.core.lateness import Lateness
+from reducer.core.lateness import SHORTEST_WAIT, Lateness
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -69,6 +69,13 @@ def test_a_rank_that_does_its_work_twice_is_late_once() -> None:
     lane.tick(5.0)
     workers[1].contribute(Spec(), data=bytes(32))
     assert waited(lane) == {1: 1.0}
+
+
+def test_what_is_sent_at_the_same_time_is_not_late() -> None:
+    lateness = Lateness(2)
+    for _ in range(1_000):
+        lateness.note(1, 5.0, 5.0 + SHORTEST_WAIT / 2)
+    assert lateness.most(2) == []
 
 
 def test_the_ranks_that_were_waited_for_the_longest_come_first() -> None:
