@@ -145,7 +145,11 @@ class Config:
         parse_bool,
         flag=True,
     )
-    max_jobs: int = _option("64", "Jobs at one time.", parse_int, least=1, most=65535)
+    job_memory: int = _option(
+        "0", "The most of the memory that one job may reserve; 0: all.", parse_size, unit="size"
+    )
+    max_jobs: int = _option("64", "Runs of jobs at one time.", parse_int, least=1, most=65535)
+    max_runs: int = _option("16", "Of them, those of one job.", parse_int, least=1, most=65535)
     require_native: bool = _option(
         "false", "Do not start on the NumPy kernels.", parse_bool, flag=True
     )

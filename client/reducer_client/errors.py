@@ -82,7 +82,7 @@ class AuthenticationError(ReducerError):
 
 
 class QuotaExceededError(ReducerError):
-    """The reducer has no memory for this job."""
+    """The reducer has no memory for this job, or the job has its share of runs or connections."""
 
 
 class NumericError(ReducerError):

@@ -40,12 +40,14 @@ class Window:
 
 
 class Budget:
-    """The memory of one lane, handed out to jobs."""
+    """The memory of one lane, handed out to jobs; `job_total` is the most of one, 0: all."""
 
-    def __init__(self, total: int, credit: int) -> None:
+    def __init__(self, total: int, credit: int, job_total: int = 0) -> None:
         self.total = total
         self.reserved = 0
         self._credit = credit
+        self._job_total = job_total
+        self._reserved_by: dict[str, int] = {}
 
     def open(self, job: str, world_size: int, table: ChunkTable) -> Window:
         """Reserve a job's room; the credit shrinks to what is left, down to one chunk.
@@ -54,6 +56,9 @@ class Budget:
         """
         largest = max(MIN_COST, *(chunk for _, chunk in table))
         free = self.total - self.reserved
+        left = self._job_total - self._reserved_by.get(job, 0) if self._job_total else free
+        bounded = left < free
+        free = min(left, free)
         shares = world_size + SHARES_BESIDE_RANKS
         grant = GRANT_CHUNKS * largest
         if free < shares * (largest + grant):
@@ -61,17 +66,27 @@ class Budget:
         credit = min(max(self._credit, largest), free // shares - grant)
         if credit < largest:
             needed = shares * 2 * largest
-            raise QuotaError(
+            text = (
                 f"job {job!r} needs {needed:,} bytes on each lane ({world_size} workers, chunks "
-                f"of {largest:,}), but {free:,} of {self.total:,} are free: raise --memory, "
-                "start more reducers, or use smaller chunks"
+                f"of {largest:,}), but "
             )
+            if bounded:
+                text += f"{free:,} of the {self._job_total:,} that one job may have are left: "
+                raise QuotaError(text + "raise --job-memory, or use smaller chunks")
+            text += f"{free:,} of {self.total:,} are free: raise --memory, "
+            raise QuotaError(text + "start more reducers, or use smaller chunks")
         window = Window(credit, grant, largest)
-        self.reserved += window.reserve(world_size)
+        self._add(job, window.reserve(world_size))
         return window
 
-    def close(self, window: Window, world_size: int) -> None:
-        self.reserved -= window.reserve(world_size)
+    def close(self, job: str, window: Window, world_size: int) -> None:
+        self._add(job, -window.reserve(world_size))
+
+    def _add(self, job: str, size: int) -> None:
+        self.reserved += size
+        self._reserved_by[job] = self._reserved_by.get(job, 0) + size
+        if not self._reserved_by[job]:
+            del self._reserved_by[job]
 
 
 class Ledger:

@@ -179,10 +179,11 @@ class Discard(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Flush what was sent to the session, then close its connection."""
+    """Flush what was sent to the session, then close its connection; or end it `at_once`."""
 
     session: int
     reason: str
+    at_once: bool = False
 
 
 class Log(NamedTuple):

@@ -18,6 +18,12 @@ from reducer.core.events import Close, Event, Free, Log, Output, Send
 from reducer.core.forming import Forming
 from reducer.core.frames import control_frame, payload_frame
 from reducer.core.job import MAX_LATE, Job
+from reducer.core.quotas import (
+    Connections,
+    allowed_connections,
+    too_many_connections,
+    too_many_runs,
+)
 from reducer.core.report import forming_report, run_report
 from reducer.core.route import Route
 from reducer.core.run import Run
@@ -61,7 +67,9 @@ class LaneSettings:
     silence: float = 5.0
     lost_grace: float = 0.5
     deserted_after: float = 5.0
+    job_budget: int = 0  # of one job; 0: as much as there is
     max_jobs: int = 1_000
+    max_runs: int = 1_000  # of one job
     max_keys: int = 200_000
 
 
@@ -70,7 +78,8 @@ class Lane:
 
     def __init__(self, settings: LaneSettings) -> None:
         self._settings = settings
-        self._budget = Budget(settings.budget, settings.credit)
+        self._budget = Budget(settings.budget, settings.credit, settings.job_budget)
+        self._connections = Connections()
         self._sessions: dict[int, Session] = {}
         self._forming: dict[tuple[str, str], Forming] = {}
         self._runs: dict[tuple[str, str], Run] = {}
@@ -218,6 +227,10 @@ class Lane:
             raise ProtocolError(f"{peer} said HELLO twice")
         if peer.permit is not None:
             peer.permit.check(hello.job, hello.rank)
+        if not peer.named:
+            crowd = self._name(peer, hello.job)
+            if crowd is not None:
+                return crowd
         run = self._runs.get((hello.job, hello.run_id))
         if run is not None and self._is_dead(run, hello):
             # From the top: what the end gives back must not be lost if the hello is refused.
@@ -231,6 +244,8 @@ class Lane:
         if forming is None:
             if len(self._forming) + len(self._runs) >= self._settings.max_jobs:
                 raise QuotaError(f"this reducer serves {self._settings.max_jobs} jobs already")
+            if self._run_count(hello.job, now) >= self._settings.max_runs:
+                raise too_many_runs(hello.job, self._settings.max_runs)
             forming = Forming(hello)
         replaced = forming.admit(hello, peer.id)
         self._forming[id_] = forming
@@ -242,6 +257,30 @@ class Lane:
         if forming.complete:
             return out + self._complete(forming, now)
         return [*out, self._pending(forming, (peer.id,))]
+
+    def _name(self, peer: Session, job: str) -> list[Output] | None:
+        """Count the connection for its job; raises QuotaError for one too many.
+
+        Of those that are refused so, as many again may wait to read why; more end at once.
+        """
+        peer.named = job
+        count = self._connections.enter(job)
+        workers = sum(run.job.world_size for (name, _), run in self._runs.items() if name == job)
+        forming = [f for f in self._forming.values() if f.job == job]
+        workers += sum(len(f.sessions) for f in forming) + 1
+        allowed = allowed_connections(workers)
+        if count > 2 * allowed:
+            peer.state = SessionState.CLOSED
+            return [Close(peer.id, f"job {job!r} has {count:,} connections", at_once=True)]
+        if count > allowed:
+            raise too_many_connections(job, workers, count)
+        return None
+
+    def _run_count(self, job: str, now: float) -> int:
+        """Runs of the job that form or that somebody is in."""
+        forming = sum(f.job == job for f in self._forming.values())
+        runs = (run for (name, _), run in self._runs.items() if name == job)
+        return forming + sum(not run.deserted(now) for run in runs)
 
     def _is_dead(self, run: Run, hello: messages.Hello) -> bool:
         """All have gone, and a new process asks for the run: it was restarted at once."""
@@ -406,6 +445,8 @@ class Lane:
         peer = self._sessions.pop(event.session, None)
         if peer is None:
             return []
+        if peer.named:
+            self._connections.leave(peer.named)
         if peer.forming is not None:
             self._unjoin(peer, peer.forming)
         if peer.state == SessionState.READY:
@@ -460,7 +501,7 @@ class Lane:
             if peer.job is job and peer.state == SessionState.READY:
                 peer.state = SessionState.CLOSED
                 out.append(Close(peer.id, error.message if error else "the run is over"))
-        self._budget.close(job.ledger.window, job.world_size)
+        self._budget.close(job.name, job.ledger.window, job.world_size)
         out += job.drop_all()
         if error is None:
             out.append(Log(logging.INFO, f"job {job.name!r} run {job.run_id!r}: all have left"))

@@ -20,7 +20,11 @@ class SessionState(IntEnum):
 
 
 class Session:
-    __slots__ = ("forming", "heard_at", "id", "job", "opened_at", "permit", "rank", "state")
+    """`named` is the job for which it is counted, from its HELLO on."""
+
+    __slots__ = (
+        "forming", "heard_at", "id", "job", "named", "opened_at", "permit", "rank", "state",
+    )  # fmt: skip
 
     def __init__(self, id_: int, now: float, permit: Permit | None = None) -> None:
         self.id = id_
@@ -31,6 +35,7 @@ class Session:
         self.forming: Forming | None = None
         self.job: Job | None = None
         self.rank = -1
+        self.named = ""
 
     def __str__(self) -> str:
         if self.job is None:

@@ -113,7 +113,11 @@ class Executor:
 
     def _close(self, close: events.Close) -> None:
         connection = self._connections.get(close.session)
-        if connection is not None:
+        if connection is None:
+            return
+        if close.at_once:
+            connection.abort(close.reason)
+        else:
             connection.close(close.reason)
 
     def _log(self, line: events.Log) -> None:

@@ -67,7 +67,9 @@ class LaneOptions:
     drain_timeout: float
     slow_reader_bytes: int
     slow_reader_seconds: float
+    job_memory: int
     max_jobs: int
+    max_runs: int
     require_native: bool
     no_native: bool
     psk: bool
@@ -266,7 +268,9 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
         crc32c=kernels.crc32c,
         acc_itemsize=kernels.acc_itemsize,
         stall_after=options.stall_after,
+        job_budget=options.job_memory,
         max_jobs=options.max_jobs,
+        max_runs=options.max_runs,
     )
 
 

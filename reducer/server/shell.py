@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,7 +23,8 @@ from reducer.wire.header import Header
 
 logger = logging.getLogger("reducer.lane")
 
-# Connections that have not sent one frame; as for prefaces, the oldest makes room.
+# Connections that have not said HELLO; as for prefaces, the oldest makes room, but of those that
+# may join the same, where these are the most: who has proven one job cannot keep another out.
 MAX_SILENT: Final = 256
 
 
@@ -73,13 +75,19 @@ class LaneShell:
     def opened(self, connection: Connection) -> None:
         self.counters.accepted += 1
         if len(self._silent) >= MAX_SILENT:
-            oldest = next(iter(self._silent.values()))
+            oldest = self._oldest_silent()
             self.counters.silent_dropped += 1
             self._silent.pop(oldest.session)
-            oldest.abort("no frame came, and others wait for the place")
+            oldest.abort("no HELLO came, and others wait for the place")
         self._silent[connection.session] = connection
         self.connections[connection.session] = connection
         self.feed(events.Opened(connection.session, connection.permit))
+
+    def _oldest_silent(self) -> Connection:
+        """Of those whose proof lets them join the same, where these are the most."""
+        counts = Counter(_claim(connection) for connection in self._silent.values())
+        most = max(counts.values())
+        return next(c for c in self._silent.values() if counts[_claim(c)] == most)
 
     def place(self, connection: Connection, header: Header) -> PooledBuffer:
         if header.kind != MessageKind.CONTRIBUTION:
@@ -88,11 +96,12 @@ class LaneShell:
         return self._pool.take(header.length)
 
     def frame(self, connection: Connection, frame: Frame, buffer: PooledBuffer | None) -> None:
-        self._silent.pop(connection.session, None)
         header = frame.header
         if header.kind == MessageKind.CONTRIBUTION:
             event: Any = events.Contributed(connection.session, header, buffer)
         else:
+            if header.kind == MessageKind.HELLO:
+                self._silent.pop(connection.session, None)
             event = events.ControlReceived(connection.session, header, frame.payload)
         self.feed(event)
 
@@ -138,3 +147,7 @@ class LaneShell:
     def _note_bug(self, connection: Connection, error: Exception) -> None:
         self.counters.internal_errors += 1
         logger.error("a bug of ours, session %d ends", connection.session, exc_info=error)
+
+
+def _claim(connection: Connection) -> str:
+    return "" if connection.permit is None else str(connection.permit)

@@ -119,6 +119,19 @@ def test_a_job_without_room_is_refused_with_what_to_try(job: str) -> None:
         ), error
 
 
+def test_a_job_beyond_its_share_of_the_memory_is_refused_alone(job: str) -> None:
+    with Daemon("--memory", "64MiB", "--job-memory", "4MiB", lanes=2) as daemon:
+        outcomes = _connect_all([daemon.address], job, [{}] * 4)
+        for error in _errors(outcomes, QuotaExceededError):
+            assert re.search(
+                r"needs 3,145,728 bytes .*2,097,152 of the 2,097,152 that one job may have are "
+                r"left: raise --job-memory, or use smaller chunks",
+                str(error),
+            ), error
+        with join(0, 1, [daemon.address], job + "-small") as group:
+            assert group.all_reduce(np.ones(3)).wait().tolist() == [1, 1, 1]
+
+
 def test_waiting_for_peers_is_no_silence(addresses: list[str], job: str) -> None:
     with start_ranks(2, _come_after_the_silence_limit, addresses, job, talk=True) as ranks:
         for rank in range(2):

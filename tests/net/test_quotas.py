@@ -1,0 +1,131 @@
+"""A job that takes more than its share of a real reducer, beside one that must not notice."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import numpy as np
+import pytest
+
+from reducer import keyfile
+from reducer.core.quotas import allowed_connections
+from reducer.server.shell import MAX_SILENT
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.decoder import Decoder
+from tests.support.cluster import Daemon
+from tests.support.wait import wait_until
+from tests.support.worker import Worker, connect, crc32c, frame_of
+
+MAX_RUNS = 4
+VALUES = np.arange(1_000, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def key(key_file: str) -> bytes:
+    return keyfile.read(key_file)
+
+
+@pytest.fixture(scope="module")
+def daemon(key_file: str) -> Iterator[Daemon]:
+    with Daemon("--key-file", key_file, "--max-runs", str(MAX_RUNS)) as running:
+        yield running
+
+
+@pytest.fixture
+def calm(daemon: Daemon, key: bytes) -> Iterator[Worker]:
+    """The worker of another job: it works before and after, and so does one that comes then."""
+    with Worker(daemon.port, "calm", 0, 1, key=key) as worker:
+        worker.join()
+        assert worker.all_reduce("k", 0, VALUES) == VALUES.tobytes()
+        yield worker
+        assert worker.all_reduce("k", 1, VALUES) == VALUES.tobytes()
+        start = time.monotonic()
+        with Worker(daemon.port, "another", 0, 1, key=key) as newcomer:
+            assert newcomer.join().all_reduce("k", 0, VALUES) == VALUES.tobytes()
+            newcomer.bye()
+        assert time.monotonic() - start < 10
+        worker.bye()
+    wait_until(lambda: daemon.lane_total("connections") == 0, 10, "no connection is left")
+    assert daemon.lane_total("internal_errors") == 0
+
+
+def hello(run_id: str, *, rank: int = 1, world_size: int = 2, rejoin: bool = True) -> bytes:
+    """Of a worker of the greedy job."""
+    message = messages.Hello(
+        job="greedy", rank=rank, world_size=world_size, incarnation=bytes(16), slot=0, reducers=1,
+        run_id=run_id, chunk_table=(), rejoin=rejoin,
+    )  # fmt: skip
+    return frame_of(message)
+
+
+def greedy(stack: ExitStack, daemon: Daemon, key: bytes, *frames: bytes) -> socket.socket:
+    """A connection of a worker that has proven the key of the greedy job, and says `frames`."""
+    sock = stack.enter_context(connect(daemon.port, key=key, job="greedy"))
+    for frame in frames:
+        sock.sendall(frame)
+    return sock
+
+
+def error_on(sock: socket.socket) -> messages.Error:
+    """The ERROR that the lane sends, whatever comes before it."""
+    decoder = Decoder(crc32c, lambda header: memoryview(bytearray(header.length + 80)))
+    while data := sock.recv(65_536):
+        for frame in decoder.feed(data):
+            if frame.header.kind == MessageKind.ERROR and frame.payload is not None:
+                return messages.decode(messages.Error, frame.payload)
+    raise AssertionError("it ended without ERROR")
+
+
+def test_silent_connections_of_one_job_push_out_its_own(
+    daemon: Daemon, key: bytes, calm: Worker
+) -> None:
+    """A worker of the other job that is slow to say HELLO is not the one that has to go."""
+    with ExitStack() as stack:
+        slow = stack.enter_context(connect(daemon.port, key=key, job="slow"))
+        dropped = daemon.lane_total("silent_dropped")
+        for _ in range(MAX_SILENT + 50):
+            stack.enter_context(connect(daemon.port, key=key, job="greedy"))
+        assert daemon.lane_total("silent_dropped") >= dropped + 40
+        message = messages.Hello(
+            job="slow", rank=0, world_size=1, incarnation=bytes(16), slot=0, reducers=1,
+            run_id="r", chunk_table=((0, 65_536),),
+        )  # fmt: skip
+        slow.sendall(frame_of(message))
+        assert slow.recv(80)[5] == MessageKind.WELCOME
+    assert daemon.lane_total("silent_dropped") < dropped + MAX_SILENT
+
+
+def test_runs_of_one_job_leave_room_for_others(daemon: Daemon, key: bytes, calm: Worker) -> None:
+    """Whoever has the key of a job can begin runs of it that never complete."""
+    with ExitStack() as stack:
+        for number in range(MAX_RUNS):
+            greedy(stack, daemon, key, hello(f"run-{number}"))
+        wait_until(lambda: daemon.stats()["lanes"][0]["core"]["forming"] == MAX_RUNS, 5)
+        error = error_on(greedy(stack, daemon, key, hello("one-more")))
+    assert error.code == ErrorCode.QUOTA
+    assert f"job 'greedy' has {MAX_RUNS} runs" in error.message
+    assert "--max-runs" in error.message
+
+
+def test_connections_of_one_job_are_bounded(daemon: Daemon, key: bytes, calm: Worker) -> None:
+    """They say HELLO, are refused or replaced, and do not close."""
+    allowed = allowed_connections(1 + 1)
+    seen = []
+    with ExitStack() as stack:
+        first = greedy(stack, daemon, key, hello("run"))
+        for _ in range(allowed):
+            with suppress(ConnectionError):
+                seen.append(greedy(stack, daemon, key, hello("run")))
+        error = error_on(seen[-1])
+        assert error.code == ErrorCode.QUOTA
+        assert f"job 'greedy' has {allowed + 1} connections to this lane" in error.message
+        for _ in range(3 * allowed):
+            with suppress(ConnectionError):
+                greedy(stack, daemon, key, hello("run"))
+        # One of the calm job, and a moment's worth of those that end.
+        assert daemon.lane_total("connections") <= 2 * allowed + 1 + 20
+        first.close()

@@ -1,0 +1,101 @@
+"""What one job may have of a lane: memory, runs, connections; and that another one has its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from reducer.core.quotas import allowed_connections
+from reducer.wire.codes import ErrorCode, MessageKind
+from tests.support.scripted import Scripted, Spec, join_all
+from tests.support.simlane import SimLane
+
+# What one rank of a job reserves on a lane with this credit and the chunks of `Scripted`.
+CREDIT = 8_192
+SHARE = CREDIT + 2 * 4_096
+
+
+def refused_for(worker: Scripted) -> str:
+    error = worker.error()
+    assert error.code == ErrorCode.QUOTA
+    assert worker.session.closed
+    return error.message
+
+
+def test_a_job_has_its_share_of_runs() -> None:
+    lane = SimLane(max_runs=3)
+    join_all(lane, 1, job="a", run_id="complete")
+    for number in range(2):
+        Scripted(lane, 1, 2, job="a", rejoin=True, run_id=f"forming-{number}")
+    text = refused_for(Scripted(lane, 1, 2, job="a", rejoin=True, run_id="another"))
+    assert "job 'a' has 3 runs" in text and "--max-runs" in text
+    other = join_all(lane, 2, job="b")
+    assert all(worker.read(MessageKind.WELCOME) for worker in other)
+
+
+def test_runs_that_everybody_has_left_take_no_share() -> None:
+    lane = SimLane(max_runs=2)
+    for number in range(5):
+        workers = join_all(lane, 2, run_id=f"run-{number}")
+        assert all(worker.read(MessageKind.WELCOME) for worker in workers), number
+        for worker in workers:
+            worker.session.lose()
+
+
+def test_a_job_has_its_share_of_memory() -> None:
+    lane = SimLane(budget=20 * SHARE, credit=CREDIT, job_budget=10 * SHARE)
+    join_all(lane, 4, job="a", run_id="one")
+    for text in map(refused_for, join_all(lane, 9, job="a", run_id="two")):
+        assert "job 'a' needs 90,112 bytes on each lane (9 workers" in text
+        assert "65,536 of the 163,840 that one job may have are left: raise --job-memory" in text
+    assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, 4, job="b"))
+
+
+def test_a_share_of_memory_is_given_back() -> None:
+    lane = SimLane(budget=20 * SHARE, credit=CREDIT, job_budget=6 * SHARE)
+    for number in range(3):
+        workers = join_all(lane, 4, run_id=f"run-{number}")
+        assert all(worker.read(MessageKind.WELCOME) for worker in workers), number
+        for worker in workers:
+            worker.bye()
+    assert lane.core.snapshot()["reserved_bytes"] == 0
+
+
+def test_without_a_share_one_job_may_have_all_memory() -> None:
+    lane = SimLane(budget=6 * SHARE, credit=CREDIT)
+    join_all(lane, 4, job="a")
+    assert "0 of 98,304 are free: raise --memory" in refused_for(Scripted(lane, 0, 1, job="b"))
+
+
+def test_a_job_has_its_share_of_connections() -> None:
+    """A worker that comes again and again, while nobody closes its old connections."""
+    lane = SimLane()
+    workers = join_all(lane, 2, job="a")
+    allowed = allowed_connections(2 + 1)
+
+    def again() -> Scripted:
+        return Scripted(lane, 1, 2, job="a", run_id="run", rejoin=True)
+
+    while len(lane.sessions) < allowed:
+        assert again().read(MessageKind.WELCOME)
+    text = refused_for(again())
+    assert f"job 'a' has {allowed + 1} connections to this lane" in text
+    for _ in range(allowed):
+        last = again()
+    assert last.session.closed
+    assert not last.read(MessageKind.ERROR)  # too many to tell each of them why
+    # Another job comes and works, and so does who is in.
+    for worker in (other := join_all(lane, 2, job="b")):
+        worker.contribute(Spec(), data=bytes(32))
+    assert [worker.results() for worker in other] == [[bytes(32)]] * 2
+    assert workers[0].session.closed is None
+    # As soon as the old ones have ended there is room again.
+    for session in list(lane.sessions.values()):
+        if session.closed:
+            session.lose()
+    assert again().read(MessageKind.WELCOME)
+
+
+@pytest.mark.parametrize("world", [1, 250])
+def test_a_job_of_any_size_may_come_at_once(world: int) -> None:
+    lane = SimLane(budget=1 << 40)
+    assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, world))
