@@ -8,6 +8,7 @@
 #include "fork.h"
 #include "local_socket.h"
 #include "loop_connection.h"
+#include "random.h"
 
 namespace ors {
 namespace {
@@ -82,7 +83,16 @@ void Engine::try_address(Connection* c, double now) {
     // Not in mode tls: a certificate is for the name that was dialled, over the network.
     c->fd = options.local_sockets && !tls_ ? connect_local(address) : -1;
     c->local = c->fd >= 0;
-    if (!c->local) c->fd = begin_connect(address, options.congestion, &error);
+    if (!c->local && !options.source.empty()) {
+      const auto source = find_source(options.source, address);
+      if (!source) {
+        c->trouble = "source " + options.source + " has no " + family_name(address) + " address";
+        continue;
+      }
+      c->fd = begin_connect(address, options.congestion, &*source, &error);
+    } else if (!c->local) {
+      c->fd = begin_connect(address, options.congestion, nullptr, &error);
+    }
     if (c->fd >= 0) {
       c->step = Connection::Step::kConnecting;
       c->deadline = now + kAddressPatience;
@@ -112,7 +122,8 @@ void Engine::dial_failed(Connection* c, const std::string& why, double now) {
 void Engine::retry(Connection* c, double now) {
   c->step = Connection::Step::kWaiting;
   c->half_closed = c->more = c->hung_up = false;
-  c->deadline = now + c->backoff;
+  // Half of it at least, the rest by chance: ranks that lost a reducer at once come back apart.
+  c->deadline = now + c->backoff * (0.5 + random_fraction() / 2);
   c->backoff = std::clamp(2 * c->backoff, kFirstRetry, kLastRetry);
 }
 

@@ -242,7 +242,7 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
                      const std::string& run_id, uint32_t rank, uint32_t world_size,
                      const std::vector<std::pair<uint64_t, uint64_t>>& table,
                      double connect_timeout, double silence, double reducer_wait,
-                     const std::string& congestion, bool local_sockets) {
+                     const std::string& congestion, const std::string& source, bool local_sockets) {
   Options options;
   options.addresses = std::move(addresses);
   options.job = job;
@@ -254,6 +254,7 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
   options.silence = silence;
   options.reducer_wait = reducer_wait;
   options.congestion = congestion;
+  options.source = source;
   options.local_sockets = local_sockets;
   options.incarnation = random_bytes(16);
   if (auto wrong = check_options(options)) throw nb::value_error(wrong->c_str());
@@ -388,19 +389,20 @@ NB_MODULE(_engine, m) {
           [](PyEngine* self, std::vector<std::string> addresses, const std::string& job,
              const std::string& run_id, uint32_t rank, uint32_t world_size,
              const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
-             double silence, double reducer_wait, const std::string& congestion, bool local_sockets,
-             nb::bytes key, const std::optional<PyTlsFiles>& tls) {
+             double silence, double reducer_wait, const std::string& congestion,
+             const std::string& source, bool local_sockets, nb::bytes key,
+             const std::optional<PyTlsFiles>& tls) {
             Secret secret = secret_of(key);
-            new (self) PyEngine(
-                make_options(std::move(addresses), job, run_id, rank, world_size, table,
-                             connect_timeout, silence, reducer_wait, congestion, local_sockets),
-                std::move(secret), tls ? tls_context(*tls) : nullptr);
+            new (self) PyEngine(make_options(std::move(addresses), job, run_id, rank, world_size,
+                                             table, connect_timeout, silence, reducer_wait,
+                                             congestion, source, local_sockets),
+                                std::move(secret), tls ? tls_context(*tls) : nullptr);
           },
           nb::kw_only(), nb::arg("addresses"), nb::arg("job"), nb::arg("run_id"), nb::arg("rank"),
           nb::arg("world_size"), nb::arg("chunk_table"), nb::arg("connect_timeout"),
           nb::arg("silence"), nb::arg("reducer_wait"), nb::arg("congestion") = "",
-          nb::arg("local_sockets") = true, nb::arg("key") = nb::bytes("", 0),
-          nb::arg("tls").none() = nb::none())
+          nb::arg("source") = "", nb::arg("local_sockets") = true,
+          nb::arg("key") = nb::bytes("", 0), nb::arg("tls").none() = nb::none())
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

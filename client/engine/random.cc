@@ -4,6 +4,8 @@
 #include <sys/types.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <cstring>
 #include <system_error>
 
 namespace ors {
@@ -17,6 +19,12 @@ std::string random_bytes(size_t size) {
     if (n > 0) got += static_cast<size_t>(n);
   }
   return bytes;
+}
+
+double random_fraction() {
+  uint32_t number;
+  std::memcpy(&number, random_bytes(sizeof number).data(), sizeof number);
+  return number / 4294967296.0;
 }
 
 }  // namespace ors

@@ -1,5 +1,6 @@
 #include "socket.h"
 
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -41,6 +42,42 @@ bool connected_to_itself(int fd) {
     return false;
   }
   return here.size == there.size && std::memcmp(&here.storage, &there.storage, here.size) == 0;
+}
+
+SocketAddress copy_of(const sockaddr& address, socklen_t size) {
+  SocketAddress copy;
+  std::memcpy(&copy.storage, &address, size);
+  copy.size = size;
+  return copy;
+}
+
+bool is_link_local(const sockaddr& address) {
+  return address.sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
+// Of the family of `to`, and link-local only where `to` is.
+std::optional<SocketAddress> interface_address(const std::string& name, const SocketAddress& to) {
+  const auto& wanted = reinterpret_cast<const sockaddr&>(to.storage);
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return std::nullopt;
+  std::optional<SocketAddress> found;
+  for (const ifaddrs* entry = list; entry != nullptr && !found; entry = entry->ifa_next) {
+    const sockaddr* address = entry->ifa_addr;
+    if (address == nullptr || name != entry->ifa_name) continue;
+    if (address->sa_family != wanted.sa_family) continue;
+    if (is_link_local(*address) != is_link_local(wanted)) continue;
+    found = copy_of(*address,
+                    address->sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
+  }
+  ::freeifaddrs(list);
+  return found;
+}
+
+// The port is chosen with the peer in connect(): else a machine could have 28,000 connections.
+bool bind_to(int fd, const SocketAddress& source) {
+  set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
+  return ::bind(fd, reinterpret_cast<const sockaddr*>(&source.storage), source.size) == 0;
 }
 
 }  // namespace
@@ -102,7 +139,26 @@ std::shared_ptr<Lookup> Lookup::start(const Endpoint& endpoint) {
   return lookup;
 }
 
-int begin_connect(const SocketAddress& to, const std::string& congestion, int* error) {
+std::string family_name(const SocketAddress& address) {
+  return address.storage.ss_family == AF_INET6 ? "IPv6" : "IPv4";
+}
+
+std::optional<SocketAddress> find_source(const std::string& source, const SocketAddress& to) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* list = nullptr;
+  if (::getaddrinfo(source.c_str(), nullptr, &hints, &list) != 0) {
+    return interface_address(source, to);
+  }
+  std::optional<SocketAddress> found;
+  if (list->ai_family == to.storage.ss_family) found = copy_of(*list->ai_addr, list->ai_addrlen);
+  ::freeaddrinfo(list);
+  return found;
+}
+
+int begin_connect(const SocketAddress& to, const std::string& congestion,
+                  const SocketAddress* source, int* error) {
   const int fd = open_guarded([&] {
     return ::socket(to.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   });
@@ -114,6 +170,7 @@ int begin_connect(const SocketAddress& to, const std::string& congestion, int* e
   const auto name_size = static_cast<socklen_t>(congestion.size());
   if ((name_size > 0 &&
        ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, congestion.data(), name_size) != 0) ||
+      (source != nullptr && !bind_to(fd, *source)) ||
       (::connect(fd, reinterpret_cast<const sockaddr*>(&to.storage), to.size) != 0 &&
        errno != EINPROGRESS)) {
     *error = errno;

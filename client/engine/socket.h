@@ -43,9 +43,15 @@ class Lookup {
   std::string trouble_;
 };
 
-// Begins a non-blocking TCP connection with a congestion control (empty: the system's): the
-// descriptor, or -1 with *error set to an errno.
-int begin_connect(const SocketAddress& to, const std::string& congestion, int* error);
+// The address that connections to `to` come from: `source` itself, or one of the interface of that
+// name, which may have others by now. nullopt: it has none of the family of `to`.
+std::optional<SocketAddress> find_source(const std::string& source, const SocketAddress& to);
+std::string family_name(const SocketAddress& address);
+
+// Begins a non-blocking TCP connection with a congestion control (empty: the system's) from an
+// address (null: the system's choice): the descriptor, or -1 with *error set to an errno.
+int begin_connect(const SocketAddress& to, const std::string& congestion,
+                  const SocketAddress* source, int* error);
 
 // Whether a connection stands: 0, EINPROGRESS, or the errno of its failure. Also refuses a socket
 // that is connected to itself, which a retry on loopback can be.

@@ -39,6 +39,7 @@ struct Options {
   double reducer_wait = 30;   // seconds that open rounds wait for a reducer
   double leave_wait = 10;     // seconds that rank 0 waits for the others to leave first
   std::string congestion;     // TCP congestion control; empty: the system's
+  std::string source;         // address or interface that TCP connections come from; empty: any
   bool local_sockets = true;  // reducers on this machine are reached over Unix sockets
   std::string incarnation;    // 16 random bytes
 };

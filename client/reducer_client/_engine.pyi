@@ -48,6 +48,7 @@ class Engine:
         silence: float,
         reducer_wait: float,
         congestion: str = "",
+        source: str = "",
         local_sockets: bool = True,
         key: bytes = b"",
         tls: tuple[str, str, str] | None = None,

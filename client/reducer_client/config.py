@@ -69,6 +69,7 @@ class Settings:
     chunk_table: tuple[tuple[int, int], ...]
     transport: Transport
     congestion: str
+    source: str
 
 
 def resolve(
@@ -86,6 +87,7 @@ def resolve(
     chunk_table: Sequence[tuple[int, int]] | None = None,
     transport: Transport | None = None,
     congestion: str | None = None,
+    source: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from arguments and environment; ValueError names the bad value and its name."""
@@ -109,6 +111,7 @@ def resolve(
         chunk_table=check_chunk_table(table),
         transport=_resolve_transport(env, transport),
         congestion=_resolve_congestion(env, congestion),
+        source=_resolve_source(env, source),
     )
 
 
@@ -328,6 +331,31 @@ def _resolve_congestion(env: Mapping[str, str], given: str | None) -> str:
                     f"privileges {_kernel_setting('tcp_allowed_congestion_control')}"
                 ) from None
     return found
+
+
+def _resolve_source(env: Mapping[str, str], given: str | None) -> str:
+    """An address of this machine, or the name of an interface: its address may change."""
+    found = given if given is not None else env.get("REDUCER_SOURCE", "")
+    text = found.strip().removeprefix("[").removesuffix("]")
+    interfaces = [name for _, name in socket.if_nameindex()]
+    if not text or text in interfaces:
+        return text
+    where = "source" if given is not None else "REDUCER_SOURCE"
+    try:
+        (family, kind, *_, address), *_ = socket.getaddrinfo(
+            text, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+    except OSError:
+        raise ValueError(
+            f"{where}={found!r}: expected an address of this machine, or one of its interfaces "
+            f"{', '.join(interfaces)}"
+        ) from None
+    with socket.socket(family, kind) as probe:
+        try:
+            probe.bind(address)
+        except OSError as error:
+            raise ValueError(f"{where}={found!r}: {error.strerror} on this machine") from None
+    return text
 
 
 def _kernel_setting(name: str) -> str:

@@ -25,6 +25,7 @@ def connect(
     chunk_table: Sequence[tuple[int, int]] | None = None,
     transport: config.Transport | None = None,
     congestion: str | None = None,
+    source: str | None = None,
     key: bytes | None = None,
     key_file: str | None = None,
     tls_cert: str | None = None,
@@ -55,6 +56,8 @@ def connect(
             ``REDUCER_TRANSPORT``, else ``"auto"``.
         congestion: TCP congestion control of this worker's connections, such as ``"cubic"``; by
             default ``REDUCER_CONGESTION``, else the system's.
+        source: address, or name of an interface, that TCP connections of this worker come from; by
+            default ``REDUCER_SOURCE``, else what the routes of the system say.
         key_file: file with the reducers' key or that of this job, as ``reducer keygen`` writes it.
             Every reducer must then prove that it has it, too. By default ``REDUCER_KEY_FILE``; ""
             is none.
@@ -87,6 +90,7 @@ def connect(
         chunk_table=chunk_table,
         transport=transport,
         congestion=congestion,
+        source=source,
     )
     proof = config.resolve_key(settings.job, key, key_file)
     tls = config.resolve_tls(tls_cert, tls_key, tls_ca)
@@ -107,6 +111,7 @@ def connect(
             silence=settings.silence,
             reducer_wait=settings.reducer_wait,
             congestion=settings.congestion,
+            source=settings.source,
             local_sockets=settings.transport == "auto",
             key=proof,
             tls=tls,

@@ -108,6 +108,8 @@ def test_another_major_version_is_answered_with_our_preface(daemon: Daemon) -> N
         answer = read_to_end(sock)
     assert len(answer) == PREFACE_SIZE
     assert unpack_preface(answer).major == 1
+    text = "the worker speaks protocol 9.0, this reducer 1.0"
+    wait_until(lambda: text in daemon.log, 5, "the refusal is logged, with both versions")
 
 
 @pytest.mark.parametrize("where", ["preface", "frame"])

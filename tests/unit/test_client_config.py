@@ -116,6 +116,8 @@ def test_addresses_take_the_default_port_and_ipv6_in_brackets(given: str, addres
         ({"on_overflow": "raise"}, "on_overflow='raise'"),
         ({"transport": "rdma"}, r"transport='rdma': expected one of \('auto', 'tcp'\)"),
         ({"congestion": "pigeon"}, r"congestion='pigeon': .*this kernel has .*reno"),
+        ({"source": "eth99"}, "source='eth99': expected an address .*of its interfaces .*lo"),
+        ({"source": "192.0.2.1"}, "source='192.0.2.1': Cannot assign requested address"),
         ({"chunk_table": []}, "1 to 16 rows from 0"),
         ({"chunk_table": [(1, 64)]}, "rows from 0"),
         ({"chunk_table": [(0, 64), (0, 64)]}, "must ascend"),
@@ -136,6 +138,7 @@ def test_a_bad_value_is_named(arguments: dict[str, Any], text: str) -> None:
         (BASE | {"REDUCER_WORLD_SIZE": "2.0"}, "REDUCER_WORLD_SIZE='2.0'"),
         (BASE | {"REDUCER_TRANSPORT": "shm"}, "REDUCER_TRANSPORT='shm'"),
         (BASE | {"REDUCER_CONGESTION": "pigeon"}, "REDUCER_CONGESTION='pigeon'"),
+        (BASE | {"REDUCER_SOURCE": "eth99"}, "REDUCER_SOURCE='eth99'"),
         ({k: v for k, v in BASE.items() if k != "REDUCER_JOB"}, "REDUCER_JOB"),
         ({k: v for k, v in BASE.items() if k != "REDUCER_ADDRS"}, "REDUCER_ADDRS"),
     ],
@@ -143,3 +146,11 @@ def test_a_bad_value_is_named(arguments: dict[str, Any], text: str) -> None:
 def test_a_bad_variable_is_named(environ: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         resolve(environ)
+
+
+@pytest.mark.parametrize(
+    ("source", "kept"), [("", ""), ("lo", "lo"), ("127.0.0.7", "127.0.0.7"), ("[::1]", "::1")]
+)
+def test_a_source_is_an_address_of_this_machine_or_an_interface(source: str, kept: str) -> None:
+    assert resolve(BASE | {"REDUCER_SOURCE": source}).source == kept
+    assert resolve(BASE | {"REDUCER_SOURCE": "nonsense"}, source=source).source == kept
