@@ -226,11 +226,12 @@ bool Engine::wait_ended(double seconds) {
   return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return ended_; });
 }
 
-void Engine::abort() {
+void Engine::abort(const std::string& timed_out) {
   const std::lock_guard<std::mutex> lock(thread_mutex_);
   {
     const std::lock_guard<std::mutex> state_lock(mutex_);
     abort_ = true;
+    timed_out_ = timed_out;
     started_ = true;  // and so never again
   }
   wake();

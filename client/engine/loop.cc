@@ -87,14 +87,17 @@ void Engine::serve() {
     pump_kicked(now);
     tick(now);
     bool aborted;
+    std::string timed_out;
     bool failed;
     bool leaving;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       aborted = abort_;
+      if (aborted) timed_out = timed_out_;
       failed = state_.failure().has_value();
       leaving = state_.bye_queued();
     }
+    if (aborted && !timed_out.empty()) return fail(ErrorCode::kTimeout, "timeout", timed_out);
     if (aborted) return fail(ErrorCode::kUnavailable, "closed", "this group is closed");
     if (failed || (leaving && finish_leaving(now))) return;
     const double rested = monotonic();

@@ -81,7 +81,8 @@ class Engine {
 
   void leave();                     // say BYE as soon as everything is stable
   bool wait_ended(double seconds);  // true when the thread has nothing left to do
-  void abort();                     // open operations fail; ends and joins the thread
+  // Open operations fail; ends and joins the thread. With a reason all ranks are told of it.
+  void abort(const std::string& timed_out = "");
 
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
   uint64_t bytes_received() const { return bytes_received_.load(std::memory_order_relaxed); }
@@ -142,6 +143,7 @@ class Engine {
   bool started_ = false;
   bool ended_ = false;
   bool abort_ = false;
+  std::string timed_out_;               // why abort() was called, if not to close the group
   bool woken_ = false;                  // by a submitter; nobody has come out of epoll_wait yet
   const Operation* awaited_ = nullptr;  // by the driver, while it sleeps in epoll_wait
   std::condition_variable driver_out_;  // awaited_ is null again: with mutex_

@@ -179,11 +179,11 @@ class PyEngine {
     abort();
   }
 
-  void abort() {
+  void abort(const std::string& timed_out = "") {
     Engine& engine = alive();
     {
       const WithoutGil without_gil;
-      engine.abort();
+      engine.abort(timed_out);
     }
     reap();
   }
@@ -413,7 +413,7 @@ NB_MODULE(_engine, m) {
       .def("take_reports", &PyEngine::take_reports)
       .def("stats", &PyEngine::stats, nb::arg("timeout"))
       .def("close", &PyEngine::close, nb::arg("timeout"))
-      .def("abort", &PyEngine::abort)
+      .def("abort", &PyEngine::abort, nb::arg("timed_out") = "")
       .def("counters", [](PyEngine& self) { return self.alive().counters(); })
       .def_prop_ro("run_id", [](PyEngine& self) { return self.alive().run_id(); })
       .def_prop_ro("bytes_sent", [](PyEngine& self) { return self.alive().bytes_sent(); })

@@ -91,8 +91,8 @@ class Engine:
         """STATS of every lane, each with its "reducer", "slot" and "lane"."""
     def close(self, timeout: float) -> None:
         """Waits until everything is stable, leaves, and ends the thread; aborts on timeout."""
-    def abort(self) -> None:
-        """Fails what is open and ends the thread."""
+    def abort(self, timed_out: str = "") -> None:
+        """Fails what is open and ends the thread; with a reason all ranks are told of it."""
     def counters(self) -> dict[str, int]: ...
     @property
     def run_id(self) -> str: ...

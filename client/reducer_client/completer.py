@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reducer_client.errors import ClosedError
 from reducer_client.reports import StallReports, logger
@@ -23,6 +23,13 @@ _CLOSING = 0.05
 _REGISTRATION = 10.0
 
 
+class _Expected(NamedTuple):
+    deadline: float
+    limit: float
+    callback: Callable[[], None]
+    work: Work[Any]
+
+
 class Completer:
     """Runs callbacks in the order in which operations finish, and fails those past their deadline.
 
@@ -30,21 +37,25 @@ class Completer:
     must not wait for another work's *callback*, which would come on the same thread.
     """
 
-    def __init__(self, engine: Engine, reports: StallReports, step_timeout: float) -> None:
+    def __init__(self, engine: Engine, reports: StallReports) -> None:
         self._engine = engine
         self._reports = reports
-        self._step_timeout = step_timeout
         self._changed = threading.Condition()
-        self._waiting: dict[Operation, tuple[float, Callable[[], None], Work[Any]]] = {}
+        self._waiting: dict[Operation, _Expected] = {}
         self._dropped: set[Operation] = set()
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    def expect(self, operation: Operation, work: Work[Any], callback: Callable[[], None]) -> None:
-        """Run ``callback`` once when the operation, submitted with notify, is finished."""
+    def expect(
+        self, operation: Operation, work: Work[Any], limit: float, callback: Callable[[], None]
+    ) -> None:
+        """Run ``callback`` once when the operation, submitted with notify, is finished.
+
+        ``limit``: the seconds after which the work fails.
+        """
         with self._changed:
-            deadline = time.monotonic() + self._step_timeout
-            self._waiting[operation] = (deadline, callback, work)
+            deadline = time.monotonic() + limit
+            self._waiting[operation] = _Expected(deadline, limit, callback, work)
             self._changed.notify_all()
             stopped = self._stopping
         if stopped:
@@ -100,30 +111,35 @@ class Completer:
             )
             entry = self._waiting.pop(operation, None)
         if entry is not None:
-            _call(entry[1])
+            _call(entry.callback)
 
     def _expire(self, now: float) -> None:
         with self._changed:
-            late = [(op, e) for op, e in self._waiting.items() if e[0] <= now and not op.done]
-            for operation, _ in late:
+            late = {op: e for op, e in self._waiting.items() if e.deadline <= now and not op.done}
+            for operation in late:
                 del self._waiting[operation]
                 self._dropped.add(operation)
-        for _, (_, _, work) in late:
-            work.expire()
-        if late:
+        if not late:
+            return
+        absent = self._reports.ask()
+        expired = [entry for operation, entry in late.items() if not operation.done]
+        for entry in expired:
+            entry.work.expire(entry.limit, absent)
+        if expired:
             # Whoever waits by a callback goes on now, and uses its buffers again.
-            self._engine.abort()
-        for _, (_, callback, _) in late:
-            _call(callback)
+            self._engine.abort(str(expired[0].work.exception()))
+        for entry in late.values():
+            _call(entry.callback)
 
     def _fail_rest(self) -> None:
         with self._changed:
             rest = list(self._waiting.values())
             self._waiting.clear()
-        for _, callback, work in rest:
+        for entry in rest:
+            work = entry.work
             if not work.done:
                 work.fail(ClosedError(f"key {work.key!r}: the group was closed before the end"))
-            _call(callback)
+            _call(entry.callback)
 
 
 def _call(callback: Callable[[], None]) -> None:

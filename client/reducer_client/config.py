@@ -53,7 +53,8 @@ Transport = Literal["auto", "tcp"]
 class Settings:
     """Everything ``connect`` knows after arguments and environment are put together.
 
-    ``run_id`` is "" on ranks that take it from rank 0. Times are in seconds.
+    ``run_id`` is "" on ranks that take it from rank 0. Times are in seconds; ``step_timeout`` is
+    None where nobody has asked for one.
     """
 
     addresses: tuple[str, ...]
@@ -62,7 +63,7 @@ class Settings:
     world_size: int
     run_id: str
     connect_timeout: float
-    step_timeout: float
+    step_timeout: float | None
     silence: float
     reducer_wait: float
     on_overflow: OnOverflow
@@ -80,7 +81,7 @@ def resolve(
     world_size: int | None = None,
     run_id: str | None = None,
     connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
-    step_timeout: float = DEFAULT_STEP_TIMEOUT,
+    step_timeout: float | None = None,
     silence: float = DEFAULT_SILENCE,
     reducer_wait: float = DEFAULT_REDUCER_WAIT,
     on_overflow: OnOverflow = "flag",
@@ -104,7 +105,7 @@ def resolve(
         world_size=ranks[1],
         run_id=_resolve_run_id(env, run_id, ranks[0]),
         connect_timeout=_positive("connect_timeout", connect_timeout),
-        step_timeout=_positive("step_timeout", step_timeout),
+        step_timeout=None if step_timeout is None else _positive("step_timeout", step_timeout),
         silence=_positive("silence", silence),
         reducer_wait=_positive("reducer_wait", reducer_wait),
         on_overflow=on_overflow,

@@ -12,13 +12,13 @@ import numpy as np
 from reducer.wire.codes import MAX_KEY_BYTES, Collective, DType, ReduceOp
 from reducer_client.arrays import Array, apart, as_array, check_movable, flat_bytes, target_array
 from reducer_client.completer import Completer
-from reducer_client.config import Settings
+from reducer_client.config import DEFAULT_STEP_TIMEOUT, Settings
 from reducer_client.dtypes import Op, WireDtype, find_dtype, find_op, narrow_to, reducible_dtype
 from reducer_client.engine import Engine, EngineError, Operation
 from reducer_client.errors import from_engine
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
 from reducer_client.reports import StallReports
-from reducer_client.work import Work, WorkContext
+from reducer_client.work import Timeout, Work, WorkContext
 
 OnDone = Callable[[Work[Any]], None]
 
@@ -35,11 +35,10 @@ class Group:
         self._settings = settings
         self._engine = engine
         reports = StallReports(engine)
-        self._context = WorkContext(
-            engine, reports, settings.step_timeout, settings.on_overflow == "error"
-        )
+        default = settings.step_timeout or DEFAULT_STEP_TIMEOUT
+        self._context = WorkContext(engine, reports, default, settings.on_overflow == "error")
         self._run_id = engine.run_id
-        self._completer = Completer(engine, reports, settings.step_timeout)
+        self._completer = Completer(engine, reports)
         self._end = weakref.finalize(self, _shut_down, engine, self._completer)
 
     @property
@@ -62,6 +61,11 @@ class Group:
         """The name of the job."""
         return self._settings.job
 
+    @property
+    def step_timeout(self) -> float | None:
+        """What ``connect`` was given; None: nothing."""
+        return self._settings.step_timeout
+
     def all_reduce(
         self,
         array: object,
@@ -73,6 +77,7 @@ class Group:
         dtype: str | None = None,
         priority: int = 0,
         on_done: OnDone | None = None,
+        timeout: Timeout | None = None,
     ) -> Work[Array]:
         """Reduce an array over all ranks; every rank gets the result.
 
@@ -85,8 +90,9 @@ class Group:
             priority: of the works that wait for the network, the higher goes first; those of equal
                 priority in the order of the calls. Ranks need not agree.
             on_done: called with the work on a thread of the client when it is done, well or not.
-                Not done within the group's ``step_timeout`` it fails with RoundTimeoutError, and
-                the group ends with it: nobody could tell when the buffers are free.
+                Not done within ``timeout`` it fails with RoundTimeoutError, and the group ends with
+                it: nobody could tell when the buffers are free.
+            timeout: for ``on_done``, in seconds or a timedelta; None takes the ``step_timeout``.
 
         Returns:
             Work whose result has the array's shape and dtype, the same bits on every rank.
@@ -105,6 +111,7 @@ class Group:
             wide=wide,
             priority=priority,
             on_done=on_done,
+            timeout=timeout,
         )
 
     def all_reduce_many(
@@ -229,7 +236,7 @@ class Group:
             wide=wide,
         )
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def barrier(self, timeout: Timeout | None = None) -> None:
         """Return when every rank has called it; None takes the group's ``step_timeout``."""
         work: Work[Array] = self._submit(
             Collective.BARRIER, ReduceOp.NONE, DType.UINT8, "~barrier", count=0
@@ -310,7 +317,9 @@ class Group:
         wide: bool = False,
         priority: int = 0,
         on_done: OnDone | None = None,
+        timeout: Timeout | None = None,
     ) -> Work[Array]:
+        limit = self._context.limit(timeout)
         source = apart(source, target)
         try:
             operation = self._engine.submit(
@@ -331,7 +340,7 @@ class Group:
         kept = result if result is not None else target
         work = Work(self._context, key, (operation,), kept if kept is not None else np.empty(0))
         if on_done is not None:
-            self._completer.expect(operation, work, lambda: on_done(work))
+            self._completer.expect(operation, work, limit, lambda: on_done(work))
         return work
 
 

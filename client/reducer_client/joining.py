@@ -18,7 +18,7 @@ def connect(
     world_size: int | None = None,
     run_id: str | None = None,
     connect_timeout: float = config.DEFAULT_CONNECT_TIMEOUT,
-    step_timeout: float = config.DEFAULT_STEP_TIMEOUT,
+    step_timeout: float | None = None,
     silence: float = config.DEFAULT_SILENCE,
     reducer_wait: float = config.DEFAULT_REDUCER_WAIT,
     on_overflow: config.OnOverflow = "flag",
@@ -44,7 +44,8 @@ def connect(
         job: the name of the training run, equal on all ranks.
         run_id: one run of that name; by default rank 0 makes a random one for all.
         connect_timeout: seconds to reach every reducer and to meet all ranks.
-        step_timeout: seconds that ``Work.wait`` and ``barrier`` wait by default.
+        step_timeout: seconds that ``Work.wait`` and ``barrier`` wait by default, else 300; and that
+            a bucket of DDP has, else the timeout of the module's process group.
         silence: seconds without a byte after which a reducer is suspected; if there is another
             one, its part of the work goes there.
         reducer_wait: seconds that open rounds wait for a reducer when there is no other.

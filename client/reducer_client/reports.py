@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from reducer_client.engine import EngineError
 
 if TYPE_CHECKING:
     from reducer_client._engine import Engine
@@ -14,6 +16,10 @@ logger = logging.getLogger("reducer_client")
 # Enough to name every round that one STALL message can hold.
 _KEPT = 16
 _SHOWN = 3
+# Lanes answer in milliseconds; an error waits for those that do not.
+_ANSWER_SECONDS = 2.0
+
+Absent: TypeAlias = dict[tuple[str, int], list[int]]
 
 
 class StallReports:
@@ -28,6 +34,21 @@ class StallReports:
         for line in self._engine.take_reports():
             self._recent.append(line)
             logger.warning("%s", line)
+
+    def ask(self) -> Absent:
+        """The ranks that are absent now from the oldest open rounds, by key and round.
+
+        Empty if the lanes do not answer in time.
+        """
+        try:
+            lanes = self._engine.stats(_ANSWER_SECONDS)
+        except EngineError:
+            return {}
+        found: dict[tuple[str, int], set[int]] = {}
+        for lane in lanes:
+            for row in cast("list[dict[str, Any]]", lane.get("waiting", [])):
+                found.setdefault((row["key"], row["round"]), set()).update(row["absent"])
+        return {of: sorted(ranks) for of, ranks in found.items()}
 
     def describe(self, key: str) -> str:
         """What was reported about a key (or else about any), for the text of an error."""

@@ -8,6 +8,7 @@ kept as ``state.last_error``. The optimizer must not step after it.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotations with real classes.
+import contextlib
 import itertools
 import weakref
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from reducer_client.dtypes import WireDtype
 from reducer_client.group import Group, OnDone
 from reducer_client.torch_staging import CudaStaging, TensorFuture
-from reducer_client.work import Work
+from reducer_client.work import Timeout, Work
 
 __all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options"]
 
@@ -38,6 +39,11 @@ class ReductionState:
         wire_dtype: ``"bfloat16"`` or ``"float16"``: how float32 buckets travel.
         prioritize: of the buckets that wait for the network, the latest goes first: it holds the
             layers that the next forward pass needs first.
+        timeout: seconds (or a timedelta) that a bucket has; then the step fails with an error that
+            names who was absent. By default the group's ``step_timeout`` if ``connect`` was given
+            one, else that of the process group: torch's own, or what ``init_process_group`` was
+            given.
+        process_group: the one of the module; by default torch's default group.
         prefix: begins the keys of the buckets. By default it tells by the order of creation which
             module of the group it is, so all ranks must create their states in the same order.
 
@@ -54,6 +60,8 @@ class ReductionState:
         *,
         wire_dtype: WireDtype | None = None,
         prioritize: bool = False,
+        timeout: Timeout | None = None,
+        process_group: dist.ProcessGroup | None = None,
         prefix: str | None = None,
     ) -> None:
         if wire_dtype not in (None, "float32", "float16", "bfloat16"):
@@ -64,6 +72,9 @@ class ReductionState:
         self.wire_dtype = wire_dtype
         self.prioritize = prioritize
         self.prefix = prefix
+        if timeout is None:
+            timeout = group.step_timeout or _torch_timeout(process_group)
+        self.timeout: Timeout | None = timeout
         self.bytes_reduced = 0
         self.last_error: Exception | None = None
         self._staging: dict[torch.device, CudaStaging] = {}
@@ -93,6 +104,7 @@ class ReductionState:
             dtype="bfloat16" if is_bfloat16 else None,
             priority=bucket if self.prioritize else 0,
             on_done=on_done,
+            timeout=self.timeout,
         )
 
     def staging(self, device: torch.device) -> CudaStaging:
@@ -134,6 +146,7 @@ def attach(
     *,
     wire_dtype: WireDtype | None = None,
     prioritize: bool = False,
+    timeout: Timeout | None = None,
     prefix: str | None = None,
 ) -> ReductionState:
     """Send the gradients of a DDP module through the group; all ranks, in the same order.
@@ -143,7 +156,14 @@ def attach(
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"expected a DistributedDataParallel module, got {type(model).__name__}")
-    state = ReductionState(group, wire_dtype=wire_dtype, prioritize=prioritize, prefix=prefix)
+    state = ReductionState(
+        group,
+        wire_dtype=wire_dtype,
+        prioritize=prioritize,
+        timeout=timeout,
+        process_group=model.process_group,
+        prefix=prefix,
+    )
     model.register_comm_hook(state, all_reduce_hook)
     return state
 
@@ -151,6 +171,18 @@ def attach(
 def ddp_options(**options: Any) -> dict[str, Any]:
     """Arguments for DistributedDataParallel: buckets of 25 MiB, and whatever is given."""
     return {"bucket_cap_mb": DEFAULT_BUCKET_CAP_MB, **options}
+
+
+def _torch_timeout(group: dist.ProcessGroup | None) -> float | None:
+    """The seconds of a process group, the least of its backends'; torch says so nowhere else."""
+    if group is None and dist.is_initialized():
+        group = dist.group.WORLD
+    found = []
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(AttributeError, RuntimeError):
+            backend = group._get_backend(torch.device(device))  # type: ignore[union-attr]
+            found.append(backend.options._timeout.total_seconds())
+    return min(found, default=None)
 
 
 def _reduce_on_host(state: ReductionState, tensor: torch.Tensor, bucket: int) -> TensorFuture:

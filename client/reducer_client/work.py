@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from reducer.wire.codes import Flag
 from reducer_client.engine import EngineError
 from reducer_client.errors import NumericError, ReducerError, RoundTimeoutError, from_engine
-from reducer_client.reports import StallReports
+from reducer_client.reports import Absent, StallReports
 
 if TYPE_CHECKING:
     from reducer_client._engine import Engine, Operation
 
 T = TypeVar("T")
+Timeout: TypeAlias = float | timedelta
 
 # How often a waiting call looks for stall reports, seconds. The engine wakes it at once when the
 # operation is finished, so this adds nothing to a round.
@@ -31,6 +33,12 @@ class WorkContext:
     reports: StallReports
     step_timeout: float
     fail_on_overflow: bool
+
+    def limit(self, timeout: Timeout | None) -> float:
+        """Seconds of what a call was given."""
+        if timeout is None:
+            return self.step_timeout
+        return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
 
 class Work(Generic[T]):
@@ -73,24 +81,27 @@ class Work(Generic[T]):
         """Whether the result holds a NaN, once done."""
         return bool(self._flags() & Flag.NAN)
 
-    def wait(self, timeout: float | None = None) -> T:
+    def wait(self, timeout: Timeout | None = None) -> T:
         """Wait for the result and return it.
 
         Args:
-            timeout: seconds; None takes the group's ``step_timeout``.
+            timeout: seconds, or a timedelta; None takes the group's ``step_timeout``.
 
         Raises:
-            RoundTimeoutError: not finished in time; it names the absent ranks as soon as a
-                reducer has reported them. The round stays open, ``wait`` may be called again.
+            RoundTimeoutError: not finished in time; it names the ranks that are absent, as the
+                reducers know them. The round stays open, ``wait`` may be called again.
             ReducerError: one of its children, if the round or the group failed.
         """
-        timeout = self._context.step_timeout if timeout is None else timeout
-        deadline = time.monotonic() + timeout
+        limit = self._context.limit(timeout)
+        deadline = time.monotonic() + limit
         for operation in self._operations:
             while not self._wait_for(operation, _slice(deadline)):
                 self._context.reports.collect()
-                if time.monotonic() >= deadline:
-                    raise self._timed_out(operation, timeout)
+                if time.monotonic() < deadline:
+                    continue
+                absent = self._context.reports.ask()
+                if not operation.done:
+                    raise self._timed_out(operation, limit, absent)
         self._check()
         return self._result
 
@@ -104,9 +115,9 @@ class Work(Generic[T]):
             return error
         return None
 
-    def expire(self) -> None:
-        """Called by the completer: the step timeout is over."""
-        self._failure = self._timed_out(self._operations[0], self._context.step_timeout)
+    def expire(self, limit: float, absent: Absent) -> None:
+        """Called by the completer: its time is over."""
+        self._failure = self._timed_out(self._operations[0], limit, absent)
 
     def fail(self, error: ReducerError) -> None:
         """Called by the completer where the engine will not finish the operation any more."""
@@ -139,15 +150,22 @@ class Work(Generic[T]):
             flags |= operation.flags
         return flags
 
-    def _timed_out(self, operation: Operation, timeout: float) -> RoundTimeoutError:
-        reports = self._context.reports.describe(operation.key)
+    def _timed_out(self, operation: Operation, limit: float, absent: Absent) -> RoundTimeoutError:
+        ranks = absent.get((operation.key, operation.round), [])
+        why = f"absent: {_ranks(ranks)}" if ranks else ""
+        why = why or self._context.reports.describe(operation.key) or _NO_REPORT
         return RoundTimeoutError(
-            f"key {operation.key!r}, round {operation.round}: not finished after {timeout:g} s; "
-            f"{reports or _NO_REPORT}",
+            f"key {operation.key!r}, round {operation.round}: not finished after {limit:g} s; "
+            f"{why}",
+            rank=ranks[0] if len(ranks) == 1 else None,
             key=operation.key,
             round=operation.round,
             reason="timeout",
         )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
 
 
 def _slice(deadline: float) -> float:

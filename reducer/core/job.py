@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
-from typing import Final
+from itertools import chain, islice
+from typing import Any, Final
 
 from reducer.core.admission import Plans, check_fields, check_length
 from reducer.core.buffer import Buffer
@@ -493,14 +493,19 @@ class Job:
         logs = [Log(logging.WARNING, f"job {self.name!r}: {text}") for text in texts]
         return [self.seats.to_all(messages.Stall(rows)), *logs]
 
-    def stats(self) -> messages.Stats:
+    def waiting(self, now: float) -> tuple[dict[str, Any], ...]:
+        """The oldest rounds that are open, and who is absent from them."""
+        oldest = islice(self.open, MAX_STALLS)
+        return tuple(stall_entry(r.stream.keys[r.key], r, now) for r in oldest)
+
+    def stats(self, waiting: tuple[dict[str, Any], ...] = ()) -> messages.Stats:
         counters = self.counters
         last = [(rank, n) for rank, n in enumerate(self.late) if n]
         last.sort(key=lambda pair: -pair[1])
         return messages.Stats(
             counters.bytes_in, counters.bytes_out, counters.contributions, counters.results,
             counters.duplicates, counters.rounds, len(self.open), self.key_count(),
-            self.held_bytes(), tuple(last[:MAX_LATE]),
+            self.held_bytes(), tuple(last[:MAX_LATE]), waiting,
         )  # fmt: skip
 
     def key_count(self) -> int:

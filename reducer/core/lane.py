@@ -394,7 +394,8 @@ class Lane:
         return []
 
     def _stats(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
-        return [self._send(self._job_of(peer).stats(), (peer.id,))]
+        job = self._job_of(peer)
+        return [self._send(job.stats(job.waiting(now)), (peer.id,))]
 
     def _heartbeat(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         return self._job_of(peer).heartbeat(peer.rank, event.header, event.payload, now)

@@ -324,7 +324,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counters of one job on one lane; bytes are payload bytes."""
+    """Counters of one job on one lane; bytes are payload bytes. `waiting`: maps as in STALL."""
 
     bytes_in: int = _wire(_COUNT, default=0)
     bytes_out: int = _wire(_COUNT, default=0)
@@ -336,6 +336,7 @@ class Stats:
     keys: int = _wire(_COUNT, default=0)
     held_bytes: int = _wire(_COUNT, default=0)
     late: tuple[tuple[int, int], ...] = _wire(_late, default=())
+    waiting: tuple[dict[str, Any], ...] = _wire(_maps(16), default=())
 
 
 Message = (

@@ -45,7 +45,7 @@ def test_round_trip() -> None:
         m.Route(3, (0, 3), (1, 0), (1, 2)),
         m.Suspect(1, 0, 3, "reset"),
         m.Absent(((1, "closed"),), (0, 2)),
-        m.Stats(1, 2, 3, 4, 5, 6, 7, 8, 9, ((0, 1),)),
+        m.Stats(1, 2, 3, 4, 5, 6, 7, 8, 9, ((0, 1),), ({"key": "k"},)),
     ):
         assert m.decode(type(message), m.encode(message)) == message
 

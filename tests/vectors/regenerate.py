@@ -62,7 +62,7 @@ def frames() -> dict[str, bytes]:
         "run-1", 1, 3, 4, 3, INCARNATION, 4, 0, 9, TABLE, 4 << 20, 2 << 20, 250, 0, 2,
         (0, 9, 4), (1, 0, 1), (4, 4, 1),
     )  # fmt: skip
-    stats = m.Stats(1 << 40, 5, 7, 6, 1, 2, 1, 3, 99, ((1, 4), (0, 2)))
+    stats = m.Stats(1 << 40, 5, 7, 6, 1, 2, 1, 3, 99, ((1, 4), (0, 2)), (waiting,))
     return {
         "hello": control(hello),
         "hello_least": control(m.Hello("j", 0, 1, INCARNATION, 0, 1)),
