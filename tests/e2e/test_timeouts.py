@@ -49,12 +49,12 @@ def test_a_wait_that_ends_names_who_is_absent(
     """At once, long before the reducers report a stall."""
     with start_ranks(WORLD, _wait, addresses, job, late, talk=True) as ranks:
         for rank in {*range(WORLD)} - {*late}:
-            text, lost = ranks.receive(rank)
+            text, lost = ranks.receive(rank, 90)
             assert text == f"key 'grad', round 0: not finished after 0.5 s; absent: {named}"
             assert lost == (late[0] if len(late) == 1 else None)
         for rank in late:
             ranks.send(rank)
-        outcomes = ranks.collect(60)
+        outcomes = ranks.collect(90)
     assert [o.error for o in outcomes] == [None] * WORLD, outcomes
 
 
@@ -97,10 +97,10 @@ def test_ddp_heeds_the_timeout_of_its_process_group(
     arguments = (addresses, job, str(tmp_path / "store"))
     with start_ranks(WORLD, _train, *arguments, talk=True) as ranks:
         for rank in range(WORLD):
-            assert ranks.receive(rank, 60) == "worked"
-        assert "RoundTimeoutError" in [ranks.receive(rank, 60) for rank in (0, 1)]
+            assert ranks.receive(rank, 90) == "worked"
+        assert "RoundTimeoutError" in [ranks.receive(rank, 90) for rank in (0, 1)]
         ranks.send(2)
-        outcomes = ranks.collect(60)
+        outcomes = ranks.collect(90)
     assert [o.error for o in outcomes] == [None] * WORLD, outcomes
 
 

@@ -140,9 +140,9 @@ def test_after_a_kill_the_same_job_starts_anew_at_once(job: str) -> None:
             arguments = ([daemon.address], job)
             with start_ranks(WORLD, _reduce_until_lost, *arguments, talk=True) as ranks:
                 for rank in range(WORLD):
-                    assert ranks.receive(rank) == "working"
+                    assert ranks.receive(rank, 90) == "working"
                 ranks.kill(VICTIM)
-                outcomes = ranks.collect(30)
+                outcomes = ranks.collect(60)
             for rank in {0, 1, 2} - {VICTIM}:
                 assert outcomes[rank].error is None, outcomes[rank]
                 lost, round_, key, reason = outcomes[rank].value
