@@ -56,7 +56,7 @@ _JOB_SERIES = (
     _Series("world_size", "reducer_world_size", "Ranks of the job."),
 )
 
-# By rank; at most 64 ranks of a job and lane, those with the largest numbers.
+# By rank; of each job and lane the ranks with the largest numbers: `reducer.core.ranking.most`.
 _RANK_SERIES = (
     _Series(
         "late", "reducer_last_rank", "Rounds in which the rank was last.", CounterMetricFamily
@@ -64,6 +64,12 @@ _RANK_SERIES = (
     _Series(
         "lateness", "reducer_rank_lateness_seconds",
         "Time in which half of the ranks had sent what this rank had not.", CounterMetricFamily,
+    ),
+    _Series(
+        "nonfinite",
+        "reducer_nonfinite_contributions",
+        "Chunks of which the rank was the first to contribute NaN or Inf.",
+        CounterMetricFamily,
     ),
 )  # fmt: skip
 

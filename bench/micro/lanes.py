@@ -82,7 +82,7 @@ class CoreLane:
         for event in arrived:
             for output in handle(event, 0.0):
                 if type(output) is events.Finish:
-                    handle(events.Reduced(output.chunk, 0, 0), 0.0)
+                    handle(events.Reduced(output.chunk, 0), 0.0)
 
     @property
     def rounds(self) -> int:

@@ -163,7 +163,7 @@ class LaneHost:
         plan = finish.chunk.round.plan
         assert plan is not None
         crc = self._result_crc(plan.bytes(finish.chunk.index))
-        self._feed(events.Reduced(finish.chunk, 0, crc))
+        self._feed(events.Reduced(finish.chunk, crc))
 
     def _on_free(self, free: events.Free | events.Discard) -> None:
         buffer: Any = free.buffer

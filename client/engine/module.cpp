@@ -368,6 +368,11 @@ nb::object PyOperation::error() {
 
 unsigned PyOperation::flags() const { return operation_->done() ? operation_->flags() : 0; }
 
+nb::object PyOperation::culprit() const {
+  if (!operation_->done() || operation_->culprit().rank == kNoRank) return nb::none();
+  return nb::make_tuple(operation_->culprit().rank, operation_->culprit().chunk);
+}
+
 NB_MODULE(_engine, m) {
   m.doc() = "The native part of reducer_client: protocol state and socket loop.";
   nb::set_leak_warnings(false);  // modules at exit, and forked children, leave objects behind
@@ -380,6 +385,7 @@ NB_MODULE(_engine, m) {
       .def_prop_ro("done", &PyOperation::done)
       .def_prop_ro("error", &PyOperation::error)
       .def_prop_ro("flags", &PyOperation::flags)
+      .def_prop_ro("culprit", &PyOperation::culprit)
       .def_prop_ro("key", &PyOperation::key)
       .def_prop_ro("round", &PyOperation::round);
 

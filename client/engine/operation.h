@@ -23,6 +23,16 @@ struct Failure {
   int64_t round = -1;
 };
 
+// Who contributed NaN or Inf to a round: the lowest such rank, and its first chunk that has one.
+struct Culprit {
+  uint32_t rank = kNoRank;  // kNoRank: nobody
+  uint32_t chunk = 0;
+
+  bool operator<(const Culprit& other) const {
+    return rank != other.rank ? rank < other.rank : chunk < other.chunk;
+  }
+};
+
 // Up to this a round of one chunk is small: sent, and its result read, by the caller's own threads.
 // Larger ones are moved by the engine thread, at the same time as the caller copies.
 constexpr uint32_t kSmallBytes = 32 << 10;
@@ -37,10 +47,11 @@ class Operation {
   bool notify() const { return notify_; }
   bool small() const { return small_; }
 
-  // After done() is true, failure() and flags() never change and the target is the caller's again.
+  // After done() is true none of these changes, and the target is the caller's again.
   bool done() const { return done_.load(std::memory_order_acquire); }
   const std::optional<Failure>& failure() const { return failure_; }
   uint16_t flags() const { return flags_; }
+  const Culprit& culprit() const { return culprit_; }
 
   // True when it is finished; false after `seconds`.
   bool wait(double seconds) {
@@ -51,11 +62,12 @@ class Operation {
   }
 
   // Called once, by whoever drives the state.
-  void finish(std::optional<Failure> failure, uint16_t flags) {
+  void finish(std::optional<Failure> failure, uint16_t flags, const Culprit& culprit) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       failure_ = std::move(failure);
       flags_ = flags;
+      culprit_ = culprit;
       done_.store(true, std::memory_order_release);
     }
     finished_.notify_all();  // unlocked: who wakes would only wait for the lock
@@ -71,6 +83,7 @@ class Operation {
   std::atomic<bool> done_{false};
   std::optional<Failure> failure_;
   uint16_t flags_ = 0;
+  Culprit culprit_;
 };
 
 using OperationRef = std::shared_ptr<Operation>;

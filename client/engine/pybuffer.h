@@ -52,6 +52,7 @@ class PyOperation {
   bool done();
   nb::object error();
   unsigned flags() const;
+  nb::object culprit() const;
   const std::string& key() const { return operation_->key(); }
   uint64_t round() const { return operation_->round(); }
   const OperationRef& ref() const { return operation_; }

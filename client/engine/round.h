@@ -79,6 +79,7 @@ struct Round {
   uint32_t unanswered = 0;  // chunks without a result
   size_t unstable = 0;      // shares that are not all freed
   uint16_t flags = 0;
+  Culprit culprit;
   bool over = false;  // abandoned or failed: nothing of it is sent or expected any more
   Failure verdict;    // why, of an abandoned one
 };

@@ -296,6 +296,7 @@ const char* State::check_result(const Lane& lane, const Round& r, const Header& 
   if (h.dtype != d.dtype || h.op != d.op || h.collective != d.collective || h.count != d.count) {
     return "a result of another dtype, op, collective or count";
   }
+  if (h.rank != kNoRank && h.rank >= options_.world_size) return "a result that blames no rank";
   const bool full = gets_bytes(d, r.plan, h.chunk, options_.rank);
   return h.length == (full ? r.plan.bytes(h.chunk) : 0) ? nullptr : "a result of a wrong length";
 }
@@ -338,7 +339,8 @@ std::optional<Failure> State::result_ends(Lane* lane, const Header& h, double no
   settle(round.get(), h.chunk);
   chunk.held = true;
   chunk.state = Chunk::State::kSent;  // it has come before it was sent again: no need to
-  round->flags |= h.flags & (kOverflow | kNan);
+  round->flags |= h.flags & (kOverflow | kNan | kNonFinite);
+  if (h.rank != kNoRank) round->culprit = std::min(round->culprit, Culprit{h.rank, h.chunk});
   Share& share = *round->shares[chunk.share];
   share.advance();
   KeyLane* entry = share.key_lane;
@@ -383,7 +385,8 @@ void State::finish(Round* round, std::optional<Failure> failure) {
   if (round->operation->done()) return;
   round->source = round->target = nullptr;
   --open_rounds_;
-  round->operation->finish(std::move(failure), round->flags);
+  if ((round->flags & kNonFinite) != 0 && !failure) ++nonfinite_;
+  round->operation->finish(std::move(failure), round->flags, round->culprit);
   if (on_finished) on_finished(round->operation);
 }
 

@@ -86,6 +86,7 @@ std::map<std::string, uint64_t> State::counters() const {
           {"reconnects", reconnects_},
           {"route", route_.number},
           {"suspicions", suspicions_},
+          {"nonfinite_rounds", nonfinite_},
           {"connections", all_lanes_.size()}};
 }
 

@@ -299,6 +299,7 @@ class State {
   uint64_t resent_ = 0;
   uint64_t reconnects_ = 0;
   uint64_t suspicions_ = 0;
+  uint64_t nonfinite_ = 0;  // rounds with NaN or Inf in them
 };
 
 // Copies one chunk of the source into staging memory (cast and CRC in the same pass), and this

@@ -84,7 +84,7 @@ enum Collective : uint8_t {
   kBarrier = 5,
 };
 
-enum Flag : uint16_t { kWide = 1, kOverflow = 2, kNan = 4, kHeld = 8 };
+enum Flag : uint16_t { kWide = 1, kOverflow = 2, kNan = 4, kHeld = 8, kNonFinite = 16 };
 
 enum class ErrorCode : uint32_t {
   kProtocol = 1,
@@ -142,7 +142,7 @@ struct Header {
   uint8_t op = 0;
   uint8_t collective = 0;
   uint16_t flags = 0;
-  uint16_t rank = kNoRank;  // of a contribution: its sender
+  uint16_t rank = kNoRank;  // of a contribution: its sender; of a result: section 2
   uint16_t root = 0;
   uint32_t epoch = 0;
   uint32_t chunk = 0;

@@ -26,7 +26,10 @@ class Operation:
         """The fields of an EngineError once it has failed."""
     @property
     def flags(self) -> int:
-        """OVERFLOW and NAN of the result; 0 until it is done."""
+        """OVERFLOW, NAN and NONFINITE of the result; 0 until it is done."""
+    @property
+    def culprit(self) -> tuple[int, int] | None:
+        """The lowest rank that contributed NaN or Inf, and its first chunk with one."""
     @property
     def key(self) -> str: ...
     @property

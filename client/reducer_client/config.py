@@ -46,6 +46,7 @@ _CHUNKS_PER_REDUCER = (
 CHUNK_ALIGNMENT = 64
 
 OnOverflow = Literal["flag", "error"]
+OnNonfinite = Literal["propagate", "error"]
 Transport = Literal["auto", "tcp"]
 
 
@@ -67,6 +68,7 @@ class Settings:
     silence: float
     reducer_wait: float
     on_overflow: OnOverflow
+    on_nonfinite: OnNonfinite
     chunk_table: tuple[tuple[int, int], ...]
     transport: Transport
     congestion: str
@@ -85,6 +87,7 @@ def resolve(
     silence: float = DEFAULT_SILENCE,
     reducer_wait: float = DEFAULT_REDUCER_WAIT,
     on_overflow: OnOverflow = "flag",
+    on_nonfinite: OnNonfinite = "propagate",
     chunk_table: Sequence[tuple[int, int]] | None = None,
     transport: Transport | None = None,
     congestion: str | None = None,
@@ -96,6 +99,8 @@ def resolve(
     ranks = _resolve_ranks(env, rank, world_size)
     if on_overflow not in get_args(OnOverflow):
         raise ValueError(f"on_overflow={on_overflow!r}: expected one of {get_args(OnOverflow)}")
+    if on_nonfinite not in get_args(OnNonfinite):
+        raise ValueError(f"on_nonfinite={on_nonfinite!r}: expected one of {get_args(OnNonfinite)}")
     found = _resolve_addresses(env, addresses)
     table = default_chunk_table(len(found)) if chunk_table is None else chunk_table
     return Settings(
@@ -109,6 +114,7 @@ def resolve(
         silence=_positive("silence", silence),
         reducer_wait=_positive("reducer_wait", reducer_wait),
         on_overflow=on_overflow,
+        on_nonfinite=on_nonfinite,
         chunk_table=check_chunk_table(table),
         transport=_resolve_transport(env, transport),
         congestion=_resolve_congestion(env, congestion),

@@ -86,7 +86,10 @@ class QuotaExceededError(ReducerError):
 
 
 class NumericError(ReducerError):
-    """An integer result overflowed, and the group was opened with ``on_overflow="error"``."""
+    """An integer wrapped (``on_overflow="error"``), or NaN or Inf came (``on_nonfinite="error"``).
+
+    ``rank`` is the lowest one that contributed NaN or Inf; ``reason`` is "overflow" or "nonfinite".
+    """
 
 
 class IntegrityError(ReducerError):

@@ -36,7 +36,13 @@ class Group:
         self._engine = engine
         reports = StallReports(engine)
         default = settings.step_timeout or DEFAULT_STEP_TIMEOUT
-        self._context = WorkContext(engine, reports, default, settings.on_overflow == "error")
+        self._context = WorkContext(
+            engine,
+            reports,
+            default,
+            fail_on_overflow=settings.on_overflow == "error",
+            fail_on_nonfinite=settings.on_nonfinite == "error",
+        )
         self._run_id = engine.run_id
         self._completer = Completer(engine, reports)
         self._end = weakref.finalize(self, _shut_down, engine, self._completer)
@@ -248,8 +254,9 @@ class Group:
 
         Returns:
             ``bytes_sent``, ``bytes_received``, ``connections`` of this worker;
-            ``local_connections``: those over Unix sockets; ``late``: how often each rank was the
-            last in a round, counted by lane; ``reducers``: the STATS of every lane as a dict.
+            ``local_connections``: those over Unix sockets; ``nonfinite_rounds``: in how many rounds
+            there was NaN or Inf; ``late``: how often each rank was the last in a round, counted by
+            lane; ``reducers``: the STATS of every lane as a dict.
         """
         try:
             lanes = self._engine.stats(timeout)
@@ -264,6 +271,7 @@ class Group:
             "bytes_received": self._engine.bytes_received,
             "connections": self._engine.connections,
             "local_connections": self._engine.local_connections,
+            "nonfinite_rounds": self._engine.counters()["nonfinite_rounds"],
             "late": late,
             "reducers": lanes,
         }

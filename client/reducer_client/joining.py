@@ -22,6 +22,7 @@ def connect(
     silence: float = config.DEFAULT_SILENCE,
     reducer_wait: float = config.DEFAULT_REDUCER_WAIT,
     on_overflow: config.OnOverflow = "flag",
+    on_nonfinite: config.OnNonfinite = "propagate",
     chunk_table: Sequence[tuple[int, int]] | None = None,
     transport: config.Transport | None = None,
     congestion: str | None = None,
@@ -51,6 +52,10 @@ def connect(
         reducer_wait: seconds that open rounds wait for a reducer when there is no other.
         on_overflow: ``"error"`` makes ``wait`` raise NumericError where an integer result wrapped;
             ``"flag"`` only sets ``Work.overflow``.
+        on_nonfinite: ``"error"`` makes ``wait`` raise NumericError where a rank contributed NaN or
+            Inf, or the result is such: the same text on all ranks that ask for it, which names the
+            rank; the group works on. ``"propagate"`` only sets ``Work.nonfinite`` and
+            ``Work.nonfinite_rank``, and lets the values through, as gradient scalers need them.
         chunk_table: (least bytes of a round, bytes of its chunks); rank 0's is used by all.
         transport: ``"auto"`` takes a Unix socket to reducers on this machine that run as this
             user or as root, and TCP to all others; ``"tcp"`` takes TCP. By default
@@ -88,6 +93,7 @@ def connect(
         silence=silence,
         reducer_wait=reducer_wait,
         on_overflow=on_overflow,
+        on_nonfinite=on_nonfinite,
         chunk_table=chunk_table,
         transport=transport,
         congestion=congestion,

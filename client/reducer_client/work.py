@@ -33,6 +33,7 @@ class WorkContext:
     reports: StallReports
     step_timeout: float
     fail_on_overflow: bool
+    fail_on_nonfinite: bool
 
     def limit(self, timeout: Timeout | None) -> float:
         """Seconds of what a call was given."""
@@ -80,6 +81,22 @@ class Work(Generic[T]):
     def nan(self) -> bool:
         """Whether the result holds a NaN, once done."""
         return bool(self._flags() & Flag.NAN)
+
+    @property
+    def nonfinite(self) -> bool:
+        """Whether the result, or a contribution to it, holds NaN or Inf, once done.
+
+        For min and max NaN alone counts. Equal on all ranks; what is only moved is not looked at.
+        """
+        return bool(self._flags() & Flag.NONFINITE)
+
+    @property
+    def nonfinite_rank(self) -> int | None:
+        """The lowest rank that contributed NaN or Inf, once done.
+
+        None with ``nonfinite`` set: finite contributions, whose sum grew beyond the dtype.
+        """
+        return min((op.culprit[0] for op in self._operations if op.culprit), default=None)
 
     def wait(self, timeout: Timeout | None = None) -> T:
         """Wait for the result and return it.
@@ -143,6 +160,8 @@ class Work(Generic[T]):
                     round=operation.round,
                     reason="overflow",
                 )
+            if self._context.fail_on_nonfinite and operation.flags & Flag.NONFINITE:
+                raise _nonfinite(operation)
 
     def _flags(self) -> int:
         flags = 0
@@ -166,6 +185,25 @@ class Work(Generic[T]):
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+
+
+def _nonfinite(operation: Operation) -> NumericError:
+    """The same text on every rank."""
+    rank = None
+    if operation.culprit is None:
+        text = (
+            f"the result of {operation.key!r} in round {operation.round} is not finite, though all "
+            "contributions are: it grew beyond its dtype; scale the input or reduce in a wider one"
+        )
+    else:
+        rank, chunk = operation.culprit
+        text = (
+            f"rank {rank} contributed NaN or Inf to {operation.key!r} in round {operation.round} "
+            f"(first at chunk {chunk}); look at what that rank computed"
+        )
+    return NumericError(
+        text, rank=rank, key=operation.key, round=operation.round, reason="nonfinite"
+    )
 
 
 def _slice(deadline: float) -> float:

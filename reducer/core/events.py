@@ -48,13 +48,12 @@ class Contributed:
 
 
 class Reduced:
-    """A Finish was carried out: flags of the kernel, CRC-32C of the result."""
+    """A Finish was carried out and noted; CRC-32C of the result."""
 
-    __slots__ = ("chunk", "crc", "flags")
+    __slots__ = ("chunk", "crc")
 
-    def __init__(self, chunk: Chunk, flags: int, crc: int) -> None:
+    def __init__(self, chunk: Chunk, crc: int) -> None:
         self.chunk = chunk
-        self.flags = flags
         self.crc = crc
 
 
@@ -109,13 +108,14 @@ class Send:
 
 
 class Fold:
-    """Fold `parts`, in order, into the accumulator of `chunk`.
+    """Fold `parts`, of `ranks`, in order into the accumulator of `chunk`.
 
     `acc` None: take a buffer for `count` accumulator elements, begin it from parts[0], and set
-    `chunk.acc` to it. The returned flags are added to `chunk.flags`.
+    `chunk.acc` to it. `acc` parts[0]: begin from it, in place. What the kernel has seen goes to
+    `chunk.note`.
     """
 
-    __slots__ = ("acc", "chunk", "count", "dtype", "op", "parts")
+    __slots__ = ("acc", "chunk", "count", "dtype", "op", "parts", "ranks")
 
     def __init__(
         self,
@@ -125,6 +125,7 @@ class Fold:
         count: int,
         acc: Buffer | None,
         parts: Sequence[Buffer],
+        ranks: Sequence[int],
     ) -> None:
         self.chunk = chunk
         self.op = op
@@ -132,15 +133,17 @@ class Fold:
         self.count = count
         self.acc = acc
         self.parts = parts
+        self.ranks = ranks
 
 
 class Finish:
     """Reduce `acc` (may be None: read `chunk.acc` is the same) and `parts` into `out`.
 
-    Then hand Reduced(chunk, flags, CRC of the result) back before the outputs that follow.
+    What the kernel has seen goes to `chunk.note`; then hand Reduced(chunk, CRC of the result) back
+    before the outputs that follow.
     """
 
-    __slots__ = ("acc", "chunk", "count", "dtype", "op", "out", "parts", "world")
+    __slots__ = ("acc", "chunk", "count", "dtype", "op", "out", "parts", "ranks", "world")
 
     def __init__(
         self,
@@ -151,6 +154,7 @@ class Finish:
         world: int,
         acc: Buffer | None,
         parts: Sequence[Buffer],
+        ranks: Sequence[int],
         out: Buffer,
     ) -> None:
         self.chunk = chunk
@@ -160,6 +164,7 @@ class Finish:
         self.world = world
         self.acc = acc
         self.parts = parts
+        self.ranks = ranks
         self.out = out
 
 

@@ -31,6 +31,7 @@ from reducer.core.lateness import Lateness
 from reducer.core.open_rounds import OpenRounds
 from reducer.core.plan import Plan
 from reducer.core.progress import KeyProgress
+from reducer.core.ranking import most
 from reducer.core.round import ABSENT, Chunk, Phase, Round, Step, descriptor_of
 from reducer.core.route import Route
 from reducer.core.seats import Seats
@@ -49,7 +50,6 @@ from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 from reducer.wire.keys import position
 
 MAX_STALLS: Final = 16
-MAX_LATE: Final = 64
 # Contributions are bounded by credit; the records that DESCRIBE and ABANDON leave, by this.
 MAX_UNPAID_ROUNDS: Final = 1_024
 # Sums of float16 in float64 are exact (at most 8,192 ranks), so their order is free (law 2).
@@ -100,6 +100,7 @@ class Job:
         self.late = [0] * world_size  # rounds that each rank was the last in
         self.lateness = Lateness(world_size)
         self._half = world_size // 2
+        self.nonfinite = [0] * world_size  # chunks that each rank was the first to spoil
         self.open = OpenRounds()
         self._grants = Grants(self.ledger, self.open, self.seats, crc)
         self._verdicts = Verdicts(
@@ -282,12 +283,13 @@ class Job:
         width = self._acc_itemsize(header.op, header.dtype) // plan.item
         if chunk.acc is None and ready < max(2, width):
             return
-        parts = chunk.take_ready(in_order)
+        ranks, parts = chunk.take_ready(in_order)
+        spent = parts
         if chunk.acc is None and width == 1:
-            chunk.acc = parts.pop(0)
+            chunk.acc, spent = parts[0], parts[1:]
         count = plan.elements(chunk.index)
-        out.append(Fold(chunk, header.op, header.dtype, count, chunk.acc, parts))
-        out += map(Free, parts)
+        out.append(Fold(chunk, header.op, header.dtype, count, chunk.acc, parts, ranks))
+        out += map(Free, spent)
 
     def _finish(
         self,
@@ -303,17 +305,18 @@ class Job:
         round_.left -= 1
         if round_.left == 0:
             self.late[rank] += 1
-        parts = [chunk.parts[r] for r in sorted(chunk.parts)]
+        ranks = sorted(chunk.parts)
+        parts = [chunk.parts[r] for r in ranks]
         if not parts:
-            out += self._answer(key, chunk, 0, 0, None)
+            out += self._answer(key, chunk, 0, None)
         elif header.op == ReduceOp.COPY:
             sender = next(iter(chunk.parts))
-            out += self._answer(key, chunk, 0, chunk.crcs[sender], parts[0])
+            out += self._answer(key, chunk, chunk.crcs[sender], parts[0])
         else:
             count = plan.elements(chunk.index)
             out.append(
                 Finish(chunk, header.op, header.dtype, count, self.world_size, chunk.acc,
-                       parts, parts[-1])
+                       parts, ranks, parts[-1])
             )  # fmt: skip
 
     def reduced(self, event: Reduced) -> list[Output]:
@@ -324,15 +327,17 @@ class Job:
             return []
         *spent, result = (chunk.parts[r] for r in sorted(chunk.parts))
         spent += [chunk.acc] if chunk.acc is not None else []
-        out = self._answer(key, chunk, event.flags, event.crc, result)
+        if chunk.culprit != NO_RANK:
+            self.nonfinite[chunk.culprit] += 1
+        out = self._answer(key, chunk, event.crc, result)
         return [*map(Free, spent), *out]
 
     def _answer(
-        self, key: KeyProgress, chunk: Chunk, flags: int, crc: int, result: Buffer | None
+        self, key: KeyProgress, chunk: Chunk, crc: int, result: Buffer | None
     ) -> list[Output]:
         round_ = chunk.round
         assert round_.plan is not None
-        chunk.complete(result, flags, crc)
+        chunk.complete(result, crc)
         key.keep(chunk)
         self.ledger.settle_all(round_.plan.cost(chunk.index))
         out: list[Output] = []
@@ -367,7 +372,7 @@ class Job:
                 (full if receives else empty).append(session)
         header = Header(
             MessageKind.RESULT, described.dtype, described.op, described.collective, chunk.flags,
-            NO_RANK, described.root, self.seats.epoch, chunk.index, key.id, round_.number,
+            chunk.culprit, described.root, self.seats.epoch, chunk.index, key.id, round_.number,
             described.count, 0, key.stable, size, round_.stream.since, chunk.result_crc,
         )  # fmt: skip
         if full:
@@ -500,12 +505,10 @@ class Job:
 
     def stats(self, waiting: tuple[dict[str, Any], ...] = ()) -> messages.Stats:
         counters = self.counters
-        last = [(rank, n) for rank, n in enumerate(self.late) if n]
-        last.sort(key=lambda pair: -pair[1])
         return messages.Stats(
             counters.bytes_in, counters.bytes_out, counters.contributions, counters.results,
             counters.duplicates, counters.rounds, len(self.open), self.key_count(),
-            self.held_bytes(), tuple(last[:MAX_LATE]), waiting,
+            self.held_bytes(), most(self.late), waiting,
         )  # fmt: skip
 
     def key_count(self) -> int:

@@ -17,13 +17,14 @@ from reducer.core.credits import Budget
 from reducer.core.events import Close, Event, Free, Log, Output, Send
 from reducer.core.forming import Forming
 from reducer.core.frames import control_frame, payload_frame
-from reducer.core.job import MAX_LATE, Job
+from reducer.core.job import Job
 from reducer.core.quotas import (
     Connections,
     allowed_connections,
     too_many_connections,
     too_many_runs,
 )
+from reducer.core.ranking import most
 from reducer.core.report import forming_report, run_report
 from reducer.core.route import Route
 from reducer.core.run import Run
@@ -142,7 +143,8 @@ class Lane:
         jobs: dict[str, dict[str, Any]] = {}
         for (name, _), run in self._runs.items():
             numbers = dataclasses.asdict(run.job.stats())
-            numbers["lateness"] = tuple(run.job.lateness.most(MAX_LATE))
+            numbers["lateness"] = most(run.job.lateness.waited)
+            numbers["nonfinite"] = most(run.job.nonfinite)
             before = jobs.get(name, {})
             jobs[name] = {f: before[f] + n if before else n for f, n in numbers.items()}
             jobs[name]["world_size"] = run.job.world_size

@@ -33,9 +33,3 @@ class Lateness:
         if now > since:
             self.waited[rank] += now - since
             self._counted_until[rank] = now
-
-    def most(self, count: int) -> list[tuple[int, float]]:
-        """The ranks that were waited for the longest, and for how long."""
-        found = [(rank, seconds) for rank, seconds in enumerate(self.waited) if seconds > 0.0]
-        found.sort(key=lambda pair: -pair[1])
-        return found[:count]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from reducer.errors import AuthenticationError
 
 Place = tuple[str, int]
 
-ANY_RANK = -1
+ANY_RANK: Final = -1
 
 
 class Permit:

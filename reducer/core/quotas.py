@@ -6,12 +6,14 @@ one job (mode psk) cannot keep another one out.
 
 from __future__ import annotations
 
+from typing import Final
+
 from reducer.errors import QuotaError
 
 # Of each worker: the connection that it has, and old ones of it that have not ended yet.
-CONNECTIONS_PER_WORKER = 4
+CONNECTIONS_PER_WORKER: Final = 4
 # Workers that come before their run is known, or with a hello that is refused.
-SPARE_CONNECTIONS = 64
+SPARE_CONNECTIONS: Final = 64
 
 
 class Connections:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from reducer.core.forming import Forming
+from reducer.core.ranking import MAX_RANKS, most
 from reducer.core.run import Run
 from reducer.core.texts import stall_entry
 
 # Rounds for which nothing has come for so long show who is absent now; fewer would be the traffic.
-WAITING_SECONDS = 1.0
-MAX_ROUNDS = 16
-MAX_RANKS = 64
+WAITING_SECONDS: Final = 1.0
+MAX_ROUNDS: Final = 16
 
 
 def run_report(run: Run, now: float) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def run_report(run: Run, now: float) -> dict[str, Any]:
         "open_rounds": len(job.open),
         "bytes_in": job.counters.bytes_in,
         "bytes_out": job.counters.bytes_out,
-        "lateness": job.lateness.most(MAX_RANKS),
+        "lateness": most(job.lateness.waited),
         "lost": [rank for rank, _ in lost],
         "waiting": [stall_entry(r.stream.keys[r.key], r, now) for r in waiting],
     }

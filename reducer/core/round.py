@@ -13,7 +13,7 @@ from reducer.core.buffer import Buffer
 from reducer.core.plan import Plan
 from reducer.errors import InternalError
 from reducer.wire.codes import Collective, DType, Flag, ReduceOp
-from reducer.wire.header import Header
+from reducer.wire.header import NO_RANK, Header
 from reducer.wire.keys import position
 from reducer.wire.messages import Refused
 
@@ -90,12 +90,13 @@ class Chunk:
 
     `crcs[rank]` is the CRC of that rank's contribution, ABSENT before it: bitmap and duplicate
     check in one. Ranks below `folded` are in `acc`; `parts` holds the others that have come.
-    `half_at`: when half of the ranks had contributed.
+    `half_at`: when half of the ranks had contributed. `culprit` is the lowest rank whose
+    contribution is known not to be finite, else NO_RANK.
     """
 
     __slots__ = (
-        "acc", "crcs", "flags", "folded", "half_at", "index", "missing", "parts", "phase", "result",
-        "result_crc", "round",
+        "acc", "crcs", "culprit", "flags", "folded", "half_at", "index", "missing", "parts",
+        "phase", "result", "result_crc", "round",
     )  # fmt: skip
 
     def __init__(self, round_: Round, index: int, world_size: int) -> None:
@@ -109,6 +110,7 @@ class Chunk:
         self.folded = 0
         self.acc: Buffer | None = None
         self.flags = 0
+        self.culprit = NO_RANK
         self.result: Buffer | None = None
         self.result_crc = 0
 
@@ -139,17 +141,14 @@ class Chunk:
             self.parts[rank] = buffer
         self.step(Step.CONTRIBUTED if self.missing else Step.LAST_CONTRIBUTED)
 
-    def take_ready(self, in_order: bool) -> list[Buffer]:
+    def take_ready(self, in_order: bool) -> tuple[list[int], list[Buffer]]:
         """Unpark what may be folded now: the contiguous ranks, or all where order is free."""
-        if not in_order:
-            ready = list(self.parts.values())
-            self.parts.clear()
-            return ready
-        ready = []
-        while (part := self.parts.pop(self.folded, None)) is not None:
-            ready.append(part)
-            self.folded += 1
-        return ready
+        if in_order:
+            ranks = list(range(self.folded, self.folded + self.ready(in_order)))
+            self.folded += len(ranks)
+        else:
+            ranks = sorted(self.parts)
+        return ranks, [self.parts.pop(rank) for rank in ranks]
 
     def ready(self, in_order: bool) -> int:
         """How many parts `take_ready` would give."""
@@ -160,11 +159,16 @@ class Chunk:
             rank += 1
         return rank - self.folded
 
-    def complete(self, result: Buffer | None, flags: int, crc: int) -> None:
+    def note(self, flags: int, culprit: int) -> None:
+        """What a kernel has seen; `culprit`: the lowest of its ranks that is not finite."""
+        self.flags |= flags
+        if culprit < self.culprit:
+            self.culprit = culprit
+
+    def complete(self, result: Buffer | None, crc: int) -> None:
         self.step(Step.REDUCED)
         self.acc = None
         self.parts.clear()
-        self.flags |= flags
         self.result = result
         self.result_crc = crc
 

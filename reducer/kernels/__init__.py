@@ -7,7 +7,8 @@ here knows of rounds, sockets or time.
 The law that both hold: begin from the first operand, never from +0.0; operands in the order
 given, which is rank order; one rounding at the end (float16 is summed in float64, bfloat16 in
 float32); NaN results are one canonical quiet NaN; min and max propagate NaN, and -0 < +0; an
-integer mean truncates toward zero; integers wrap and say so.
+integer mean truncates toward zero; integers wrap and say so. Not finite is what holds NaN or Inf;
+for min and max NaN alone, since Inf is a number like others there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc.Buffer is of Python 3.12
 
-__all__ = ["KernelSet", "load"]
+__all__ = ["PART_SHIFT", "KernelSet", "load"]
+
+PART_SHIFT = 16
 
 
 class KernelSet(Protocol):
@@ -46,8 +49,10 @@ class KernelSet(Protocol):
     ) -> int:
         """Fold ``parts`` in order into ``acc``; ``first``: begin from ``parts[0]``, not ``acc``.
 
-        ``acc`` holds ``count`` accumulator elements and overlaps no part. Returns ``Flag`` bits:
-        OVERFLOW if an integer accumulator wrapped.
+        ``acc`` holds ``count`` accumulator elements and overlaps no part; but with ``first`` it may
+        be ``parts[0]``, where its elements are as wide and another part follows. Returns ``Flag``
+        bits, OVERFLOW if an integer accumulator wrapped, NONFINITE if a part is not finite; and
+        above them, from PART_SHIFT on, the number of the first such part, from 1.
         """
 
     def finish(
@@ -64,7 +69,8 @@ class KernelSet(Protocol):
 
         ``acc`` None: begin from ``parts[0]``. A mean is divided once, by ``world``. ``acc`` stays
         as it was, unless ``out`` begins where ``acc`` begins; ``out`` may also begin where a part
-        does. Returns ``Flag`` bits: OVERFLOW (here or in the accumulator's last steps), NAN.
+        does. Returns what ``fold`` returns: OVERFLOW (here or in the accumulator's last steps),
+        NAN, NONFINITE also where only the result is not finite.
         """
 
     def narrow(self, dtype: int, count: int, source: Buffer, out: Buffer) -> int:

@@ -13,6 +13,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from reducer.kernels import PART_SHIFT
 from reducer.wire.codes import DType, Flag, ReduceOp
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ Array = npt.NDArray[Any]
 
 _BLOCK = 16_384  # elements: the widest accumulator block, 128 KiB, stays in the L2 cache
 _CRC_BLOCK = 1 << 20  # bytes copied at a time, since google_crc32c takes only bytes
+
+_EXTREMA = frozenset((ReduceOp.MIN, ReduceOp.MAX))
 
 # Wire dtype -> how NumPy holds it on the wire, and the accumulator of sum, mean and prod.
 _WIRE: dict[int, np.dtype[Any]] = {
@@ -74,10 +77,11 @@ def fold(op: int, dtype: int, count: int, acc: Buffer, parts: Sequence[Buffer], 
         raise ValueError("fold: nothing to begin from: first=True and no parts")
     total = _elements("acc", acc, _accumulator(op, dtype), count, writable=True)
     sources = _parts(dtype, count, parts)
+    in_place = first and _begins_in_place(total, sources)
     for number, source in enumerate(sources):
-        if _overlap(total, source):
+        if _overlap(total, source) and not (in_place and number == 0):
             raise ValueError(f"fold: acc overlaps parts[{number}]")
-    flags = 0
+    flags = _contributed(op, dtype, sources)
     for block in _blocks(count):
         rest = sources
         with np.errstate(all="ignore"):
@@ -107,7 +111,7 @@ def finish(
     for name, source in [("acc", total), *((f"parts[{i}]", s) for i, s in enumerate(sources))]:
         if source is not None and _overlap(target, source) and _start(target) != _start(source):
             raise ValueError(f"finish: out overlaps {name} without beginning where it begins")
-    flags = 0
+    flags = _contributed(op, dtype, sources)
     for block in _blocks(count):
         rest = [source[block] for source in sources]
         with np.errstate(all="ignore"):
@@ -132,7 +136,7 @@ def narrow(dtype: int, count: int, source: Buffer, out: Buffer) -> int:
     for block in _blocks(count):
         with np.errstate(all="ignore"):
             flags |= _store(ReduceOp.SUM, dtype, values[block].copy(), target[block])
-    return flags
+    return flags & Flag.NAN
 
 
 def widen(dtype: int, count: int, source: Buffer, out: Buffer) -> None:
@@ -149,7 +153,7 @@ def widen(dtype: int, count: int, source: Buffer, out: Buffer) -> None:
 def _accumulator(op: int, dtype: int) -> np.dtype[Any]:
     if dtype not in _WIRE:
         raise ValueError(f"no kernel for dtype {dtype}: expected a DType number, 1 to 10")
-    if op in (ReduceOp.MIN, ReduceOp.MAX):
+    if op in _EXTREMA:
         return _WIRE[dtype]
     if op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD):
         return _ACCUMULATOR[dtype]
@@ -186,6 +190,29 @@ def _parts(dtype: int, count: int, parts: Sequence[Buffer]) -> list[Array]:
     return [_elements(f"parts[{i}]", part, wire, count) for i, part in enumerate(parts)]
 
 
+def _begins_in_place(total: Array, sources: list[Array]) -> bool:
+    alike = len(sources) > 1 and total.itemsize == sources[0].itemsize
+    return alike and _start(total) == _start(sources[0])
+
+
+def _contributed(op: int, dtype: int, parts: list[Array]) -> int:
+    """NONFINITE and the number of the first part that is not finite, or 0."""
+    for number, part in enumerate(parts, start=1):
+        if any(_not_finite(op, dtype, part[block]).any() for block in _blocks(part.size)):
+            return int(Flag.NONFINITE) | number << PART_SHIFT
+    return 0
+
+
+def _not_finite(op: int, dtype: int, values: Array) -> Array:
+    """Which elements of the wire dtype are NaN, or Inf where that is no number like others."""
+    if dtype == DType.BFLOAT16:
+        values = _bfloat16_values(values)
+    if values.dtype.kind != "f":
+        return np.zeros(values.shape, bool)
+    found: Array = np.isnan(values) if op in _EXTREMA else ~np.isfinite(values)
+    return found
+
+
 def _start(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
@@ -200,7 +227,7 @@ def _blocks(count: int) -> Iterator[slice]:
 
 def _widened(op: int, dtype: int, part: Array) -> Array:
     """A new array in the accumulator's dtype."""
-    if dtype == DType.BFLOAT16 and op not in (ReduceOp.MIN, ReduceOp.MAX):
+    if dtype == DType.BFLOAT16 and op not in _EXTREMA:
         return _bfloat16_values(part)
     return part.astype(_accumulator(op, dtype))
 
@@ -213,7 +240,7 @@ def _fold_block(op: int, dtype: int, total: Array, parts: list[Array]) -> int:
     overflow = False
     for part in parts:
         operand = _widened(op, dtype, part)
-        if op in (ReduceOp.MIN, ReduceOp.MAX):
+        if op in _EXTREMA:
             _fold_extremum(op, dtype, total, operand)
         elif total.dtype.kind == "f":
             (np.multiply if op == ReduceOp.PROD else np.add)(total, operand, out=total)
@@ -276,7 +303,7 @@ def _store(op: int, dtype: int, total: Array, out: Array) -> int:
         out[:] = total
         out.view(_BITS[out.itemsize])[nan] = _CANONICAL_NAN[out.dtype]
     elif dtype == DType.BFLOAT16:
-        narrow_already = op in (ReduceOp.MIN, ReduceOp.MAX)
+        narrow_already = op in _EXTREMA
         values = _bfloat16_values(total) if narrow_already else total
         nan = np.isnan(values)
         bits = values.view("<u4").astype("<u8")  # room for the carry
@@ -285,4 +312,5 @@ def _store(op: int, dtype: int, total: Array, out: Array) -> int:
     else:
         out[:] = total.astype(out.dtype)
         return int(Flag.OVERFLOW) if bool((out.astype(total.dtype) != total).any()) else 0
-    return int(Flag.NAN) if bool(nan.any()) else 0
+    flags = int(Flag.NAN) if bool(nan.any()) else 0
+    return flags | (int(Flag.NONFINITE) if bool(_not_finite(op, dtype, out).any()) else 0)

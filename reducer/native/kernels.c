@@ -58,31 +58,68 @@ static size_t block_at(size_t start, size_t count) {
   return count - start < RS_BLOCK ? count - start : RS_BLOCK;
 }
 
-static unsigned fold_block(const rs_loops* loops, void* acc, const void* const* parts,
-                           size_t part_count, size_t start, size_t count) {
-  unsigned flags = 0;
-  for (size_t p = 0; p < part_count; ++p) {
-    flags |= loops->step(acc, (const char*)parts[p] + start * loops->item_size, count);
+/* Flags, and of the parts that are not finite the first. */
+typedef struct {
+  unsigned flags;
+  size_t part; /* from 1; 0: none so far */
+} outcome;
+
+static void note(outcome* all, unsigned flags, size_t part) {
+  all->flags |= flags;
+  if (flags & RS_NONFINITE && (all->part == 0 || part < all->part)) {
+    all->part = part;
   }
-  return flags;
+}
+
+static unsigned answer(const outcome* all) {
+  return all->flags | (unsigned)all->part << RS_PART_SHIFT;
+}
+
+/* `flags` of a step or begin, of which part number `part` (from 1) was the operand. */
+static void note_step(outcome* all, unsigned flags, const rs_loops* loops, const void* operand,
+                      size_t count, size_t part) {
+  if (flags & RS_NONFINITE && loops->inspect) {
+    flags = (flags & ~(unsigned)RS_NONFINITE) | loops->inspect(operand, count);
+  }
+  note(all, flags, part);
+}
+
+/* The first two parts, of which the accumulator is one. */
+static void begin_block(const rs_loops* loops, void* acc, const void* second, size_t start,
+                        size_t count, outcome* all) {
+  const void* part = (const char*)second + start * loops->item_size;
+  const unsigned flags = loops->begin(acc, part, count);
+  note(all, flags & RS_BEGAN_NONFINITE ? RS_NONFINITE : 0, 1);
+  note_step(all, flags & ~(unsigned)RS_BEGAN_NONFINITE, loops, part, count, 2);
+}
+
+static void fold_block(const rs_loops* loops, void* acc, const void* const* parts, size_t from,
+                       size_t part_count, size_t start, size_t count, outcome* all) {
+  for (size_t p = from; p < part_count; ++p) {
+    const void* part = (const char*)parts[p] + start * loops->item_size;
+    note_step(all, loops->step(acc, part, count), loops, part, count, p + 1);
+  }
 }
 
 unsigned rs_fold(int op, int dtype, size_t count, void* acc, const void* const* parts,
                  size_t part_count, int first) {
   const rs_loops* loops = find(op, dtype);
-  const size_t begun = first ? 1 : 0;
+  const int in_place = first && acc == parts[0];
+  const size_t begun = in_place ? 2 : first ? 1 : 0;
   const rs_fp_mode before = rs_ieee_begin();
-  unsigned flags = 0;
+  outcome all = {0, 0};
   for (size_t start = 0; start < count; start += RS_BLOCK) {
     const size_t size = block_at(start, count);
     char* block = (char*)acc + start * loops->acc_item_size;
-    if (first) {
-      loops->widen(block, (const char*)parts[0] + start * loops->item_size, size);
+    if (in_place) {
+      begin_block(loops, block, parts[1], start, size, &all);
+    } else if (first) {
+      note(&all, loops->widen(block, (const char*)parts[0] + start * loops->item_size, size), 1);
     }
-    flags |= fold_block(loops, block, parts + begun, part_count - begun, start, size);
+    fold_block(loops, block, parts, begun, part_count, start, size, &all);
   }
   rs_fp_set(before);
-  return flags;
+  return answer(&all);
 }
 
 unsigned rs_finish(int op, int dtype, size_t count, uint64_t world, const void* acc,
@@ -90,23 +127,23 @@ unsigned rs_finish(int op, int dtype, size_t count, uint64_t world, const void* 
   const rs_loops* loops = find(op, dtype);
   const size_t begun = acc ? 0 : 1;
   const rs_fp_mode before = rs_ieee_begin();
-  unsigned flags = 0;
+  outcome all = {0, 0};
   _Alignas(64) char block[RS_BLOCK * 8];
   for (size_t start = 0; start < count; start += RS_BLOCK) {
     const size_t size = block_at(start, count);
     if (acc) {
       memcpy(block, (const char*)acc + start * loops->acc_item_size, size * loops->acc_item_size);
     } else {
-      loops->widen(block, (const char*)parts[0] + start * loops->item_size, size);
+      note(&all, loops->widen(block, (const char*)parts[0] + start * loops->item_size, size), 1);
     }
-    flags |= fold_block(loops, block, parts + begun, part_count - begun, start, size);
+    fold_block(loops, block, parts, begun, part_count, start, size, &all);
     if (op == RS_MEAN) {
       loops->divide(block, world, size);
     }
-    flags |= loops->round((char*)out + start * loops->item_size, block, size);
+    all.flags |= loops->round((char*)out + start * loops->item_size, block, size);
   }
   rs_fp_set(before);
-  return flags;
+  return answer(&all);
 }
 
 static unsigned cast(rs_loop* loop, size_t in_size, size_t out_size, size_t count,
@@ -123,7 +160,7 @@ static unsigned cast(rs_loop* loop, size_t in_size, size_t out_size, size_t coun
 
 unsigned rs_narrow(int dtype, size_t count, const void* source, void* out) {
   rs_loop* loop = dtype == RS_FLOAT16 ? level->float_to_half : level->float_to_bfloat16;
-  return cast(loop, 4, 2, count, source, out);
+  return cast(loop, 4, 2, count, source, out) & RS_NAN;
 }
 
 void rs_widen(int dtype, size_t count, const void* source, void* out) {

@@ -30,24 +30,30 @@ enum rs_dtype {
   RS_UINT64,
 };
 enum rs_op { RS_SUM = 1, RS_MEAN, RS_MIN, RS_MAX, RS_PROD };
-enum rs_flag { RS_OVERFLOW = 2, RS_NAN = 4 };
+enum rs_flag { RS_OVERFLOW = 2, RS_NAN = 4, RS_NONFINITE = 16 };
+
+/* What fold and finish return: flags, and above them the number (from 1) of the first part that
+ * holds NaN or Inf; 0 if none does. RS_NONFINITE: such a part was seen, or the result is such. For
+ * min and max Inf is a number like others, and NaN alone counts. */
+enum { RS_PART_SHIFT = 16 };
 
 /* Bytes of an element on the wire and in the accumulator; 0 if there is no such kernel. */
 size_t rs_item_size(int op, int dtype);
 size_t rs_acc_item_size(int op, int dtype);
 
-/* acc = (first ? parts[0] : acc) op parts... for `count` elements. acc overlaps no part.
- * With `first` there is at least one part. Returns flags. op and dtype must have a kernel. */
+/* acc = (first ? parts[0] : acc) op parts... for `count` elements. acc overlaps no part, but with
+ * `first` it may be parts[0] itself, where elements are as wide in both and another part follows.
+ * With `first` there is at least one part. op and dtype must have a kernel. */
 unsigned rs_fold(int op, int dtype, size_t count, void* acc, const void* const* parts,
                  size_t part_count, int first);
 
 /* Fold the last parts, divide a mean by `world`, round once into out. acc NULL: begin from
- * parts[0]. out may begin where acc or a part begins, else it overlaps none. Returns flags. */
+ * parts[0]. out may begin where acc or a part begins, else it overlaps none. */
 unsigned rs_finish(int op, int dtype, size_t count, uint64_t world, const void* acc,
                    const void* const* parts, size_t part_count, void* out);
 
 /* float32 to and from a 16-bit dtype. narrow rounds to nearest even, canonical NaN, and returns
- * flags; widen is exact. The buffers do not overlap. */
+ * RS_NAN or 0; widen is exact. The buffers do not overlap. */
 unsigned rs_narrow(int dtype, size_t count, const void* source, void* out);
 void rs_widen(int dtype, size_t count, const void* source, void* out);
 

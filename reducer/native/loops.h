@@ -9,12 +9,18 @@
  * that it and the operand stay in the L1 cache. */
 #define RS_BLOCK 2048
 
-typedef unsigned rs_loop(void* restrict to, const void* restrict from, size_t count); /* flags */
+/* Returns flags. RS_NONFINITE of widen and begin and step: `from` is not finite; where there is an
+ * inspect, it may be so. RS_NONFINITE of round: `to` is not finite. */
+typedef unsigned rs_loop(void* restrict to, const void* restrict from, size_t count);
+
+enum { RS_BEGAN_NONFINITE = 1 << 8 }; /* of begin: `to`, as it was, is not finite */
 
 typedef struct {
   uint8_t item_size, acc_item_size;
   rs_loop* widen; /* wire to accumulator */
+  rs_loop* begin; /* as step, where acc is a contribution, too */
   rs_loop* step;  /* acc = acc op part */
+  unsigned (*inspect)(const void* part, size_t count); /* RS_NONFINITE if it is so; may be NULL */
   void (*divide)(void* acc, uint64_t world, size_t count);
   rs_loop* round; /* accumulator to wire */
 } rs_loops;

@@ -108,6 +108,11 @@ class Parts {
   std::vector<const void*> pointers_;
 };
 
+bool begins_in_place(int op, int dtype, bool first, const Bytes& total, const Parts& sources) {
+  return first && sources.size() > 1 && sources.all().front().data() == total.data() &&
+         rs_acc_item_size(op, dtype) == rs_item_size(op, dtype);
+}
+
 unsigned fold(int op, int dtype, std::int64_t count, nb::handle acc, nb::handle parts, bool first) {
   require_kernel(op, dtype);
   Bytes total("acc", acc, /*writable=*/true);
@@ -116,8 +121,10 @@ unsigned fold(int op, int dtype, std::int64_t count, nb::handle acc, nb::handle 
   if (first && sources.size() == 0) {
     fail("fold: nothing to begin from: first=True and no parts");
   }
+  const bool in_place = begins_in_place(op, dtype, first, total, sources);
   for (const Bytes& source : sources.all()) {
-    if (total.overlaps(source)) {
+    const bool is_acc = in_place && &source == &sources.all().front();
+    if (!is_acc && total.overlaps(source)) {
       fail("fold: acc overlaps " + source.name());
     }
   }

@@ -14,10 +14,11 @@ from typing import Any, Final, cast
 from reducer import log
 from reducer.core import events
 from reducer.core.buffer import Buffer
-from reducer.kernels import KernelSet
+from reducer.kernels import PART_SHIFT, KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.protocol import Connection
 from reducer.wire.codes import ITEM_SIZES
+from reducer.wire.header import NO_RANK
 
 logger = logging.getLogger("reducer.lane")
 
@@ -82,18 +83,19 @@ class Executor:
     def _fold(self, fold: events.Fold) -> None:
         # An earlier Fold of the same list may have set it.
         acc = fold.chunk.acc
-        first = acc is None
+        first = acc is None or acc is fold.parts[0]
         if acc is None:
             acc = self._pool.take(fold.count * self._kernels.acc_itemsize(fold.op, fold.dtype))
             fold.chunk.acc = acc
-        fold.chunk.flags |= self._kernels.fold(
+        seen = self._kernels.fold(
             fold.op, fold.dtype, fold.count, acc.view, _views(fold.parts), first
         )
+        note(fold, seen)
 
     def _finish(self, finish: events.Finish) -> None:
         acc = finish.chunk.acc
         out = finish.out.view
-        flags = self._kernels.finish(
+        seen = self._kernels.finish(
             finish.op,
             finish.dtype,
             finish.count,
@@ -102,8 +104,9 @@ class Executor:
             _views(finish.parts),
             out,
         )
+        note(finish, seen)
         crc = self._kernels.crc32c(out[: finish.count * ITEM_SIZES[finish.dtype]])
-        self._feed(events.Reduced(finish.chunk, finish.chunk.flags | flags, crc))
+        self._feed(events.Reduced(finish.chunk, crc))
 
     def _free(self, free: events.Free) -> None:
         self._pool.give_back(_ours(free.buffer))
@@ -129,6 +132,13 @@ class Executor:
         if held is not None:
             more = f" ({held} more lines were held back)" if held else ""
             logger.warning("%s%s", line.text, more)
+
+
+def note(output: events.Fold | events.Finish, seen: int) -> None:
+    """Tell the chunk what the kernel has returned for the parts of `output`."""
+    part = seen >> PART_SHIFT
+    culprit = output.ranks[part - 1] if part else NO_RANK
+    output.chunk.note(seen & (1 << PART_SHIFT) - 1, culprit)
 
 
 def _ours(buffer: Buffer) -> PooledBuffer:

@@ -96,6 +96,7 @@ class Flag(IntFlag):
     OVERFLOW = 2
     NAN = 4
     HELD = 8
+    NONFINITE = 16
 
 
 class ErrorCode(IntEnum):

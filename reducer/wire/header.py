@@ -49,7 +49,7 @@ class PrefaceFlag(IntFlag):
     TLS = 2  # all that follows is TLS (section 13); never both
 
 
-_MODES = frozenset((0, int(PrefaceFlag.PSK), int(PrefaceFlag.TLS)))
+_MODES: Final = frozenset((0, int(PrefaceFlag.PSK), int(PrefaceFlag.TLS)))
 
 
 class Preface(NamedTuple):

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import reducer_client.torch as reducer_torch
-from reducer_client import Group, PeerLostError
+from reducer_client import Group, NumericError, PeerLostError
 from reducer_client.config import keep_gloo_on_loopback
 from tests.support.ranks import Tell, join, run_ranks, start_ranks
 
@@ -243,6 +243,28 @@ def test_a_lost_peer_reaches_backward_and_the_state(addresses: list[str], tmp_pa
     assert isinstance(error, PeerLostError)
     assert error.rank == 1
     assert str(error) in text
+
+
+def _bad_gradients(
+    rank: int, world: int, addresses: list[str], job: str, store: str
+) -> tuple[str, Any]:
+    group = join(rank, world, addresses, job, on_nonfinite="error")
+    with _process_group(rank, world, store), group:
+        model = DistributedDataParallel(nn.Linear(3, 3))
+        state = reducer_torch.attach(model, group)
+        loss = model(torch.full((2, 3), float("nan" if rank == 1 else "1"))).sum()
+        with pytest.raises(RuntimeError, match="NumericError") as caught:
+            loss.backward()
+        assert str(state.last_error) in str(caught.value)
+        group.barrier()  # the group works on
+        return str(state.last_error), state.last_error
+
+
+def test_a_bad_gradient_is_blamed_on_every_rank(addresses: list[str], tmp_path: Path) -> None:
+    said = run_ranks(2, _bad_gradients, addresses, "bad", str(tmp_path / "store"))
+    assert said[0][0] == said[1][0]
+    assert said[0][0].startswith("rank 1 contributed NaN or Inf to 'ddp0/bucket0' in round 0")
+    assert all(isinstance(error, NumericError) and error.rank == 1 for _, error in said)
 
 
 def test_buckets_are_of_64_mebibytes_unless_something_else_is_asked_for() -> None:

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from reducer.kernels import PART_SHIFT
 from reducer.wire.codes import DType, Flag, ReduceOp
 
 # struct's code for one element; bfloat16 travels as its bits
@@ -40,14 +41,23 @@ _PRECISION = {DType.FLOAT16: (11, -24, 65504.0), DType.BFLOAT16: (8, -133, 2.0**
 
 
 def reduce_bits(op: int, dtype: DType, contributions: Sequence[bytes]) -> tuple[bytes, int]:
-    """The result of ``contributions`` in rank order, and its flags."""
+    """The result of ``contributions`` in rank order, and what the kernels say of it."""
     columns = zip(*(_values(dtype, part) for part in contributions), strict=True)
     reduce_element = _reduce_float if dtype in FLOATS else _reduce_integer
     elements = [reduce_element(op, dtype, column) for column in columns]
     flags = 0
     for _, flag in elements:
         flags |= flag
-    return b"".join(element for element, _ in elements), flags
+    for rank, part in enumerate(contributions):
+        if dtype in FLOATS and any(not _passes(op, value) for value in _values(dtype, part)):
+            flags |= Flag.NONFINITE | (rank + 1) << PART_SHIFT
+            break
+    return b"".join(element for element, _ in elements), int(flags)
+
+
+def _passes(op: int, value: float) -> bool:
+    """Whether it is a number like others to the op."""
+    return math.isfinite(value) or (op in (ReduceOp.MIN, ReduceOp.MAX) and not math.isnan(value))
 
 
 def _values(dtype: DType, part: bytes) -> list[float] | list[int]:
@@ -70,12 +80,13 @@ def _reduce_float(op: int, dtype: DType, column: Sequence[float]) -> tuple[bytes
     if op == ReduceOp.MEAN:
         total = step(total / len(column))
     if math.isnan(total):
-        return CANONICAL_NAN[dtype], int(Flag.NAN)
+        return CANONICAL_NAN[dtype], int(Flag.NAN | Flag.NONFINITE)
     if dtype in _PRECISION:
         total = _round_once(total, *_PRECISION[dtype])
+    flags = 0 if _passes(op, total) else int(Flag.NONFINITE)
     if dtype == DType.BFLOAT16:
-        return struct.pack("<f", total)[2:], 0
-    return struct.pack("<" + CODES[dtype], total), 0
+        return struct.pack("<f", total)[2:], flags
+    return struct.pack("<" + CODES[dtype], total), flags
 
 
 def _extremum(op: int, a: float, b: float) -> float:

@@ -9,6 +9,7 @@ from reducer.core import events
 from reducer.core.lane import Lane, LaneSettings
 from reducer.errors import PEER_ERRORS
 from reducer.kernels import KernelSet, load
+from reducer.server.executor import note
 from reducer.wire.codes import ITEM_SIZES, MessageKind
 from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
@@ -175,23 +176,25 @@ class SimLane:
 
     def _fold(self, output: events.Fold) -> None:
         chunk, acc = output.chunk, output.acc
-        first = acc is None
+        first = acc is None or acc is output.parts[0]
         if acc is None:
             acc = self.take(output.count * self.kernels.acc_itemsize(output.op, output.dtype))
             chunk.acc = acc
-        chunk.flags |= self.kernels.fold(
+        seen = self.kernels.fold(
             output.op, output.dtype, output.count, acc.view, list(_views(output.parts)), first
         )
+        note(output, seen)
 
     def _finish(self, output: events.Finish) -> None:
         acc = output.acc
         out = output.out.view
-        flags = self.kernels.finish(
+        seen = self.kernels.finish(
             output.op, output.dtype, output.count, output.world,
             acc.view if acc is not None else None, list(_views(output.parts)), out,
         )  # fmt: skip
         size = output.count * ITEM_SIZES[output.dtype]
-        self.feed(events.Reduced(output.chunk, flags, self.kernels.crc32c(out[:size])))
+        note(output, seen)
+        self.feed(events.Reduced(output.chunk, self.kernels.crc32c(out[:size])))
 
 
 def _of(buffer: Any) -> SimBuffer:

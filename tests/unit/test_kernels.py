@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from reducer.kernels import KernelSet, _native, _numpy, load
+from reducer.kernels import PART_SHIFT, KernelSet, _native, _numpy, load
 from reducer.wire.codes import ITEM_SIZES, DType, Flag, ReduceOp
 from tests.support.exact import FLOATS, SIGNED, reduce_bits
 
@@ -32,6 +32,12 @@ SPECIAL = {
     DType.FLOAT64: "0000000000000000 8000000000000000 7FF0000000000000 FFF0000000000000 "
     "7FF0000000000001 FFF8000000000055 0000000000000001 8000000000000001 "
     "000FFFFFFFFFFFFF 7FEFFFFFFFFFFFFF FFEFFFFFFFFFFFFF",
+}
+ONE = {
+    DType.FLOAT16: 0x3C00,
+    DType.BFLOAT16: 0x3F80,
+    DType.FLOAT32: 0x3F800000,
+    DType.FLOAT64: 0x3FF0 << 48,
 }
 BITS_CODE = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
@@ -88,6 +94,15 @@ def finish(kernels: KernelSet, op: int, dtype: DType, parts: list[bytes]) -> tup
     return bytes(out), flags
 
 
+def together(said: list[tuple[int, int]]) -> int:
+    """What several calls say of one chunk; each with how many parts came before."""
+    flags = 0
+    for _, got in said:
+        flags |= got & 0xFFFF
+    first = [begun + (got >> PART_SHIFT) for begun, got in said if got >> PART_SHIFT]
+    return flags | min(first, default=0) << PART_SHIFT
+
+
 @cache
 def cases() -> list[tuple[ReduceOp, DType, list[bytes], tuple[bytes, int]]]:
     """Op, dtype, contributions and what they must become."""
@@ -106,8 +121,10 @@ def test_results_are_exact_bit_for_bit(kernels: KernelSet) -> None:
 
 
 def test_cases_hold_every_flag() -> None:
-    seen = {(dtype in FLOATS, flags) for _, dtype, _, (_, flags) in cases()}
-    assert seen == {(True, 0), (True, Flag.NAN), (False, 0), (False, Flag.OVERFLOW)}
+    seen = {(dtype in FLOATS, flags & 0xFFFF) for _, dtype, _, (_, flags) in cases()}
+    not_a_number = Flag.NAN | Flag.NONFINITE
+    floats = {(True, 0), (True, not_a_number), (True, Flag.NONFINITE)}
+    assert seen == floats | {(False, 0), (False, Flag.OVERFLOW)}
 
 
 @pytest.mark.parametrize("dtype", DType)
@@ -123,10 +140,12 @@ def test_splitting_the_parts_changes_no_bit(kernels: KernelSet, op: int, dtype: 
             views = [unaligned(part) for part in parts]
             out = unaligned(len(parts[0]))
             begun = rng.randint(1, folded)
-            flags = kernels.fold(op, dtype, count, acc, views[:begun], True)
-            flags |= kernels.fold(op, dtype, count, acc, views[begun:folded], False)
-            flags |= kernels.finish(op, dtype, count, world, acc, views[folded:], out)
-            assert (bytes(out), flags) == whole, (world, folded, begun)
+            said = [
+                (0, kernels.fold(op, dtype, count, acc, views[:begun], True)),
+                (begun, kernels.fold(op, dtype, count, acc, views[begun:folded], False)),
+                (folded, kernels.finish(op, dtype, count, world, acc, views[folded:], out)),
+            ]
+            assert (bytes(out), together(said)) == whole, (world, folded, begun)
 
 
 @pytest.mark.parametrize("dtype", DType)
@@ -144,9 +163,70 @@ def test_out_may_be_an_operand(kernels: KernelSet, op: int, dtype: DType) -> Non
         assert all(bytes(views[i]) == parts[i] for i in untouched)
     acc = unaligned(count * kernels.acc_itemsize(op, dtype))
     views = [unaligned(part) for part in parts]
-    flags = kernels.fold(op, dtype, count, acc, views[:2], True)
-    flags |= kernels.finish(op, dtype, count, 3, acc, views[2:], acc)
-    assert (bytes(acc[:size]), flags) == whole
+    said = [(0, kernels.fold(op, dtype, count, acc, views[:2], True))]
+    said += [(2, kernels.finish(op, dtype, count, 3, acc, views[2:], acc))]
+    assert (bytes(acc[:size]), together(said)) == whole
+
+
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("op", OPS)
+def test_the_first_part_may_be_the_accumulator(kernels: KernelSet, op: int, dtype: DType) -> None:
+    if kernels.acc_itemsize(op, dtype) != ITEM_SIZES[dtype]:
+        acc = unaligned(bytes(8))
+        with pytest.raises(ValueError, match=r"acc overlaps|acc: expected"):
+            kernels.fold(op, dtype, 1, acc, [acc, bytes(8)], True)
+        return
+    rng = random.Random(f"{op} {dtype}")
+    count = 4097
+    for world in (2, 3):
+        parts = [contribution(rng, dtype, count) for _ in range(world)]
+        whole = finish(_numpy, op, dtype, parts)
+        views = [unaligned(part) for part in parts]
+        out = unaligned(len(parts[0]))
+        said = [(0, kernels.fold(op, dtype, count, views[0], views, True))]
+        said += [(0, kernels.finish(op, dtype, count, world, views[0], [], out))]
+        assert (bytes(out), together(said)) == whole
+    with pytest.raises(ValueError, match=r"acc overlaps parts\[0\]"):
+        kernels.fold(op, dtype, count, views[0], views[:1], True)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", OPS)
+def test_one_bad_element_is_found_and_its_part_named(
+    kernels: KernelSet, op: int, dtype: DType
+) -> None:
+    """Wherever it lies, whichever part has it, and however the parts are folded."""
+    item = ITEM_SIZES[dtype]
+    ones = ONE[dtype].to_bytes(item, "little") * 4099
+    bad = [int(bits, 16) for bits in SPECIAL[dtype].split()[2:6]]
+    least = 2 if op in (ReduceOp.MIN, ReduceOp.MAX) else 0  # Inf is a number like others to them
+    for count, at, bits, culprit in product((37, 4099), (0, 20, 2047, 4098), bad[least:], range(3)):
+        if at >= count:
+            continue
+        parts = [bytearray(ones[: count * item]) for _ in range(3)]
+        parts[culprit][at * item : at * item + item] = bits.to_bytes(item, "little")
+        _, flags = finish(kernels, op, dtype, [bytes(part) for part in parts])
+        assert (flags >> PART_SHIFT, flags & Flag.NONFINITE) == (culprit + 1, Flag.NONFINITE)
+        views = [unaligned(bytes(part)) for part in parts]
+        acc, out = unaligned(count * kernels.acc_itemsize(op, dtype)), unaligned(count * item)
+        said = [(0, kernels.fold(op, dtype, count, acc, views[:2], True))]
+        said += [(2, kernels.finish(op, dtype, count, 3, acc, views[2:], out))]
+        assert together(said) == flags
+        if kernels.acc_itemsize(op, dtype) == item:
+            said = [(0, kernels.fold(op, dtype, count, views[0], views[:2], True))]
+            said += [(2, kernels.finish(op, dtype, count, 3, views[0], views[2:], out))]
+            assert together(said) == flags
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_sum_that_grows_too_large_is_nobody_s(kernels: KernelSet, dtype: DType) -> None:
+    largest = int(SPECIAL[dtype].split()[-2], 16).to_bytes(ITEM_SIZES[dtype], "little")
+    for count in (1, 33, 2049):
+        for world in (2, 3):
+            _, flags = finish(kernels, ReduceOp.SUM, dtype, [largest * count] * world)
+            assert flags == Flag.NONFINITE
+        result, flags = finish(kernels, ReduceOp.MAX, dtype, [largest * count] * 3)
+        assert (result, flags) == (largest * count, 0)
 
 
 def test_nothing_is_written_beyond_count(kernels: KernelSet) -> None:
@@ -175,7 +255,8 @@ def test_float64_becomes_float16_in_one_rounding(kernels: KernelSet) -> None:
         expected = values.astype(np.float16)
     out = unaligned(2 * values.size)
     acc = unaligned(values.tobytes())
-    assert kernels.finish(ReduceOp.SUM, DType.FLOAT16, values.size, 1, acc, [], out) == 0
+    flags = kernels.finish(ReduceOp.SUM, DType.FLOAT16, values.size, 1, acc, [], out)
+    assert flags == Flag.NONFINITE  # no part was: some of the values round to Inf
     assert bytes(out) == expected.tobytes()
 
 

@@ -13,7 +13,7 @@ from reducer.core.plan import make_plan
 from reducer.core.route import Route
 from reducer.wire import messages as m
 from reducer.wire.checksum import crc32c
-from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
+from reducer.wire.codes import Collective, DType, Flag, MessageKind, ReduceOp
 from reducer.wire.handshake import LaneHandshake, WorkerHandshake, extract, job_key
 from reducer.wire.header import (
     HEADER_SIZE,
@@ -51,6 +51,7 @@ def frames() -> dict[str, bytes]:
     result = contribution._replace(
         kind=MessageKind.RESULT, rank=0xFFFF, flags=6, done=0, stable=(5 << 24) + 4
     )
+    spoilt = result._replace(rank=2, flags=Flag.NAN | Flag.NONFINITE)
     broadcast = Header(
         kind=MessageKind.CONTRIBUTION, dtype=DType.UINT8, op=ReduceOp.COPY,
         collective=Collective.BROADCAST, rank=1, root=2, key=key_id("w"), count=10,
@@ -84,6 +85,7 @@ def frames() -> dict[str, bytes]:
             contribution._replace(dtype=DType.BFLOAT16, flags=1), b"\x80\x3f\x00\x40"
         ),
         "result": frame(result, bytes(range(63, -1, -1))),
+        "result_nonfinite": frame(spoilt, b"\x00\x00\xc0\x7f"),
         "grant": frame(Header(kind=MessageKind.GRANT, key=weight, round=4)),
         "abandon": control(m.Abandon(5, "rank 0 sent ..."), key=weight, round=4, rank=3, chunk=1),
         "route": control(m.Route(9, (0, 9, 4), (1, 0, 1), (4, 4, 1))),
