@@ -349,6 +349,7 @@ void State::tick(double now) {
   }
   for (Lane* lane : all_lanes_) maybe_beat(lane, now);
   forget_idle_keys(now);
+  compare_digests(now);
   maybe_say_bye(now);
 }
 

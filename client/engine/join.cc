@@ -93,7 +93,10 @@ void State::say_hello(Lane* lane) {
   hello.incarnation = options_.incarnation;
   hello.slot = lane->reducer;
   hello.reducers = static_cast<uint32_t>(reducers_.size());
-  if (options_.rank == 0) hello.chunk_table = options_.chunk_table;
+  if (options_.rank == 0) {
+    hello.chunk_table = options_.chunk_table;
+    hello.digest_every = options_.digest_every;
+  }
   hello.client = "open-reduction-server engine";
   hello.rejoin = joined_;
   Header header;
@@ -313,16 +316,26 @@ std::optional<Failure> State::on_welcome(Lane* lane, std::string_view payload, d
 
 std::optional<Failure> State::maybe_join(double now) {
   std::vector<uint32_t> lanes_by_slot(reducers_.size(), 0);
+  const Lane* least = nullptr;
   for (const Reducer& reducer : reducers_) {
     if (reducer.lanes.empty()) return std::nullopt;
     for (const auto& lane : reducer.lanes) {
       if (lane == nullptr || !lane->welcomed()) return std::nullopt;
+      const bool less =
+          least == nullptr || lane->welcome.digest_every < least->welcome.digest_every;
+      if (less) least = lane.get();
     }
     const Welcome& welcome = reducer.lanes[0]->welcome;
     if (reducer.lanes.size() != welcome.lanes) return std::nullopt;
     lanes_by_slot[welcome.slot] = welcome.lanes;
   }
   const Welcome& welcome = reducers_[0].lanes[0]->welcome;
+  if (options_.rank == 0 && least->welcome.digest_every != options_.digest_every) {
+    return lane_failure(ErrorCode::kVersion, *least,
+                        "does not pass digest_every on: it is of an older release; install the "
+                        "same one everywhere, or leave digest_every at 0");
+  }
+  digests_.compare_every(least->welcome.digest_every);
   run_id_ = welcome.run_id;
   chunk_table_ = welcome.chunk_table;
   epoch_ = welcome.epoch;

@@ -178,7 +178,8 @@ std::string encode_hello(const Hello& hello) {
                  {"chunk_table", Value::of_list(std::move(rows))},
                  {"minor", Value::of(kProtocolMinor)},
                  {"client", Value::str(hello.client)},
-                 {"rejoin", Value::of_bool(hello.rejoin)}});
+                 {"rejoin", Value::of_bool(hello.rejoin)},
+                 {"digest_every", Value::of(hello.digest_every)}});
 }
 
 std::string encode_key(std::string_view name) { return packed({{"name", Value::str(name)}}); }
@@ -238,6 +239,7 @@ const char* decode_welcome(std::string_view payload, Welcome* out) {
       .number("grant", &out->grant, kMinChunkCost, kAny64)
       .number("heartbeat_ms", &out->heartbeat_ms, 1, 3'600'000)
       .number("instance", &out->instance, 0, kAny64)
+      .number("digest_every", &out->digest_every, 0, kAny32)
       .route(&out->route)
       .wrong();
 }

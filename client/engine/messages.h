@@ -28,6 +28,7 @@ struct Hello {
   ChunkTable chunk_table;
   std::string client;
   bool rejoin = false;
+  uint32_t digest_every = 0;  // rank 0's
 };
 
 struct Pending {
@@ -52,6 +53,7 @@ struct Welcome {
   uint64_t grant = 0;
   uint32_t heartbeat_ms = 0;
   uint64_t instance = 0;
+  uint32_t digest_every = 0;
   Route route;  // without slots: the first one
 };
 

@@ -242,7 +242,8 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
                      const std::string& run_id, uint32_t rank, uint32_t world_size,
                      const std::vector<std::pair<uint64_t, uint64_t>>& table,
                      double connect_timeout, double silence, double reducer_wait,
-                     const std::string& congestion, const std::string& source, bool local_sockets) {
+                     const std::string& congestion, const std::string& source, bool local_sockets,
+                     uint32_t digest_every) {
   Options options;
   options.addresses = std::move(addresses);
   options.job = job;
@@ -256,6 +257,7 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
   options.congestion = congestion;
   options.source = source;
   options.local_sockets = local_sockets;
+  options.digest_every = digest_every;
   options.incarnation = random_bytes(16);
   if (auto wrong = check_options(options)) throw nb::value_error(wrong->c_str());
   for (const std::string& address : options.addresses) {
@@ -397,18 +399,19 @@ NB_MODULE(_engine, m) {
              const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
              double silence, double reducer_wait, const std::string& congestion,
              const std::string& source, bool local_sockets, nb::bytes key,
-             const std::optional<PyTlsFiles>& tls) {
+             const std::optional<PyTlsFiles>& tls, uint32_t digest_every) {
             Secret secret = secret_of(key);
             new (self) PyEngine(make_options(std::move(addresses), job, run_id, rank, world_size,
                                              table, connect_timeout, silence, reducer_wait,
-                                             congestion, source, local_sockets),
+                                             congestion, source, local_sockets, digest_every),
                                 std::move(secret), tls ? tls_context(*tls) : nullptr);
           },
           nb::kw_only(), nb::arg("addresses"), nb::arg("job"), nb::arg("run_id"), nb::arg("rank"),
           nb::arg("world_size"), nb::arg("chunk_table"), nb::arg("connect_timeout"),
           nb::arg("silence"), nb::arg("reducer_wait"), nb::arg("congestion") = "",
           nb::arg("source") = "", nb::arg("local_sockets") = true,
-          nb::arg("key") = nb::bytes("", 0), nb::arg("tls").none() = nb::none())
+          nb::arg("key") = nb::bytes("", 0), nb::arg("tls").none() = nb::none(),
+          nb::arg("digest_every") = 0)
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

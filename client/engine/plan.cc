@@ -65,6 +65,8 @@ uint64_t Plan::cost(uint32_t chunk) const {
   return std::max<uint64_t>(bytes(chunk), kMinChunkCost);
 }
 
+uint32_t caller_item_bytes(const Descriptor& d) { return d.wide ? 4 : item_size(d.dtype); }
+
 bool sends_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank) {
   switch (round.collective) {
     case kBroadcast:

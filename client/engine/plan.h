@@ -32,6 +32,9 @@ struct Descriptor {
   uint16_t root = 0;
 };
 
+// Bytes of an element of the caller's tensor.
+uint32_t caller_item_bytes(const Descriptor& round);
+
 // A chunk's elements, counted from the start of the whole round (part x count + offset).
 struct Range {
   uint32_t part = 0;

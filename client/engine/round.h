@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "digest.h"
 #include "operation.h"
 #include "plan.h"
 #include "pool.h"
@@ -80,6 +81,8 @@ struct Round {
   size_t unstable = 0;      // shares that are not all freed
   uint16_t flags = 0;
   Culprit culprit;
+  uint64_t digest = 0;                     // of the results that are held, where they are compared
+  std::unique_ptr<Comparison> comparison;  // of a round that compares; it owns source and target
   bool over = false;  // abandoned or failed: nothing of it is sent or expected any more
   Failure verdict;    // why, of an abandoned one
 };

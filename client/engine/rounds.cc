@@ -18,8 +18,6 @@ constexpr double kKeyRecentSeconds = 30.0;
 
 bool moves_only(uint8_t collective) { return collective == kBroadcast || collective == kAllGather; }
 
-uint64_t item_bytes_of_caller(const Descriptor& d) { return d.wide ? 4 : item_size(d.dtype); }
-
 // Elements that this rank gives and takes.
 uint64_t source_count(const Descriptor& d, uint32_t rank, uint32_t world_size) {
   if (d.collective == kBarrier || (d.collective == kBroadcast && rank != d.root)) return 0;
@@ -84,7 +82,7 @@ std::optional<std::string> State::check(const Submission& s) const {
   const bool barrier = d.collective == kBarrier;
   const bool root = d.collective == kBroadcast && options_.rank == d.root;
   const bool receiver_only = d.collective == kBroadcast && !root;
-  const uint64_t item = item_bytes_of_caller(d);
+  const uint64_t item = caller_item_bytes(d);
   if (s.source != nullptr && (barrier || receiver_only)) return "this rank gives nothing here";
   if (auto wrong = check_buffer("source", s.source != nullptr, s.source_bytes,
                                 source_count(d, options_.rank, options_.world_size), item,
@@ -131,6 +129,12 @@ std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* 
     failure.message = leaving_ ? "this group is closed" : "this group has not joined";
     return failure;
   }
+  return open_round(s, now, out);
+}
+
+std::optional<Failure> State::open_round(const Submission& s, double now, RoundRef* out) {
+  Failure failure;
+  failure.key = s.key;
   auto plan = Plan::make(s.descriptor, options_.world_size, chunk_table_, &failure.message);
   if (!plan) {
     failure.code = ErrorCode::kQuota;
@@ -316,7 +320,7 @@ std::optional<Failure> State::result_begins(Lane* lane, const Header& h, Target*
   const Descriptor& d = round->descriptor;
   const Range range = round->plan.range(h.chunk);
   const uint64_t part = d.collective == kAllGather ? range.part * d.count : 0;
-  uint8_t* place = round->target + (part + range.offset) * item_bytes_of_caller(d);
+  uint8_t* place = round->target + (part + range.offset) * caller_item_bytes(d);
   if (d.wide) {
     target->wide = reinterpret_cast<float*>(place);
   } else {
@@ -341,6 +345,7 @@ std::optional<Failure> State::result_ends(Lane* lane, const Header& h, double no
   chunk.state = Chunk::State::kSent;  // it has come before it was sent again: no need to
   round->flags |= h.flags & (kOverflow | kNan | kNonFinite);
   if (h.rank != kNoRank) round->culprit = std::min(round->culprit, Culprit{h.rank, h.chunk});
+  if (digests_.on()) digest_result(round.get(), h);
   Share& share = *round->shares[chunk.share];
   share.advance();
   KeyLane* entry = share.key_lane;
@@ -352,6 +357,7 @@ std::optional<Failure> State::result_ends(Lane* lane, const Header& h, double no
   advance_stable(entry, h.stable);
   if (--round->unanswered == 0) finish(round.get(), std::nullopt);
   if (leaving_ || 2 * lane->unreported_cost >= lane->credit.limit) maybe_heartbeat(lane, now);
+  compare_digests(now);
   return std::nullopt;
 }
 
@@ -386,6 +392,7 @@ void State::finish(Round* round, std::optional<Failure> failure) {
   round->source = round->target = nullptr;
   --open_rounds_;
   if ((round->flags & kNonFinite) != 0 && !failure) ++nonfinite_;
+  if (digests_.on() && !failure_) digest_round(*round, !failure);
   round->operation->finish(std::move(failure), round->flags, round->culprit);
   if (on_finished) on_finished(round->operation);
 }

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "digest.h"
 #include "keymap.h"
 #include "lane.h"
 #include "messages.h"
@@ -37,6 +38,7 @@ struct Options {
   double connect_timeout = 60;
   double silence = 1;         // seconds without a byte before a welcomed lane is suspected
   double reducer_wait = 30;   // seconds that open rounds wait for a reducer
+  uint32_t digest_every = 0;  // rank 0's: rounds of a key between comparisons; 0: none
   double leave_wait = 10;     // seconds that rank 0 waits for the others to leave first
   std::string congestion;     // TCP congestion control; empty: the system's
   std::string source;         // address or interface that TCP connections come from; empty: any
@@ -222,7 +224,13 @@ class State {
   Failure no_reducer(double now) const;
   std::optional<std::string> lost_reason(uint32_t rank, double now) const;
 
+  // digest.cc
+  void digest_result(Round* round, const Header& header);
+  void digest_round(const Round& round, bool well);
+  void compare_digests(double now);
+
   // rounds.cc
+  std::optional<Failure> open_round(const Submission& submission, double now, RoundRef* round);
   std::optional<Failure> key_record(const std::string& name, KeyRecord** record);
   KeyLane* find_stream(const KeyRecord& record, const Lane* lane, uint32_t home) const;
   KeyLane* key_lane(KeyRecord* record, Lane* lane, uint32_t home, uint64_t round);
@@ -293,6 +301,8 @@ class State {
   double stable_at_ = -1;  // since then a worker that leaves has nothing to wait for
   bool bye_queued_ = false;
   StallReports stalls_;
+  Digests digests_;
+  std::optional<Failure> mismatch_;  // between the ranks' digests
   uint64_t unanswered_max_ = 0;
   uint64_t frames_dropped_ = 0;
   uint64_t submitted_ = 0;

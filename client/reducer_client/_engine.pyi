@@ -55,6 +55,7 @@ class Engine:
         local_sockets: bool = True,
         key: bytes = b"",
         tls: tuple[str, str, str] | None = None,
+        digest_every: int = 0,
     ) -> None:
         """Opens no connection. Raises ValueError for options outside PROTOCOL.md.
 
@@ -132,6 +133,7 @@ class State:
         reducer_wait: float = 30.0,
         leave_wait: float = 10.0,
         incarnation: bytes | None = None,
+        digest_every: int = 0,
     ) -> None: ...
     def wanted(self) -> list[tuple[int, int]]:
         """(reducer, lane) of connections to open now; each is named once."""

@@ -73,6 +73,7 @@ class Settings:
     transport: Transport
     congestion: str
     source: str
+    digest_every: int
 
 
 def resolve(
@@ -92,6 +93,7 @@ def resolve(
     transport: Transport | None = None,
     congestion: str | None = None,
     source: str | None = None,
+    digest_every: int | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from arguments and environment; ValueError names the bad value and its name."""
@@ -119,6 +121,7 @@ def resolve(
         transport=_resolve_transport(env, transport),
         congestion=_resolve_congestion(env, congestion),
         source=_resolve_source(env, source),
+        digest_every=_resolve_digest_every(env, digest_every),
     )
 
 
@@ -363,6 +366,15 @@ def _resolve_source(env: Mapping[str, str], given: str | None) -> str:
         except OSError as error:
             raise ValueError(f"{where}={found!r}: {error.strerror} on this machine") from None
     return text
+
+
+def _resolve_digest_every(env: Mapping[str, str], given: int | None) -> int:
+    if given is None and not env.get("REDUCER_DIGEST_EVERY", ""):
+        return 0
+    rounds = _integer(env, "digest_every", given, ("REDUCER_DIGEST_EVERY",))
+    if not 0 <= rounds < 1 << 32:
+        raise ValueError(f"digest_every={rounds}: expected 0 (never) to 2^32 - 1 rounds")
+    return rounds
 
 
 def _kernel_setting(name: str) -> str:

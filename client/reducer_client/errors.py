@@ -93,7 +93,11 @@ class NumericError(ReducerError):
 
 
 class IntegrityError(ReducerError):
-    """Bytes were damaged on the way, or two copies of one contribution differ."""
+    """Bytes were damaged on the way, two copies of a contribution differ, or the ranks' results.
+
+    ``reason`` is "digest" where results differ (``connect(digest_every=...)``), and ``rank`` then
+    one of the ranks that have others than most.
+    """
 
 
 class ProtocolError(ReducerError):

@@ -27,6 +27,7 @@ def connect(
     transport: config.Transport | None = None,
     congestion: str | None = None,
     source: str | None = None,
+    digest_every: int | None = None,
     key: bytes | None = None,
     key_file: str | None = None,
     tls_cert: str | None = None,
@@ -64,6 +65,10 @@ def connect(
             default ``REDUCER_CONGESTION``, else the system's.
         source: address, or name of an interface, that TCP connections of this worker come from; by
             default ``REDUCER_SOURCE``, else what the routes of the system say.
+        digest_every: every so many rounds of a key the ranks compare a digest of their results; if
+            they differ, every rank raises IntegrityError, which names the ranks, the key and the
+            rounds, and the group ends. By default ``REDUCER_DIGEST_EVERY``, else 0: never. Rank
+            0's is used by all.
         key_file: file with the reducers' key or that of this job, as ``reducer keygen`` writes it.
             Every reducer must then prove that it has it, too. By default ``REDUCER_KEY_FILE``; ""
             is none.
@@ -98,6 +103,7 @@ def connect(
         transport=transport,
         congestion=congestion,
         source=source,
+        digest_every=digest_every,
     )
     proof = config.resolve_key(settings.job, key, key_file)
     tls = config.resolve_tls(tls_cert, tls_key, tls_ca)
@@ -120,6 +126,7 @@ def connect(
             congestion=settings.congestion,
             source=settings.source,
             local_sockets=settings.transport == "auto",
+            digest_every=settings.digest_every,
             key=proof,
             tls=tls,
         )

@@ -21,6 +21,7 @@ class Forming:
         self.run_id = ""
         self.slot = -1
         self.table: messages.ChunkTable = ()
+        self.digest_every = 0
         self.sessions: dict[int, int] = {}
         self.incarnations: dict[int, bytes] = {}
         self.changed = False
@@ -59,6 +60,7 @@ class Forming:
             raise JoinError(f"{who} gives slot {hello.slot} of {hello.reducers} reducers")
         self.slot = hello.slot
         self.table = hello.chunk_table
+        self.digest_every = hello.digest_every
 
     def _agree(self, who: str, what: str, got: int, expected: int) -> None:
         if got != expected:

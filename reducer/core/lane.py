@@ -47,6 +47,8 @@ PENDING_RANKS: Final = 64
 # A rank may miss what became stable until its connection is known to be dead (`silence`); and it
 # announces an idle key again after 1 s. The lane keeps the key longer than both.
 KEY_IDLE_SECONDS: Final = 12.0
+# What one rank says of another holds for all: they raise the same.
+_VERDICTS: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
 # With GOAWAY the workers leave within milliseconds, if they have anywhere to go.
 DRAIN_PATIENCE: Final = 1.0
 
@@ -318,7 +320,7 @@ class Lane:
             forming.table, window, settings.max_keys, settings.crc32c, settings.acc_itemsize,
         )  # fmt: skip
         self._instances += 1
-        run = Run(job, forming.incarnations, self._instances, now)
+        run = Run(job, forming.incarnations, self._instances, forming.digest_every, now)
         self._runs[job.name, job.run_id] = run
         for rank, session in forming.sessions.items():
             run.seat(self._sessions[session], rank)
@@ -342,6 +344,7 @@ class Lane:
             since=route.since if moved else (),
             live=route.live if moved else (),
             lanes_by_slot=route.lanes if moved else (),
+            digest_every=run.digest_every,
         )  # fmt: skip
         return self._send(welcome, sessions)
 
@@ -415,8 +418,9 @@ class Lane:
         if peer.state != SessionState.READY:
             return self._close(peer, error.message, now)
         job = self._job_of(peer)
-        if error.code == ErrorCode.PEER_LOST and error.rank >= 0:
-            return self._fail(job, ErrorCode.PEER_LOST, error.message, error.rank, error.reason)
+        if error.code in _VERDICTS and error.rank >= 0:
+            code = ErrorCode(error.code)
+            return self._fail(job, code, error.message, error.rank, error.reason)
         text = f"rank {peer.rank} of job {job.name!r} has failed: {error.message}"
         return self._fail(job, ErrorCode.PEER_LOST, text, peer.rank, "failed")
 

@@ -189,6 +189,7 @@ class Hello:
     minor: int = _wire(_integer(0, 255), default=PROTOCOL_MINOR)
     client: str = _wire(_text(128), default="")
     rejoin: bool = _wire(_boolean, default=False)
+    digest_every: int = _wire(_integer(0, (1 << 32) - 1), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,7 @@ class Welcome:
     since: tuple[int, ...] = _wire(_SINCE, default=())
     live: tuple[int, ...] = _wire(_LIVE, default=())
     lanes_by_slot: tuple[int, ...] = _wire(_LANES_BY_SLOT, default=())
+    digest_every: int = _wire(_integer(0, (1 << 32) - 1), default=0)
 
     def __post_init__(self) -> None:
         if not (self.since or self.live or self.lanes_by_slot):

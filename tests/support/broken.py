@@ -86,8 +86,10 @@ def instance() -> None:
 
     before = Run.__init__
 
-    def init(self: Run, job: Any, incarnations: Any, number: int, now: float) -> None:
-        before(self, job, incarnations, 1, now)
+    def init(
+        self: Run, job: Any, incarnations: Any, number: int, digest_every: int, now: float
+    ) -> None:
+        before(self, job, incarnations, 1, digest_every, now)
 
     Run.__init__ = init  # type: ignore[method-assign]
     from tests.support import simfaults

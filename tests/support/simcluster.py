@@ -34,6 +34,7 @@ class SimCluster:
         kernels: KernelSet | None = None,
         job: str = "job",
         silence: float = 30.0,
+        digest_every: int = 0,
         **lane_settings: Any,
     ) -> None:
         self.random = random.Random(seed)
@@ -59,6 +60,7 @@ class SimCluster:
                 chunk_table=list(table),
                 connect_timeout=30.0,
                 silence=silence,
+                digest_every=digest_every,
             )
             for rank in range(world_size)
         ]

@@ -54,7 +54,7 @@ class FaultyCluster(SimCluster):
         keep = {
             name: value
             for name, value in self._options.items()
-            if name not in ("table", "seed", "kernels", "job", "silence")
+            if name not in ("table", "seed", "kernels", "job", "silence", "digest_every")
         }
         for lane in range(self.lanes_by_slot[slot]):
             born = SimLane(

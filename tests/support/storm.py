@@ -46,7 +46,7 @@ class Storm:
         self.keys = [f"key-{n}" for n in range(self.rng.randrange(1, 4))]
         self.cluster = FaultyCluster(
             self.world, lanes, table=TABLE, seed=self.seed, silence=1.0,
-            credit=self.rng.choice((CHUNK * 4, CHUNK * 16, 4 << 20)),
+            credit=self.rng.choice((CHUNK * 4, CHUNK * 16, 4 << 20)), digest_every=self.seed % 4,
         )  # fmt: skip
         self.repairs: list[tuple[float, Any]] = []
         self.cut: set[tuple[int, int]] = set()

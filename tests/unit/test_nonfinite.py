@@ -94,6 +94,18 @@ def test_two_ranks_in_all_orders_of_arrival(kernels: KernelSet, dtype: DType) ->
     assert job["nonfinite"] == ((1, 24),)
 
 
+def test_what_is_folded_as_it_comes_names_the_lowest_rank_too() -> None:
+    """float16 is folded out of order, from four contributions on."""
+    cluster = SimCluster(6, table=TABLE)
+    cluster.join()
+    inputs = [
+        values(DType.FLOAT16, 9, {rank: np.inf} if rank in (3, 5) else {}) for rank in range(6)
+    ]
+    for order in ([5, 4, 3, 2, 1, 0], [0, 5, 1, 3, 4, 2], [3, 2, 1, 0, 5, 4]):
+        operations = reduce(cluster, "w", inputs, order, dtype=int(DType.FLOAT16))
+        assert said(operations) == {(Flag.NONFINITE, (3, 0))}
+
+
 def test_every_rank_hears_of_every_part_of_a_reduce_scatter() -> None:
     cluster = SimCluster(3, table=TABLE)
     cluster.join()
