@@ -43,10 +43,19 @@ void State::want_again(Lane* lane) {
   if (lane->phase == Lane::Phase::kWanted) to_open_.push_back(lane);
 }
 
-// An error of this connection: a new one may do better.
+// An error of this connection: a new one may do better. After too many in a row the other reducers
+// are to do the lane's part; without any it is the end.
 void State::strike(Lane* lane, const Failure& failure, double now) {
-  if (lane->welcomed() && ++lane->strikes >= kMaxStrikes) return fail(failure);
+  const bool out = lane->welcomed() && ++lane->strikes >= kMaxStrikes;
+  if (out && !others_are_live(reducers_[lane->reducer])) return fail(failure);
   drop(lane, failure.message, now);
+  if (out) suspect(lane, failure.message, now);
+}
+
+bool State::others_are_live(const Reducer& reducer) const {
+  return std::any_of(reducers_.begin(), reducers_.end(), [&](const Reducer& other) {
+    return other.slot != reducer.slot && live(other);
+  });
 }
 
 void State::reset_connection(Lane* lane) {

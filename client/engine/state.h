@@ -173,6 +173,7 @@ class State {
   void lose(Lane* lane, const std::string& why, double now);
   void drop(Lane* lane, const std::string& why, double now);
   void strike(Lane* lane, const Failure& failure, double now);
+  bool others_are_live(const Reducer& reducer) const;
   void reset_connection(Lane* lane);
   void reset_share(Share* share);
   void want_again(Lane* lane);

@@ -269,6 +269,27 @@ def test_three_frames_that_break_the_protocol_are_final_too() -> None:
     assert worker.state.error[0] == ErrorCode.PROTOCOL
 
 
+def test_a_lane_that_errs_again_and_again_is_left_to_the_others_while_there_are_any() -> None:
+    worker = joined(reducers=2, rank=1)
+    error = control(messages.Error(int(ErrorCode.CORRUPTED), "a bad CRC"))
+    for attempt in range(5):
+        worker.sent(0)
+        worker.get(error, 1)
+        suspicions = decoded(worker.sent(0), messages.Suspect)
+        assert [s.slot for s in suspicions] == ([1] if attempt >= 2 else [])
+        worker.lose(1)
+        worker.back(1)
+    worker.get(route(1, (0, 1), (1, 0)))
+    worker.get(error, 1)
+    for _ in range(2):
+        worker.get(error, 0)
+        assert worker.state.error is None
+        worker.lose(0)
+        worker.back(0)
+    worker.get(error, 0)
+    assert worker.state.error[0] == ErrorCode.CORRUPTED
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -1,0 +1,60 @@
+"""The bars of the proof with real sockets and processes, in full, or a part of them.
+
+python -m tests.soak                        # all, as long as they take
+python -m tests.soak kills storm --scale 0.1 --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tests.soak import Figures, Say, flips, frame_storm
+
+
+class Bar(NamedTuple):
+    """`full` is what the full run takes; of what, its module says."""
+
+    run: Callable[[int, int, Say], Figures]
+    full: int
+    promise: str
+
+
+BARS = {
+    "storm": Bar(frame_storm.run, 100_000, "B7: 5 % of all frames harmed, 0 double counts"),
+    "flips": Bar(flips.run, 10_000, "B17: all flipped bits found"),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(f"{name:12} {b.full:>9,}  {b.promise}" for name, b in BARS.items()),
+    )
+    parser.add_argument("bars", nargs="*", metavar="BAR", help="which; default: all")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the full counts")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    options = parser.parse_args()
+    if unknown := set(options.bars) - set(BARS):
+        parser.error(f"no bar {', '.join(sorted(unknown))}: expected some of {', '.join(BARS)}")
+    for name in options.bars or BARS:
+        bar = BARS[name]
+        count = max(1, round(bar.full * options.scale))
+        began = time.monotonic()
+        print(f"{name}: {bar.promise}; {count:,}, seed {options.seed}", flush=True)
+        figures = bar.run(count, options.seed, lambda text: print(f"    {text}", flush=True))
+        figures = {**figures, "took": f"{time.monotonic() - began:.0f} s"}
+        width = max(map(len, figures))
+        for what, figure in figures.items():
+            print(f"  {what:{width}}  {figure}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
