@@ -23,7 +23,7 @@ def run(count: int, seed: int, say: Say) -> Figures:
     values = Values(seed, _WORLD, _COUNT)
     trigger = Trigger()
     with (
-        Reducers(2) as reducers,
+        Reducers(2, "--log-level", "error") as reducers,
         Proxies(reducers.addresses, trigger, framed=True) as proxies,
         Groups(_WORLD, proxies.addresses, "flips") as groups,
     ):
