@@ -7,7 +7,10 @@
 namespace ors {
 namespace {
 
-constexpr uint32_t kMaxStrikes = 3;  // a lane that errs so often in a row will err again
+// Errors in a row, without a result in between: after so many others do the lane's part, if any
+// can; and so many are no chance, even on a link that damages every tenth frame.
+constexpr uint32_t kMaxStrikes = 3;
+constexpr uint32_t kLastStrikes = 10;
 
 }  // namespace
 
@@ -43,13 +46,12 @@ void State::want_again(Lane* lane) {
   if (lane->phase == Lane::Phase::kWanted) to_open_.push_back(lane);
 }
 
-// An error of this connection: a new one may do better. After too many in a row the other reducers
-// are to do the lane's part; without any it is the end.
+// An error of this connection: a new one may do better.
 void State::strike(Lane* lane, const Failure& failure, double now) {
-  const bool out = lane->welcomed() && ++lane->strikes >= kMaxStrikes;
-  if (out && !others_are_live(reducers_[lane->reducer])) return fail(failure);
+  const uint32_t strikes = lane->welcomed() ? ++lane->strikes : lane->strikes;
+  if (strikes >= kLastStrikes && !others_are_live(reducers_[lane->reducer])) return fail(failure);
   drop(lane, failure.message, now);
-  if (out) suspect(lane, failure.message, now);
+  if (strikes >= kMaxStrikes) suspect(lane, failure.message, now);
 }
 
 bool State::others_are_live(const Reducer& reducer) const {
