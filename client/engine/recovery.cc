@@ -105,6 +105,8 @@ void State::welcomed_again(Lane* lane, double now) {
   const bool same_process = lane->incarnation == lane->welcome.incarnation;
   const bool same = same_process && lane->instance == lane->welcome.instance;
   lane->drains = lane->drains && same_process;
+  // It was restarted, and not cut off: nothing speaks against it.
+  if (!same_process) reducers_[lane->reducer].patience = 0;
   lane->restarted = lane->bound && live(reducers_[lane->reducer]) && !same;
   if (!lane->restarted) bind(lane);
   forgive(lane);

@@ -125,10 +125,11 @@ bool State::may_take_in(const Reducer& reducer, double now) const {
 }
 
 // A slot that only some ranks reach would go out and in, until its lanes miss those ranks: each
-// time it stays out for longer.
+// time it stays out for longer, unless it comes back as another process.
 void State::put_out(Reducer* reducer, const std::string& why, double now) {
   const bool again = reducer->moved_at >= 0 && now - reducer->moved_at < kSteady;
-  reducer->patience = again ? std::min(2 * reducer->patience, kMostPatience) : kPatience;
+  const double longer = std::clamp(2 * reducer->patience, kPatience, kMostPatience);
+  reducer->patience = again ? longer : kPatience;
   reducer->moved_at = now;
   const uint32_t slot = reducer->slot;
   stalls_.push("reducer " + reducer->address + " is out: " + why +

@@ -105,6 +105,7 @@ RULES = {
 
 def main() -> int:
     _run_interpreted()
+    from reducer.errors import InternalError
     from tests.support.simcluster import StuckError
     from tests.support.storm import Storm
 
@@ -113,7 +114,7 @@ def main() -> int:
     try:
         for seed in range(SEEDS):
             Storm(seed, ROUNDS).run()
-    except (AssertionError, StuckError) as error:
+    except (AssertionError, InternalError, StuckError) as error:
         print(f"seed {seed}: {str(error)[:200]}")
         return 1
     return 0

@@ -702,6 +702,19 @@ def test_a_slot_that_only_some_ranks_reach_stays_out_for_longer_each_time() -> N
     assert out == pytest.approx([1, 2, 4, 8], abs=0.15)
 
 
+def test_a_slot_that_is_restarted_again_and_again_is_taken_in_at_once_each_time() -> None:
+    worker = decider()
+    for process in range(10, 15):
+        worker.lose(1)
+        worker.refuse(1)
+        assert worker.state.route["live"] == [1, 0]
+        worker.pass_time(0.1, 0)
+        assert worker.connect() == [(1, 0)]
+        worker.welcome(1, incarnation=bytes([process]) * 16, credit=ROOMY)
+        worker.pass_time(0.6, 0, 1)
+        assert worker.state.route["live"] == [1, 1]
+
+
 def test_rank_0_never_leaves_only_slots_that_it_does_not_reach() -> None:
     worker = decider()
     for reducer in (0, 1):
