@@ -13,7 +13,16 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.soak import Figures, Say, flips, frame_storm
+from tests.soak import (
+    Figures,
+    Say,
+    flips,
+    frame_storm,
+    freezes,
+    kills,
+    lost_workers,
+    rolling,
+)
 
 
 class Bar(NamedTuple):
@@ -25,6 +34,10 @@ class Bar(NamedTuple):
 
 
 BARS = {
+    "kills": Bar(kills.run, 10_000, "B1, B12: reducers killed every 20 turns, no step or bit lost"),
+    "rolling": Bar(rolling.run, 200, "B11: restarts by SIGTERM, no failed step"),
+    "freezes": Bar(freezes.run, 20, "B3: reducers stopped, recovered within 2.5 s"),
+    "workers": Bar(lost_workers.run, 50, "B4: workers killed (1 s) or stopped (6 s), named to all"),
     "storm": Bar(frame_storm.run, 100_000, "B7: 5 % of all frames harmed, 0 double counts"),
     "flips": Bar(flips.run, 10_000, "B17: all flipped bits found"),
 }

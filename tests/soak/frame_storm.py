@@ -17,7 +17,10 @@ def run(count: int, seed: int, say: Say) -> Figures:
     """`count` rounds; every result of every rank is compared bit for bit."""
     values = Values(seed, _WORLD, _COUNT)
     storm = Storm(seed, SHARE)
-    with Reducers(3, "--log-level", "error") as reducers, Proxies(reducers.addresses, storm, framed=True) as proxies:
+    with (
+        Reducers(3, "--log-level", "error") as reducers,
+        Proxies(reducers.addresses, storm, framed=True) as proxies,
+    ):
         with Groups(_WORLD, proxies.addresses, "storm") as groups:
             storm.active = True
             for turn in range(count):

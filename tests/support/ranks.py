@@ -115,6 +115,10 @@ class Tell:
     def hear(self) -> Any:
         return self._connection.recv()
 
+    def heard(self) -> bool:
+        """Whether `hear` would return at once."""
+        return self._connection.poll()
+
 
 def join(rank: int, world_size: int, addresses: list[str], job: str, **options: Any) -> Group:
     """``reducer_client.connect`` as ranks call it, with time for a busy machine."""

@@ -29,6 +29,18 @@ class Reducers:
         assert found is not None, f"reducer {index} does not run"
         return found
 
+    def contributions(self, index: int) -> int:
+        """How many the reducer has taken for the jobs that are on it now."""
+        lanes = self.daemon(index).stats()["lanes"]
+        jobs = [job for lane in lanes for job in lane["core"]["jobs"].values()]
+        return sum(job["contributions"] for job in jobs)
+
+    def restart(self, index: int) -> int:
+        """`terminate`, then `start`; the exit status."""
+        status = self.terminate(index)
+        self.start(index)
+        return status
+
     def kill(self, index: int) -> None:
         """SIGKILL to the daemon; its lanes die with it."""
         self.daemon(index).kill()

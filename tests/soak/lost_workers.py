@@ -1,0 +1,71 @@
+"""B4: a worker is killed or stopped: every other rank is told who, and at which round."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import Any
+
+import numpy as np
+
+from reducer_client import PeerLostError
+from tests.soak import Figures, Say, milliseconds
+from tests.support.ranks import Tell, join, start_ranks
+from tests.support.reducers import Reducers
+
+WORLD = 4
+STOP_EVERY = 5  # one of so many losses is SIGSTOP
+
+
+def _until_lost(
+    rank: int, world: int, addresses: list[str], job: str, tell: Tell
+) -> tuple[float, int | None, int | None, str | None]:
+    with join(rank, world, addresses, job) as group:
+        values = np.ones(100_000, np.float32)
+        turn = 0
+        try:
+            while True:
+                group.all_reduce(values, key="bucket").wait(60)
+                turn += 1
+                if turn == 10:
+                    tell("works")
+        except PeerLostError as error:
+            return time.monotonic(), error.rank, error.round, error.key
+
+
+def lose(addresses: list[str], job: str, victim: int, number: signal.Signals) -> list[float]:
+    """Seconds until each survivor had its error; AssertionError unless it names the victim."""
+    with start_ranks(WORLD, _until_lost, addresses, job, talk=True) as ranks:
+        for rank in range(WORLD):
+            ranks.receive(rank, 60)
+        at = time.monotonic()
+        ranks.kill(victim, number)
+        took = []
+        for rank in set(range(WORLD)) - {victim}:
+            outcome = ranks.collect_one(rank, 60)
+            assert outcome.error is None, outcome.trace
+            when, lost, round_, key = outcome.value
+            assert (lost, key) == (victim, "bucket") and round_ is not None, outcome
+            took.append(when - at)
+    return took
+
+
+def run(count: int, seed: int, say: Say) -> Figures:
+    """`count` jobs that lose a worker."""
+    rng = random.Random(seed)
+    took: dict[Any, list[float]] = {signal.SIGKILL: [], signal.SIGSTOP: []}
+    with Reducers(3, "--log-level", "error") as reducers:
+        for number in range(count):
+            stop = number % STOP_EVERY == STOP_EVERY - 1
+            kind = signal.SIGSTOP if stop else signal.SIGKILL
+            victim = rng.randrange(WORLD)
+            took[kind] += lose(reducers.addresses, f"lost{number}", victim, kind)
+            say(
+                f"{number + 1} of {count}: rank {victim}, {kind.name}, {max(took[kind][-3:]):.2f} s"
+            )
+    return {
+        "kill -9 to the error": milliseconds(took[signal.SIGKILL]),
+        "SIGSTOP to the error": milliseconds(took[signal.SIGSTOP]),
+        "survivors without rank and round": "0",
+    }
