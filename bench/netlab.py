@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 _PREFIX = "orslab"
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
@@ -82,7 +82,7 @@ class Lab:
         self._numbers = {host: number for number, host in enumerate(self.hosts, 1)}
         self._allowed_before = ""
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> Self:
         _require_root()
         clean()
         _check_congestion(self.congestion)
@@ -107,8 +107,8 @@ class Lab:
         if self._allowed_before:
             _ALLOWED.write_text(self._allowed_before, encoding="ascii")
         for name in _namespaces():
-            if name.startswith(self._namespace("")):
-                _run("ip", "netns", "delete", name)
+            if name.startswith(self.namespace("")):
+                run_tool("ip", "netns", "delete", name)
 
     def address(self, host: str) -> str:
         """The host's IPv4 address in the lab."""
@@ -116,40 +116,43 @@ class Lab:
 
     def command(self, host: str, arguments: Sequence[str]) -> list[str]:
         """The command line that runs ``arguments`` on the host."""
-        return ["ip", "netns", "exec", self._namespace(host), *arguments]
+        return ["ip", "netns", "exec", self.namespace(host), *arguments]
 
     def popen(self, host: str, arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start a program on the host; ``ip`` becomes the program, so the pid is right."""
         return subprocess.Popen(self.command(host, arguments), text=True, **options)
 
-    def _namespace(self, host: str) -> str:
+    def namespace(self, host: str) -> str:
         return f"{_PREFIX}-{os.getpid()}-{host}"
 
     def _build(self) -> None:
-        switch = self._namespace("switch")
-        _run("ip", "netns", "add", switch)
-        _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
-        _run("ip", "-n", switch, "link", "set", "bridge", "up")
+        switch = self.namespace("switch")
+        run_tool("ip", "netns", "add", switch)
+        run_tool("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        run_tool("ip", "-n", switch, "link", "set", "bridge", "up")
         allowed = f"{self._allowed_before} {self.congestion}"
         _ALLOWED.write_text(allowed, encoding="ascii")
         for host, nic in self.hosts.items():
             self._add_host(host, nic, switch)
 
     def _add_host(self, host: str, nic: Nic, switch: str) -> None:
-        name, port = self._namespace(host), f"port{self._numbers[host]}"
-        _run("ip", "netns", "add", name)
-        set_default = 'echo "$0" > /proc/sys/net/ipv4/tcp_congestion_control'
-        _run("ip", "netns", "exec", name, "sh", "-c", set_default, self.congestion)
-        _run("ip", "-n", name, "link", "set", "lo", "up")
-        _run(
+        name, port = self.namespace(host), f"port{self._numbers[host]}"
+        self._add_namespace(name)
+        run_tool(
             *("ip", "-n", switch, "link", "add", port, "type", "veth"),
             *("peer", "name", "eth0", "netns", name),
         )
-        _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
-        _run("ip", "-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
-        _run("ip", "-n", name, "link", "set", "eth0", "up")
+        run_tool("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+        run_tool("ip", "-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
+        run_tool("ip", "-n", name, "link", "set", "eth0", "up")
         _limit(name, "eth0", nic)
         _limit(switch, port, nic)
+
+    def _add_namespace(self, name: str) -> None:
+        run_tool("ip", "netns", "add", name)
+        set_default = 'echo "$0" > /proc/sys/net/ipv4/tcp_congestion_control'
+        run_tool("ip", "netns", "exec", name, "sh", "-c", set_default, self.congestion)
+        run_tool("ip", "-n", name, "link", "set", "lo", "up")
 
 
 def clean() -> None:
@@ -157,7 +160,7 @@ def clean() -> None:
     for name in _namespaces():
         match = re.match(rf"{_PREFIX}-(\d+)-", name)
         if match and not Path("/proc", match[1]).exists():
-            _run("ip", "netns", "delete", name)
+            run_tool("ip", "netns", "delete", name)
 
 
 def _limit(namespace: str, device: str, nic: Nic) -> None:
@@ -166,7 +169,7 @@ def _limit(namespace: str, device: str, nic: Nic) -> None:
     if bits is None:
         return
     burst = "256kb" if bits <= 1e9 else "512kb"
-    _run(
+    run_tool(
         *("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"),
         *("rate", str(nic.rate), "burst", burst, "limit", nic.limit),
     )
@@ -191,7 +194,7 @@ def _check_congestion(name: str) -> None:
         raise LabError(f"congestion control {name!r}: this kernel has {', '.join(available)}")
 
 
-def _run(*arguments: str) -> None:
+def run_tool(*arguments: str) -> None:
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise LabError(f"`{' '.join(arguments)}`: {done.stderr.strip() or done.returncode}")

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
-from tests.soak import hush, kills, lost_workers, rolling
+import pytest
+
+from bench.netlab import LabError
+from tests.soak import hush, kills, lost_workers, partitions, rolling
+from tests.soak.training import Training
 from tests.support.reducers import Reducers
 
 
@@ -19,5 +24,33 @@ def test_rolling_restarts_fail_no_step() -> None:
 def test_a_stopped_worker_is_named_with_the_round_on_every_survivor(job: str) -> None:
     """The promise is 6 s on a quiet machine."""
     with Reducers(3) as reducers:
-        took = lost_workers.lose(reducers.addresses, job, 2, signal.SIGSTOP)
+        took = lost_workers.lose(
+            reducers.addresses, job, 2, lambda ranks: ranks.kill(2, signal.SIGSTOP)
+        )
     assert min(took) > 4 and max(took) < 20
+
+
+@pytest.fixture
+def site() -> Iterator[partitions.Site]:
+    try:
+        with partitions.site() as built:
+            yield built
+    except LabError as error:
+        pytest.skip(f"no network namespaces here: {error}")
+
+
+def test_packets_that_vanish_cost_no_step(site: partitions.Site, job: str) -> None:
+    """In one direction or both, of one worker: the promise is 2 s on a quiet machine."""
+    with Training(site.addresses, job, world=3, namespaces=site.namespaces) as training:
+        for cut in (
+            (("w0", "r0"),),
+            (("r1", "w1"),),
+            (("w2", "r2"), ("r2", "w2")),
+        ):
+            assert partitions.partition(site, training, cut) < 10
+        training.finish()
+
+
+def test_a_worker_whose_packets_vanish_is_named(site: partitions.Site, job: str) -> None:
+    """The promise is 6 s on a quiet machine."""
+    assert max(partitions.lose_worker(site, job, 1)) < 20

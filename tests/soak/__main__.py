@@ -21,6 +21,7 @@ from tests.soak import (
     freezes,
     kills,
     lost_workers,
+    partitions,
     rolling,
 )
 
@@ -38,6 +39,9 @@ BARS = {
     "rolling": Bar(rolling.run, 200, "B11: restarts by SIGTERM, no failed step"),
     "freezes": Bar(freezes.run, 20, "B3: reducers stopped, recovered within 2.5 s"),
     "workers": Bar(lost_workers.run, 50, "B4: workers killed (1 s) or stopped (6 s), named to all"),
+    "partitions": Bar(
+        partitions.run, 3, "B24: each pair and direction, detected within 2 s (root)"
+    ),
     "storm": Bar(frame_storm.run, 100_000, "B7: 5 % of all frames harmed, 0 double counts"),
     "flips": Bar(flips.run, 10_000, "B17: all flipped bits found"),
 }

@@ -5,22 +5,27 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from reducer_client import PeerLostError
 from tests.soak import Figures, Say, milliseconds
-from tests.support.ranks import Tell, join, start_ranks
+from tests.support.ranks import RunningRanks, Tell, join, start_ranks
 from tests.support.reducers import Reducers
+from tests.support.router import enter
 
 WORLD = 4
 STOP_EVERY = 5  # one of so many losses is SIGSTOP
 
 
 def _until_lost(
-    rank: int, world: int, addresses: list[str], job: str, tell: Tell
+    rank: int, world: int, addresses: list[str], job: str, namespaces: list[str], tell: Tell
 ) -> tuple[float, int | None, int | None, str | None]:
+    if namespaces:
+        enter(namespaces[rank])
     with join(rank, world, addresses, job) as group:
         values = np.ones(100_000, np.float32)
         turn = 0
@@ -34,15 +39,23 @@ def _until_lost(
             return time.monotonic(), error.rank, error.round, error.key
 
 
-def lose(addresses: list[str], job: str, victim: int, number: signal.Signals) -> list[float]:
+def lose(
+    addresses: list[str],
+    job: str,
+    victim: int,
+    harm: Callable[[RunningRanks], None],
+    *,
+    world: int = WORLD,
+    namespaces: Sequence[str] = (),
+) -> list[float]:
     """Seconds until each survivor had its error; AssertionError unless it names the victim."""
-    with start_ranks(WORLD, _until_lost, addresses, job, talk=True) as ranks:
-        for rank in range(WORLD):
+    with start_ranks(world, _until_lost, addresses, job, list(namespaces), talk=True) as ranks:
+        for rank in range(world):
             ranks.receive(rank, 60)
         at = time.monotonic()
-        ranks.kill(victim, number)
+        harm(ranks)
         took = []
-        for rank in set(range(WORLD)) - {victim}:
+        for rank in set(range(world)) - {victim}:
             outcome = ranks.collect_one(rank, 60)
             assert outcome.error is None, outcome.trace
             when, lost, round_, key = outcome.value
@@ -60,10 +73,10 @@ def run(count: int, seed: int, say: Say) -> Figures:
             stop = number % STOP_EVERY == STOP_EVERY - 1
             kind = signal.SIGSTOP if stop else signal.SIGKILL
             victim = rng.randrange(WORLD)
-            took[kind] += lose(reducers.addresses, f"lost{number}", victim, kind)
-            say(
-                f"{number + 1} of {count}: rank {victim}, {kind.name}, {max(took[kind][-3:]):.2f} s"
-            )
+            harm = partial(RunningRanks.kill, rank=victim, signum=kind)
+            seconds = lose(reducers.addresses, f"lost{number}", victim, harm)
+            took[kind] += seconds
+            say(f"{number + 1} of {count}: rank {victim}, {kind.name}, {max(seconds):.2f} s")
     return {
         "kill -9 to the error": milliseconds(took[signal.SIGKILL]),
         "SIGSTOP to the error": milliseconds(took[signal.SIGSTOP]),

@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tests.support.cluster import Usage, usage
 from tests.support.groups import Values
 from tests.support.ranks import Tell, join, start_ranks
+from tests.support.router import enter
 from tests.support.wait import wait_until
 
 KEYS = ("a", "b")
@@ -31,12 +31,22 @@ class Account:
 
 
 def train(
-    rank: int, world: int, addresses: list[str], job: str, count: int, seed: int, tell: Tell
+    rank: int,
+    world: int,
+    addresses: list[str],
+    job: str,
+    count: int,
+    seed: int,
+    namespaces: list[str],
+    tell: Tell,
 ) -> Account:
     """Turns of two keys of `count` elements until rank 0 hears anything; rank 0 tells of each.
 
-    Descriptors and threads must be what they were, 5 s after the end at most.
+    Descriptors and threads must be what they were, 5 s after the end at most. With `namespaces`
+    each rank goes to the network of its own.
     """
+    if namespaces:
+        enter(namespaces[rank])
     values = Values(seed, world, count)
     before = usage(os.getpid())
     residents = []
@@ -83,9 +93,10 @@ class Training:
         world: int = 4,
         count: int = 100_003,
         seed: int = 1,
-        function: Any = train,
+        namespaces: Sequence[str] = (),
     ) -> None:
-        self.ranks = start_ranks(world, function, list(addresses), job, count, seed, talk=True)
+        arguments = (list(addresses), job, count, seed, list(namespaces))
+        self.ranks = start_ranks(world, train, *arguments, talk=True)
 
     def turn(self) -> tuple[int, float]:
         """The number of the next turn that rank 0 has finished, and when."""

@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -63,8 +63,19 @@ class Daemon:
         lanes: int = 1,
         env: Mapping[str, str] | None = None,
         descriptors: int | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
-        command = [sys.executable, "-m", "reducer", "serve", "--port", "0", "--metrics-port", "0"]
+        command = [
+            *prefix,
+            sys.executable,
+            "-m",
+            "reducer",
+            "serve",
+            "--port",
+            "0",
+            "--metrics-port",
+            "0",
+        ]
         command += ["--lanes", str(lanes), *arguments]
         self.process = subprocess.Popen(
             command,

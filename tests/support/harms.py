@@ -130,7 +130,9 @@ class Storm:
         return harm
 
 
-# How often each harm is chosen. A long stall is rare: it takes as long as a thousand of the others.
+# How often each harm is chosen. A stall is rare: it takes as long as hundreds of the others. It is
+# shorter than the silence after which a reducer is put out for seconds: with the others out, what
+# harms the last one may well look like the loss of a worker.
 WEIGHTS = {
     "cut": 30.0, "flip": 15.0, "repeat": 30.0, "delay": 15.0, "bytewise": 8.0, "end": 2.0,
     "stall": 0.1,
@@ -147,7 +149,7 @@ def _make(kind: str, rng: random.Random, piece: bytes) -> Harm:
     if kind == "delay":
         return delay(rng.uniform(0, 0.02))
     if kind == "stall":
-        return delay(rng.uniform(0.2, 1.5))
+        return delay(rng.uniform(0.2, 0.8))
     if kind == "bytewise":
         return bytewise if len(piece) < 400 else pass_on
     return repeat if kind_of(piece) in REPEATABLE else pass_on
