@@ -8,7 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 from bench.netlab import LabError
-from tests.soak import hush, kills, lost_workers, partitions, rolling
+from tests.soak import (
+    bits,
+    crowds,
+    hush,
+    kills,
+    lost_workers,
+    neighbours,
+    overload,
+    partitions,
+    rolling,
+)
 from tests.soak.training import Training
 from tests.support.reducers import Reducers
 
@@ -54,3 +64,19 @@ def test_packets_that_vanish_cost_no_step(site: partitions.Site, job: str) -> No
 def test_a_worker_whose_packets_vanish_is_named(site: partitions.Site, job: str) -> None:
     """The promise is 6 s on a quiet machine."""
     assert max(partitions.lose_worker(site, job, 1)) < 20
+
+
+def test_the_bits_are_those_of_the_contributions_alone() -> None:
+    bits.run(1, 1, hush, numbers=(1, 3))
+
+
+def test_a_crowd_of_strangers_keeps_nobody_out() -> None:
+    crowds.measure(900, 100, 1.5, 1, hush)
+
+
+def test_a_noisy_neighbour_changes_no_bit_and_holds_nobody_up() -> None:
+    neighbours.measure(0.5, 1, 1, hush)
+
+
+def test_no_worker_is_taken_for_dead_on_a_busy_machine() -> None:
+    overload.run(4, 1, hush)

@@ -16,11 +16,15 @@ from typing import NamedTuple
 from tests.soak import (
     Figures,
     Say,
+    bits,
+    crowds,
     flips,
     frame_storm,
     freezes,
     kills,
     lost_workers,
+    neighbours,
+    overload,
     partitions,
     rolling,
 )
@@ -39,9 +43,13 @@ BARS = {
     "rolling": Bar(rolling.run, 200, "B11: restarts by SIGTERM, no failed step"),
     "freezes": Bar(freezes.run, 20, "B3: reducers stopped, recovered within 2.5 s"),
     "workers": Bar(lost_workers.run, 50, "B4: workers killed (1 s) or stopped (6 s), named to all"),
+    "bits": Bar(bits.run, 10, "B8: same bits for all reducers, chunks, orders of arrival, kills"),
     "partitions": Bar(
         partitions.run, 3, "B24: each pair and direction, detected within 2 s (root)"
     ),
+    "crowds": Bar(crowds.run, 5_000, "B14: strangers cost 5 % of throughput, a join 1 s at most"),
+    "neighbours": Bar(neighbours.run, 5, "B15: a job keeps 90 % of its share beside a noisy one"),
+    "overload": Bar(overload.run, 60, "B21: four busy processes a core, no worker taken for dead"),
     "storm": Bar(frame_storm.run, 100_000, "B7: 5 % of all frames harmed, 0 double counts"),
     "flips": Bar(flips.run, 10_000, "B17: all flipped bits found"),
 }

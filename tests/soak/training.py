@@ -15,7 +15,6 @@ from tests.support.ranks import Tell, join, start_ranks
 from tests.support.router import enter
 from tests.support.wait import wait_until
 
-KEYS = ("a", "b")
 SETTLE_SECONDS = 5.0
 PATIENCE = 60.0  # for one turn: whatever is broken, nobody may hang
 
@@ -37,10 +36,11 @@ def train(
     job: str,
     count: int,
     seed: int,
+    keys: int,
     namespaces: list[str],
     tell: Tell,
 ) -> Account:
-    """Turns of two keys of `count` elements until rank 0 hears anything; rank 0 tells of each.
+    """Turns of some keys of `count` elements until rank 0 hears anything; rank 0 tells of each.
 
     Descriptors and threads must be what they were, 5 s after the end at most. With `namespaces`
     each rank goes to the network of its own.
@@ -56,7 +56,7 @@ def train(
         stop = np.zeros(1, np.int32)
         while not stop[0]:
             began = time.monotonic()
-            works = [group.all_reduce(values.of(rank, turn + i), key=k) for i, k in enumerate(KEYS)]
+            works = [group.all_reduce(values.of(rank, turn + i), key=f"k{i}") for i in range(keys)]
             for i, work in enumerate(works):
                 result = work.wait(PATIENCE)
                 wrong += result.tobytes() != values.total(turn + i).tobytes()
@@ -93,9 +93,10 @@ class Training:
         world: int = 4,
         count: int = 100_003,
         seed: int = 1,
+        keys: int = 2,
         namespaces: Sequence[str] = (),
     ) -> None:
-        arguments = (list(addresses), job, count, seed, list(namespaces))
+        arguments = (list(addresses), job, count, seed, keys, list(namespaces))
         self.ranks = start_ranks(world, train, *arguments, talk=True)
 
     def turn(self) -> tuple[int, float]:
