@@ -83,10 +83,11 @@ sanitize: $(STAMP) ## The same under ASan with UBSan, then under TSan
 	$(call NATIVE_TESTS,sanitize-address,address$(COMMA)undefined)
 	$(call NATIVE_TESTS,sanitize-thread,thread)
 
-soak: $(STAMP) ## Fuzzing, a million forged handshakes, 20,000 storms of faults, all tests three times
+soak: $(STAMP) ## Fuzzing, forging, storms, kills by the hundred (tests.soak), all tests three times
 	$(BIN)/python -m tests.support.storm --seeds 20000 --rounds 20
 	$(BIN)/python -m tests.fuzz.decoder --seconds 600
 	$(BIN)/python -m tests.fuzz.handshakes --count 1000000
+	$(BIN)/python -m tests.soak
 	for turn in 1 2 3; do $(BIN)/python -m pytest -q $(PYTEST_ARGS) || exit 1; done
 
 bench: $(STAMP) ## Three minutes of tables beside gloo; limited NICs need root

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from bench.netlab import LabError
+from reducer_client import PeerLostError
 from tests.soak import (
     bits,
     crowds,
@@ -20,6 +23,7 @@ from tests.soak import (
     rolling,
 )
 from tests.soak.training import Training
+from tests.support.ranks import join, start_ranks
 from tests.support.reducers import Reducers
 
 
@@ -38,6 +42,25 @@ def test_a_stopped_worker_is_named_with_the_round_on_every_survivor(job: str) ->
             reducers.addresses, job, 2, lambda ranks: ranks.kill(2, signal.SIGSTOP)
         )
     assert min(took) > 4 and max(took) < 20
+
+
+def _die_in_callback(rank: int, world: int, addresses: list[str], job: str) -> int | None:
+    with join(rank, world, addresses, job) as group:
+        die = (lambda work: os.kill(os.getpid(), signal.SIGKILL)) if rank == 1 else None
+        with pytest.raises(PeerLostError) as caught:
+            while True:
+                group.all_reduce(np.ones(1000, np.float32), key="k", on_done=die).wait(60)
+        return caught.value.rank
+
+
+def test_a_worker_that_dies_in_a_callback_is_lost_like_any_other(job: str) -> None:
+    with (
+        Reducers(2) as reducers,
+        start_ranks(3, _die_in_callback, reducers.addresses, job) as ranks,
+    ):
+        outcomes = ranks.collect(30)
+    assert [outcome.reported for outcome in outcomes] == [True, False, True]
+    assert (outcomes[0].value, outcomes[2].value) == (1, 1), outcomes
 
 
 @pytest.fixture
