@@ -86,7 +86,6 @@ class Lab:
         _require_root()
         clean()
         _check_congestion(self.congestion)
-        self._allowed_before = _ALLOWED.read_text(encoding="ascii").strip()
         try:
             self._build()
         except BaseException:
@@ -130,6 +129,7 @@ class Lab:
         run_tool("ip", "netns", "add", switch)
         run_tool("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
         run_tool("ip", "-n", switch, "link", "set", "bridge", "up")
+        self._allowed_before = _ALLOWED.read_text(encoding="ascii").strip()
         allowed = f"{self._allowed_before} {self.congestion}"
         _ALLOWED.write_text(allowed, encoding="ascii")
         for host, nic in self.hosts.items():

@@ -27,14 +27,15 @@ def cut_off(host: str, others: Sequence[str]) -> Cut:
     return tuple(pair for other in others for pair in ((host, other), (other, host)))
 
 
-def matrix() -> Iterator[tuple[str, Cut]]:
+def matrix() -> Iterator[list[tuple[str, Cut]]]:
     """Each worker and each reducer: up, down, both ways; then each reducer from everybody."""
     for worker, reducer in itertools.product(WORKERS, REDUCERS):
-        yield f"up of {worker} and {reducer}", ((worker, reducer),)
-        yield f"down of {worker} and {reducer}", ((reducer, worker),)
-        yield f"both of {worker} and {reducer}", cut_off(worker, [reducer])
-    for reducer in REDUCERS:
-        yield f"all of {reducer}", cut_off(reducer, WORKERS)
+        yield [
+            (f"up of {worker} and {reducer}", ((worker, reducer),)),
+            (f"down of {worker} and {reducer}", ((reducer, worker),)),
+            (f"both of {worker} and {reducer}", cut_off(worker, [reducer])),
+        ]
+    yield [(f"all of {reducer}", cut_off(reducer, WORKERS)) for reducer in REDUCERS]
 
 
 class Site:
@@ -100,19 +101,24 @@ def lose_worker(place: Site, job: str, victim: int) -> list[float]:
 
 
 def run(count: int, seed: int, say: Say) -> Figures:
-    """The matrix `count` times, and then each worker lost."""
+    """The matrix `count` times, and then each worker lost.
+
+    Few cuts to a job: what goes out again and again stays out for longer each time.
+    """
     took: dict[str, list[float]] = {}
     world = len(WORKERS)
     with site() as place:
         spaces = place.namespaces
-        with Training(
-            place.addresses, "partitions", world=world, seed=seed, namespaces=spaces
-        ) as training:
-            for name, cut in [*matrix()] * count:
-                seconds = partition(place, training, cut)
-                took.setdefault(name.split()[0], []).append(seconds)
-                say(f"{name}: {seconds:.2f} s")
-            training.finish()
+        for number, cuts in enumerate([*matrix()] * count):
+            name = f"partitions{number}"
+            with Training(
+                place.addresses, name, world=world, seed=seed, namespaces=spaces
+            ) as training:
+                for what, cut in cuts:
+                    seconds = partition(place, training, cut)
+                    took.setdefault(what.split()[0], []).append(seconds)
+                    say(f"{what}: {seconds:.2f} s")
+                training.finish()
         took["worker"] = [
             seconds
             for victim in list(range(world)) * count

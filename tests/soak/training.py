@@ -26,7 +26,7 @@ class Account:
     turns: int
     wrong: int
     slowest: float
-    resident: tuple[int, int]  # bytes after the first tenth of the time, and at the end
+    resident: tuple[int, int]  # bytes after half of the turns, and at the end
 
 
 def train(
@@ -70,8 +70,8 @@ def train(
             if turn % 100 == 0:
                 residents.append(usage(os.getpid()).resident)
     _settle(before)
-    early = residents[len(residents) // 10] if residents else 0
-    return Account(turn, wrong, slowest, (early, residents[-1] if residents else 0))
+    middle = residents[len(residents) // 2] if residents else 0
+    return Account(turn, wrong, slowest, (middle, residents[-1] if residents else 0))
 
 
 def _settle(before: Usage) -> None:
