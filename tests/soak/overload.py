@@ -39,10 +39,11 @@ def run(count: int, seed: int, say: Say) -> Figures:
     with (
         Reducers(2, "--log-level", "error") as reducers,
         Training(reducers.addresses, "overload", seed=seed) as training,
-        hogs(TIMES * usable_cores()),
     ):
-        end = time.monotonic() + count
-        training.until(lambda: time.monotonic() > end, count + 60)
+        training.turn()
+        with hogs(TIMES * usable_cores()):
+            end = time.monotonic() + count
+            training.until(lambda: time.monotonic() > end, count + 60)
         accounts = training.finish()
     return {
         "seconds": f"{count}, {TIMES} busy processes for each of {usable_cores()} cores",
