@@ -17,8 +17,9 @@ from tests.soak import flips, frame_storm, hush
 from tests.support import harms
 from tests.support.groups import Groups, Values
 from tests.support.harms import Trigger
-from tests.support.proxy import Direction, Proxies, Stream, pass_on
+from tests.support.proxy import Direction, LinkResetError, Proxies, Stream, pass_on
 from tests.support.reducers import Reducers
+from tests.support.wait import wait_until
 
 COUNT = 20_011  # elements: one chunk or more for each of two reducers
 WORLD = 2
@@ -61,6 +62,59 @@ def test_a_link_may_be_reset_behind_any_byte(
             groups.turn(values, turn)
             assert trigger.fired.is_set(), f"no frame was cut at {place}"
         assert sum(proxies.made) >= 2 * WORLD + len(places)
+
+
+MOMENTS = (
+    "before the first byte",
+    "in the middle of a chunk",
+    "before any result",
+    "after the first result",
+)
+
+
+def _arm_kill(reducers: Reducers, trigger: Trigger, moment: str) -> list[int]:
+    """The reducer whose frame comes next dies at that moment; its index will be in the list."""
+    died: list[int] = []
+
+    async def kill(stream: Stream, piece: bytes) -> None:
+        if moment == "in the middle of a chunk":
+            await stream.send(piece[: len(piece) // 2])
+        reducers.strike(stream.index)
+        died.append(stream.index)
+        raise LinkResetError
+
+    async def let_one_pass(stream: Stream, piece: bytes) -> None:
+        await stream.send(piece)
+        trigger.arm("down", MessageKind.RESULT, kill)
+
+    if moment == "after the first result":
+        trigger.arm("down", MessageKind.RESULT, let_one_pass)
+    else:
+        direction: Direction = "down" if moment == "before any result" else "up"
+        trigger.arm(direction, DATA[direction], kill)
+    return died
+
+
+def test_a_reducer_may_die_at_any_moment_of_a_round(values: Values, job: str) -> None:
+    trigger = Trigger()
+    with (
+        Reducers(2) as reducers,
+        Proxies(reducers.addresses, trigger, framed=True) as proxies,
+        Groups(WORLD, proxies.addresses, job) as groups,
+    ):
+
+        def all_sum() -> bool:
+            groups.turn(values, 2)
+            return all(reducers.contributions(index) for index in range(2))
+
+        for moment in MOMENTS:
+            groups.turn(values, 0)
+            died = _arm_kill(reducers, trigger, moment)
+            groups.turn(values, 1)
+            (index,) = died
+            reducers.kill(index)
+            reducers.start(index)
+            wait_until(all_sum, 30, "both reducers sum again")
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])

@@ -46,6 +46,11 @@ class Reducers:
         self.daemon(index).kill()
         self._daemons[index] = None
 
+    def strike(self, index: int) -> None:
+        """SIGKILL to the daemon and its lanes, at once and from any thread; `kill` buries it."""
+        for pid in self._pids(index):
+            os.kill(pid, signal.SIGKILL)
+
     def terminate(self, index: int) -> int:
         """SIGTERM, and wait for the drain; the exit status."""
         status = self.daemon(index).stop()
