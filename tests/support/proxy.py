@@ -123,7 +123,6 @@ class Proxies:
             for direction in DIRECTIONS
         }
         self._tasks: set[asyncio.Task[None]] = set()
-        self._links: dict[asyncio.Task[None], int] = {}
         self.made = [0] * len(upstreams)  # links so far, by reducer
         self._servers = [socket.create_server(("127.0.0.1", 0)) for _ in upstreams]
         self.addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in self._servers]
@@ -155,16 +154,6 @@ class Proxies:
         for direction in DIRECTIONS:
             self._do(self._gates[index, direction].set)
 
-    def reset(self, index: int) -> None:
-        """RST to both sides of each of the reducer's links."""
-
-        def cancel() -> None:
-            for task, of in self._links.items():
-                if of == index:
-                    task.cancel()
-
-        self._do(cancel)
-
     # --- in the loop's thread -------------------------------------------------------------------
 
     def _do(self, action: Callable[[], Any]) -> None:
@@ -178,11 +167,10 @@ class Proxies:
     def _listen(self, index: int, server: socket.socket) -> None:
         self._spawn(self._accept(index, server))
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _end(self) -> None:
         tasks = [*self._tasks]
@@ -194,9 +182,7 @@ class Proxies:
         while True:
             worker, _ = await self._loop.sock_accept(server)
             self.made[index] += 1
-            task = self._spawn(self._link(index, self.made[index], worker))
-            self._links[task] = index
-            task.add_done_callback(self._links.pop)
+            self._spawn(self._link(index, self.made[index], worker))
 
     async def _link(self, index: int, number: int, worker: socket.socket) -> None:
         reducer = socket.socket()
