@@ -47,8 +47,8 @@ def crowd(port: int, slow: int, garbage: float, rates: Rates) -> Iterator[None]:
 
 
 def turns_in(training: Training, seconds: float) -> float:
-    """Turns a second."""
-    began = training.turn()
+    """Turns a second, from now on."""
+    began = training.turn_after(time.monotonic())
     last = began
     while last[1] - began[1] < seconds:
         last = training.turn()

@@ -34,7 +34,7 @@ def _freeze(reducers: Reducers, training: Training, index: int) -> float:
     """Seconds to the next result; returns when the reducer sums again."""
     reducers.freeze(index)
     at = time.monotonic()
-    took = training.turn_after(at) - at
+    took = training.turn_after(at)[1] - at
     for _ in range(10):
         training.turn()
     reducers.thaw(index)

@@ -78,7 +78,7 @@ def partition(place: Site, training: Training, cut: Cut) -> float:
     for source, target in cut:
         place.router.drop(source, target)
     at = time.monotonic()
-    took = training.turn_after(at) - at
+    took = training.turn_after(at)[1] - at
     for _ in range(3):
         training.turn()
     place.router.heal()

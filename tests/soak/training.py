@@ -104,12 +104,12 @@ class Training:
         done: tuple[int, float] = self.ranks.receive(0, 2 * PATIENCE)
         return done
 
-    def turn_after(self, at: float) -> float:
-        """When the first turn was done that began after `at`."""
+    def turn_after(self, at: float) -> tuple[int, float]:
+        """The first turn that began after `at`: its number, and when it was done."""
         done = 0.0
         while done < at:
             done = self.turn()[1]
-        return self.turn()[1]
+        return self.turn()
 
     def until(self, predicate: Callable[[], object], timeout: float = 2 * PATIENCE) -> None:
         """Turns, until something is true: who does not hear of them holds rank 0 up."""
