@@ -85,6 +85,7 @@ sanitize: $(STAMP) ## The same under ASan with UBSan, then under TSan
 
 soak: $(STAMP) ## Fuzzing, forging, storms, kills by the hundred (tests.soak), all tests three times
 	$(BIN)/python -m tests.support.storm --seeds 20000 --rounds 20
+	$(BIN)/python -m tests.model.run --full --megabytes 8000
 	$(BIN)/python -m tests.fuzz.decoder --seconds 600
 	$(BIN)/python -m tests.fuzz.handshakes --count 1000000
 	$(BIN)/python -m tests.soak
