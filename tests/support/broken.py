@@ -32,7 +32,7 @@ def rank_order() -> None:
     job._ORDER_FREE = Everything()
 
 
-def exactly_once() -> None:
+def dedupe() -> None:
     from reducer.core.round import ABSENT, Chunk
 
     before = Chunk.contribute
@@ -42,6 +42,30 @@ def exactly_once() -> None:
         self.crcs[rank] = ABSENT
 
     Chunk.contribute = contribute  # type: ignore[method-assign]
+
+
+def immutability() -> None:
+    """What goes again is no copy, but what has become of the caller's buffer meanwhile."""
+    from reducer.wire.codes import MessageKind
+    from tests.support.simlane import SimSession
+
+    before = SimSession._handle
+    sent: dict[int, set[tuple[int, int, int, int]]] = {}
+
+    def handle(self: SimSession, frame: Any) -> None:
+        header = frame.header
+        if header.kind == MessageKind.CONTRIBUTION and header.length:
+            seen = sent.setdefault(id(self.lane.bodies), set())
+            id_ = (header.key, header.round, header.chunk, header.rank)
+            if id_ in seen:
+                view = self._placed[0].view
+                view[0] ^= 1
+                crc = self.lane.kernels.crc32c(view[: header.length])
+                frame = frame._replace(header=header._replace(payload_crc=crc))
+            seen.add(id_)
+        before(self, frame)
+
+    SimSession._handle = handle  # type: ignore[method-assign]
 
 
 def freeing() -> None:
@@ -80,7 +104,7 @@ def moving() -> None:
     Job.move = lambda self, route: []  # type: ignore[method-assign]
 
 
-def instance() -> None:
+def incarnation() -> None:
     """A lane that has lost its state of the run seems to have it."""
     from reducer.core.run import Run
 
@@ -99,7 +123,16 @@ def instance() -> None:
 
 RULES = {
     rule.__name__: rule
-    for rule in (rank_order, exactly_once, freeing, redelivery, telling_again, moving, instance)
+    for rule in (
+        rank_order,
+        dedupe,
+        immutability,
+        freeing,
+        redelivery,
+        telling_again,
+        moving,
+        incarnation,
+    )
 }
 
 

@@ -34,6 +34,9 @@ class FaultyCluster(SimCluster):
         self._due: set[Link] = set()
         self._closed: list[tuple[int, int, SimSession]] = []  # the lane has not heard of it yet
         self._starts = 0
+        self._bodies: dict[tuple[int, int, int, int], int] = {}
+        for lane in self.lanes.values():
+            lane.bodies = self._bodies
 
     # --- faults ---------------------------------------------------------------------------------
 
@@ -65,6 +68,7 @@ class FaultyCluster(SimCluster):
                 **keep,
             )
             born.now = self.now
+            born.bodies = self._bodies
             self.lanes[slot, lane] = born
 
     def _incarnation(self, slot: int, lane: int) -> bytes:

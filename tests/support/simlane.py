@@ -70,6 +70,7 @@ class SimSession:
 
     def _handle(self, frame: Frame) -> None:
         if frame.header.kind == MessageKind.CONTRIBUTION:
+            self.lane.compare(frame.header)
             buffer = self._placed.pop(0) if frame.payload is not None else None
             self.lane.feed(events.Contributed(self.number, frame.header, buffer))
         else:
@@ -118,6 +119,8 @@ class SimLane:
         self.peak = 0
         self.logs: list[str] = []
         self.unsent: frozenset[int] = frozenset()  # kinds of frames that are dropped instead
+        # CRCs of contributions by key, round, chunk and rank: of one job, on all its lanes.
+        self.bodies: dict[tuple[int, int, int, int], int] | None = None
         self._opened = 0
 
     def connect(self) -> SimSession:
@@ -134,6 +137,14 @@ class SimLane:
     def feed(self, event: events.Event) -> None:
         for output in self.core.handle(event, self.now):
             self._execute(output)
+
+    def compare(self, header: Header) -> None:
+        """A rank's contribution to a chunk is the same each time that it is sent."""
+        if self.bodies is None:
+            return
+        id_ = (header.key, header.round, header.chunk, header.rank)
+        before = self.bodies.setdefault(id_, header.payload_crc)
+        assert before == header.payload_crc, f"I4: rank {header.rank} sent two bodies of {id_[:3]}"
 
     def take(self, size: int) -> SimBuffer:
         buffer = SimBuffer(size)
