@@ -1,7 +1,9 @@
-"""Write frames.txt: the golden vectors that Python and the C++ engine both check.
+"""Write the golden vectors of this minor version, which Python and the C++ engine both check.
 
 Run `python -m tests.vectors.regenerate` after a deliberate change of the protocol, and read the
-difference: a changed line means that an old peer will not understand a new one.
+difference: a changed line means that an old peer will not understand a new one. Each minor has a
+folder of its own, MAJOR.MINOR; once it is released, the next change takes the next minor, and what
+is in its folder stays as it is: both languages go on reading it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from reducer.core.plan import make_plan
 from reducer.core.route import Route
 from reducer.wire import messages as m
 from reducer.wire.checksum import crc32c
-from reducer.wire.codes import Collective, DType, Flag, MessageKind, ReduceOp
+from reducer.wire.codes import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Collective,
+    DType,
+    Flag,
+    MessageKind,
+    ReduceOp,
+)
 from reducer.wire.handshake import LaneHandshake, WorkerHandshake, extract, job_key
 from reducer.wire.header import (
     HEADER_SIZE,
@@ -27,7 +37,8 @@ from reducer.wire.header import (
 from reducer.wire.keys import key_id
 from tests.support.frames import control, frame, heartbeat
 
-PATH = Path(__file__).with_name("frames.txt")
+FOLDER = Path(__file__).parent
+PATH = FOLDER / f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}" / "frames.txt"
 INTRO = """\
 # Golden vectors of wire protocol 1. One a line: kind of vector, name, key=value ..., hex=bytes.
 # preface: lane, flags. frame: all header fields, then header and payload in hex. bad: bytes that

@@ -1,4 +1,4 @@
-// The golden vectors of tests/vectors/frames.txt, which Python checks too.
+// The golden vectors of tests/vectors, one file a minor version, which Python checks too.
 #include <algorithm>
 #include <fstream>
 #include <iostream>
@@ -52,6 +52,7 @@ void check_preface(const Fields& fields, const std::string& bytes) {
   CHECK(ors::unpack_preface(raw(bytes), &preface) == nullptr);
   CHECK(preface.lane == number(fields, "lane"));
   CHECK(preface.flags == number(fields, "flags"));
+  CHECK(preface.major == ors::kProtocolMajor && preface.minor <= ors::kProtocolMinor);
   uint8_t packed[ors::kPrefaceSize];
   ors::pack_preface(preface, packed);
   CHECK(bytes == std::string(reinterpret_cast<char*>(packed), sizeof packed));
@@ -229,42 +230,50 @@ void check_plan(const Fields& fields) {
   }
 }
 
-}  // namespace
+void check_line(const std::string& line, std::map<std::string, int>* seen) {
+  std::stringstream words(line);
+  std::string kind;
+  std::string name;
+  words >> kind >> name;
+  Fields fields;
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    fields[word.substr(0, equals)] = word.substr(equals + 1);
+  }
+  const std::string bytes = unhex(fields["hex"]);
+  if (kind == "preface") check_preface(fields, bytes);
+  if (kind == "key") CHECK(ors::key_id(bytes) == number(fields, "id"));
+  if (kind == "crc") {
+    CHECK(ors::crc32c(bytes.data(), bytes.size()) == number(fields, "crc"));
+    CHECK(ors::crc32c_portable(bytes.data(), bytes.size()) == number(fields, "crc"));
+  }
+  if (kind == "frame") {
+    check_frame(fields, bytes);
+    check_map(bytes);
+  }
+  if (kind == "bad") check_bad(fields, bytes);
+  if (kind == "plan") check_plan(fields);
+  if (kind == "psk") check_psk(fields);
+  ++(*seen)[kind];
+}
 
-int main(int argc, char** argv) {
-  CHECK(argc == 2);
-  std::ifstream file(argv[1]);
+void check_file(const char* path) {
+  std::ifstream file(path);
   CHECK(file.good());
   std::map<std::string, int> seen;
   for (std::string line; std::getline(file, line);) {
-    if (line.empty() || line[0] == '#') continue;
-    std::stringstream words(line);
-    std::string kind;
-    std::string name;
-    words >> kind >> name;
-    Fields fields;
-    for (std::string word; words >> word;) {
-      const size_t equals = word.find('=');
-      fields[word.substr(0, equals)] = word.substr(equals + 1);
-    }
-    const std::string bytes = unhex(fields["hex"]);
-    if (kind == "preface") check_preface(fields, bytes);
-    if (kind == "key") CHECK(ors::key_id(bytes) == number(fields, "id"));
-    if (kind == "crc") {
-      CHECK(ors::crc32c(bytes.data(), bytes.size()) == number(fields, "crc"));
-      CHECK(ors::crc32c_portable(bytes.data(), bytes.size()) == number(fields, "crc"));
-    }
-    if (kind == "frame") {
-      check_frame(fields, bytes);
-      check_map(bytes);
-    }
-    if (kind == "bad") check_bad(fields, bytes);
-    if (kind == "plan") check_plan(fields);
-    if (kind == "psk") check_psk(fields);
-    ++seen[kind];
+    if (!line.empty() && line[0] != '#') check_line(line, &seen);
   }
-  for (const char* kind : {"preface", "key", "crc", "frame", "bad", "plan", "psk"})
+  for (const char* kind : {"preface", "key", "crc", "frame", "bad", "plan", "psk"}) {
     CHECK(seen[kind] > 0);
-  std::cout << seen["frame"] << " frames, " << seen["bad"] << " bad ones, " << seen["plan"]
-            << " plans\n";
+  }
+  std::cout << path << ": " << seen["frame"] << " frames, " << seen["bad"] << " bad ones, "
+            << seen["plan"] << " plans\n";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CHECK(argc > 1);
+  for (int at = 1; at < argc; ++at) check_file(argv[at]);
 }
