@@ -87,6 +87,10 @@ soak: $(STAMP) ## Fuzzing, forging, storms, models, kills by the hundred, all te
 	$(BIN)/python -m tests.support.storm --seeds 5200 --rounds 100
 	$(BIN)/python -m tests.model.run --full --megabytes 8000
 	$(BIN)/python -m tests.fuzz.decoder --seconds 600
+	for target in decoder lane handshake; do \
+	    $(BIN)/python -m tests.fuzz.guided $$target --seconds 600 || test $$? = 2 || exit 1; done
+	$(call NATIVE_TESTS,sanitize-address,address$(COMMA)undefined)
+	build/sanitize-address/engine/tests/engine_fuzz 100000000 1 tests/vectors/*/frames.txt
 	$(BIN)/python -m tests.fuzz.handshakes --count 1000000
 	$(BIN)/python -m tests.soak
 	for turn in 1 2 3; do $(BIN)/python -m pytest -q $(PYTEST_ARGS) || exit 1; done

@@ -8,18 +8,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tests.support.interpreted import run_interpreted
+
 SEEDS = 100
 ROUNDS = 10
-
-
-def _run_interpreted() -> None:
-    """Compiled functions cannot be patched: let an editable install find the sources instead."""
-    for finder in sys.meta_path:
-        compiled = getattr(finder, "known_wheel_files", {})
-        for name in [
-            name for name in compiled if name.startswith(("reducer.core", "reducer.wire"))
-        ]:
-            del compiled[name]
 
 
 def rank_order() -> None:
@@ -137,7 +129,7 @@ RULES = {
 
 
 def main() -> int:
-    _run_interpreted()
+    run_interpreted()
     from reducer.errors import InternalError
     from tests.support.simcluster import StuckError
     from tests.support.storm import Storm

@@ -1,0 +1,266 @@
+// Bytes of a hostile lane against the engine's parsers: `engine_fuzz COUNT FIRST VECTORS...`.
+//
+// The law: arbitrary bytes are parsed, or refused with a text; nothing else. No input makes the
+// parsers allocate more at once than kMost, or takes a second; no answer but the true one proves a
+// key. Built with sanitizers, the process ends at the first error. Inputs have numbers, and the
+// same number is the same input: FIRST begins there.
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <iostream>
+#include <new>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "connection.h"
+#include "crc.h"
+#include "handshake.h"
+#include "messages.h"
+#include "msgpack.h"
+#include "wire.h"
+
+namespace {
+
+// A chunk and the slack behind it. The most that a map takes is less: 4,096 items.
+constexpr size_t kMost = 5u << 20;
+constexpr uint64_t kShown = 1'000'000;  // inputs between two lines of output
+constexpr uint64_t kBatch = 1'024;      // inputs between two looks at the clock
+
+}  // namespace
+
+void* operator new(size_t size) {
+  CHECK(size <= kMost);
+  void* memory = std::malloc(size == 0 ? 1 : size);
+  CHECK(memory != nullptr);
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace {
+
+// splitmix64: cheap to begin anew for every input.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15u) {}
+
+  uint64_t next() {
+    uint64_t z = state_ += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+  size_t below(size_t limit) { return limit == 0 ? 0 : next() % limit; }
+  bool one_in(size_t n) { return below(n) == 0; }
+  char byte() { return static_cast<char>(next()); }
+
+ private:
+  uint64_t state_;
+};
+
+struct Seeds {
+  std::vector<std::string> frames;
+  std::vector<std::string> maps;  // payloads of control frames
+  std::string master, job, nonce, answer;
+  uint16_t lane = 0;
+};
+
+void change(Random* random, std::string* bytes) {
+  const size_t at = random->below(bytes->size());
+  switch (bytes->empty() ? 1 : random->below(5)) {
+    case 0:
+      (*bytes)[at] = static_cast<char>((*bytes)[at] ^ (1 << random->below(8)));
+      break;
+    case 1:
+      bytes->insert(bytes->begin() + static_cast<ptrdiff_t>(at), random->byte());
+      break;
+    case 2:
+      bytes->erase(at, 1 + random->below(8));
+      break;
+    case 3:
+      (*bytes)[at] = random->byte();
+      break;
+    default:
+      bytes->append(bytes->substr(at, 1 + random->below(64)));
+  }
+}
+
+std::string changed(Random* random, std::string bytes) {
+  for (size_t left = random->below(4); left > 0; --left) change(random, &bytes);
+  return bytes;
+}
+
+// Right CRCs around wrong contents, and mostly the right length: these reach the code behind the
+// checks.
+void seal(Random* random, std::string* frame) {
+  if (frame->size() < ors::kHeaderSize) return;
+  auto* bytes = reinterpret_cast<uint8_t*>(frame->data());
+  const size_t length = frame->size() - ors::kHeaderSize;
+  const bool lies = random->one_in(16);
+  ors::store(bytes + 64,
+             static_cast<uint32_t>(lies ? random->next() >> random->below(64) : length));
+  ors::store(bytes + 72, length == 0 ? 0u : ors::crc32c(bytes + ors::kHeaderSize, length));
+  ors::store(bytes + 76, ors::crc32c(bytes, 76));
+}
+
+void fuzz_map(Random* random, const Seeds& seeds) {
+  const std::string bytes = changed(random, seeds.maps[random->below(seeds.maps.size())]);
+  ors::Value value;
+  if (ors::msgpack_decode(bytes, &value) == nullptr) {
+    std::string again;
+    ors::msgpack_encode(value, &again);
+    CHECK(ors::msgpack_decode(again, &value) == nullptr);
+  }
+  ors::Pending pending;
+  ors::Welcome welcome;
+  ors::Failure failure;
+  std::string reason;
+  std::vector<ors::StalledRound> rounds;
+  ors::Route route;
+  ors::Suspicion suspicion;
+  ors::Absence absence;
+  ors::decode_pending(bytes, &pending);
+  ors::decode_welcome(bytes, &welcome);
+  ors::decode_error(bytes, &failure);
+  ors::decode_goaway(bytes, &reason);
+  ors::decode_stall(bytes, &rounds);
+  ors::decode_refused(bytes, &failure);
+  ors::decode_suspect(bytes, &suspicion);
+  ors::decode_absent(bytes, &absence);
+  if (ors::decode_route(bytes, &route) == nullptr && route.slots() > 0) {
+    const ors::Owners owners(route);
+    CHECK(owners.place(random->next(), 7).slot < route.slots());
+  }
+}
+
+// Wants what it is offered, but for one result in four; `room` is what a chunk may fill.
+class Sink final : public ors::FrameSink {
+ public:
+  explicit Sink(Random* random) : random_(random), room_(ors::kMaxChunkBytes) {}
+
+  std::optional<ors::Failure> control(const ors::Header& header, const uint8_t* payload) override {
+    if (header.length > 0) CHECK(payload != nullptr && header.length <= ors::kMaxControlBytes);
+    return {};
+  }
+  std::optional<ors::Failure> result_begins(const ors::Header& header,
+                                            ors::Target* target) override {
+    CHECK(header.length <= room_.size());
+    if (!random_->one_in(4)) target->bytes = room_.data();
+    return {};
+  }
+  std::optional<ors::Failure> result_ends(const ors::Header&) override { return {}; }
+
+ private:
+  Random* random_;
+  std::vector<uint8_t> room_;
+};
+
+void fuzz_receiver(Random* random, const Seeds& seeds, Sink* sink) {
+  std::string stream;
+  for (size_t left = 1 + random->below(4); left > 0; --left) {
+    std::string frame = changed(random, seeds.frames[random->below(seeds.frames.size())]);
+    if (!random->one_in(8)) seal(random, &frame);
+    stream += frame;
+  }
+  if (random->one_in(64)) stream.append(ors::kMaxControlBytes + 4'096, random->byte());
+  ors::Receiver receiver("a lane");
+  std::optional<ors::Failure> failure;
+  for (size_t at = 0; at < stream.size() && !failure;) {
+    struct iovec parts[2];
+    CHECK(receiver.prepare(parts) >= 1 && parts[0].iov_len > 0);
+    const size_t steps[] = {1, 79, 80, 4'096};
+    const size_t part = std::min({steps[random->below(4)], parts[0].iov_len, stream.size() - at});
+    std::memcpy(parts[0].iov_base, stream.data() + at, part);
+    at += part;
+    failure = receiver.received(part, sink);
+  }
+  if (failure) CHECK(!failure->message.empty());
+}
+
+void fuzz_handshake(Random* random, const Seeds& seeds, const ors::Secret& key) {
+  ors::Handshake handshake(key, seeds.job, seeds.lane, seeds.nonce, "a lane");
+  const std::string answer = changed(random, seeds.answer);
+  bool failed = false;
+  for (size_t at = 0; at < answer.size() && handshake.wanted() > 0 && !failed;) {
+    const size_t part = std::min({1 + random->below(100), handshake.wanted(), answer.size() - at});
+    failed = handshake.received(std::string_view(answer).substr(at, part)).has_value();
+    at += part;
+  }
+  const bool whole = answer.substr(0, seeds.answer.size()) == seeds.answer;
+  CHECK(handshake.proven() == whole);
+}
+
+std::string unhex(const std::string& hex) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2) {
+    bytes.push_back(static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+  }
+  return bytes;
+}
+
+std::string field(const std::string& line, const std::string& name) {
+  const size_t at = line.find(" " + name + "=");
+  if (at == std::string::npos) return {};
+  const size_t begin = at + name.size() + 2;
+  return line.substr(begin, line.find(' ', begin) - begin);
+}
+
+void read_seeds(const char* path, Seeds* seeds) {
+  std::ifstream file(path);
+  CHECK(file.good());
+  for (std::string line; std::getline(file, line);) {
+    const std::string kind = line.substr(0, line.find(' '));
+    if (kind == "frame" || kind == "bad") {
+      const std::string bytes = unhex(field(line, "hex"));
+      seeds->frames.push_back(bytes);
+      const bool control = bytes.size() > ors::kHeaderSize && bytes[5] < 16;
+      if (kind == "frame" && control) seeds->maps.push_back(bytes.substr(ors::kHeaderSize));
+    } else if (kind == "psk") {
+      seeds->master = unhex(field(line, "master"));
+      seeds->job = unhex(field(line, "job"));
+      seeds->nonce = unhex(field(line, "worker_nonce"));
+      seeds->answer = unhex(field(line, "answer"));
+      seeds->lane = static_cast<uint16_t>(std::stoul(field(line, "lane")));
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CHECK(argc > 3);
+  const uint64_t count = std::stoull(argv[1]);
+  const uint64_t first = std::stoull(argv[2]);
+  Seeds seeds;
+  for (int at = 3; at < argc; ++at) read_seeds(argv[at], &seeds);
+  CHECK(!seeds.frames.empty() && !seeds.maps.empty() && !seeds.answer.empty());
+  const ors::Secret key = ors::job_key(seeds.master, seeds.job);
+  Random random(first);
+  Sink sink(&random);
+  std::clock_t begun = std::clock();
+  for (uint64_t number = first; number < first + count; ++number) {
+    random = Random(number);
+    switch (number % 8) {
+      case 0:
+        fuzz_handshake(&random, seeds, key);
+        break;
+      case 1:
+        fuzz_receiver(&random, seeds, &sink);
+        break;
+      default:
+        fuzz_map(&random, seeds);
+    }
+    if (number % kBatch == 0) {
+      const std::clock_t now = std::clock();
+      CHECK(now - begun < CLOCKS_PER_SEC);
+      begun = now;
+    }
+    if (number % kShown == 0) std::cout << "at input " << number << std::endl;
+  }
+  std::cout << count << " inputs from " << first << ", none broke the law\n";
+}

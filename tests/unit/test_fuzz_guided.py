@@ -1,0 +1,33 @@
+"""A few seconds of fuzzing by coverage; `make soak` goes on for longer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.guided import NO_ATHERIS, TARGETS
+from tests.support.cluster import ROOT, environment
+
+SECONDS = 6
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_input_breaks_the_rule(target: str, tmp_path: Path) -> None:
+    # A stopped machine is no hang: the soak takes a second for one.
+    command = [
+        sys.executable, "-m", "tests.fuzz.guided", target, "--seconds", str(SECONDS),
+        "--hang", "30", "--corpus", str(tmp_path),
+    ]  # fmt: skip
+    ended = subprocess.run(
+        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=150,
+        check=False,
+    )  # fmt: skip
+    if ended.returncode == NO_ATHERIS:
+        pytest.skip(ended.stdout.strip())
+    assert ended.returncode == 0, ended.stderr[-3_000:]
+    assert "DONE" in ended.stderr, ended.stderr[-3_000:]
+    kept = len(list((tmp_path / target).iterdir()))
+    assert kept > 1, "nothing but the first input reached new code"
