@@ -18,6 +18,7 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("failover.pml")
 TOOLS = ("spin", "gcc")
 DEPTH = 100_000
+BITS = 33  # 2^33 of them, where states are not kept whole
 # What an assertion of the model says when it does not hold: part of its text, and the law.
 LAWS = {
     ".sum==": "I1-I3, a result is each rank's contribution, once, in rank order",
@@ -36,7 +37,8 @@ class Model:
     As text, workers x reducers x chunks x rounds and faults.
 
     `cycles`: look for runs without an end, instead of states that break a law. `exact`: keep whole
-    states; else 96 bits of each, for models of 10^8.
+    states; else three bits for each in a gigabyte (supertrace): for models of 10^8, whose states
+    would not fit.
     """
 
     workers: int = 2
@@ -132,10 +134,11 @@ def search(model: Model, megabytes: int = 2_000, timeout: float | None = None) -
         # Optimisation takes gcc longer than the search of a small model.
         level = "-O2" if model in FULL else "-O1" if not model.without else "-O0"
         kind = ["-DNP"] if model.cycles else ["-DSAFETY"]
-        store = "-DCOLLAPSE" if model.exact else "-DHC4"
+        store = "-DCOLLAPSE" if model.exact else "-DBITSTATE"
         limit = f"-DMEMLIM={megabytes}"
         _run(["gcc", level, "-w", store, limit, *kind, "-o", "pan", "pan.c"], folder)
         options = [f"-m{DEPTH}", *(["-l"] if model.cycles else [])]
+        options += [] if model.exact else [f"-w{BITS}"]
         said = _run(["./pan", *options], folder, timeout)
     return _outcome(said)
 
