@@ -150,7 +150,7 @@ def main() -> int:
     try:
         import atheris
     except ImportError:
-        print("atheris is not installed: pip install atheris (CPython 3.11 to 3.13)")
+        print("atheris is not installed: pip install atheris")
         return NO_ATHERIS
     run_interpreted()
     with atheris.instrument_imports(include=["reducer.wire", "reducer.core"]):
