@@ -101,15 +101,19 @@ def test_random_bytes_and_one_log_line(daemon: Daemon) -> None:
 
 
 def test_another_major_version_is_answered_with_our_preface(daemon: Daemon) -> None:
-    with plain(daemon.port) as sock:
-        theirs = bytearray(pack_preface(0))
-        theirs[4] = 9
-        sock.sendall(bytes(theirs) + b"frames of a later version" * 100)
-        answer = read_to_end(sock)
-    assert len(answer) == PREFACE_SIZE
-    assert unpack_preface(answer).major == 1
-    text = "the worker speaks protocol 9.0, this reducer 1.0"
-    wait_until(lambda: text in daemon.log, 5, "the refusal is logged, with both versions")
+    theirs = bytearray(pack_preface(0))
+    theirs[4] = 9
+    data = bytes(theirs) + b"frames of a later version" * 100
+
+    def is_logged() -> bool:  # of strangers one line is written each second
+        with plain(daemon.port) as sock:
+            sock.sendall(data)
+            answer = read_to_end(sock)
+        assert len(answer) == PREFACE_SIZE
+        assert unpack_preface(answer).major == 1
+        return "the worker speaks protocol 9.0, this reducer 1.0" in daemon.log
+
+    wait_until(is_logged, 5, "the refusal is logged, with both versions", interval=0.3)
 
 
 @pytest.mark.parametrize("where", ["preface", "frame"])
