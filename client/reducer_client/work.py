@@ -171,11 +171,12 @@ class Work(Generic[T]):
 
     def _timed_out(self, operation: Operation, limit: float, absent: Absent) -> RoundTimeoutError:
         ranks = absent.get((operation.key, operation.round), [])
-        why = f"absent: {_ranks(ranks)}" if ranks else ""
-        why = why or self._context.reports.describe(operation.key) or _NO_REPORT
+        known = [f"absent: {_ranks(ranks)}"] if ranks else []
+        if reports := self._context.reports.describe(operation.key):
+            known.append(reports)
         return RoundTimeoutError(
             f"key {operation.key!r}, round {operation.round}: not finished after {limit:g} s; "
-            f"{why}",
+            f"{'; '.join(known) or _NO_REPORT}",
             rank=ranks[0] if len(ranks) == 1 else None,
             key=operation.key,
             round=operation.round,

@@ -39,6 +39,7 @@ def dedupe() -> None:
 def immutability() -> None:
     """What goes again is no copy, but what has become of the caller's buffer meanwhile."""
     from reducer.wire.codes import MessageKind
+    from reducer.wire.decoder import Frame
     from tests.support.simlane import SimSession
 
     before = SimSession._handle
@@ -53,7 +54,7 @@ def immutability() -> None:
                 view = self._placed[0].view
                 view[0] ^= 1
                 crc = self.lane.kernels.crc32c(view[: header.length])
-                frame = frame._replace(header=header._replace(payload_crc=crc))
+                frame = Frame(header._replace(payload_crc=crc), frame.payload)
             seen.add(id_)
         before(self, frame)
 

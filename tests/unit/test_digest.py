@@ -40,7 +40,7 @@ def lie(lane: SimLane, about: Callable[[Header], bool], ranks: set[int]) -> None
             if session in victims:
                 lane.sessions[session].outbox += forged + payload
             else:
-                honest(output._replace(sessions=(session,)))
+                honest(events.Send((session,), output.frame, output.buffer, output.length))
         return None
 
     lane._send = send  # type: ignore[method-assign]
