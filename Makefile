@@ -46,8 +46,9 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 demo: $(STAMP) ## Train on 4 workers with 2 reducers, beside the same run over gloo
 	$(BIN)/reducer demo
 
-test: check native-test ## All checks, then all tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: check native-test ## All checks, then all tests; those of real processes one by one
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/e2e tests/net
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/unit
 
 check: $(STAMP) ## Linters, types, formats, layers, documents, that benchmarks run, fuzzing
 	$(BIN)/ruff check

@@ -218,7 +218,8 @@ def test_a_reducer_of_an_older_release_is_named() -> None:
         if header.kind == MessageKind.WELCOME:
             welcome = msgpack.unpackb(output.frame[HEADER_SIZE:])
             assert welcome.pop("digest_every") == 1
-            output = output._replace(frame=frame(header, msgpack.packb(welcome)))
+            changed = frame(header, msgpack.packb(welcome))
+            output = events.Send(output.sessions, changed, output.buffer, output.length)
         honest(output)
 
     lane._send = send  # type: ignore[method-assign]
