@@ -20,6 +20,7 @@ from reducer.wire.codes import Collective, DType, ErrorCode, MessageKind, Reduce
 from reducer.wire.decoder import Decoder
 from reducer.wire.header import PREFACE_SIZE, Header, pack_header, pack_preface, unpack_preface
 from tests.support.cluster import Daemon
+from tests.support.strangers import read_to_end
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, connect, crc32c, frame_of
 
@@ -49,17 +50,6 @@ def lives_on(daemon: Daemon) -> Iterator[None]:
     wait_until(lambda: daemon.lane_total("connections") == 0, 5, "no connection is left")
     wait_until(lambda: daemon.lane_total("buffers_out") == 0, 5, "no buffer is out")
     assert daemon.lane_total("internal_errors") == 0
-
-
-def read_to_end(sock: socket.socket) -> bytes:
-    """What the daemon says before it closes, however it closes."""
-    data = b""
-    try:
-        while got := sock.recv(65_536):
-            data += got
-    except ConnectionError:
-        pass
-    return data
 
 
 def error_in(data: bytes) -> messages.Error:

@@ -35,6 +35,7 @@ from reducer.wire.header import (
 )
 from tests.support.cluster import Daemon, run_cli
 from tests.support.handshakes import INCARNATION, complete
+from tests.support.strangers import check_it_lives_on, opened, read_to_end, refused
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, crc32c, frame_of
 
@@ -57,37 +58,8 @@ def daemon(key_file: str) -> Iterator[Daemon]:
 
 @pytest.fixture(autouse=True)
 def lives_on(daemon: Daemon, key: bytes) -> Iterator[None]:
-    """After each attack: no connection is left, no bug has shown, and it still sums."""
     yield
-    assert daemon.get("/healthz")[0] == 200
-    values = np.arange(1000, dtype=np.float32)
-    with Worker(daemon.port, "after", 0, 1, key=key) as worker:
-        assert worker.join().all_reduce("k", 0, values) == values.tobytes()
-        worker.bye()
-    wait_until(lambda: daemon.lane_total("connections") == 0, 5, "no connection is left")
-    wait_until(lambda: daemon.lane_total("unproven") == 0, 5, "no newcomer is left")
-    assert daemon.lane_total("internal_errors") == 0
-
-
-def refused(daemon: Daemon, cause: str) -> int:
-    found: int = daemon.stats()["refused"].get(cause, 0)
-    return found
-
-
-def opened(port: int, *data: bytes) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", port), 10)
-    sock.settimeout(10)
-    for piece in data:
-        sock.sendall(piece)
-    return sock
-
-
-def to_end(sock: socket.socket) -> bytes:
-    data = b""
-    with suppress(ConnectionError):
-        while got := sock.recv(65_536):
-            data += got
-    return data
+    check_it_lives_on(daemon, key=key)
 
 
 def hello(job: str) -> bytes:
@@ -153,7 +125,7 @@ def test_proof_and_hello_in_one_piece(daemon: Daemon, key: bytes) -> None:
 def test_a_worker_without_a_key_is_told_what_to_do(daemon: Daemon) -> None:
     before = refused(daemon, "plain")
     with opened(daemon.port, pack_preface(0), hello("job")) as sock:
-        header, payload = first_frame(to_end(sock))
+        header, payload = first_frame(read_to_end(sock))
     assert header.kind == MessageKind.ERROR
     error = messages.decode(messages.Error, memoryview(payload))
     assert error.code == ErrorCode.AUTHENTICATION
@@ -164,7 +136,7 @@ def test_a_worker_without_a_key_is_told_what_to_do(daemon: Daemon) -> None:
 def test_a_reducer_without_a_key_says_so_by_its_preface(key: bytes) -> None:
     with Daemon() as plain:
         with opened(plain.port, worker_side(key).opening) as sock:
-            answer = to_end(sock)
+            answer = read_to_end(sock)
         assert len(answer) == PREFACE_SIZE
         assert unpack_preface(answer).flags == 0
         assert refused(plain, "keyless") == 1
@@ -174,7 +146,7 @@ def test_a_worker_of_job_a_that_names_job_b(daemon: Daemon, key: bytes) -> None:
     worker = worker_side(key, "a")
     with opened(daemon.port, worker.opening) as sock:
         sock.sendall(worker.proof(sock.recv(ANSWER_SIZE, socket.MSG_WAITALL)) + hello("b"))
-        header, payload = first_frame(to_end(sock))
+        header, payload = first_frame(read_to_end(sock))
     error = messages.decode(messages.Error, memoryview(payload))
     assert (header.kind, error.code) == (MessageKind.ERROR, ErrorCode.AUTHENTICATION)
     assert "'a'" in error.message and "'b'" in error.message
@@ -220,7 +192,7 @@ def test_a_wrong_proof_is_cut_off_without_a_word(
         answer = sock.recv(ANSWER_SIZE, socket.MSG_WAITALL)
         with suppress(ConnectionError):
             sock.sendall(proof(worker, answer) + hello("job"))
-        assert to_end(sock) == b""
+        assert read_to_end(sock) == b""
     assert refused(daemon, cause) == before + 1
 
 
@@ -233,7 +205,7 @@ def test_a_recorded_session_opens_nothing(daemon: Daemon, key: bytes, key_file: 
     with Daemon("--key-file", key_file) as another:
         for port in (daemon.port, another.port):
             with opened(port, worker.opening, proof, hello("job")) as sock:
-                assert len(to_end(sock)) <= ANSWER_SIZE
+                assert len(read_to_end(sock)) <= ANSWER_SIZE
 
 
 GARBAGE = [
@@ -255,7 +227,7 @@ def test_garbage_in_place_of_a_challenge(daemon: Daemon, data: bytes) -> None:
         start = time.monotonic()
         with suppress(ConnectionError):
             sock.sendall(data)
-        assert to_end(sock) == b""
+        assert read_to_end(sock) == b""
         assert time.monotonic() - start < 1.5
     assert refused(daemon, "garbage") == before + 1
 
@@ -282,7 +254,7 @@ def test_a_handshake_that_stops_is_cut_after_two_seconds(
     worker = worker_side(key)
     with opened(daemon.port, worker.opening[: PREFACE_SIZE + sent]) as sock:
         start = time.monotonic()
-        answer = to_end(sock)
+        answer = read_to_end(sock)
         assert 1.0 < time.monotonic() - start < 3.5
     assert len(answer) == (ANSWER_SIZE if sent == 168 else 0)
     assert refused(daemon, "slow") == before + 1
@@ -298,7 +270,7 @@ def test_a_byte_a_time_buys_no_more_time(daemon: Daemon, key: bytes) -> None:
                 break
             with suppress(ConnectionError):
                 sock.sendall(bytes((byte,)))
-        assert to_end(sock) == b""
+        assert read_to_end(sock) == b""
     assert time.monotonic() - start < 3.5
 
 
@@ -418,7 +390,7 @@ def test_a_key_is_enough_beyond_loopback(key_file: str) -> None:
         Daemon("--host", "0.0.0.0", "--key-file", key_file) as daemon,
         opened(daemon.port, pack_preface(0)) as sock,
     ):
-        header, _ = first_frame(to_end(sock))
+        header, _ = first_frame(read_to_end(sock))
         assert header.kind == MessageKind.ERROR
 
 
@@ -426,5 +398,5 @@ def test_a_frame_before_the_proof_costs_no_decoder(daemon: Daemon) -> None:
     """A length that claims 4 MiB, in place of a challenge."""
     header = Header(MessageKind.CONTRIBUTION, dtype=1, op=1, collective=1, length=4 << 20)
     with opened(daemon.port, PREFACE, pack_header(header, crc32c) + bytes(400)) as sock:
-        assert to_end(sock) == b""
+        assert read_to_end(sock) == b""
     assert daemon.lane_total("buffer_bytes") == 0

@@ -24,6 +24,7 @@ from reducer.wire.header import PREFACE_SIZE, PrefaceFlag, pack_preface
 from reducer.wire.keys import key_id
 from tests.support.certs import Authority, Files
 from tests.support.cluster import Daemon, run_cli
+from tests.support.strangers import check_it_lives_on, opened, read_to_end, refused
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, frame_of
 
@@ -45,37 +46,8 @@ def context(certs: Files) -> ssl.SSLContext:
 
 @pytest.fixture(autouse=True)
 def lives_on(daemon: Daemon, context: ssl.SSLContext) -> Iterator[None]:
-    """After each attack: no connection is left, no bug has shown, and it still sums."""
     yield
-    assert daemon.get("/healthz")[0] == 200
-    values = np.arange(100_000, dtype=np.float32)
-    with Worker(daemon.port, "after", 0, 1, tls=context) as worker:
-        assert worker.join().all_reduce("k", 0, values) == values.tobytes()
-        worker.bye()
-    wait_until(lambda: daemon.lane_total("connections") == 0, 5, "no connection is left")
-    wait_until(lambda: daemon.lane_total("unproven") == 0, 5, "no newcomer is left")
-    assert daemon.lane_total("internal_errors") == 0
-
-
-def refused(daemon: Daemon, cause: str) -> int:
-    found: int = daemon.stats()["refused"].get(cause, 0)
-    return found
-
-
-def opened(port: int, *data: bytes) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", port), 10)
-    sock.settimeout(10)
-    for piece in data:
-        sock.sendall(piece)
-    return sock
-
-
-def to_end(sock: socket.socket) -> bytes:
-    data = b""
-    with suppress(ConnectionError):
-        while got := sock.recv(65_536):
-            data += got
-    return data
+    check_it_lives_on(daemon, tls=context)
 
 
 def client_hello(context: ssl.SSLContext) -> bytes:
@@ -159,7 +131,7 @@ def test_garbage_behind_the_preface(daemon: Daemon, data: bytes) -> None:
     before = refused(daemon, "garbage")
     with opened(daemon.port, PREFACE, data) as sock:
         start = time.monotonic()
-        assert len(to_end(sock)) < 100  # an alert, at most
+        assert len(read_to_end(sock)) < 100  # an alert, at most
         assert time.monotonic() - start < 1.5
     assert refused(daemon, "garbage") == before + 1
 
@@ -169,7 +141,7 @@ def test_plain_garbage_and_tls_without_a_preface(daemon: Daemon, context: ssl.SS
     for data in (os.urandom(3) + b"\0", client_hello(context)):
         with opened(daemon.port) as sock, suppress(ConnectionError):
             sock.sendall(data)
-            assert to_end(sock) == b""
+            assert read_to_end(sock) == b""
     assert refused(daemon, "garbage") == before + 2
 
 
@@ -189,7 +161,7 @@ def test_a_recorded_handshake_opens_nothing(daemon: Daemon, context: ssl.SSLCont
                 incoming.write(sock.recv(65_536))
     before = daemon.lane_total("accepted")
     with opened(daemon.port, PREFACE, said) as sock:
-        to_end(sock)
+        read_to_end(sock)
     assert daemon.lane_total("accepted") == before
 
 
@@ -205,7 +177,7 @@ def test_a_handshake_that_stops_is_cut_after_two_seconds(
     said = {"nothing": b"", "half a hello": hello[:100], "a hello": hello}[part]
     with opened(daemon.port, PREFACE, said) as sock:
         start = time.monotonic()
-        to_end(sock)
+        read_to_end(sock)
         assert 1.0 < time.monotonic() - start < 3.5
     assert refused(daemon, "slow") == before + 1
 
@@ -219,14 +191,14 @@ def test_a_byte_a_time_buys_no_more_time(daemon: Daemon, context: ssl.SSLContext
                 break
             with suppress(ConnectionError):
                 sock.sendall(bytes((byte,)))
-        assert to_end(sock) == b""
+        assert read_to_end(sock) == b""
     assert time.monotonic() - start < 3.5
 
 
 def test_who_was_refused_and_stays_is_cut_off_too(daemon: Daemon) -> None:
     with opened(daemon.port, PREFACE, bytes(400)) as sock:
         start = time.monotonic()
-        to_end(sock)  # the alert, and our direction's end
+        read_to_end(sock)  # the alert, and our direction's end
         wait_until(lambda: daemon.lane_total("unproven") == 0, 3.5, "it is cut off")
         assert time.monotonic() - start > 1.0
 
@@ -239,7 +211,7 @@ def test_more_than_16_kib_before_the_end_of_the_handshake(daemon: Daemon) -> Non
         with suppress(ConnectionError):
             sock.sendall(said[RECEIVED_BYTES - 1 :])
         start = time.monotonic()
-        assert to_end(sock) == b""
+        assert read_to_end(sock) == b""
         assert time.monotonic() - start < 1.0
     assert refused(daemon, "oversized") == before + 1
 

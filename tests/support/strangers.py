@@ -1,0 +1,47 @@
+"""What a stranger does to a daemon's port, and what must hold after it."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from tests.support.cluster import Daemon
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
+
+
+def check_it_lives_on(daemon: Daemon, **proof: Any) -> None:
+    """No connection is left, no bug has shown, and it still sums for a worker with ``proof``."""
+    assert daemon.get("/healthz")[0] == 200
+    values = np.arange(100_000, dtype=np.float32)
+    with Worker(daemon.port, "after", 0, 1, **proof) as worker:
+        assert worker.join().all_reduce("k", 0, values) == values.tobytes()
+        worker.bye()
+    wait_until(lambda: daemon.lane_total("connections") == 0, 5, "no connection is left")
+    wait_until(lambda: daemon.lane_total("unproven") == 0, 5, "no newcomer is left")
+    assert daemon.lane_total("internal_errors") == 0
+
+
+def refused(daemon: Daemon, cause: str) -> int:
+    found: int = daemon.stats()["refused"].get(cause, 0)
+    return found
+
+
+def opened(port: int, *data: bytes) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port), 10)
+    sock.settimeout(10)
+    for piece in data:
+        sock.sendall(piece)
+    return sock
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    """What the daemon says before it closes, however it closes."""
+    data = b""
+    with suppress(ConnectionError):
+        while got := sock.recv(65_536):
+            data += got
+    return data
