@@ -88,7 +88,8 @@ class Newcomer(asyncio.BufferedProtocol):
         self._timer = loop.call_later(PROOF_SECONDS, self._on_deadline)
         self._gate.enter(self)
         try:
-            self._peer = peer_name(transport.get_extra_info("socket"))
+            sock = transport.get_extra_info("socket")
+            self._peer = peer_name(sock, sock.getpeername())
         except OSError:
             self.refuse("left", "it was gone at once")
 

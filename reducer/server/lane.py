@@ -33,6 +33,7 @@ from reducer.core.lane import Lane, LaneSettings
 from reducer.server.auth import PskGate
 from reducer.server.buffers import BufferPool
 from reducer.server.gate import Admit, Gate, Newcomer
+from reducer.server.listening import tune
 from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
 from reducer.server.tls import TlsFiles, TlsGate, make_context
@@ -159,7 +160,7 @@ class LaneProcess:
             self._unpassed += 1
             return
         sock = socket.socket(fileno=fds[0])
-        sock.setblocking(False)
+        tune(sock)
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._adopt(loop, sock, preface))
         self._tasks.add(task)

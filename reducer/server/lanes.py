@@ -141,9 +141,9 @@ class LaneHandle:
         self.ended.set()
 
     def pass_socket(self, sock: socket.socket, preface: bytes) -> bool:
-        """Hand a connected socket over and close our copy; False if the lane takes no more."""
+        """Hand a connected socket over and close our copy; False, and still the caller's, if the
+        lane takes no more."""
         if self.ended.is_set() or len(self._waiting) >= _MAX_WAITING:
-            sock.close()
             return False
         self._waiting.append((sock, preface))
         if len(self._waiting) == 1:

@@ -64,6 +64,7 @@ def _listen_on(family: int, kind: int, protocol: int, address: tuple[object, int
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _hand_down(listener)
         if family == socket.AF_INET6:
             only = 0 if address[0] == "::" else 1
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
@@ -106,11 +107,10 @@ def local_name(listener: socket.socket) -> str:
     return f"{_LOCAL_PREFIX}[{host}]:{port}" if ":" in host else f"{_LOCAL_PREFIX}{host}:{port}"
 
 
-def peer_name(sock: socket.socket) -> str:
-    """Who is at the other end, for log lines."""
-    if sock.family != socket.AF_UNIX:
-        host, port = sock.getpeername()[:2]
-        return f"{host}:{port}"
+def peer_name(sock: socket.socket, address: object) -> str:
+    """Who is at the other end, for log lines; ``address`` as ``accept`` gives it."""
+    if isinstance(address, tuple):
+        return f"{address[0]}:{address[1]}"
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)
     return f"local process {pid} (uid {uid})"
@@ -127,17 +127,20 @@ def _explain(host: str, port: int, what: str, error: Exception | None) -> str:
     return text
 
 
-def tune(sock: socket.socket) -> None:
-    """Options of every accepted socket: a peer without power is found after 3 s (1 + 1 x 2).
+def _hand_down(listener: socket.socket) -> None:
+    """Options that accepted sockets inherit: a peer without power is found after 3 s (1 + 1 x 2).
 
     No TCP_USER_TIMEOUT: it kills a live peer that merely stops reading.
     """
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+
+
+def tune(sock: socket.socket) -> None:
+    """What an accepted socket does not inherit from its listener."""
     sock.setblocking(False)
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)

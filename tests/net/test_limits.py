@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
 
-from tests.support.cluster import Daemon
+from tests.support.cluster import Daemon, usage
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, connect
 
@@ -19,9 +20,12 @@ DESCRIPTORS = 64
 def test_no_descriptors_harm_no_running_job() -> None:
     values = np.ones(1000, np.float32)
     with ExitStack() as stack:
-        daemon = stack.enter_context(Daemon(descriptors=DESCRIPTORS))
+        daemon = stack.enter_context(Daemon())
         worker = stack.enter_context(Worker(daemon.port, "j", 0, 1))
         worker.join()
+        # Of its own limit it leaves strangers a quarter alone.
+        limit = usage(daemon.pid).descriptors + 10
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (limit, limit))
         crowd = []
         for _ in range(300):
             sock = stack.enter_context(socket.socket())

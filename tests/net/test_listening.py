@@ -24,8 +24,6 @@ def test_options_of_an_accepted_socket() -> None:
     with listener, socket.create_connection(listener.getsockname(), 5):
         listener.settimeout(5)
         with listener.accept()[0] as sock:
-            tune(sock)
-            assert not sock.getblocking()
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             for option, value in (
                 (socket.TCP_NODELAY, 1),
@@ -76,7 +74,7 @@ def test_a_local_socket_beside_each_listener() -> None:
         with local.accept()[0] as sock:
             tune(sock)
             assert not sock.getblocking()
-            assert peer_name(sock) == f"local process {os.getpid()} (uid {os.geteuid()})"
+            assert peer_name(sock, "") == f"local process {os.getpid()} (uid {os.geteuid()})"
             # The kernel doubles what it is asked for.
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * LOCAL_SEND_BUFFER
             assert not listen_local([listener])  # the name is taken: said, and done without
