@@ -9,7 +9,8 @@ from typing import Any
 import uvloop
 
 from reducer.core import events
-from reducer.core.lane import Lane, LaneSettings
+from reducer.core.lane import Lane
+from reducer.core.settings import LaneSettings
 from reducer.kernels import load
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection

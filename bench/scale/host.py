@@ -12,7 +12,8 @@ from bench.scale.clock import Clock, Core
 from bench.scale.network import Frame
 from reducer import kernels
 from reducer.core import events
-from reducer.core.lane import Lane, LaneSettings
+from reducer.core.lane import Lane
+from reducer.core.settings import LaneSettings
 from reducer.server.buffers import size_class
 from reducer.wire.codes import MAX_CHUNK_BYTES, MessageKind
 from reducer.wire.header import HEADER_SIZE, unpack_header

@@ -29,7 +29,8 @@ import uvloop
 from reducer import compiled, log
 from reducer import kernels as kernel_sets
 from reducer.core import events
-from reducer.core.lane import Lane, LaneSettings
+from reducer.core.lane import Lane
+from reducer.core.settings import LaneSettings
 from reducer.server.auth import PskGate
 from reducer.server.buffers import BufferPool
 from reducer.server.gate import Admit, Gate, Newcomer

@@ -33,7 +33,7 @@ class Laws:
             if state.joined:
                 self._route_grows(rank, state.route["route"])
         for place, lane in self._cluster.lanes.items():
-            for run in lane.core._runs.values():
+            for run in lane.core._roster.runs.values():
                 self._route_grows((lane, run.instance), run.job.route.number)
                 self._stays_within_its_room(place, lane, run.job)
                 for stream in run.job.streams:

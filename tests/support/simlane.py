@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from reducer.core import events
-from reducer.core.lane import Lane, LaneSettings
+from reducer.core.lane import Lane
+from reducer.core.settings import LaneSettings
 from reducer.errors import PEER_ERRORS
 from reducer.kernels import KernelSet, load
 from reducer.server.executor import note

@@ -1,0 +1,183 @@
+"""How workers come in: HELLO, the run that forms, WELCOME; and how they come back."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from reducer.core.events import Close, Log, Output, Send
+from reducer.core.forming import Forming
+from reducer.core.job import Job
+from reducer.core.quotas import allowed_connections, too_many_connections, too_many_runs
+from reducer.core.roster import Roster
+from reducer.core.route import Route
+from reducer.core.run import Run
+from reducer.core.session import Session, SessionState
+from reducer.errors import PEER_ERRORS, JoinError, ProtocolError, QuotaError, UnavailableError
+from reducer.wire import messages
+
+PENDING_RANKS: Final = 64
+
+
+class Joining:
+    """Brings sessions into the runs of a `Roster`."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._settings = roster.settings
+        self._instances = 0
+
+    def hello(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
+        """Take the rank into its run, or refuse it; raises the ProtocolError family."""
+        if peer.state != SessionState.NEW:
+            raise ProtocolError(f"{peer} said HELLO twice")
+        if peer.permit is not None:
+            peer.permit.check(hello.job, hello.rank)
+        if not peer.named:
+            crowd = self._name(peer, hello.job)
+            if crowd is not None:
+                return crowd
+        run = self._roster.runs.get((hello.job, hello.run_id))
+        if run is None:
+            return self._join(peer, hello, now)
+        if not self._is_dead(run, hello):
+            return self._rejoin(run, peer, hello, now)
+        # What the end gives back must not be lost if the hello is refused.
+        out = self._roster.end(run)
+        try:
+            return out + self._join(peer, hello, now)
+        except PEER_ERRORS as error:
+            return out + self._roster.refuse(peer, error, now)
+
+    def _join(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
+        """The run is not there yet: it forms, or is complete with this rank."""
+        if self._roster.draining:
+            raise UnavailableError(f"this reducer is draining ({self._roster.draining})")
+        id_ = (hello.job, hello.run_id if hello.rejoin else "")
+        forming = self._roster.forming.get(id_)
+        if forming is None:
+            self._check_quota(hello.job, now)
+            forming = Forming(hello)
+        replaced = forming.admit(hello, peer.id)
+        self._roster.forming[id_] = forming
+        out = self._replace(replaced, now)
+        peer.state, peer.rank = SessionState.JOINING, hello.rank
+        peer.forming = forming
+        if forming.complete:
+            return out + self._complete(forming, now)
+        return [*out, self.pending(forming, (peer.id,))]
+
+    def _check_quota(self, job: str, now: float) -> None:
+        roster, settings = self._roster, self._settings
+        if len(roster.forming) + len(roster.runs) >= settings.max_jobs:
+            raise QuotaError(f"this reducer serves {settings.max_jobs} jobs already")
+        if self._run_count(job, now) >= settings.max_runs:
+            raise too_many_runs(job, settings.max_runs)
+
+    def pending(self, forming: Forming, sessions: tuple[int, ...]) -> Send:
+        """Whom the run still waits for, to those who are there."""
+        absent = forming.absent()
+        settings = self._settings
+        pending = messages.Pending(
+            settings.lanes, settings.lane, settings.incarnation, tuple(absent[:PENDING_RANKS]),
+            len(absent),
+        )  # fmt: skip
+        return self._roster.send(pending, sessions)
+
+    def _name(self, peer: Session, job: str) -> list[Output] | None:
+        """Count the connection for its job; raises QuotaError for one too many.
+
+        Of those that are refused so, as many again may wait to read why; more end at once.
+        """
+        peer.named = job
+        count = self._roster.connections.enter(job)
+        runs = self._roster.runs.items()
+        workers = sum(run.job.world_size for (name, _), run in runs if name == job)
+        forming = [f for f in self._roster.forming.values() if f.job == job]
+        workers += sum(len(f.sessions) for f in forming) + 1
+        allowed = allowed_connections(workers)
+        if count > 2 * allowed:
+            peer.state = SessionState.CLOSED
+            return [Close(peer.id, f"job {job!r} has {count:,} connections", at_once=True)]
+        if count > allowed:
+            raise too_many_connections(job, workers, count)
+        return None
+
+    def _run_count(self, job: str, now: float) -> int:
+        """Runs of the job that form or that somebody is in."""
+        forming = sum(f.job == job for f in self._roster.forming.values())
+        runs = (run for (name, _), run in self._roster.runs.items() if name == job)
+        return forming + sum(not run.deserted(now) for run in runs)
+
+    def _is_dead(self, run: Run, hello: messages.Hello) -> bool:
+        """All have gone, and a new process asks for the run: it was restarted at once."""
+        gone = not hello.rejoin and not run.job.seats.present
+        return gone and hello.incarnation not in run.incarnations.values()
+
+    def _complete(self, forming: Forming, now: float) -> list[Output]:
+        """All ranks are here: reserve the room, and welcome them."""
+        del self._roster.forming[forming.id]
+        settings = self._settings
+        out = self._roster.end_deserted(forming.job, now)
+        try:
+            if (forming.job, forming.run_id) in self._roster.runs:
+                raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
+            window = self._roster.budget.open(forming.job, forming.world_size, forming.table)
+        except PEER_ERRORS as error:
+            for session in list(forming.sessions.values()):
+                out += self._roster.refuse(self._roster.sessions[session], error, now)
+            return out
+        # Until a ROUTE says more, the lanes of the other slots do not matter.
+        route = Route.first((settings.lanes,) * forming.reducers)
+        job = Job(
+            forming.job, forming.run_id, forming.slot, settings.lane, route, forming.world_size,
+            forming.table, window, settings.max_keys, settings.crc32c, settings.acc_itemsize,
+        )  # fmt: skip
+        self._instances += 1
+        run = Run(job, forming.incarnations, self._instances, forming.digest_every, now)
+        self._roster.runs[job.name, job.run_id] = run
+        for rank, session in forming.sessions.items():
+            run.seat(self._roster.sessions[session], rank)
+        text = f"job {job.name!r} run {job.run_id!r}: {job.world_size} workers joined"
+        out.append(self._welcome(run, tuple(forming.sessions.values())))
+        return [*out, Log(logging.INFO, text)]
+
+    def _welcome(self, run: Run, sessions: tuple[int, ...]) -> Send:
+        settings, job, route = self._settings, run.job, run.job.route
+        moved = route.number > 0
+        welcome = messages.Welcome(
+            job.run_id, job.streams.slot, len(route.live), settings.lanes, settings.lane,
+            settings.incarnation, job.world_size, job.seats.epoch, route.number, job.table,
+            job.ledger.window.credit, job.ledger.window.grant, int(settings.heartbeat * 1000),
+            instance=run.instance,
+            since=route.since if moved else (),
+            live=route.live if moved else (),
+            lanes_by_slot=route.lanes if moved else (),
+            digest_every=run.digest_every,
+        )  # fmt: skip
+        return self._roster.send(welcome, sessions)
+
+    def _rejoin(self, run: Run, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
+        """A complete run admits only its own members, back on a new connection."""
+        job = run.job
+        if run.incarnations.get(hello.rank) != hello.incarnation or hello.rank in run.left:
+            raise JoinError(
+                f"run {job.run_id!r} of job {job.name!r} is complete: rank {hello.rank} cannot "
+                "join it from a new process; start the job with a new run id"
+            )
+        out = self._replace(job.seats.sessions[hello.rank], now)
+        run.seat(peer, hello.rank)
+        out.append(self._welcome(run, (peer.id,)))
+        absent = run.absent(now - self._settings.lost_grace)
+        if absent.absent or absent.left:
+            out.append(self._roster.send(absent, (peer.id,)))
+        if self._roster.draining:
+            out.append(self._roster.send(messages.Goaway(self._roster.draining), (peer.id,)))
+        return out + job.rejoined(peer.rank, now)
+
+    def _replace(self, session: int | None, now: float) -> list[Output]:
+        """End the connection that the rank had before, if any."""
+        if session is None:
+            return []
+        old = self._roster.sessions[session]
+        return self._roster.close(old, "replaced by a new connection", now)

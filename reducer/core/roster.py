@@ -1,0 +1,105 @@
+"""Who is on a lane: its sessions, the runs that form and live on it, and how each of them ends."""
+
+from __future__ import annotations
+
+import logging
+
+from reducer.core.credits import Budget
+from reducer.core.events import Close, Log, Output, Send
+from reducer.core.forming import Forming
+from reducer.core.frames import control_frame
+from reducer.core.job import Job
+from reducer.core.quotas import Connections
+from reducer.core.run import Run
+from reducer.core.session import Session, SessionState
+from reducer.core.settings import LaneSettings
+from reducer.errors import ReductionError
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode
+
+
+class Roster:
+    """Sessions by their numbers, runs by (job, run id); what they may take of the lane together.
+
+    `draining` is why nobody new is taken, if so.
+    """
+
+    def __init__(self, settings: LaneSettings) -> None:
+        self.settings = settings
+        self.budget = Budget(settings.budget, settings.credit, settings.job_budget)
+        self.connections = Connections()
+        self.sessions: dict[int, Session] = {}
+        self.forming: dict[tuple[str, str], Forming] = {}
+        self.runs: dict[tuple[str, str], Run] = {}
+        self.draining = ""
+
+    def lose(self, session: int, reason: str, now: float) -> None:
+        """The connection of a session has ended."""
+        peer = self.sessions.pop(session, None)
+        if peer is None:
+            return
+        if peer.named:
+            self.connections.leave(peer.named)
+        if peer.forming is not None:
+            self._unjoin(peer, peer.forming)
+        if peer.state == SessionState.READY:
+            self._note_loss(peer, now, reason)
+
+    def _unjoin(self, peer: Session, forming: Forming) -> None:
+        peer.forming = None
+        if forming.sessions.get(peer.rank) != peer.id:
+            return
+        forming.leave(peer.rank)
+        if not forming.sessions and self.forming.get(forming.id) is forming:
+            del self.forming[forming.id]
+
+    def _note_loss(self, peer: Session, now: float, reason: str) -> None:
+        """A member's connection is gone; the others hear of it unless it is back in time."""
+        run = self.runs.get((peer.job.name, peer.job.run_id)) if peer.job is not None else None
+        if run is not None:
+            run.lose(peer, now, reason)
+
+    def refuse(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
+        """ERROR to one session, and the end of it."""
+        if peer.state == SessionState.CLOSED:
+            return []
+        message = messages.Error(int(error.code), str(error)[:4_000])
+        log = Log(logging.WARNING, f"{peer}: {error}")
+        if peer.forming is not None:
+            self._unjoin(peer, peer.forming)
+        return [log, self.send(message, (peer.id,)), *self.close(peer, str(error), now)]
+
+    def close(self, peer: Session, reason: str, now: float) -> list[Output]:
+        if peer.state == SessionState.READY:
+            self._note_loss(peer, now, reason)
+        peer.state = SessionState.CLOSED
+        return [Close(peer.id, reason)]
+
+    def fail(self, job: Job, code: ErrorCode, text: str, rank: int, reason: str) -> list[Output]:
+        """The run is over for every rank, for one reason that all are told."""
+        run = self.runs[job.name, job.run_id]
+        error = messages.Error(int(code), text[:4_000], rank, reason[:1_000])
+        return [Log(logging.ERROR, f"job {job.name!r}: {text}"), *self.end(run, error)]
+
+    def end(self, run: Run, error: messages.Error | None = None) -> list[Output]:
+        """Give back what the run had; its members are told why, if there is a reason."""
+        job = run.job
+        del self.runs[job.name, job.run_id]
+        out: list[Output] = [job.seats.to_all(error)] if error is not None else []
+        for peer in self.sessions.values():
+            if peer.job is job and peer.state == SessionState.READY:
+                peer.state = SessionState.CLOSED
+                out.append(Close(peer.id, error.message if error else "the run is over"))
+        self.budget.close(job.name, job.ledger.window, job.world_size)
+        out += job.drop_all()
+        if error is None:
+            out.append(Log(logging.INFO, f"job {job.name!r} run {job.run_id!r}: all have left"))
+        return out
+
+    def end_deserted(self, job: str, now: float) -> list[Output]:
+        """Earlier runs of the job that nobody is in make room for the next."""
+        runs = [run for (name, _), run in self.runs.items() if name == job]
+        return [out for run in runs if run.deserted(now) for out in self.end(run)]
+
+    def send(self, message: messages.Message, sessions: tuple[int, ...]) -> Send:
+        return Send(sessions, control_frame(message, self.settings.crc32c), None, 0)

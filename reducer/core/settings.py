@@ -1,0 +1,31 @@
+"""What a lane is told when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from reducer.wire.header import Crc
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSettings:
+    """`budget` and `credit` in bytes, times in seconds; reasons: PROTOCOL.md and design.md."""
+
+    lane: int
+    lanes: int
+    incarnation: bytes
+    budget: int
+    crc32c: Crc
+    acc_itemsize: Callable[[int, int], int]
+    credit: int = 4 << 20
+    heartbeat: float = 0.25
+    stall_after: float = 10.0
+    hello_deadline: float = 2.0
+    silence: float = 5.0
+    lost_grace: float = 0.5
+    deserted_after: float = 5.0
+    job_budget: int = 0  # of one job; 0: as much as there is
+    max_jobs: int = 1_000
+    max_runs: int = 1_000  # of one job
+    max_keys: int = 200_000
