@@ -148,6 +148,9 @@ class Config:
     job_memory: int = _option(
         "0", "The most of the memory that one job may reserve; 0: all.", parse_size, unit="size"
     )
+    job_keys: int = _option(
+        "200000", "Keys that one run may use at a time, for each slot.", parse_int, least=1
+    )
     max_jobs: int = _option("64", "Runs of jobs at one time.", parse_int, least=1, most=65535)
     max_runs: int = _option("16", "Of them, those of one job.", parse_int, least=1, most=65535)
     require_native: bool = _option(

@@ -52,7 +52,7 @@ class KeyTable:
             if len(self._keys) >= self._max_keys:
                 raise QuotaError(
                     f"job {self._job!r} has {len(self._keys):,} keys in use, "
-                    f"the limit is {self._max_keys:,}"
+                    f"the limit is {self._max_keys:,} (--job-keys): are keys made anew each step?"
                 )
             key = self._keys[id_] = KeyProgress(id_, self._world_size)
         key.touched_at = now

@@ -28,4 +28,4 @@ class LaneSettings:
     job_budget: int = 0  # of one job; 0: as much as there is
     max_jobs: int = 1_000
     max_runs: int = 1_000  # of one job
-    max_keys: int = 200_000
+    job_keys: int = 200_000  # of one run, for each slot

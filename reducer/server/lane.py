@@ -72,6 +72,7 @@ class LaneOptions:
     job_memory: int
     max_jobs: int
     max_runs: int
+    job_keys: int
     require_native: bool
     no_native: bool
     psk: bool
@@ -273,6 +274,7 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
         job_budget=options.job_memory,
         max_jobs=options.max_jobs,
         max_runs=options.max_runs,
+        job_keys=options.job_keys,
     )
 
 

@@ -102,6 +102,7 @@ class LaneHandle:
             job_memory=-(-options.job_memory // options.lane_count),
             max_jobs=options.max_jobs,
             max_runs=options.max_runs,
+            job_keys=options.job_keys,
             require_native=options.require_native,
             no_native=options.no_native,
             psk=bool(self._key),

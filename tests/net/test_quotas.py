@@ -21,6 +21,7 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker, connect, crc32c, frame_of
 
 MAX_RUNS = 4
+MAX_KEYS = 50
 VALUES = np.arange(1_000, dtype=np.float32)
 
 
@@ -31,7 +32,8 @@ def key(key_file: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def daemon(key_file: str) -> Iterator[Daemon]:
-    with Daemon("--key-file", key_file, "--max-runs", str(MAX_RUNS)) as running:
+    shares = ("--max-runs", str(MAX_RUNS), "--job-keys", str(MAX_KEYS))
+    with Daemon("--key-file", key_file, *shares) as running:
         yield running
 
 
@@ -109,6 +111,18 @@ def test_runs_of_one_job_leave_room_for_others(daemon: Daemon, key: bytes, calm:
     assert error.code == ErrorCode.QUOTA
     assert f"job 'greedy' has {MAX_RUNS} runs" in error.message
     assert "--max-runs" in error.message
+
+
+def test_keys_of_one_job_are_bounded(daemon: Daemon, key: bytes, calm: Worker) -> None:
+    with Worker(daemon.port, "greedy", 0, 1, key=key) as worker:
+        worker.join()
+        for number in range(MAX_KEYS):
+            assert worker.all_reduce(f"k{number}", 0, VALUES) == VALUES.tobytes()
+        worker.contribute("one more", 0, VALUES)
+        error = worker.wait_for_error()
+    assert error.code == ErrorCode.QUOTA
+    assert f"job 'greedy' has {MAX_KEYS} keys in use" in error.message
+    assert "--job-keys" in error.message
 
 
 def test_connections_of_one_job_are_bounded(daemon: Daemon, key: bytes, calm: Worker) -> None:

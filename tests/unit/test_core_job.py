@@ -331,11 +331,13 @@ def test_key_names_are_checked() -> None:
 
 
 def test_a_job_has_its_share_of_keys() -> None:
-    lane = SimLane(max_keys=3)
+    lane = SimLane(job_keys=3)
     workers = join_all(lane, 2)
     for name in "abcd":
         workers[0].announce(name)
-    assert workers[0].error().code == ErrorCode.QUOTA
+    error = workers[0].error()
+    assert error.code == ErrorCode.QUOTA
+    assert "job 'job' has 3 keys in use" in error.message and "--job-keys" in error.message
 
 
 def test_two_names_of_one_id_are_refused_and_named() -> None:
