@@ -16,6 +16,10 @@ from tests.support.frames import control, frame, heartbeat
 
 CHUNK = 4_096
 TABLE = ((0, CHUNK),)
+ROOMY = 64 * CHUNK
+FLOATS = CHUNK // 4
+KEY = _engine.key_id("key")
+Live = tuple[int, ...]
 
 
 class Worker:
@@ -137,3 +141,45 @@ def joined(credit: int = 2 * CHUNK, lanes: int = 1, **options: Any) -> Worker:
 def result(sent: Header, payload: bytes, **changes: Any) -> bytes:
     header = sent._replace(kind=MessageKind.RESULT, rank=0xFFFF, done=0)._replace(**changes)
     return frame(header, payload)
+
+
+def route(number: int, since: tuple[int, ...], live: Live, lanes: Live | None = None) -> bytes:
+    return control(messages.Route(number, since, live, lanes or (1,) * len(since)))
+
+
+def said(frames: list[Frame], kind: MessageKind) -> list[Frame]:
+    return [f for f in frames if f.header.kind == kind]
+
+
+def decoded(frames: list[Frame], kind: type[Any]) -> list[Any]:
+    found = said(frames, messages.KIND_OF[kind])
+    return [messages.decode(kind, f.payload or b"") for f in found]
+
+
+def chunks(frames: list[Frame]) -> list[tuple[int, int, int]]:
+    """(round, chunk, route) of the contributions."""
+    found = said(frames, MessageKind.CONTRIBUTION)
+    return [(f.header.round, f.header.chunk, f.header.route) for f in found]
+
+
+def submit(worker: Worker, count: int, key: str = "key") -> tuple[Any, np.ndarray]:
+    """A round of `count` whole chunks, and its target."""
+    values = np.arange(count * FLOATS, dtype=np.float32)
+    target = np.full_like(values, -1)
+    return worker.submit(key, values, target), target
+
+
+def home(chunk: int, slots: int) -> int:
+    return (KEY % 2**32 + chunk) % slots
+
+
+def positions(frames: list[Frame]) -> dict[tuple[int, int], int]:
+    """(home slot, route) and done of the one key in the heartbeats."""
+    found = {}
+    for beat in said(frames, MessageKind.HEARTBEAT):
+        payload = bytes(beat.payload or b"")
+        if payload:
+            assert int.from_bytes(payload[:8], "little") == KEY
+            done = int.from_bytes(payload[8:16], "little")
+            found[beat.header.chunk, beat.header.route] = done
+    return found

@@ -8,12 +8,13 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 README = (TESTS / "faults" / "README.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \| (.*?) ?\|$", README, re.M)
+ENGINE = ("reconnect", "routes", "suspicion", "absence")
 NAMES = {
-    "bars": "e2e/test_bars.py",
-    "core": "unit/test_core_failover.py",
-    "engine": "unit/test_engine_failover.py",
-    "proxy": "net/test_proxy.py",
-    "sim": "unit/test_storm.py",
+    "bars": ["e2e/test_bars.py"],
+    "core": ["unit/test_core_failover.py"],
+    "engine": [f"unit/test_engine_{part}.py" for part in ENGINE],
+    "proxy": ["net/test_proxy.py"],
+    "sim": ["unit/test_storm.py"],
 }
 
 
@@ -30,10 +31,11 @@ def test_every_named_test_exists() -> None:
     """Words in brackets are those of a test's name in that file."""
     for number, *_, tests in ROWS:
         for name, hints in re.findall(r"(`[\w/.]+`|\w+)(?: \(([^)]*)\))?(?:, |$)", tests):
-            path = TESTS / NAMES.get(name, name.strip("`"))
-            assert path.is_file(), f"row {number}: {name}"
-            found = re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.M)
+            paths = [TESTS / path for path in NAMES.get(name, [name.strip("`")])]
+            assert all(path.is_file() for path in paths), f"row {number}: {name}"
+            text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+            found = re.findall(r"^def (test_\w+)", text, re.M)
             for hint in filter(None, hints.split("; ")):
                 words = re.sub(r"[ -]", "_", hint)
                 known = hint.startswith("`") or any(words in test for test in found)
-                assert known, f"row {number}: no test of {path.name} has {hint!r} in its name"
+                assert known, f"row {number}: no test of {name} has {hint!r} in its name"

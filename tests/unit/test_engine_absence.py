@@ -1,0 +1,172 @@
+"""When a rank is lost, how long rounds wait for reducers, and who leaves when."""
+
+from __future__ import annotations
+
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.header import Header
+from reducer_client import _engine
+from tests.support.frames import control, frame
+from tests.support.one_worker import (
+    CHUNK,
+    KEY,
+    ROOMY,
+    decoded,
+    home,
+    joined,
+    result,
+    route,
+    submit,
+)
+
+
+def absent(*ranks: int, left: tuple[int, ...] = (), why: str = "the worker closed it") -> bytes:
+    return control(messages.Absent(tuple((rank, why) for rank in ranks), left))
+
+
+def test_a_rank_is_lost_when_every_lane_of_every_live_slot_misses_it() -> None:
+    worker = joined(reducers=2, lanes=2, rank=1, world_size=4)
+    operation, _ = submit(worker, 1)
+    for reducer, lane in ((0, 0), (0, 1), (1, 0)):
+        worker.get(absent(2, 3), reducer, lane)
+        assert worker.state.error is None
+    worker.get(absent(2), 1, 1)
+    assert worker.state.error is not None
+    code, text, rank, reason, *_ = worker.state.error
+    assert (code, rank, reason) == (ErrorCode.PEER_LOST, 2, "lost")
+    assert text == "rank 2 of job 'job' is lost: the worker closed it"
+    assert operation.error[:2] == (code, text)
+    for reducer, lane in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        (told,) = decoded(worker.sent(reducer, lane), messages.Error)
+        assert (told.code, told.rank, told.reason, told.message) == (code, 2, "lost", text)
+
+
+def test_a_rank_that_comes_back_is_not_lost() -> None:
+    worker = joined(reducers=2, rank=1, world_size=4)
+    worker.get(absent(2))
+    worker.get(absent())
+    worker.get(absent(2), 1)
+    assert worker.state.error is None
+    worker.get(absent(2))
+    assert worker.state.error is not None
+
+
+def test_a_slot_that_is_out_of_reach_has_a_say_for_five_seconds() -> None:
+    worker = joined(reducers=2, rank=1, world_size=4)
+    worker.get(absent(2), 1)
+    worker.lose(1)
+    worker.connect()
+    worker.get(absent(2))
+    worker.pass_time(4.9, 0)
+    assert worker.state.error is None
+    worker.pass_time(0.3, 0)
+    assert worker.state.error is not None
+    assert worker.state.error[2] == 2
+
+
+def test_a_slot_that_is_out_of_the_route_has_no_say() -> None:
+    worker = joined(reducers=2, rank=1, world_size=4)
+    worker.get(absent(2))
+    assert worker.state.error is None
+    worker.get(route(1, (0, 1), (1, 0)))
+    worker.tick(0.05)
+    assert worker.state.error is not None
+
+
+def test_a_worker_that_reaches_nobody_calls_nobody_lost() -> None:
+    worker = joined(reducers=2, rank=1, world_size=4)
+    for reducer in (0, 1):
+        worker.get(absent(2) if reducer == 0 else absent(), reducer)
+        worker.lose(reducer)
+    worker.connect()
+    worker.pass_time(6.0)
+    assert worker.state.error is None
+
+
+def test_a_rank_that_left_while_it_is_needed_is_lost() -> None:
+    worker = joined(reducers=2, rank=1)
+    worker.get(absent(left=(0,)))
+    assert worker.state.error is None
+    operation, _ = submit(worker, 1)
+    worker.tick(0.05)
+    code, text, rank, reason, *_ = operation.error
+    assert (code, rank, reason) == (ErrorCode.PEER_LOST, 0, "left")
+    assert "rank 0 of job 'job' has left" in text
+
+
+def test_open_rounds_wait_for_a_reducer_that_they_need_and_no_longer() -> None:
+    worker = joined(credit=ROOMY, reducers=2, rank=1, reducer_wait=2.0)
+    worker.lose(1)
+    worker.refuse(1)
+    worker.pass_time(5.0, 0)
+    assert worker.state.error is None  # an idle group needs nobody
+    only_0 = next(k for k in (f"k{n}" for n in range(99)) if _engine.key_id(k) % 2**32 % 2 == 0)
+    submit(worker, 1, only_0)
+    worker.pass_time(3.0, 0)
+    assert worker.state.error is None
+    operation, _ = submit(worker, 2)
+    worker.pass_time(1.9, 0)
+    assert not operation.done
+    worker.pass_time(0.3, 0)
+    code, text, _, reason, *_ = operation.error
+    assert (code, reason) == (ErrorCode.UNAVAILABLE, "unreachable")
+    assert "slot 1 at r1 for 2.0 s (connection refused)" in text
+    (told,) = decoded(worker.sent(0), messages.Error)
+    assert told.rank == 1  # an error of the run, not of the connection
+
+
+def test_a_route_around_ends_the_wait() -> None:
+    worker = joined(credit=ROOMY, reducers=2, rank=1, reducer_wait=2.0)
+    operation, _ = submit(worker, 4)
+    worker.lose(1)
+    worker.refuse(1)
+    worker.pass_time(1.9, 0)
+    worker.get(route(1, (0, 1), (1, 0)))
+    worker.pass_time(3.0, 0)
+    assert worker.state.error is None and not operation.done
+
+
+def test_rank_0_leaves_last() -> None:
+    worker = joined(reducers=2, world_size=3)
+    worker.state.leave(worker.now)
+    worker.pass_time(1.0, 0, 1)
+    assert not worker.state.left
+    worker.get(absent(left=(1,)))
+    worker.pass_time(1.0, 0, 1)
+    assert not worker.state.left
+    worker.get(absent(left=(2,)), 1)
+    worker.tick(0.05)
+    assert worker.state.left
+    assert worker.kinds(0)[-1] == worker.kinds(1)[-1] == MessageKind.BYE
+
+
+def test_rank_0_waits_for_ten_seconds_and_others_do_not_wait() -> None:
+    worker = joined(world_size=2)
+    worker.state.leave(worker.now)
+    worker.pass_time(9.9, 0)
+    assert not worker.state.left
+    worker.pass_time(0.2, 0)
+    assert worker.state.left
+    other = joined(world_size=2, rank=1)
+    other.state.leave(other.now)
+    assert other.state.left
+
+
+def test_a_lane_that_is_lost_while_leaving_is_dialled_only_for_what_is_unstable() -> None:
+    worker = joined(reducers=2, world_size=2)
+    operation, _ = submit(worker, 1)
+    owner = home(0, 2)
+    (sent,) = worker.contributions(owner)
+    worker.state.leave(worker.now)
+    worker.lose(owner)
+    worker.back(owner)
+    worker.get(result(sent, bytes(CHUNK)), owner)
+    assert operation.done
+    stable = KEY.to_bytes(8, "little") + (1 << 24).to_bytes(8, "little")
+    worker.get(frame(Header(kind=MessageKind.HEARTBEAT, chunk=owner), stable), owner)
+    assert worker.state.counters()["live_rounds"] == 0
+    for reducer in (0, 1):
+        worker.lose(reducer)
+    assert worker.state.wanted() == []
+    worker.tick(0.05)
+    assert worker.state.left and worker.state.error is None
