@@ -40,6 +40,8 @@ from reducer.wire.header import Header
 KEY_IDLE_SECONDS: Final = 12.0
 # What one rank says of another holds for all: they raise the same.
 _VERDICTS: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
+# So long after the one before, a tick is late: this process stood still. The engine has the same.
+LATE_TICK: Final = 0.5
 # With GOAWAY the workers leave within milliseconds, if they have anywhere to go.
 DRAIN_PATIENCE: Final = 1.0
 
@@ -52,6 +54,7 @@ class Lane:
         self._roster = Roster(settings)
         self._joining = Joining(self._roster)
         self._drains_since = 0.0
+        self._ticked_at = 0.0
         self._next_beat = 0.0
         self._next_sweep = 0.0
         self._handlers: dict[type[Any], Callable[[Any, float], list[Output]]] = {
@@ -282,6 +285,9 @@ class Lane:
     # --- time -----------------------------------------------------------------------------------
 
     def _tick(self, event: events.Tick, now: float) -> list[Output]:
+        if now - self._ticked_at > LATE_TICK:
+            self._roster.shift_clocks(now - self._ticked_at, now)
+        self._ticked_at = now
         out: list[Output] = []
         if now >= self._next_beat:
             self._next_beat = now + self._settings.heartbeat

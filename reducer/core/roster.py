@@ -101,5 +101,13 @@ class Roster:
         runs = [run for (name, _), run in self.runs.items() if name == job]
         return [out for run in runs if run.deserted(now) for out in self.end(run)]
 
+    def shift_clocks(self, seconds: float, now: float) -> None:
+        """This process stood still for so long: nobody is to blame for what it did not hear."""
+        for peer in self.sessions.values():
+            peer.opened_at = min(now, peer.opened_at + seconds)
+            peer.heard_at = min(now, peer.heard_at + seconds)
+        for run in self.runs.values():
+            run.shift_clocks(seconds, now)
+
     def send(self, message: messages.Message, sessions: tuple[int, ...]) -> Send:
         return Send(sessions, control_frame(message, self.settings.crc32c), None, 0)

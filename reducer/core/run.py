@@ -56,6 +56,11 @@ class Run:
             self.job.seats.sessions[peer.rank] = None
             self._lost[peer.rank] = (since, reason)
 
+    def shift_clocks(self, seconds: float, now: float) -> None:
+        """Nobody could come back for so long."""
+        for rank, (since, reason) in self._lost.items():
+            self._lost[rank] = (min(now, since + seconds), reason)
+
     @property
     def complete(self) -> bool:
         """Every rank that has not left is connected."""

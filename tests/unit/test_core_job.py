@@ -533,6 +533,23 @@ def test_a_silent_rank_is_lost() -> None:
     assert not workers[1].read(MessageKind.ERROR)  # it may be only this lane that is deaf
 
 
+def test_a_lane_that_stood_still_blames_nobody() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 3)
+    workers[2].session.lose()
+    newcomer = lane.connect()
+    lane.tick(0.4)
+    lane.stand_still(30)
+    assert not absences(workers[0])
+    assert newcomer.closed is None
+    assert all(worker.session.closed is None for worker in workers[:2])
+    lane.tick(0.6)
+    ((rank, _),) = absences(workers[0])[0].absent
+    assert rank == 2
+    lane.tick(5)
+    assert newcomer.closed and workers[1].session.closed
+
+
 def test_a_stalled_round_is_reported_with_the_absent_ranks() -> None:
     lane = SimLane(silence=1_000.0)
     workers = join_all(lane, 3)

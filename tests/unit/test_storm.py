@@ -25,6 +25,11 @@ def test_no_storm_breaks_a_law(first: int) -> None:
         assert storm.laws.checked >= ROUNDS, "no freeing was looked at"
 
 
+def test_a_lane_that_was_frozen_and_then_cut_off_calls_nobody_lost() -> None:
+    """In storm 859 the only lane is frozen for 2.8 s, and then does not hear rank 0 for 3 s."""
+    Storm(859, ROUNDS).run()
+
+
 def broken(*rule: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tests.support.broken", *rule],
