@@ -40,10 +40,10 @@ def bare_lane(credit: int) -> Lane:
     )
 
 
-def hello(rank: int, world: int, chunk: int) -> tuple[Header, bytes]:
+def hello(rank: int, world: int, chunk: int, job: str = "bench") -> tuple[Header, bytes]:
     """HELLO of a rank; chunks of ``chunk`` bytes."""
     message = messages.Hello(
-        "bench", rank, world, rank.to_bytes(16, "little"), 0, 1, "run", ((0, chunk),)
+        job, rank, world, rank.to_bytes(16, "little"), 0, 1, "run", ((0, chunk),)
     )
     payload = messages.encode(message)
     header = Header(MessageKind.HELLO, length=len(payload), payload_crc=KERNELS.crc32c(payload))

@@ -99,6 +99,11 @@ class Lane:
         if peer is not None:
             peer.heard_at = now
 
+    @property
+    def runs(self) -> int:
+        """Complete ones that live here."""
+        return len(self._roster.runs)
+
     def drained(self, now: float) -> bool:
         """Nothing is to be waited for: the runs have gone elsewhere, or cannot and are idle."""
         jobs = [run.job for run in self._roster.runs.values()]

@@ -31,6 +31,9 @@ _DISCARD: Final = bytearray(65_536)
 # Bytes that go to the kernel at once. Fewer wait until the loop has read all that has come, and go
 # together: for small chunks each call costs more than its bytes, here and at the worker.
 SEND_AT_ONCE: Final = 1 << 20
+# Bytes of one connection that are read before the others get their turn, where a lane serves more
+# than one run: else who has the most on its way is served the most.
+READ_AT_ONCE: Final = 256 << 10
 _PLACED_KINDS: Final = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
 
 
@@ -57,6 +60,7 @@ class Connection:
         self._closing = ""
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
+        self._read = 0  # since the others had their turn
         self._sent_mark = 0
         self._sent_at = 0.0
 
@@ -71,6 +75,8 @@ class Connection:
         if self._closing:
             return
         self.bytes_in += nbytes
+        if self._shell.shared:
+            self._take_turns(nbytes)
         try:
             self._decoder.received(nbytes)
             while not self._closing and (frame := self._decoder.next_frame()) is not None:
@@ -82,6 +88,17 @@ class Connection:
             self._shell.broken(self, error)
         except Exception as error:
             self._shell.failed(self, error)
+
+    def _take_turns(self, nbytes: int) -> None:
+        self._read += nbytes
+        if self._read >= READ_AT_ONCE and self._transport is not None:
+            self._read = 0
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on, self._transport)
+
+    def _read_on(self, transport: asyncio.Transport) -> None:
+        if not transport.is_closing():
+            transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False

@@ -52,6 +52,7 @@ class LaneShell:
         self.crc32c: Callable[..., int] = kernels.crc32c
         self.connections: dict[int, Connection] = {}
         self.counters = ShellCounters()
+        self.shared = False  # between several runs, at the last tick
         self._lane = lane
         self._pool = pool
         self._slow_reader_seconds = slow_reader_seconds
@@ -142,6 +143,7 @@ class LaneShell:
             if stuck > self._slow_reader_seconds:
                 self.executor.drop_slow_reader(connection, f"nothing was read for {stuck:.1f} s")
         self.feed(events.Tick())
+        self.shared = self._lane.runs > 1
         self._pool.tick(now)
 
     def _note_bug(self, connection: Connection, error: Exception) -> None:

@@ -102,6 +102,12 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
                 rest = rest[self._tls.write(rest) :]
         self._send(plain)
 
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size()
 
