@@ -10,7 +10,7 @@ FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix client/engine/tests/*.,h cc cpp) \
                         $(addprefix bench/reference/*.,c h))
 COMMA := ,
-FUZZ_SECONDS ?= 60
+FUZZ_SECONDS ?= 20
 
 .PHONY: help venv demo test check format native-test sanitize soak bench clean
 
@@ -46,9 +46,9 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 demo: $(STAMP) ## Train on 4 workers with 2 reducers, beside the same run over gloo
 	$(BIN)/reducer demo
 
-test: check native-test ## All checks, then all tests; those of real processes one by one
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/e2e tests/net
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/unit
+test: check native-test ## All checks, then all tests; those of whole jobs one by one
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/e2e
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/net tests/unit
 
 check: $(STAMP) ## Linters, types, formats, layers, documents, that benchmarks run, fuzzing
 	$(BIN)/ruff check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from pathlib import Path
 
@@ -55,10 +56,11 @@ def _train(
 
 def _run(reducers: Reducers, job: str, store: Path, kills: bool) -> tuple[str, int]:
     arguments = (reducers.addresses, job, str(store), STEPS)
-    killed, due = 0, time.monotonic() + KILL_EVERY
+    killed, due = 0, math.inf
     with start_ranks(WORLD, _train, *arguments, talk=True) as ranks:
         for _ in range(STEPS):
-            ranks.receive(0, 60)
+            if ranks.receive(0, 60) == 1:  # only now have all ranks joined
+                due = time.monotonic()
             if kills and time.monotonic() >= due:
                 victim = killed % 3
                 reducers.kill(victim)
