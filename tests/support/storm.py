@@ -128,8 +128,8 @@ class Storm:
     def maybe_break(self) -> None:
         """Begin a fault that ends by itself after at most 3 s.
 
-        A rank without any connection for 0.5 s is lost: only whole links are cut, and then they are
-        not reset, too.
+        A rank without any connection for 0.5 s is lost: only links whose lanes have all welcomed
+        the rank are cut, and then they are not reset, too.
         """
         if not self.faults and not self.repairs and self.spells > 1:
             self.spells -= 1
@@ -160,7 +160,8 @@ class Storm:
             case "cut":
                 pair = (rng.randrange(self.world), slot)
                 lanes = range(cluster.lanes_by_slot[slot])
-                whole = all((*pair, lane) in cluster.sessions for lane in lanes)
+                links = [cluster.sessions.get((*pair, lane)) for lane in lanes]
+                whole = all(link is not None and link.welcomed for link in links)
                 if whole and pair not in self.cut:  # in sum a rank would be silent for too long
                     self.cut.add(pair)
                     cluster.cut_off.add(pair)

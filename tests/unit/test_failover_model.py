@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -30,3 +32,63 @@ def test_a_missing_rule_breaks_a_law(model: run.Model) -> None:
 
 def test_every_rule_is_taken_away() -> None:
     assert set(re.findall(r"NO_[A-Z_]+", run.SOURCE.read_text())) - {"NO_"} == set(run.RULES)
+
+
+# --- chunks can be searched apart ---
+
+SOURCE = run.SOURCE.read_text()
+A_CHUNK = r"(?:\bshare|\bstream)\[|\bS\.|\bCELL\b"  # what is known of one
+ASSIGNED = r"^\s*(?:::.*?->\s*)?([\w.\[\]]+)(?:\+\+| = )"
+OF_A_CHUNK = "send_next report_done take_done take_contribution nobody_needs free_below take_result"
+OF_THE_REST = (
+    "say take_frame take_route clear_stream learn_route begin_anew welcome connect make_route lose "
+    "kill"
+)
+SCRATCH = r"(?:i|j|k|n|kind|rank|slot|home|number|route|told|body)$"
+
+
+def bodies(names: str) -> Iterator[str]:
+    """The lines of these inlines."""
+    for name in names.split():
+        found = re.search(rf"^inline {name}\(.*?^}}", SOURCE, re.M | re.S)
+        assert found is not None, name
+        yield from found[0].splitlines()[1:]
+
+
+def macro(name: str) -> str:
+    """The text of a macro, in all its variants."""
+    return "".join(re.findall(rf"^#define {name}\b(?:.*\\\n)*.*\n", SOURCE, re.M))
+
+
+def test_a_step_of_a_chunk_changes_that_chunk_alone() -> None:
+    for line in bodies(OF_A_CHUNK):
+        for owner in re.findall(r"(?:share|stream)\[(\w+)\]", line):
+            assert owner in ("h", "home"), line
+        for target in re.findall(ASSIGNED, line):
+            assert (
+                re.match(A_CHUNK, target)
+                or re.search(r"\.share\[|\.stream\[", target)
+                or re.match(SCRATCH, target)
+            ), line
+
+
+def test_no_connection_route_or_fault_reads_a_chunk() -> None:
+    for line in bodies(OF_THE_REST):
+        if re.search(A_CHUNK, line):
+            assert re.search(A_CHUNK, re.findall(ASSIGNED, line)[0]), line
+    seen, names = set[str](), {"SLOT", "DECIDE", "FAIL"}
+    while names - seen:
+        name = (names - seen).pop()
+        seen.add(name)
+        text = macro(name)
+        assert not re.search(A_CHUNK, text), text
+        names |= {word for word in re.findall(r"\b[A-Z_]{2,}\b", text) if macro(word)}
+    assert {"MAY_TELL_ROUTE", "SUSPECTS", "MAY_TAKE_IN", "MAY_DIE"} <= seen
+
+
+def test_two_chunks_apart_hold_what_they_hold_together() -> None:
+    """The same law breaks either way: 2 x 2 x 2 x 1, with each rule that one round needs."""
+    for rule in ("NO_RANK_ORDER", "NO_COPY", "NO_RELAY", "NO_WAIT_FOR_ALL", "NO_STALE_DROP"):
+        together = run.Model(chunks=2, kills=1, rounds=1, without=rule)
+        found = [run.search(model).broken for model in (together, replace(together, apart=True))]
+        assert found == [run.expected(together)] * 2, rule
