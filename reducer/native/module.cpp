@@ -1,11 +1,10 @@
-// Binds the kernels for Python: checks every buffer before a byte is touched, drops the GIL.
+// Binds the kernels for Python: checks every buffer before a byte is touched.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,31 +15,52 @@ namespace nb = nanobind;
 
 namespace {
 
+// Below so many bytes the GIL stays: to drop and take it costs more than the work.
+constexpr std::size_t kWorthTheGil = 256 << 10;
+
+// Drops the GIL for as long as this lives, for work on so many bytes.
+class MaybeNoGil {
+ public:
+  explicit MaybeNoGil(std::size_t bytes) {
+    if (bytes >= kWorthTheGil) release_.emplace();
+  }
+
+ private:
+  std::optional<nb::gil_scoped_release> release_;
+};
+
 // Bytes of a Python object, held as long as this lives. Made and destroyed with the GIL.
+// `index`: of a part of several, for the text of errors; -1: the only one.
 class Bytes {
  public:
-  Bytes(const std::string& name, nb::handle object, bool writable) : name_(name) {
+  Bytes(const char* name, nb::handle object, bool writable, int index = -1)
+      : name_(name), index_(index) {
     if (!PyObject_CheckBuffer(object.ptr())) {
-      throw nb::type_error((name + ": expected an object with the buffer protocol").c_str());
+      throw nb::type_error(
+          (this->name() + ": expected an object with the buffer protocol").c_str());
     }
     if (PyObject_GetBuffer(object.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE)) {
       PyErr_Clear();
       const char* kind = writable ? "writable C-contiguous" : "C-contiguous";
-      throw nb::buffer_error((name + ": expected a " + kind + " buffer").c_str());
+      throw nb::buffer_error((this->name() + ": expected a " + kind + " buffer").c_str());
     }
   }
   ~Bytes() { PyBuffer_Release(&view_); }
-  Bytes(const Bytes&) = delete;
-  Bytes& operator=(const Bytes&) = delete;
+  Bytes(Bytes&& other) noexcept : name_(other.name_), index_(other.index_), view_(other.view_) {
+    other.view_.obj = nullptr;  // which makes its release do nothing
+  }
+  Bytes& operator=(Bytes&&) = delete;
 
-  const std::string& name() const { return name_; }
+  std::string name() const {
+    return index_ < 0 ? std::string(name_) : name_ + ("[" + std::to_string(index_) + "]");
+  }
   void* data() const { return view_.buf; }
   std::size_t size() const { return static_cast<std::size_t>(view_.len); }
 
   // From here on only the first `needed` bytes count.
   void require(std::size_t needed) {
     if (size() < needed) {
-      const auto text = name_ + ": expected at least " + std::to_string(needed) + " bytes, got " +
+      const auto text = name() + ": expected at least " + std::to_string(needed) + " bytes, got " +
                         std::to_string(size());
       throw nb::value_error(text.c_str());
     }
@@ -54,7 +74,8 @@ class Bytes {
   }
 
  private:
-  std::string name_;
+  const char* name_;
+  int index_;
   Py_buffer view_{};
 };
 
@@ -88,23 +109,27 @@ std::size_t checked(std::int64_t count, std::size_t item_size) {
   return static_cast<std::size_t>(count) * item_size;
 }
 
-// A deque, since Bytes cannot move.
 class Parts {
  public:
   Parts(nb::handle parts, std::size_t needed) {
+    const Py_ssize_t hint = PyObject_LengthHint(parts.ptr(), 0);
+    if (hint < 0) throw nb::python_error();
+    const auto expected = static_cast<std::size_t>(hint);
+    bytes_.reserve(expected);
+    pointers_.reserve(expected);
     for (nb::handle part : parts) {
-      auto& bytes = bytes_.emplace_back("parts[" + std::to_string(bytes_.size()) + "]", part,
-                                        /*writable=*/false);
+      auto& bytes =
+          bytes_.emplace_back("parts", part, /*writable=*/false, static_cast<int>(bytes_.size()));
       bytes.require(needed);
       pointers_.push_back(bytes.data());
     }
   }
-  const std::deque<Bytes>& all() const { return bytes_; }
+  const std::vector<Bytes>& all() const { return bytes_; }
   const void* const* pointers() const { return pointers_.data(); }
   std::size_t size() const { return pointers_.size(); }
 
  private:
-  std::deque<Bytes> bytes_;
+  std::vector<Bytes> bytes_;
   std::vector<const void*> pointers_;
 };
 
@@ -128,7 +153,7 @@ unsigned fold(int op, int dtype, std::int64_t count, nb::handle acc, nb::handle 
       fail("fold: acc overlaps " + source.name());
     }
   }
-  nb::gil_scoped_release nogil;
+  const MaybeNoGil nogil(total.size() * sources.size());
   return rs_fold(op, dtype, static_cast<std::size_t>(count), total.data(), sources.pointers(),
                  sources.size(), first);
 }
@@ -163,7 +188,7 @@ unsigned finish(int op, int dtype, std::int64_t count, std::int64_t world, nb::h
   for (const Bytes& source : sources.all()) {
     require_apart(target, source);
   }
-  nb::gil_scoped_release nogil;
+  const MaybeNoGil nogil(size * sources.size());
   return rs_finish(op, dtype, static_cast<std::size_t>(count), static_cast<std::uint64_t>(world),
                    total ? total->data() : nullptr, sources.pointers(), sources.size(),
                    target.data());
@@ -185,19 +210,19 @@ struct Cast {
 
 unsigned narrow(int dtype, std::int64_t count, nb::handle source, nb::handle out) {
   const Cast cast("narrow", dtype, count, source, 4, out, 2);
-  nb::gil_scoped_release nogil;
+  const MaybeNoGil nogil(cast.source.size());
   return rs_narrow(dtype, static_cast<std::size_t>(count), cast.source.data(), cast.out.data());
 }
 
 void widen(int dtype, std::int64_t count, nb::handle source, nb::handle out) {
   const Cast cast("widen", dtype, count, source, 2, out, 4);
-  nb::gil_scoped_release nogil;
+  const MaybeNoGil nogil(cast.source.size());
   rs_widen(dtype, static_cast<std::size_t>(count), cast.source.data(), cast.out.data());
 }
 
 std::uint32_t crc32c(nb::handle data, std::uint32_t value) {
   const Bytes bytes("data", data, /*writable=*/false);
-  nb::gil_scoped_release nogil;
+  const MaybeNoGil nogil(bytes.size());
   return rs_crc32c(value, bytes.data(), bytes.size());
 }
 
