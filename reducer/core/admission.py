@@ -25,6 +25,7 @@ _OPS: dict[int, frozenset[ReduceOp]] = {
     Collective.ALL_GATHER: frozenset((ReduceOp.COPY,)),
     Collective.BARRIER: frozenset((ReduceOp.NONE,)),
 }
+_BROADCAST: Final = int(Collective.BROADCAST)
 _WIDE: Final = int(Flag.WIDE)
 _SIXTEEN_BIT: Final = frozenset((int(DType.FLOAT16), int(DType.BFLOAT16)))
 
@@ -36,9 +37,20 @@ class Plans:
         self._world_size = world_size
         self._table = table
         self._plans: dict[tuple[int, int, int, int], Plan] = {}
+        self._last = Header(kind=0)  # what `_of_last` was the plan of
+        self._of_last: Plan | None = None
 
     def of(self, header: Header) -> Plan:
         """The plan of a header's round; raises ProtocolError for one that makes no sense."""
+        last = self._last
+        if (
+            self._of_last is not None
+            and header.count == last.count
+            and header.op == last.op
+            and header.dtype == last.dtype
+            and header.collective == last.collective
+        ):
+            return self._of_last
         known = (header.collective, header.op, header.dtype, header.count)
         plan = self._plans.get(known)
         if plan is None:
@@ -46,6 +58,7 @@ class Plans:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
             self._plans[known] = plan
+        self._last, self._of_last = header, plan
         return plan
 
     def _make(self, header: Header) -> Plan:
@@ -75,7 +88,7 @@ def check_fields(header: Header, rank: int, epoch: int, world_size: int) -> None
         raise ProtocolError(f"rank {rank} sent epoch {header.epoch}, the view is {epoch}")
     if header.flags and (header.flags != _WIDE or header.dtype not in _SIXTEEN_BIT):
         raise ProtocolError(f"rank {rank} set flags {header.flags:#x} on dtype {header.dtype}")
-    root_limit = world_size if header.collective == Collective.BROADCAST else 1
+    root_limit = world_size if header.collective == _BROADCAST else 1
     if header.root >= root_limit:
         raise ProtocolError(
             f"rank {rank} named root {header.root} in a job of {world_size} workers"

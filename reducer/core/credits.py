@@ -119,17 +119,17 @@ class Ledger:
 
     def stuck(self) -> list[int]:
         """The ranks whose next chunk might not fit in their credit."""
-        free = self.window.credit - self.window.largest
-        return [rank for rank, owed in enumerate(self._unanswered) if owed > free]
+        return [rank for rank in range(len(self._unanswered)) if self.runs_low(rank)]
+
+    def runs_low(self, rank: int) -> bool:
+        """Whether the rank's next chunk might not fit in its credit."""
+        return self._unanswered[rank] + self.window.largest > self.window.credit
 
     def grant(self, rank: int, oldest: Round) -> bool:
-        """Whether the rank must be told now that it may go on with the oldest open round.
+        """Whether a rank that runs low must be told now that it may go on with the oldest round.
 
-        So it is when its next chunk might not fit in its credit, and some of that round is
-        still to come from it.
+        So it is when some of that round is still to come from it.
         """
-        if self._unanswered[rank] + self.window.largest <= self.window.credit:
-            return False
         if self._granted[rank] is oldest or not oldest.wants(rank):
             return False
         self._granted[rank] = oldest

@@ -41,6 +41,8 @@ class Grants:
 
     def maybe_grant(self, rank: int, out: list[Output]) -> None:
         """Let a rank go on with the oldest open round when its credit may be used up."""
+        if not self._ledger.runs_low(rank):
+            return
         oldest = self._open.oldest
         if oldest is None or not self._ledger.grant(rank, oldest):
             return

@@ -40,21 +40,20 @@ from reducer.core.texts import stall_entry, stall_text
 from reducer.core.verdicts import Verdicts
 from reducer.errors import IntegrityError, PeerLostError, ProtocolError, QuotaError
 from reducer.wire import messages
-from reducer.wire.codes import (
-    Collective,
-    DType,
-    MessageKind,
-    ReduceOp,
-)
+from reducer.wire.codes import RESULT, Collective, DType, ReduceOp
 from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 from reducer.wire.keys import position
 
 MAX_STALLS: Final = 16
 # Contributions are bounded by credit; the records that DESCRIBE and ABANDON leave, by this.
 MAX_UNPAID_ROUNDS: Final = 1_024
-# Sums of float16 in float64 are exact (at most 8,192 ranks), so their order is free (law 2).
-_ORDER_FREE: Final = frozenset(((int(ReduceOp.SUM), int(DType.FLOAT16)),
-                         (int(ReduceOp.MEAN), int(DType.FLOAT16))))  # fmt: skip
+_FREE_DTYPE: Final = int(DType.FLOAT16)
+_FREE_OPS: Final = frozenset((int(ReduceOp.SUM), int(ReduceOp.MEAN)))
+_COPY: Final = int(ReduceOp.COPY)
+_NONE: Final = int(ReduceOp.NONE)
+_ALL_REDUCE: Final = int(Collective.ALL_REDUCE)
+_COMPLETE: Final = Phase.COMPLETE
+_FOLDING: Final = Phase.FOLDING
 
 
 @dataclass(slots=True)
@@ -274,14 +273,14 @@ class Job:
 
     def _maybe_fold(self, chunk: Chunk, header: Header, plan: Plan, out: list[Output]) -> None:
         """Fold what has its turn, where the accumulator is no larger than what it replaces."""
-        if header.op in (ReduceOp.COPY, ReduceOp.NONE) or not header.length:
+        if header.op in (_COPY, _NONE) or not header.length:
             return
-        in_order = (header.op, header.dtype) not in _ORDER_FREE
+        in_order = _in_order(header.op, header.dtype)
         ready = chunk.ready(in_order)
-        if not ready:
+        if ready < (1 if chunk.acc is not None else 2):
             return
         width = self._acc_itemsize(header.op, header.dtype) // plan.item
-        if chunk.acc is None and ready < max(2, width):
+        if chunk.acc is None and ready < width:
             return
         ranks, parts = chunk.take_ready(in_order)
         spent = parts
@@ -289,7 +288,8 @@ class Job:
             chunk.acc, spent = parts[0], parts[1:]
         count = plan.elements(chunk.index)
         out.append(Fold(chunk, header.op, header.dtype, count, chunk.acc, parts, ranks))
-        out += map(Free, spent)
+        for part in spent:
+            out.append(Free(part))
 
     def _finish(
         self,
@@ -309,7 +309,7 @@ class Job:
         parts = [chunk.parts[r] for r in ranks]
         if not parts:
             out += self._answer(key, chunk, 0, None)
-        elif header.op == ReduceOp.COPY:
+        elif header.op == _COPY:
             sender = next(iter(chunk.parts))
             out += self._answer(key, chunk, chunk.crcs[sender], parts[0])
         else:
@@ -323,7 +323,7 @@ class Job:
         """The kernel is done: answer every rank, and keep the result until it is stable."""
         chunk = event.chunk
         key = chunk.round.stream.keys[chunk.round.key]
-        if chunk.phase != Phase.FOLDING:
+        if chunk.phase is not _FOLDING:
             return []
         *spent, result = (chunk.parts[r] for r in sorted(chunk.parts))
         spent += [chunk.acc] if chunk.acc is not None else []
@@ -362,7 +362,7 @@ class Job:
         plan, described = round_.plan, round_.descriptor
         assert plan is not None and described is not None
         size = plan.bytes(chunk.index)
-        to_all = size > 0 and plan.collective == Collective.ALL_REDUCE
+        to_all = size > 0 and plan.collective == _ALL_REDUCE
         full: list[int] = []
         empty: list[int] = []
         for rank in ranks:
@@ -371,7 +371,7 @@ class Job:
                 receives = to_all or plan.receives(chunk.index, rank, described.root)
                 (full if receives else empty).append(session)
         header = Header(
-            MessageKind.RESULT, described.dtype, described.op, described.collective, chunk.flags,
+            RESULT, described.dtype, described.op, described.collective, chunk.flags,
             chunk.culprit, described.root, self.seats.epoch, chunk.index, key.id, round_.number,
             described.count, 0, key.stable, size, round_.stream.since, chunk.result_crc,
         )  # fmt: skip
@@ -379,7 +379,7 @@ class Job:
             frame = pack_header(header, self._crc)
             out.append(Send(full, frame, chunk.result, size))
         if empty:
-            frame = pack_header(header._replace(length=0, payload_crc=0), self._crc)
+            frame = pack_header(header.replace(length=0, payload_crc=0), self._crc)
             out.append(Send(empty, frame, None, 0))
         self.counters.results += len(full) + len(empty)
         self.counters.bytes_out += size * len(full)
@@ -401,7 +401,7 @@ class Job:
                 f"{header.round} chunk {header.chunk}"
             )
         self._drop_duplicate(buffer, out)
-        if chunk.phase == Phase.COMPLETE:
+        if chunk.phase is _COMPLETE:
             self._send_result(key, chunk, (rank,), out)
 
     def _drop_duplicate(self, buffer: Buffer | None, out: list[Output]) -> None:
@@ -524,6 +524,11 @@ class Job:
         self.streams.clear()
         self.open.clear()
         return out
+
+
+def _in_order(op: int, dtype: int) -> bool:
+    """Law 2: sums of float16 in float64 are exact (at most 8,192 ranks), their order is free."""
+    return dtype != _FREE_DTYPE or op not in _FREE_OPS
 
 
 def _has_room(key: KeyProgress) -> bool:

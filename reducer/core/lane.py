@@ -58,7 +58,6 @@ class Lane:
         self._next_beat = 0.0
         self._next_sweep = 0.0
         self._handlers: dict[type[Any], Callable[[Any, float], list[Output]]] = {
-            events.Contributed: self._contributed,
             events.Reduced: self._reduced,
             events.ControlReceived: self._control,
             events.Opened: self._opened,
@@ -85,6 +84,8 @@ class Lane:
 
     def handle(self, event: Event, now: float) -> list[Output]:
         """What to do about `event`; never raises for what a peer has sent."""
+        if isinstance(event, events.Contributed):
+            return self._contributed(event, now)
         return self._handlers[type(event)](event, now)
 
     def admit(self, session: int, header: Header, now: float) -> None:

@@ -10,6 +10,9 @@ from reducer.wire.messages import ChunkTable
 
 # What a chunk costs at least, in credit: a small one still holds a buffer and its records.
 MIN_COST: Final = 4_096
+_BROADCAST: Final = int(Collective.BROADCAST)
+_ALL_GATHER: Final = int(Collective.ALL_GATHER)
+_REDUCE_SCATTER: Final = int(Collective.REDUCE_SCATTER)
 
 
 def chunk_bytes(table: ChunkTable, round_bytes: int) -> int:
@@ -51,19 +54,19 @@ class Plan:
 
     def sends(self, chunk: int, rank: int, root: int) -> int:
         """Bytes that `rank` contributes to `chunk`."""
-        if self.collective == Collective.BROADCAST and rank != root:
+        if self.collective == _BROADCAST and rank != root:
             return 0
-        if self.collective == Collective.ALL_GATHER and rank != self.part(chunk):
+        if self.collective == _ALL_GATHER and rank != self.part(chunk):
             return 0
         return self.bytes(chunk)
 
     def receives(self, chunk: int, rank: int, root: int) -> int:
         """Bytes of the result of `chunk` that `rank` is sent."""
-        if self.collective == Collective.BROADCAST and rank == root:
+        if self.collective == _BROADCAST and rank == root:
             return 0
-        if self.collective == Collective.ALL_GATHER and rank == self.part(chunk):
+        if self.collective == _ALL_GATHER and rank == self.part(chunk):
             return 0
-        if self.collective == Collective.REDUCE_SCATTER and rank != self.part(chunk):
+        if self.collective == _REDUCE_SCATTER and rank != self.part(chunk):
             return 0
         return self.bytes(chunk)
 

@@ -28,8 +28,6 @@ class Phase(IntEnum):
     STABLE = 3  # every rank holds the result; nothing is left here
     FAILED = 4  # the round was refused or abandoned
 
-    __hash__ = int.__hash__  # the one of Enum runs in Python, for every contribution
-
 
 class Step(IntEnum):
     CONTRIBUTED = 0
@@ -37,8 +35,6 @@ class Step(IntEnum):
     REDUCED = 2
     ALL_DONE = 3
     VOIDED = 4
-
-    __hash__ = int.__hash__
 
 
 TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
@@ -50,6 +46,12 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
     # Its result is on its way to the ranks: it stays until they all have it.
     (Phase.COMPLETE, Step.VOIDED): Phase.COMPLETE,
 }
+
+_STEPS: Final = len(Step)
+_AFTER: Final = [TRANSITIONS.get((phase, step)) for phase in Phase for step in Step]
+_COLLECTING: Final = Phase.COLLECTING
+_CONTRIBUTED: Final = Step.CONTRIBUTED
+_LAST_CONTRIBUTED: Final = Step.LAST_CONTRIBUTED
 
 ABSENT: Final = -1
 
@@ -102,7 +104,7 @@ class Chunk:
     def __init__(self, round_: Round, index: int, world_size: int) -> None:
         self.round = round_
         self.index = index
-        self.phase = Phase.COLLECTING
+        self.phase = _COLLECTING
         self.crcs = [ABSENT] * world_size
         self.missing = world_size
         self.half_at = 0.0
@@ -126,7 +128,7 @@ class Chunk:
 
     def step(self, step: Step) -> None:
         """Move along TRANSITIONS; anything else is a bug of ours."""
-        after = TRANSITIONS.get((self.phase, step))
+        after = _AFTER[self.phase * _STEPS + step]
         if after is None:
             raise InternalError(
                 f"chunk {self.index} of key {self.round.key:#x} round {self.round.number}: "
@@ -139,7 +141,7 @@ class Chunk:
         self.missing -= 1
         if buffer is not None:
             self.parts[rank] = buffer
-        self.step(Step.CONTRIBUTED if self.missing else Step.LAST_CONTRIBUTED)
+        self.step(_CONTRIBUTED if self.missing else _LAST_CONTRIBUTED)
 
     def take_ready(self, in_order: bool) -> tuple[list[int], list[Buffer]]:
         """Unpark what may be folded now: the contiguous ranks, or all where order is free."""

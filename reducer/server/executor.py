@@ -45,20 +45,24 @@ class Executor:
         self._feed = feed
         self.slow_readers = 0
         self._warnings = log.RateLimit(WARNING_INTERVAL)
-        self._actions: dict[type, Callable[[Any], None]] = {
-            events.Send: self._send,
-            events.Fold: self._fold,
-            events.Finish: self._finish,
-            events.Free: self._free,
-            events.Discard: self._discard,
-            events.Close: self._close,
-            events.Log: self._log,
-        }
 
-    def run(self, outputs: Iterable[Any]) -> None:
+    def run(self, outputs: list[events.Output]) -> None:
         """Execute in order; a Finish reports back before the next output is executed."""
         for output in outputs:
-            self._actions[type(output)](output)
+            if isinstance(output, events.Free):
+                self._free(output)
+            elif isinstance(output, events.Send):
+                self._send(output)
+            elif isinstance(output, events.Fold):
+                self._fold(output)
+            elif isinstance(output, events.Finish):
+                self._finish(output)
+            elif isinstance(output, events.Discard):
+                self._discard(output)
+            elif isinstance(output, events.Close):
+                self._close(output)
+            else:
+                self._log(output)
 
     def _send(self, send: events.Send) -> None:
         parts: list[bytes | memoryview] = [send.frame]

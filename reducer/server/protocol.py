@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from reducer.errors import PEER_ERRORS
 from reducer.server.buffers import PooledBuffer
-from reducer.wire.codes import MessageKind
+from reducer.wire.codes import CONTRIBUTION
 from reducer.wire.decoder import Decoder
 from reducer.wire.header import Header
 
@@ -34,7 +34,6 @@ SEND_AT_ONCE: Final = 1 << 20
 # Bytes of one connection that are read before the others get their turn, where a lane serves more
 # than one run: else who has the most on its way is served the most.
 READ_AT_ONCE: Final = 256 << 10
-_PLACED_KINDS: Final = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
 
 
 class Connection:
@@ -81,7 +80,7 @@ class Connection:
             self._decoder.received(nbytes)
             while not self._closing and (frame := self._decoder.next_frame()) is not None:
                 buffer = None
-                if frame.payload is not None and frame.header.kind in _PLACED_KINDS:
+                if frame.payload is not None and frame.header.kind == CONTRIBUTION:
                     buffer = self._placed.popleft()
                 self._shell.frame(self, frame, buffer)
         except PEER_ERRORS as error:
@@ -133,12 +132,13 @@ class Connection:
         self._waiting_bytes += length
         self.bytes_out += length
         if self._waiting_bytes >= SEND_AT_ONCE:
-            self._flush()
+            self.flush()
         elif is_first:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._shell.flush_soon(self)
         return unsent + length
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Hand what waits to the transport."""
         if self._waiting and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(self._waiting)
         self._waiting = []
@@ -166,7 +166,7 @@ class Connection:
         """Send what is queued, then end; a peer that does not go on reading is cut off."""
         if self._closing or self._transport is None:
             return
-        self._flush()
+        self.flush()
         self._closing = reason
         if self._transport.can_write_eof():
             self._transport.write_eof()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from reducer.kernels import KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.executor import Executor
 from reducer.server.protocol import Connection
-from reducer.wire.codes import MessageKind
+from reducer.wire.codes import CONTRIBUTION, MessageKind
 from reducer.wire.decoder import Frame
 from reducer.wire.header import Header
 
@@ -58,6 +59,7 @@ class LaneShell:
         self._slow_reader_seconds = slow_reader_seconds
         self._next_session = 1
         self._silent: dict[int, Connection] = {}
+        self._unflushed: list[Connection] = []
         self.executor = Executor(kernels, pool, self.connections, slow_reader_bytes, self.feed)
 
     def connection(self, permit: Permit | None = None) -> Connection:
@@ -91,20 +93,31 @@ class LaneShell:
         return next(c for c in self._silent.values() if counts[_claim(c)] == most)
 
     def place(self, connection: Connection, header: Header) -> PooledBuffer:
-        if header.kind != MessageKind.CONTRIBUTION:
+        if header.kind != CONTRIBUTION:
             raise BadFrameError("a worker sent a RESULT; only a lane does")
         self._lane.admit(connection.session, header, time.monotonic())
         return self._pool.take(header.length)
 
     def frame(self, connection: Connection, frame: Frame, buffer: PooledBuffer | None) -> None:
         header = frame.header
-        if header.kind == MessageKind.CONTRIBUTION:
+        if header.kind == CONTRIBUTION:
             event: Any = events.Contributed(connection.session, header, buffer)
         else:
             if header.kind == MessageKind.HELLO:
                 self._silent.pop(connection.session, None)
             event = events.ControlReceived(connection.session, header, frame.payload)
         self.feed(event)
+
+    def flush_soon(self, connection: Connection) -> None:
+        """Once the loop has read all that has come: one call of it for all connections."""
+        if not self._unflushed:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unflushed.append(connection)
+
+    def _flush(self) -> None:
+        waiting, self._unflushed = self._unflushed, []
+        for connection in waiting:
+            connection.flush()
 
     def broken(self, connection: Connection, error: ReductionError) -> None:
         self.counters.protocol_errors += 1

@@ -46,6 +46,12 @@ class MessageKind(IntEnum):
     ABSENT = 24
 
 
+# What the data path compares with, as plain integers: a member of an enumeration is looked up, and
+# compared, by calls.
+CONTRIBUTION: Final = int(MessageKind.CONTRIBUTION)
+RESULT: Final = int(MessageKind.RESULT)
+
+
 class DType(IntEnum):
     FLOAT32 = 1
     FLOAT64 = 2

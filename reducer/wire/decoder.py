@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from reducer.errors import CorruptedError
-from reducer.wire.codes import MessageKind
+from reducer.wire.codes import CONTRIBUTION, RESULT, MessageKind
 from reducer.wire.header import HEADER_SIZE, Crc, Header, unpack_header
 
 # Room for small frames: a burst of them is taken in one read, at the price of one copy each.
@@ -134,7 +134,7 @@ class Decoder:
         self._start, self._filled = 0, left
 
     def _place(self, header: Header) -> memoryview:
-        if header.kind in (MessageKind.CONTRIBUTION, MessageKind.RESULT):
+        if header.kind in (CONTRIBUTION, RESULT):
             return self._target(header)
         return memoryview(bytearray(header.length + HEADER_SIZE))
 

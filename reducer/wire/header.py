@@ -13,10 +13,12 @@ from typing import Final, NamedTuple
 
 from reducer.errors import BadFrameError, CorruptedError, ProtocolVersionError
 from reducer.wire.codes import (
+    CONTRIBUTION,
     MAX_CHUNK_BYTES,
     MAX_CONTROL_BYTES,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    RESULT,
     MessageKind,
 )
 
@@ -33,12 +35,11 @@ _PREFACE: Final = struct.Struct("<4sBBHH6s")
 _HEADER: Final = struct.Struct("<4sBBBBBBHHHIIQQQQQIII")
 _CRC: Final = struct.Struct("<I")
 _HEADER_AND_CRC: Final = struct.Struct(_HEADER.format + "I")
-_CRC_OFFSET: Final = _HEADER.size
+_CRC_WITH_CRC: Final = 0x48674BC7  # of whatever is followed by its own CRC-32C
 assert _PREFACE.size == PREFACE_SIZE
 assert _HEADER.size + _CRC.size == HEADER_SIZE
 
 _KINDS: Final = frozenset(int(kind) for kind in MessageKind)
-_DATA_KINDS: Final = frozenset((int(MessageKind.CONTRIBUTION), int(MessageKind.RESULT)))
 _EMPTY_KINDS: Final = frozenset(
     int(kind) for kind in (MessageKind.BYE, MessageKind.GRANT, MessageKind.DESCRIBE)
 )
@@ -61,26 +62,75 @@ class Preface(NamedTuple):
     lane: int
 
 
-class Header(NamedTuple):
-    """One frame header; fields as in PROTOCOL.md, section 2, without magic, version and CRC."""
+class Header:
+    """One frame header; fields as in PROTOCOL.md, section 2, without magic, version and CRC.
 
-    kind: int
-    dtype: int = 0
-    op: int = 0
-    collective: int = 0
-    flags: int = 0
-    rank: int = NO_RANK
-    root: int = 0
-    epoch: int = 0
-    chunk: int = 0
-    key: int = 0
-    round: int = 0
-    count: int = 0  # type: ignore[assignment]  # hides tuple.count on purpose
-    done: int = 0
-    stable: int = 0
-    length: int = 0
-    route: int = 0
-    payload_crc: int = 0
+    No named tuple: a class of its own is a C struct where it is compiled.
+    """
+
+    __slots__ = (
+        "chunk", "collective", "count", "done", "dtype", "epoch", "flags", "key", "kind", "length",
+        "op", "payload_crc", "rank", "root", "round", "route", "stable",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: int,
+        dtype: int = 0,
+        op: int = 0,
+        collective: int = 0,
+        flags: int = 0,
+        rank: int = NO_RANK,
+        root: int = 0,
+        epoch: int = 0,
+        chunk: int = 0,
+        key: int = 0,
+        round: int = 0,
+        count: int = 0,
+        done: int = 0,
+        stable: int = 0,
+        length: int = 0,
+        route: int = 0,
+        payload_crc: int = 0,
+    ) -> None:
+        self.kind = kind
+        self.dtype = dtype
+        self.op = op
+        self.collective = collective
+        self.flags = flags
+        self.rank = rank
+        self.root = root
+        self.epoch = epoch
+        self.chunk = chunk
+        self.key = key
+        self.round = round
+        self.count = count
+        self.done = done
+        self.stable = stable
+        self.length = length
+        self.route = route
+        self.payload_crc = payload_crc
+
+    def fields(self) -> dict[str, int]:
+        """By name, in the order of the arguments."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    def replace(self, **changes: int) -> Header:
+        """A copy with other values for some fields."""
+        return Header(**{**self.fields(), **changes})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Header) and self.fields() == other.fields()
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value}" for name, value in self.fields().items())
+        return f"Header({fields})"
+
+
+_FIELDS: Final = (
+    "kind", "dtype", "op", "collective", "flags", "rank", "root", "epoch", "chunk", "key", "round",
+    "count", "done", "stable", "length", "route", "payload_crc",
+)  # fmt: skip
 
 
 def pack_preface(lane: int, flags: int = 0) -> bytes:
@@ -104,17 +154,17 @@ def unpack_preface(data: Buffer) -> Preface:
 
 def pack_header(header: Header, crc: Crc) -> bytes:
     """The 80 bytes of `header`, with the header's own CRC."""
-    (kind, dtype, op, collective, flags, rank, root, epoch, chunk, key, round_, count, done,
-     stable, length, route, payload_crc) = header  # fmt: skip
     body = _HEADER.pack(
-        FRAME_MAGIC, PROTOCOL_MAJOR, kind, dtype, op, collective, 0, flags, rank, root, epoch,
-        chunk, key, round_, count, done, stable, length, route, payload_crc,
+        FRAME_MAGIC, PROTOCOL_MAJOR, header.kind, header.dtype, header.op, header.collective, 0,
+        header.flags, header.rank, header.root, header.epoch, header.chunk, header.key,
+        header.round, header.count, header.done, header.stable, header.length, header.route,
+        header.payload_crc,
     )  # fmt: skip
     return body + _CRC.pack(crc(body))
 
 
 def unpack_header(data: Buffer, crc: Crc) -> Header:
-    """Check and unpack the first 80 bytes of `data`.
+    """Check and unpack the 80 bytes of `data`.
 
     Raises BadFrameError (magic, reserved byte, kind, length), ProtocolVersionError or
     CorruptedError (header CRC).
@@ -122,32 +172,32 @@ def unpack_header(data: Buffer, crc: Crc) -> Header:
     # fmt: off
     (magic, version, kind, dtype, op, collective, reserved, flags, rank, root, epoch, chunk, key,
      round_, count, done, stable, length, route, payload_crc,
-     header_crc) = _HEADER_AND_CRC.unpack_from(data)
+     _) = _HEADER_AND_CRC.unpack(data)
     # fmt: on
     if magic != FRAME_MAGIC:
         raise BadFrameError(f"a frame begins with {magic!r}, expected {FRAME_MAGIC!r}")
     if version != PROTOCOL_MAJOR:
         raise ProtocolVersionError(f"a frame of version {version}, expected {PROTOCOL_MAJOR}")
-    if header_crc != crc(data[:_CRC_OFFSET]):
+    if crc(data) != _CRC_WITH_CRC:
         raise CorruptedError("the CRC-32C of a frame header does not match: bytes were changed")
     _check_kind(kind, reserved, length)
-    # A third of the time of Header(...).
-    return tuple.__new__(Header, (
+    return Header(
         kind, dtype, op, collective, flags, rank, root, epoch, chunk, key, round_, count, done,
         stable, length, route, payload_crc,
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def _check_kind(kind: int, reserved: int, length: int) -> None:
     if reserved:
         raise BadFrameError("a reserved byte of a frame header is set")
-    if kind not in _KINDS:
-        raise BadFrameError(f"unknown frame kind {kind}")
-    limit = MAX_CONTROL_BYTES
-    if kind in _DATA_KINDS:
+    if kind in (CONTRIBUTION, RESULT):
         limit = MAX_CHUNK_BYTES
+    elif kind not in _KINDS:
+        raise BadFrameError(f"unknown frame kind {kind}")
     elif kind in _EMPTY_KINDS:
         limit = 0
+    else:
+        limit = MAX_CONTROL_BYTES
     if length > limit:
         raise BadFrameError(
             f"{MessageKind(kind).name} frame of {length} bytes, the limit is {limit}"

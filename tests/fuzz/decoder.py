@@ -58,7 +58,7 @@ def resealed_frame(rng: random.Random) -> bytes:
     )  # fmt: skip
     if rng.random() < 0.9:
         return frame(header, payload)
-    return pack_header(header._replace(length=small(1 << 32)), crc32c) + payload
+    return pack_header(header.replace(length=small(1 << 32)), crc32c) + payload
 
 
 def garbage(rng: random.Random) -> bytes:

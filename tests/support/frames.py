@@ -12,7 +12,7 @@ from reducer.wire.header import Header, pack_header
 
 def frame(header: Header, payload: bytes = b"") -> bytes:
     """Header and payload with the right length and CRCs."""
-    header = header._replace(length=len(payload), payload_crc=crc32c(payload))
+    header = header.replace(length=len(payload), payload_crc=crc32c(payload))
     return pack_header(header, crc32c) + payload
 
 

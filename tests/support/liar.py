@@ -88,7 +88,7 @@ class Liar:
         payload[header.length // 2] ^= 0x40
         if not self._mends:
             return head
-        return pack_header(header._replace(payload_crc=crc32c(payload)), crc32c)
+        return pack_header(header.replace(payload_crc=crc32c(payload)), crc32c)
 
 
 def _end(sock: socket.socket) -> None:

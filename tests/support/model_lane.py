@@ -295,7 +295,7 @@ class ModelLane:
         session.outbox += control(void.verdict, key=key, round=number, chunk=home, route=since)
 
     def _result(self, header: Header, key: Key, payload: bytes) -> bytes:
-        answer = header._replace(kind=MessageKind.RESULT, rank=0xFFFF, done=0, stable=key.stable)
+        answer = header.replace(kind=MessageKind.RESULT, rank=0xFFFF, done=0, stable=key.stable)
         return frame(answer, payload)
 
     def _heartbeat(self, session: Session, header: Header, payload: bytes) -> None:

@@ -139,7 +139,7 @@ def joined(credit: int = 2 * CHUNK, lanes: int = 1, **options: Any) -> Worker:
 
 
 def result(sent: Header, payload: bytes, **changes: Any) -> bytes:
-    header = sent._replace(kind=MessageKind.RESULT, rank=0xFFFF, done=0)._replace(**changes)
+    header = sent.replace(kind=MessageKind.RESULT, rank=0xFFFF, done=0).replace(**changes)
     return frame(header, payload)
 
 

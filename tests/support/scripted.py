@@ -59,7 +59,7 @@ class Scripted:
             collective=spec.collective, flags=0, rank=self.rank, root=spec.root, chunk=chunk,
             key=key_id(spec.key), round=spec.number, count=spec.count,
         )  # fmt: skip
-        return header._replace(**fields)
+        return header.replace(**fields)
 
     def contribute(self, spec: Spec, chunk: int = 0, data: bytes = b"", **fields: int) -> None:
         self.session.send(frame(self.header(spec, chunk, **fields), data))

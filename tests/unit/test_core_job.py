@@ -196,7 +196,7 @@ def test_an_abandoned_round_restores_the_credit_of_what_was_sent() -> None:
 
 
 def describe(worker: Scripted, spec: Spec) -> None:
-    worker.session.send(frame(worker.header(spec)._replace(kind=MessageKind.DESCRIBE)))
+    worker.session.send(frame(worker.header(spec).replace(kind=MessageKind.DESCRIBE)))
 
 
 def test_descriptions_leave_a_bounded_number_of_records() -> None:

@@ -35,7 +35,7 @@ def lie(lane: SimLane, about: Callable[[Header], bool], ranks: set[int]) -> None
             return honest(output)
         payload = bytearray(output.buffer.view[: output.length])  # type: ignore[union-attr]
         payload[7] ^= 0x10
-        forged = pack_header(header._replace(payload_crc=crc32c(payload)), crc32c)
+        forged = pack_header(header.replace(payload_crc=crc32c(payload)), crc32c)
         for session in output.sessions:
             if session in victims:
                 lane.sessions[session].outbox += forged + payload

@@ -71,12 +71,12 @@ def test_a_route_moves_the_chunks_of_the_dead_slot_and_no_other() -> None:
     assert worker.state.counters()["unanswered"] == 8 * CHUNK
     late = Header(kind=MessageKind.RESULT, dtype=1, op=1, collective=1, key=KEY, count=8 * FLOATS)
     for _, chunk, _ in moved:  # of the stream as it was: no fault of that lane
-        worker.get(frame(late._replace(chunk=chunk), bytes(CHUNK)), 1)
+        worker.get(frame(late.replace(chunk=chunk), bytes(CHUNK)), 1)
     assert worker.state.error is None and worker.state.to_drop() == []
     assert worker.state.counters()["unanswered"] == 8 * CHUNK
     for _, chunk, since in before[0] + moved:
         answer = np.full(FLOATS, chunk, np.float32).tobytes()
-        worker.get(frame(late._replace(chunk=chunk, route=since), answer))
+        worker.get(frame(late.replace(chunk=chunk, route=since), answer))
     assert operation.done and operation.error is None
     assert target.tolist() == [float(n // FLOATS) for n in range(8 * FLOATS)]
     assert worker.state.counters()["unanswered"] == 0

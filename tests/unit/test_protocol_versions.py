@@ -58,7 +58,7 @@ def test_kept_frames_say_today_what_they_said(path: Path) -> None:
     for name, fields in vectors(path, "frame"):
         data = bytes.fromhex(fields.pop("hex"))
         (whole,) = decode(data)
-        assert {field: str(int(v)) for field, v in whole.header._asdict().items()} == fields, name
+        assert {field: str(int(v)) for field, v in whole.header.fields().items()} == fields, name
         assert data.startswith(pack_header(whole.header, crc32c)), name
         message = MAPS.get(whole.header.kind)
         if message is not None and whole.payload is not None:

@@ -59,10 +59,10 @@ def frames() -> dict[str, bytes]:
         collective=Collective.ALL_REDUCE, rank=3, epoch=7, chunk=11, key=weight, round=1 << 33,
         count=123_456_789, done=(5 << 24) + 9, route=2,
     )  # fmt: skip
-    result = contribution._replace(
+    result = contribution.replace(
         kind=MessageKind.RESULT, rank=0xFFFF, flags=6, done=0, stable=(5 << 24) + 4
     )
-    spoilt = result._replace(rank=2, flags=Flag.NAN | Flag.NONFINITE)
+    spoilt = result.replace(rank=2, flags=Flag.NAN | Flag.NONFINITE)
     broadcast = Header(
         kind=MessageKind.CONTRIBUTION, dtype=DType.UINT8, op=ReduceOp.COPY,
         collective=Collective.BROADCAST, rank=1, root=2, key=key_id("w"), count=10,
@@ -93,7 +93,7 @@ def frames() -> dict[str, bytes]:
         "contribution": frame(contribution, bytes(range(64))),
         "contribution_empty": frame(broadcast),
         "contribution_wide": frame(
-            contribution._replace(dtype=DType.BFLOAT16, flags=1), b"\x80\x3f\x00\x40"
+            contribution.replace(dtype=DType.BFLOAT16, flags=1), b"\x80\x3f\x00\x40"
         ),
         "result": frame(result, bytes(range(63, -1, -1))),
         "result_nonfinite": frame(spoilt, b"\x00\x00\xc0\x7f"),
@@ -103,7 +103,7 @@ def frames() -> dict[str, bytes]:
         "suspect": control(m.Suspect(2, 1, 4, "nothing came for 1.0 s")),
         "absent": control(m.Absent(((2, "the worker closed the connection"),), (1, 3))),
         "absent_nobody": control(m.Absent()),
-        "describe": frame(contribution._replace(kind=MessageKind.DESCRIBE, chunk=0, done=0), b""),
+        "describe": frame(contribution.replace(kind=MessageKind.DESCRIBE, chunk=0, done=0), b""),
         "heartbeat_empty": heartbeat(),
         "heartbeat": heartbeat((weight, (6 << 24) + 1), (1, 0)),
     }
@@ -213,7 +213,7 @@ def text() -> str:
     lines += plan_lines()
     for name, data in frames().items():
         header = unpack_header(memoryview(data)[:HEADER_SIZE], crc32c)
-        fields = " ".join(f"{k}={int(v)}" for k, v in header._asdict().items())
+        fields = " ".join(f"{k}={int(v)}" for k, v in header.fields().items())
         lines.append(f"frame {name} {fields} hex={data.hex()}")
     for name, (family, data) in bad_frames().items():
         lines.append(f"bad {name} error={family} hex={data.hex()}")
