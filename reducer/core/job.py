@@ -45,6 +45,9 @@ from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 from reducer.wire.keys import position
 
 MAX_STALLS: Final = 16
+# Parts that are folded in one pass, before the last has come: a pass for each would read and write
+# the accumulator as often.
+FOLD_AT_ONCE: Final = 4
 # Contributions are bounded by credit; the records that DESCRIBE and ABANDON leave, by this.
 MAX_UNPAID_ROUNDS: Final = 1_024
 _FREE_DTYPE: Final = int(DType.FLOAT16)
@@ -277,7 +280,7 @@ class Job:
             return
         in_order = _in_order(header.op, header.dtype)
         ready = chunk.ready(in_order)
-        if ready < (1 if chunk.acc is not None else 2):
+        if ready < FOLD_AT_ONCE:
             return
         width = self._acc_itemsize(header.op, header.dtype) // plan.item
         if chunk.acc is None and ready < width:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from reducer.core.job import FOLD_AT_ONCE
 from reducer.wire.keys import key_id
 from tests.support.laws import Laws
 from tests.support.simfaults import FaultyCluster
@@ -53,6 +54,8 @@ class Storm:
         self.spells = max(1, self.rounds // ROUNDS_OF_A_SPELL)
         self.calm_until = 0.0
         self.world = self.rng.randrange(2, 5)
+        if self.seed % 8 == 0:
+            self.world += FOLD_AT_ONCE  # some parts are folded before the last has come
         lanes = tuple(self.rng.choice((1, 1, 2)) for _ in range(self.rng.randrange(1, 4)))
         self.keys = [f"key-{n}" for n in range(self.rng.randrange(1, 4))]
         self.cluster = FaultyCluster(
