@@ -117,7 +117,10 @@ class LaneShell:
     def _flush(self) -> None:
         waiting, self._unflushed = self._unflushed, []
         for connection in waiting:
-            connection.flush()
+            try:
+                connection.flush()
+            except Exception as error:
+                self.failed(connection, error)
 
     def broken(self, connection: Connection, error: ReductionError) -> None:
         self.counters.protocol_errors += 1
