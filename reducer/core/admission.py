@@ -6,7 +6,7 @@ from typing import Final
 
 from reducer.core.plan import Plan, make_plan
 from reducer.errors import ProtocolError
-from reducer.wire.codes import ITEM_SIZES, MAX_CHUNKS, Collective, DType, Flag, ReduceOp
+from reducer.wire.codes import BROADCAST, ITEM_SIZES, MAX_CHUNKS, Collective, DType, Flag, ReduceOp
 from reducer.wire.header import Header
 from reducer.wire.messages import ChunkTable
 
@@ -25,7 +25,6 @@ _OPS: dict[int, frozenset[ReduceOp]] = {
     Collective.ALL_GATHER: frozenset((ReduceOp.COPY,)),
     Collective.BARRIER: frozenset((ReduceOp.NONE,)),
 }
-_BROADCAST: Final = int(Collective.BROADCAST)
 _WIDE: Final = int(Flag.WIDE)
 _SIXTEEN_BIT: Final = frozenset((int(DType.FLOAT16), int(DType.BFLOAT16)))
 
@@ -88,7 +87,7 @@ def check_fields(header: Header, rank: int, epoch: int, world_size: int) -> None
         raise ProtocolError(f"rank {rank} sent epoch {header.epoch}, the view is {epoch}")
     if header.flags and (header.flags != _WIDE or header.dtype not in _SIXTEEN_BIT):
         raise ProtocolError(f"rank {rank} set flags {header.flags:#x} on dtype {header.dtype}")
-    root_limit = world_size if header.collective == _BROADCAST else 1
+    root_limit = world_size if header.collective == BROADCAST else 1
     if header.root >= root_limit:
         raise ProtocolError(
             f"rank {rank} named root {header.root} in a job of {world_size} workers"

@@ -117,10 +117,6 @@ class Ledger:
         """A chunk is answered to every rank."""
         self._unanswered = [owed - cost for owed in self._unanswered]
 
-    def stuck(self) -> list[int]:
-        """The ranks whose next chunk might not fit in their credit."""
-        return [rank for rank in range(len(self._unanswered)) if self.runs_low(rank)]
-
     def runs_low(self, rank: int) -> bool:
         """Whether the rank's next chunk might not fit in its credit."""
         return self._unanswered[rank] + self.window.largest > self.window.credit

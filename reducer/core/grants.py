@@ -36,7 +36,7 @@ class Grants:
 
         Ranks are stuck even while no other round is open: by what they sent of void rounds.
         """
-        for rank in self._ledger.stuck():
+        for rank in range(len(self._seats.sessions)):
             self.maybe_grant(rank, out)
 
     def maybe_grant(self, rank: int, out: list[Output]) -> None:

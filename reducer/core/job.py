@@ -40,7 +40,7 @@ from reducer.core.texts import stall_entry, stall_text
 from reducer.core.verdicts import Verdicts
 from reducer.errors import IntegrityError, PeerLostError, ProtocolError, QuotaError
 from reducer.wire import messages
-from reducer.wire.codes import RESULT, Collective, DType, ReduceOp
+from reducer.wire.codes import ALL_REDUCE, COPY, RESULT, DType, ReduceOp
 from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 from reducer.wire.keys import position
 
@@ -52,11 +52,6 @@ FOLD_AT_ONCE: Final = 4
 MAX_UNPAID_ROUNDS: Final = 1_024
 _FREE_DTYPE: Final = int(DType.FLOAT16)
 _FREE_OPS: Final = frozenset((int(ReduceOp.SUM), int(ReduceOp.MEAN)))
-_COPY: Final = int(ReduceOp.COPY)
-_NONE: Final = int(ReduceOp.NONE)
-_ALL_REDUCE: Final = int(Collective.ALL_REDUCE)
-_COMPLETE: Final = Phase.COMPLETE
-_FOLDING: Final = Phase.FOLDING
 
 
 @dataclass(slots=True)
@@ -276,7 +271,7 @@ class Job:
 
     def _maybe_fold(self, chunk: Chunk, header: Header, plan: Plan, out: list[Output]) -> None:
         """Fold what has its turn, where the accumulator is no larger than what it replaces."""
-        if header.op in (_COPY, _NONE) or not header.length:
+        if header.op == COPY or not header.length:
             return
         in_order = _in_order(header.op, header.dtype)
         ready = chunk.ready(in_order)
@@ -291,8 +286,7 @@ class Job:
             chunk.acc, spent = parts[0], parts[1:]
         count = plan.elements(chunk.index)
         out.append(Fold(chunk, header.op, header.dtype, count, chunk.acc, parts, ranks))
-        for part in spent:
-            out.append(Free(part))
+        out += map(Free, spent)
 
     def _finish(
         self,
@@ -312,7 +306,7 @@ class Job:
         parts = [chunk.parts[r] for r in ranks]
         if not parts:
             out += self._answer(key, chunk, 0, None)
-        elif header.op == _COPY:
+        elif header.op == COPY:
             sender = next(iter(chunk.parts))
             out += self._answer(key, chunk, chunk.crcs[sender], parts[0])
         else:
@@ -326,7 +320,7 @@ class Job:
         """The kernel is done: answer every rank, and keep the result until it is stable."""
         chunk = event.chunk
         key = chunk.round.stream.keys[chunk.round.key]
-        if chunk.phase is not _FOLDING:
+        if chunk.phase is not Phase.FOLDING:
             return []
         *spent, result = (chunk.parts[r] for r in sorted(chunk.parts))
         spent += [chunk.acc] if chunk.acc is not None else []
@@ -365,7 +359,7 @@ class Job:
         plan, described = round_.plan, round_.descriptor
         assert plan is not None and described is not None
         size = plan.bytes(chunk.index)
-        to_all = size > 0 and plan.collective == _ALL_REDUCE
+        to_all = size > 0 and plan.collective == ALL_REDUCE
         full: list[int] = []
         empty: list[int] = []
         for rank in ranks:
@@ -404,7 +398,7 @@ class Job:
                 f"{header.round} chunk {header.chunk}"
             )
         self._drop_duplicate(buffer, out)
-        if chunk.phase is _COMPLETE:
+        if chunk.phase is Phase.COMPLETE:
             self._send_result(key, chunk, (rank,), out)
 
     def _drop_duplicate(self, buffer: Buffer | None, out: list[Output]) -> None:

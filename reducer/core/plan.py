@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from reducer.wire.codes import ITEM_SIZES, Collective, DType
+from reducer.wire.codes import ALL_GATHER, BROADCAST, ITEM_SIZES, REDUCE_SCATTER, DType
 from reducer.wire.messages import ChunkTable
 
 # What a chunk costs at least, in credit: a small one still holds a buffer and its records.
 MIN_COST: Final = 4_096
-_BROADCAST: Final = int(Collective.BROADCAST)
-_ALL_GATHER: Final = int(Collective.ALL_GATHER)
-_REDUCE_SCATTER: Final = int(Collective.REDUCE_SCATTER)
 
 
 def chunk_bytes(table: ChunkTable, round_bytes: int) -> int:
@@ -54,19 +51,19 @@ class Plan:
 
     def sends(self, chunk: int, rank: int, root: int) -> int:
         """Bytes that `rank` contributes to `chunk`."""
-        if self.collective == _BROADCAST and rank != root:
+        if self.collective == BROADCAST and rank != root:
             return 0
-        if self.collective == _ALL_GATHER and rank != self.part(chunk):
+        if self.collective == ALL_GATHER and rank != self.part(chunk):
             return 0
         return self.bytes(chunk)
 
     def receives(self, chunk: int, rank: int, root: int) -> int:
         """Bytes of the result of `chunk` that `rank` is sent."""
-        if self.collective == _BROADCAST and rank == root:
+        if self.collective == BROADCAST and rank == root:
             return 0
-        if self.collective == _ALL_GATHER and rank == self.part(chunk):
+        if self.collective == ALL_GATHER and rank == self.part(chunk):
             return 0
-        if self.collective == _REDUCE_SCATTER and rank != self.part(chunk):
+        if self.collective == REDUCE_SCATTER and rank != self.part(chunk):
             return 0
         return self.bytes(chunk)
 
@@ -75,7 +72,7 @@ def make_plan(
     collective: int, dtype: DType | int, count: int, world_size: int, table: ChunkTable
 ) -> Plan:
     item = ITEM_SIZES[dtype]
-    gathers = collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    gathers = collective in (ALL_GATHER, REDUCE_SCATTER)
     parts = world_size if gathers else 1
     chunk_elements = chunk_bytes(table, parts * count * item) // item
     per_part = max(1, -(-count // chunk_elements))

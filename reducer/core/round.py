@@ -47,9 +47,9 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
     (Phase.COMPLETE, Step.VOIDED): Phase.COMPLETE,
 }
 
+# The same for the data path: a pair of members is hashed, and a member looked up, by calls.
 _STEPS: Final = len(Step)
 _AFTER: Final = [TRANSITIONS.get((phase, step)) for phase in Phase for step in Step]
-_COLLECTING: Final = Phase.COLLECTING
 _CONTRIBUTED: Final = Step.CONTRIBUTED
 _LAST_CONTRIBUTED: Final = Step.LAST_CONTRIBUTED
 
@@ -104,7 +104,7 @@ class Chunk:
     def __init__(self, round_: Round, index: int, world_size: int) -> None:
         self.round = round_
         self.index = index
-        self.phase = _COLLECTING
+        self.phase = Phase.COLLECTING
         self.crcs = [ABSENT] * world_size
         self.missing = world_size
         self.half_at = 0.0

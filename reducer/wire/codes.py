@@ -46,12 +46,6 @@ class MessageKind(IntEnum):
     ABSENT = 24
 
 
-# What the data path compares with, as plain integers: a member of an enumeration is looked up, and
-# compared, by calls.
-CONTRIBUTION: Final = int(MessageKind.CONTRIBUTION)
-RESULT: Final = int(MessageKind.RESULT)
-
-
 class DType(IntEnum):
     FLOAT32 = 1
     FLOAT64 = 2
@@ -95,6 +89,17 @@ class Collective(IntEnum):
     ALL_GATHER = 3
     REDUCE_SCATTER = 4
     BARRIER = 5
+
+
+# What the data path compares with, as plain integers: a member of an enumeration is looked up, and
+# compared, by calls.
+CONTRIBUTION: Final = int(MessageKind.CONTRIBUTION)
+RESULT: Final = int(MessageKind.RESULT)
+COPY: Final = int(ReduceOp.COPY)
+ALL_REDUCE: Final = int(Collective.ALL_REDUCE)
+BROADCAST: Final = int(Collective.BROADCAST)
+ALL_GATHER: Final = int(Collective.ALL_GATHER)
+REDUCE_SCATTER: Final = int(Collective.REDUCE_SCATTER)
 
 
 class Flag(IntFlag):

@@ -62,16 +62,19 @@ class Preface(NamedTuple):
     lane: int
 
 
+_FIELDS: Final = (
+    "kind", "dtype", "op", "collective", "flags", "rank", "root", "epoch", "chunk", "key", "round",
+    "count", "done", "stable", "length", "route", "payload_crc",
+)  # fmt: skip
+
+
 class Header:
     """One frame header; fields as in PROTOCOL.md, section 2, without magic, version and CRC.
 
     No named tuple: a class of its own is a C struct where it is compiled.
     """
 
-    __slots__ = (
-        "chunk", "collective", "count", "done", "dtype", "epoch", "flags", "key", "kind", "length",
-        "op", "payload_crc", "rank", "root", "round", "route", "stable",
-    )  # fmt: skip
+    __slots__ = _FIELDS
 
     def __init__(
         self,
@@ -125,12 +128,6 @@ class Header:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value}" for name, value in self.fields().items())
         return f"Header({fields})"
-
-
-_FIELDS: Final = (
-    "kind", "dtype", "op", "collective", "flags", "rank", "root", "epoch", "chunk", "key", "round",
-    "count", "done", "stable", "length", "route", "payload_crc",
-)  # fmt: skip
 
 
 def pack_preface(lane: int, flags: int = 0) -> bytes:

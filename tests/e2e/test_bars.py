@@ -90,7 +90,7 @@ def test_a_worker_whose_packets_vanish_is_named(site: partitions.Site, job: str)
 
 
 def test_the_bits_are_those_of_the_contributions_alone() -> None:
-    bits.run(1, 1, hush, numbers=(1, 3))
+    bits.run(2, 1, hush, numbers=(1, 3))
 
 
 def test_a_crowd_of_strangers_keeps_nobody_out() -> None:

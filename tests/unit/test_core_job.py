@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -48,6 +50,39 @@ def test_contributions_are_folded_in_rank_order_whatever_the_arrival(
     for worker in workers:
         worker.report("x", position(1, 0))
     assert not lane.held
+
+
+@pytest.mark.parametrize("world", [5, 6, 9])
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_that_are_folded_early_are_folded_in_rank_order_too(world: int, seed: int) -> None:
+    lane = SimLane()
+    workers = join_all(lane, world)
+    values = [floats(rank) * np.float32(10) ** (rank % 5) for rank in range(world)]
+    for rank in random.Random(seed).sample(range(world), world):
+        workers[rank].contribute(Spec(), data=values[rank].tobytes())
+    expected = functools.reduce(np.add, values)
+    for worker in workers:
+        assert worker.results() == [expected.tobytes()]
+    assert len(lane.held) == 1
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ((1, 5, 0, 2, 3, 4), [1, 2, 3, 4, 2, 1]),  # with rank 3 the first four are in
+        (range(9), [1, 2, 3, 1, 2, 3, 4, 1, 1]),
+    ],
+)
+def test_four_parts_that_have_their_turn_become_one(
+    order: Sequence[int], expected: list[int]
+) -> None:
+    lane = SimLane()
+    workers = join_all(lane, len(order))
+    held = []
+    for rank in order:
+        workers[rank].contribute(Spec(), data=floats(rank).tobytes())
+        held.append(len(lane.held))
+    assert held == expected
 
 
 def test_parked_and_accumulated_bytes_never_exceed_what_was_sent() -> None:
