@@ -55,18 +55,16 @@ class Model:
             "WORKERS": self.workers, "CHUNKS": self.chunks, "ROUNDS": self.rounds,
             "KILLS": self.kills, "BREAKS": self.breaks, "ALARMS": self.alarms,
         }  # fmt: skip
-        switches = [self.without] if self.without else []
-        switches += ["APART"] if self.apart else []
-        return [f"-D{name}={value}" for name, value in sizes.items()] + [
-            f"-D{switch}" for switch in switches
-        ]
+        switches = [self.without, "APART" if self.apart else ""]
+        values = [f"{name}={value}" for name, value in sizes.items()]
+        return [f"-D{macro}" for macro in (*values, *switches) if macro]
 
     def __str__(self) -> str:
         faults = {"kill": self.kills, "break": self.breaks, "alarm": self.alarms}
         struck = "+".join(f"{number}{name}" for name, number in faults.items() if number)
         text = f"{self.workers}x2x{self.chunks}x{self.rounds} {struck}"
-        marks = {"apart": self.apart, self.without: self.without, "cycles": self.cycles}
-        return " ".join([text, *(mark for mark, holds in marks.items() if holds)])
+        marks = ("apart" if self.apart else "", self.without, "cycles" if self.cycles else "")
+        return " ".join(filter(None, (text, *marks)))
 
 
 # What each rule holds up, and the fault that shows it. README.md has a line for each.
@@ -97,8 +95,8 @@ SMALL = (
     Model(chunks=2, breaks=1, rounds=1),
     Model(alarms=1, kills=1, rounds=1),
     Model(kills=1, breaks=1, rounds=1, cycles=True),
+    Model(workers=3, chunks=2, kills=1, apart=True),
 )
-LARGE = Model(workers=3, chunks=2, kills=1, apart=True)
 FULL = (
     Model(kills=1, breaks=1),
     Model(kills=2),
@@ -106,7 +104,6 @@ FULL = (
     Model(chunks=2, kills=1),
     Model(workers=3, kills=1),
     Model(workers=3, chunks=2, kills=1, rounds=1),
-    LARGE,
     Model(workers=3, chunks=2, breaks=1, apart=True),
     Model(workers=3, chunks=2, alarms=1, apart=True),
     *(replace(model, workers=3, chunks=2, apart=True) for model in BROKEN),

@@ -73,17 +73,26 @@ def test_a_step_of_a_chunk_changes_that_chunk_alone() -> None:
 
 
 def test_no_connection_route_or_fault_reads_a_chunk() -> None:
+    reads = [macro(name) for name in ("SLOT", "DECIDE", "FAIL")]
     for line in bodies(OF_THE_REST):
-        if re.search(A_CHUNK, line):
-            assert re.search(A_CHUNK, re.findall(ASSIGNED, line)[0]), line
-    seen, names = set[str](), {"SLOT", "DECIDE", "FAIL"}
-    while names - seen:
-        name = (names - seen).pop()
-        seen.add(name)
-        text = macro(name)
+        if not re.search(A_CHUNK, line):
+            reads.append(line)
+            continue
+        assert re.search(A_CHUNK, re.findall(ASSIGNED, line)[0]), line
+    seen = set[str]()
+    while reads:
+        text = reads.pop()
         assert not re.search(A_CHUNK, text), text
-        names |= {word for word in re.findall(r"\b[A-Z_]{2,}\b", text) if macro(word)}
-    assert {"MAY_TELL_ROUTE", "SUSPECTS", "MAY_TAKE_IN", "MAY_DIE"} <= seen
+        new = set(re.findall(r"\b[A-Z_]{2,}\b", text)) - seen
+        seen |= new
+        reads += filter(None, map(macro, new))
+    assert {"MAY_TELL_ROUTE", "SUSPECTS", "MAY_TAKE_IN", "MAY_DIE", "OWNER", "IS_STALE"} <= seen
+
+
+def test_every_step_is_of_a_chunk_or_of_the_rest() -> None:
+    assert sorted(f"{OF_A_CHUNK} {OF_THE_REST}".split()) == sorted(
+        re.findall(r"^inline (\w+)", SOURCE, re.M)
+    )
 
 
 def test_two_chunks_apart_hold_what_they_hold_together() -> None:
