@@ -72,6 +72,8 @@ enum DType : uint8_t {
   kUInt32 = 8,
   kInt64 = 9,
   kUInt64 = 10,
+  kFloat8E4M3 = 11,
+  kFloat8E5M2 = 12,
 };
 
 enum Op : uint8_t { kNone = 0, kSum = 1, kMean = 2, kMin = 3, kMax = 4, kProd = 5, kCopy = 6 };
@@ -118,6 +120,8 @@ constexpr uint32_t item_size(uint8_t dtype) {
       return 2;
     case kInt8:
     case kUInt8:
+    case kFloat8E4M3:
+    case kFloat8E5M2:
       return 1;
     default:
       return 0;

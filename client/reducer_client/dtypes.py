@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reducer.wire.codes import DType, ReduceOp
+from reducer.wire.codes import ITEM_SIZES, NOT_IN_NUMPY, DType, ReduceOp
 
 Op = Literal["sum", "mean", "min", "max", "prod"]
 WireDtype = Literal["float32", "float16", "bfloat16"]
@@ -32,31 +32,31 @@ _NATIVE: dict[tuple[str, int], DType] = {
     ("i", 8): DType.INT64,
     ("u", 8): DType.UINT64,
 }
+_NAMED: dict[str, DType] = {dtype.name.lower(): dtype for dtype in NOT_IN_NUMPY}
 SUPPORTED = ", ".join(d.name.lower() for d in DType)
 
 
 def find_dtype(dtype: AnyDtype) -> DType | None:
     """The wire dtype of a NumPy dtype, or None where reducers cannot sum it."""
     found = _NATIVE.get((dtype.kind, dtype.itemsize)) if dtype.isnative else None
-    # ml_dtypes registers it, NumPy has none of its own; asked last, for a name takes microseconds.
-    if found is None and dtype.name == "bfloat16":
-        return DType.BFLOAT16
-    return found
+    # Asked last, for a name takes microseconds.
+    return _NAMED.get(dtype.name) if found is None else found
 
 
 def reducible_dtype(dtype: AnyDtype, declared: str | None = None) -> DType:
     """The wire dtype for a reduction.
 
-    ``declared="bfloat16"`` says that 16-bit integers hold bfloat16. TypeError names the dtype and
-    those that can be reduced.
+    ``declared="bfloat16"`` says that 16-bit integers hold bfloat16, and likewise of the float8 in 8
+    bits. TypeError names the dtype and those that can be reduced.
     """
     if declared is not None:
-        if declared != "bfloat16" or dtype.kind not in "iuV" or dtype.itemsize != 2:
+        meant = _NAMED.get(declared)
+        if meant is None or dtype.kind not in "iuV" or dtype.itemsize != ITEM_SIZES[meant]:
             raise TypeError(
-                f"dtype={declared!r} for an array of {dtype}: only 'bfloat16' can be declared, for "
-                "an array of uint16"
+                f"dtype={declared!r} for an array of {dtype}: expected {', '.join(_NAMED)}, and an "
+                "array of unsigned integers as wide"
             )
-        return DType.BFLOAT16
+        return meant
     found = find_dtype(dtype)
     if found is None:
         raise TypeError(f"arrays of {dtype} cannot be reduced; supported: {SUPPORTED}")

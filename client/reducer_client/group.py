@@ -92,7 +92,8 @@ class Group:
             op: sum, mean, min, max or prod. ``mean`` of integers truncates toward zero.
             out: where the result goes; the array itself for in place.
             wire_dtype: send float32 as ``"bfloat16"`` or ``"float16"``.
-            dtype: ``"bfloat16"`` where 16-bit integers hold bfloat16.
+            dtype: ``"bfloat16"`` where 16-bit integers hold bfloat16; ``"float8_e4m3fn"`` or
+                ``"float8_e5m2"`` where 8-bit ones hold float8.
             priority: of the works that wait for the network, the higher goes first; those of equal
                 priority in the order of the calls. Ranks need not agree.
             on_done: called with the work on a thread of the client when it is done, well or not.

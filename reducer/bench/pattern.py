@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from reducer import kernels
 from reducer.bench.sweep import Sweep
-from reducer.wire.codes import DType
+from reducer.kernels.floats import from_float32
+from reducer.wire.codes import ITEM_SIZES, NOT_IN_NUMPY, DType
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +26,9 @@ _STEP = 256
 _STARTS = 61
 _COMPARED = 1 << 18
 
-_HELD: dict[DType, str] = {d: d.name.lower() for d in DType} | {DType.BFLOAT16: "uint16"}
+_HELD: dict[DType, str] = {d: d.name.lower() for d in DType} | {
+    d: f"uint{8 * ITEM_SIZES[d]}" for d in NOT_IN_NUMPY
+}
 
 
 class Pattern:
@@ -71,8 +74,8 @@ def contribution(sweep: Sweep, rank: int) -> Array:
     """One period of a rank's values, as the array of a program holds them."""
     random = np.random.default_rng(rank)
     held = np.dtype(_HELD[sweep.held])
-    if sweep.held is DType.BFLOAT16:
-        return _narrowed(DType.BFLOAT16, random.normal(1.0, 0.5, PERIOD).astype(np.float32))
+    if sweep.held in NOT_IN_NUMPY:
+        return from_float32(sweep.held, random.normal(1.0, 0.5, PERIOD).astype(np.float32))
     if held.kind == "f":
         return random.normal(1.0, 0.5, PERIOD).astype(held)
     values = (1, 2, 3) if held.kind == "u" else (-3, -2, -1, 1, 2, 3)  # a zero hides in a product

@@ -14,7 +14,7 @@ import reducer_client
 from reducer.bench.events import Event, Facts, Row, Turn
 from reducer.bench.pattern import Pattern, start
 from reducer.bench.sweep import Sweep
-from reducer.wire.codes import DType
+from reducer.wire.codes import NOT_IN_NUMPY
 from reducer_client import Group, Work
 from reducer_client.config import Settings
 
@@ -102,7 +102,7 @@ class _Rank:
             return group.all_gather(given, key="bench", out=result)
         if sweep.collective == "reduce_scatter":
             return group.reduce_scatter(given, sweep.op, "bench", result, sweep.wire_dtype)
-        dtype = "bfloat16" if sweep.held is DType.BFLOAT16 else None
+        dtype = sweep.dtype if sweep.held in NOT_IN_NUMPY else None
         return group.all_reduce(given, sweep.op, "bench", result, sweep.wire_dtype, dtype=dtype)
 
     def _elements_sent(self, count: int) -> int:

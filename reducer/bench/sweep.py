@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from reducer.wire.codes import ITEM_SIZES, DType, ReduceOp
+from reducer.wire.codes import ITEM_SIZES, NOT_IN_NUMPY, DType, ReduceOp
 
 CollectiveName = Literal["all_reduce", "broadcast", "all_gather", "reduce_scatter"]
 OpName = Literal["sum", "mean", "min", "max", "prod"]
@@ -47,9 +47,9 @@ class Sweep:
                 "wire-dtype: expected only with a reduction of float32, "
                 f"got {self.wire_dtype} with {self.collective} of {self.dtype}"
             )
-        if self.collective == "reduce_scatter" and self.held is DType.BFLOAT16:
+        if self.collective == "reduce_scatter" and self.held in NOT_IN_NUMPY:
             raise ValueError(
-                "datatype: reduce_scatter takes no plain array as bfloat16; expected another "
+                f"datatype: reduce_scatter takes no plain array as {self.dtype}; expected another "
                 "type, or float32 with wire-dtype bfloat16"
             )
 

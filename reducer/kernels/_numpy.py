@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reducer.kernels import PART_SHIFT
-from reducer.wire.codes import DType, Flag, ReduceOp
+from reducer.kernels.floats import from_float32, to_float32
+from reducer.wire.codes import NOT_IN_NUMPY, DType, Flag, ReduceOp
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc.Buffer is of Python 3.12
@@ -33,13 +34,15 @@ _WIRE: dict[int, np.dtype[Any]] = {
     DType.FLOAT32: np.dtype("<f4"),
     DType.FLOAT64: np.dtype("<f8"),
     DType.FLOAT16: np.dtype("<f2"),
-    DType.BFLOAT16: np.dtype("<u2"),  # NumPy has no bfloat16: its bits
+    DType.BFLOAT16: np.dtype("<u2"),  # its bits, as of all in NOT_IN_NUMPY
     DType.INT8: np.dtype("i1"),
     DType.UINT8: np.dtype("u1"),
     DType.INT32: np.dtype("<i4"),
     DType.UINT32: np.dtype("<u4"),
     DType.INT64: np.dtype("<i8"),
     DType.UINT64: np.dtype("<u8"),
+    DType.FLOAT8_E4M3FN: np.dtype("u1"),
+    DType.FLOAT8_E5M2: np.dtype("u1"),
 }
 _ACCUMULATOR: dict[int, np.dtype[Any]] = {
     DType.FLOAT32: np.dtype("<f4"),
@@ -52,6 +55,8 @@ _ACCUMULATOR: dict[int, np.dtype[Any]] = {
     DType.UINT32: np.dtype("<u8"),
     DType.INT64: np.dtype("<i8"),
     DType.UINT64: np.dtype("<u8"),
+    DType.FLOAT8_E4M3FN: np.dtype("<f4"),
+    DType.FLOAT8_E5M2: np.dtype("<f4"),
 }
 _CANONICAL_NAN = {
     np.dtype("<f2"): 0x7E00,
@@ -152,7 +157,7 @@ def widen(dtype: int, count: int, source: Buffer, out: Buffer) -> None:
 
 def _accumulator(op: int, dtype: int) -> np.dtype[Any]:
     if dtype not in _WIRE:
-        raise ValueError(f"no kernel for dtype {dtype}: expected a DType number, 1 to 10")
+        raise ValueError(f"no kernel for dtype {dtype}: expected a DType number, 1 to 12")
     if op in _EXTREMA:
         return _WIRE[dtype]
     if op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD):
@@ -205,8 +210,8 @@ def _contributed(op: int, dtype: int, parts: list[Array]) -> int:
 
 def _not_finite(op: int, dtype: int, values: Array) -> Array:
     """Which elements of the wire dtype are NaN, or Inf where that is no number like others."""
-    if dtype == DType.BFLOAT16:
-        values = _bfloat16_values(values)
+    if dtype in NOT_IN_NUMPY:
+        values = to_float32(dtype, values)
     if values.dtype.kind != "f":
         return np.zeros(values.shape, bool)
     found: Array = np.isnan(values) if op in _EXTREMA else ~np.isfinite(values)
@@ -227,13 +232,9 @@ def _blocks(count: int) -> Iterator[slice]:
 
 def _widened(op: int, dtype: int, part: Array) -> Array:
     """A new array in the accumulator's dtype."""
-    if dtype == DType.BFLOAT16 and op not in _EXTREMA:
-        return _bfloat16_values(part)
+    if dtype in NOT_IN_NUMPY and op not in _EXTREMA:
+        return to_float32(dtype, part)
     return part.astype(_accumulator(op, dtype))
-
-
-def _bfloat16_values(part: Array) -> Array:
-    return (part.astype("<u4") << 16).view("<f4")
 
 
 def _fold_block(op: int, dtype: int, total: Array, parts: list[Array]) -> int:
@@ -253,10 +254,10 @@ def _fold_block(op: int, dtype: int, total: Array, parts: list[Array]) -> int:
 
 def _fold_extremum(op: int, dtype: int, total: Array, part: Array) -> None:
     choose = np.minimum if op == ReduceOp.MIN else np.maximum
-    if dtype == DType.BFLOAT16:
-        values = _bfloat16_values(total)
-        _fold_extremum(op, DType.FLOAT32, values, _bfloat16_values(part))
-        total[:] = values.view("<u4") >> 16
+    if dtype in NOT_IN_NUMPY:
+        values = to_float32(dtype, total)
+        _fold_extremum(op, DType.FLOAT32, values, to_float32(dtype, part))
+        total[:] = from_float32(dtype, values)
         return
     chosen = choose(total, part)
     if total.dtype.kind == "f":  # NumPy leaves the order of -0 and +0 open
@@ -302,13 +303,10 @@ def _store(op: int, dtype: int, total: Array, out: Array) -> int:
         nan = np.isnan(total)
         out[:] = total
         out.view(_BITS[out.itemsize])[nan] = _CANONICAL_NAN[out.dtype]
-    elif dtype == DType.BFLOAT16:
+    elif dtype in NOT_IN_NUMPY:
         narrow_already = op in _EXTREMA
-        values = _bfloat16_values(total) if narrow_already else total
-        nan = np.isnan(values)
-        bits = values.view("<u4").astype("<u8")  # room for the carry
-        out[:] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        out[nan] = 0x7FC0
+        out[:] = from_float32(dtype, to_float32(dtype, total) if narrow_already else total)
+        nan = np.isnan(to_float32(dtype, out))
     else:
         out[:] = total.astype(out.dtype)
         return int(Flag.OVERFLOW) if bool((out.astype(total.dtype) != total).any()) else 0

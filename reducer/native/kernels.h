@@ -28,6 +28,8 @@ enum rs_dtype {
   RS_UINT32,
   RS_INT64,
   RS_UINT64,
+  RS_FLOAT8_E4M3FN,
+  RS_FLOAT8_E5M2,
 };
 enum rs_op { RS_SUM = 1, RS_MEAN, RS_MIN, RS_MAX, RS_PROD };
 enum rs_flag { RS_OVERFLOW = 2, RS_NAN = 4, RS_NONFINITE = 16 };

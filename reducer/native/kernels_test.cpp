@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kCounts[] = {0, 1, 3, 15, 16, 17, 63, 64, 65, 1000, 2047, 2048, 2049, 5000};
 constexpr int kOps[] = {RS_SUM, RS_MEAN, RS_MIN, RS_MAX, RS_PROD};
 constexpr std::size_t kParts = 3;
-constexpr std::uint32_t kAllResults = 4'258'161'118;
+constexpr std::uint32_t kAllResults = 242'972'362;
 
 void require(bool fine, const std::string& what) {
   if (!fine) {
@@ -88,7 +88,7 @@ Outcome compute(int op, int dtype, std::size_t count) {
 void check_reductions(const std::vector<std::string>& levels) {
   std::uint32_t all = 0;
   for (int op : kOps) {
-    for (int dtype = RS_FLOAT32; dtype <= RS_UINT64; ++dtype) {
+    for (int dtype = RS_FLOAT32; dtype <= RS_FLOAT8_E5M2; ++dtype) {
       for (std::size_t count : kCounts) {
         rs_use_level("baseline");
         const Outcome expected = compute(op, dtype, count);

@@ -86,7 +86,7 @@ void require_kernel(int op, int dtype) {
     return;
   }
   if (rs_item_size(RS_SUM, dtype) == 0) {
-    fail("no kernel for dtype " + std::to_string(dtype) + ": expected a DType number, 1 to 10");
+    fail("no kernel for dtype " + std::to_string(dtype) + ": expected a DType number, 1 to 12");
   }
   fail("no kernel for op " + std::to_string(op) +
        ": expected a ReduceOp number, 1 (sum) to 5 (prod)");

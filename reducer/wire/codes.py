@@ -57,6 +57,8 @@ class DType(IntEnum):
     UINT32 = 8
     INT64 = 9
     UINT64 = 10
+    FLOAT8_E4M3FN = 11
+    FLOAT8_E5M2 = 12
 
 
 ITEM_SIZES: dict[int, int] = {
@@ -70,7 +72,13 @@ ITEM_SIZES: dict[int, int] = {
     DType.UINT32: 4,
     DType.INT64: 8,
     DType.UINT64: 8,
+    DType.FLOAT8_E4M3FN: 1,
+    DType.FLOAT8_E5M2: 1,
 }
+
+
+# Floats that NumPy has not: an array holds their bits, or is of a dtype of ml_dtypes.
+NOT_IN_NUMPY: Final = (DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 
 
 class ReduceOp(IntEnum):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reducer_client import Group
-from tests.support.arrays import BFLOAT16, DTYPES, Array, sample
+from tests.support.arrays import BFLOAT16, DTYPES, FLOAT8, Array, sample
 
 LAYOUTS: dict[str, Array] = {
     "zero-size": np.zeros((0, 3), np.float32),
@@ -124,7 +124,7 @@ def test_bad_arguments_name_what_is_allowed(solo: Group) -> None:
         solo.all_reduce(zeros, wire_dtype="bfloat16")
     with pytest.raises(ValueError, match="expected float16, bfloat16"):
         solo.all_reduce(zeros.astype(np.float32), wire_dtype="int8")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="only 'bfloat16' can be declared"):
+    with pytest.raises(TypeError, match="expected bfloat16, float8_e4m3fn"):
         solo.all_reduce(zeros, dtype="bfloat16")
     with pytest.raises(ValueError, match="expected a rank from 0 to 0"):
         solo.broadcast(zeros, root=1)
@@ -134,10 +134,12 @@ def test_bad_arguments_name_what_is_allowed(solo: Group) -> None:
         solo.all_reduce_many([zeros], fusion_threshold=0)
 
 
-def test_bfloat16_bits_in_integers_are_summed_as_bfloat16(solo: Group) -> None:
-    given = sample(BFLOAT16, 100, "bits")
-    result = solo.all_reduce(given.view(np.uint16), op="prod", dtype="bfloat16").wait()
-    assert result.dtype == np.uint16
+@pytest.mark.parametrize("dtype", [BFLOAT16, *FLOAT8], ids=lambda dtype: dtype.name)
+def test_bits_in_integers_are_summed_as_what_they_are_declared(solo: Group, dtype: Any) -> None:
+    given = sample(dtype, 100, "bits")
+    held = given.view(f"u{dtype.itemsize}")
+    result = solo.all_reduce(held, op="prod", dtype=dtype.name).wait()
+    assert result.dtype == held.dtype
     assert result.tobytes() == given.tobytes()
 
 

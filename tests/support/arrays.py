@@ -14,10 +14,12 @@ from tests.support import oracle
 Array = npt.NDArray[Any]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT8 = (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2))
 DTYPES: tuple[np.dtype[Any], ...] = (
     *(np.dtype(name) for name in ("float32", "float64", "float16")),
     BFLOAT16,
     *(np.dtype(name) for name in ("int8", "uint8", "int32", "uint32", "int64", "uint64")),
+    *FLOAT8,
 )
 OPS = ("sum", "mean", "min", "max", "prod")
 
@@ -34,6 +36,7 @@ def sample(dtype: np.dtype[Any], shape: int | tuple[int, ...], seed: object) -> 
 def expected(op: str, parts: list[Array]) -> Array:
     """The fold of the parts in rank order, as tests/support/oracle.py says."""
     dtype = parts[0].dtype
-    carried = [part.view(np.uint16) if dtype == BFLOAT16 else part for part in parts]
-    result = oracle.reduce(ReduceOp[op.upper()], DType[dtype.name.upper()], carried)
+    number = DType[dtype.name.upper()]
+    carried = [part.view(oracle.NUMPY_DTYPES[number]) for part in parts]
+    result = oracle.reduce(ReduceOp[op.upper()], number, carried)
     return result.view(dtype)

@@ -15,7 +15,7 @@ from fractions import Fraction
 from reducer.kernels import PART_SHIFT
 from reducer.wire.codes import DType, Flag, ReduceOp
 
-# struct's code for one element; bfloat16 travels as its bits
+# struct's code for one element; what Python has no float for travels as its bits
 CODES = {
     DType.FLOAT32: "f",
     DType.FLOAT64: "d",
@@ -27,17 +27,48 @@ CODES = {
     DType.UINT32: "I",
     DType.INT64: "q",
     DType.UINT64: "Q",
+    DType.FLOAT8_E4M3FN: "B",
+    DType.FLOAT8_E5M2: "B",
 }
-FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16)
+FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
+FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16, *FLOAT8)
 SIGNED = (DType.INT8, DType.INT32, DType.INT64)
 CANONICAL_NAN = {
     DType.FLOAT32: struct.pack("<I", 0x7FC00000),
     DType.FLOAT64: struct.pack("<Q", 0x7FF8000000000000),
     DType.FLOAT16: struct.pack("<H", 0x7E00),
     DType.BFLOAT16: struct.pack("<H", 0x7FC0),
+    DType.FLOAT8_E4M3FN: b"\x7f",
+    DType.FLOAT8_E5M2: b"\x7e",
 }
 # significant bits, the exponent of the smallest denormal, the largest number
-_PRECISION = {DType.FLOAT16: (11, -24, 65504.0), DType.BFLOAT16: (8, -133, 2.0**128 - 2.0**120)}
+_PRECISION = {
+    DType.FLOAT16: (11, -24, 65504.0),
+    DType.BFLOAT16: (8, -133, 2.0**128 - 2.0**120),
+    DType.FLOAT8_E4M3FN: (4, -9, 448.0),
+    DType.FLOAT8_E5M2: (3, -16, 57344.0),
+}
+
+
+def _float8_value(dtype: DType, bits: int) -> float:
+    """As the OCP's OFP8 says: table 1 for the widths, 2 for what is not finite."""
+    e4m3 = dtype == DType.FLOAT8_E4M3FN
+    sign = -1.0 if bits & 0x80 else 1.0
+    exponent, mantissa = divmod(bits & 0x7F, 8 if e4m3 else 4)
+    if e4m3 and bits & 0x7F == 0x7F:
+        return math.nan
+    if not e4m3 and exponent == 31:
+        return math.nan if mantissa else sign * math.inf
+    whole, of = (mantissa, 8) if e4m3 else (mantissa, 4)
+    fraction = whole / of if exponent == 0 else 1 + whole / of
+    return sign * fraction * 2.0 ** (max(exponent, 1) - (7 if e4m3 else 15))
+
+
+_FLOAT8_VALUES = {dtype: [_float8_value(dtype, bits) for bits in range(256)] for dtype in FLOAT8}
+_FLOAT8_BITS = {
+    dtype: {(value, math.copysign(1, value)): bits for bits, value in enumerate(values)}
+    for dtype, values in _FLOAT8_VALUES.items()
+}
 
 
 def reduce_bits(op: int, dtype: DType, contributions: Sequence[bytes]) -> tuple[bytes, int]:
@@ -64,11 +95,13 @@ def _values(dtype: DType, part: bytes) -> list[float] | list[int]:
     values = [value for (value,) in struct.iter_unpack("<" + CODES[dtype], part)]
     if dtype == DType.BFLOAT16:
         return [struct.unpack("<f", struct.pack("<I", bits << 16))[0] for bits in values]
+    if dtype in FLOAT8:
+        return [_FLOAT8_VALUES[dtype][bits] for bits in values]
     return values
 
 
 def _reduce_float(op: int, dtype: DType, column: Sequence[float]) -> tuple[bytes, int]:
-    in_float32 = dtype in (DType.FLOAT32, DType.BFLOAT16)
+    in_float32 = dtype in (DType.FLOAT32, DType.BFLOAT16, *FLOAT8)
     # a float64 operation rounded to float32 is the float32 operation: 53 >= 2 x 24 + 2 bits
     step: Callable[[float], float] = (lambda x: ctypes.c_float(x).value) if in_float32 else float
     total = column[0]
@@ -79,13 +112,15 @@ def _reduce_float(op: int, dtype: DType, column: Sequence[float]) -> tuple[bytes
             total = step(total * value if op == ReduceOp.PROD else total + value)
     if op == ReduceOp.MEAN:
         total = step(total / len(column))
-    if math.isnan(total):
-        return CANONICAL_NAN[dtype], int(Flag.NAN | Flag.NONFINITE)
-    if dtype in _PRECISION:
+    if dtype in _PRECISION and not math.isnan(total):
         total = _round_once(total, *_PRECISION[dtype])
+    if math.isnan(total) or (math.isinf(total) and dtype == DType.FLOAT8_E4M3FN):
+        return CANONICAL_NAN[dtype], int(Flag.NAN | Flag.NONFINITE)
     flags = 0 if _passes(op, total) else int(Flag.NONFINITE)
     if dtype == DType.BFLOAT16:
         return struct.pack("<f", total)[2:], flags
+    if dtype in FLOAT8:
+        return bytes([_FLOAT8_BITS[dtype][total, math.copysign(1, total)]]), flags
     return struct.pack("<" + CODES[dtype], total), flags
 
 

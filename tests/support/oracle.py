@@ -1,6 +1,6 @@
 """What a reduction must give, bit for bit, written without any of our kernels.
 
-Arrays are as they travel: float16 as numpy float16, bfloat16 as uint16 bit patterns.
+Arrays are as they travel: float16 as numpy float16, bfloat16 and float8 as their bits.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from reducer.wire.codes import DType, ReduceOp
@@ -25,8 +26,14 @@ NUMPY_DTYPES: dict[DType, type] = {
     DType.UINT32: np.uint32,
     DType.INT64: np.int64,
     DType.UINT64: np.uint64,
+    DType.FLOAT8_E4M3FN: np.uint8,
+    DType.FLOAT8_E5M2: np.uint8,
 }
-FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16)
+FLOAT8: dict[DType, tuple[Any, int]] = {  # and its canonical NaN
+    DType.FLOAT8_E4M3FN: (ml_dtypes.float8_e4m3fn, 0x7F),
+    DType.FLOAT8_E5M2: (ml_dtypes.float8_e5m2, 0x7E),
+}
+FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16, *FLOAT8)
 OPS = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD)
 
 
@@ -39,6 +46,8 @@ def sample(rng: np.random.Generator, dtype: DType, count: int) -> Array:
     values = rng.normal(size=count) * 10.0 ** rng.integers(-4, 4, count)
     if dtype == DType.BFLOAT16:
         return to_bfloat16(values.astype(np.float32))
+    if dtype in FLOAT8:
+        return to_float8(dtype, np.clip(values, -9, 9).astype(np.float32))
     return values.astype(NUMPY_DTYPES[dtype])
 
 
@@ -54,6 +63,17 @@ def from_bfloat16(bits: Array) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def to_float8(dtype: DType, values: Array) -> Array:
+    kind, nan = FLOAT8[dtype]
+    bits = values.astype(kind).view(np.uint8)
+    bits[np.isnan(from_float8(dtype, bits))] = nan
+    return bits
+
+
+def from_float8(dtype: DType, bits: Array) -> Array:
+    return bits.view(FLOAT8[dtype][0]).astype(np.float32)
+
+
 def reduce(op: ReduceOp, dtype: DType, arrays: Sequence[Array]) -> Array:
     """The result of `arrays` in rank order."""
     with np.errstate(all="ignore"):
@@ -65,6 +85,8 @@ def reduce(op: ReduceOp, dtype: DType, arrays: Sequence[Array]) -> Array:
 def _reduce_floats(op: ReduceOp, dtype: DType, arrays: Sequence[Array]) -> Array:
     if dtype == DType.BFLOAT16:
         wide = [from_bfloat16(a) for a in arrays]
+    elif dtype in FLOAT8:
+        wide = [from_float8(dtype, a) for a in arrays]
     elif dtype == DType.FLOAT16:
         wide = [a.astype(np.float64) for a in arrays]
     else:
@@ -76,6 +98,8 @@ def _reduce_floats(op: ReduceOp, dtype: DType, arrays: Sequence[Array]) -> Array
         total = (total / total.dtype.type(len(arrays))).astype(total.dtype)
     if dtype == DType.BFLOAT16:
         return to_bfloat16(total)
+    if dtype in FLOAT8:
+        return to_float8(dtype, total)
     result = total.astype(NUMPY_DTYPES[dtype])
     result[np.isnan(result)] = np.array(np.nan, result.dtype)
     return result

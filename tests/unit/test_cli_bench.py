@@ -171,7 +171,8 @@ def test_the_law_of_the_sum_is_what_is_expected(dtype: str, op: Any) -> None:
     result = _result(sweep, 3, rank=1, turn=7, count=5000)
     assert Pattern(sweep, 3).count_wrong(result, 1, 7) == 0
     if dtype.startswith(("float", "bfloat")):
-        assert len(np.unique(result)) > 100  # values that say something
+        # values that say something
+        assert len(np.unique(result)) > (100 if result.itemsize > 1 else 10)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

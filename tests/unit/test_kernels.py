@@ -17,7 +17,7 @@ import pytest
 
 from reducer.kernels import PART_SHIFT, KernelSet, _native, _numpy, load
 from reducer.wire.codes import ITEM_SIZES, DType, Flag, ReduceOp
-from tests.support.exact import FLOATS, SIGNED, reduce_bits
+from tests.support.exact import FLOAT8, FLOATS, SIGNED, reduce_bits
 
 OPS = [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD]
 WORLDS = (1, 2, 3, 5, 8)
@@ -32,10 +32,14 @@ SPECIAL = {
     DType.FLOAT64: "0000000000000000 8000000000000000 7FF0000000000000 FFF0000000000000 "
     "7FF0000000000001 FFF8000000000055 0000000000000001 8000000000000001 "
     "000FFFFFFFFFFFFF 7FEFFFFFFFFFFFFF FFEFFFFFFFFFFFFF",
+    DType.FLOAT8_E4M3FN: "00 80 7F FF 7F FF 01 81 07 7E FE",
+    DType.FLOAT8_E5M2: "00 80 7C FC 7D FF 01 81 03 7B FB",
 }
 ONE = {
     DType.FLOAT16: 0x3C00,
     DType.BFLOAT16: 0x3F80,
+    DType.FLOAT8_E4M3FN: 0x38,
+    DType.FLOAT8_E5M2: 0x3C,
     DType.FLOAT32: 0x3F800000,
     DType.FLOAT64: 0x3FF0 << 48,
 }
@@ -76,6 +80,8 @@ def contribution(rng: random.Random, dtype: DType, count: int) -> bytes:
         values = [rng.gauss(0, 1) for _ in range(count)]
         if dtype == DType.BFLOAT16:
             ordinary = b"".join(struct.pack("<f", value)[2:] for value in values)
+        elif dtype in FLOAT8:
+            ordinary = bytes(rng.choice((0, 0x80)) | rng.randrange(0x20, 0x48) for _ in values)
         else:
             code = {DType.FLOAT16: "e", DType.FLOAT32: "f", DType.FLOAT64: "d"}[dtype]
             ordinary = struct.pack(f"<{count}{code}", *values)
@@ -221,10 +227,11 @@ def test_one_bad_element_is_found_and_its_part_named(
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_sum_that_grows_too_large_is_nobody_s(kernels: KernelSet, dtype: DType) -> None:
     largest = int(SPECIAL[dtype].split()[-2], 16).to_bytes(ITEM_SIZES[dtype], "little")
+    beyond = Flag.NONFINITE | (Flag.NAN if dtype == DType.FLOAT8_E4M3FN else 0)
     for count in (1, 33, 2049):
         for world in (2, 3):
             _, flags = finish(kernels, ReduceOp.SUM, dtype, [largest * count] * world)
-            assert flags == Flag.NONFINITE
+            assert flags == beyond
         result, flags = finish(kernels, ReduceOp.MAX, dtype, [largest * count] * 3)
         assert (result, flags) == (largest * count, 0)
 
@@ -374,8 +381,8 @@ def test_bad_buffers_are_refused_before_a_byte_is_written(kernels: KernelSet) ->
         kernels.finish(ReduceOp.MEAN, f32, 8, 0, None, [good], out)
     with pytest.raises(ValueError, match="count must not be negative, got -1"):
         kernels.finish(total, f32, -1, 1, None, [good], out)
-    with pytest.raises(ValueError, match="no kernel for dtype 11"):
-        kernels.acc_itemsize(total, 11)
+    with pytest.raises(ValueError, match="no kernel for dtype 13"):
+        kernels.acc_itemsize(total, 13)
     with pytest.raises(ValueError, match="no kernel for op 6"):
         kernels.finish(ReduceOp.COPY, f32, 8, 1, None, [good], out)
     for cast in (kernels.narrow, kernels.widen):
@@ -389,7 +396,7 @@ def test_bad_buffers_are_refused_before_a_byte_is_written(kernels: KernelSet) ->
 
 
 def test_accumulators_have_the_sizes_of_the_law(kernels: KernelSet) -> None:
-    sizes = {DType.FLOAT32: 4, DType.BFLOAT16: 4}
+    sizes = dict.fromkeys((DType.FLOAT32, DType.BFLOAT16, *FLOAT8), 4)
     for dtype in DType:
         for op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD):
             assert kernels.acc_itemsize(op, dtype) == sizes.get(dtype, 8)
