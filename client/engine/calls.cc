@@ -96,17 +96,17 @@ std::optional<std::string> Engine::check(const Submission& submission) const {
 
 std::optional<Failure> Engine::submit(const Submission& submission, OperationRef* operation) {
   RoundRef round;
-  bool in_place = false;
+  bool lent = false;
   bool sleeps = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (auto failure = state_.submit(submission, monotonic(), &round)) return failure;
-    in_place = round->source != nullptr;
-    if (in_place) sleeps = claim_wake();
+    lent = round->source != nullptr;
+    if (lent) sleeps = claim_wake();
   }
   *operation = round->operation;
   if (sleeps) wake();
-  if (in_place) return std::nullopt;  // who sends a chunk copies it before
+  if (lent) return std::nullopt;  // who sends a chunk copies it before
   try {
     publish(submission, round);
   } catch (...) {  // out of memory in the middle of a round that others wait for

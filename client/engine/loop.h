@@ -19,7 +19,7 @@
 //    engine thread does not go into epoll_wait while a driver sleeps there.
 //  - Any thread may submit: State::submit and State::ready under the mutex, stage() without it.
 //    Chunks are published one by one, so that sending overlaps the copy of the rest; those of a
-//    round in place are copied by who sends them.
+//    source that is lent are copied by who sends them.
 //  - Order of locks: driver_mutex_, io_mutex_, mutex_, then finished_mutex_, event_mutex_, or the
 //    own lock of an operation or the pool. Nobody waits for the engine thread while holding any.
 //  - In a forked child no call takes a lock: fork_generation() is compared first, by the caller.

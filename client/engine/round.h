@@ -68,8 +68,8 @@ struct Round {
   const Plan plan;
   KeyRecord* key = nullptr;
   uint64_t number = 0;
-  // The caller's, until the operation is done. `source` only of a round in place, whose chunks are
-  // copied when their turn comes: its memory is the target's, so nobody may change it before.
+  // The caller's, until the operation is done. `source` only where it is lent, or the target itself
+  // (an all-reduce in place): its chunks are copied when their turn comes.
   const uint8_t* source = nullptr;
   uint8_t* target = nullptr;
   OperationRef operation;

@@ -150,7 +150,7 @@ std::optional<Failure> State::open_round(const Submission& s, double now, RoundR
   round->priority = s.priority;
   round->order = submitted_++;
   const bool in_place = s.source == s.target && s.descriptor.collective == kAllReduce;
-  if (in_place && plan->chunks() > 1) round->source = s.source;
+  if ((s.lent || in_place) && plan->chunks() > 1) round->source = s.source;
   const bool small = plan->chunks() == 1 && plan->bytes(0) <= kSmallBytes;
   round->operation = std::make_shared<Operation>(s.key, round->number, s.notify, small);
   round->chunks.resize(plan->chunks());

@@ -56,6 +56,7 @@ struct Submission {
   size_t source_bytes = 0;
   uint8_t* target = nullptr;  // null: this rank takes nothing
   size_t target_bytes = 0;
+  bool lent = false;     // nobody changes the source before the operation is done
   int32_t priority = 0;  // of rounds that wait, the higher goes first; ranks need not agree
   bool notify = false;
 };
@@ -99,7 +100,7 @@ class State {
   std::optional<std::string> check(const Submission& submission) const;
   std::optional<Failure> submit(const Submission& submission, double now, RoundRef* round);
   // The chunk's bytes are ready to be sent. A lane's chunks of a round become ready in ascending
-  // order. Rounds with a source of their own are copied as to_stage() says, all others at once.
+  // order. Rounds whose source is lent are copied as to_stage() says, all others at once.
   void ready(const RoundRef& round, uint32_t chunk, Staged staged);
 
   // --- frames in (join.cc, rounds.cc); failures go to broken() ---

@@ -46,6 +46,7 @@ void check_rounds(ors::Engine* engine, uint32_t rank, uint32_t world, int thread
     s.source = reinterpret_cast<const uint8_t*>((in_place ? target : source).data());
     s.target = reinterpret_cast<uint8_t*>(target.data());
     s.source_bytes = s.target_bytes = count * sizeof(float);
+    s.lent = round % 4 == 2;  // and kept until the round is over
     ors::OperationRef operation;
     CHECK(!engine->submit(s, &operation));
     CHECK(engine->wait(operation, 60));
