@@ -8,11 +8,12 @@ NATIVE := $(wildcard reducer/native/* client/engine/* \
 FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix client/engine/*.,h cc cpp) \
                         $(addprefix client/engine/tests/*.,h cc cpp) \
+                        $(addprefix nccl_plugin/*.,h cc) $(wildcard nccl_plugin/tests/*.cpp) \
                         $(addprefix bench/reference/*.,c h))
 COMMA := ,
 FUZZ_SECONDS ?= 20
 
-.PHONY: help venv demo test check format native-test sanitize soak bench clean
+.PHONY: help venv demo nccl-plugin test check format native-test sanitize soak bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -46,9 +47,13 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 demo: $(STAMP) ## Train on 4 workers with 2 reducers, beside the same run over gloo
 	$(BIN)/reducer demo
 
-test: check native-test ## All checks, then all tests; those of whole jobs one by one
+nccl-plugin: $(STAMP) ## The plugin for NCCL, build/nccl_plugin/libnccl-net-reducer.so
+	$(call NCCL_BUILD,nccl_plugin,)
+
+test: check native-test nccl-plugin ## All checks, then all tests; those of whole jobs one by one
+	$(call NCCL_TESTS,nccl_plugin)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/e2e
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/net tests/unit
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/nccl tests/net tests/unit
 
 check: $(STAMP) ## Linters, types, formats, layers, documents, that benchmarks run, fuzzing
 	$(BIN)/ruff check
@@ -77,12 +82,30 @@ define NATIVE_TESTS
 	    $(BIN)/python -m tests.support.engine_worker build/$(1)/engine/tests/engine_worker
 endef
 
+# $(1): build folder, $(2): sanitizers
+define NCCL_BUILD
+	$(BIN)/cmake -G Ninja -S nccl_plugin -B build/$(1) -DORS_NCCL_TESTS=ON -DORS_WERROR=ON \
+	    -DORS_SANITIZE=$(2) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DCMAKE_BUILD_TYPE=RelWithDebInfo > /dev/null
+	$(BIN)/cmake --build build/$(1)
+endef
+define NCCL_TESTS
+	TSAN_OPTIONS="halt_on_error=1 die_after_fork=0" \
+	    $(BIN)/ctest --test-dir build/$(1) --output-on-failure
+	TSAN_OPTIONS="halt_on_error=1" \
+	    $(BIN)/python -m tests.support.nccl_ranks build/$(1)/tests/nccl_collnet
+endef
+
 native-test: $(STAMP) ## The tests in C and C++
 	$(call NATIVE_TESTS,native,)
 
 sanitize: $(STAMP) ## The same under ASan with UBSan, then under TSan
 	$(call NATIVE_TESTS,sanitize-address,address$(COMMA)undefined)
 	$(call NATIVE_TESTS,sanitize-thread,thread)
+	$(call NCCL_BUILD,nccl-address,address$(COMMA)undefined)
+	$(call NCCL_TESTS,nccl-address)
+	$(call NCCL_BUILD,nccl-thread,thread)
+	$(call NCCL_TESTS,nccl-thread)
 
 soak: $(STAMP) ## Fuzzing, forging, storms, models, kills by the hundred, all tests three times
 	$(BIN)/python -m tests.support.storm --seeds 5200 --rounds 100

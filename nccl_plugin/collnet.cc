@@ -1,0 +1,268 @@
+#include "collnet.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "group.h"
+#include "guarded.h"
+#include "key_file.h"
+#include "random.h"
+
+namespace ors::nccl {
+namespace {
+
+constexpr char kMagic[8] = {'O', 'R', 'S', 'C', 'O', 'L', 'L', '1'};
+
+// What the ranks of a group know of each other before they meet at the reducers.
+struct Handle {
+  char magic[8];
+  uint8_t id[16];        // random
+  uint8_t reducers[32];  // SHA-256 of their addresses
+};
+static_assert(sizeof(Handle) <= kHandleBytes);
+
+// By NCCL's numbers.
+constexpr uint8_t kWireTypes[kDataTypes] = {
+    ors::kInt8,    ors::kUInt8,   ors::kInt32,   ors::kUInt32,   ors::kInt64,      ors::kUInt64,
+    ors::kFloat16, ors::kFloat32, ors::kFloat64, ors::kBFloat16, ors::kFloat8E4M3, ors::kFloat8E5M2,
+};
+constexpr uint8_t kWireOps[kRedOps] = {ors::kSum, ors::kProd, ors::kMax, ors::kMin};
+
+bool known(DataType type, RedOp op) {
+  return type >= 0 && type < kDataTypes && op >= 0 && op < kRedOps;
+}
+
+Descriptor reduction(size_t count, DataType type, RedOp op) {
+  return {kAllReduce, kWireOps[op], kWireTypes[type], false, count, 0};
+}
+
+Digest hash_of(const std::vector<std::string>& addresses) {
+  Sha256 hash;
+  for (const std::string& address : addresses) hash.update(address.c_str(), address.size() + 1);
+  return hash.finish();
+}
+
+std::string hex(const Digest& digest, size_t bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (size_t i = 0; i < bytes; ++i) {
+    text.push_back(kDigits[digest[i] >> 4]);
+    text.push_back(kDigits[digest[i] & 15]);
+  }
+  return text;
+}
+
+// What is wrong with a rank's handle, beside this rank's; empty: nothing.
+std::string mismatch(const Handle& theirs, const Handle& ours) {
+  if (std::memcmp(theirs.magic, ours.magic, sizeof theirs.magic) != 0) {
+    return "is of another version of the plugin";
+  }
+  if (std::memcmp(theirs.reducers, ours.reducers, sizeof theirs.reducers) != 0) {
+    return "has another list of reducers (the same, in the same order, must be set on all ranks)";
+  }
+  return "";
+}
+
+Options options_of(const Settings& settings, const Digest& group, int rank, int ranks) {
+  Options options;
+  options.addresses = settings.addresses;
+  options.job = settings.job;
+  options.run_id = "nccl-" + hex(group, 16);
+  options.rank = static_cast<uint32_t>(rank);
+  options.world_size = static_cast<uint32_t>(ranks);
+  options.chunk_table = {{0, settings.chunk_bytes}};
+  options.connect_timeout = settings.connect_timeout;
+  options.silence = settings.silence;
+  options.reducer_wait = settings.reducer_wait;
+  options.congestion = settings.congestion;
+  options.source = settings.source;
+  options.local_sockets = settings.local_sockets;
+  options.incarnation = random_bytes(16);
+  return options;
+}
+
+std::string start(const Settings& settings, const Digest& id, int rank, int ranks,
+                  std::unique_ptr<Group>* group) {
+  const Options options = options_of(settings, id, rank, ranks);
+  if (const auto wrong = check_options(options)) return *wrong;
+  Secret key;
+  if (!settings.key_file.empty()) {
+    std::string why;
+    auto found = read_key(settings.key_file, settings.job, &why);
+    if (!found) return "key file " + settings.key_file + ": " + why;
+    key = std::move(*found);
+  }
+  *group = std::make_unique<Group>(options, std::move(key));
+  return (*group)->join().value_or("");
+}
+
+// The request for a call; null: none is free.
+struct Begun {
+  Group* group;
+  CollRequest* request;
+};
+Begun begin(void* comm, size_t size) {
+  auto* group = static_cast<Group*>(comm);
+  CollRequest* request = group->take();
+  if (request != nullptr) request->size = size;
+  return {group, request};
+}
+
+Result end(const Begun& begun, Result result, void** request) {
+  *request = result == kSuccess ? begun.request : nullptr;
+  if (result != kSuccess) begun.group->give_back(begun.request);
+  return result;
+}
+
+// The part of the window [offset, offset + size) that is `rank`'s.
+struct Part {
+  size_t begin;  // in the window
+  size_t size;
+};
+Part part_of(size_t rank, size_t bytes_per_rank, size_t offset, size_t size) {
+  const size_t first = std::max(offset, rank * bytes_per_rank);
+  const size_t last = std::min(offset + size, (rank + 1) * bytes_per_rank);
+  return first < last ? Part{first - offset, last - first} : Part{0, 0};
+}
+
+// Each rank's part goes from it to all others.
+Result gather(const Begun& begun, const uint8_t* send, uint8_t* receive, size_t bytes_per_rank,
+              size_t offset, size_t size) {
+  Group* group = begun.group;
+  for (uint32_t root = 0; root < group->world_size(); ++root) {
+    const Part part = part_of(root, bytes_per_rank, offset, size);
+    if (part.size == 0) continue;
+    const bool ours = root == group->rank();
+    uint8_t* target = receive + part.begin;
+    if (ours && target != send) std::memcpy(target, send, part.size);
+    const Descriptor round = {kBroadcast, kCopy,     ors::kUInt8,
+                              false,      part.size, static_cast<uint16_t>(root)};
+    const Result result =
+        group->begin(begun.request, round, ours ? send : nullptr, ours ? part.size : 0,
+                     ours ? nullptr : target, ours ? 0 : part.size);
+    if (result != kSuccess) return result;
+  }
+  return kSuccess;
+}
+
+}  // namespace
+
+Result coll_listen(const Settings& settings, void* handle, void** listen_comm) {
+  return guarded([&] {
+    auto ours = std::make_unique<Handle>();
+    std::memcpy(ours->magic, kMagic, sizeof kMagic);
+    const std::string id = random_bytes(sizeof ours->id);
+    std::memcpy(ours->id, id.data(), sizeof ours->id);
+    const Digest reducers = hash_of(settings.addresses);
+    std::memcpy(ours->reducers, reducers.data(), sizeof ours->reducers);
+    std::memset(handle, 0, kHandleBytes);
+    std::memcpy(handle, ours.get(), sizeof *ours);
+    *listen_comm = ours.release();
+    return kSuccess;
+  });
+}
+
+Result coll_connect(const Settings& settings, void* handles[], int ranks, int rank,
+                    void* listen_comm, void** comm) {
+  return guarded([&] {
+    *comm = nullptr;
+    const auto& ours = *static_cast<const Handle*>(listen_comm);
+    Sha256 hash;
+    for (int other = 0; other < ranks; ++other) {
+      Handle theirs;
+      std::memcpy(&theirs, handles[other], sizeof theirs);
+      const std::string wrong = mismatch(theirs, ours);
+      if (!wrong.empty()) {
+        log_warning("rank " + std::to_string(other) + " " + wrong);
+        return kInvalidUsage;
+      }
+      hash.update(&theirs, sizeof theirs);
+    }
+    std::unique_ptr<Group> group;
+    const std::string trouble = start(settings, hash.finish(), rank, ranks, &group);
+    if (!trouble.empty()) {
+      log_warning("rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+                  " cannot use the reducers: " + trouble);
+      return kRemoteError;
+    }
+    log_info("rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " sums over " +
+             std::to_string(settings.addresses.size()) + " reducers as job '" + settings.job + "'");
+    *comm = group.release();
+    return kSuccess;
+  });
+}
+
+bool coll_supports(DataType type, RedOp op) { return known(type, op); }
+
+Result coll_all_reduce(void* comm, const void* send, void* receive, size_t count, DataType type,
+                       RedOp op, void** request) {
+  return guarded([&] {
+    *request = nullptr;
+    if (!known(type, op)) return kInvalidArgument;
+    const size_t size = count * item_size(kWireTypes[type]);
+    const Begun begun = begin(comm, size);
+    if (begun.request == nullptr) return kSuccess;
+    const Result result = begun.group->begin(begun.request, reduction(count, type, op),
+                                             static_cast<const uint8_t*>(send), size,
+                                             static_cast<uint8_t*>(receive), size);
+    return end(begun, result, request);
+  });
+}
+
+Result coll_all_gather(void* comm, const void* send, void* receive, size_t bytes_per_rank,
+                       size_t offset, size_t size, void** request) {
+  return guarded([&] {
+    *request = nullptr;
+    const Begun begun = begin(comm, size);
+    if (begun.request == nullptr) return kSuccess;
+    const Result result = gather(begun, static_cast<const uint8_t*>(send),
+                                 static_cast<uint8_t*>(receive), bytes_per_rank, offset, size);
+    return end(begun, result, request);
+  });
+}
+
+// All of the window comes back, and this rank's part of it is kept: one round, whose traffic is
+// that of an all-reduce.
+Result coll_reduce_scatter(void* comm, const void* send, void* receive, size_t bytes_per_rank,
+                           size_t offset, size_t size, DataType type, RedOp op, void** request) {
+  return guarded([&] {
+    *request = nullptr;
+    if (!known(type, op)) return kInvalidArgument;
+    const Begun begun = begin(comm, size);
+    if (begun.request == nullptr) return kSuccess;
+    CollRequest* ours = begun.request;
+    const Part part = part_of(begun.group->rank(), bytes_per_rank, offset, size);
+    ours->scratch.resize(std::max(ours->scratch.size(), size));
+    ours->receive = static_cast<uint8_t*>(receive);
+    ours->begin = part.begin;
+    ours->size = part.size;
+    const size_t count = size / item_size(kWireTypes[type]);
+    const Result result =
+        begun.group->begin(ours, reduction(count, type, op), static_cast<const uint8_t*>(send),
+                           size, ours->scratch.data(), size);
+    return end(begun, result, request);
+  });
+}
+
+Result coll_test(void* request, int* done, int* size) {
+  return guarded([&] {
+    auto* ours = static_cast<CollRequest*>(request);
+    return ours->group->test(ours, done, size);
+  });
+}
+
+Result coll_close(void* comm) {
+  return guarded([&] {
+    const std::unique_ptr<Group> group(static_cast<Group*>(comm));
+    group->leave();
+    return kSuccess;
+  });
+}
+
+Result coll_close_listen(void* listen_comm) {
+  delete static_cast<Handle*>(listen_comm);
+  return kSuccess;
+}
+
+}  // namespace ors::nccl

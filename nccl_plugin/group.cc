@@ -1,0 +1,143 @@
+#include "group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "log.h"
+#include "loop_connection.h"
+
+namespace ors::nccl {
+namespace {
+
+constexpr double kLeaveSeconds = 2.0;
+constexpr double kStallInterval = 1.0;  // seconds between looks at what the reducers say
+
+// The i-th key starts at reducer i, in turns, so that requests of a chunk or two are spread evenly:
+// a round's chunk 0 belongs to the key's low 32 bits modulo the reducers (PROTOCOL.md, section 6).
+std::vector<std::string> spread_keys(size_t count, size_t reducers) {
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < count; ++i) {
+    for (size_t n = 0;; ++n) {
+      const std::string name = "nccl." + std::to_string(i) + "." + std::to_string(n);
+      if ((key_id(name) & 0xFFFFFFFF) % reducers != i % reducers) continue;
+      keys.push_back(name);
+      break;
+    }
+  }
+  return keys;
+}
+
+}  // namespace
+
+Group::Group(const Options& options, Secret key)
+    : options_(options),
+      engine_(options, std::move(key)),
+      keys_(spread_keys(std::max(kCollRequests, options.addresses.size()),
+                        options.addresses.size())) {
+  for (CollRequest& request : requests_) request.group = this;
+}
+
+// The second phase is a barrier: who passes it knows that every rank has joined.
+std::optional<std::string> Group::join() {
+  engine_.start();
+  engine_.wait_joined(options_.connect_timeout + 1);
+  if (auto failure = engine_.failure()) return failure->message;
+  Submission all_here;
+  all_here.descriptor = {kBarrier, kNone, kUInt8, false, 0, 0};
+  all_here.key = "nccl.connect";
+  OperationRef operation;
+  auto failure = engine_.submit(all_here, &operation);
+  if (!failure && !engine_.wait(operation, options_.connect_timeout)) {
+    return "the other ranks did not connect within " + std::to_string(options_.connect_timeout) +
+           " s";
+  }
+  if (!failure) failure = operation->failure();
+  if (failure) return failure->message;
+  return std::nullopt;
+}
+
+CollRequest* Group::take() {
+  for (CollRequest& request : requests_) {
+    if (request.busy) continue;
+    request.busy = true;
+    request.size = 0;
+    request.receive = nullptr;
+    return &request;
+  }
+  return nullptr;
+}
+
+void Group::give_back(CollRequest* request) {
+  request->operations.clear();
+  request->busy = false;
+}
+
+Result Group::begin(CollRequest* request, const Descriptor& round, const uint8_t* source,
+                    size_t source_bytes, uint8_t* target, size_t target_bytes) {
+  Submission submission;
+  submission.descriptor = round;
+  submission.key = keys_[begun_++ % keys_.size()];
+  submission.source = source;
+  submission.source_bytes = source_bytes;
+  submission.target = target;
+  submission.target_bytes = target_bytes;
+  submission.lent = true;
+  if (const auto wrong = engine_.check(submission)) {
+    log_warning(*wrong);
+    return kInvalidArgument;
+  }
+  OperationRef operation;
+  if (const auto failure = engine_.submit(submission, &operation)) return failed(*failure);
+  request->operations.push_back(std::move(operation));
+  return kSuccess;
+}
+
+Result Group::test(CollRequest* request, int* done, int* size) {
+  *done = 0;
+  for (const OperationRef& operation : request->operations) {
+    if (!operation->done()) {
+      tell_stalls();
+      return kSuccess;
+    }
+    if (operation->failure()) return failed(*operation->failure());
+  }
+  if (request->receive != nullptr) {
+    std::memcpy(request->receive, request->scratch.data() + request->begin, request->size);
+  }
+  *done = 1;
+  if (size != nullptr) *size = static_cast<int>(request->size);
+  give_back(request);
+  return kSuccess;
+}
+
+Result Group::failed(const Failure& failure) {
+  if (!told_) {
+    log_warning("rank " + std::to_string(rank()) + " of " + std::to_string(world_size()) +
+                " of job '" + options_.job + "': " + failure.message);
+  }
+  told_ = true;
+  switch (failure.code) {
+    case ErrorCode::kPeerLost:
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kTimeout:
+      return kRemoteError;
+    default:
+      return kInternalError;
+  }
+}
+
+void Group::tell_stalls() {
+  const double now = monotonic();
+  if (now - stalls_told_ < kStallInterval) return;
+  stalls_told_ = now;
+  for (const std::string& report : engine_.take_reports()) log_warning(report);
+}
+
+void Group::leave() {
+  const auto in_flight = [](const CollRequest& request) { return request.busy; };
+  if (std::any_of(requests_.begin(), requests_.end(), in_flight) || engine_.failure()) return;
+  engine_.leave();
+  engine_.wait_ended(kLeaveSeconds);
+}
+
+}  // namespace ors::nccl

@@ -1,0 +1,24 @@
+// The border to C: an exception becomes a result and a line in the log.
+#pragma once
+
+#include <exception>
+
+#include "abi.h"
+#include "log.h"
+
+namespace ors::nccl {
+
+template <class Call>
+Result guarded(Call call) noexcept {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    try {
+      log_warning(error.what());
+    } catch (...) {  // no memory for a text
+    }
+    return kSystemError;
+  }
+}
+
+}  // namespace ors::nccl

@@ -1,0 +1,157 @@
+#include "settings.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+
+#include "addresses.h"
+
+namespace ors::nccl {
+namespace {
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// What a text must be, where it is not that; else empty.
+using Parse = std::function<std::string(Settings*, const std::string&)>;
+using Show = std::function<std::string(const Settings&)>;
+
+struct Parameter {
+  const char* name;
+  const char* help;
+  Parse parse;
+  Show show;
+};
+
+Parse text(std::string Settings::* member) {
+  return [member](Settings* settings, const std::string& value) {
+    settings->*member = value;
+    return "";
+  };
+}
+
+Show shown(std::string Settings::* member) {
+  return [member](const Settings& settings) { return settings.*member; };
+}
+
+Parse seconds(double Settings::* member) {
+  return [member](Settings* settings, const std::string& value) -> std::string {
+    char* end = nullptr;
+    const double number = std::strtod(value.c_str(), &end);
+    if (value.empty() || *end != '\0' || !(number > 0 && number <= 86'400)) {
+      return "seconds, above 0 and at most 86400";
+    }
+    settings->*member = number;
+    return "";
+  };
+}
+
+template <class Number>
+Parse integer(Number Settings::* member, uint64_t least, uint64_t most) {
+  return [=](Settings* settings, const std::string& value) -> std::string {
+    char* end = nullptr;
+    errno = 0;
+    const unsigned long long number = std::strtoull(value.c_str(), &end, 10);
+    const bool digits = !value.empty() && value.find_first_not_of("0123456789") == value.npos;
+    if (!digits || errno != 0 || number < least || number > most) {
+      return "an integer, " + std::to_string(least) + " to " + std::to_string(most);
+    }
+    settings->*member = static_cast<Number>(number);
+    return "";
+  };
+}
+
+template <class Number>
+Show shown(Number Settings::* member) {
+  return [member](const Settings& settings) {
+    std::string digits = std::to_string(settings.*member);
+    if (digits.find('.') != digits.npos) digits.erase(digits.find_last_not_of('0') + 1);
+    if (!digits.empty() && digits.back() == '.') digits.pop_back();
+    return digits;
+  };
+}
+
+std::string parse_transport(Settings* settings, const std::string& value) {
+  if (value != "auto" && value != "tcp") return "auto or tcp";
+  settings->local_sockets = value == "auto";
+  return "";
+}
+
+const std::vector<Parameter>& parameters() {
+  using S = Settings;
+  constexpr uint64_t kMiB = 1 << 20;
+  static const std::vector<Parameter> all = {
+      {"REDUCER_JOB", "name of the job at the reducers; equal on all ranks", text(&S::job),
+       shown(&S::job)},
+      {"REDUCER_KEY_FILE", "file with the reducers' key or that of the job; empty: none",
+       text(&S::key_file), shown(&S::key_file)},
+      {"REDUCER_TRANSPORT", "auto: Unix sockets to reducers on this machine; tcp", parse_transport,
+       [](const S& s) { return std::string(s.local_sockets ? "auto" : "tcp"); }},
+      {"REDUCER_CONGESTION", "TCP congestion control towards the reducers; empty: the system's",
+       text(&S::congestion), shown(&S::congestion)},
+      {"REDUCER_SOURCE", "address or interface of connections to the reducers; empty: any",
+       text(&S::source), shown(&S::source)},
+      {"REDUCER_CONNECT_TIMEOUT", "seconds to reach the reducers and to meet all ranks",
+       seconds(&S::connect_timeout), shown(&S::connect_timeout)},
+      {"REDUCER_SILENCE", "seconds without a byte before a reducer is suspected",
+       seconds(&S::silence), shown(&S::silence)},
+      {"REDUCER_WAIT", "seconds that requests wait for a reducer when there is no other",
+       seconds(&S::reducer_wait), shown(&S::reducer_wait)},
+      {"REDUCER_CHUNK_BYTES", "bytes that go to one reducer at a time, a multiple of 64",
+       integer(&S::chunk_bytes, 4'096, 4 * kMiB), shown(&S::chunk_bytes)},
+      {"REDUCER_NSOCKS", "sockets of each connection between two ranks",
+       integer(&S::sockets, 1, 16), shown(&S::sockets)},
+      {"REDUCER_PIECE_BYTES", "bytes that one of these sockets is given at a time",
+       integer(&S::piece_bytes, 4'096, 4 * kMiB), shown(&S::piece_bytes)},
+  };
+  return all;
+}
+
+}  // namespace
+
+std::optional<Settings> read_settings(std::string* why, bool* wrong) {
+  *wrong = false;
+  if (environment("NCCL_COLLNET_ENABLE") != "1") {
+    *why = "NCCL_COLLNET_ENABLE is not 1";
+    return std::nullopt;
+  }
+  Settings settings;
+  if (!find_addresses(environment, &settings.addresses, &settings.found_in, why)) {
+    *wrong = !settings.found_in.empty();
+    return std::nullopt;
+  }
+  for (const Parameter& parameter : parameters()) {
+    const std::string value = environment(parameter.name);
+    if (value.empty()) continue;
+    const std::string expected = parameter.parse(&settings, value);
+    if (expected.empty()) continue;
+    *why = std::string(parameter.name) + "='" + value + "': expected " + expected;
+    *wrong = true;
+    return std::nullopt;
+  }
+  if (settings.chunk_bytes % 64 != 0) {
+    *why = "REDUCER_CHUNK_BYTES=" + std::to_string(settings.chunk_bytes) +
+           ": expected a multiple of 64";
+    *wrong = true;
+    return std::nullopt;
+  }
+  return settings;
+}
+
+std::vector<std::string> describe(const Settings& settings) {
+  std::string addresses;
+  for (const std::string& address : settings.addresses) {
+    addresses += (addresses.empty() ? "" : ",") + address;
+  }
+  std::vector<std::string> lines = {settings.found_in + ": reducers at " + addresses};
+  for (const Parameter& parameter : parameters()) {
+    lines.push_back(std::string(parameter.name) + "=" + parameter.show(settings) + " (" +
+                    parameter.help + ")");
+  }
+  return lines;
+}
+
+}  // namespace ors::nccl

@@ -1,0 +1,35 @@
+// What the environment says: parameters in one table (settings.cc), and where the reducers are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ors::nccl {
+
+struct Settings {
+  std::vector<std::string> addresses;  // host:port, in the order given
+  std::string found_in;                // the variable that they are from
+  std::string job = "nccl";
+  std::string key_file;
+  std::string congestion;
+  std::string source;
+  bool local_sockets = true;
+  double connect_timeout = 60;
+  double silence = 1;
+  double reducer_wait = 30;
+  uint32_t chunk_bytes = 64 << 10;
+  int sockets = 4;
+  size_t piece_bytes = 128 << 10;
+};
+
+// Of this process, read once. nullopt: the plugin is not wanted or cannot be had, and *why says so;
+// *wrong: because something that was set is no good.
+std::optional<Settings> read_settings(std::string* why, bool* wrong);
+
+// A line for each parameter: name, value, and what it is.
+std::vector<std::string> describe(const Settings& settings);
+
+}  // namespace ors::nccl

@@ -1,0 +1,393 @@
+// The tables that NCCL looks for, of versions 6 to 12, each over net.h and collnet.h.
+//
+// Law: what a version has is written out for it; a function that fits several is written once, as a
+// template where only its types differ. Optional entries that this plugin lacks are null.
+#include <array>
+#include <cstdint>
+
+#include "abi.h"
+#include "collnet.h"
+#include "device.h"
+#include "net.h"
+#include "plugin.h"
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace ors::nccl {
+namespace {
+
+constexpr char kName[] = "REDUCER";
+constexpr int kMostComms = 65'536;
+
+// --- of both ---
+
+template <class Properties>
+void fill(Properties* out, const Device& device) {
+  *out = Properties{};
+  out->name = const_cast<char*>(device.name.c_str());
+  out->pci_path = device.pci_path.empty() ? nullptr : const_cast<char*>(device.pci_path.c_str());
+  out->guid = device.guid;
+  out->ptr_support = kHost;
+  out->speed = device.speed;
+  out->max_comms = kMostComms;
+  out->max_receives = 1;
+}
+
+template <class Properties>
+void fill_sizes(Properties* out, int number) {
+  out->reg_is_global = 1;
+  out->virtual_device.ndevs = 1;
+  out->virtual_device.devs[0] = number;
+  out->max_p2p_bytes = kMaxNetBytes;
+  out->max_coll_bytes = kMaxNetBytes;
+}
+
+void fill_rest(PropertiesV6*, int) {}
+void fill_rest(PropertiesV7*, int) {}
+void fill_rest(PropertiesV8* out, int) { out->reg_is_global = 1; }
+void fill_rest(PropertiesV9* out, int number) { fill_sizes(out, number); }
+void fill_rest(PropertiesV11* out, int number) {
+  fill_sizes(out, number);
+  out->max_multi_request = 1;
+}
+void fill_rest(PropertiesV12* out, int number) {
+  fill_sizes(out, number);
+  out->max_multi_request = 1;
+  out->rail_id = out->plane_id = -1;  // not known
+}
+
+template <class Properties>
+Result get_properties(int number, Properties* out) {
+  if (number < 0 || static_cast<size_t>(number) >= devices().size()) return kInvalidArgument;
+  fill(out, devices()[static_cast<size_t>(number)]);
+  fill_rest(out, number);
+  return kSuccess;
+}
+
+Result count_devices(int* count) {
+  *count = static_cast<int>(devices().size());
+  return kSuccess;
+}
+
+// Host memory needs no registration, and there is no other.
+template <class Size>
+Result reg_mr(void*, void*, Size, int type, void** mhandle) {
+  *mhandle = nullptr;
+  return type == kHost ? kSuccess : kInvalidArgument;
+}
+
+Result reg_mr_dma_buf(void*, void*, size_t, int, uint64_t, int, void** mhandle) {
+  *mhandle = nullptr;
+  return kInvalidArgument;
+}
+
+Result dereg_mr(void*, void*) { return kSuccess; }
+
+Result finalize(void*) { return kSuccess; }
+
+Result init_with_profiler(Logger log, ProfilerCallback) { return init(log); }
+
+// --- ncclNet ---
+
+Result net_init(void** context, uint64_t, CommConfig*, Logger log, ProfilerCallback) {
+  *context = nullptr;
+  return init(log);
+}
+
+Result listen_in(void*, int device, void* handle, void** comm) {
+  return net_listen(device, handle, comm);
+}
+
+Result connect(int device, void* handle, void** comm, DeviceHandle**) {
+  return net_connect(device, handle, comm);
+}
+
+Result connect_with_config(int device, CommConfig*, void* handle, void** comm, DeviceHandle**) {
+  return net_connect(device, handle, comm);
+}
+
+Result connect_in(void*, int device, void* handle, void** comm, DeviceHandle**) {
+  return net_connect(device, handle, comm);
+}
+
+Result accept(void* listen_comm, void** comm, DeviceHandle**) {
+  return net_accept(listen_comm, comm);
+}
+
+template <class Size>
+Result isend(void* comm, void* data, Size size, int, void*, void** request) {
+  return net_isend(comm, data, static_cast<size_t>(size), request);
+}
+
+Result isend_profiled(void* comm, void* data, size_t size, int, void*, void*, void** request) {
+  return net_isend(comm, data, size, request);
+}
+
+// max_receives is 1: NCCL asks for no more at once.
+template <class Size>
+Result irecv(void* comm, int n, void** data, Size* sizes, int*, void**, void** request) {
+  if (n != 1) return kInvalidArgument;
+  return net_irecv(comm, data[0], static_cast<size_t>(sizes[0]), request);
+}
+
+Result irecv_profiled(void* comm, int n, void** data, size_t* sizes, int*, void**, void**,
+                      void** request) {
+  if (n != 1) return kInvalidArgument;
+  return net_irecv(comm, data[0], sizes[0], request);
+}
+
+// What was received is in host memory already.
+Result net_iflush(void*, int, void**, int*, void**, void** request) {
+  *request = nullptr;
+  return kSuccess;
+}
+
+Result test(void* request, int* done, int* sizes) {
+  size_t size = 0;
+  const Result result = net_test(request, done, &size);
+  if (sizes != nullptr && *done) *sizes = static_cast<int>(size);
+  return result;
+}
+
+template <class Size, class Properties>
+constexpr NetV7<Properties, Size> net_v7() {
+  return {kName,
+          init,
+          count_devices,
+          get_properties<Properties>,
+          net_listen,
+          connect,
+          accept,
+          reg_mr<Size>,
+          reg_mr_dma_buf,
+          dereg_mr,
+          isend<int>,
+          irecv<int>,
+          net_iflush,
+          test,
+          net_close_send,
+          net_close_receive,
+          net_close_listen,
+          nullptr,
+          nullptr};
+}
+
+template <class Properties, class VirtualDevice>
+constexpr NetV11<Properties, VirtualDevice> net_v11() {
+  return {kName,
+          net_init,
+          count_devices,
+          get_properties<Properties>,
+          listen_in,
+          connect_in,
+          accept,
+          reg_mr<size_t>,
+          reg_mr_dma_buf,
+          dereg_mr,
+          isend_profiled,
+          irecv_profiled,
+          net_iflush,
+          test,
+          net_close_send,
+          net_close_receive,
+          net_close_listen,
+          nullptr,
+          nullptr,
+          nullptr,
+          finalize,
+          nullptr};
+}
+
+// --- ncclCollNet ---
+
+Result coll_init(void** context, uint64_t, Logger log) {
+  *context = nullptr;
+  return init(log);
+}
+
+Result coll_listen_on(int, void* handle, void** comm) {
+  return coll_listen(settings(), handle, comm);
+}
+
+Result coll_listen_in(void*, int, void* handle, void** comm) {
+  return coll_listen(settings(), handle, comm);
+}
+
+Result coll_connect_all(void* handles[], int ranks, int rank, void* listen_comm, void** comm) {
+  return coll_connect(settings(), handles, ranks, rank, listen_comm, comm);
+}
+
+Result reduce_support(DataType type, RedOp op, int* supported) {
+  *supported = coll_supports(type, op) ? 1 : 0;
+  return kSuccess;
+}
+
+template <class Count>
+Result iallreduce(void* comm, void* send, void* receive, Count count, DataType type, RedOp op,
+                  void*, void*, void** request) {
+  return coll_all_reduce(comm, send, receive, static_cast<size_t>(count), type, op, request);
+}
+
+// NCCL gives one part, which is the whole window.
+template <class Size>
+Result iallgather(void* comm, void* send, int parts, Sge<Size>* receive, size_t bytes_per_rank,
+                  size_t offset, size_t size, void*, void** request) {
+  if (parts != 1 || receive[0].size < size) return kInvalidArgument;
+  return coll_all_gather(comm, send, receive[0].address, bytes_per_rank, offset, size, request);
+}
+
+template <class Size>
+Result ireducescatter(void* comm, int parts, Sge<Size>* send, void* receive, size_t bytes_per_rank,
+                      size_t offset, size_t size, DataType type, RedOp op, void*, void** request) {
+  if (parts != 1 || send[0].size < size) return kInvalidArgument;
+  return coll_reduce_scatter(comm, send[0].address, receive, bytes_per_rank, offset, size, type, op,
+                             request);
+}
+
+Result coll_iflush(void*, void*, int, void*, void** request) {
+  *request = nullptr;
+  return kSuccess;
+}
+
+template <class Properties>
+constexpr CollNetV6<Properties> coll_net_v6() {
+  return {kName,
+          init,
+          count_devices,
+          get_properties<Properties>,
+          coll_listen_on,
+          coll_connect_all,
+          reduce_support,
+          reg_mr<int>,
+          reg_mr_dma_buf,
+          dereg_mr,
+          iallreduce<int>,
+          coll_iflush,
+          coll_test,
+          coll_close,
+          coll_close_listen};
+}
+
+constexpr CollNetV9 coll_net_v9() {
+  return {kName,
+          init,
+          count_devices,
+          get_properties<PropertiesV9>,
+          coll_listen_on,
+          coll_connect_all,
+          reduce_support,
+          reg_mr<size_t>,
+          reg_mr_dma_buf,
+          dereg_mr,
+          iallreduce<size_t>,
+          iallgather<size_t>,
+          ireducescatter<size_t>,
+          coll_iflush,
+          coll_test,
+          coll_close,
+          coll_close_listen,
+          nullptr};
+}
+
+template <class Properties, class VirtualDevice>
+constexpr CollNetV11<Properties, VirtualDevice> coll_net_v11() {
+  return {kName,
+          coll_init,
+          count_devices,
+          get_properties<Properties>,
+          coll_listen_in,
+          coll_connect_all,
+          reduce_support,
+          reg_mr<size_t>,
+          reg_mr_dma_buf,
+          dereg_mr,
+          iallreduce<size_t>,
+          iallgather<size_t>,
+          ireducescatter<size_t>,
+          coll_iflush,
+          coll_test,
+          coll_close,
+          coll_close_listen,
+          nullptr,
+          finalize};
+}
+
+}  // namespace
+
+// NCCL finds them by name, and writes to none.
+EXPORTED const NetV6 ncclNetPlugin_v6 = {
+    kName,           init,        count_devices,  get_properties<PropertiesV6>,
+    net_listen,      net_connect, net_accept,     reg_mr<int>,
+    reg_mr_dma_buf,  dereg_mr,    isend<int>,     irecv<int>,
+    net_iflush,      test,        net_close_send, net_close_receive,
+    net_close_listen};
+EXPORTED const auto ncclNetPlugin_v7 = net_v7<int, PropertiesV7>();
+EXPORTED const auto ncclNetPlugin_v8 = net_v7<size_t, PropertiesV8>();
+EXPORTED const NetV9 ncclNetPlugin_v9 = {kName,
+                                         init,
+                                         count_devices,
+                                         get_properties<PropertiesV9>,
+                                         net_listen,
+                                         connect,
+                                         accept,
+                                         reg_mr<size_t>,
+                                         reg_mr_dma_buf,
+                                         dereg_mr,
+                                         isend<size_t>,
+                                         irecv<size_t>,
+                                         net_iflush,
+                                         test,
+                                         net_close_send,
+                                         net_close_receive,
+                                         net_close_listen,
+                                         nullptr,
+                                         nullptr,
+                                         nullptr};
+EXPORTED const NetV10 ncclNetPlugin_v10 = {kName,
+                                           init_with_profiler,
+                                           count_devices,
+                                           get_properties<PropertiesV9>,
+                                           net_listen,
+                                           connect_with_config,
+                                           accept,
+                                           reg_mr<size_t>,
+                                           reg_mr_dma_buf,
+                                           dereg_mr,
+                                           isend_profiled,
+                                           irecv_profiled,
+                                           net_iflush,
+                                           test,
+                                           net_close_send,
+                                           net_close_receive,
+                                           net_close_listen,
+                                           nullptr,
+                                           nullptr,
+                                           nullptr};
+EXPORTED const auto ncclNetPlugin_v11 = net_v11<PropertiesV11, VDevice4>();
+EXPORTED const auto ncclNetPlugin_v12 = net_v11<PropertiesV12, VDevice8>();
+
+EXPORTED const auto ncclCollNetPlugin_v6 = coll_net_v6<PropertiesV6>();
+EXPORTED const auto ncclCollNetPlugin_v7 = coll_net_v6<PropertiesV7>();
+EXPORTED const CollNetV8 ncclCollNetPlugin_v8 = {kName,
+                                                 init,
+                                                 count_devices,
+                                                 get_properties<PropertiesV8>,
+                                                 coll_listen_on,
+                                                 coll_connect_all,
+                                                 reduce_support,
+                                                 reg_mr<size_t>,
+                                                 reg_mr_dma_buf,
+                                                 dereg_mr,
+                                                 iallreduce<int>,
+                                                 iallgather<uint32_t>,
+                                                 ireducescatter<uint32_t>,
+                                                 coll_iflush,
+                                                 coll_test,
+                                                 coll_close,
+                                                 coll_close_listen};
+EXPORTED const auto ncclCollNetPlugin_v9 = coll_net_v9();
+EXPORTED const auto ncclCollNetPlugin_v10 = coll_net_v9();
+EXPORTED const auto ncclCollNetPlugin_v11 = coll_net_v11<PropertiesV11, VDevice4>();
+EXPORTED const auto ncclCollNetPlugin_v12 = coll_net_v11<PropertiesV12, VDevice8>();
+
+}  // namespace ors::nccl

@@ -1,0 +1,211 @@
+"""The CollNet half of the NCCL plugin by NCCL's own calls, over real reducers: what it computes."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.support import nccl
+from tests.support.arrays import expected, sample
+from tests.support.nccl import CollNet, NcclError
+from tests.support.nccl_job import exchange, meet, run, start, values
+from tests.support.ranks import Tell, join, run_ranks
+from tests.support.reducers import Reducers
+
+
+def _dtype(type_: str) -> Any:
+    return np.dtype(getattr(ml_dtypes, type_, type_))
+
+
+# --- one table after the other ------------------------------------------------------------------
+
+
+def _whole_life(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> list[Any]:
+    assert coll.name == "REDUCER"
+    (device, *_) = coll.devices()
+    assert (device["name"], device["ptrSupport"], device["maxRecvs"]) == (b"lo", nccl.HOST, 1)
+    if coll.version >= 9:
+        assert 0 < device["maxCollBytes"] <= 1 << 40
+    with pytest.raises(NcclError):
+        coll.call("getProperties", 99, None)
+    assert all(coll.supports(type_, op) for type_ in range(12) for op in range(4))
+    assert not coll.supports(12, 0) and not coll.supports(0, 4)
+    send = np.arange(300_001, dtype=np.float32) + rank
+    receive = np.empty_like(send)
+    for _ in range(2):
+        mhandle = coll.reg_mr(comm, send.ctypes.data, send.nbytes)
+        coll.call("deregMr", comm, mhandle)
+    with pytest.raises(NcclError):
+        coll.reg_mr(comm, send.ctypes.data, send.nbytes, nccl.CUDA)
+    request = coll.all_reduce(comm, send, receive, "float32", "sum")
+    assert request is not None
+    assert coll.wait(request) == send.nbytes
+    total = world * np.arange(300_001, dtype=np.float32) + sum(range(world))
+    assert receive.tobytes() == total.tobytes()
+    return [line for line in coll.lines if line[0] == "INFO"]
+
+
+@pytest.mark.parametrize("version", nccl.VERSIONS)
+def test_every_version_of_the_table_works(version: int) -> None:
+    with Reducers(2) as reducers:
+        lines = run(3, reducers.addresses, _whole_life, version=version)
+    assert any("REDUCER_NSOCKS=4" in text for _, text in lines[0])
+    assert any("sums over 2 reducers" in text for _, text in lines[0])
+    assert all("NET/REDUCER" in text for _, text in lines[0])
+
+
+def _sums(
+    coll: CollNet, comm: Any, rank: int, world: int, tell: Tell, counts: Sequence[int],
+    types: Sequence[str], ops: Sequence[str],
+) -> str:  # fmt: skip
+    digest = hashlib.sha256()
+    for type_ in types:
+        for count in counts:
+            parts = [sample(_dtype(type_), count, (type_, count, r)) for r in range(world)]
+            for op in ops:
+                receive = parts[rank].copy()
+                in_place = count % 2 == 1
+                send = receive if in_place else parts[rank]
+                request = coll.all_reduce(comm, send, receive, type_, op)
+                assert request is not None
+                coll.wait(request)
+                assert receive.tobytes() == expected(op, parts).tobytes(), (type_, op, count)
+                digest.update(receive.tobytes())
+    return digest.hexdigest()
+
+
+def test_every_type_and_operation_is_exact_and_alike_in_every_run() -> None:
+    with Reducers(2) as reducers:
+        work = ((1, 2, 1000, 70_001), nccl.TYPES, nccl.OPS)
+        first = run(3, reducers.addresses, _sums, *work)
+        again = run(3, reducers.addresses, _sums, *work, version=8)
+    assert len({*first, *again}) == 1
+
+
+@pytest.mark.parametrize(("world", "reducers"), [(1, 1), (1, 5), (2, 1), (2, 5), (8, 2)])
+def test_any_number_of_ranks_and_reducers(world: int, reducers: int) -> None:
+    with Reducers(reducers) as running:
+        run(world, running.addresses, _sums, (1, 3, 1_048_576), ("float32", "bfloat16"), ("sum",))
+
+
+def _garbage(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> None:
+    send = np.full(65_536, rank + 1, np.float16)
+    send[60_000:] = [np.nan, np.inf, -np.inf, 6e-8][rank % 4]
+    receive = np.empty_like(send)
+    request = coll.all_reduce(comm, send, receive, "float16", "sum")
+    assert request is not None
+    coll.wait(request)
+    assert (receive[:60_000] == sum(range(1, world + 1))).all()
+
+
+def test_garbage_in_a_tail_harms_nothing_else() -> None:
+    with Reducers(1) as reducers:
+        run(2, reducers.addresses, _garbage)
+
+
+# --- many at once -------------------------------------------------------------------------------
+
+
+def _many(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> int:
+    count, guard = 65_536, 64
+    memory = [np.full(count + 2 * guard, 77, np.int32) for _ in range(65)]
+    sends = [np.full(count, rank + number, np.int32) for number in range(65)]
+    requests = [
+        coll.all_reduce(comm, send, whole[guard:-guard], "int32", "sum")
+        for send, whole in zip(sends[:64], memory[:64], strict=True)
+    ]
+    assert all(request is not None for request in requests)
+    assert coll.all_reduce(comm, sends[64], memory[64][guard:-guard], "int32", "sum") is None
+    for number in reversed(range(64)):
+        assert coll.wait(requests[number]) == 4 * count
+    for number, whole in enumerate(memory[:64]):
+        assert (whole[guard:-guard] == world * number + sum(range(world))).all()
+        assert (whole[:guard] == 77).all() and (whole[-guard:] == 77).all()
+    request = coll.all_reduce(comm, sends[64], memory[64][guard:-guard], "int32", "sum")
+    assert request is not None
+    coll.wait(request)
+    return int(memory[64][guard])
+
+
+def test_64_requests_are_in_flight_and_tested_in_any_order() -> None:
+    with Reducers(3) as reducers:
+        assert run(3, reducers.addresses, _many) == [3 * 64 + 3] * 3
+
+
+def _windows(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> None:
+    per_rank, step = 3_000, 4_096  # bytes of a rank; of a window
+    row = np.concatenate([sample(np.dtype(np.int32), 750, ("row", r)) for r in range(world)])
+    given = [sample(np.dtype(np.float32), 750 * world, ("sum", r)) for r in range(world)]
+    total = expected("sum", given)
+    gathered, scattered = np.empty_like(row), np.zeros(750, np.float32)
+    for begin in range(0, row.nbytes, step):
+        end = min(begin + step, row.nbytes)
+        mine = slice(max(begin, rank * per_rank), min(end, (rank + 1) * per_rank))
+        window = gathered[begin // 4 : end // 4]
+        request = coll.all_gather(
+            comm, row[mine.start // 4 : mine.stop // 4], window, per_rank, begin
+        )
+        coll.wait(request)
+        at = max(0, mine.start - rank * per_rank) // 4
+        request = coll.reduce_scatter(
+            comm, given[rank][begin // 4 : end // 4], scattered[at:], per_rank, begin,
+            "float32", "sum",
+        )  # fmt: skip
+        coll.wait(request)
+    assert gathered.tobytes() == row.tobytes()
+    assert scattered.tobytes() == total[rank * 750 : (rank + 1) * 750].tobytes()
+
+
+@pytest.mark.parametrize("version", [8, 9, 12])
+def test_windows_of_all_gather_and_reduce_scatter(version: int) -> None:
+    with Reducers(2) as reducers:
+        run(3, reducers.addresses, _windows, version=version)
+
+
+def _two_comms(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> list[str]:
+    other = meet(coll, rank, tell)
+    digests = ["", ""]
+
+    def work(index: int, of: Any) -> None:
+        digests[index] = _sums(coll, of, rank, world, tell, (70_001,), ("float32",), ("sum", "max"))
+
+    threads = [threading.Thread(target=work, args=pair) for pair in enumerate((comm, other))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    coll.close(other)
+    return digests
+
+
+def test_two_communicators_of_one_process_at_once() -> None:
+    with Reducers(2) as reducers, start(2, reducers.addresses, _two_comms) as ranks:
+        exchange(ranks, 2)
+        digests = values(ranks.collect(60))
+    assert "" not in digests[0] and len({digest for pair in digests for digest in pair}) == 1
+
+
+def _digest(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> str:
+    return _sums(coll, comm, rank, world, tell, (70_000,), ("float32", "bfloat16"), ("sum",))
+
+
+def _python_digest(rank: int, world: int, addresses: list[str]) -> str:
+    digest = hashlib.sha256()
+    with join(rank, world, addresses, "python") as group:
+        for type_ in ("float32", "bfloat16"):
+            given = sample(_dtype(type_), 70_000, (type_, 70_000, rank))
+            digest.update(group.all_reduce(given).wait(60).tobytes())
+    return digest.hexdigest()
+
+
+def test_the_plugin_and_python_give_the_same_bits() -> None:
+    with Reducers(2) as reducers:
+        by_plugin = run(3, reducers.addresses, _digest)
+        by_python = run_ranks(3, _python_digest, reducers.addresses)
+    assert len({*by_plugin, *by_python}) == 1

@@ -1,0 +1,88 @@
+"""Whether the NCCL plugin is wanted, and what it reads from the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from tests.support.cluster import ROOT
+from tests.support.nccl import CollNet, NcclError
+from tests.support.nccl_job import enter, values
+from tests.support.ranks import start_ranks
+
+
+def _declines(rank: int, world: int, settings: dict[str, str]) -> list[tuple[str, str]]:
+    os.environ.update(settings)
+    coll = CollNet(8)
+    with pytest.raises(NcclError):
+        coll.init()
+    return coll.lines
+
+
+@pytest.mark.parametrize(
+    ("settings", "level", "text"),
+    [
+        ({"REDUCER_ADDRS": "a:1"}, "INFO", "NCCL_COLLNET_ENABLE is not 1"),
+        ({"NCCL_COLLNET_ENABLE": "1"}, "INFO", "none of REDUCER_ADDRS, CLUSTER_SPEC"),
+        ({"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a:0"}, "WARN", "'a:0' is no host:port"),
+        ({"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a,a:2222"}, "WARN", "listed twice"),
+        ({"NCCL_COLLNET_ENABLE": "1", "CLUSTER_SPEC": "{"}, "WARN", "CLUSTER_SPEC: "),
+        (
+            {"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a", "REDUCER_WAIT": "soon"},
+            "WARN",
+            "REDUCER_WAIT='soon': expected seconds",
+        ),
+    ],
+)
+def test_it_is_inert_unless_it_is_wanted_and_says_why(
+    settings: dict[str, str], level: str, text: str
+) -> None:
+    with start_ranks(1, _declines, settings) as ranks:
+        ((found_level, line),) = values(ranks.collect(30))[0]
+    assert (found_level, text in line) == (level, True), line
+
+
+def _all_lines(rank: int, world: int) -> list[str]:
+    enter(["a"])
+    coll = CollNet(8)
+    coll.init()
+    return [text for _, text in coll.lines]
+
+
+def test_the_readme_has_every_parameter_as_the_plugin_prints_it() -> None:
+    with start_ranks(1, _all_lines) as ranks:
+        _, *lines = values(ranks.collect(30))[0]
+    text = (ROOT / "nccl_plugin" / "README.md").read_text()
+    rows = re.findall(r"^\| `(REDUCER_\w+)` \| (.*?) ?\| (.*) \|$", text, re.M)
+    assert [f"{name}={default} ({help_})" for name, default, help_ in rows] == [
+        line.partition(" : ")[2] for line in lines
+    ]
+
+
+def _finds(rank: int, world: int, settings: dict[str, str]) -> str:
+    os.environ.update({"NCCL_COLLNET_ENABLE": "1", **settings})
+    coll = CollNet(8)
+    coll.init()
+    return coll.lines[0][1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"REDUCER_ADDRS": " a , [::1]:7,b:1"}, "REDUCER_ADDRS: reducers at a:2222,[::1]:7,b:1"),
+        (
+            {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["w:1"], "workerpool2": ["r:1", "s"]}}'},
+            "CLUSTER_SPEC: reducers at r:1,s:2222",
+        ),
+        (
+            {"TF_CONFIG": '{"cluster": {"worker": ["w:1"], "ps": ["p:3"]}}'},
+            "TF_CONFIG: reducers at p:3",
+        ),
+        ({"REDUCER_ADDRS": "a", "TF_CONFIG": "{"}, "REDUCER_ADDRS: reducers at a:2222"),
+    ],
+)
+def test_reducers_are_found_in_the_order_of_the_rule(settings: dict[str, str], text: str) -> None:
+    with start_ranks(1, _finds, settings) as ranks:
+        assert text in values(ranks.collect(30))[0]
