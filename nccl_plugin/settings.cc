@@ -102,6 +102,8 @@ const std::vector<Parameter>& parameters() {
        seconds(&S::reducer_wait), shown(&S::reducer_wait)},
       {"REDUCER_CHUNK_BYTES", "bytes that go to one reducer at a time, a multiple of 64",
        integer(&S::chunk_bytes, 4'096, 4 * kMiB), shown(&S::chunk_bytes)},
+      {"REDUCER_MIN_BYTES", "all-reduces from this size on go to the reducers (NCCL_ALGO unset)",
+       integer(&S::min_bytes, 0, uint64_t{1} << 50), shown(&S::min_bytes)},
       {"REDUCER_NSOCKS", "sockets of each connection between two ranks",
        integer(&S::sockets, 1, 16), shown(&S::sockets)},
       {"REDUCER_PIECE_BYTES", "bytes that one of these sockets is given at a time",

@@ -21,6 +21,7 @@ struct Settings {
   double silence = 1;
   double reducer_wait = 30;
   uint32_t chunk_bytes = 64 << 10;
+  uint64_t min_bytes = 1 << 20;
   int sockets = 4;
   size_t piece_bytes = 128 << 10;
 };

@@ -14,7 +14,7 @@ from typing import Any
 from bench import machine
 from bench.allreduce import mpi
 from bench.allreduce.cases import Case
-from bench.allreduce.contenders import MPI, REDUCERS, can_reduce
+from bench.allreduce.contenders import MPI, PLUGIN, REDUCERS, can_reduce
 from bench.allreduce.crew import Crew
 from bench.allreduce.options import Options
 from bench.allreduce.site import Site, open_site
@@ -74,7 +74,7 @@ def _take_turn(case: Case, contender: str, crew: Crew, fleet: Fleet) -> Line:
         "dtype": case.dtype.name,
         "wire_dtype": case.wire_dtype,
         "seconds": [round(max(by_rank), 7) for by_rank in ranks],
-        "reducer_cpu": round(used, 6) if contender == REDUCERS else 0.0,
+        "reducer_cpu": round(used, 6) if contender in (REDUCERS, PLUGIN) else 0.0,
         "worker_cpu": round(sum(answer["cpu"] for answer in answers), 6),
         "nic_sent": sum(answer["sent"] for answer in answers) // len(answers),
         "cpu_busy": round(busy, 2),
@@ -96,6 +96,7 @@ def _setup(options: Options, site: Site, addresses: list[str], folder: Path) -> 
         "addresses": addresses,
         "connect": connect,
         "gloo_store": str(folder / "gloo"),
+        "plugin_store": str(folder / "plugin"),
     }
 
 

@@ -16,6 +16,7 @@ from bench.netlab import Nic
 
 Line = dict[str, Any]
 REDUCERS = "reducers"
+_OVER_REDUCERS = (REDUCERS, "plugin")
 # A frame of 1,514 bytes carries 1,448 bytes of TCP payload.
 HEADERS = 1.045
 _SMALL = 1 << 20
@@ -133,7 +134,7 @@ class Series:
         if at.bandwidth is None:
             return None
         line = self.wire_size / at.bandwidth * HEADERS
-        if self.contender != REDUCERS:
+        if self.contender not in _OVER_REDUCERS:
             return line * at.ring_share
         share = at.workers * at.bandwidth / (at.reducers * (at.reducer_bandwidth or at.bandwidth))
         return line * max(1.0, share)
@@ -145,7 +146,7 @@ class Series:
     @property
     def reducer_cost(self) -> float | None:
         """CPU seconds of all reducers for 1 GB that they receive."""
-        return self._cost(self.reducer_cpu) if self.contender == REDUCERS else None
+        return self._cost(self.reducer_cpu) if self.contender in _OVER_REDUCERS else None
 
     @property
     def worker_cost(self) -> float:

@@ -94,6 +94,20 @@ def test_limited_nics_limit(tmp_path: Path) -> None:
         assert min(line["seconds"]) > 0.7 * line_rate
 
 
+def test_the_plugin_for_nccl_is_a_contender(tmp_path: Path) -> None:
+    table, lines = measure(
+        *(tmp_path / "results.jsonl", "--loopback", "--reducers", "2", "--sizes", "5M"),
+        *("--peers", "plugin", "--dtypes", "fp32,fp32-bf16"),
+    )
+    assert cases(lines) == [
+        ("float32", "float32", 5 << 20, "reducers", 1),
+        ("float32", "float32", 5 << 20, "plugin", 1),
+        ("float32", "bfloat16", 5 << 20, "reducers", 1),
+    ]
+    assert all(line["reducer_cpu"] > 0 for line in lines)
+    assert "plugin" in table
+
+
 def test_a_worker_that_fails_ends_the_run_with_its_name() -> None:
     options = "--loopback --workers 2 --reducers 1 --transport pigeon"
     done = bench("bench.allreduce", *options.split())

@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.support import nccl
+from bench import plugin as nccl
+from bench.plugin import CollNet, NcclError
 from tests.support.arrays import expected, sample
-from tests.support.nccl import CollNet, NcclError
 from tests.support.nccl_job import exchange, meet, run, start, values
 from tests.support.ranks import Tell, join, run_ranks
 from tests.support.reducers import Reducers

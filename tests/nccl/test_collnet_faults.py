@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench import plugin as nccl
+from bench.plugin import CollNet, NcclError
 from reducer import keyfile
-from tests.support import nccl
-from tests.support.nccl import CollNet, NcclError
 from tests.support.nccl_job import enter, exchange, meet, run, run_rank, start, values
 from tests.support.ranks import Tell, start_ranks
 from tests.support.reducers import Reducers

@@ -10,8 +10,8 @@ import os
 import numpy as np
 import pytest
 
-from tests.support import nccl
-from tests.support.nccl import Net
+from bench import plugin as nccl
+from bench.plugin import Net
 from tests.support.ranks import Tell, start_ranks
 
 SIZES = (0, 1, 1000, 131_073, 3_000_000)

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from bench.plugin import CollNet, NcclError
 from tests.support.cluster import ROOT
-from tests.support.nccl import CollNet, NcclError
 from tests.support.nccl_job import enter, values
 from tests.support.ranks import start_ranks
 

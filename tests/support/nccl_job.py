@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.support import nccl
-from tests.support.nccl import CollNet
+from bench import plugin as nccl
+from bench.plugin import CollNet
 from tests.support.ranks import Outcome, RunningRanks, Tell, start_ranks
 
 assert nccl.PLUGIN.exists(), f"{nccl.PLUGIN} was not built: make nccl-plugin"

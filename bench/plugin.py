@@ -1,4 +1,4 @@
-"""NCCL's plugin tables by ctypes, restated from its documentation: the caller's side of the plugin.
+"""The NCCL plugin's tables by ctypes, restated from NCCL's documentation: the caller's side.
 
 Nothing is shared with nccl_plugin/abi.h, so a layout that is wrong there does not work here.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_float, c_int, c_int16, c_size_t, c_void_p
 from typing import Any
 
-from tests.support.cluster import ROOT
+from bench.fleet import ROOT
 
 PLUGIN = ROOT / "build" / "nccl_plugin" / "libnccl-net-reducer.so"
 VERSIONS = (6, 7, 8, 9, 10, 11, 12)

@@ -1,0 +1,95 @@
+// The tables of the tuner: all-reduces of REDUCER_MIN_BYTES and more go through the reducers,
+// smaller ones never do. NCCL looks for a tuner in the library of its net; its own model of costs
+// knows nothing of reducers, and left alone it may never choose them.
+//
+// Law: a tuner that fails ends the communicator, so none of this ever does; where the plugin is not
+// wanted it changes nothing.
+#include "abi.h"
+#include "plugin.h"
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace ors::nccl {
+namespace {
+
+constexpr char kName[] = "REDUCER";
+constexpr float kNever = 1e9f;  // microseconds
+
+bool concerns(void* context, Function function) {
+  return context != nullptr && function == kFunctionAllReduce;
+}
+
+// Of a communicator: null where the plugin is not wanted.
+void* new_context(Logger log) {
+  static char wanted;
+  return init(log) == kSuccess ? &wanted : nullptr;
+}
+
+Result start(size_t, size_t, Logger log, void** context) {
+  *context = new_context(log);
+  return kSuccess;
+}
+
+Result start_comm(void** context, uint64_t, size_t, size_t, Logger log, NvlDomains*,
+                  TunerConstants*) {
+  *context = new_context(log);
+  return kSuccess;
+}
+
+Result end(void*) { return kSuccess; }
+
+// Writes to no way that NCCL does not have.
+Result set_costs(void* context, Function function, size_t bytes, int, float** costs, int algorithms,
+                 int protocols, int*) {
+  if (!concerns(context, function) || protocols <= kSimple) return kSuccess;
+  auto* row = reinterpret_cast<float*>(costs);
+  const bool large = bytes >= settings().min_bytes;
+  for (const Algorithm algorithm : {kCollNetDirect, kCollNetChain}) {
+    if (algorithm >= algorithms) continue;
+    float& cost = row[algorithm * protocols + kSimple];
+    if (cost == kIgnored) continue;
+    if (!large) cost = kNever;
+    if (large && algorithm == kCollNetChain) cost = 0;
+  }
+  return kSuccess;
+}
+
+Result set_costs_registered(void* context, Function function, size_t bytes, int operations,
+                            float** costs, int algorithms, int protocols, int, int* channels) {
+  return set_costs(context, function, bytes, operations, costs, algorithms, protocols, channels);
+}
+
+// What is left unset is for NCCL to choose.
+Result choose(void* context, Function function, size_t bytes, int coll_net, int, int,
+              int* algorithm, int* protocol, int*) {
+  if (!concerns(context, function) || !coll_net || bytes < settings().min_bytes) return kSuccess;
+  *algorithm = kCollNetChain;
+  *protocol = kSimple;
+  return kSuccess;
+}
+
+void* only_context = nullptr;  // version 1 has none of its own; written alike by all communicators
+
+Result start_v1(size_t, size_t, Logger log) {
+  only_context = new_context(log);
+  return kSuccess;
+}
+
+Result choose_v1(Function function, size_t bytes, int coll_net, int nvls, int operations,
+                 int* algorithm, int* protocol, int* channels) {
+  return choose(only_context, function, bytes, coll_net, nvls, operations, algorithm, protocol,
+                channels);
+}
+
+Result end_v1() { return kSuccess; }
+
+}  // namespace
+
+EXPORTED const TunerV1 ncclTunerPlugin_v1 = {kName, start_v1, choose_v1, end_v1};
+EXPORTED const TunerV2 ncclTunerPlugin_v2 = {kName, start, choose, end};
+EXPORTED const TunerV3 ncclTunerPlugin_v3 = {kName, start, set_costs, end};
+EXPORTED const TunerV4 ncclTunerPlugin_v4 = {kName, start, set_costs_registered, end};
+EXPORTED const TunerV5 ncclTunerPlugin_v5 = {kName, start_comm, set_costs_registered, end};
+EXPORTED const TunerV6 ncclTunerPlugin_v6 = {kName, start_comm, set_costs_registered, end, nullptr};
+
+}  // namespace ors::nccl
