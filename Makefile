@@ -8,7 +8,7 @@ NATIVE := $(wildcard reducer/native/* client/engine/* \
 FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix client/engine/*.,h cc cpp) \
                         $(addprefix client/engine/tests/*.,h cc cpp) \
-                        $(addprefix nccl_plugin/*.,h cc) $(wildcard nccl_plugin/tests/*.cpp) \
+                        $(addprefix nccl_plugin/*.,h cc) $(wildcard nccl_plugin/tests/*.cpp nccl_plugin/tests/*.h) \
                         $(addprefix bench/reference/*.,c h))
 COMMA := ,
 FUZZ_SECONDS ?= 20

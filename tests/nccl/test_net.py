@@ -1,6 +1,6 @@
 """The point-to-point half of the NCCL plugin by NCCL's own calls: every table, between processes.
 
-What goes on below the tables is tested in nccl_plugin/tests/net.cpp.
+What goes on below the tables is tested in nccl_plugin/tests/net_*.cpp.
 """
 
 from __future__ import annotations
