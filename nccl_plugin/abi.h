@@ -423,72 +423,6 @@ struct CollNetV11 {  // and 12
   Result (*finalize)(void* context);
 };
 
-// --- the tuner: versions 1 to 6 (NCCL 2.19 to 2.32) ---
-
-enum Function : int { kFunctionAllReduce = 4 };
-enum Algorithm : int { kCollNetDirect = 2, kCollNetChain = 3 };
-enum Protocol : int { kSimple = 2 };
-constexpr float kIgnored = -1;  // of a cost: NCCL does not have this way
-
-struct NvlDomains;
-struct TunerConstants;
-
-struct TunerV1 {
-  const char* name;
-  Result (*init)(size_t ranks, size_t nodes, Logger log);
-  Result (*get_coll_info)(Function function, size_t bytes, int coll_net, int nvls, int operations,
-                          int* algorithm, int* protocol, int* channels);
-  Result (*destroy)();
-};
-
-struct TunerV2 {
-  const char* name;
-  Result (*init)(size_t ranks, size_t nodes, Logger log, void** context);
-  Result (*get_coll_info)(void* context, Function function, size_t bytes, int coll_net, int nvls,
-                          int operations, int* algorithm, int* protocol, int* channels);
-  Result (*destroy)(void* context);
-};
-
-// `costs`: microseconds, [algorithms][protocols] in one row, whatever its type says.
-struct TunerV3 {
-  const char* name;
-  Result (*init)(size_t ranks, size_t nodes, Logger log, void** context);
-  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
-                          float** costs, int algorithms, int protocols, int* channels);
-  Result (*destroy)(void* context);
-};
-
-struct TunerV4 {
-  const char* name;
-  Result (*init)(size_t ranks, size_t nodes, Logger log, void** context);
-  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
-                          float** costs, int algorithms, int protocols, int registered,
-                          int* channels);
-  Result (*destroy)(void* context);
-};
-
-struct TunerV5 {
-  const char* name;
-  Result (*init)(void** context, uint64_t comm_id, size_t ranks, size_t nodes, Logger log,
-                 NvlDomains* domains, TunerConstants* constants);
-  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
-                          float** costs, int algorithms, int protocols, int registered,
-                          int* channels);
-  Result (*finalize)(void* context);
-};
-
-struct TunerV6 {
-  const char* name;
-  Result (*init)(void** context, uint64_t comm_id, size_t ranks, size_t nodes, Logger log,
-                 NvlDomains* domains, TunerConstants* constants);
-  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
-                          float** costs, int algorithms, int protocols, int registered,
-                          int* channels);
-  Result (*finalize)(void* context);
-  Result (*get_chunk_size)(void* context, Function function, size_t bytes, int algorithm,
-                           int protocol, int channels, size_t* chunk);
-};
-
 // Sizes and offsets of the interface on 64-bit machines: 8 bytes a pointer, in the order above.
 static_assert(sizeof(PropertiesV6) == 48 && sizeof(PropertiesV7) == 56);
 static_assert(sizeof(PropertiesV8) == 64 && offsetof(PropertiesV8, reg_is_global) == 28);
@@ -504,7 +438,6 @@ static_assert(sizeof(NetV11<PropertiesV12, VDevice8>) == 22 * 8);
 static_assert(sizeof(CollNetV6<PropertiesV7>) == 15 * 8 && sizeof(CollNetV8) == 17 * 8);
 static_assert(sizeof(CollNetV9) == 18 * 8);
 static_assert(sizeof(CollNetV11<PropertiesV12, VDevice8>) == 19 * 8);
-static_assert(sizeof(TunerV1) == 4 * 8 && sizeof(TunerV5) == 4 * 8 && sizeof(TunerV6) == 5 * 8);
 static_assert(sizeof(NetAttr) == 44 && sizeof(CommConfig) == 4);
 
 }  // namespace ors::nccl

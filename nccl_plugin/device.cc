@@ -81,6 +81,23 @@ std::vector<Device> all_devices() {
   return found;
 }
 
+// Which interfaces NCCL_SOCKET_IFNAME means: "eth,ib" begin so, "=eth0,eth1" are these, "^docker"
+// all others. Empty: all but loopback and docker, and these where there is nothing else.
+bool matches(const std::string& interface, const std::string& wish) {
+  if (wish.empty()) return !is_loopback(interface) && !is_docker(interface);
+  const bool all_but = wish.front() == '^';
+  const size_t mark = all_but ? 1 : 0;
+  const bool exact = wish.size() > mark && wish[mark] == '=';
+  bool named = false;
+  for (size_t begin = mark + (exact ? 1 : 0); begin < wish.size();) {
+    const size_t end = std::min(wish.find(',', begin), wish.size());
+    const std::string part = wish.substr(begin, end - begin);
+    named |= !part.empty() && (exact ? interface == part : begins(interface, part));
+    begin = end + 1;
+  }
+  return named != all_but;
+}
+
 std::vector<Device> find_devices() {
   const char* wish = std::getenv("NCCL_SOCKET_IFNAME");
   const std::vector<Device> all = all_devices();
@@ -100,21 +117,6 @@ std::vector<Device> find_devices() {
 }
 
 }  // namespace
-
-bool matches(const std::string& interface, const std::string& wish) {
-  if (wish.empty()) return !is_loopback(interface) && !is_docker(interface);
-  const bool all_but = wish.front() == '^';
-  const size_t mark = all_but ? 1 : 0;
-  const bool exact = wish.size() > mark && wish[mark] == '=';
-  bool named = false;
-  for (size_t begin = mark + (exact ? 1 : 0); begin < wish.size();) {
-    const size_t end = std::min(wish.find(',', begin), wish.size());
-    const std::string part = wish.substr(begin, end - begin);
-    named |= !part.empty() && (exact ? interface == part : begins(interface, part));
-    begin = end + 1;
-  }
-  return named != all_but;
-}
 
 const std::vector<Device>& devices() {
   static const std::vector<Device> found = find_devices();

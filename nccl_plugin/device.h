@@ -18,11 +18,7 @@ struct Device {
   SocketAddress address;
 };
 
-// Which interfaces NCCL_SOCKET_IFNAME means: "eth,ib" begin so, "=eth0,eth1" are these, "^docker"
-// all others. Empty: all but loopback and docker, and these where there is nothing else.
-bool matches(const std::string& interface, const std::string& wish);
-
-// Looked up once in a process; never changes.
+// Those that NCCL_SOCKET_IFNAME means; looked up once in a process, never changes.
 const std::vector<Device>& devices();
 
 }  // namespace ors::nccl

@@ -50,14 +50,15 @@ Parse seconds(double Settings::* member) {
 }
 
 template <class Number>
-Parse integer(Number Settings::* member, uint64_t least, uint64_t most) {
+Parse integer(Number Settings::* member, uint64_t least, uint64_t most, uint64_t step = 1) {
   return [=](Settings* settings, const std::string& value) -> std::string {
     char* end = nullptr;
     errno = 0;
     const unsigned long long number = std::strtoull(value.c_str(), &end, 10);
     const bool digits = !value.empty() && value.find_first_not_of("0123456789") == value.npos;
-    if (!digits || errno != 0 || number < least || number > most) {
-      return "an integer, " + std::to_string(least) + " to " + std::to_string(most);
+    if (!digits || errno != 0 || number < least || number > most || number % step != 0) {
+      return "an integer, " + std::to_string(least) + " to " + std::to_string(most) +
+             (step > 1 ? ", a multiple of " + std::to_string(step) : "");
     }
     settings->*member = static_cast<Number>(number);
     return "";
@@ -101,7 +102,7 @@ const std::vector<Parameter>& parameters() {
       {"REDUCER_WAIT", "seconds that requests wait for a reducer when there is no other",
        seconds(&S::reducer_wait), shown(&S::reducer_wait)},
       {"REDUCER_CHUNK_BYTES", "bytes that go to one reducer at a time, a multiple of 64",
-       integer(&S::chunk_bytes, 4'096, 4 * kMiB), shown(&S::chunk_bytes)},
+       integer(&S::chunk_bytes, 4'096, 4 * kMiB, 64), shown(&S::chunk_bytes)},
       {"REDUCER_MIN_BYTES", "all-reduces from this size on go to the reducers (NCCL_ALGO unset)",
        integer(&S::min_bytes, 0, uint64_t{1} << 50), shown(&S::min_bytes)},
       {"REDUCER_NSOCKS", "sockets of each connection between two ranks",
@@ -131,12 +132,6 @@ std::optional<Settings> read_settings(std::string* why, bool* wrong) {
     const std::string expected = parameter.parse(&settings, value);
     if (expected.empty()) continue;
     *why = std::string(parameter.name) + "='" + value + "': expected " + expected;
-    *wrong = true;
-    return std::nullopt;
-  }
-  if (settings.chunk_bytes % 64 != 0) {
-    *why = "REDUCER_CHUNK_BYTES=" + std::to_string(settings.chunk_bytes) +
-           ": expected a multiple of 64";
     *wrong = true;
     return std::nullopt;
   }

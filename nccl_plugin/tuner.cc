@@ -4,7 +4,7 @@
 //
 // Law: a tuner that fails ends the communicator, so none of this ever does; where the plugin is not
 // wanted it changes nothing.
-#include "abi.h"
+#include "abi_tuner.h"
 #include "plugin.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))

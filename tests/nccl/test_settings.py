@@ -34,6 +34,16 @@ def _declines(rank: int, world: int, settings: dict[str, str]) -> list[tuple[str
             "WARN",
             "REDUCER_WAIT='soon': expected seconds",
         ),
+        (
+            {"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a", "REDUCER_CHUNK_BYTES": "65537"},
+            "WARN",
+            "REDUCER_CHUNK_BYTES='65537': expected an integer, 4096 to 4194304, a multiple of 64",
+        ),
+        (
+            {"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a", "NCCL_SOCKET_IFNAME": "nosuch"},
+            "WARN",
+            "no interface is up (NCCL_SOCKET_IFNAME)",
+        ),
     ],
 )
 def test_it_is_inert_unless_it_is_wanted_and_says_why(
@@ -42,6 +52,28 @@ def test_it_is_inert_unless_it_is_wanted_and_says_why(
     with start_ranks(1, _declines, settings) as ranks:
         ((found_level, line),) = values(ranks.collect(30))[0]
     assert (found_level, text in line) == (level, True), line
+
+
+def _interfaces(rank: int, world: int, wish: str) -> set[str]:
+    enter(["a"], NCCL_SOCKET_IFNAME=wish)
+    coll = CollNet(8)
+    coll.init()
+    return {device["name"].decode() for device in coll.devices()}
+
+
+def test_interfaces_are_chosen_as_nccl_chooses_them() -> None:
+    """By their beginnings, by whole names behind "=", all others behind "^"."""
+    wishes = ("lo", "l", "=lo", "nosuch,lo", "^nosuch", "^=l")
+    found = {}
+    for wish in wishes:
+        with start_ranks(1, _interfaces, wish) as ranks:
+            (found[wish],) = values(ranks.collect(30))
+    assert [found[wish] for wish in ("lo", "=lo", "nosuch,lo")] == [{"lo"}] * 3
+    assert "lo" in found["l"] & found["^nosuch"] & found["^=l"]
+    for wish in ("=l", "^l", "=nosuch"):
+        with start_ranks(1, _interfaces, wish) as ranks:
+            (outcome,) = ranks.collect(30)
+        assert isinstance(outcome.error, NcclError) or "lo" not in outcome.value
 
 
 def _all_lines(rank: int, world: int) -> list[str]:

@@ -1,0 +1,77 @@
+// What NCCL and a tuner agree on: versions 1 to 6 (NCCL 2.19 to 2.32), as abi.h says it of nets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "abi.h"
+
+namespace ors::nccl {
+
+enum Function : int { kFunctionAllReduce = 4 };
+enum Algorithm : int { kCollNetDirect = 2, kCollNetChain = 3 };
+enum Protocol : int { kSimple = 2 };
+constexpr float kIgnored = -1;  // of a cost: NCCL does not have this way
+
+struct NvlDomains;
+struct TunerConstants;
+
+struct TunerV1 {
+  const char* name;
+  Result (*init)(size_t ranks, size_t nodes, Logger log);
+  Result (*get_coll_info)(Function function, size_t bytes, int coll_net, int nvls, int operations,
+                          int* algorithm, int* protocol, int* channels);
+  Result (*destroy)();
+};
+
+struct TunerV2 {
+  const char* name;
+  Result (*init)(size_t ranks, size_t nodes, Logger log, void** context);
+  Result (*get_coll_info)(void* context, Function function, size_t bytes, int coll_net, int nvls,
+                          int operations, int* algorithm, int* protocol, int* channels);
+  Result (*destroy)(void* context);
+};
+
+// `costs`: microseconds, [algorithms][protocols] in one row, whatever its type says.
+struct TunerV3 {
+  const char* name;
+  Result (*init)(size_t ranks, size_t nodes, Logger log, void** context);
+  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
+                          float** costs, int algorithms, int protocols, int* channels);
+  Result (*destroy)(void* context);
+};
+
+struct TunerV4 {
+  const char* name;
+  Result (*init)(size_t ranks, size_t nodes, Logger log, void** context);
+  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
+                          float** costs, int algorithms, int protocols, int registered,
+                          int* channels);
+  Result (*destroy)(void* context);
+};
+
+struct TunerV5 {
+  const char* name;
+  Result (*init)(void** context, uint64_t comm_id, size_t ranks, size_t nodes, Logger log,
+                 NvlDomains* domains, TunerConstants* constants);
+  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
+                          float** costs, int algorithms, int protocols, int registered,
+                          int* channels);
+  Result (*finalize)(void* context);
+};
+
+struct TunerV6 {
+  const char* name;
+  Result (*init)(void** context, uint64_t comm_id, size_t ranks, size_t nodes, Logger log,
+                 NvlDomains* domains, TunerConstants* constants);
+  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
+                          float** costs, int algorithms, int protocols, int registered,
+                          int* channels);
+  Result (*finalize)(void* context);
+  Result (*get_chunk_size)(void* context, Function function, size_t bytes, int algorithm,
+                           int protocol, int channels, size_t* chunk);
+};
+
+static_assert(sizeof(TunerV1) == 4 * 8 && sizeof(TunerV5) == 4 * 8 && sizeof(TunerV6) == 5 * 8);
+
+}  // namespace ors::nccl
