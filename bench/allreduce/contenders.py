@@ -7,13 +7,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bench.allreduce.cases import Array, Case
+
+if TYPE_CHECKING:
+    from reducer_client import Work
 
 Action = Callable[[], object]
 REDUCERS, PLUGIN, GLOO, MPI = "reducers", "plugin", "gloo", "mpi"
 PEERS = (GLOO, MPI, PLUGIN)
+# Pieces of an array that a caller has under way: NCCL's requests of a group.
+_UNDER_WAY = 8
 
 
 class Contender(Protocol):
@@ -38,10 +43,17 @@ def open_contender(name: str, setup: Mapping[str, Any], rank: int) -> Contender:
     return kinds[name](setup, rank)
 
 
+def _split(array: Array, bytes_: int) -> list[Array]:
+    """Views of at most so many bytes; 0: one of all."""
+    step = bytes_ // array.itemsize or array.size
+    return [array[at : at + step] for at in range(0, array.size, step)]
+
+
 class _Reducers:
     def __init__(self, setup: Mapping[str, Any], rank: int) -> None:
         import reducer_client
 
+        self._piece = setup["piece"]
         self._group = reducer_client.connect(
             setup["addresses"],
             job="bench",
@@ -52,22 +64,34 @@ class _Reducers:
 
     def bind(self, array: Array, case: Case) -> Action:
         wire: Literal["bfloat16"] | None = "bfloat16" if case.narrows else None
-        group = self._group
-        return lambda: group.all_reduce(array, out=array, key="bench", wire_dtype=wire).wait()
+        group, pieces = self._group, _split(array, self._piece)
+
+        def begin(number: int) -> Work[Array]:
+            piece = pieces[number]
+            return group.all_reduce(piece, out=piece, key=f"bench.{number}", wire_dtype=wire)
+
+        def reduce() -> None:
+            under_way = deque(begin(number) for number in range(len(pieces[:_UNDER_WAY])))
+            for number in range(_UNDER_WAY, len(pieces)):
+                under_way.popleft().wait()
+                under_way.append(begin(number))
+            for work in under_way:
+                work.wait()
+
+        return reduce
 
     def close(self) -> None:
         self._group.close()
 
 
 class _Plugin:
-    """The plugin for NCCL, as NCCL's proxy thread calls it: requests of 2 MiB, eight at a time.
+    """The plugin for NCCL, as NCCL's proxy thread calls it.
 
-    It polls as rarely as a lab of few cores can bear; NCCL polls without a pause.
+    NCCL polls without a pause, on a core of its own. A lab's workers share cores, so this one
+    sleeps half of what a request will still take if it takes as long as the one before it.
     """
 
-    _REQUEST = 2 << 20
-    _IN_FLIGHT = 8
-    _PAUSE = 0.0002
+    _LEAST_PAUSE = 0.0001
 
     def __init__(self, setup: Mapping[str, Any], rank: int) -> None:
         from bench.plugin import CollNet
@@ -75,29 +99,35 @@ class _Plugin:
         os.environ["NCCL_COLLNET_ENABLE"] = "1"
         os.environ["REDUCER_ADDRS"] = ",".join(setup["addresses"])
         os.environ["REDUCER_TRANSPORT"] = setup["connect"].get("transport", "auto")
+        self._piece = setup["piece"]
         self._table = CollNet(12)
         self._table.init()
         handle, listen = self._table.listen()
         handles = _exchange(Path(setup["plugin_store"]), rank, setup["workers"], handle)
         self._comm = self._table.connect(handles, rank, listen)
         self._table.close_listen(listen)
+        self._took = 0.0
 
     def bind(self, array: Array, case: Case) -> Action:
-        step = self._REQUEST // array.itemsize
-        pieces = [array[at : at + step] for at in range(0, array.size, step)]
+        pieces = _split(array, self._piece)
         return lambda: self._reduce(pieces, case.dtype.name)
 
     def _reduce(self, pieces: Sequence[Array], dtype: str) -> None:
-        table, open_ = self._table, deque[Any]()
+        under_way = deque[tuple[Any, float]]()
         waiting = deque(pieces)
-        while waiting or open_:
-            while waiting and len(open_) < self._IN_FLIGHT:
+        while waiting or under_way:
+            while waiting and len(under_way) < _UNDER_WAY:
                 piece = waiting.popleft()
-                open_.append(table.all_reduce(self._comm, piece, piece, dtype, "sum"))
-            while open_ and table.test(open_[0]) is not None:
-                open_.popleft()
-            if open_:
-                time.sleep(self._PAUSE)
+                request = self._table.all_reduce(self._comm, piece, piece, dtype, "sum")
+                under_way.append((request, time.perf_counter()))
+            request, begun = under_way[0]
+            done = self._table.test(request) is not None
+            elapsed = time.perf_counter() - begun
+            if done:
+                self._took = elapsed
+                under_way.popleft()
+            else:
+                time.sleep(max(self._LEAST_PAUSE, (self._took - elapsed) / 2))
 
     def close(self) -> None:
         self._table.close(self._comm)

@@ -34,6 +34,7 @@ class Options:
     congestion: str = "cubic"
     chunk_table: tuple[tuple[int, int], ...] = ()
     credit: str = ""
+    piece: int = 0
     transport: str = ""
     json: Path | None = None
 
@@ -44,7 +45,8 @@ class Options:
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        return (REDUCERS, *self.peers)
+        """In the order in which they connect; the reducers first, unless they are listed."""
+        return self.peers if REDUCERS in self.peers else (REDUCERS, *self.peers)
 
     @property
     def cases(self) -> list[Case]:
@@ -90,6 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     add("congestion", str, "TCP congestion control of all hosts (root)")
     add("chunk-table", _table, "least bytes of a round and bytes of its chunks: 0:64K,8M:128K")
     add("credit", str, "of reducer serve: bytes that a worker may have unanswered on a lane")
+    add(
+        "piece",
+        _size,
+        "bytes that reducers and plugin are given at a time, eight under way; 2M: NCCL",
+    )
     add("transport", str, "of reducer_client.connect")
     add("json", Path, "file that the results are appended to, as JSON lines")
     return parser
@@ -100,7 +107,7 @@ def _list(parse: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
 
 def _peers(text: str) -> tuple[str, ...]:
-    return () if text == "none" else _list(_one_of(*PEERS))(text)
+    return () if text == "none" else _list(_one_of(REDUCERS, *PEERS))(text)
 
 
 def _at_least(least: int) -> Callable[[str], int]:

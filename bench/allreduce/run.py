@@ -95,6 +95,7 @@ def _setup(options: Options, site: Site, addresses: list[str], folder: Path) -> 
         "interface": site.interface,
         "addresses": addresses,
         "connect": connect,
+        "piece": options.piece,
         "gloo_store": str(folder / "gloo"),
         "plugin_store": str(folder / "plugin"),
     }
@@ -114,6 +115,7 @@ def _topology(options: Options, site: Site, words: list[Line]) -> Line:
         "transport": options.transport or "default",
         "chunk_table": _format_table(options) or "default",
         "credit": options.credit or "default",
+        "piece": options.piece,
     }
 
 

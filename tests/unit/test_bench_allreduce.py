@@ -52,6 +52,8 @@ def test_options_are_read_in_the_words_of_the_command_line() -> None:
     assert options.rates == ("500mbit", "1gbit")
     assert options.chunk_table == ((0, 64 << 10), (8 << 20, 128 << 10))
     assert parse_options([]).rates == ("1gbit", "1gbit")
+    assert parse_options(["--peers", "gloo,mpi"]).contenders == ("reducers", "gloo", "mpi")
+    assert parse_options(["--peers", "plugin,reducers"]).contenders == ("plugin", "reducers")
 
 
 @pytest.mark.parametrize(
