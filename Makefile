@@ -47,11 +47,10 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 demo: $(STAMP) ## Train on 4 workers with 2 reducers, beside the same run over gloo
 	$(BIN)/reducer demo
 
-nccl-plugin: $(STAMP) ## The plugin for NCCL, build/nccl_plugin/libnccl-net-reducer.so
-	$(call NCCL_BUILD,nccl_plugin,)
+nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-net-reducer.so
+	$(call NATIVE_BUILD,native,)
 
-test: check native-test nccl-plugin ## All checks, then all tests; those of whole jobs one by one
-	$(call NCCL_TESTS,nccl_plugin)
+test: check native-test ## All checks, then all tests; those of whole jobs one by one
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/e2e
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/nccl tests/net tests/unit
 
@@ -70,30 +69,22 @@ format: $(STAMP) ## Write Python, C and C++ as `check` wants them
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(FORMATTED)
 
-# $(1): build folder, $(2): sanitizers. The last step runs C++ workers against real reducers.
-define NATIVE_TESTS
+# $(1): build folder, $(2): sanitizers
+define NATIVE_BUILD
 	$(BIN)/cmake -G Ninja -S reducer/native -B build/$(1) -DORS_NATIVE_TESTS=ON \
 	    -DORS_SANITIZE=$(2) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	    -DCMAKE_BUILD_TYPE=RelWithDebInfo > /dev/null
 	$(BIN)/cmake --build build/$(1)
+endef
+# The same. The last two steps run C++ workers and ranks of the plugin against real reducers.
+define NATIVE_TESTS
+	$(call NATIVE_BUILD,$(1),$(2))
 	TSAN_OPTIONS="halt_on_error=1 die_after_fork=0" \
 	    $(BIN)/ctest --test-dir build/$(1) --output-on-failure
 	TSAN_OPTIONS="halt_on_error=1" \
 	    $(BIN)/python -m tests.support.engine_worker build/$(1)/engine/tests/engine_worker
-endef
-
-# $(1): build folder, $(2): sanitizers
-define NCCL_BUILD
-	$(BIN)/cmake -G Ninja -S nccl_plugin -B build/$(1) -DORS_NCCL_TESTS=ON -DORS_WERROR=ON \
-	    -DORS_SANITIZE=$(2) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-	    -DCMAKE_BUILD_TYPE=RelWithDebInfo > /dev/null
-	$(BIN)/cmake --build build/$(1)
-endef
-define NCCL_TESTS
-	TSAN_OPTIONS="halt_on_error=1 die_after_fork=0" \
-	    $(BIN)/ctest --test-dir build/$(1) --output-on-failure
 	TSAN_OPTIONS="halt_on_error=1" \
-	    $(BIN)/python -m tests.support.nccl_ranks build/$(1)/tests/nccl_collnet
+	    $(BIN)/python -m tests.support.nccl_ranks build/$(1)/nccl_plugin/tests/nccl_collnet
 endef
 
 native-test: $(STAMP) ## The tests in C and C++
@@ -102,10 +93,6 @@ native-test: $(STAMP) ## The tests in C and C++
 sanitize: $(STAMP) ## The same under ASan with UBSan, then under TSan
 	$(call NATIVE_TESTS,sanitize-address,address$(COMMA)undefined)
 	$(call NATIVE_TESTS,sanitize-thread,thread)
-	$(call NCCL_BUILD,nccl-address,address$(COMMA)undefined)
-	$(call NCCL_TESTS,nccl-address)
-	$(call NCCL_BUILD,nccl-thread,thread)
-	$(call NCCL_TESTS,nccl-thread)
 
 soak: $(STAMP) ## Fuzzing, forging, storms, models, kills by the hundred, all tests three times
 	$(BIN)/python -m tests.support.storm --seeds 5200 --rounds 100

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.fleet import ROOT
 
-PLUGIN = ROOT / "build" / "nccl_plugin" / "libnccl-net-reducer.so"
+PLUGIN = ROOT / "build" / "native" / "nccl_plugin" / "libnccl-net-reducer.so"
 VERSIONS = (6, 7, 8, 9, 10, 11, 12)
 HANDLE_BYTES = 128
 HOST, CUDA = 1, 2
