@@ -94,13 +94,14 @@ class _Plugin:
     _LEAST_PAUSE = 0.0001
 
     def __init__(self, setup: Mapping[str, Any], rank: int) -> None:
-        from bench.plugin import CollNet
+        from bench.fleet import NCCL_PLUGIN
+        from reducer.nccl.tables import CollNet
 
         os.environ["NCCL_COLLNET_ENABLE"] = "1"
         os.environ["REDUCER_ADDRS"] = ",".join(setup["addresses"])
         os.environ["REDUCER_TRANSPORT"] = setup["connect"].get("transport", "auto")
         self._piece = setup["piece"]
-        self._table = CollNet(12)
+        self._table = CollNet(NCCL_PLUGIN, 12)
         self._table.init()
         handle, listen = self._table.listen()
         handles = _exchange(Path(setup["plugin_store"]), rank, setup["workers"], handle)

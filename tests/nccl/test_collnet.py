@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bench import plugin as nccl
-from bench.plugin import CollNet, NcclError
+from reducer.nccl import layouts
+from reducer.nccl.tables import CollNet, NcclError
 from tests.support.arrays import expected, sample
 from tests.support.nccl_job import exchange, meet, run, start, values
 from tests.support.ranks import Tell, join, run_ranks
@@ -29,7 +29,7 @@ def _dtype(type_: str) -> Any:
 def _whole_life(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> list[Any]:
     assert coll.name == "REDUCER"
     (device, *_) = coll.devices()
-    assert (device["name"], device["ptrSupport"], device["maxRecvs"]) == (b"lo", nccl.HOST, 1)
+    assert (device["name"], device["ptrSupport"], device["maxRecvs"]) == (b"lo", layouts.HOST, 1)
     if coll.version >= 9:
         assert 0 < device["maxCollBytes"] <= 1 << 40
     with pytest.raises(NcclError):
@@ -42,7 +42,7 @@ def _whole_life(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> 
         mhandle = coll.reg_mr(comm, send.ctypes.data, send.nbytes)
         coll.call("deregMr", comm, mhandle)
     with pytest.raises(NcclError):
-        coll.reg_mr(comm, send.ctypes.data, send.nbytes, nccl.CUDA)
+        coll.reg_mr(comm, send.ctypes.data, send.nbytes, layouts.CUDA)
     request = coll.all_reduce(comm, send, receive, "float32", "sum")
     assert request is not None
     assert coll.wait(request) == send.nbytes
@@ -51,7 +51,7 @@ def _whole_life(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> 
     return [line for line in coll.lines if line[0] == "INFO"]
 
 
-@pytest.mark.parametrize("version", nccl.VERSIONS)
+@pytest.mark.parametrize("version", layouts.VERSIONS)
 def test_every_version_of_the_table_works(version: int) -> None:
     with Reducers(2) as reducers:
         lines = run(3, reducers.addresses, _whole_life, version=version)
@@ -82,7 +82,7 @@ def _sums(
 
 def test_every_type_and_operation_is_exact_and_alike_in_every_run() -> None:
     with Reducers(2) as reducers:
-        work = ((1, 2, 1000, 70_001), nccl.TYPES, nccl.OPS)
+        work = ((1, 2, 1000, 70_001), layouts.TYPES, layouts.OPS)
         first = run(3, reducers.addresses, _sums, *work)
         again = run(3, reducers.addresses, _sums, *work, version=8)
     assert len({*first, *again}) == 1

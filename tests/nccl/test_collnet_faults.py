@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import plugin as nccl
-from bench.plugin import CollNet, NcclError
+from bench.fleet import NCCL_PLUGIN
 from reducer import keyfile
+from reducer.nccl import layouts
+from reducer.nccl.tables import CollNet, NcclError
 from tests.support.nccl_job import enter, exchange, meet, run, run_rank, start, values
 from tests.support.ranks import Tell, start_ranks
 from tests.support.reducers import Reducers
@@ -81,7 +82,7 @@ def test_a_rank_that_is_killed_is_an_error_on_all_others() -> None:
         outcomes = [ranks.collect_one(rank) for rank in (0, 2)]
     for outcome in outcomes:
         result, seconds = outcome.value
-        assert result == nccl.REMOTE_ERROR
+        assert result == layouts.REMOTE_ERROR
         assert seconds < 20
 
 
@@ -99,7 +100,7 @@ def test_ranks_that_do_not_meet_fail_alike() -> None:
                 ranks.send(rank, handles)
             outcomes = [ranks.collect_one(rank) for rank in (0, 2)]
     for outcome in outcomes:
-        assert isinstance(outcome.error, NcclError) and outcome.error.result == nccl.REMOTE_ERROR
+        assert isinstance(outcome.error, NcclError) and outcome.error.result == layouts.REMOTE_ERROR
 
 
 def test_ranks_with_other_reducers_fail_alike() -> None:
@@ -109,7 +110,8 @@ def test_ranks_with_other_reducers_fail_alike() -> None:
             exchange(ranks, 2)
             outcomes = ranks.collect(30)
     for outcome in outcomes:
-        assert isinstance(outcome.error, NcclError) and outcome.error.result == nccl.INVALID_USAGE
+        assert isinstance(outcome.error, NcclError)
+        assert outcome.error.result == layouts.INVALID_USAGE
 
 
 def _either_way(rank: int, world: int, right: list[str], turned: list[str], tell: Tell) -> None:
@@ -128,7 +130,7 @@ def _closes_early(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -
 def _and_then_no_more(rank: int, world: int, addresses: list[str], tell: Tell) -> float:
     """As `run_rank`, but nobody closes twice."""
     enter(addresses)
-    coll = CollNet(12)
+    coll = CollNet(NCCL_PLUGIN, 12)
     coll.init()
     seconds = _closes_early(coll, meet(coll, rank, tell), rank, world, tell)
     coll.finalize()
@@ -243,7 +245,7 @@ def _run_and_quote(rank: int, world: int, addresses: list[str], *rest: Any) -> s
     """The warnings of a rank that cannot connect."""
     *_, tell = rest
     enter(addresses, **rest[1])
-    coll = CollNet(12)
+    coll = CollNet(NCCL_PLUGIN, 12)
     coll.init()
     with pytest.raises(NcclError):
         meet(coll, rank, tell)

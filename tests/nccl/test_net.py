@@ -10,8 +10,9 @@ import os
 import numpy as np
 import pytest
 
-from bench import plugin as nccl
-from bench.plugin import Net
+from bench.fleet import NCCL_PLUGIN
+from reducer.nccl.layouts import VERSIONS
+from reducer.nccl.tables import Net
 from tests.support.ranks import Tell, start_ranks
 
 SIZES = (0, 1, 1000, 131_073, 3_000_000)
@@ -22,7 +23,7 @@ def _ring(rank: int, world: int, version: int, tell: Tell) -> list[tuple[int, in
     os.environ.update(
         NCCL_COLLNET_ENABLE="1", NCCL_SOCKET_IFNAME="lo", REDUCER_ADDRS="none", REDUCER_NSOCKS="3"
     )
-    net = Net(version)
+    net = Net(NCCL_PLUGIN, version)
     net.init()
     assert net.name == "REDUCER"
     assert [device["name"] for device in net.devices()] == [b"lo"]
@@ -52,7 +53,7 @@ def _ring(rank: int, world: int, version: int, tell: Tell) -> list[tuple[int, in
     return got
 
 
-@pytest.mark.parametrize("version", nccl.VERSIONS)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_ring_over_every_version_of_the_table(version: int) -> None:
     with start_ranks(3, _ring, version, talk=True) as ranks:
         handles = [ranks.receive(rank) for rank in range(3)]

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from bench.plugin import CollNet, NcclError
+from bench.fleet import NCCL_PLUGIN
+from reducer.nccl.tables import CollNet, NcclError
 from tests.support.cluster import ROOT
 from tests.support.nccl_job import enter, values
 from tests.support.ranks import start_ranks
@@ -15,7 +16,7 @@ from tests.support.ranks import start_ranks
 
 def _declines(rank: int, world: int, settings: dict[str, str]) -> list[tuple[str, str]]:
     os.environ.update(settings)
-    coll = CollNet(8)
+    coll = CollNet(NCCL_PLUGIN, 8)
     with pytest.raises(NcclError):
         coll.init()
     return coll.lines
@@ -56,7 +57,7 @@ def test_it_is_inert_unless_it_is_wanted_and_says_why(
 
 def _interfaces(rank: int, world: int, wish: str) -> set[str]:
     enter(["a"], NCCL_SOCKET_IFNAME=wish)
-    coll = CollNet(8)
+    coll = CollNet(NCCL_PLUGIN, 8)
     coll.init()
     return {device["name"].decode() for device in coll.devices()}
 
@@ -78,7 +79,7 @@ def test_interfaces_are_chosen_as_nccl_chooses_them() -> None:
 
 def _all_lines(rank: int, world: int) -> list[str]:
     enter(["a"])
-    coll = CollNet(8)
+    coll = CollNet(NCCL_PLUGIN, 8)
     coll.init()
     return [text for _, text in coll.lines]
 
@@ -95,7 +96,7 @@ def test_the_readme_has_every_parameter_as_the_plugin_prints_it() -> None:
 
 def _finds(rank: int, world: int, settings: dict[str, str]) -> str:
     os.environ.update({"NCCL_COLLNET_ENABLE": "1", **settings})
-    coll = CollNet(8)
+    coll = CollNet(NCCL_PLUGIN, 8)
     coll.init()
     return coll.lines[0][1]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.plugin import PLUGIN
+from bench.fleet import NCCL_PLUGIN
 from tests.support.ranks import start_ranks
 
 ALL_REDUCE, ALL_GATHER = 4, 2
@@ -40,7 +40,7 @@ def _table(version: int) -> Any:
     ]
     fields += [("getChunkSize", c_void_p)] if version >= 6 else []
     kind = type(f"Tuner{version}", (ctypes.Structure,), {"_fields_": fields})
-    return kind.in_dll(ctypes.CDLL(str(PLUGIN)), f"ncclTunerPlugin_v{version}")
+    return kind.in_dll(ctypes.CDLL(str(NCCL_PLUGIN)), f"ncclTunerPlugin_v{version}")
 
 
 class _Tuner:

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench import plugin as nccl
-from bench.plugin import CollNet
+from bench.fleet import NCCL_PLUGIN
+from reducer.nccl.tables import CollNet
 from tests.support.ranks import Outcome, RunningRanks, Tell, start_ranks
 
-assert nccl.PLUGIN.exists(), f"{nccl.PLUGIN} was not built: make nccl-plugin"
+assert NCCL_PLUGIN.exists(), f"{NCCL_PLUGIN} was not built: make nccl-plugin"
 
 Body = Callable[..., Any]
 
@@ -37,7 +37,7 @@ def run_rank(
 ) -> Any:  # fmt: skip
     """One rank: from loading the plugin to finalize, as NCCL does it."""
     enter(addresses, **settings)
-    coll = CollNet(version)
+    coll = CollNet(NCCL_PLUGIN, version)
     coll.init()
     comm = meet(coll, rank, tell)
     result = body(coll, comm, rank, world, tell, *args)

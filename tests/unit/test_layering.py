@@ -20,6 +20,7 @@ ALLOWED = {
     "reducer.core": {"reducer.core", "reducer.wire", "reducer.errors"},
     "reducer.planner": {"reducer.planner", "reducer.units"},
     "reducer.status": {"reducer.status"},
+    "reducer.nccl": {"reducer.nccl", "reducer.status"},
     "reducer.kernels": {"reducer.kernels", "reducer.wire.codes", "numpy", "google_crc32c"}
     | {"typing_extensions"},  # for the type checker alone
 }
