@@ -187,7 +187,8 @@ Result coll_connect(const Settings& settings, void* handles[], int ranks, int ra
       return kRemoteError;
     }
     log_info("rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " sums over " +
-             std::to_string(settings.addresses.size()) + " reducers as job '" + settings.job + "'");
+             std::to_string(settings.addresses.size()) + " reducers as run '" + group->run() +
+             "' of job '" + settings.job + "'");
     *comm = group.release();
     return kSuccess;
   });

@@ -38,6 +38,7 @@ class Group {
   // Meets all ranks; what went wrong, else nullopt. Either all ranks have succeeded or none has.
   std::optional<std::string> join();
 
+  const std::string& run() const { return options_.run_id; }
   uint32_t rank() const { return options_.rank; }
   uint32_t world_size() const { return options_.world_size; }
 
