@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
-import signal
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -17,10 +15,10 @@ from multiprocessing.process import BaseProcess
 from reducer.bench.events import Event
 from reducer.bench.rank import Emit, measure
 from reducer.bench.sweep import Sweep
+from reducer.children import describe_exit, stay_with
 from reducer_client import PeerLostError, ReducerError
 from reducer_client.config import Settings
 
-_PR_SET_PDEATHSIG = 1
 # Seconds that the other ranks have to say what they saw, after the first has failed.
 _GRACE = 3.0
 _EXIT = 10.0
@@ -84,7 +82,7 @@ def _started(settings: Settings, sweep: Sweep, progress: bool) -> Iterator[list[
 def _work(
     settings: Settings, sweep: Sweep, connection: Connection, parent: int, progress: bool
 ) -> None:
-    _stay_with(parent)
+    stay_with(parent)
     speaks = settings.rank == 0
 
     def emit(event: Event) -> None:
@@ -97,14 +95,6 @@ def _work(
         connection.send(_Failure(str(error), isinstance(error, PeerLostError)))
     except Exception:
         connection.send(_Failure(traceback.format_exc()))
-
-
-def _stay_with(parent: int) -> None:
-    """End with the parent however it ends; Ctrl-C is the parent's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _listen(workers: Sequence[_Worker], emit: Emit) -> int:
@@ -141,16 +131,8 @@ def _receive(connection: Connection, process: BaseProcess) -> Event | _Done | _F
         message: Event | _Done | _Failure = connection.recv()
     except (EOFError, ConnectionError):
         process.join(_EXIT)
-        return _Failure(f"the worker (pid {process.pid}) {_describe_exit(process.exitcode)}")
+        return _Failure(f"the worker (pid {process.pid}) {describe_exit(process.exitcode)}")
     return message
-
-
-def _describe_exit(code: int | None) -> str:
-    if code is None:
-        return "closed its pipe but did not end"
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with status {code} before it was done"
 
 
 def _describe(failures: dict[int, _Failure]) -> str:
