@@ -16,6 +16,7 @@ _COMMANDS = {
     "bench": "reducer.cli.bench",
     "plan": "reducer.cli.plan",
     "demo": "reducer.cli.demo",
+    "nccl": "reducer.cli.nccl",
 }
 
 

@@ -30,6 +30,7 @@ class NcclError(Exception):
 
     def __init__(self, call: str, result: int) -> None:
         super().__init__(call, result)
+        self.call = call
         self.result = result
 
 

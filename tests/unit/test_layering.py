@@ -20,7 +20,7 @@ ALLOWED = {
     "reducer.core": {"reducer.core", "reducer.wire", "reducer.errors"},
     "reducer.planner": {"reducer.planner", "reducer.units"},
     "reducer.status": {"reducer.status"},
-    "reducer.nccl": {"reducer.nccl", "reducer.status"},
+    "reducer.nccl": {"reducer.nccl", "reducer.status", "reducer.children", "numpy"},
     "reducer.kernels": {"reducer.kernels", "reducer.wire.codes", "numpy", "google_crc32c"}
     | {"typing_extensions"},  # for the type checker alone
 }
@@ -33,7 +33,7 @@ FORBIDDEN = {
     "reducer": {"client", "torch"},
     "reducer_client": {"reducer.server", "reducer.core", "client"},
 }
-ENVIRONMENT_READERS = {"reducer.config", "reducer_client.config"}
+ENVIRONMENT_READERS = {"reducer.config", "reducer.nccl.config", "reducer_client.config"}
 CLI_IMPORTERS = ("reducer.cli", "reducer.__main__", "reducer_client.demo")
 TORCH_IMPORTERS = ("reducer_client.torch", "reducer_client.demo")
 

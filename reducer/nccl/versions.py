@@ -1,0 +1,133 @@
+"""What each release of NCCL takes from a net plugin, and under which names it looks for one.
+
+From NCCL's sources, 2.18 to 2.32; a later release is taken for one of the latest known kind.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Version(NamedTuple):
+    major: int
+    minor: int
+    patch: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+
+OLDEST = Version(2, 18)
+NEWEST = Version(2, 32, 3)
+# The first release that looks for these tables (of the net and of CollNet alike), newest first.
+_TABLES = (
+    (Version(2, 30), (12, 11, 10, 9, 8, 7, 6)),
+    (Version(2, 28), (11, 10, 9, 8, 7, 6)),
+    (Version(2, 26), (10, 9, 8, 7, 6)),
+    (Version(2, 24), (9, 8, 7, 6, 5)),
+    (Version(2, 20), (8, 7, 6, 5)),
+    (Version(2, 19), (7, 6, 5)),
+    (OLDEST, (6, 5, 4)),
+)
+_TUNERS = (
+    (Version(2, 30), (6, 5, 4, 3, 2)),
+    (Version(2, 28), (5, 4, 3, 2)),
+    (Version(2, 24), (4, 3, 2)),
+    (Version(2, 22), (3, 2)),
+    (Version(2, 21), (2,)),
+    (Version(2, 19), (1,)),
+)
+_TUNER_OF_NET = Version(2, 21)
+_LITERAL_NAMES = Version(2, 21)
+_ALGORITHMS_BY_FUNCTION = Version(2, 24)
+_LISTS = Version(2, 27)
+_NONE = Version(2, 28)
+
+
+def parse_version(text: str) -> Version:
+    """Of ``2.27.5``, ``2.27``, or the number that ncclGetVersion gives; raises ValueError."""
+    text = text.strip()
+    dotted = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[-+].*)?", text)
+    if dotted:
+        return Version(int(dotted[1]), int(dotted[2]), int(dotted[3] or 0))
+    if re.fullmatch(r"\d{4,6}", text):
+        return from_code(int(text))
+    raise ValueError(f"NCCL version {text!r}: expected one such as 2.27.5")
+
+
+def from_code(code: int) -> Version:
+    """Of the number that ncclGetVersion gives: from 2.9 on with two digits for each part.
+
+    >>> str(from_code(22705)), str(from_code(2708))
+    ('2.27.5', '2.7.8')
+    """
+    major = 10_000 if code >= 10_000 else 1_000
+    return Version(code // major, code % major // 100, code % 100)
+
+
+def refusal(version: Version) -> str:
+    """Why the plugin cannot serve this release; empty: it can."""
+    if version >= OLDEST:
+        return ""
+    return (
+        f"NCCL {version} knows none of the plugin's tables: expected {OLDEST.major}."
+        f"{OLDEST.minor} or later; newer wheels of the framework bring one"
+    )
+
+
+def tables(version: Version) -> tuple[int, ...]:
+    """The versions of the tables that it looks for, in that order."""
+    return next((found for first, found in _TABLES if version >= first), ())
+
+
+def tuners(version: Version) -> tuple[int, ...]:
+    """The same of the tuner, which says which way each all-reduce is to take; empty: it asks none.
+
+    Without a tuner NCCL's own model of costs decides, which knows nothing of reducers.
+    """
+    return next((found for first, found in _TUNERS if version >= first), ())
+
+
+def tuner_is_named(version: Version) -> bool:
+    """Whether it looks for a tuner only where NCCL_TUNER_PLUGIN says, not in its net's library."""
+    return bool(tuners(version)) and version < _TUNER_OF_NET
+
+
+def forced_algorithm(version: Version) -> str:
+    """NCCL_ALGO for all-reduces of every size through CollNet.
+
+    Since 2.24 the plain form leaves all other collectives without a way, which is an error.
+    """
+    return "allreduce:collnetchain" if version >= _ALGORITHMS_BY_FUNCTION else "CollNetChain"
+
+
+def algorithms_by_function(version: Version) -> bool:
+    return version >= _ALGORITHMS_BY_FUNCTION
+
+
+def takes_paths(version: Version) -> bool:
+    """Whether NCCL_NET_PLUGIN may be the path of a file."""
+    return version >= _LITERAL_NAMES
+
+
+def library_names(plugin: str | None, version: Version) -> list[str]:
+    """What it gives to dlopen for a value of NCCL_NET_PLUGIN, one after the other."""
+    if version >= _LISTS:
+        if plugin is None:
+            return ["libnccl-net.so"]
+        wanted = (
+            []
+            if version >= _NONE and plugin.lower() == "none"
+            else [part for part in plugin.split(",") if part]
+        )
+        return [name for part in wanted for name in _both_names(part)]
+    if not plugin:
+        return ["libnccl-net.so"]
+    named = f"libnccl-net-{plugin}.so"
+    return [plugin, named] if takes_paths(version) else [named]
+
+
+def _both_names(plugin: str) -> list[str]:
+    whole = "/" in plugin or (plugin.startswith("lib") and plugin.endswith(".so"))
+    return [plugin] if whole else [plugin, f"libnccl-net-{plugin}.so"]
