@@ -15,11 +15,19 @@ _SETUP = re.compile(r"(\d+) \[(?:send|receive)\] via COLLNET/REDUCER/")
 # NCCL up to 2.23 writes numbers, and no name of the collective: 2 and 3 are CollNet's.
 _CHOICE = re.compile(r"(?:(\w+): )?\d+ Bytes -> Algo (\w+)")
 _BY_REDUCERS = {"2", "3", "COLLNET_DIRECT", "COLLNET_CHAIN"}
-# Why NCCL has no plugin, and what to try.
+# Why NCCL has no plugin, and what to try. 2.21 tries the bare name first, and always finds none.
 _LOADING = (
     (
-        r"NET/Plugin ?: (?P<why>Could not find.*|Failed to find.*|No plugin found.*|dlerror=.*)",
+        r"NET/Plugin ?: (?P<why>(?:Could not|Failed to) find.*|dlerror=.*)",
         "`reducer nccl check` on that node says which file is missing",
+    ),
+    (
+        r"NET/Plugin ?: (?P<why>No plugin found(?! \(reducer\)).*)",
+        "`reducer nccl check` on that node says which file is missing",
+    ),
+    (
+        r"NET/Plugin ?: (?P<why>Plugin load .*)",
+        "`reducer nccl check` on that node",
     ),
     (r"(?P<why>External network plugin .* is unsupported)", "install the plugin of this release"),
     (
