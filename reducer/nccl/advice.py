@@ -19,6 +19,7 @@ _ADVICE = (
         "REDUCER_KEY_FILE: the reducers' key file, or that of the job REDUCER_JOB (reducer keygen)",
     ),
     (r"no interface is up", "NCCL_SOCKET_IFNAME must name an interface of this machine"),
+    (r"is older than", "install the plugin of this release"),
     (r": expected |is no host:port|listed twice", "mend or unset the variable that it names"),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reducer.nccl import job_log
@@ -110,7 +110,8 @@ def _found(pattern: str, said: Sequence[Said]) -> str:
     for _, text in (line for one in said for line in one.lines):
         if found := re.search(pattern, text):
             return found[1]
-    raise TrialError(said[0].step, [Said(said[0].step, error=f"no line has {pattern!r}")])
+    why = f"the plugin logged no line with {pattern!r}: it is older than this command"
+    raise TrialError(said[0].step, [replace(said[0], error=why)])
 
 
 def _sums(report: Report, wanted: Wanted, said: Sequence[Said]) -> None:

@@ -27,7 +27,7 @@ VERSION = ("--version", "2.27.5")
 
 @pytest.fixture(scope="module")
 def reducers() -> Iterator[Reducers]:
-    with Reducers(2) as running:
+    with Reducers(2, lanes=2) as running:
         yield running
 
 
@@ -191,6 +191,17 @@ def test_a_library_that_is_not_ours_is_named(
     assert code == 1
     assert text in _row(found, "library")["result"]
     assert "NCCL_NET_PLUGIN is unset" in _row(found, "library")["result"]
+
+
+def test_a_plugin_that_names_no_run_is_too_old(reducers: Reducers, tmp_path: Path) -> None:
+    image = NCCL_PLUGIN.read_bytes()
+    assert b" reducers as run '" in image
+    older = image.replace(b" reducers as run '", b" reducers as job '")
+    (tmp_path / NCCL_PLUGIN.name).write_bytes(older)
+    code, found = _check(_environment(reducers, LD_LIBRARY_PATH=str(tmp_path)))
+    assert code == 1
+    row = _row(found, "connect")
+    assert "older than this command" in row["result"] and "this release" in row["advice"]
 
 
 def test_reducers_that_do_not_answer_are_named(reducers: Reducers) -> None:
