@@ -15,7 +15,7 @@ _FALSE = ("0", "false", "no", "off")
 
 def parse_size(text: str) -> int:
     """Bytes of ``"256MiB"``, ``"8 GB"`` or ``"4096"``; ValueError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)", text.strip())
     unit = _UNITS.get((match[2] or "B").upper()) if match else None
     if match is None or unit is None:
         raise ValueError("expected a size such as 4096, 256MiB or 8GB")

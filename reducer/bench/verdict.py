@@ -8,7 +8,8 @@ from typing import Any
 from reducer.bench.events import Facts, Row
 from reducer.bench.progress import short_size
 from reducer.planner import model
-from reducer.planner.report import find_winner, format_seconds
+from reducer.planner.plan import find_winner
+from reducer.planner.text import format_seconds
 from reducer.wire.codes import ITEM_SIZES
 
 

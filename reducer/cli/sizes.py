@@ -1,4 +1,4 @@
-"""Options that are numbers of bytes."""
+"""Options that are numbers of bytes or parameters, or times."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import re
 
 import click
 
-from reducer.units import parse_size
+from reducer.units import parse_seconds, parse_size
 
 _BINARY = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
 def size_option(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -19,6 +20,27 @@ def size_option(ctx: click.Context, param: click.Parameter, value: str | None) -
         return parse_bytes(value)
     except ValueError as error:
         raise click.BadParameter(f"{error}; got {value!r}") from None
+
+
+def seconds_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A click callback: seconds of what was typed; ends with exit status 2 on anything else."""
+    if value is None:
+        return None
+    try:
+        return parse_seconds(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; got {value!r}") from None
+
+
+def count_option(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """A click callback: the number in ``"340M"`` or ``"7B"``, decimal as models' sizes are."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([KMBGT]?)", value.strip().upper())
+    count = round(float(match[1]) * _DECIMAL[match[2]]) if match else 0
+    if count < 1:
+        raise click.BadParameter(f"expected a number such as 340M or 7B; got {value!r}")
+    return count
 
 
 def parse_bytes(text: str) -> int:

@@ -1,141 +1,150 @@
-"""A plan: what the model says of one cluster, as data and as text."""
+"""A plan as text and as plain data."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any
 
-from reducer.planner import model
-from reducer.units import format_size
+from reducer.planner.plan import Choice, Plan
+from reducer.planner.pools import Sizing
+from reducer.planner.text import (
+    align,
+    format_bytes,
+    format_count,
+    format_price,
+    format_seconds,
+    wrap,
+)
+from reducer.planner.verdict import judge, judge_sizing
 
-Winner = Literal["reducers", "ring", "neither"]
-# Numbers of reducers that a table shows before it begins to leave some out.
-_MOST_ROWS = 64
-# Times that differ by rounding alone are equal.
-_EQUAL = 1e-9
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What is planned for; rates in Gbit/s of one NIC, each way."""
-
-    workers: int
-    worker_gbps: float
-    reducer_gbps: float
-    gradient_bytes: int
-
-    def ring_seconds(self) -> float:
-        return model.ring_seconds(self.gradient_bytes, self.workers, self.worker_gbps)
-
-    def choice(self, reducers: int) -> Choice:
-        """What so many reducers give."""
-        seconds = model.reducer_seconds(
-            self.gradient_bytes, self.workers, self.worker_gbps, reducers, self.reducer_gbps
-        )
-        ring = self.ring_seconds()
-        return Choice(reducers, seconds, ring / seconds, find_winner(seconds, ring))
+_LEGEND = "optimum: the speedup of a mix, where workers sum a part, too (BytePS, OSDI 2020)"
+# Costs of a single step have too many zeros to be read.
+_STEPS = 1000
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One number of reducers; ``speedup`` is the ring's time over theirs."""
-
-    reducers: int
-    allreduce_seconds: float
-    speedup: float
-    winner: Winner
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The answer: the chosen number of reducers, and what fewer would give."""
-
-    cluster: Cluster
-    chosen: Choice
-    needed: int
-    to_beat_ring: int | None
-    choices: tuple[Choice, ...]
-
-
-def find_winner(reducer_seconds: float, ring_seconds: float) -> Winner:
-    """Who takes less time."""
-    if math.isclose(reducer_seconds, ring_seconds, rel_tol=_EQUAL):
-        return "neither"
-    return "reducers" if reducer_seconds < ring_seconds else "ring"
-
-
-def make_plan(cluster: Cluster, reducers: int | None = None) -> Plan:
-    """The plan for ``reducers``, or for as many as are needed.
-
-    Raises ValueError with field, expected and got for a value that cannot be.
-    """
-    rates = (cluster.workers, cluster.worker_gbps, cluster.reducer_gbps)
-    needed = model.reducers_needed(*rates)
-    to_beat_ring = model.reducers_to_beat_ring(*rates)
-    chosen = cluster.choice(needed if reducers is None else reducers)
-    shown = {*range(1, needed + 1, math.ceil(needed / _MOST_ROWS)), needed, chosen.reducers}
-    if to_beat_ring is not None:
-        shown |= {to_beat_ring - 1, to_beat_ring} - {0}
-    choices = tuple(cluster.choice(count) for count in sorted(shown))
-    return Plan(cluster, chosen, needed, to_beat_ring, choices)
-
-
-def as_json(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values."""
-    return {
-        **asdict(plan.cluster),
+def as_json(plan: Plan, sizing: Sizing | None = None) -> dict[str, Any]:
+    """The plan as plain values; null is what is not known."""
+    cluster, cheapest = plan.cluster, plan.cheapest
+    found = {
+        "workers": cluster.workers,
+        "worker_gbps": cluster.worker_gbps,
+        "reducer_gbps": cluster.reducer_gbps,
+        "gradient_bytes": cluster.gradient_bytes,
+        "compute_seconds": cluster.step.compute_seconds,
+        "overlap": cluster.step.overlap,
+        "worker_price": cluster.prices.worker,
+        "reducer_price": cluster.prices.reducer,
         **asdict(plan.chosen),
-        "ring_seconds": plan.cluster.ring_seconds(),
+        "break_even_price": plan.break_even_price,
+        "ring_seconds": cluster.ring_seconds(),
+        "ring_step_seconds": cluster.ring_step_seconds(),
+        "ring_cost_per_step": cluster.ring_cost(),
         "reducers_needed": plan.needed,
         "reducers_to_beat_ring": plan.to_beat_ring,
+        "cheapest_reducers": cheapest.reducers if cheapest else None,
+        "verdict": judge(plan),
         "choices": [asdict(choice) for choice in plan.choices],
+    }
+    if sizing is not None:
+        found["job"] = _sizing_as_json(sizing, cluster.reducer_gbps)
+    return found
+
+
+def as_text(plan: Plan, sizing: Sizing | None = None) -> str:
+    """The pools, an aligned summary, the verdict, and a table of the numbers of reducers; for one
+    worker no summary and no table."""
+    parts = [wrap(judge(plan))]
+    if plan.cluster.workers > 1:
+        parts = [_facts(plan), *parts, _table(plan)]
+    if sizing is not None:
+        sentences = judge_sizing(sizing, plan.cluster.reducer_gbps)
+        parts = [_pools(sizing), wrap(sentences), *parts]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _sizing_as_json(sizing: Sizing, reducer_gbps: float) -> dict[str, Any]:
+    third = sizing.reducers
+    return {
+        "pools": [
+            asdict(rated.pool)
+            | {"gbps": rated.machine.gbps, "egress_gbps": float(rated.egress_gbps)}
+            for rated in sizing.pools
+        ],
+        "worker_egress_gbps": float(sizing.demand_gbps),
+        "reducer_egress_gbps": float(sizing.supply_gbps),
+        "large_enough": sizing.is_large_enough,
+        "reducers_needed": sizing.needed(third.machine.gbps if third else reducer_gbps),
+        "verdict": judge_sizing(sizing, reducer_gbps),
     }
 
 
-def as_text(plan: Plan) -> str:
-    """The plan as an aligned summary and table."""
+def _pools(sizing: Sizing) -> list[str]:
+    rows = [["pool", "replicas", "machine", "Gbit/s", "egress"]]
+    for rated in sizing.pools:
+        pool, gbps = rated.pool, f"{rated.machine.gbps:g}"
+        egress = f"{float(rated.egress_gbps):g}"
+        rows.append([pool.role, str(pool.replicas), pool.names[0], gbps, egress])
+    return align(rows, left=(0, 2))
+
+
+def _facts(plan: Plan) -> list[str]:
     cluster, chosen = plan.cluster, plan.chosen
-    facts = (
-        ("workers", f"{cluster.workers} at {cluster.worker_gbps:g} Gbit/s"),
-        ("reducers needed", f"{plan.needed} at {cluster.reducer_gbps:g} Gbit/s"),
-        ("to beat a ring", _describe_break_even(plan.to_beat_ring)),
-        ("gradients", format_size(cluster.gradient_bytes).removesuffix("iB") + " a worker"),
-        (f"all-reduce, {_count(chosen.reducers)}", format_seconds(chosen.allreduce_seconds)),
+    count = format_count(chosen.reducers, "reducer")
+    facts = [
+        ("workers", f"{cluster.workers:,} at {cluster.worker_gbps:g} Gbit/s"),
+        ("reducers needed", f"{plan.needed:,} at {cluster.reducer_gbps:g} Gbit/s"),
+        ("to beat a ring", _describe_least(plan.to_beat_ring)),
+        ("gradients", format_bytes(cluster.gradient_bytes) + " a worker"),
+        (f"all-reduce, {count}", format_seconds(chosen.allreduce_seconds)),
         ("all-reduce, ring", format_seconds(cluster.ring_seconds())),
         ("speedup", f"{chosen.speedup:.2f}x"),
-    )
-    width = max(len(name) for name, _ in facts)
-    lines = [f"{name:<{width}}  {value}" for name, value in facts]
-    lines += ["", f"{'reducers':>8}  {'all-reduce':>10}  {'speedup':>7}  wins"]
-    lines += [_row(choice, chosen) for choice in plan.choices]
-    return "\n".join(lines)
+    ]
+    if cluster.step.compute_seconds is not None:
+        facts += [
+            (f"step, {count}", format_seconds(chosen.step_seconds)),
+            ("step, ring", format_seconds(cluster.ring_step_seconds())),
+            ("speedup of a step", f"{chosen.step_speedup:.2f}x"),
+        ]
+    ring_cost = cluster.ring_cost()
+    if ring_cost is not None and chosen.cost_per_step is not None:
+        facts.append((f"{_STEPS:,} steps, {count}", format_price(_STEPS * chosen.cost_per_step)))
+        facts.append((f"{_STEPS:,} steps, ring", format_price(_STEPS * ring_cost)))
+    return align(facts, left=(0, 1))
 
 
-def format_seconds(seconds: float) -> str:
-    """Three digits or more, in the unit that needs no zeros.
-
-    >>> format_seconds(0.0366), format_seconds(2.5), format_seconds(0.00002)
-    ('36.6 ms', '2.50 s', '20.0 us')
-    """
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        value = seconds * scale
-        if value >= 1 or unit == "us":
-            break
-    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
-
-
-def _describe_break_even(reducers: int | None) -> str:
+def _describe_least(reducers: int | None) -> str:
     if reducers is None:
-        return "no number will: a ring of one or two workers moves no more bytes"
-    return f"{reducers} or more"
+        return "no number will: a ring of two moves no more bytes"
+    return f"{reducers:,} or more"
 
 
-def _count(reducers: int) -> str:
-    return f"{reducers} reducer" + ("s" if reducers != 1 else "")
+def _table(plan: Plan) -> list[str]:
+    """A line for a ring and one for each number of reducers; columns that are not known are left
+    out."""
+    cluster = plan.cluster
+    rows = [["reducers", "all-reduce", "speedup", "optimum"]]
+    rows.append(["ring", format_seconds(cluster.ring_seconds()), "1.00x", "1.00x"])
+    rows += [_time_cells(choice, cluster.ring_seconds()) for choice in plan.choices]
+    if cluster.step.compute_seconds is not None:
+        step = format_seconds(cluster.ring_step_seconds())
+        _add(rows, ["step", step, *(format_seconds(c.step_seconds) for c in plan.choices)])
+        _add(rows, ["speedup", "1.00x", *(f"{c.step_speedup:.2f}x" for c in plan.choices)])
+    ring_cost = cluster.ring_cost()
+    if ring_cost is not None and plan.chosen.cost_per_step is not None:
+        costs = [ring_cost, *(choice.cost_per_step or 0.0 for choice in plan.choices)]
+        _add(rows, [f"{_STEPS:,} steps", *(format_price(_STEPS * each) for each in costs)])
+    marks = [" *" if choice == plan.chosen else "" for choice in plan.choices]
+    wins = [choice.winner + mark for choice, mark in zip(plan.choices, marks, strict=True)]
+    _add(rows, ["wins", "", *wins])
+    return [*align(rows, left=(len(rows[0]) - 1,)), _LEGEND]
 
 
-def _row(choice: Choice, chosen: Choice) -> str:
+def _add(rows: list[list[str]], column: list[str]) -> None:
+    for row, cell in zip(rows, column, strict=True):
+        row.append(cell)
+
+
+def _time_cells(choice: Choice, ring: float) -> list[str]:
+    optimum = f"{ring / choice.optimum_seconds:.2f}x" if choice.optimum_seconds else "-"
     seconds = format_seconds(choice.allreduce_seconds)
-    mark = " *" if choice == chosen else ""
-    return f"{choice.reducers:>8}  {seconds:>10}  {choice.speedup:>6.2f}x  {choice.winner}{mark}"
+    return [f"{choice.reducers:,}", seconds, f"{choice.speedup:.2f}x", optimum]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from reducer.cli import main
 from reducer.planner import model
-from reducer.planner.report import Cluster, find_winner, format_seconds, make_plan
+from reducer.planner.plan import Cluster, find_winner, make_plan
+from reducer.planner.text import format_seconds
 
 WORKERS = st.integers(1, 2000)
 RATES = st.floats(0.01, 1000).map(lambda rate: round(rate, 2))
@@ -141,6 +142,31 @@ def test_too_few_reducers_are_planned_as_asked() -> None:
     assert found["speedup"] == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize(
+    ("workers", "reducers", "text"),
+    [
+        (1, 1, "One worker has nobody to reduce with"),
+        (2, 2, "No reducers: a ring of two moves as few bytes"),
+        (2, 1, "A ring wins: 1 reducer takes 2.00 times as long, and no number of reducers beats"),
+        (4, 2, "A ring wins: 2 reducers take 1.33 times as long; 3 or more beat it, 4 give all"),
+        (4, 4, "Reducers win: 4 reducers reduce 1.50x as fast as a ring; with 2 or fewer a ring"),
+        (4, 3, "1.12x as fast as a ring; with 2 or fewer a ring is as fast or faster; 4 give all"),
+        (8, 8, "Reducers win: 8 reducers reduce 1.75x as fast"),
+    ],
+)
+def test_the_verdict_says_who_wins(workers: int, reducers: int, text: str) -> None:
+    rates = ("--worker-gbps", "1", "--reducer-gbps", "1")
+    options = ("--workers", str(workers), *rates, "--reducers", str(reducers))
+    assert text in planned(*options)["verdict"][0]
+    assert text in " ".join(plan(*options).output.split())
+
+
+def test_nobody_wins_where_both_take_the_same_time() -> None:
+    rates = ("--worker-gbps", "3", "--reducer-gbps", "1", "--reducers", "8")
+    verdict = planned("--workers", "4", *rates)["verdict"][0]
+    assert "Nobody wins: 8 reducers and a ring take the same time; 9 or more beat it" in verdict
+
+
 def test_a_thousand_reducers_fit_on_a_page_with_those_that_matter() -> None:
     found = make_plan(Cluster(1000, 100, 10, 1 << 30))
     shown = [choice.reducers for choice in found.choices]
@@ -152,12 +178,13 @@ def test_a_thousand_reducers_fit_on_a_page_with_those_that_matter() -> None:
 def test_the_table_is_aligned_and_marks_the_choice() -> None:
     rates = ("--worker-gbps", "1", "--reducer-gbps", "1")
     result = plan("--workers", "4", *rates, "--reducers", "6")
-    summary, table = (part.splitlines() for part in result.output.split("\n\n"))
-    assert all(len(line) <= 80 for line in summary + table)
-    head, *rows = table
-    assert head.split() == ["reducers", "all-reduce", "speedup", "wins"]
+    summary, verdict, table = (part.splitlines() for part in result.output.split("\n\n"))
+    assert all(len(line) <= 80 for line in summary + verdict + table)
+    head, ring, *rows, legend = table
+    assert head.split() == ["reducers", "all-reduce", "speedup", "optimum", "wins"]
+    assert ring.split()[0] == "ring" and legend.startswith("optimum: ")
     assert [row.split()[0] for row in rows] == ["1", "2", "3", "4", "6"]
-    assert {row.index("x  ") for row in rows} == {head.index("  wins") - 1}
+    assert {row.rindex("x  ") for row in rows} == {head.index("  wins") - 1}
     assert [row for row in rows if row.endswith(" *")] == [rows[-1]]
 
 

@@ -1,0 +1,75 @@
+"""How times, prices and columns are written."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+WIDTH = 80
+
+
+def format_seconds(seconds: float) -> str:
+    """Three digits or more, in the unit that needs no zeros.
+
+    >>> format_seconds(0.0366), format_seconds(2.5), format_seconds(0.00002)
+    ('36.6 ms', '2.50 s', '20.0 us')
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        value = seconds * scale
+        if value >= 1 or unit == "us":
+            break
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
+def format_bytes(size: int) -> str:
+    """In binary units where it is exact and short, else three digits of decimal ones.
+
+    >>> format_bytes(400 << 20), format_bytes(1_360_000_000), format_bytes(999)
+    ('400 MiB', '1.36 GB', '999 B')
+    """
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size % unit == 0 and size < unit << 10:
+            return f"{size // unit} {name}"
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "KB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} B"
+
+
+def format_price(price: float) -> str:
+    """Two decimals, or three digits where the price is small.
+
+    >>> format_price(1234.5), format_price(0.0004321), format_price(0.0)
+    ('1,234.50', '0.000432', '0.00')
+    """
+    return f"{price:,.2f}" if price >= 1 or price == 0 else f"{price:.3g}"
+
+
+def format_count(count: int, noun: str) -> str:
+    """
+    >>> format_count(1, "reducer"), format_count(25, "reducer")
+    ('1 reducer', '25 reducers')
+    """
+    return f"{count:,} {noun}" + ("s" if count != 1 else "")
+
+
+def align(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
+    """Lines of cells, the columns in ``left`` to the left and all others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def wrap(sentences: Sequence[str]) -> list[str]:
+    """Each begins on a line of its own, and goes on indented."""
+    return [
+        line
+        for sentence in sentences
+        for line in textwrap.wrap(sentence, WIDTH, subsequent_indent="  ", break_long_words=False)
+    ]

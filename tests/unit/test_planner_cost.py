@@ -1,0 +1,243 @@
+"""Steps, costs and break-even prices of the planner, and what it draws."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reducer.cli import main
+from reducer.planner import cost, model
+from reducer.planner.figure import draw
+from reducer.planner.plan import Cluster, Prices, Step, make_plan
+
+EIGHT = ("--workers", "8", "--worker-gbps", "100", "--reducer-gbps", "32")
+PRICES = ("--worker-price", "30", "--reducer-price", "0.6")
+HOSTS = st.tuples(
+    st.integers(1, 200), st.floats(0.1, 400), st.integers(1, 400), st.floats(0.1, 400)
+)
+SECONDS = st.floats(0, 10)
+PARTS = st.floats(0, 1)
+
+
+def plan(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["plan", *arguments])
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    result = plan(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+@settings(deadline=None)
+@given(HOSTS)
+def test_the_optimum_is_between_a_ring_and_line_rate(hosts: tuple[int, float, int, float]) -> None:
+    workers, ours, _, theirs = hosts
+    once = model.reducer_seconds(1 << 26, 1, ours, 10**9, theirs)
+    mixed = model.mixed_seconds(1 << 26, *hosts)
+    ring = model.ring_seconds(1 << 26, workers, ours)
+    assert mixed <= min(ring, model.reducer_seconds(1 << 26, *hosts)) * (1 + 1e-9)
+    if workers > 1:
+        assert mixed >= once * (1 - 1e-9)
+        enough = model.reducers_needed(workers, ours, theirs)
+        best = model.mixed_seconds(1 << 26, workers, ours, enough, theirs)
+        assert best == pytest.approx(model.reducer_seconds(1 << 26, workers, ours, enough, theirs))
+
+
+@pytest.mark.parametrize(("k", "share"), [(1, 24 / 18), (2, 24 / 20), (3, 24 / 22), (4, 1.0)])
+def test_the_optimum_of_the_paper(k: int, share: float) -> None:
+    """2n(n-1) / (n^2 + kn - 2k) at n = 4; a reducer with half the rate counts half."""
+    once = model.reducer_seconds(64 << 20, 1, 1, 1, 1)
+    assert model.mixed_seconds(64 << 20, 4, 1, k, 1) == pytest.approx(share * once)
+    assert model.mixed_seconds(64 << 20, 4, 1, 2 * k, 0.5) == pytest.approx(share * once)
+
+
+def test_the_mix_is_balanced() -> None:
+    """Shares that load the NICs of workers and reducers alike give the optimum's time."""
+    n, k = 8, 5
+    whole = n * n + k * n - 2 * k
+    of_reducer, of_worker = 2 * (n - 1) / whole, (n - k) / whole
+    assert k * of_reducer + n * of_worker == pytest.approx(1)
+    sent_by_worker = 1 - of_worker + (n - 1) * of_worker
+    assert sent_by_worker == pytest.approx(n * of_reducer)
+    once = model.reducer_seconds(10**6, 1, 1, 1, 1)
+    assert model.mixed_seconds(10**6, n, 1, k, 1) == pytest.approx(sent_by_worker * once)
+
+
+@settings(deadline=None)
+@given(SECONDS, SECONDS, PARTS)
+def test_a_measured_step_gives_back_its_computation(
+    compute: float, ring: float, overlap: float
+) -> None:
+    step = cost.step_seconds(compute, ring, overlap)
+    found = cost.compute_seconds(step, ring, overlap)
+    assert cost.step_seconds(found, ring, overlap) == pytest.approx(step)
+    if overlap < 0.99:
+        assert found == pytest.approx(compute, abs=1e-6)
+
+
+def test_overlap_hides_what_fits() -> None:
+    assert cost.step_seconds(1.0, 0.4, 0.0) == pytest.approx(1.4)
+    assert cost.step_seconds(1.0, 0.4, 0.25) == pytest.approx(1.15)
+    assert cost.step_seconds(1.0, 0.4, 0.5) == 1.0
+
+
+@settings(deadline=None)
+@given(HOSTS, SECONDS, PARTS, st.floats(0.01, 100))
+def test_at_the_break_even_price_both_cost_the_same(
+    hosts: tuple[int, float, int, float], compute: float, overlap: float, price: float
+) -> None:
+    workers, ours, reducers, theirs = hosts
+    step = Step(compute, overlap)
+    found = Cluster(workers, ours, theirs, 1 << 26, step, Prices(price, 1.0)).choice(reducers)
+    even = found.break_even_ratio * price
+    if even < 0:
+        return
+    same = Cluster(workers, ours, theirs, 1 << 26, step, Prices(price, even))
+    assert same.choice(reducers).cost_per_step == pytest.approx(same.ring_cost())
+
+
+def test_the_share_of_time_that_must_be_saved() -> None:
+    """optcast, docs/efa.md: a node of 32 and two reducers of 4 must save 20 % of the time."""
+    assert cost.break_even_ratio(1, 2, ring_step=1.0, step=0.8) * 32 == pytest.approx(4)
+
+
+def test_a_step_its_cost_and_the_cheapest() -> None:
+    found = planned(*EIGHT, *PRICES, "--parameters", "340M", "--step", "250ms")
+    assert found["gradient_bytes"] == 340_000_000 * 4
+    assert found["ring_step_seconds"] == pytest.approx(0.25)
+    assert found["compute_seconds"] == pytest.approx(0.25 - found["ring_seconds"])
+    step = found["compute_seconds"] + found["allreduce_seconds"]
+    assert found["step_seconds"] == pytest.approx(step)
+    assert found["cost_per_step"] == pytest.approx((8 * 30 + 25 * 0.6) * step / 3600)
+    assert found["ring_cost_per_step"] == pytest.approx(8 * 30 * 0.25 / 3600)
+    assert found["break_even_price"] == pytest.approx(8 * 30 * (0.25 / step - 1) / 25)
+    costs = {c["reducers"]: c["cost_per_step"] for c in found["choices"]}
+    assert found["cheapest_reducers"] == min(costs, key=lambda count: costs[count]) == 25
+
+
+def test_reducers_that_are_dear_do_not_pay_off() -> None:
+    dear = (*EIGHT, "--compute", "1s", "--worker-price", "30", "--reducer-price", "9")
+    found = planned(*dear)
+    assert found["winner"] == "reducers" and found["cheapest_reducers"] is None
+    assert found["cost_per_step"] > found["ring_cost_per_step"]
+    assert "a step costs least over a ring" in plan(*dear).output
+
+
+def test_without_a_step_the_price_is_a_bound() -> None:
+    found = planned(*EIGHT, *PRICES)
+    assert found["compute_seconds"] is None and found["cost_per_step"] is None
+    assert found["break_even_ratio"] == pytest.approx(8 / 25 * 0.75)
+    assert "were a step its all-reduce alone" in " ".join(found["verdict"])
+
+
+def test_a_type_halves_the_bytes() -> None:
+    size = planned(*EIGHT, "--parameters", "7B", "--dtype", "bfloat16")["gradient_bytes"]
+    assert size == 14_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--step", "1ms"), "step: expected at least the 0.0614 s that a ring needs, got 0.001 s"),
+        (("--step", "1", "--compute", "1"), "step: expected none beside --compute, got both"),
+        (("--step", "soon"), "expected a time such as"),
+        (("--compute", "1", "--overlap", "2"), "overlap: expected a number from 0 to 1, got 2"),
+        (("--step", "1", "--overlap", "nan"), "overlap: expected a number from 0 to 1, got nan"),
+        (("--overlap", "0.5"), "overlap: expected --step or --compute beside it, got 0.5"),
+        (("--dtype", "bfloat16"), "dtype: expected --parameters beside it, got bfloat16"),
+        (("--worker-price", "-1"), "worker-price: expected a price for an hour from 0, got -1"),
+        (("--parameters", "big"), "expected a number such as 340M or 7B; got 'big'"),
+        (("--parameters", "1M", "--gradient-bytes", "4M"), "expected none beside"),
+        (("--workers", "9" * 5000), "--workers"),
+        (("--workers", str(10**400)), "workers: expected at most 1,000,000, got more than 1e300"),
+        (("--reducers", str(10**19)), "reducers: expected at most"),
+        (("--gradient-bytes", "9" * 400), "expected bytes from 1, such as"),
+        (("--worker-gbps", "1e-300"), "worker_gbps: expected a number from 1e-12"),
+        (("--spec", "/nowhere.json"), "No such file"),
+    ],
+)
+def test_bad_values_are_named(options: tuple[str, ...], text: str) -> None:
+    result = plan(*EIGHT, *options)
+    assert result.exit_code == 2, result.exception
+    assert text in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ((), "workers: expected --workers or --spec, got none"),
+        (("--workers", "4"), "worker-gbps: expected --worker-gbps, --worker-machine or --spec"),
+        (
+            ("--workers", "4", "--worker-machine", "n1-highcpu-61", "--reducer-gbps", "1"),
+            "--worker-machine: expected a machine of the table (n1-highcpu-16, ",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(options: tuple[str, ...], text: str) -> None:
+    result = plan(*options)
+    assert result.exit_code == 2
+    assert text in " ".join(result.output.split())
+
+
+def test_machines_of_the_table() -> None:
+    machines = ("--worker-machine", "a2-megagpu-16g", "--reducer-machine", "n1-highcpu-16")
+    assert planned("--workers", "8", *machines)["reducers"] == 25
+
+
+def test_the_table_that_is_shown_is_the_one_that_is_read(tmp_path: Path) -> None:
+    shown = plan("--show-machines").output
+    assert "[n1-highcpu-16]\ngbps = 32\n" in shown
+    path = tmp_path / "machines.toml"
+    path.write_text(shown.replace("gbps = 32\n", "gbps = 50\nprice = 0.8\n"))
+    machines = ("--worker-machine", "a2-megagpu-16g", "--reducer-machine", "n1-highcpu-16")
+    found = planned("--workers", "8", *machines, "--machines", str(path))
+    assert (found["reducers"], found["reducer_price"]) == (16, 0.8)
+
+
+def test_a_plan_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "plan.png"
+    result = plan(*EIGHT, *PRICES, "--step", "250ms", "--plot", str(path))
+    assert result.exit_code == 0
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
+    bad = plan(*EIGHT, "--plot", str(tmp_path / "nowhere" / "plan.png"))
+    assert bad.exit_code == 1 and "--plot: " in bad.output
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 1000])
+def test_the_picture_says_what_the_plan_says(workers: int) -> None:
+    found = make_plan(Cluster(workers, 10, 3, 1 << 26, Step(0.1), Prices(3.0, 0.1)))
+    times, prices = draw(found).axes
+    lines = {str(line.get_label()): line for line in times.get_lines()}
+    reducers = lines["reducers"]
+    drawn = dict(zip(reducers.get_xdata(), reducers.get_ydata(), strict=True))
+    assert found.needed in drawn
+    ring = lines[next(label for label in lines if label.startswith("ring: "))].get_ydata()[0]
+    faster = [count for count, height in drawn.items() if height < ring * (1 - 1e-9)]
+    if found.to_beat_ring is None:
+        assert not faster
+    else:
+        assert faster and min(faster) >= found.to_beat_ring
+    low, high = prices.get_ylim()
+    assert low == 0 and high > 0
+
+
+def test_only_a_picture_needs_matplotlib() -> None:
+    program = (
+        "import sys; sys.modules.update({'matplotlib': None, 'yaml': None})\n"
+        "from reducer.cli import main; main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", program, "plan", *EIGHT]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    drawn = subprocess.run([*command, "--plot", "a.png"], capture_output=True, text=True)
+    assert drawn.returncode == 1
+    assert "pip install 'open-reduction-server[plot]'" in drawn.stderr
