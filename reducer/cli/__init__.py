@@ -15,6 +15,7 @@ _COMMANDS = {
     "status": "reducer.cli.status",
     "bench": "reducer.cli.bench",
     "plan": "reducer.cli.plan",
+    "convert": "reducer.cli.convert",
     "demo": "reducer.cli.demo",
     "nccl": "reducer.cli.nccl",
 }
