@@ -13,6 +13,7 @@ _COMMANDS = {
     "keygen": "reducer.cli.keygen",
     "config": "reducer.cli.config",
     "status": "reducer.cli.status",
+    "doctor": "reducer.cli.doctor",
     "bench": "reducer.cli.bench",
     "plan": "reducer.cli.plan",
     "convert": "reducer.cli.convert",

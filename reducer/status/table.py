@@ -37,7 +37,7 @@ def _reducers(reducers: Sequence[ReducerStatus]) -> Iterator[str]:
         )
         for r in reducers
     ]
-    yield from _aligned([head, *rows], left=1)
+    yield from aligned([head, *rows], left=1)
 
 
 def _run(run: RunStatus) -> Iterator[str]:
@@ -57,7 +57,7 @@ def _run(run: RunStatus) -> Iterator[str]:
         return
     head = ("RANK", "WAITED FOR", "SHARE", "  NOW")
     rows = [(str(r.rank), duration(r.waited), f"{r.share:.0%}", _now(r)) for r in late]
-    yield from (f"  {line}" for line in _aligned([head, *rows[:_RANKS_SHOWN]], left=0, rest=1))
+    yield from (f"  {line}" for line in aligned([head, *rows[:_RANKS_SHOWN]], left=0, rest=1))
     if len(rows) > _RANKS_SHOWN:
         yield f"  and {len(rows) - _RANKS_SHOWN} more (--json has them)"
 
@@ -78,7 +78,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
 
 
-def _aligned(rows: Sequence[Sequence[str]], left: int, rest: int = 0) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]], left: int, rest: int = 0) -> Iterator[str]:
     """The first `left` and the last `rest` columns to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     turned = len(widths) - rest

@@ -33,6 +33,7 @@ FORBIDDEN = {
     | {"io", "pathlib", "importlib", "sys", "shutil", "tempfile", "urllib", "http"},
     "reducer.server": {"reducer.cli", "reducer_client"},
     "reducer.bench": {"reducer.cli", "reducer.server"},
+    "reducer.doctor": {"reducer.cli", "reducer.server"},
     "reducer": {"client", "torch"},
     "reducer_client": {"reducer.server", "reducer.core", "client"},
 }
