@@ -25,7 +25,8 @@ def unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Fields of one record: time, level, logger, the fixed context, message, stack."""
+    """Fields of one record: time, level, logger, the fixed context, what it is about (job, run,
+    rank, key, round, code), message, stack."""
 
     def __init__(self, context: Mapping[str, object]) -> None:
         super().__init__()
@@ -38,6 +39,7 @@ class _Formatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             **self._context,
+            **getattr(record, "about", {}),
             "message": record.getMessage(),
         }
         if record.exc_info:

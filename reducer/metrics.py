@@ -1,112 +1,183 @@
-"""Every Prometheus series of the daemon, declared here and nowhere else.
+"""Every Prometheus series of the daemon, declared here and nowhere else (METRICS.md shows them).
 
-The lanes count; a scrape asks each of them for a snapshot and renders it. Nothing is kept here.
+The lanes count; a scrape asks each of them for a snapshot and renders it. Nothing is kept here, so
+that what a job has is gone with the job. Its label is not called `job`: Prometheus has one of that
+name for every target. Labels are bounded: jobs by --max-jobs, ranks by
+`reducer.core.ranking.MAX_RANKS` for each job and lane, causes and codes by the code.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+
+from reducer.core.durations import BOUNDS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Row = tuple[tuple[str, ...], float]
+Kind = Literal["counter", "gauge", "histogram"]
+# How the numbers of several lanes, or reducers, make one: rounds are seen by all, bytes by one.
+Over = Literal["sum", "max", "-"]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The daemon's numbers at one moment; ``lanes`` as `reducer.server.lane` reports them."""
+    """The daemon's numbers at one moment; ``lanes`` as `reducer.server.lane` reports them.
+
+    ``time`` and ``started_at``: seconds since 1970; ``usage``: of the main process, as a lane's.
+    """
 
     version: str
+    protocol: str
+    mode: str
+    time: float
+    started_at: float
     ready: bool
     accepted: int
     refused: Mapping[str, int]
     dropped_log_lines: int
+    usage: Mapping[str, float]
     lanes: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class _Series:
-    """One family; ``field`` names the number in a lane's or a job's part of the snapshot."""
+class Series:
+    """One family; ``field`` names its number in a part of the snapshot."""
 
     field: str
     name: str
     help: str
-    family: Callable[..., Any] = GaugeMetricFamily
+    kind: Kind = "gauge"
+    over: Over = "sum"
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exposed(self) -> str:
+        """As a scrape shows it, without what a histogram appends."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
 
 
-_JOB_SERIES = (
-    _Series("bytes_in", "reducer_job_received_bytes", "Payload received.", CounterMetricFamily),
-    _Series("bytes_out", "reducer_job_sent_bytes", "Payload sent.", CounterMetricFamily),
-    _Series("contributions", "reducer_contributions", "Contributions.", CounterMetricFamily),
-    _Series("results", "reducer_results", "Results sent to a rank.", CounterMetricFamily),
-    _Series(
-        "duplicates", "reducer_duplicates", "Contributions dropped as copies.", CounterMetricFamily
-    ),
-    _Series("rounds", "reducer_rounds", "Rounds finished on the lane.", CounterMetricFamily),
-    _Series("open_rounds", "reducer_open_rounds", "Rounds that wait for a rank."),
-    _Series("keys", "reducer_keys", "Keys that the lane remembers."),
-    _Series("held_bytes", "reducer_held_bytes", "Payload held for contributions and results."),
-    _Series("world_size", "reducer_world_size", "Ranks of the job."),
+def _labelled(labels: tuple[str, ...], *rows: tuple[Any, ...]) -> tuple[Series, ...]:
+    return tuple(replace(Series(*row), labels=labels) for row in rows)
+
+
+# fmt: off
+_INFO = Series("version", "reducer_info", "1; release, protocol and mode of the daemon.",
+               over="-", labels=("version", "protocol", "mode"))
+_KERNEL_INFO = Series("kernels", "reducer_kernel_info",
+                      "1; the kernels that sum, and whether the protocol's Python is compiled.",
+                      over="-", labels=("impl", "compiled"))
+_REFUSED = Series("refused", "reducer_refused_connections",
+                  "Connections refused before they could say HELLO, by cause.",
+                  "counter", labels=("cause",))
+_ERRORS = Series("errors", "reducer_errors",
+                 "Sessions refused and runs ended, by the error code that the workers were told.",
+                 "counter", labels=("lane", "code"))
+_ROUND_SECONDS = Series("round_seconds", "reducer_round_seconds",
+                        "From a round's first contribution on the lane to its last result.",
+                        "histogram", labels=("job_name", "lane"))
+
+_DAEMON_SERIES = _labelled((),
+    ("ready", "reducer_ready", "1 while workers may connect; 0 while it drains.", "gauge", "-"),
+    ("started_at", "reducer_start_time_seconds", "When the daemon was ready first, since 1970.",
+     "gauge", "-"),
+    ("accepted", "reducer_accepted_connections", "Connections passed to a lane.", "counter"),
+    ("dropped_log_lines", "reducer_dropped_log_lines", "Log lines that could not be written.",
+     "counter"),
+)
+
+_PROCESS_SERIES = _labelled(("process",),
+    ("cpu_seconds", "reducer_process_cpu_seconds",
+     "CPU time of the main process and of each lane; a lane has one thread: 1 a second is full.",
+     "counter"),
+    ("resident_bytes", "reducer_process_resident_bytes", "Resident memory of the process."),
+)
+
+_LANE_SERIES = _labelled(("lane",),
+    ("connections", "reducer_connections", "Connections of workers."),
+    ("accepted", "reducer_lane_accepted", "Connections taken over.", "counter"),
+    ("unpassed", "reducer_lane_unpassed", "Connections lost for lack of descriptors.", "counter"),
+    ("slow_readers", "reducer_slow_readers", "Workers disconnected because they do not read.",
+     "counter"),
+    ("protocol_errors", "reducer_protocol_errors", "Connections closed for breaking the rules.",
+     "counter"),
+    ("internal_errors", "reducer_internal_errors", "Bugs of ours, see the log.", "counter"),
+    ("sessions", "reducer_sessions", "Sessions of workers in the core."),
+    ("forming", "reducer_forming_runs", "Runs that wait for ranks to join.", "gauge", "max"),
+    ("reserved_bytes", "reducer_reserved_bytes", "Memory reserved for the jobs."),
+    ("budget_bytes", "reducer_budget_bytes", "Memory that may be reserved (--memory)."),
+    ("buffers_out", "reducer_buffers_in_use", "Pool buffers in use."),
+    ("buffer_bytes", "reducer_buffer_bytes", "Bytes of the pool buffers in use."),
+    ("cached_bytes", "reducer_buffer_cached_bytes", "Bytes of pool buffers kept for reuse."),
+    ("allocated", "reducer_buffer_allocations", "Pool buffers that could not be reused.",
+     "counter"),
+    ("fold_seconds", "reducer_fold_seconds", "Time in the kernels that sum.", "counter"),
+    ("loop_lag_seconds", "reducer_loop_lag_seconds", "Recent worst delay of the event loop.",
+     "gauge", "max"),
+)
+
+_JOB_SERIES = _labelled(("job_name", "lane"),
+    ("bytes_in", "reducer_job_received_bytes", "Payload received.", "counter"),
+    ("bytes_out", "reducer_job_sent_bytes", "Payload sent.", "counter"),
+    ("contributions", "reducer_contributions", "Contributions.", "counter"),
+    ("results", "reducer_results", "Results sent to a rank.", "counter"),
+    ("duplicates", "reducer_duplicates",
+     "Contributions dropped as copies: what was sent again after a failover or reconnect.",
+     "counter"),
+    ("rounds", "reducer_rounds", "Rounds finished on the lane.", "counter", "max"),
+    ("refused_rounds", "reducer_refused_rounds", "Rounds whose ranks disagree (MISMATCH).",
+     "counter"),
+    ("reconnects", "reducer_reconnects", "Ranks that came back on a new connection.", "counter"),
+    ("failovers", "reducer_failovers",
+     "Reducers that the job's workers have given up; their work went to the others.",
+     "counter", "max"),
+    ("open_rounds", "reducer_open_rounds", "Rounds that wait for a rank.", "gauge", "max"),
+    ("keys", "reducer_keys", "Keys that the lane remembers.", "gauge", "max"),
+    ("held_bytes", "reducer_held_bytes",
+     "Buffers held: contributions, and results that a rank may still ask for."),
+    ("parked_bytes", "reducer_parked_bytes",
+     "Of them, contributions that wait for those of lower ranks."),
+    ("world_size", "reducer_world_size", "Ranks of the job.", "gauge", "max"),
+)
+
+# Of the report that `reducer status` shows, by run; runs of one name are put together.
+_RUN_SERIES = _labelled(("job_name", "lane"),
+    ("connected", "reducer_connected_ranks", "Ranks that are connected to the lane.", "gauge",
+     "max"),
+    ("oldest_seconds", "reducer_oldest_round_seconds",
+     "Since the first contribution of the oldest round that is open; 0: none is.", "gauge", "max"),
 )
 
 # By rank; of each job and lane the ranks with the largest numbers: `reducer.core.ranking.most`.
-_RANK_SERIES = (
-    _Series(
-        "late", "reducer_last_rank", "Rounds in which the rank was last.", CounterMetricFamily
-    ),
-    _Series(
-        "lateness", "reducer_rank_lateness_seconds",
-        "Time in which half of the ranks had sent what this rank had not.", CounterMetricFamily,
-    ),
-    _Series(
-        "nonfinite",
-        "reducer_nonfinite_contributions",
-        "Chunks of which the rank was the first to contribute NaN or Inf.",
-        CounterMetricFamily,
-    ),
-)  # fmt: skip
+_RANK_SERIES = _labelled(("job_name", "lane", "rank"),
+    ("late", "reducer_last_rank", "Rounds in which the rank was last.", "counter", "max"),
+    ("lateness", "reducer_rank_lateness_seconds",
+     "Time in which half of the ranks had sent what this rank had not.", "counter", "max"),
+    ("nonfinite", "reducer_nonfinite_contributions",
+     "Chunks of which the rank was the first to contribute NaN or Inf.", "counter"),
+)
+# fmt: on
 
-_LANE_SERIES = (
-    _Series("connections", "reducer_connections", "Connections of workers."),
-    _Series("accepted", "reducer_lane_accepted", "Connections taken over.", CounterMetricFamily),
-    _Series(
-        "unpassed", "reducer_lane_unpassed", "Connections lost for lack of descriptors.",
-        CounterMetricFamily,
-    ),
-    _Series(
-        "slow_readers", "reducer_slow_readers", "Workers disconnected because they do not read.",
-        CounterMetricFamily,
-    ),
-    _Series(
-        "protocol_errors", "reducer_protocol_errors", "Connections closed for breaking the rules.",
-        CounterMetricFamily,
-    ),
-    _Series(
-        "internal_errors", "reducer_internal_errors", "Bugs of ours, see the log.",
-        CounterMetricFamily,
-    ),
-    _Series("sessions", "reducer_sessions", "Sessions of workers in the core."),
-    _Series("forming", "reducer_forming_runs", "Runs that wait for ranks to join."),
-    _Series("reserved_bytes", "reducer_reserved_bytes", "Memory reserved for the jobs."),
-    _Series("budget_bytes", "reducer_budget_bytes", "Memory that may be reserved."),
-    _Series("buffers_out", "reducer_buffers_in_use", "Pool buffers in use."),
-    _Series("buffer_bytes", "reducer_buffer_bytes", "Bytes of the pool buffers in use."),
-    _Series("cached_bytes", "reducer_buffer_cached_bytes", "Bytes of pool buffers kept for reuse."),
-    _Series(
-        "allocated",
-        "reducer_buffer_allocations",
-        "Pool buffers that could not be reused.",
-        CounterMetricFamily,
-    ),
-    _Series("loop_lag_seconds", "reducer_loop_lag_seconds", "Recent worst delay of the loop."),
-)  # fmt: skip
+
+def catalogue() -> tuple[Series, ...]:
+    """Every series of a scrape, in its order."""
+    return (
+        _INFO, _KERNEL_INFO, *_DAEMON_SERIES, _REFUSED, *_PROCESS_SERIES, *_LANE_SERIES, _ERRORS,
+        *_JOB_SERIES, *_RUN_SERIES, _ROUND_SECONDS, *_RANK_SERIES,
+    )  # fmt: skip
 
 
 def render(snapshot: Snapshot) -> bytes:
@@ -122,40 +193,48 @@ class _SnapshotCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._daemon()
+        for series in _PROCESS_SERIES:
+            yield _family(series, self._process_rows(series.field))
         for series in _LANE_SERIES:
-            yield _family(series, ("lane",), self._lane_rows(series.field))
+            yield _family(series, self._lane_rows(series.field))
+        yield _family(_ERRORS, self._error_rows())
         for series in _JOB_SERIES:
-            yield _family(series, ("job", "lane"), self._job_rows(series.field))
+            yield _family(series, self._job_rows(series.field))
+        for series in _RUN_SERIES:
+            yield _family(series, self._run_rows(series))
+        yield self._round_seconds()
         for series in _RANK_SERIES:
-            yield _family(series, ("job", "lane", "rank"), self._rank_rows(series.field))
+            yield _family(series, self._rank_rows(series.field))
 
     def _daemon(self) -> Iterator[Metric]:
         found = self._snapshot
-        info = GaugeMetricFamily("reducer_info", "Version.", labels=("version",))
-        info.add_metric((found.version,), 1)
-        yield info
-        kernel = GaugeMetricFamily("reducer_kernel_info", "Kernel set in use.", labels=("impl",))
-        for impl in sorted({lane["kernels"] for lane in found.lanes}):
-            kernel.add_metric((impl,), 1)
-        yield kernel
-        yield GaugeMetricFamily("reducer_ready", "1 while workers may connect.", value=found.ready)
-        yield CounterMetricFamily(
-            "reducer_accepted_connections", "Connections passed to a lane.", value=found.accepted
-        )
-        refused = CounterMetricFamily(
-            "reducer_refused_connections", "Connections refused, by cause.", labels=("cause",)
-        )
-        for cause, count in sorted(found.refused.items()):
-            refused.add_metric((cause,), count)
-        yield refused
+        yield _family(_INFO, [((found.version, found.protocol, found.mode), 1)])
+        kinds = {(lane["kernels"], str(lane["compiled"]).lower()) for lane in found.lanes}
+        yield _family(_KERNEL_INFO, [(kind, 1) for kind in sorted(kinds)])
         dropped = found.dropped_log_lines + sum(lane["dropped_log_lines"] for lane in found.lanes)
-        yield CounterMetricFamily(
-            "reducer_dropped_log_lines", "Log lines that could not be written.", value=dropped
-        )
+        numbers = {
+            "ready": found.ready,
+            "started_at": found.started_at,
+            "accepted": found.accepted,
+            "dropped_log_lines": dropped,
+        }
+        for series in _DAEMON_SERIES:
+            yield _family(series, [((), numbers[series.field])])
+        yield _family(_REFUSED, [((cause,), n) for cause, n in sorted(found.refused.items())])
+
+    def _process_rows(self, field: str) -> Iterator[Row]:
+        yield ("main",), self._snapshot.usage[field]
+        for lane in self._snapshot.lanes:
+            yield (f"lane-{lane['lane']}",), lane[field]
 
     def _lane_rows(self, field: str) -> Iterator[Row]:
         for lane in self._snapshot.lanes:
             yield (str(lane["lane"]),), lane[field] if field in lane else lane["core"][field]
+
+    def _error_rows(self) -> Iterator[Row]:
+        for lane in self._snapshot.lanes:
+            for code, count in sorted(lane["core"]["errors"].items()):
+                yield (str(lane["lane"]), code), count
 
     def _jobs(self) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
         for lane in self._snapshot.lanes:
@@ -166,6 +245,26 @@ class _SnapshotCollector(Collector):
         for labels, job in self._jobs():
             yield labels, job[field]
 
+    def _run_rows(self, series: Series) -> Iterator[Row]:
+        found: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+        for lane in self._snapshot.lanes:
+            for run in lane["report"]["runs"]:
+                found[run["job"], str(lane["lane"])].append(run[series.field])
+        for labels, numbers in found.items():
+            yield labels, max(numbers)
+
+    def _round_seconds(self) -> Metric:
+        series = _ROUND_SECONDS
+        family = HistogramMetricFamily(series.name, series.help, labels=series.labels)
+        ends = [*map(str, BOUNDS), "+Inf"]
+        for labels, job in self._jobs():
+            counts = [0] * len(ends)
+            for place, count in job["round_counts"]:  # twice if two runs share a name
+                counts[place] += count
+            buckets = list(zip(ends, accumulate(counts), strict=True))
+            family.add_metric(labels, buckets, job["round_seconds"])
+        return family
+
     def _rank_rows(self, field: str) -> Iterator[Row]:
         found: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for (job, lane), numbers in self._jobs():
@@ -174,8 +273,9 @@ class _SnapshotCollector(Collector):
         yield from found.items()
 
 
-def _family(series: _Series, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
-    family = series.family(series.name, series.help, labels=labels)
+def _family(series: Series, rows: Iterable[Row]) -> Metric:
+    kind = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
+    family = kind(series.name, series.help, labels=series.labels)
     for values, number in rows:
         family.add_metric(values, number)
     assert isinstance(family, Metric)

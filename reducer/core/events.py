@@ -6,14 +6,17 @@ named tuple is built and read as any Python object (a sixth of the lane's instru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from reducer.core.buffer import Buffer
 from reducer.core.permit import Permit
 from reducer.core.round import Chunk
 from reducer.errors import ReductionError
 from reducer.wire.header import Header
+
+NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 # --- inputs ---------------------------------------------------------------------------------
 
@@ -192,10 +195,14 @@ class Close(NamedTuple):
 
 
 class Log(NamedTuple):
-    """A line for the operator; `level` as in the logging module."""
+    """A line for the operator; `level` as in the logging module.
+
+    `about`: the fields of the line beside its text: job, run, rank, key, round, code.
+    """
 
     level: int
     text: str
+    about: Mapping[str, object] = NOTHING
 
 
 Output = Send | Fold | Finish | Free | Discard | Close | Log

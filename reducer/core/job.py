@@ -15,6 +15,7 @@ from typing import Any, Final
 from reducer.core.admission import Plans, check_fields, check_length
 from reducer.core.buffer import Buffer
 from reducer.core.credits import Ledger, Window
+from reducer.core.durations import Durations
 from reducer.core.events import (
     Contributed,
     Finish,
@@ -36,7 +37,7 @@ from reducer.core.round import ABSENT, Chunk, Phase, Round, Step, descriptor_of
 from reducer.core.route import Route
 from reducer.core.seats import Seats
 from reducer.core.stream import Stream, Streams
-from reducer.core.texts import stall_entry, stall_text
+from reducer.core.texts import about, stall_entry, stall_text
 from reducer.core.verdicts import Verdicts
 from reducer.errors import IntegrityError, PeerLostError, ProtocolError, QuotaError
 from reducer.wire import messages
@@ -64,6 +65,8 @@ class Counters:
     results: int = 0
     duplicates: int = 0
     rounds: int = 0
+    reconnects: int = 0
+    failovers: int = 0
 
 
 class Job:
@@ -96,6 +99,7 @@ class Job:
         self.counters = Counters()
         self.late = [0] * world_size  # rounds that each rank was the last in
         self.lateness = Lateness(world_size)
+        self.durations = Durations()
         self._half = world_size // 2
         self.nonfinite = [0] * world_size  # chunks that each rank was the first to spoil
         self.open = OpenRounds()
@@ -107,6 +111,10 @@ class Job:
         self._acc_itemsize = acc_itemsize
         self._plans = Plans(world_size, table)
 
+    def about(self) -> dict[str, object]:
+        """For log lines."""
+        return {"job": self.name, "run": self.run_id}
+
     # --- streams --------------------------------------------------------------------------------
 
     @property
@@ -116,6 +124,8 @@ class Job:
     def move(self, route: Route) -> list[Output]:
         """A newer route is known: streams that it moves are dropped, new ones begin."""
         out: list[Output] = []
+        pairs = zip(self.route.live, route.live, strict=True)
+        self.counters.failovers += sum(1 for before, after in pairs if before and not after)
         for stream in self.streams.move(route):
             for round_ in stream.rounds():
                 for rank in range(self.world_size):
@@ -190,7 +200,7 @@ class Job:
         if chunk.missing:
             self._maybe_fold(chunk, header, plan, out)
         else:
-            self._finish(key, chunk, rank, header, plan, out)
+            self._finish(key, chunk, rank, header, plan, now, out)
         self._grants.maybe_grant(rank, out)
 
     def describe(self, rank: int, header: Header, now: float) -> list[Output]:
@@ -295,6 +305,7 @@ class Job:
         rank: int,
         header: Header,
         plan: Plan,
+        now: float,
         out: list[Output],
     ) -> None:
         """All ranks are in: reduce, or forward the one part that there is."""
@@ -305,10 +316,10 @@ class Job:
         ranks = sorted(chunk.parts)
         parts = [chunk.parts[r] for r in ranks]
         if not parts:
-            out += self._answer(key, chunk, 0, None)
+            out += self._answer(key, chunk, 0, None, now)
         elif header.op == COPY:
             sender = next(iter(chunk.parts))
-            out += self._answer(key, chunk, chunk.crcs[sender], parts[0])
+            out += self._answer(key, chunk, chunk.crcs[sender], parts[0], now)
         else:
             count = plan.elements(chunk.index)
             out.append(
@@ -316,7 +327,7 @@ class Job:
                        parts, ranks, parts[-1])
             )  # fmt: skip
 
-    def reduced(self, event: Reduced) -> list[Output]:
+    def reduced(self, event: Reduced, now: float) -> list[Output]:
         """The kernel is done: answer every rank, and keep the result until it is stable."""
         chunk = event.chunk
         key = chunk.round.stream.keys[chunk.round.key]
@@ -326,11 +337,11 @@ class Job:
         spent += [chunk.acc] if chunk.acc is not None else []
         if chunk.culprit != NO_RANK:
             self.nonfinite[chunk.culprit] += 1
-        out = self._answer(key, chunk, event.crc, result)
+        out = self._answer(key, chunk, event.crc, result, now)
         return [*map(Free, spent), *out]
 
     def _answer(
-        self, key: KeyProgress, chunk: Chunk, crc: int, result: Buffer | None
+        self, key: KeyProgress, chunk: Chunk, crc: int, result: Buffer | None, now: float
     ) -> list[Output]:
         round_ = chunk.round
         assert round_.plan is not None
@@ -345,6 +356,7 @@ class Job:
             round_.stream.keys.told(key)
         if round_.left == 0:
             self.counters.rounds += 1
+            self.durations.note(now - round_.opened_at)
             self._grants.end(round_, out)
         return out
 
@@ -491,8 +503,10 @@ class Job:
         if not stalled:
             return []
         rows = tuple(stall_entry(r.stream.keys[r.key], r, now) for r in stalled)
-        texts = (stall_text(r.stream.keys[r.key], r, now) for r in stalled)
-        logs = [Log(logging.WARNING, f"job {self.name!r}: {text}") for text in texts]
+        logs = [
+            Log(logging.WARNING, f"job {self.name!r}: {stall_text(key, r, now)}", about(key, r))
+            for key, r in ((r.stream.keys[r.key], r) for r in stalled)
+        ]
         return [self.seats.to_all(messages.Stall(rows)), *logs]
 
     def waiting(self, now: float) -> tuple[dict[str, Any], ...]:
@@ -508,12 +522,27 @@ class Job:
             self.held_bytes(), most(self.late), waiting,
         )  # fmt: skip
 
+    @property
+    def refused_rounds(self) -> int:
+        """Those that this lane has judged."""
+        return self._verdicts.refused
+
     def key_count(self) -> int:
         return sum(len(stream.keys) for stream in self.streams)
 
     def held_bytes(self) -> int:
         """Bytes of the buffers that the job holds; walks all of them."""
         return sum(len(buffer.view) for stream in self.streams for buffer in stream.buffers())
+
+    def parked_bytes(self) -> int:
+        """Of them, those of contributions that are not folded yet; walks all of them."""
+        rounds = (round_ for stream in self.streams for round_ in stream.rounds())
+        return sum(
+            len(part.view)
+            for round_ in rounds
+            for chunk in round_.chunks.values()
+            for part in chunk.parts.values()
+        )
 
     def drop_all(self) -> list[Output]:
         """The run is over: give every buffer back."""

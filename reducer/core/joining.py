@@ -140,7 +140,7 @@ class Joining:
             run.seat(self._roster.sessions[session], rank)
         text = f"job {job.name!r} run {job.run_id!r}: {job.world_size} workers joined"
         out.append(self._welcome(run, tuple(forming.sessions.values())))
-        return [*out, Log(logging.INFO, text)]
+        return [*out, Log(logging.INFO, text, job.about())]
 
     def _welcome(self, run: Run, sessions: tuple[int, ...]) -> Send:
         settings, job, route = self._settings, run.job, run.job.route
@@ -165,6 +165,7 @@ class Joining:
                 f"run {job.run_id!r} of job {job.name!r} is complete: rank {hello.rank} cannot "
                 "join it from a new process; start the job with a new run id"
             )
+        job.counters.reconnects += 1
         out = self._replace(job.seats.sessions[hello.rank], now)
         run.seat(peer, hello.rank)
         out.append(self._welcome(run, (peer.id,)))
@@ -173,6 +174,8 @@ class Joining:
             out.append(self._roster.send(absent, (peer.id,)))
         if self._roster.draining:
             out.append(self._roster.send(messages.Goaway(self._roster.draining), (peer.id,)))
+        text = f"{peer} is back on a new connection"
+        out.append(Log(logging.DEBUG, text, peer.about()))
         return out + job.rejoined(peer.rank, now)
 
     def _replace(self, session: int | None, now: float) -> list[Output]:

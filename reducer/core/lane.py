@@ -6,7 +6,6 @@ random number is in here or below.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,8 +15,7 @@ from reducer.core.events import Event, Free, Log, Output, Send
 from reducer.core.frames import payload_frame
 from reducer.core.job import Job
 from reducer.core.joining import Joining
-from reducer.core.ranking import most
-from reducer.core.report import forming_report, run_report
+from reducer.core.report import forming_report, job_numbers, run_report
 from reducer.core.roster import Roster
 from reducer.core.route import Route
 from reducer.core.run import Run
@@ -116,9 +114,7 @@ class Lane:
         """Numbers for metrics, of this lane and of each of its jobs (runs of one name added up)."""
         jobs: dict[str, dict[str, Any]] = {}
         for (name, _), run in self._roster.runs.items():
-            numbers = dataclasses.asdict(run.job.stats())
-            numbers["lateness"] = most(run.job.lateness.waited)
-            numbers["nonfinite"] = most(run.job.nonfinite)
+            numbers = job_numbers(run.job)
             before = jobs.get(name, {})
             jobs[name] = {f: before[f] + n if before else n for f, n in numbers.items()}
             jobs[name]["world_size"] = run.job.world_size
@@ -126,6 +122,7 @@ class Lane:
             "lane": self._settings.lane,
             "sessions": len(self._roster.sessions),
             "forming": len(self._roster.forming),
+            "errors": {code.name.lower(): n for code, n in self._roster.errors.items()},
             "reserved_bytes": self._roster.budget.reserved,
             "budget_bytes": self._roster.budget.total,
             "jobs": jobs,
@@ -168,7 +165,7 @@ class Lane:
 
     def _reduced(self, event: events.Reduced, now: float) -> list[Output]:
         run = self._roster.runs.get(event.chunk.round.job)
-        return [] if run is None else run.job.reduced(event)
+        return [] if run is None else run.job.reduced(event, now)
 
     def _ready_job(self, peer: Session) -> Job:
         if peer.job is None or peer.state != SessionState.READY:
@@ -216,7 +213,11 @@ class Lane:
             return []
         text = f"job {job.name!r}: route {route.number}, live slots {_slots(route)}"
         moved = job.move(route)
-        return [*moved, job.seats.to_others(peer.rank, message), Log(logging.INFO, text)]
+        return [
+            *moved,
+            job.seats.to_others(peer.rank, message),
+            Log(logging.INFO, text, peer.about()),
+        ]
 
     def _suspect(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         """To rank 0, which decides."""
@@ -281,8 +282,7 @@ class Lane:
         return []
 
     def _lost(self, event: events.Lost, now: float) -> list[Output]:
-        self._roster.lose(event.session, event.reason, now)
-        return []
+        return self._roster.lose(event.session, event.reason, now)
 
     def _broken(self, event: events.Broken, now: float) -> list[Output]:
         peer = self._roster.sessions.get(event.session)
@@ -330,7 +330,7 @@ class Lane:
         job = run.job
         if run.deserted(now - self._settings.deserted_after):
             text = f"job {job.name!r} run {job.run_id!r}: nobody has come back"
-            return [*self._roster.end(run), Log(logging.WARNING, text)]
+            return [*self._roster.end(run), Log(logging.WARNING, text, job.about())]
         absence = run.absence(now - self._settings.lost_grace)
         out: list[Output] = [] if absence is None else [job.seats.to_all(absence)]
         return out + self._maybe_stall(run, now)

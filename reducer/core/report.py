@@ -1,10 +1,12 @@
-"""Who is here and who is waited for: what a lane tells a human who asks (`reducer status`)."""
+"""What a lane tells who asks: numbers for metrics; who is here and who is waited for."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Final
 
 from reducer.core.forming import Forming
+from reducer.core.job import Job
 from reducer.core.ranking import MAX_RANKS, most
 from reducer.core.run import Run
 from reducer.core.texts import stall_entry
@@ -14,11 +16,27 @@ WAITING_SECONDS: Final = 1.0
 MAX_ROUNDS: Final = 16
 
 
+def job_numbers(job: Job) -> dict[str, Any]:
+    """For metrics: what may be added up over runs; tuples are of (rank or place, number)."""
+    return {
+        **dataclasses.asdict(job.stats()),
+        "reconnects": job.counters.reconnects,
+        "failovers": job.counters.failovers,
+        "refused_rounds": job.refused_rounds,
+        "parked_bytes": job.parked_bytes(),
+        "lateness": most(job.lateness.waited),
+        "nonfinite": most(job.nonfinite),
+        "round_counts": tuple(enumerate(job.durations.counts)),
+        "round_seconds": job.durations.seconds,
+    }
+
+
 def run_report(run: Run, now: float) -> dict[str, Any]:
     """Of a complete run; the ranks that were waited for the longest come first."""
     job = run.job
     waiting = job.open.stalled(now, WAITING_SECONDS)[:MAX_ROUNDS]
     lost = run.absent(now).absent
+    oldest = job.open.oldest
     return {
         "job": job.name,
         "run_id": job.run_id,
@@ -28,6 +46,7 @@ def run_report(run: Run, now: float) -> dict[str, Any]:
         "seconds": now - run.began_at,
         "rounds": job.counters.rounds,
         "open_rounds": len(job.open),
+        "oldest_seconds": 0.0 if oldest is None else now - oldest.opened_at,
         "bytes_in": job.counters.bytes_in,
         "bytes_out": job.counters.bytes_out,
         "lateness": most(job.lateness.waited),

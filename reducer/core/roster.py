@@ -32,18 +32,21 @@ class Roster:
         self.forming: dict[tuple[str, str], Forming] = {}
         self.runs: dict[tuple[str, str], Run] = {}
         self.draining = ""
+        self.errors = dict.fromkeys(ErrorCode, 0)  # sessions refused, and runs ended, so far
 
-    def lose(self, session: int, reason: str, now: float) -> None:
+    def lose(self, session: int, reason: str, now: float) -> list[Output]:
         """The connection of a session has ended."""
         peer = self.sessions.pop(session, None)
         if peer is None:
-            return
+            return []
         if peer.named:
             self.connections.leave(peer.named)
         if peer.forming is not None:
             self._unjoin(peer, peer.forming)
         if peer.state == SessionState.READY:
             self._note_loss(peer, now, reason)
+        text = f"{peer}: the connection has ended: {reason}"
+        return [Log(logging.DEBUG, text, peer.about())]
 
     def _unjoin(self, peer: Session, forming: Forming) -> None:
         peer.forming = None
@@ -64,7 +67,9 @@ class Roster:
         if peer.state == SessionState.CLOSED:
             return []
         message = messages.Error(int(error.code), str(error)[:4_000])
-        log = Log(logging.WARNING, f"{peer}: {error}")
+        self.errors[error.code] += 1
+        about = {**peer.about(), "code": error.code.name.lower()}
+        log = Log(logging.WARNING, f"{peer}: {error}", about)
         if peer.forming is not None:
             self._unjoin(peer, peer.forming)
         return [log, self.send(message, (peer.id,)), *self.close(peer, str(error), now)]
@@ -79,7 +84,9 @@ class Roster:
         """The run is over for every rank, for one reason that all are told."""
         run = self.runs[job.name, job.run_id]
         error = messages.Error(int(code), text[:4_000], rank, reason[:1_000])
-        return [Log(logging.ERROR, f"job {job.name!r}: {text}"), *self.end(run, error)]
+        self.errors[code] += 1
+        about = {**job.about(), "rank": rank, "code": code.name.lower()}
+        return [Log(logging.ERROR, f"job {job.name!r}: {text}", about), *self.end(run, error)]
 
     def end(self, run: Run, error: messages.Error | None = None) -> list[Output]:
         """Give back what the run had; its members are told why, if there is a reason."""
@@ -93,7 +100,8 @@ class Roster:
         self.budget.close(job.name, job.ledger.window, job.world_size)
         out += job.drop_all()
         if error is None:
-            out.append(Log(logging.INFO, f"job {job.name!r} run {job.run_id!r}: all have left"))
+            text = f"job {job.name!r} run {job.run_id!r}: all have left"
+            out.append(Log(logging.INFO, text, job.about()))
         return out
 
     def end_deserted(self, job: str, now: float) -> list[Output]:

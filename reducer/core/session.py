@@ -37,6 +37,12 @@ class Session:
         self.rank = -1
         self.named = ""
 
+    def about(self) -> dict[str, object]:
+        """For log lines."""
+        if self.job is None:
+            return {"session": self.id, **({"job": self.named} if self.named else {})}
+        return {**self.job.about(), "rank": self.rank}
+
     def __str__(self) -> str:
         if self.job is None:
             return f"session {self.id}"

@@ -39,13 +39,23 @@ def stall_text(key: KeyProgress, round_: Round, now: float) -> str:
     )
 
 
+def about(key: KeyProgress, round_: Round) -> dict[str, object]:
+    """The fields of a log line about a round."""
+    job, run = round_.job
+    return {"job": job, "run": run, "key": _name(key), "round": round_.number}
+
+
 def stall_entry(key: KeyProgress, round_: Round, now: float) -> dict[str, Any]:
     """One row of a STALL frame."""
     absent = round_.waiting_for()
     return {
-        "key": key.name or f"{key.id:#018x}",
+        "key": _name(key),
         "round": round_.number,
         "age_ms": int((now - round_.opened_at) * 1000),
         "absent": absent[:_RANKS_SHOWN],
         "absent_count": len(absent),
     }
+
+
+def _name(key: KeyProgress) -> str:
+    return key.name or f"{key.id:#018x}"

@@ -13,7 +13,7 @@ from reducer.core.open_rounds import OpenRounds
 from reducer.core.progress import KeyProgress
 from reducer.core.round import Round, descriptor_of
 from reducer.core.seats import Seats
-from reducer.core.texts import mismatch_text
+from reducer.core.texts import about, mismatch_text
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.header import Header
@@ -32,6 +32,7 @@ class Verdicts:
         self._open = open_
         self._seats = seats
         self._grants = grants
+        self.refused = 0  # rounds judged here
 
     def mismatch(self, round_: Round, out: list[Output]) -> None:
         """Two descriptors in one round."""
@@ -69,8 +70,9 @@ class Verdicts:
         assert round_.verdict is not None
         text = mismatch_text(key, round_, round_.verdict)
         round_.refused = messages.Refused(int(ErrorCode.MISMATCH), text)
+        self.refused += 1
         out.append(self._refuse(round_, range(self._world_size)))
-        out.append(Log(logging.WARNING, f"job {self._job!r}: {text}"))
+        out.append(Log(logging.WARNING, f"job {self._job!r}: {text}", about(key, round_)))
         self._open.judged(round_)
 
     def abandon(self, round_: Round, rank: int, cause: messages.Abandon, out: list[Output]) -> None:
@@ -83,6 +85,7 @@ class Verdicts:
         if round_.refused is None and round_.stream.place.owns(round_.key, 0):
             # The verdict was another lane's, which has died since; whoever spoke here missed it.
             round_.refused = messages.Refused(cause.code, cause.message)
+            self.refused += 1
             self._open.judged(round_)
             out.append(self._refuse(round_, spoken - round_.abandoned))
 

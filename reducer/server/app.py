@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections import Counter
 from dataclasses import asdict
 
@@ -21,7 +22,9 @@ from reducer.server.acceptor import Acceptor
 from reducer.server.admin import Admin, Answer, text_answer
 from reducer.server.lanes import LaneGroup
 from reducer.server.listening import ListenError, listen, listen_local
+from reducer.server.usage import own_usage
 from reducer.wire.checksum import crc32c
+from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 
 logger = logging.getLogger("reducer.server")
 
@@ -63,6 +66,7 @@ class Server:
     def __init__(self, options: config.Config, key: bytes) -> None:
         self._options = options
         self._ready = False
+        self._started_at = 0.0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._listeners: list[socket.socket] = []
@@ -173,6 +177,7 @@ class Server:
 
     def _say_ready(self) -> None:
         self._ready = True
+        self._started_at = time.time()
         admin_port = self._admin.port
         port = self._listeners[0].getsockname()[1]
         line = {
@@ -204,10 +209,15 @@ class Server:
             refused.update(lane["refused"])
         return metrics.Snapshot(
             version=__version__,
+            protocol=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
+            mode=self._options.mode,
+            time=time.time(),
+            started_at=self._started_at,
             ready=self._ready,
             accepted=self._acceptor.passed,
             refused=dict(refused),
             dropped_log_lines=log.dropped_lines(),
+            usage=own_usage(),
             lanes=lanes,
         )
 

@@ -44,6 +44,7 @@ class Executor:
         self._slow_reader_bytes = slow_reader_bytes
         self._feed = feed
         self.slow_readers = 0
+        self.fold_seconds = 0.0
         self._warnings = log.RateLimit(WARNING_INTERVAL)
 
     def run(self, outputs: list[events.Output]) -> None:
@@ -91,14 +92,17 @@ class Executor:
         if acc is None:
             acc = self._pool.take(fold.count * self._kernels.acc_itemsize(fold.op, fold.dtype))
             fold.chunk.acc = acc
+        started = time.perf_counter()
         seen = self._kernels.fold(
             fold.op, fold.dtype, fold.count, acc.view, _views(fold.parts), first
         )
+        self.fold_seconds += time.perf_counter() - started
         note(fold, seen)
 
     def _finish(self, finish: events.Finish) -> None:
         acc = finish.chunk.acc
         out = finish.out.view
+        started = time.perf_counter()
         seen = self._kernels.finish(
             finish.op,
             finish.dtype,
@@ -108,6 +112,7 @@ class Executor:
             _views(finish.parts),
             out,
         )
+        self.fold_seconds += time.perf_counter() - started
         note(finish, seen)
         crc = self._kernels.crc32c(out[: finish.count * ITEM_SIZES[finish.dtype]])
         self._feed(events.Reduced(finish.chunk, crc))
@@ -129,13 +134,13 @@ class Executor:
 
     def _log(self, line: events.Log) -> None:
         if line.level != logging.WARNING:
-            logger.log(line.level, "%s", line.text)
+            logger.log(line.level, "%s", line.text, extra={"about": line.about})
             return
         # Strangers can cause warnings: they must not fill a disk.
         held = self._warnings.admit(time.monotonic())
         if held is not None:
             more = f" ({held} more lines were held back)" if held else ""
-            logger.warning("%s%s", line.text, more)
+            logger.warning("%s%s", line.text, more, extra={"about": line.about})
 
 
 def note(output: events.Fold | events.Finish, seen: int) -> None:

@@ -38,6 +38,7 @@ from reducer.server.listening import tune
 from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
 from reducer.server.tls import TlsFiles, TlsGate, make_context
+from reducer.server.usage import own_usage
 from reducer.wire.handshake import MAX_KEY_BYTES
 
 logger = logging.getLogger("reducer.lane")
@@ -226,6 +227,7 @@ class LaneProcess:
             "loop_lag_seconds": self._lag,
             "connections": len(shell.connections),
             "slow_readers": shell.executor.slow_readers,
+            "fold_seconds": shell.executor.fold_seconds,
             "unpassed": self._unpassed,
             "refused": {} if self._gate is None else dict(self._gate.refused),
             "unproven": 0 if self._gate is None else len(self._gate),
@@ -237,6 +239,7 @@ class LaneProcess:
             "cached_bytes": pool.cached_bytes,
             "allocated": pool.allocated,
             "dropped_log_lines": log.dropped_lines(),
+            **own_usage(),
         }
 
     def _answer(self, **message: Any) -> None:

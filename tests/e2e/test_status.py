@@ -89,7 +89,7 @@ def _lateness(metrics: str, job: str) -> dict[int, float]:
     name = "reducer_rank_lateness_seconds_total"
     for line in re.findall(rf"^{name}\{{(.*)\}} (.*)$", metrics, re.M):
         labels = dict(re.findall(r'(\w+)="([^"]*)"', line[0]))
-        assert labels["job"] == job
+        assert labels["job_name"] == job
         rank = int(labels["rank"])
         found[rank] = max(found.get(rank, 0.0), float(line[1]))
     return found

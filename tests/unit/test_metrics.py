@@ -1,0 +1,164 @@
+"""What a scrape shows; METRICS.md, which `python -m tests.unit.test_metrics` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from reducer import metrics
+from reducer.core.durations import BOUNDS
+from reducer.core.ranking import MAX_RANKS
+from tests.support.scripted import Spec, join_all
+from tests.support.simlane import SimLane
+
+PATH = Path(__file__).parents[2] / "reducer/METRICS.md"
+INTRO = f"""\
+# Metrics
+
+What `/metrics` of a reducer shows (`--metrics-host`, `--metrics-port`: loopback, 2223), written
+from `reducer/metrics.py` by `python -m tests.unit.test_metrics`. The lanes count; a scrape asks
+each of them.
+
+- **over lanes** says how the lanes of a reducer, and reducers, make one number. Bytes and events
+  are each lane's own: `sum`. Rounds, times and ranks are seen by all lanes at the same time: `max`.
+- Labels are bounded: `job_name` by `--max-jobs`, `rank` to the {MAX_RANKS} ranks of a job and lane
+  with the largest numbers, the others by the code. What has a `job_name` label goes with the job.
+- A round of one chunk is on one lane alone: `max` over lanes may count few of many small rounds.
+
+`deploy/grafana/reducer.json` is a dashboard of them, `deploy/prometheus/alerts.yaml` has alerts.
+
+"""
+
+
+def text() -> str:
+    rows = [("metric", "type", "labels", "over lanes", "meaning")]
+    for series in metrics.catalogue():
+        labels = ", ".join(f"`{label}`" for label in series.labels)
+        rows.append((f"`{series.exposed}`", series.kind, labels, series.over, series.help))
+    lines = [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows]
+    lines.insert(1, "|---" * len(rows[0]) + "|")
+    return INTRO + "\n".join(lines) + "\n"
+
+
+def test_the_document_shows_what_there_is() -> None:
+    assert PATH.read_text() == text()
+
+
+def lane_part(lane: SimLane, number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A lane's part of the snapshot, as the process sends it."""
+    counters = (
+        "connections", "accepted", "unpassed", "slow_readers", "protocol_errors",
+        "internal_errors", "buffers_out", "buffer_bytes", "cached_bytes", "allocated",
+        "fold_seconds", "loop_lag_seconds", "dropped_log_lines", "cpu_seconds", "resident_bytes",
+    )  # fmt: skip
+    return {
+        **dict.fromkeys(counters, 0),
+        "lane": number, "kernels": "native", "compiled": True,
+        "core": lane.core.snapshot(), "report": lane.core.report(lane.now), **changes,
+    }  # fmt: skip
+
+
+def scrape(*lanes: dict[str, Any]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample, by its name and labels."""
+    snapshot = metrics.Snapshot(
+        version="1", protocol="1.0", mode="open", time=0.0, started_at=1.0, ready=True, accepted=0,
+        refused={"garbage": 2}, dropped_log_lines=0,
+        usage={"cpu_seconds": 1.5, "resident_bytes": 7}, lanes=list(lanes),
+    )  # fmt: skip
+    families = text_string_to_metric_families(metrics.render(snapshot).decode())
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_lanes_and_processes_are_told_apart() -> None:
+    first, second = SimLane(), SimLane()
+    found = scrape(
+        lane_part(first, 0, cpu_seconds=2.0, fold_seconds=0.5), lane_part(second, 1, cpu_seconds=3)
+    )
+    seconds = "reducer_process_cpu_seconds_total"
+    used = {dict(labels)["process"]: v for (name, labels), v in found.items() if name == seconds}
+    assert used == {"main": 1.5, "lane-0": 2.0, "lane-1": 3.0}
+    assert found["reducer_fold_seconds_total", frozenset({("lane", "0")})] == 0.5
+    assert found["reducer_refused_connections_total", frozenset({("cause", "garbage")})] == 2
+    assert ("reducer_kernel_info", frozenset({("impl", "native"), ("compiled", "true")})) in found
+
+
+def test_how_long_rounds_take() -> None:
+    lane = SimLane()
+    first, second = join_all(lane, 2)
+    for number, seconds in enumerate((0.0, 0.004, 0.15)):
+        first.contribute(Spec(number=number), data=bytes(32))
+        lane.now += seconds
+        second.contribute(Spec(number=number), data=bytes(32))
+    found = scrape(lane_part(lane))
+    labels = {("job_name", "job"), ("lane", "0")}
+
+    def up_to(bound: str) -> float:
+        return found["reducer_round_seconds_bucket", frozenset({*labels, ("le", bound)})]
+
+    assert [up_to(b) for b in ("0.0001", "0.002", "0.005", "0.1", "0.2", "+Inf")] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
+    assert found["reducer_round_seconds_count", frozenset(labels)] == 3
+    assert found["reducer_round_seconds_sum", frozenset(labels)] == pytest.approx(0.154)
+    assert sum(name == "reducer_round_seconds_bucket" for name, _ in found) == len(BOUNDS) + 1
+
+
+def test_two_runs_of_one_name_are_one_job() -> None:
+    lane = SimLane()
+    for run in ("a", "b"):
+        first, second = join_all(lane, 2, run_id=run)
+        first.contribute(Spec(), data=bytes(32))
+        second.contribute(Spec(), data=bytes(32))
+    found = scrape(lane_part(lane))
+    labels = frozenset({("job_name", "job"), ("lane", "0")})
+    assert found["reducer_round_seconds_count", labels] == 2
+    assert found["reducer_job_received_bytes_total", labels] == 128
+    assert found["reducer_connected_ranks", labels] == 2
+    assert found["reducer_world_size", labels] == 2
+
+
+def test_any_name_of_a_job_is_a_label() -> None:
+    name = 'a"b\\c\nd é {x="y"} 1'
+    lane = SimLane()
+    join_all(lane, 1, job=name)
+    found = scrape(lane_part(lane))
+    assert found["reducer_world_size", frozenset({("job_name", name), ("lane", "0")})] == 1
+
+
+def test_ranks_are_bounded_and_go_with_the_job() -> None:
+    lane = SimLane()
+    ranks = join_all(lane, 2 * MAX_RANKS)
+    for rank in ranks:
+        rank.contribute(Spec(), data=b"\x00\x00\xc0\x7f" * 8)
+        lane.now += 0.01
+    found = scrape(lane_part(lane))
+    rows = [labels for name, labels in found if name == "reducer_rank_lateness_seconds_total"]
+    assert len(rows) == MAX_RANKS
+    for rank in ranks:
+        rank.bye()
+    found = scrape(lane_part(lane))
+    assert not [name for name, labels in found if "job_name" in dict(labels)]
+
+
+def test_every_number_of_a_job_is_shown() -> None:
+    """A new field without a series would be counted for nobody."""
+    lane = SimLane()
+    join_all(lane, 1)
+    shown = {series.field for series in metrics.catalogue()} | {"round_counts"}
+    assert set(lane.core.snapshot()["jobs"]["job"]) - {"waiting"} <= shown
+
+
+if __name__ == "__main__":
+    PATH.write_text(text())
