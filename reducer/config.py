@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from reducer import keyfile
+from reducer.log import parse_debug
 from reducer.units import (
     format_bool,
     format_lanes,
@@ -66,6 +67,11 @@ def _option(
     }
     option = Option(help, parse, formats.get(parse, str), default, **more)
     return field(default=parse(default), metadata={"option": option})
+
+
+def _debug(text: str) -> str:
+    parse_debug(text)
+    return text
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,12 @@ class Config:
     )
     log_level: str = _option(
         "info", "Least level that is logged.", choices=("debug", "info", "warning", "error")
+    )
+    debug: str = _option(
+        "",
+        "Detail of the log: warn, info or trace, of all or of some parts, as trace:lane,auth; wins "
+        "over --log-level.",
+        _debug,
     )
     log_format: str = _option("text", "Form of the log lines.", choices=("text", "json"))
 

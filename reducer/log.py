@@ -1,4 +1,7 @@
-"""Logging set-up: stdlib ``logging`` to stderr, as key=value text or as JSON lines."""
+"""Logging set-up: stdlib ``logging`` to stderr, as key=value text or as JSON lines.
+
+``REDUCER_DEBUG``, of daemon and client alike: ``LEVEL`` or ``LEVEL:SUBSYSTEM,...``.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,39 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = "reducer"
+# What REDUCER_DEBUG calls them, as NCCL_DEBUG does.
+DEBUG_LEVELS = {"warn": logging.WARNING, "info": logging.INFO, "trace": logging.DEBUG}
+# Loggers below `reducer` in the daemon, and below `reducer_client`: one variable is for both.
+SUBSYSTEMS = ("acceptor", "admin", "auth", "lane", "lanes", "server", "join", "rounds")
+
+
+class Debug(NamedTuple):
+    """What is to be logged in more (or less) detail; no ``subsystems``: all."""
+
+    level: int
+    subsystems: tuple[str, ...]
+
+    def apply(self, root: str) -> None:
+        """To the logger ``root``, or to those of the subsystems below it."""
+        for name in [f"{root}.{each}" for each in self.subsystems] or [root]:
+            logging.getLogger(name).setLevel(self.level)
+
+
+def parse_debug(text: str) -> Debug | None:
+    """None for ""; ValueError for what is no value of REDUCER_DEBUG."""
+    if not text.strip():
+        return None
+    level, _, names = text.strip().lower().partition(":")
+    subsystems = tuple(name.strip() for name in names.split(",") if name.strip())
+    if level not in DEBUG_LEVELS or not set(subsystems) <= set(SUBSYSTEMS):
+        raise ValueError(
+            f"expected {', '.join(DEBUG_LEVELS)}, or one of them with subsystems, such as "
+            f"trace:lane,join; subsystems: {', '.join(SUBSYSTEMS)}"
+        )
+    return Debug(DEBUG_LEVELS[level], subsystems)
 
 
 def unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -55,6 +88,11 @@ class TextFormatter(_Formatter):
 class JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(self._fields(record), ensure_ascii=False)
+
+
+def formatter(form: str, context: Mapping[str, object]) -> logging.Formatter:
+    """``form``: text or json; every line has the fields of ``context``."""
+    return JsonFormatter(context) if form == "json" else TextFormatter(context)
 
 
 def _quoted(value: object) -> str:
@@ -109,17 +147,23 @@ class LineWriter(logging.Handler):
 _writer: LineWriter | None = None
 
 
-def set_up(level: str, form: str, **context: object) -> None:
-    """Send everything under the logger ``reducer`` to stderr; ``form``: text or json."""
+def set_up(level: str, form: str, debug: str = "", **context: object) -> None:
+    """Send everything under the logger ``reducer`` to stderr; ``form``: text or json.
+
+    ``debug``, as in REDUCER_DEBUG, wins over ``level``.
+    """
     global _writer
     if _writer is not None:
         _writer.close()
     _writer = LineWriter(sys.stderr.fileno())
-    _writer.setFormatter(JsonFormatter(context) if form == "json" else TextFormatter(context))
+    _writer.setFormatter(formatter(form, context))
     logger = logging.getLogger(ROOT)
     logger.handlers[:] = [_writer]
     logger.setLevel(level.upper())
     logger.propagate = False
+    wanted = parse_debug(debug)
+    if wanted is not None:
+        wanted.apply(ROOT)
 
 
 def dropped_lines() -> int:

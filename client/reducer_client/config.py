@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from reducer import keyfile
+from reducer.log import Debug, parse_debug
 from reducer.wire.codes import (
     MAX_CHUNK_BYTES,
     MAX_CHUNK_TABLE_ROWS,
@@ -184,6 +185,22 @@ def resolve_tls(
             raise ValueError(f"{name} {path}: {error.strerror}") from None
     keyfile.check_private(found["tls_key"])
     return found["tls_cert"], found["tls_key"], found["tls_ca"]
+
+
+def resolve_debug(environ: Mapping[str, str] | None = None) -> tuple[Debug, str] | None:
+    """What REDUCER_DEBUG asks for, and REDUCER_LOG_FORMAT, text or json; None: nothing.
+
+    ValueError for a value that is no good.
+    """
+    env = os.environ if environ is None else environ
+    text, form = env.get("REDUCER_DEBUG", ""), env.get("REDUCER_LOG_FORMAT", "") or "text"
+    try:
+        wanted = parse_debug(text)
+    except ValueError as error:
+        raise ValueError(f"REDUCER_DEBUG={text!r}: {error}") from None
+    if form not in ("text", "json"):
+        raise ValueError(f"REDUCER_LOG_FORMAT={form!r}: expected text or json")
+    return None if wanted is None else (wanted, form)
 
 
 def normalize_address(text: str) -> str:

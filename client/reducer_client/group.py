@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -13,6 +14,7 @@ from reducer.wire.codes import MAX_KEY_BYTES, Collective, DType, ReduceOp
 from reducer_client.arrays import Array, apart, as_array, check_movable, flat_bytes, target_array
 from reducer_client.completer import Completer
 from reducer_client.config import DEFAULT_STEP_TIMEOUT, Settings
+from reducer_client.debug import about, join_logger, rounds_logger
 from reducer_client.dtypes import Op, WireDtype, find_dtype, find_op, narrow_to, reducible_dtype
 from reducer_client.engine import Engine, EngineError, Operation
 from reducer_client.errors import from_engine
@@ -34,7 +36,9 @@ class Group:
     def __init__(self, settings: Settings, engine: Engine) -> None:
         self._settings = settings
         self._engine = engine
-        reports = StallReports(engine)
+        self._about = about(settings)
+        self._traces = rounds_logger.isEnabledFor(logging.DEBUG)
+        reports = StallReports(engine, self._about)
         default = settings.step_timeout or DEFAULT_STEP_TIMEOUT
         self._context = WorkContext(
             engine,
@@ -306,6 +310,11 @@ class Group:
     def _leave(self, leave: Callable[[], None]) -> None:
         if self._end.detach() is None or self._engine.forked:
             return
+        join_logger.info(
+            "leaves: %d bytes sent, %d received",
+            *(self._engine.bytes_sent, self._engine.bytes_received),
+            extra={"about": self._about},
+        )
         try:
             leave()
         finally:
@@ -346,11 +355,20 @@ class Group:
             )
         except EngineError as error:
             raise from_engine(error.args) from None
+        if self._traces:
+            self._trace(operation, collective, dtype, count)
         kept = result if result is not None else target
         work = Work(self._context, key, (operation,), kept if kept is not None else np.empty(0))
         if on_done is not None:
             self._completer.expect(operation, work, limit, lambda: on_done(work))
         return work
+
+    def _trace(
+        self, operation: Operation, collective: Collective, dtype: DType, count: int
+    ) -> None:
+        name, kind = collective.name.lower(), dtype.name.lower()
+        fields = {**self._about, "key": operation.key, "round": operation.round}
+        rounds_logger.debug("%s of %s x %d", name, kind, count, extra={"about": fields})
 
 
 def _shut_down(engine: Engine, completer: Completer) -> None:

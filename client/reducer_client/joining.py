@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reducer_client import config
+from reducer_client import config, debug
 from reducer_client.engine import Engine, EngineError
 from reducer_client.errors import from_engine
 from reducer_client.group import Group
@@ -105,6 +105,9 @@ def connect(
         source=source,
         digest_every=digest_every,
     )
+    shown = config.resolve_debug()
+    if shown is not None:
+        debug.set_up(*shown)
     proof = config.resolve_key(settings.job, key, key_file)
     tls = config.resolve_tls(tls_cert, tls_key, tls_ca)
     if proof and tls:
@@ -133,4 +136,5 @@ def connect(
         engine.connect()
     except EngineError as error:
         raise from_engine(error.args) from None
+    debug.joined(settings, engine, "tls" if tls else "psk" if proof else "open")
     return Group(settings, engine)

@@ -25,15 +25,16 @@ Absent: TypeAlias = dict[tuple[str, int], list[int]]
 class StallReports:
     """Takes the engine's reports, logs each once at WARNING and keeps the latest for errors."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, about: dict[str, object]) -> None:
         self._engine = engine
+        self._about = about
         self._recent: deque[str] = deque(maxlen=_KEPT)
 
     def collect(self) -> None:
         """Called by whoever waits; any thread."""
         for line in self._engine.take_reports():
             self._recent.append(line)
-            logger.warning("%s", line)
+            logger.warning("%s", line, extra={"about": self._about})
 
     def ask(self) -> Absent:
         """The ranks that are absent now from the oldest open rounds, by key and round.

@@ -63,6 +63,9 @@ class Joining:
         out = self._replace(replaced, now)
         peer.state, peer.rank = SessionState.JOINING, hello.rank
         peer.forming = forming
+        count = f"{len(forming.sessions)} of {forming.world_size} are here"
+        text = f"rank {peer.rank} of job {hello.job!r} joins: {count}"
+        out.append(Log(logging.DEBUG, text, {"job": hello.job, "rank": peer.rank}))
         if forming.complete:
             return out + self._complete(forming, now)
         return [*out, self.pending(forming, (peer.id,))]

@@ -40,7 +40,7 @@ def serve(options: config.Config, key: bytes = b"") -> int:
     The ``key`` is that of mode psk.
     0 after a drain; 1 when it cannot start, when a lane dies, or when a second signal forces.
     """
-    log.set_up(options.log_level, options.log_format)
+    log.set_up(options.log_level, options.log_format, options.debug)
     try:
         compiled.check_sources()
     except InternalError as error:

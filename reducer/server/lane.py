@@ -80,6 +80,7 @@ class LaneOptions:
     tls: Sequence[str]  # TlsFiles, or nothing
     log_level: str
     log_format: str
+    debug: str
 
 
 class LaneProcess:
@@ -296,7 +297,7 @@ def main() -> int:
     # Both reach the whole process group (Ctrl-C, systemd); the main process alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    log.set_up(options.log_level, options.log_format, lane=options.lane)
+    log.set_up(options.log_level, options.log_format, options.debug, lane=options.lane)
     last_words = os.dup(options.answers_fd)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

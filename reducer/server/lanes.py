@@ -109,6 +109,7 @@ class LaneHandle:
             tls=(options.tls_cert, options.tls_key, options.tls_ca) if options.tls_cert else (),
             log_level=options.log_level,
             log_format=options.log_format,
+            debug=options.debug,
         )
 
     async def _read_answers(self, reader: asyncio.StreamReader) -> None:

@@ -119,6 +119,7 @@ class SimLane:
         self.held: set[SimBuffer] = set()
         self.peak = 0
         self.logs: list[str] = []
+        self.about: list[dict[str, object]] = []  # their fields
         self.unsent: frozenset[int] = frozenset()  # kinds of frames that are dropped instead
         # CRCs of contributions by key, round, chunk and rank: of one job, on all its lanes.
         self.bodies: dict[tuple[int, int, int, int], int] | None = None
@@ -178,8 +179,9 @@ class SimLane:
                 self.give_back(buffer)
             case events.Close(session, reason):
                 self.sessions[session].closed = reason
-            case events.Log(_, text):
+            case events.Log(_, text, about):
                 self.logs.append(text)
+                self.about.append(dict(about))
 
     def _send(self, output: events.Send) -> None:
         if output.frame[KIND_OFFSET] in self.unsent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,16 @@ def test_the_environment_is_enough() -> None:
     assert settings.run_id == ""
     assert settings.chunk_table == config.default_chunk_table(2)
     assert (settings.transport, settings.congestion) == ("auto", "")
+
+
+def test_debug_is_checked() -> None:
+    assert config.resolve_debug({}) is None
+    wanted = config.resolve_debug({"REDUCER_DEBUG": "trace:join", "REDUCER_LOG_FORMAT": "json"})
+    assert wanted == ((logging.DEBUG, ("join",)), "json")
+    with pytest.raises(ValueError, match="REDUCER_DEBUG='loud': expected warn"):
+        config.resolve_debug({"REDUCER_DEBUG": "loud"})
+    with pytest.raises(ValueError, match="REDUCER_LOG_FORMAT='xml'"):
+        config.resolve_debug({"REDUCER_DEBUG": "info", "REDUCER_LOG_FORMAT": "xml"})
 
 
 def test_arguments_win_over_our_variables_and_those_over_torchruns() -> None:

@@ -66,6 +66,7 @@ def test_the_file_of_the_command_line_beats_that_of_the_environment(tmp_path: Pa
         ("memory", "lots", "expected a size"),
         ("memory", "1KiB", "at least 1MiB"),
         ("log_format", "xml", "one of text, json"),
+        ("debug", "loud", "expected warn, info, trace"),
         ("insecure", "maybe", "one of 1, true"),
         ("drain_timeout", "soon", "expected a time"),
     ],

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from reducer import log
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +52,55 @@ def test_json_with_a_stack(capfd: pytest.CaptureFixture[str]) -> None:
     line = json.loads(written(capfd))
     assert line["message"] == "outer"
     assert "ValueError: inner" in line["stack"]
+
+
+def test_what_a_line_is_about_is_in_its_fields(capfd: pytest.CaptureFixture[str]) -> None:
+    fields = {"job": "bert", "run": "r 1", "rank": 3, "round": 7}
+    log.set_up("info", "text", lane=0)
+    logging.getLogger("reducer.lane").info("late", extra={"about": fields})
+    assert ' lane=0 job=bert run="r 1" rank=3 round=7 message=late\n' in written(capfd)
+    log.set_up("info", "json")
+    logging.getLogger("reducer.lane").info("late", extra={"about": fields})
+    assert json.loads(written(capfd)).items() >= fields.items()
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "subsystems"),
+    [
+        ("warn", logging.WARNING, ()),
+        (" INFO ", logging.INFO, ()),
+        ("trace:lane, auth", logging.DEBUG, ("lane", "auth")),
+        ("trace:", logging.DEBUG, ()),
+    ],
+)
+def test_values_of_debug(text: str, level: int, subsystems: tuple[str, ...]) -> None:
+    assert log.parse_debug(text) == (level, subsystems)
+
+
+@pytest.mark.parametrize("text", ["debug", "1", "trace:lan", ":lane", "info,lane"])
+def test_values_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="expected warn, info, trace, or one of them with subsys"):
+        log.parse_debug(text)
+
+
+def test_debug_wins_over_the_level(capfd: pytest.CaptureFixture[str]) -> None:
+    names = ("reducer.lane", "reducer.auth")
+    log.set_up("warning", "text", "trace:lane")
+    for name in names:
+        logging.getLogger(name).debug("of %s", name)
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    lines = written(capfd)
+    assert "of reducer.lane" in lines and "of reducer.auth" not in lines
+    log.set_up("info", "text", "warn")
+    logging.getLogger("reducer.lane").info("no")
+    assert written(capfd) == ""
+
+
+def test_subsystems_are_loggers() -> None:
+    """Each is the last part of the name of a logger in our sources."""
+    sources = [p.read_text() for top in ("reducer", "client") for p in (ROOT / top).rglob("*.py")]
+    named = {n for text in sources for n in re.findall(r'getLogger\(f?"[^"]*\.(\w+)"\)', text)}
+    assert named == set(log.SUBSYSTEMS)
 
 
 def test_levels(capfd: pytest.CaptureFixture[str]) -> None:

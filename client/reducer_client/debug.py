@@ -1,0 +1,56 @@
+"""What ``REDUCER_DEBUG`` shows of a worker: lines on stderr, as those of the reducers.
+
+Without it everything goes to the loggers ``reducer_client`` and ``reducer_client.*``, for the
+program to show or not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from reducer import __version__, log
+from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
+
+if TYPE_CHECKING:
+    from reducer_client.config import Settings
+    from reducer_client.engine import Engine
+
+ROOT = "reducer_client"
+join_logger = logging.getLogger(f"{ROOT}.join")
+rounds_logger = logging.getLogger(f"{ROOT}.rounds")
+
+_handler: logging.Handler | None = None
+
+
+def set_up(wanted: log.Debug, form: str) -> None:
+    """Show it on stderr, and there alone; more than once is once."""
+    global _handler
+    logger = logging.getLogger(ROOT)
+    if _handler is None:
+        _handler = logging.StreamHandler()
+        logger.addHandler(_handler)
+        logger.propagate = False
+    context = {"host": socket.gethostname(), "pid": os.getpid()}
+    _handler.setFormatter(log.formatter(form, context))
+    wanted.apply(ROOT)
+
+
+def about(settings: Settings) -> dict[str, object]:
+    """The fields of every line of a group."""
+    return {"job": settings.job, "rank": settings.rank}
+
+
+def joined(settings: Settings, engine: Engine, mode: str) -> None:
+    """One line that says what runs: that the reducers are in use, and how."""
+    chunks = ", ".join(f"{chunk} B from {least} B" for least, chunk in settings.chunk_table)
+    join_logger.info(
+        "open-reduction-server %s, protocol %d.%d: rank %d of %d in run %s on %s; %d connections, "
+        "%d of them over Unix sockets, mode %s; chunks of %s",
+        *(__version__, PROTOCOL_MAJOR, PROTOCOL_MINOR, settings.rank, settings.world_size),
+        *(engine.run_id, ", ".join(settings.addresses), engine.connections),
+        *(engine.local_connections, mode, chunks),
+        extra={"about": {**about(settings), "run": engine.run_id}},
+    )
