@@ -72,7 +72,8 @@ def test_what_was_on_its_way_is_sent_again_and_counts_once() -> None:
     workers[1].contribute(Spec(), data=data(1))
     for worker in (back, workers[1]):
         assert worker.results() == [total(2)]
-    assert lane.core.snapshot()["jobs"]["job"]["duplicates"] == 1
+    numbers = lane.core.snapshot()["jobs"]["job"]
+    assert (numbers["duplicates"], numbers["reconnects"], numbers["failovers"]) == (1, 1, 0)
 
 
 def test_a_result_that_was_lost_comes_from_the_cache() -> None:
@@ -229,6 +230,7 @@ def test_streams_of_living_slots_stay_and_moved_ones_are_dropped_with_what_was_o
     assert workers[1].session.closed is None
     snapshot = lane.core.snapshot()["jobs"]["job"]
     assert (snapshot["contributions"], snapshot["open_rounds"]) == (3, 0)
+    assert (snapshot["failovers"], snapshot["reconnects"]) == (1, 0)
 
 
 @pytest.mark.parametrize(
