@@ -31,6 +31,7 @@ from reducer_client.errors import (
     ReducerUnavailableError,
 )
 
+# The first that fits.
 _CODES: dict[type[ReducerError], str] = {
     ProtocolVersionError: "version-skew",
     ProtocolError: "no-reducer",
@@ -42,7 +43,10 @@ _CODES: dict[type[ReducerError], str] = {
 # What a worker cannot prove depends on what it has.
 _UNPROVEN = {"open": "key-wanted", "psk": "wrong-key", "tls": "wrong-certificate"}
 _SMALL_ROUNDS = 5
-_PROBE_BYTES = 8 << 20
+# Rounds of the probe: as long as this, where so few bytes suffice, so that a slow network is not
+# taken for none.
+_PROBE_SECONDS = 0.02
+_LEAST_PROBE, _MOST_PROBE = 64 << 10, 8 << 20
 _TCP_INFO = struct.Struct("60x I 4x I")  # linux/tcp.h: the MTU of the path, round trip in us
 
 
@@ -112,16 +116,17 @@ def measure_rate(addresses: Sequence[str], login: Login, seconds: float) -> floa
 
     0 seconds: only join and leave.
     """
-    values = np.zeros(_PROBE_BYTES // 4, np.float32)
     with _join(addresses, login) as group:
         if not seconds:
             return 0.0
-        group.all_reduce(values, out=values).wait(login.timeout)
-        rounds, start = 0, time.monotonic()
-        while (spent := time.monotonic() - start) < seconds:
-            group.all_reduce(values, out=values).wait(login.timeout)
+        size = _LEAST_PROBE
+        while _round(group, size, login.timeout) < _PROBE_SECONDS and size < _MOST_PROBE:
+            size *= 2
+        rounds, spent = 0, 0.0
+        while spent < seconds:
+            spent += _round(group, size, login.timeout)
             rounds += 1
-    return rounds * values.nbytes * 8 / spent
+    return rounds * size * 8 / spent
 
 
 def explain(error: ReducerError, login: Login, addresses: Sequence[str]) -> Finding:
@@ -201,13 +206,16 @@ def _dial(reach: Reach, seconds: float) -> None:
 
 def _small_round(group: reducer_client.Group, seconds: float) -> float:
     """The median of a few rounds of four bytes, the first left out."""
-    value = np.zeros(1, np.float32)
-    times = []
-    for _ in range(_SMALL_ROUNDS + 1):
-        start = time.monotonic()
-        group.all_reduce(value).wait(seconds)
-        times.append(time.monotonic() - start)
+    times = [_round(group, 4, seconds) for _ in range(_SMALL_ROUNDS + 1)]
     return statistics.median(times[1:])
+
+
+def _round(group: reducer_client.Group, size: int, seconds: float) -> float:
+    """How long a round of so many bytes takes."""
+    values = np.zeros(size // 4, np.float32)
+    start = time.monotonic()
+    group.all_reduce(values, out=values).wait(seconds)
+    return time.monotonic() - start
 
 
 def _ask_metrics(reach: Reach, port: int, seconds: float) -> None:
