@@ -206,6 +206,21 @@ def test_promtool_accepts_the_alerts_and_they_fire_when_they_should() -> None:
     assert "SUCCESS" in promtool("test", "rules", str(ALERTS_TEST))
 
 
+def test_promtool_understands_the_dashboard(tmp_path: Path) -> None:
+    """Each expression as a rule, with Grafana's variables filled in."""
+    asked = asked_for(DASHBOARD).items()
+    expressions = [t for t, names in asked if names and not t.startswith("label_values")]
+    variables = {"$__rate_interval": "5m", "$job_name": ".*", "$instance": ".*"}
+    for name, value in variables.items():
+        expressions = [text.replace(name, value) for text in expressions]
+    rules = [
+        {"record": "panel", "labels": {"n": str(n)}, "expr": e} for n, e in enumerate(expressions)
+    ]
+    file = tmp_path / "rules.yaml"  # JSON is YAML
+    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    assert f"SUCCESS: {len(expressions)} rules found" in promtool("check", "rules", str(file))
+
+
 def test_every_alert_is_tested() -> None:
     alerts = set(re.findall(r"- alert: (\w+)", ALERTS.read_text()))
     tested = set(re.findall(r"\b(Reducer[A-Z]\w+)", ALERTS_TEST.read_text()))
