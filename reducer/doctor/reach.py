@@ -6,6 +6,7 @@ is the only rank of a job of its own, so that it meets no other worker.
 
 from __future__ import annotations
 
+import math
 import secrets
 import socket
 import statistics
@@ -229,5 +230,7 @@ def _ask_metrics(reach: Reach, port: int, seconds: float) -> None:
     answered = time.time()
     reach.version = str(answer["version"])
     reach.kernels = ", ".join(sorted({str(lane["kernels"]) for lane in answer["lanes"]}))
-    if "time" in answer:
-        reach.clock_ahead = float(answer["time"]) - (asked + answered) / 2
+    if "time" in answer:  # it was taken at some moment in between: the least that it can be
+        ahead = float(answer["time"]) - (asked + answered) / 2
+        sure = max(0.0, abs(ahead) - (answered - asked) / 2)
+        reach.clock_ahead = math.copysign(sure, ahead)

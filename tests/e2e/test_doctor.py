@@ -75,7 +75,7 @@ def test_where_nothing_is_wrong_nothing_is_said(daemon: Daemon) -> None:
     first, second = found["reducers"]
     assert (first["lanes"], second["lanes"]) == (2, 1)
     assert (first["version"], first["kernels"]) == (__version__, "native")
-    assert abs(first["clock_ahead"]) < 5
+    assert abs(first["clock_ahead"]) < 0.01
     assert all(0 < one["round_trip"] < 1 and one["path_mtu"] >= 1_500 for one in (first, second))
     assert all(one["rate"] > 0 and one["round_seconds"] > 0 for one in (first, second))
     assert found["rate"] > 0
