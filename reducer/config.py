@@ -94,7 +94,9 @@ class Config:
         unit="size",
         least=1 << 20,
     )
-    metrics_host: str = _option("127.0.0.1", "Address of /metrics, /healthz, /readyz, /api/stats.")
+    metrics_host: str = _option(
+        "127.0.0.1", "Address of the status page, /metrics, /healthz, /readyz."
+    )
     metrics_port: int = _option("2223", "TCP port of the metrics; 0: any.", parse_int, most=65535)
     insecure: bool = _option(
         "false",

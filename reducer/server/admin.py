@@ -1,4 +1,4 @@
-"""A tiny HTTP server for /metrics, /healthz, /readyz and /api/stats.
+"""A tiny HTTP server for the status page, /metrics, /healthz, /readyz, /api/stats and /api/status.
 
 One request a connection, at most 8 KiB of it, within 5 s: it answers tools, it is no web server.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,10 +28,23 @@ _REASONS = {
 }
 
 
+# An answer is what it says it is, of this moment, and nobody frames it.
+_HEADERS = (
+    "X-Content-Type-Options: nosniff",
+    "Cache-Control: no-store",
+    "X-Frame-Options: DENY",
+    "Referrer-Policy: no-referrer",
+    "Connection: close",
+)
+
+
 class Answer(NamedTuple):
+    """`policy`: the Content-Security-Policy; what is no page may load nothing."""
+
     status: int
     content_type: str
     body: bytes
+    policy: str = "default-src 'none'; frame-ancestors 'none'"
 
 
 Page = Callable[[], Awaitable[Answer]]
@@ -38,6 +52,10 @@ Page = Callable[[], Awaitable[Answer]]
 
 def text_answer(status: int, text: str) -> Answer:
     return Answer(status, "text/plain; charset=utf-8", text.encode() + b"\n")
+
+
+def json_answer(found: object) -> Answer:
+    return Answer(200, "application/json", json.dumps(found).encode() + b"\n")
 
 
 class Admin:
@@ -97,7 +115,8 @@ class Admin:
             f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
             f"Content-Type: {answer.content_type}",
             f"Content-Length: {len(answer.body)}",
-            "Connection: close",
+            f"Content-Security-Policy: {answer.policy}",
+            *_HEADERS,
         ]
         writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n")
         if method != "HEAD":

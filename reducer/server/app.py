@@ -13,15 +13,17 @@ import socket
 import time
 from collections import Counter
 from dataclasses import asdict
+from typing import Any
 
 import uvloop
 
 from reducer import __version__, compiled, config, log, metrics, units
 from reducer.errors import InternalError
 from reducer.server.acceptor import Acceptor
-from reducer.server.admin import Admin, Answer, text_answer
+from reducer.server.admin import Admin, Answer, json_answer, text_answer
 from reducer.server.lanes import LaneGroup
 from reducer.server.listening import ListenError, listen, listen_local
+from reducer.server.status_page import numbers, page
 from reducer.server.usage import own_usage
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
@@ -65,6 +67,7 @@ class Server:
 
     def __init__(self, options: config.Config, key: bytes) -> None:
         self._options = options
+        self._started = time.monotonic()
         self._ready = False
         self._started_at = 0.0
         self._stop = asyncio.Event()
@@ -168,6 +171,8 @@ class Server:
     def _make_admin(self) -> Admin:
         options = self._options
         pages = {
+            "/": self._status_page,
+            "/api/status": self._status_numbers,
             "/metrics": self._metrics_page,
             "/healthz": self._health_page,
             "/readyz": self._ready_page,
@@ -225,8 +230,19 @@ class Server:
         return Answer(200, metrics.CONTENT_TYPE, metrics.render(await self._snapshot()))
 
     async def _stats_page(self) -> Answer:
-        stats = {"tasks": len(asyncio.all_tasks()), **asdict(await self._snapshot())}
-        return Answer(200, "application/json", json.dumps(stats).encode() + b"\n")
+        return json_answer(await self._stats())
+
+    async def _stats(self) -> dict[str, Any]:
+        found = asdict(await self._snapshot())
+        clock = {"started": self._started, "clock": time.monotonic()}
+        return {"tasks": len(asyncio.all_tasks()), **clock, **found}
+
+    async def _status_page(self) -> Answer:
+        return page()
+
+    async def _status_numbers(self) -> Answer:
+        port = self._listeners[0].getsockname()[1]
+        return json_answer(numbers(f"{self._options.host}:{port}", port, await self._stats()))
 
     async def _health_page(self) -> Answer:
         await self._lanes.snapshots()

@@ -83,7 +83,7 @@ def _decoded(address: str, status: int, body: bytes) -> dict[str, Any]:
         raise StatusError(f"{address}: it answers {status}: {text[:200].strip()!r}")
     try:
         found = json.loads(text)
-        if all("report" in lane for lane in found["lanes"]):
+        if "clock" in found and all("report" in lane for lane in found["lanes"]):
             return dict(found)
     except (ValueError, TypeError, KeyError):
         pass

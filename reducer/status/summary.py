@@ -13,7 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ReducerStatus:
-    """One reducer; `workers` of `places` are connected to all of its lanes. Sizes in bytes."""
+    """One reducer; `workers` of `places` are connected to all of its lanes. Sizes in bytes.
+
+    `clock`: its own, in seconds, when it said so. `loop_lag`: of the lane where it is largest.
+    """
 
     address: str
     version: str
@@ -28,6 +31,9 @@ class ReducerStatus:
     bytes_out: int
     memory_reserved: int
     memory: int
+    memory_used: int
+    loop_lag: float
+    clock: float
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,9 @@ def _reducer(address: str, answer: dict[str, Any]) -> ReducerStatus:
         bytes_out=sum(run["bytes_out"] for parts in runs.values() for run in parts),
         memory_reserved=sum(lane["core"]["reserved_bytes"] for lane in lanes),
         memory=sum(lane["core"]["budget_bytes"] for lane in lanes),
+        memory_used=sum(lane["buffer_bytes"] for lane in lanes),
+        loop_lag=max(lane["loop_lag_seconds"] for lane in lanes),
+        clock=answer["clock"],
     )
 
 

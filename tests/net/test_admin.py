@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 
@@ -49,6 +50,28 @@ def test_head_has_no_body(daemon: Daemon) -> None:
     answer = ask(daemon, b"HEAD /healthz HTTP/1.1\r\n\r\n")
     assert answer.endswith(b"\r\n\r\n")
     assert b"Content-Length: 3\r\n" in answer
+
+
+def test_the_status_page_loads_nothing_from_elsewhere(daemon: Daemon) -> None:
+    answer = ask(daemon, b"GET / HTTP/1.1\r\n\r\n").decode()
+    head, _, page = answer.partition("\r\n\r\n")
+    policy = re.search("Content-Security-Policy: (.*)\r", head)
+    assert policy is not None
+    assert "default-src 'none'; connect-src 'self'; img-src data:; " in policy[1]
+    assert "unsafe" not in policy[1] and "http" not in policy[1]
+    assert "X-Frame-Options: DENY" in head
+    links = set(re.findall(r"""(?:src|href|url|fetch)[=(]["']?([^"')>]+)""", page))
+    assert {link for link in links if not link.startswith("data:")} == {
+        "api/status", "metrics"
+    }  # fmt: skip
+    assert "innerHTML" not in page
+
+
+@pytest.mark.parametrize("path", ["/api/status", "/api/stats", "/metrics", "/nothing"])
+def test_what_is_no_page_may_load_nothing_at_all(daemon: Daemon, path: str) -> None:
+    answer = ask(daemon, f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    assert b"Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\n" in answer
+    assert b"X-Content-Type-Options: nosniff\r\n" in answer
 
 
 def test_a_crowd_that_asks_nothing_is_bounded(daemon: Daemon) -> None:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from reducer.cli import main
+from reducer.server.status_page import MAX_RANKS, MAX_RUNS, numbers
 from reducer.status.ask import parse_address
 from reducer.status.summary import RankStatus, RunStatus, Summary, summarize
 from reducer.status.table import amount, as_text, duration
@@ -34,9 +35,11 @@ def run(**changes: Any) -> dict[str, Any]:
 def answer(*lanes: dict[str, Any], forming: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     """/api/stats of a reducer, each lane of which knows one run."""
     core = {"reserved_bytes": 10, "budget_bytes": 1_000}
+    numbers = {"core": core, "buffer_bytes": 3, "loop_lag_seconds": 0.001, "kernels": "native"}
     reports = [{"runs": [lane], "forming": forming or []} for lane in lanes]
     return {
-        "version": "0", "ready": True, "lanes": [{"core": core, "report": r} for r in reports],
+        "version": "0", "ready": True, "started": 1.0, "clock": 10.0,
+        "lanes": [{**numbers, "report": report} for report in reports],
     }  # fmt: skip
 
 
@@ -68,6 +71,14 @@ def test_the_oldest_wait_for_a_rank_is_shown_and_who_lacks_it() -> None:
     assert "not connected to b:1; absent for 12.5 s from 'a' round 3" in text
     assert "'b'" not in text
     assert "4 of 4 workers, 50 rounds in 1 min 40 s" in text
+
+
+def test_the_page_is_told_no_more_than_it_shows() -> None:
+    lateness = [[rank, 1.0 + rank] for rank in range(100)]
+    lanes = [run(run_id=f"r{n:03}", lateness=lateness) for n in range(MAX_RUNS + 6)]
+    found = numbers("a:1", 2222, answer(*lanes))
+    assert (len(found["runs"]), found["more_runs"]) == (MAX_RUNS, 6)
+    assert [rank["rank"] for rank in found["runs"][0]["ranks"]] == [*range(99, 99 - MAX_RANKS, -1)]
 
 
 def test_two_runs_of_one_job_are_two() -> None:

@@ -1,0 +1,85 @@
+"""The status page in a real browser, while real workers are late."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.browser import Browser, find_chromium
+from tests.support.cluster import Daemon
+from tests.support.ranks import Tell, join, start_ranks
+from tests.support.wait import wait_until
+
+WORLD = 4
+LATE = 2
+NAP = 0.3  # seconds
+CHROMIUM = find_chromium()
+HOSTILE = "<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs chromium (Debian: apt-get install chromium-headless-shell)"
+)
+
+
+def _work(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> None:
+    """Rounds until it is told to end; rank LATE naps before each. All ends come in one round."""
+    with join(rank, world, addresses, job) as group:
+        values = np.ones(400_000, np.float32)
+        stop = np.zeros(1, np.float32)
+        while not group.all_reduce(stop, key="stop", op="max").wait()[0]:
+            if rank == LATE:
+                time.sleep(NAP)
+            group.all_reduce(values, key="grad").wait()
+            stop[0] = tell.heard()
+
+
+@contextmanager
+def at_work(daemon: Daemon, job: str, **options: Any) -> Iterator[None]:
+    """A job that goes on until the end of the block, with one rank that is late."""
+    with start_ranks(WORLD, _work, [daemon.address], job, talk=True, **options) as ranks:
+        yield
+        ranks.send(0)
+        assert all(o.error is None and o.reported for o in ranks.collect(60))
+
+
+@contextmanager
+def looking_at(daemon: Daemon) -> Iterator[Browser]:
+    assert CHROMIUM is not None
+    with Browser(CHROMIUM) as browser:
+        browser.open(f"http://127.0.0.1:{daemon.metrics_port}/")
+        yield browser
+
+
+def test_the_slow_rank_is_read_off_the_page() -> None:
+    with Daemon(lanes=2) as daemon, looking_at(daemon) as browser:
+        wait_until(lambda: "No job has joined" in browser.text("#runs"), 30, "the page is there")
+        with at_work(daemon, HOSTILE):
+            wait_until(lambda: " is late" in browser.text(".verdict"), 60, "somebody is late")
+            assert re.match(rf"Rank {LATE} is late: the others waited for it \d+ %",
+                            browser.text(".verdict"))  # fmt: skip
+            assert browser.text("tr.late td:first-child") == f"rank {LATE}"
+            label = "document.querySelector('tr.late canvas').ariaLabel"
+            assert f"rank {LATE}: waited for" in browser.evaluate(label)
+            assert browser.text("#state") == "● serving"
+            assert browser.text("h2") == f"Job {HOSTILE}"
+            assert browser.evaluate("document.title").startswith(f"late: rank {LATE} · reducer ")
+            assert re.fullmatch(r"[\d.]+ [kMG]B/s", browser.text("#received"))
+            assert browser.text("#received") != "0 B/s"
+            assert browser.text("#workers") == f"{WORLD} of {WORLD}"
+            assert len(daemon.get("/api/status")[1]) < 20_000
+        wait_until(lambda: "No job has joined" in browser.text("#runs"), 30, "the job is gone")
+        assert browser.complaints == []
+
+
+def test_a_reducer_that_is_gone_is_said_to_be_so() -> None:
+    with Daemon() as daemon, looking_at(daemon) as browser:
+        wait_until(lambda: browser.text("#state") == "● serving", 30, "the page is there")
+        daemon.stop()
+        wait_until(lambda: "no answer for" in browser.text("#state"), 30, "it says so")
+        assert browser.evaluate("document.body.className") == "stale"
