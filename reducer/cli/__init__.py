@@ -13,6 +13,7 @@ _COMMANDS = {
     "keygen": "reducer.cli.keygen",
     "config": "reducer.cli.config",
     "status": "reducer.cli.status",
+    "top": "reducer.cli.top",
     "doctor": "reducer.cli.doctor",
     "bench": "reducer.cli.bench",
     "plan": "reducer.cli.plan",

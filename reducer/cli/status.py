@@ -8,7 +8,8 @@ import sys
 
 import click
 
-from reducer.status.ask import DEFAULT_PORT, StatusError, ask_all, parse_address
+from reducer.cli.addresses import status_addresses
+from reducer.status.ask import StatusError, ask_all
 from reducer.status.summary import summarize
 from reducer.status.table import as_text
 
@@ -25,12 +26,7 @@ def command(addresses: tuple[str, ...], timeout: float, as_json: bool) -> None:
     had sent what this rank had not, since the run began; SHARE is its part of that time. Exits
     with 1 if a reducer does not answer.
     """
-    asked = list(dict.fromkeys(addresses)) or [f"127.0.0.1:{DEFAULT_PORT}"]
-    try:
-        for address in asked:
-            parse_address(address)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    asked = status_addresses(addresses)
     answers = dict(zip(asked, ask_all(asked, timeout), strict=True))
     errors = {a: str(answer) for a, answer in answers.items() if isinstance(answer, StatusError)}
     found = {a: answer for a, answer in answers.items() if not isinstance(answer, StatusError)}

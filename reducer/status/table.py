@@ -44,7 +44,7 @@ def _run(run: RunStatus) -> Iterator[str]:
     if run.joined is not None:
         yield (
             f"job {run.job!r} is forming: {run.joined} of {run.world_size} workers have joined; "
-            f"absent: {_ranks(run.absent)}"
+            f"absent: {ranks_text(run.absent)}"
         )
         return
     yield (
@@ -56,23 +56,25 @@ def _run(run: RunStatus) -> Iterator[str]:
         yield "  nobody is late"
         return
     head = ("RANK", "WAITED FOR", "SHARE", "  NOW")
-    rows = [(str(r.rank), duration(r.waited), f"{r.share:.0%}", _now(r)) for r in late]
+    rows = [(str(r.rank), duration(r.waited), f"{r.share:.0%}", "  " + now_text(r)) for r in late]
     yield from (f"  {line}" for line in aligned([head, *rows[:_RANKS_SHOWN]], left=0, rest=1))
     if len(rows) > _RANKS_SHOWN:
         yield f"  and {len(rows) - _RANKS_SHOWN} more (--json has them)"
 
 
-def _now(rank: RankStatus) -> str:
+def now_text(rank: RankStatus) -> str:
+    """What is wrong with it now, if anything."""
     texts = []
     if rank.lost_by:
         texts.append(f"not connected to {', '.join(rank.lost_by)}")
     if rank.absent_from is not None:
         wait = rank.absent_from
         texts.append(f"absent for {duration(wait.seconds)} from {wait.key!r} round {wait.round}")
-    return "  " + "; ".join(texts) if texts else ""
+    return "; ".join(texts)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
+    """The first few by number."""
     shown = ", ".join(str(rank) for rank in ranks[:_RANKS_SHOWN])
     more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"

@@ -19,7 +19,7 @@ ALLOWED = {
     "reducer.errors": {"reducer.wire.codes"},
     "reducer.core": {"reducer.core", "reducer.wire", "reducer.errors"},
     "reducer.planner": {"reducer.planner", "reducer.units", "matplotlib"},
-    "reducer.status": {"reducer.status"},
+    "reducer.status": {"reducer.status", "rich"},
     "reducer.nccl": {"reducer.nccl", "reducer.status", "reducer.children", "numpy"},
     "reducer.kernels": {"reducer.kernels", "reducer.wire.codes", "numpy", "google_crc32c"}
     | {"typing_extensions"},  # for the type checker alone

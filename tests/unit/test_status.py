@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from reducer.cli import main
 from reducer.server.status_page import MAX_RANKS, MAX_RUNS, numbers
 from reducer.status.ask import parse_address
+from reducer.status.rates import Rates, change
 from reducer.status.summary import RankStatus, RunStatus, Summary, summarize
 from reducer.status.table import amount, as_text, duration
 
@@ -71,6 +72,24 @@ def test_the_oldest_wait_for_a_rank_is_shown_and_who_lacks_it() -> None:
     assert "not connected to b:1; absent for 12.5 s from 'a' round 3" in text
     assert "'b'" not in text
     assert "4 of 4 workers, 50 rounds in 1 min 40 s" in text
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    old = summarize({"a:1": answer(run(rounds=50, lateness=[[3, 20.0]]))})
+    later = answer(run(rounds=60, bytes_in=5_000, seconds=104.0, lateness=[[3, 23.0], [1, 0.2]]))
+    now = summarize({"a:1": {**later, "clock": 14.0}, "b:1": answer(run())})
+    happened = change(old, now)
+    assert happened.rates == {"a:1": Rates(received=1_000.0, sent=0.0, rounds=2.5)}
+    assert happened.waits["bert", "r1"] == pytest.approx({3: 0.75, 1: 0.05})
+    ended = change(now, summarize({"a:1": {**answer(run(job="next")), "clock": 15.0}}))
+    assert ended.rates["a:1"] == Rates(0.0, 0.0, 0.0)
+
+
+def test_who_is_absent_is_late_all_of_the_time() -> None:
+    wait = {"key": "a", "round": 3, "age_ms": 12_500, "absent": [2], "absent_count": 1}
+    old = summarize({"a:1": answer(run())})
+    now = summarize({"a:1": answer(run(seconds=101.0, waiting=[wait]))})
+    assert change(old, now).waits["bert", "r1"] == {2: 1.0}
 
 
 def test_the_page_is_told_no_more_than_it_shows() -> None:

@@ -1,0 +1,115 @@
+"""`reducer top` of real reducers: one picture, and on a terminal until a key is pressed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from tests.support.cluster import Daemon, environment, run_cli
+from tests.support.ranks import Tell, join, start_ranks
+
+WORLD = 3
+LATE = 1
+NAP = 0.3  # seconds
+
+
+def _work(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> None:
+    """Rounds until it is told to end; rank LATE naps before each. All end in the same round."""
+    with join(rank, world, addresses, job) as group:
+        tell("joined")
+        values = np.ones(400_000, np.float32)
+        stop = np.zeros(1, np.float32)
+        while not group.all_reduce(stop, key="stop", op="max").wait()[0]:
+            if rank == LATE:
+                time.sleep(NAP)
+            group.all_reduce(values, key="grad").wait()
+            stop[0] = tell.heard()
+
+
+def test_one_picture_of_a_slow_rank_and_a_reducer_that_is_gone(job: str) -> None:
+    job += "\x1b[31m[red]"  # neither the terminal nor rich obeys a name
+    with Daemon() as here:
+        with Daemon() as gone:
+            addresses = [f"127.0.0.1:{daemon.metrics_port}" for daemon in (here, gone)]
+        with start_ranks(WORLD, _work, [here.address], job, talk=True) as ranks:
+            ranks.receive(0, 60)
+            done = run_cli("top", "--once", "--interval", "1.5", *addresses)
+            ranks.send(0)
+            for rank in range(1, WORLD):
+                ranks.receive(rank)
+            assert all(o.error is None and o.reported for o in ranks.collect(60))
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert re.match(rf"{addresses[0]} +[\d.]+ [MG]B +[\d.]+ [MG]B +[\d.]+ .* serves", lines[1])
+    assert re.match(rf"{addresses[1]}( +-)+ +down: Connection refused", lines[2])
+    assert f"job {job!r}, run " in done.stdout and "\x1b" not in done.stdout
+    late = re.search(rf"^ *{LATE} +(\d+)% +█", done.stdout, re.M)
+    assert late is not None and int(late[1]) > 30, done.stdout
+    assert f"Error: {addresses[1]}: Connection refused" in done.stderr
+
+
+@contextmanager
+def on_a_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`reducer ...` on a terminal of its own, and our end of that."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "reducer", *arguments],
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env=environment({"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}),
+    )  # fmt: skip
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+def read_until(terminal: int, text: str, seconds: float = 60.0) -> None:
+    seen, deadline = "", time.monotonic() + seconds
+    while text not in seen:
+        assert select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0], seen
+        seen += os.read(terminal, 65_536).decode(errors="replace")
+
+
+def press_q(process: subprocess.Popen[bytes], terminal: int) -> None:
+    os.write(terminal, b"q")
+
+
+def interrupt(process: subprocess.Popen[bytes], terminal: int) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("end", [press_q, interrupt])
+def test_it_runs_until_it_is_told_to_end(
+    end: Callable[[subprocess.Popen[bytes], int], None],
+) -> None:
+    with Daemon() as daemon:
+        address = f"127.0.0.1:{daemon.metrics_port}"
+        with on_a_terminal("top", "--interval", "0.2", address) as (process, terminal):
+            before = termios.tcgetattr(terminal)
+            for _ in range(3):
+                read_until(terminal, "no job has joined")
+            end(process, terminal)
+            read_until(terminal, "\x1b[?1049l")  # what was on the terminal is back
+            assert process.wait(30) == 0
+            assert termios.tcgetattr(terminal) == before
+
+
+def test_a_pipe_is_told_what_to_do() -> None:
+    done = run_cli("top")
+    assert done.returncode == 2
+    assert "--once" in done.stderr
