@@ -8,6 +8,7 @@ No other module reads the environment.
 from __future__ import annotations
 
 import difflib
+import errno
 import ipaddress
 import math
 import os
@@ -167,6 +168,9 @@ class Config:
     no_native: bool = _option(
         "false", "Run on the NumPy kernels even where native ones exist.", parse_bool, flag=True
     )
+    timeline: str = _option(
+        "", "Folder for files that say what became of each round, for viewers of Chrome traces."
+    )
     log_level: str = _option(
         "info", "Least level that is logged.", choices=("debug", "info", "warning", "error")
     )
@@ -319,6 +323,21 @@ def read_key(config: Config) -> bytes:
         return keyfile.read(config.key_file) if config.key_file else b""
     except keyfile.KeyFileError as error:
         raise ConfigError(str(error)) from None
+
+
+def make_timeline_folder(config: Config) -> None:
+    """Raises ConfigError where the files of a timeline cannot be made; nothing without one."""
+    if not config.timeline:
+        return
+    try:
+        Path(config.timeline).mkdir(parents=True, exist_ok=True)
+        if not os.access(config.timeline, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(
+            f"{_both_names('timeline')} {config.timeline}: expected a folder that this user may "
+            f"write to: {error.strerror}"
+        ) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -26,8 +26,13 @@ uint32_t rotated(uint32_t i, uint32_t chunks, uint32_t reducers, uint32_t rank) 
 
 }  // namespace
 
-Engine::Engine(Options options, Secret key, std::shared_ptr<const TlsContext> tls)
-    : state_(std::move(options)), key_(std::move(key)), tls_(std::move(tls)) {
+Engine::Engine(Options options, Secret key, std::shared_ptr<const TlsContext> tls,
+               std::unique_ptr<Timeline> timeline)
+    : state_(std::move(options)),
+      key_(std::move(key)),
+      tls_(std::move(tls)),
+      timeline_(std::move(timeline)) {
+  state_.trace_rounds(timeline_ != nullptr);
   state_.on_finished = [this](const OperationRef& operation) {
     if (operation.get() == awaited_) wake();  // mutex_ is held: nobody else drives the state
     if (!operation->notify()) return;

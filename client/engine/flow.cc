@@ -185,6 +185,8 @@ void State::send_next(Lane* lane, Share* share, bool on_grant, double now) {
   if (chunk.sent_before) ++resent_;
   chunk.state = Chunk::State::kSent;
   chunk.asked = chunk.sent_before = true;
+  if (round->moments.first_sent == 0) round->moments.first_sent = now;
+  if (round->moments.first_result == 0) round->moments.last_sent = now;
   if (chunk.charge == Chunk::Charge::kNone) {
     chunk.charge = on_grant ? Chunk::Charge::kGrant : Chunk::Charge::kCredit;
     const uint64_t cost = round->plan.cost(index);

@@ -60,6 +60,8 @@ void Engine::run() {
   }
   finish_failed(monotonic());
   for (const auto& c : connections_list_) shut(c.get());
+  if (timeline_) write_timeline();
+  timeline_.reset();
   key_.clear();
   tls_.reset();
   state_.pool->trim();
@@ -135,6 +137,20 @@ void Engine::tick(double now) {
     trimmed_ = idle;
   }
   if (trim) state_.pool->trim();
+  if (timeline_) write_timeline();
+}
+
+void Engine::write_timeline() {
+  std::vector<RoundTrace> rounds;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    rounds = state_.take_traces();
+  }
+  if (rounds.empty() || timeline_->write(rounds)) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  state_.trace_rounds(false);
+  state_.report("the timeline " + timeline_->path() + " is full, or cannot be written: it ends");
+  timeline_.reset();
 }
 
 // --- a caller that waits ---

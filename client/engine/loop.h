@@ -39,6 +39,7 @@
 #include "handshake.h"
 #include "socket.h"
 #include "state.h"
+#include "timeline.h"
 #include "tls.h"
 
 namespace ors {
@@ -53,9 +54,10 @@ struct LaneStats {
 class Engine {
  public:
   // Opens nothing. With a key every lane must prove that it has it, too (mode psk); with a TLS
-  // context, that it has a certificate (mode tls).
+  // context, that it has a certificate (mode tls). Rounds are traced with a timeline.
   explicit Engine(Options options, Secret key = Secret(),
-                  std::shared_ptr<const TlsContext> tls = nullptr);
+                  std::shared_ptr<const TlsContext> tls = nullptr,
+                  std::unique_ptr<Timeline> timeline = nullptr);
   ~Engine();  // abort()
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -132,6 +134,7 @@ class Engine {
   void sleep(double patience);
   bool wait_for_events(double patience, const Operation* awaited);
   void tick(double now);
+  void write_timeline();
   bool finish_leaving(double now);
   void finish_failed(double now);
   double until_next_dial(double now, double most) const;
@@ -159,6 +162,7 @@ class Engine {
   std::vector<std::unique_ptr<Connection>> connections_list_;  // by io_mutex_, as what follows
   Secret key_;  // both end as soon as the thread does
   std::shared_ptr<const TlsContext> tls_;
+  std::unique_ptr<Timeline> timeline_;
   double next_tick_ = 0;
   double half_closed_at_ = -1;
   bool trimmed_ = true;

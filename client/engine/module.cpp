@@ -57,8 +57,10 @@ bool wait_interruptible(double timeout, Poll poll) {
 
 class PyEngine {
  public:
-  PyEngine(Options options, Secret key, std::shared_ptr<const TlsContext> tls)
-      : engine_(new Engine(std::move(options), std::move(key), std::move(tls))),
+  PyEngine(Options options, Secret key, std::shared_ptr<const TlsContext> tls,
+           std::unique_ptr<Timeline> timeline)
+      : engine_(
+            new Engine(std::move(options), std::move(key), std::move(tls), std::move(timeline))),
         generation_(fork_generation()) {}
   ~PyEngine() {
     if (forked()) {
@@ -285,6 +287,14 @@ std::shared_ptr<const TlsContext> tls_context(const PyTlsFiles& files) {
   return context;
 }
 
+std::unique_ptr<Timeline> open_timeline(const std::string& folder, const Options& options) {
+  if (folder.empty()) return nullptr;
+  std::string why;
+  auto timeline = Timeline::open(folder, options.job, options.rank, &why);
+  if (timeline == nullptr) throw nb::value_error(why.c_str());
+  return timeline;
+}
+
 }  // namespace
 
 void raise(const Failure& failure) {
@@ -399,19 +409,23 @@ NB_MODULE(_engine, m) {
              const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
              double silence, double reducer_wait, const std::string& congestion,
              const std::string& source, bool local_sockets, nb::bytes key,
-             const std::optional<PyTlsFiles>& tls, uint32_t digest_every) {
+             const std::optional<PyTlsFiles>& tls, uint32_t digest_every,
+             const std::string& timeline) {
             Secret secret = secret_of(key);
-            new (self) PyEngine(make_options(std::move(addresses), job, run_id, rank, world_size,
-                                             table, connect_timeout, silence, reducer_wait,
-                                             congestion, source, local_sockets, digest_every),
-                                std::move(secret), tls ? tls_context(*tls) : nullptr);
+            Options options = make_options(std::move(addresses), job, run_id, rank, world_size,
+                                           table, connect_timeout, silence, reducer_wait,
+                                           congestion, source, local_sockets, digest_every);
+            auto context = tls ? tls_context(*tls) : nullptr;
+            auto file = open_timeline(timeline, options);
+            new (self) PyEngine(std::move(options), std::move(secret), std::move(context),
+                                std::move(file));
           },
           nb::kw_only(), nb::arg("addresses"), nb::arg("job"), nb::arg("run_id"), nb::arg("rank"),
           nb::arg("world_size"), nb::arg("chunk_table"), nb::arg("connect_timeout"),
           nb::arg("silence"), nb::arg("reducer_wait"), nb::arg("congestion") = "",
           nb::arg("source") = "", nb::arg("local_sockets") = true,
           nb::arg("key") = nb::bytes("", 0), nb::arg("tls").none() = nb::none(),
-          nb::arg("digest_every") = 0)
+          nb::arg("digest_every") = 0, nb::arg("timeline") = "")
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

@@ -13,6 +13,7 @@
 #include "operation.h"
 #include "plan.h"
 #include "pool.h"
+#include "timeline.h"
 
 namespace ors {
 
@@ -81,6 +82,7 @@ struct Round {
   size_t unstable = 0;      // shares that are not all freed
   uint16_t flags = 0;
   Culprit culprit;
+  Moments moments;
   uint64_t digest = 0;                     // of the results that are held, where they are compared
   std::unique_ptr<Comparison> comparison;  // of a round that compares; it owns source and target
   bool over = false;  // abandoned or failed: nothing of it is sent or expected any more

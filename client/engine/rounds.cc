@@ -147,6 +147,7 @@ std::optional<Failure> State::open_round(const Submission& s, double now, RoundR
   round->key = record;
   round->number = record->next_round++;
   round->target = s.target;
+  round->moments.submitted = now;
   round->priority = s.priority;
   round->order = submitted_++;
   const bool in_place = s.source == s.target && s.descriptor.collective == kAllReduce;
@@ -341,6 +342,8 @@ std::optional<Failure> State::result_ends(Lane* lane, const Header& h, double no
   }
   Chunk& chunk = round->chunks[h.chunk];
   settle(round.get(), h.chunk);
+  if (round->moments.first_result == 0) round->moments.first_result = now;
+  round->moments.last_result = now;
   chunk.held = true;
   chunk.state = Chunk::State::kSent;  // it has come before it was sent again: no need to
   round->flags |= h.flags & (kOverflow | kNan | kNonFinite);
@@ -393,8 +396,22 @@ void State::finish(Round* round, std::optional<Failure> failure) {
   --open_rounds_;
   if ((round->flags & kNonFinite) != 0 && !failure) ++nonfinite_;
   if (digests_.on() && !failure_) digest_round(*round, !failure);
+  if (traced_) trace(*round, failure);
   round->operation->finish(std::move(failure), round->flags, round->culprit);
   if (on_finished) on_finished(round->operation);
+}
+
+void State::trace(const Round& round, const std::optional<Failure>& failure) {
+  const Descriptor& d = round.descriptor;
+  RoundTrace found{round.key->name, round.number,  d.count * item_size(d.dtype),
+                   d.collective,    round.moments, failure ? failure->message : ""};
+  if (failure) found.moments.last_result = std::max(found.moments.last_result, ticked_at_);
+  traces_.push_back(std::move(found));
+}
+
+void State::trace_rounds(bool wanted) {
+  traced_ = wanted;
+  traces_.clear();
 }
 
 // --- refusal ---

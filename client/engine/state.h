@@ -135,6 +135,9 @@ class State {
   const std::vector<Lane*>& lanes() const { return all_lanes_; }  // those that were ever wanted
   std::vector<std::string> take_reports() { return stalls_.take(); }
   std::map<std::string, uint64_t> counters() const;
+  std::vector<RoundTrace> take_traces() { return std::exchange(traces_, {}); }
+  void trace_rounds(bool wanted);
+  void report(std::string line) { stalls_.push(std::move(line)); }
 
   Finished on_finished;  // told of every operation that ends
   const std::shared_ptr<Pool> pool = std::make_shared<Pool>();
@@ -239,6 +242,7 @@ class State {
   void cut_shares(Round* round, const std::vector<uint32_t>& chunks);
   void share_out(const RoundRef& round);
   void finish(Round* round, std::optional<Failure> failure);
+  void trace(const Round& round, const std::optional<Failure>& failure);
   std::optional<Failure> find_chunk(Lane* lane, const Header& header, RoundRef* round);
   const char* check_result(const Lane& lane, const Round& round, const Header& header) const;
   void late_result(Lane* lane, const Header& header);
@@ -312,6 +316,8 @@ class State {
   uint64_t reconnects_ = 0;
   uint64_t suspicions_ = 0;
   uint64_t nonfinite_ = 0;  // rounds with NaN or Inf in them
+  bool traced_ = false;
+  std::vector<RoundTrace> traces_;
 };
 
 // Copies one chunk of the source into staging memory (cast and CRC in the same pass), and this

@@ -56,11 +56,13 @@ class Engine:
         key: bytes = b"",
         tls: tuple[str, str, str] | None = None,
         digest_every: int = 0,
+        timeline: str = "",
     ) -> None:
         """Opens no connection. Raises ValueError for options outside PROTOCOL.md.
 
         `key`: of the job, 32 bytes, or none; zeroed at the end. `tls`: PEM files with certificate,
-        key and CA; EngineError where the machine has no OpenSSL.
+        key and CA; EngineError where the machine has no OpenSSL. `timeline`: a folder for a file
+        with what becomes of each round, or none; ValueError where it cannot be made.
         """
     def connect(self) -> None:
         """Returns when every lane has welcomed this rank; raises EngineError."""

@@ -75,6 +75,7 @@ class Settings:
     congestion: str
     source: str
     digest_every: int
+    timeline: str
 
 
 def resolve(
@@ -95,6 +96,7 @@ def resolve(
     congestion: str | None = None,
     source: str | None = None,
     digest_every: int | None = None,
+    timeline: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
     """Settings from arguments and environment; ValueError names the bad value and its name."""
@@ -123,6 +125,7 @@ def resolve(
         congestion=_resolve_congestion(env, congestion),
         source=_resolve_source(env, source),
         digest_every=_resolve_digest_every(env, digest_every),
+        timeline=env.get("REDUCER_TIMELINE", "") if timeline is None else os.fspath(timeline),
     )
 
 
@@ -246,7 +249,7 @@ def daemon_environment() -> dict[str, str]:
     """The environment of an embedded daemon: ours, but its options come from arguments alone."""
     # Of another mode than ours we would refuse it.
     kept = {"REDUCER_NO_NATIVE", "REDUCER_KEY_FILE"}
-    kept |= {"REDUCER_TLS_CERT", "REDUCER_TLS_KEY", "REDUCER_TLS_CA"}
+    kept |= {"REDUCER_TLS_CERT", "REDUCER_TLS_KEY", "REDUCER_TLS_CA", "REDUCER_TIMELINE"}
     return {k: v for k, v in os.environ.items() if not k.startswith("REDUCER_") or k in kept}
 
 

@@ -28,6 +28,7 @@ def connect(
     congestion: str | None = None,
     source: str | None = None,
     digest_every: int | None = None,
+    timeline: str | None = None,
     key: bytes | None = None,
     key_file: str | None = None,
     tls_cert: str | None = None,
@@ -69,6 +70,9 @@ def connect(
             they differ, every rank raises IntegrityError, which names the ranks, the key and the
             rounds, and the group ends. By default ``REDUCER_DIGEST_EVERY``, else 0: never. Rank
             0's is used by all.
+        timeline: a folder, to which this worker adds a file that says what became of each round and
+            when; viewers of Chrome traces, such as Perfetto, open it. By default
+            ``REDUCER_TIMELINE``; "" is none.
         key_file: file with the reducers' key or that of this job, as ``reducer keygen`` writes it.
             Every reducer must then prove that it has it, too. By default ``REDUCER_KEY_FILE``; ""
             is none.
@@ -104,6 +108,7 @@ def connect(
         congestion=congestion,
         source=source,
         digest_every=digest_every,
+        timeline=timeline,
     )
     shown = config.resolve_debug()
     if shown is not None:
@@ -130,6 +135,7 @@ def connect(
             source=settings.source,
             local_sockets=settings.transport == "auto",
             digest_every=settings.digest_every,
+            timeline=settings.timeline,
             key=proof,
             tls=tls,
         )

@@ -15,6 +15,7 @@ _COMMANDS = {
     "status": "reducer.cli.status",
     "top": "reducer.cli.top",
     "doctor": "reducer.cli.doctor",
+    "timeline": "reducer.cli.timeline",
     "bench": "reducer.cli.bench",
     "plan": "reducer.cli.plan",
     "convert": "reducer.cli.convert",

@@ -21,6 +21,7 @@ def command(file: str | None, **given: Any) -> None:
     found = effective(file, given)
     try:
         config.check_protection(found.config)
+        config.make_timeline_folder(found.config)
         key = config.read_key(found.config)
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from reducer.core.buffer import Buffer
 from reducer.core.permit import Permit
-from reducer.core.round import Chunk
+from reducer.core.round import Chunk, Wait
 from reducer.errors import ReductionError
 from reducer.wire.header import Header
 
@@ -194,6 +194,23 @@ class Close(NamedTuple):
     at_once: bool = False
 
 
+class Traced(NamedTuple):
+    """A round is over on this lane; `key` is a label. Only where `LaneSettings.traced` asks for it.
+
+    `wait` is its longest; nothing has come for it since `all_in_at`. Times are those that `handle`
+    was given.
+    """
+
+    job: str
+    key: str
+    round: int
+    bytes: int
+    opened_at: float
+    wait: Wait
+    all_in_at: float
+    ended_at: float
+
+
 class Log(NamedTuple):
     """A line for the operator; `level` as in the logging module.
 
@@ -205,4 +222,4 @@ class Log(NamedTuple):
     about: Mapping[str, object] = NOTHING
 
 
-Output = Send | Fold | Finish | Free | Discard | Close | Log
+Output = Send | Fold | Finish | Free | Discard | Close | Traced | Log

@@ -25,6 +25,7 @@ from reducer.core.events import (
     Output,
     Reduced,
     Send,
+    Traced,
 )
 from reducer.core.grants import Grants
 from reducer.core.keytable import KeyTable
@@ -33,7 +34,7 @@ from reducer.core.open_rounds import OpenRounds
 from reducer.core.plan import Plan
 from reducer.core.progress import KeyProgress
 from reducer.core.ranking import most
-from reducer.core.round import ABSENT, Chunk, Phase, Round, Step, descriptor_of
+from reducer.core.round import ABSENT, Chunk, Phase, Round, Step, Wait, descriptor_of
 from reducer.core.route import Route
 from reducer.core.seats import Seats
 from reducer.core.stream import Stream, Streams
@@ -85,6 +86,7 @@ class Job:
         max_keys: int,
         crc: Crc,
         acc_itemsize: Callable[[int, int], int],
+        traced: bool,
     ) -> None:
         self.name = name
         self.run_id = run_id
@@ -109,6 +111,7 @@ class Job:
         )
         self._crc = crc
         self._acc_itemsize = acc_itemsize
+        self._traced = traced
         self._plans = Plans(world_size, table)
 
     def about(self) -> dict[str, object]:
@@ -313,6 +316,8 @@ class Job:
         round_.left -= 1
         if round_.left == 0:
             self.late[rank] += 1
+        if self._traced:
+            round_.note_wait(Wait(rank, chunk.half_at, now))
         ranks = sorted(chunk.parts)
         parts = [chunk.parts[r] for r in ranks]
         if not parts:
@@ -358,7 +363,17 @@ class Job:
             self.counters.rounds += 1
             self.durations.note(now - round_.opened_at)
             self._grants.end(round_, out)
+            if self._traced:
+                out.append(self._trace(key, round_, now))
         return out
+
+    def _trace(self, key: KeyProgress, round_: Round, now: float) -> Traced:
+        assert round_.plan is not None and round_.wait is not None
+        size = round_.plan.count * round_.plan.item
+        return Traced(
+            self.name, key.name or key.label, round_.number, size, round_.opened_at, round_.wait,
+            round_.touched_at, now,
+        )  # fmt: skip
 
     def _send_result(
         self, key: KeyProgress, chunk: Chunk, ranks: Iterable[int], out: list[Output]

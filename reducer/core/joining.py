@@ -135,6 +135,7 @@ class Joining:
         job = Job(
             forming.job, forming.run_id, forming.slot, settings.lane, route, forming.world_size,
             forming.table, window, settings.job_keys, settings.crc32c, settings.acc_itemsize,
+            settings.traced,
         )  # fmt: skip
         self._instances += 1
         run = Run(job, forming.incarnations, self._instances, forming.digest_every, now)

@@ -195,6 +195,14 @@ class Chunk:
         return [rank for rank, crc in enumerate(self.crcs) if crc == ABSENT]
 
 
+class Wait(NamedTuple):
+    """Half of the ranks had sent a chunk at `since`, and `rank`, the last of them, at `until`."""
+
+    rank: int
+    since: float
+    until: float
+
+
 class Round:
     """One round of one key in a stream.
 
@@ -202,13 +210,14 @@ class Round:
     complete. `described` are ranks that have said what the round is before they could send of it;
     `verdict` collects every rank's word once two of them differ. A void round only waits to be
     forgotten: `owed` is each rank's cost that its ABANDON will settle; `refused` is what the ranks
-    are `told`, once it is known.
+    are `told`, once it is known. `wait` is the longest that it has waited for a rank, where that is
+    traced.
     """
 
     __slots__ = (
         "abandoned", "begun", "chunks", "contributed", "described", "descriptor", "job", "key",
         "left", "number", "opened_at", "owed", "owned", "plan", "refused", "stream", "told",
-        "touched_at", "verdict", "void",
+        "touched_at", "verdict", "void", "wait",
     )  # fmt: skip
 
     def __init__(
@@ -232,6 +241,7 @@ class Round:
         self.left = 0
         self.opened_at = now
         self.touched_at = now
+        self.wait: Wait | None = None
         self.begun = False  # a contribution has come
         self.void = False
         self.refused: Refused | None = None
@@ -292,6 +302,12 @@ class Round:
             return False
         self.verdict[rank] = descriptor
         return len(self.verdict) == len(self.contributed)
+
+    def note_wait(self, wait: Wait) -> None:
+        """Keep the longest."""
+        known = self.wait
+        if known is None or wait.until - wait.since > known.until - known.since:
+            self.wait = wait
 
     def unanswered(self, rank: int) -> int:
         """What the rank has sent of it, in cost, and has no answer to."""

@@ -1,4 +1,4 @@
-"""Carries out what the core asks for, in order: send, fold, finish, free, discard, close, log.
+"""Carries out what the core asks for, in order: send, fold, finish, free, discard, close, and tell.
 
 Kernels run inline: they release the GIL, but a lane has one thread, and a chunk of 64 KiB folds
 in less time than a hand-over to another thread takes.
@@ -17,6 +17,7 @@ from reducer.core.buffer import Buffer
 from reducer.kernels import PART_SHIFT, KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.protocol import Connection
+from reducer.server.timeline import Timeline
 from reducer.wire.codes import ITEM_SIZES
 from reducer.wire.header import NO_RANK
 
@@ -45,6 +46,7 @@ class Executor:
         self._feed = feed
         self.slow_readers = 0
         self.fold_seconds = 0.0
+        self.timeline: Timeline | None = None
         self._warnings = log.RateLimit(WARNING_INTERVAL)
 
     def run(self, outputs: list[events.Output]) -> None:
@@ -62,6 +64,9 @@ class Executor:
                 self._discard(output)
             elif isinstance(output, events.Close):
                 self._close(output)
+            elif isinstance(output, events.Traced):
+                if self.timeline is not None:
+                    self.timeline.add(output)
             else:
                 self._log(output)
 

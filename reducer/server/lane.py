@@ -37,6 +37,7 @@ from reducer.server.gate import Admit, Gate, Newcomer
 from reducer.server.listening import tune
 from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
+from reducer.server.timeline import Timeline
 from reducer.server.tls import TlsFiles, TlsGate, make_context
 from reducer.server.usage import own_usage
 from reducer.wire.handshake import MAX_KEY_BYTES
@@ -81,6 +82,7 @@ class LaneOptions:
     log_level: str
     log_format: str
     debug: str
+    timeline: str  # a folder, or nothing
 
 
 class LaneProcess:
@@ -99,6 +101,8 @@ class LaneProcess:
             options.slow_reader_bytes,
             options.slow_reader_seconds,
         )
+        if options.timeline:
+            self._shell.executor.timeline = Timeline(options.timeline, options.parent, options.lane)
         self._orders = socket.socket(fileno=options.orders_fd)
         self._gate = _gate(options, settings, self._orders, self._shell.connection)
         self._orders.setblocking(False)
@@ -132,6 +136,8 @@ class LaneProcess:
         if self._failure is not None:
             raise self._failure
         await self._close_connections()
+        if (timeline := self._shell.executor.timeline) is not None:
+            timeline.close()
         self._answer(drained=True)
         loop.remove_reader(self._orders.fileno())
         self._orders.close()
@@ -197,9 +203,19 @@ class LaneProcess:
             self._failure = error
             self._finished.set()
             return
+        if (timeline := self._shell.executor.timeline) is not None:
+            self._write_timeline(timeline)
         if self._drain_until is not None:
             self._maybe_finish(self._drain_until)
         loop.call_later(TICK_SECONDS, self._tick, now + TICK_SECONDS)
+
+    def _write_timeline(self, timeline: Timeline) -> None:
+        try:
+            timeline.flush()
+        except OSError as error:
+            logger.warning("the timeline %s ends: %s", timeline.path, error.strerror)
+            timeline.close()
+            self._shell.executor.timeline = None
 
     def _maybe_finish(self, deadline: float) -> None:
         if self._lane.drained(time.monotonic()):
@@ -279,6 +295,7 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
         max_jobs=options.max_jobs,
         max_runs=options.max_runs,
         job_keys=options.job_keys,
+        traced=bool(options.timeline),
     )
 
 

@@ -110,6 +110,7 @@ class LaneHandle:
             log_level=options.log_level,
             log_format=options.log_format,
             debug=options.debug,
+            timeline=options.timeline,
         )
 
     async def _read_answers(self, reader: asyncio.StreamReader) -> None:

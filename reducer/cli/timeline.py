@@ -1,0 +1,58 @@
+"""``reducer timeline``: the files of all ranks and lanes as one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("timeline")
+@click.argument("sources", nargs=-1, required=True, metavar="FOLDER_OR_FILE...")
+@click.option("--out", default="timeline.json", show_default=True, metavar="FILE")
+def command(sources: tuple[str, ...], out: str) -> None:
+    """Merge the timelines of workers and reducers into one file, which ui.perfetto.dev opens.
+
+    Workers and reducers write them where REDUCER_TIMELINE names a folder. Times of one machine fit
+    together exactly, those of several as well as their clocks do.
+    """
+    found = [path for source in sources for path in _files(Path(source))]
+    files = [path for path in found if path.resolve() != Path(out).resolve()]
+    if not files:
+        raise click.ClickException(f"no .json file in {', '.join(sources)}")
+    merged: list[dict[str, Any]] = []
+    for number, path in enumerate(sorted(files), 1):
+        # Process ids of several machines, and of containers, are the same ones.
+        merged += [{**event, "pid": number} for event in _read(path)]
+    try:
+        Path(out).write_text(json.dumps(merged, separators=(",", ":")), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{out}: {error.strerror}") from None
+    rounds = sum(event.get("ph") == "X" and "args" in event for event in merged)
+    click.echo(f"{out}: {len(files)} files, {rounds:,} rounds; open it at https://ui.perfetto.dev")
+
+
+def _files(source: Path) -> list[Path]:
+    return sorted(source.glob("*.json")) if source.is_dir() else [source]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """An event a line; the end is missing where the writer was killed."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from None
+    if lines[:1] != ["["]:
+        raise click.ClickException(f"{path}: expected a timeline of a worker or a reducer")
+    events: list[dict[str, Any]] = []
+    for number, line in enumerate(lines[1:], 2):
+        if line in ("", "]"):
+            continue
+        try:
+            events.append(json.loads(line.removesuffix(",")))
+        except ValueError as error:
+            if number < len(lines):
+                raise click.ClickException(f"{path}, line {number}: {error}") from None
+    return events

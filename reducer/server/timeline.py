@@ -1,0 +1,124 @@
+"""What became of each round on a lane, as a file in Chrome's trace format (Perfetto opens it).
+
+Times are the wall clock's of the moment when the file was opened, and from there the monotonic
+clock's: those of one machine fit together exactly, those of several as well as their clocks do.
+The file is an array whose end may be missing; each write ends with a whole event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import socket
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from reducer.core.events import Traced
+
+# 60,000 rounds or more; viewers become slow far beyond the files of a few lanes.
+MAX_BYTES: Final = 32 << 20
+# Behind the ranks, which the client's files number from 0.
+_SORT_AFTER_RANKS: Final = 10_000
+
+
+class Timeline:
+    """The file of one lane of the daemon `parent`; OSError where it cannot be made."""
+
+    def __init__(self, folder: str, parent: int, lane: int) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._pid = os.getpid()
+        host = socket.gethostname()
+        stem = f"reducer-{re.sub(r'[^0-9A-Za-z._]', '-', host)}-{parent}-lane{lane}"
+        self.path, self._fd = _fresh(folder, stem)
+        self._offset = time.time() - time.monotonic()
+        # By job and key; rounds of one key that overlap have a track each: (number, free from).
+        self._tracks: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        self._last_track = 0
+        self._written = 0
+        self._lines: list[str] = []
+        self._metadata("process_name", 0, name=f"reducer {host} {parent} lane {lane}")
+        self._metadata("process_sort_index", 0, sort_index=_SORT_AFTER_RANKS + lane)
+
+    def add(self, round_: Traced) -> None:
+        """Its phases follow one another and add up to the round."""
+        wait = round_.wait
+        opened, since, until, all_in, ended = map(
+            self._micros,
+            (round_.opened_at, wait.since, wait.until, round_.all_in_at, round_.ended_at),
+        )
+        track = self._track(round_.job, round_.key, opened, ended)
+        self._slice(
+            "round", track, opened, ended, job=round_.job, round=round_.round, bytes=round_.bytes,
+            last_rank=wait.rank, waited_us=until - since,
+        )  # fmt: skip
+        self._slice("collecting", track, opened, since)
+        self._slice(f"waiting for rank {wait.rank}", track, since, until)
+        self._slice("collecting", track, until, all_in)
+        self._slice("summing", track, all_in, ended)
+
+    def flush(self) -> None:
+        """Write what was added; OSError where that cannot be, EFBIG once the file is full."""
+        if not self._lines:
+            return
+        data = ((",\n" if self._written else "[\n") + ",\n".join(self._lines)).encode()
+        self._lines.clear()
+        if self._written + len(data) > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"more than {MAX_BYTES:,} bytes")
+        self._write(data)
+
+    def close(self) -> None:
+        """What was not written is left out if it cannot be."""
+        with contextlib.suppress(OSError):
+            self.flush()
+        with contextlib.suppress(OSError):
+            self._write(b"\n]\n")
+        os.close(self._fd)
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            size = os.write(self._fd, data)
+            self._written += size
+            data = data[size:]
+
+    def _micros(self, moment: float) -> int:
+        return round((self._offset + moment) * 1e6)
+
+    def _track(self, job: str, key: str, begin: int, end: int) -> int:
+        tracks = self._tracks.setdefault((job, key), [])
+        for index, (number, free_from) in enumerate(tracks):
+            if free_from <= begin:
+                tracks[index] = (number, end)
+                return number
+        self._last_track += 1
+        tracks.append((self._last_track, end))
+        more = f" ({len(tracks)})" if len(tracks) > 1 else ""
+        self._metadata("thread_name", self._last_track, name=f"{job}: {key}{more}")
+        return self._last_track
+
+    def _metadata(self, what: str, track: int, **args: Any) -> None:
+        self._event({"ph": "M", "name": what, "pid": self._pid, "tid": track, "args": args})
+
+    def _slice(self, name: str, track: int, begin: int, end: int, **args: Any) -> None:
+        if end > begin or args:
+            event: dict[str, Any] = {"ph": "X", "name": name, "pid": self._pid, "tid": track}
+            event |= {"ts": begin, "dur": end - begin}
+            self._event(event | ({"args": args} if args else {}))
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self._lines.append(json.dumps(event, separators=(",", ":")))
+
+
+def _fresh(folder: str, stem: str) -> tuple[str, int]:
+    """A file that nothing else writes to."""
+    for number in count(1):
+        path = os.path.join(folder, stem + (f"-{number}" if number > 1 else "") + ".json")
+        try:
+            return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except FileExistsError:
+            continue
+    raise AssertionError("unreachable")

@@ -1,0 +1,71 @@
+"""The file of a lane: phases that add up, tracks without overlaps, a bounded size."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reducer.core.events import Traced
+from reducer.core.round import Wait
+from reducer.server import timeline
+from reducer.server.timeline import Timeline
+
+
+def traced(round_: int, opened: float, ended: float) -> Traced:
+    wait = Wait(3, opened + 0.1, ended - 0.2)
+    return Traced("job", "grad", round_, 4_000, opened, wait, ended - 0.05, ended)
+
+
+def read(file: Timeline) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = json.loads(Path(file.path).read_text())
+    return events
+
+
+def test_phases_follow_one_another(tmp_path: Path) -> None:
+    file = Timeline(str(tmp_path), 7, 0)
+    file.add(traced(0, 10.0, 11.0))
+    file.close()
+    whole, *phases = [event for event in read(file) if event["ph"] == "X"]
+    assert whole["args"] == {
+        "job": "job", "round": 0, "bytes": 4_000, "last_rank": 3, "waited_us": 700_000
+    }  # fmt: skip
+    assert [(p["name"], p["dur"]) for p in phases] == [
+        ("collecting", 100_000), ("waiting for rank 3", 700_000), ("collecting", 150_000),
+        ("summing", 50_000),
+    ]  # fmt: skip
+    assert whole["dur"] == 1_000_000
+
+
+def test_rounds_that_overlap_are_on_tracks_of_their_own(tmp_path: Path) -> None:
+    file = Timeline(str(tmp_path), 7, 0)
+    for number, begin in enumerate((10.0, 10.5, 11.0, 11.5)):
+        file.add(traced(number, begin, begin + 1.0))
+    file.close()
+    rounds = [event for event in read(file) if event["name"] == "round"]
+    assert [event["tid"] for event in rounds] == [1, 2, 1, 2]
+
+
+def test_a_file_ends_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MAX_BYTES", 3_000)
+    file = Timeline(str(tmp_path), 7, 0)
+    file.add(traced(0, 10.0, 11.0))
+    file.flush()
+    for number in range(1, 10):
+        file.add(traced(number, 10.0 + number, 11.0 + number))
+    with pytest.raises(OSError, match="more than") as raised:
+        file.flush()
+    assert raised.value.errno == errno.EFBIG
+    file.close()
+    assert sum(event["name"] == "round" for event in read(file)) == 1
+    assert Path(file.path).stat().st_size <= 3_010
+
+
+def test_two_files_of_one_name(tmp_path: Path) -> None:
+    files = [Timeline(str(tmp_path), 7, 0) for _ in range(2)]
+    for file in files:
+        file.close()
+    assert len({file.path for file in files}) == 2
