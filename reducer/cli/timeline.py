@@ -23,11 +23,12 @@ def command(sources: tuple[str, ...], out: str) -> None:
     if not files:
         raise click.ClickException(f"no .json file in {', '.join(sources)}")
     merged: list[dict[str, Any]] = []
-    for number, path in enumerate(sorted(files), 1):
+    for number, events in enumerate(sorted(map(_read, sorted(files)), key=_place), 1):
         # Process ids of several machines, and of containers, are the same ones.
-        merged += [{**event, "pid": number} for event in _read(path)]
+        merged += [{**event, "pid": number} for event in events]
     try:
-        Path(out).write_text(json.dumps(merged, separators=(",", ":")), encoding="utf-8")
+        text = json.dumps({"traceEvents": merged}, separators=(",", ":"))
+        Path(out).write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"{out}: {error.strerror}") from None
     rounds = sum(event.get("ph") == "X" and "args" in event for event in merged)
@@ -36,6 +37,12 @@ def command(sources: tuple[str, ...], out: str) -> None:
 
 def _files(source: Path) -> list[Path]:
     return sorted(source.glob("*.json")) if source.is_dir() else [source]
+
+
+def _place(events: list[dict[str, Any]]) -> int:
+    """Where the process wants to be; viewers go by process id instead."""
+    wishes = (e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index")
+    return next(wishes, 0)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
