@@ -1,8 +1,9 @@
 """The one table of options: command line, ``REDUCER_*`` environment, TOML file, defaults.
 
 Every option is declared once, as a field of `Config`; flags, environment names, TOML keys, checks
-and documentation are derived from it. Precedence: command line > environment > file > default.
-No other module reads the environment.
+and documentation are derived from it. Precedence: command line > environment > file > what a
+cluster's variables say of this replica (`reducer.cluster`) > default. No other module of the daemon
+reads the environment.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import errno
 import ipaddress
 import math
 import os
-import re
 import socket
 import tomllib
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from reducer import keyfile
+from reducer import cluster, keyfile
 from reducer.log import parse_debug
 from reducer.units import (
     format_bool,
@@ -220,22 +220,26 @@ def load(
     file: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Effective:
-    """Merge the four sources; ``arguments`` holds only what the command line named.
+    """Merge the sources; ``arguments`` holds only what the command line named.
 
     Raises ConfigError for an unreadable file, an unknown key or a value out of range.
     """
     env = os.environ if env is None else env
     path = file or env.get(FILE_ENV, "")
     from_file = _read_file(path) if path else {}
+    from_env = {name: env[env_name(name)] for name in options() if env_name(name) in env}
+    from_cluster = _of_replica(env, {*arguments, *from_env, *from_file})
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name, option in options().items():
         if name in arguments:
             text, source = arguments[name], f"command line {flag_name(name)}"
-        elif env_name(name) in env:
-            text, source = env[env_name(name)], f"environment {env_name(name)}"
+        elif name in from_env:
+            text, source = from_env[name], f"environment {env_name(name)}"
         elif name in from_file:
             text, source = from_file[name], f"file {path}"
+        elif name in from_cluster:
+            text, source = from_cluster[name]
         else:
             text, source = option.default, "default"
         values[name] = _checked(name, option, text, source)
@@ -243,9 +247,40 @@ def load(
     return Effective(Config(**values), sources)
 
 
+def _of_replica(env: Mapping[str, str], named: set[str]) -> dict[str, tuple[str, str]]:
+    """Text and source of the options that follow from being a reducer's replica, as far as nobody
+    has named them.
+
+    Without a key or certificates it serves in open mode on Vertex alone, where the network is the
+    job's own (SECURITY.md); a TF_CONFIG may be of a cluster with many others in it.
+    """
+    if {"host", "port"} <= named:
+        return {}
+    try:
+        listening = cluster.find_listening(env)
+    except cluster.ClusterError as error:
+        raise ConfigError(str(error)) from None
+    if listening is None:
+        return {}
+    host, port = listening.value
+    found = {"host": host, "port": str(port)}
+    protection = {"host", "insecure", "key_file", *_TLS_OPTIONS} & named
+    if listening.source == "CLUSTER_SPEC" and not protection and not is_loopback(host):
+        found["insecure"] = "true"
+    return {name: (text, listening.source) for name, text in found.items()}
+
+
+def find_cluster(env: Mapping[str, str] | None = None) -> cluster.Cluster:
+    """What the environment says of reducers and ranks. Raises ConfigError."""
+    try:
+        return cluster.discover(os.environ if env is None else env)
+    except cluster.ClusterError as error:
+        raise ConfigError(str(error)) from None
+
+
 def _checked(name: str, option: Option, text: str, source: str) -> Any:
     where = f"{name.replace('_', '-')} ({source})"
-    if source.startswith("environment") and re.match(r"(tcp|udp|sctp)://", text):
+    if source.startswith("environment") and cluster.is_service_link(text):
         raise ConfigError(
             f"{where}: got {text!r}, which Kubernetes sets for a Service of this name. "
             "Put enableServiceLinks: false into the pod's spec, or rename the Service."

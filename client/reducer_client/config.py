@@ -1,7 +1,7 @@
 """Settings of a group, and the only place of the client that reads the environment.
 
-Precedence: arguments, then ``REDUCER_*``, then what torchrun sets (``RANK``, ``WORLD_SIZE``,
-``TORCHELASTIC_RUN_ID``), then the default.
+Precedence: arguments, then ``REDUCER_*``, then what launchers and clusters set (`reducer.cluster`),
+then the default.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from reducer import keyfile
+from reducer import cluster, keyfile
 from reducer.log import Debug, parse_debug
 from reducer.wire.codes import (
     MAX_CHUNK_BYTES,
     MAX_CHUNK_TABLE_ROWS,
     MAX_JOB_BYTES,
     MAX_RUN_ID_BYTES,
-    MAX_WORLD_SIZE,
 )
 from reducer.wire.handshake import MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
 
-DEFAULT_PORT = 2222
 DEFAULT_CONNECT_TIMEOUT = 60.0
 DEFAULT_STEP_TIMEOUT = 300.0
 # A peer or reducer that is alive sends something every heartbeat (0.25 s).
@@ -107,10 +105,10 @@ def resolve(
     if on_nonfinite not in get_args(OnNonfinite):
         raise ValueError(f"on_nonfinite={on_nonfinite!r}: expected one of {get_args(OnNonfinite)}")
     found = _resolve_addresses(env, addresses)
-    table = default_chunk_table(len(found)) if chunk_table is None else chunk_table
+    table = default_chunk_table(len(found.value)) if chunk_table is None else chunk_table
     return Settings(
-        addresses=found,
-        job=_resolve_job(env, job),
+        addresses=found.value,
+        job=_resolve_job(env, job, found),
         rank=ranks[0],
         world_size=ranks[1],
         run_id=_resolve_run_id(env, run_id, ranks[0]),
@@ -206,22 +204,6 @@ def resolve_debug(environ: Mapping[str, str] | None = None) -> tuple[Debug, str]
     return None if wanted is None else (wanted, form)
 
 
-def normalize_address(text: str) -> str:
-    """``host:port`` of one address: port 2222 by default, IPv6 in brackets.
-
-    >>> normalize_address("reducer-0"), normalize_address("[::1]:4000")
-    ('reducer-0:2222', '[::1]:4000')
-    """
-    host, colon, port = _split_address(text.strip())
-    if not colon:
-        port = str(DEFAULT_PORT)
-    if not host or any(c.isspace() or c in "/@,[]" for c in host.strip("[]")):
-        raise ValueError(f"reducer address {text!r}: expected host, host:port or [ipv6]:port")
-    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-        raise ValueError(f"reducer address {text!r}: port {port!r} is not a number from 1 to 65535")
-    return f"{host}:{int(port)}"
-
-
 def default_chunk_table(reducers: int) -> tuple[tuple[int, int], ...]:
     """Rows of (least bytes of a round, bytes of its chunks) for so many reducers."""
     return tuple((least * reducers, chunk) for least, chunk in _CHUNKS_PER_REDUCER)
@@ -258,84 +240,55 @@ def keep_gloo_on_loopback() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-def _split_address(text: str) -> tuple[str, str, str]:
-    if text.startswith("["):
-        host, bracket, rest = text.partition("]")
-        if not bracket or (rest and not rest.startswith(":")) or ":" not in host:
-            raise ValueError(f"reducer address {text!r}: expected [ipv6]:port")
-        return f"{host}]", rest[:1], rest[1:]
-    if text.count(":") > 1:
-        raise ValueError(
-            f"reducer address {text!r}: an IPv6 address goes in brackets, [{text}]:2222"
-        )
-    return text.partition(":")
-
-
 def _resolve_addresses(
     env: Mapping[str, str], given: str | Sequence[str] | None
-) -> tuple[str, ...]:
-    source = "addresses" if given is not None else "REDUCER_ADDRS"
-    if given is None:
-        given = env.get("REDUCER_ADDRS", "")
-    parts = [p for p in given.split(",") if p.strip()] if isinstance(given, str) else list(given)
-    if not parts:
+) -> cluster.Found[tuple[str, ...]]:
+    found = cluster.find_addresses(env, given)
+    if found is None:
         raise ValueError(
-            "no reducer addresses: pass connect([...]) or set REDUCER_ADDRS=host:port,host:port"
+            "no reducer addresses: pass connect([...]) or set REDUCER_ADDRS=host:port,host:port; "
+            "CLUSTER_SPEC, TF_CONFIG and REDUCER_SERVICE name none (`reducer env` shows what is "
+            "found)"
         )
-    addresses = tuple(normalize_address(part) for part in parts)
-    twice = sorted({a for a in addresses if addresses.count(a) > 1})
-    if twice:
-        raise ValueError(f"{source}: {', '.join(twice)} is listed twice; name each reducer once")
-    return addresses
+    return found
 
 
-def _resolve_job(env: Mapping[str, str], given: str | None) -> str:
-    job = given if given is not None else env.get("REDUCER_JOB", "")
-    if not job:
+def _resolve_job(
+    env: Mapping[str, str], given: str | None, addresses: cluster.Found[tuple[str, ...]]
+) -> str:
+    found = cluster.find_job(env, given, addresses)
+    if found is None:
         raise ValueError(
             "no job name: pass connect(job=...) or set REDUCER_JOB; equal on all ranks"
         )
-    return _bounded("job", job, MAX_JOB_BYTES)
+    return _bounded("job", found.value, MAX_JOB_BYTES)
 
 
 def _resolve_ranks(
     env: Mapping[str, str], rank: int | None, world_size: int | None
 ) -> tuple[int, int]:
-    rank = _integer(env, "rank", rank, ("REDUCER_RANK", "RANK"))
-    world_size = _integer(env, "world_size", world_size, ("REDUCER_WORLD_SIZE", "WORLD_SIZE"))
-    if not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise ValueError(f"world_size {world_size}: expected 1 to {MAX_WORLD_SIZE}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank}: expected 0 to {world_size - 1} in a world of {world_size}")
-    return rank, world_size
-
-
-def _integer(env: Mapping[str, str], name: str, given: int | None, names: Sequence[str]) -> int:
-    if given is not None:
-        return int(given)
-    for variable in names:
-        text = env.get(variable, "")
-        if text:
-            try:
-                return int(text)
-            except ValueError:
-                raise ValueError(f"{variable}={text!r}: expected an integer") from None
-    raise ValueError(f"no {name}: pass connect({name}=...) or set {' or '.join(names)}")
+    found_rank, found_size = cluster.find_ranks(env, rank, world_size)
+    if found_rank is None:
+        task = cluster.find_task(env)
+        why = f" ({task.source}: this replica is: {task.value.role})" if task else ""
+        raise ValueError(
+            f"no rank{why}: pass connect(rank=...), or set REDUCER_RANK, or start by a launcher "
+            "that sets one (`reducer env` shows what is found)"
+        )
+    if found_size is None:
+        raise ValueError(
+            f"no world_size beside the rank of {found_rank.source}: pass connect(world_size=...) "
+            "or set REDUCER_WORLD_SIZE"
+        )
+    return found_rank.value, found_size.value
 
 
 def _resolve_run_id(env: Mapping[str, str], given: str | None, rank: int) -> str:
-    run_id = given or env.get("REDUCER_RUN_ID", "") or _elastic_run_id(env)
+    found = cluster.find_run_id(env, given)
+    run_id = "" if found is None else found.value
     if not run_id and rank == 0:
         run_id = secrets.token_hex(8)
     return _bounded("run_id", run_id, MAX_RUN_ID_BYTES)
-
-
-def _elastic_run_id(env: Mapping[str, str]) -> str:
-    run_id = env.get("TORCHELASTIC_RUN_ID", "")
-    # torchrun calls every run "none" unless --rdzv-id or --standalone names it.
-    if not run_id or run_id == "none":
-        return ""
-    return f"{run_id}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _resolve_transport(env: Mapping[str, str], given: Transport | None) -> Transport:
@@ -389,9 +342,11 @@ def _resolve_source(env: Mapping[str, str], given: str | None) -> str:
 
 
 def _resolve_digest_every(env: Mapping[str, str], given: int | None) -> int:
-    if given is None and not env.get("REDUCER_DIGEST_EVERY", ""):
-        return 0
-    rounds = _integer(env, "digest_every", given, ("REDUCER_DIGEST_EVERY",))
+    text = env.get("REDUCER_DIGEST_EVERY", "") or "0"
+    try:
+        rounds = int(text if given is None else given)
+    except ValueError:
+        raise ValueError(f"REDUCER_DIGEST_EVERY={text!r}: expected an integer") from None
     if not 0 <= rounds < 1 << 32:
         raise ValueError(f"digest_every={rounds}: expected 0 (never) to 2^32 - 1 rounds")
     return rounds

@@ -38,8 +38,8 @@ def connect(
     """Join a job on its reducers; returns once all ranks have joined.
 
     What is not given comes from the environment: ``REDUCER_ADDRS``, ``REDUCER_JOB``,
-    ``REDUCER_RANK``, ``REDUCER_WORLD_SIZE``, ``REDUCER_RUN_ID``, then torchrun's ``RANK`` and
-    ``WORLD_SIZE``.
+    ``REDUCER_RANK``, ``REDUCER_WORLD_SIZE``, ``REDUCER_RUN_ID``, then what the launcher or the
+    cluster sets (torchrun, Horovod, Open MPI, Slurm, Vertex, Kubernetes); `reducer env` shows it.
 
     Args:
         addresses: ``host:port`` of every reducer, the same ones on all ranks; port 2222 by default,

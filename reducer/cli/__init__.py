@@ -12,6 +12,7 @@ _COMMANDS = {
     "serve": "reducer.cli.serve",
     "keygen": "reducer.cli.keygen",
     "config": "reducer.cli.config",
+    "env": "reducer.cli.env",
     "status": "reducer.cli.status",
     "top": "reducer.cli.top",
     "doctor": "reducer.cli.doctor",

@@ -16,6 +16,8 @@ from reducer.cli.options import config_options, effective
 def command(file: str | None, **given: Any) -> None:
     """Serve reductions until SIGTERM or SIGINT.
 
+    Where CLUSTER_SPEC (Vertex) lists this replica as a reducer it needs no arguments.
+
     Prints one line of JSON on stdout as soon as workers can connect; logs go to stderr.
     """
     found = effective(file, given)

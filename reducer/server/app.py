@@ -49,6 +49,13 @@ def serve(options: config.Config, key: bytes = b"") -> int:
         logger.error("%s", error)
         return EXIT_FAILED
     _raise_descriptor_limit()
+    if options.mode == "open" and not config.is_loopback(options.host):
+        logger.warning(
+            "serving on %s without authentication: whoever reaches it can join, read and change "
+            "sums; a key keeps strangers out (reducer keygen, %s)",
+            options.host,
+            config.env_name("key_file"),
+        )
     if options.mode != "open":  # for the lanes, too: no key, no gradient belongs into a core dump
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

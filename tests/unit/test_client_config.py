@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,27 @@ def test_debug_is_checked() -> None:
         config.resolve_debug({"REDUCER_DEBUG": "loud"})
     with pytest.raises(ValueError, match="REDUCER_LOG_FORMAT='xml'"):
         config.resolve_debug({"REDUCER_DEBUG": "info", "REDUCER_LOG_FORMAT": "xml"})
+
+
+REPLICA = {
+    "cluster": {"workerpool0": ["p"], "workerpool1": ["w"], "workerpool2": ["r:7", "s"]},
+    "task": {"type": "workerpool1", "index": 0, "trial": "2"},
+}
+
+
+def test_a_cluster_spec_is_enough() -> None:
+    settings = resolve({"CLUSTER_SPEC": json.dumps(REPLICA)})
+    assert settings.addresses == ("r:7", "s:2222")
+    assert (settings.job, settings.rank, settings.world_size) == ("training-trial-2", 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "role"), [("workerpool2", "reducer"), ("workerpool3", "evaluator")]
+)
+def test_a_replica_without_a_rank_is_told_its_role(kind: str, role: str) -> None:
+    spec = {**REPLICA, "task": {"type": kind, "index": 0}}
+    with pytest.raises(ValueError, match=f"no rank .CLUSTER_SPEC: this replica is: {role}"):
+        resolve({"CLUSTER_SPEC": json.dumps(spec)})
 
 
 def test_arguments_win_over_our_variables_and_those_over_torchruns() -> None:
@@ -101,7 +123,7 @@ def test_rank_0_alone_makes_a_run_id_and_another_each_time() -> None:
     ],
 )
 def test_addresses_take_the_default_port_and_ipv6_in_brackets(given: str, address: str) -> None:
-    assert config.normalize_address(given) == address
+    assert resolve(addresses=[given]).addresses == (address,)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -83,6 +84,66 @@ def test_bad_values_name_the_option_the_source_and_the_value(
 def test_a_kubernetes_service_link_is_explained() -> None:
     with pytest.raises(ConfigError, match="enableServiceLinks: false"):
         load({}, env={"REDUCER_PORT": "tcp://10.0.0.1:2222"})
+
+
+def replica(role: str, address: str) -> dict[str, str]:
+    spec = {"cluster": {role: ["other:1", address]}, "task": {"type": role, "index": 1}}
+    return {"CLUSTER_SPEC": json.dumps(spec)}
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port", "insecure"),
+    [
+        ("training-workerpool2-ab-1:4321", "0.0.0.0", 4321, True),
+        ("10.0.0.7", "0.0.0.0", 2222, True),
+        ("[fd00::7]:1", "::", 1, True),
+        ("localhost:1", "localhost", 1, False),
+        ("127.0.0.1:1", "127.0.0.1", 1, False),
+        ("[::1]:1", "::1", 1, False),
+    ],
+)
+def test_a_reducers_replica_serves_where_its_cluster_says(
+    address: str, host: str, port: int, insecure: bool
+) -> None:
+    found = load({}, env=replica("workerpool2", address))
+    assert (found.config.host, found.config.port) == (host, port)
+    assert found.config.insecure == insecure
+    assert found.sources["host"] == found.sources["port"] == "CLUSTER_SPEC"
+    config.check_protection(found.config)
+
+
+def test_what_is_named_comes_before_the_cluster(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text("port = 5\n", encoding="utf-8")
+    env = replica("workerpool2", "r:4321")
+    assert load({}, file=str(file), env=env).config.port == 5
+    assert load({"port": "6"}, env=env).config.port == 6
+    assert load({"host": "127.0.0.1"}, env=env).config.insecure is False
+    assert load({"key_file": "/k"}, env=env).config.insecure is False
+    assert load({"host": "::1", "port": "1"}, env={"CLUSTER_SPEC": "{"}).config.port == 1
+    with pytest.raises(ConfigError, match=r"--key-file .*--insecure"):
+        config.check_protection(load({"host": "0.0.0.0"}, env=env).config)
+    with pytest.raises(ConfigError, match=r"--key-file .*--insecure"):
+        config.check_protection(load({}, env={**env, "REDUCER_INSECURE": "0"}).config)
+
+
+def test_tensorflows_cluster_does_not_stand_for_insecure() -> None:
+    spec = {"cluster": {"ps": ["p:4321"]}, "task": {"type": "ps", "index": 0}}
+    found = load({}, env={"TF_CONFIG": json.dumps(spec)})
+    assert (found.config.host, found.config.port) == ("0.0.0.0", 4321)
+    with pytest.raises(ConfigError, match=r"--key-file .*--insecure"):
+        config.check_protection(found.config)
+
+
+def test_other_replicas_serve_as_anywhere() -> None:
+    for role in ("workerpool0", "workerpool3"):
+        assert load({}, env=replica(role, "r:4321")).config == Config()
+
+
+def test_a_malformed_cluster_is_an_error_of_the_configuration() -> None:
+    spec = '{"cluster": 7, "task": {"type": "workerpool2"}}'
+    with pytest.raises(ConfigError, match="CLUSTER_SPEC: cluster: expected an object, got 7"):
+        load({}, env={"CLUSTER_SPEC": spec})
 
 
 def test_other_variables_with_our_prefix_are_not_ours() -> None:

@@ -21,6 +21,7 @@ ALLOWED = {
     "reducer.planner": {"reducer.planner", "reducer.units", "matplotlib"},
     "reducer.status": {"reducer.status", "rich"},
     "reducer.nccl": {"reducer.nccl", "reducer.status", "reducer.children", "numpy"},
+    "reducer.cluster": {"reducer.cluster", "reducer.wire.codes"},
     "reducer.kernels": {"reducer.kernels", "reducer.wire.codes", "numpy", "google_crc32c"}
     | {"typing_extensions"},  # for the type checker alone
 }

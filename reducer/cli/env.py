@@ -1,0 +1,34 @@
+"""``reducer env``: where the reducers are and which rank this is, as everything here finds it."""
+
+from __future__ import annotations
+
+import click
+
+from reducer import config
+from reducer.cluster import report
+
+
+@click.command("env")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--shell", "as_shell", is_flag=True, help="Print export lines for a shell.")
+def command(as_json: bool, as_shell: bool) -> None:
+    """Print what the environment says of reducers and ranks, and which variable says it.
+
+    Of CLUSTER_SPEC (Vertex), TF_CONFIG, Kubernetes, torchrun, Horovod, Open MPI and Slurm. With
+    --shell as the variables of torch.distributed:
+
+    \b
+      eval "$(reducer env --shell)"
+    """
+    if as_json and as_shell:
+        raise click.UsageError("--json and --shell: expected one of them, got both")
+    try:
+        cluster = config.find_cluster()
+    except config.ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    show = report.as_json if as_json else report.as_shell if as_shell else report.as_text
+    click.echo(show(cluster))
+    missing = report.not_exported(cluster) if as_shell else []
+    if missing:
+        names = ", ".join(missing)
+        click.echo(f"not found: {names}; `reducer env` says how to set them", err=True)

@@ -1,0 +1,212 @@
+"""The rule: in which order the sources of each value are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reducer.cluster.addresses import normalize_address, refuse_twins, split_address, split_list
+from reducer.cluster.description import Task, descriptions
+from reducer.cluster.found import (
+    ARGUMENT,
+    ClusterError,
+    Environment,
+    Found,
+    find_integer,
+    find_text,
+)
+from reducer.cluster.kubernetes import find_pods
+from reducer.cluster.launchers import (
+    find_elastic_run,
+    find_of_launcher,
+    find_restarts,
+    find_slurm_master,
+    find_slurm_step,
+    find_slurm_tasks_here,
+)
+from reducer.wire.codes import MAX_WORLD_SIZE
+
+# In a cluster of its own a job needs no name that tells it from others.
+OWN_CLUSTER_JOB = "training"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Everything that the environment says; None is what it does not say.
+
+    ``master_addr`` and ``master_port`` are where torch.distributed meets, on the host of rank 0.
+    """
+
+    task: Found[Task] | None
+    addresses: Found[tuple[str, ...]] | None
+    job: Found[str] | None
+    run_id: Found[str] | None
+    epoch: Found[int] | None
+    rank: Found[int] | None
+    world_size: Found[int] | None
+    local_rank: Found[int] | None
+    local_world_size: Found[int] | None
+    master_addr: Found[str] | None
+    master_port: Found[int] | None
+
+
+def discover(env: Environment) -> Cluster:
+    """All of it. Raises ClusterError for the first value that cannot be used."""
+    addresses = find_addresses(env)
+    rank, world_size = find_ranks(env)
+    master = _find_master(env)
+    return Cluster(
+        task=find_task(env),
+        addresses=addresses,
+        job=find_job(env, None, addresses),
+        run_id=find_run_id(env),
+        epoch=find_restarts(env),
+        rank=rank,
+        world_size=world_size,
+        local_rank=_find_local_rank(env),
+        local_world_size=_find_local_world_size(env),
+        master_addr=find_text(env, "MASTER_ADDR") or (master[0] if master else None),
+        master_port=find_integer(env, "MASTER_PORT") or (master[1] if master else None),
+    )
+
+
+def find_addresses(
+    env: Environment, given: str | Sequence[str] | None = None
+) -> Found[tuple[str, ...]] | None:
+    """The reducers; a source that names none is passed over, except an argument."""
+    if given is not None:
+        parts = split_list(given) if isinstance(given, str) else list(given)
+        return _listed(parts, ARGUMENT) if parts else None
+    listed = find_text(env, "REDUCER_ADDRS")
+    if listed is not None:
+        return _listed(split_list(listed.value), listed.source)
+    for description in descriptions(env):
+        reducers = description.reducers()
+        if reducers:
+            return Found(reducers, description.variable)
+    return find_pods(env)
+
+
+def _listed(parts: Sequence[str], source: str) -> Found[tuple[str, ...]]:
+    where = "addresses" if source == ARGUMENT else source
+    if not parts:
+        raise ClusterError(f"{where}: expected host:port,host:port, got no address")
+    try:
+        addresses = tuple(map(normalize_address, parts))
+    except ClusterError as error:
+        raise ClusterError(f"{where}: {error}") from None
+    refuse_twins(addresses, where)
+    return Found(addresses, source)
+
+
+def find_ranks(
+    env: Environment, rank: int | None = None, world_size: int | None = None
+) -> tuple[Found[int] | None, Found[int] | None]:
+    """Rank and world size. Raises ClusterError where they do not fit together."""
+    found_rank, by_rank = _find_number(env, "rank", rank)
+    found_size, by_size = _find_number(env, "world_size", world_size)
+    if found_rank is None or found_size is None:
+        return found_rank, found_size
+    if by_rank and by_size and by_rank != by_size:
+        raise ClusterError(
+            f"{found_rank.source} and {found_size.source} are of two launchers, {by_rank} and "
+            f"{by_size}: expected rank and world size of one; set REDUCER_RANK and "
+            "REDUCER_WORLD_SIZE to choose"
+        )
+    sources = f"({found_rank.source}, {found_size.source})"
+    n = found_size.value
+    if not 1 <= n <= MAX_WORLD_SIZE:
+        raise ClusterError(f"world_size {n}: expected 1 to {MAX_WORLD_SIZE} {sources}")
+    if not 0 <= found_rank.value < n:
+        raise ClusterError(
+            f"rank {found_rank.value}: expected 0 to {n - 1} in a world of {n} {sources}"
+        )
+    return found_rank, found_size
+
+
+def _find_number(
+    env: Environment, what: str, given: int | None
+) -> tuple[Found[int] | None, str | None]:
+    """``rank`` or ``world_size``, and the launcher that says so; None for what the user sets."""
+    if given is not None:
+        return Found(int(given), ARGUMENT), None
+    of_launcher = find_of_launcher(env, what)
+    if of_launcher is not None:
+        found, launcher = of_launcher
+        return found, None if launcher == "REDUCER_*" else launcher
+    for description in descriptions(env):
+        if what == "world_size":
+            value: int | None = len(description.workers()) or None
+        else:
+            task = description.task()
+            value = None if task is None else task.rank
+        if value is not None:
+            return Found(value, description.variable), description.variable
+    return None, None
+
+
+def _find_local_rank(env: Environment) -> Found[int] | None:
+    of_launcher = find_of_launcher(env, "local_rank")
+    return of_launcher[0] if of_launcher else _one_process_for_each_replica(env, 0)
+
+
+def _find_local_world_size(env: Environment) -> Found[int] | None:
+    of_launcher = find_of_launcher(env, "local_world_size")
+    if of_launcher:
+        return of_launcher[0]
+    return find_slurm_tasks_here(env) or _one_process_for_each_replica(env, 1)
+
+
+def _one_process_for_each_replica(env: Environment, value: int) -> Found[int] | None:
+    """Where the rank is the replica's."""
+    of_launcher = find_of_launcher(env, "rank")
+    task = None if of_launcher else find_task(env)
+    return None if task is None or task.value.rank is None else Found(value, task.source)
+
+
+def find_task(env: Environment) -> Found[Task] | None:
+    """Which replica of a CLUSTER_SPEC or TF_CONFIG this is."""
+    for description in descriptions(env):
+        task = description.task()
+        if task is not None:
+            return Found(task, description.variable)
+    return None
+
+
+def find_job(
+    env: Environment, given: str | None, addresses: Found[tuple[str, ...]] | None
+) -> Found[str] | None:
+    """The job's name. A cluster's variable gives one only where the reducers are the cluster's own:
+    others may have other jobs, which must not meet ours."""
+    if given is not None:
+        return Found(given, ARGUMENT) if given else None
+    found = find_text(env, "REDUCER_JOB") or find_elastic_run(env) or find_slurm_step(env)
+    if found is not None:
+        return found
+    for description in descriptions(env):
+        if addresses is not None and addresses.value == description.reducers():
+            trial = description.trial()
+            name = f"{OWN_CLUSTER_JOB}-trial-{trial}" if trial else OWN_CLUSTER_JOB
+            return Found(name, description.variable)
+    return None
+
+
+def find_run_id(env: Environment, given: str | None = None) -> Found[str] | None:
+    """Equal on all ranks, another one after a restart; None where rank 0 is to make one."""
+    if given:
+        return Found(given, ARGUMENT)
+    elastic = find_elastic_run(env)
+    if env.get("REDUCER_RUN_ID", "") or elastic is None:
+        return find_text(env, "REDUCER_RUN_ID")
+    return Found(f"{elastic.value}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", elastic.source)
+
+
+def _find_master(env: Environment) -> tuple[Found[str], Found[int]] | None:
+    if find_text(env, "SLURM_PROCID"):
+        return find_slurm_master(env)
+    for description in descriptions(env):
+        workers = description.workers()
+        if workers:
+            host, port = split_address(workers[0])
+            return Found(host.strip("[]"), description.variable), Found(port, description.variable)
+    return None

@@ -1,0 +1,83 @@
+"""JSON in a variable, read field by field: an error names the path of the field."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from reducer.cluster.found import ClusterError
+
+
+@dataclass(frozen=True)
+class Field:
+    """A value in the JSON text of a variable, and the path that leads to it."""
+
+    variable: str
+    path: str
+    value: object
+
+    def get(self, name: str) -> Field | None:
+        """The field of that name; None where it is absent or null."""
+        field = self._field(name)
+        return None if field.value is None else field
+
+    def need(self, name: str, expected: str) -> Field:
+        """The field of that name, which must be there."""
+        field = self._field(name)
+        if field.value is None:
+            raise field.error(f"expected {expected}, got none")
+        return field
+
+    def elements(self, what: str) -> list[Field]:
+        """Those of a list of ``what``; none of an empty object, which stands for an unused pool."""
+        if self.value == {}:
+            return []
+        if not isinstance(self.value, list):
+            raise self.refuse(f"a list of {what}")
+        return [
+            Field(self.variable, f"{self.path}[{index}]", value)
+            for index, value in enumerate(self.value)
+        ]
+
+    def text(self, what: str) -> str:
+        if not isinstance(self.value, str):
+            raise self.refuse(what)
+        return self.value
+
+    def integer(self, what: str) -> int:
+        if not isinstance(self.value, int) or isinstance(self.value, bool):
+            raise self.refuse(what)
+        return self.value
+
+    def _field(self, name: str) -> Field:
+        if not isinstance(self.value, dict):
+            raise self.refuse("an object")
+        path = f"{self.path}.{name}" if self.path else name
+        return Field(self.variable, path, self.value.get(name))
+
+    def refuse(self, expected: str) -> ClusterError:
+        return self.error(f"expected {expected}, got {_describe(self.value)}")
+
+    def error(self, text: str) -> ClusterError:
+        where = f"{self.variable}: {self.path}" if self.path else self.variable
+        return ClusterError(f"{where}: {text}")
+
+
+def parse(variable: str, text: str) -> Field:
+    """The whole of a JSON text. Raises ClusterError where it is none, or no object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ClusterError(f"{variable}: expected a JSON object: {error}") from None
+    field = Field(variable, "", value)
+    if not isinstance(value, dict):
+        raise field.refuse("a JSON object")
+    return field
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    return f"'{value}'" if isinstance(value, str) else json.dumps(value)

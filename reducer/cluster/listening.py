@@ -1,0 +1,31 @@
+"""Where a reducer's replica serves: the others dial the address that the cluster lists for it."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from reducer.cluster.addresses import split_address
+from reducer.cluster.discovery import find_task
+from reducer.cluster.found import Environment, Found
+
+
+def find_listening(env: Environment) -> Found[tuple[str, int]] | None:
+    """Host to listen on, and port; None where this is no reducer's replica."""
+    task = find_task(env)
+    if task is None or task.value.role != "reducer" or task.value.address is None:
+        return None
+    host, port = split_address(task.value.address)
+    return Found((_listen_for(host.strip("[]")), port), task.source)
+
+
+def _listen_for(host: str) -> str:
+    """All interfaces: behind the bridge of a container the listed host is no address of ours."""
+    if host == "localhost":
+        return host
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "0.0.0.0"
+    if address.is_loopback:
+        return host
+    return "::" if address.version == 6 else "0.0.0.0"
