@@ -27,7 +27,7 @@ def _declines(rank: int, world: int, settings: dict[str, str]) -> list[tuple[str
     [
         ({"REDUCER_ADDRS": "a:1"}, "INFO", "NCCL_COLLNET_ENABLE is not 1"),
         ({"NCCL_COLLNET_ENABLE": "1"}, "INFO", "none of REDUCER_ADDRS, CLUSTER_SPEC"),
-        ({"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a:0"}, "WARN", "'a:0' is no host:port"),
+        ({"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a:0"}, "WARN", "address 'a:0': port '0'"),
         ({"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a,a:2222"}, "WARN", "listed twice"),
         ({"NCCL_COLLNET_ENABLE": "1", "CLUSTER_SPEC": "{"}, "WARN", "CLUSTER_SPEC: "),
         (
@@ -112,6 +112,10 @@ def _finds(rank: int, world: int, settings: dict[str, str]) -> str:
         (
             {"TF_CONFIG": '{"cluster": {"worker": ["w:1"], "ps": ["p:3"]}}'},
             "TF_CONFIG: reducers at p:3",
+        ),
+        (
+            {"REDUCER_SERVICE": "pool.ml.svc", "REDUCER_REPLICAS": "2"},
+            "REDUCER_SERVICE: reducers at pool-0.pool.ml.svc:2222,pool-1.pool.ml.svc:2222",
         ),
         ({"REDUCER_ADDRS": "a", "TF_CONFIG": "{"}, "REDUCER_ADDRS: reducers at a:2222"),
     ],
