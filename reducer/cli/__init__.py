@@ -20,6 +20,7 @@ _COMMANDS = {
     "bench": "reducer.cli.bench",
     "plan": "reducer.cli.plan",
     "convert": "reducer.cli.convert",
+    "k8s": "reducer.cli.k8s",
     "demo": "reducer.cli.demo",
     "nccl": "reducer.cli.nccl",
 }

@@ -22,6 +22,7 @@ ALLOWED = {
     "reducer.status": {"reducer.status", "rich"},
     "reducer.nccl": {"reducer.nccl", "reducer.status", "reducer.children", "numpy"},
     "reducer.cluster": {"reducer.cluster", "reducer.wire.codes"},
+    "reducer.k8s": {"reducer.k8s", "reducer.units", "reducer.__version__", "yaml"},
     "reducer.kernels": {"reducer.kernels", "reducer.wire.codes", "numpy", "google_crc32c"}
     | {"typing_extensions"},  # for the type checker alone
 }
