@@ -13,7 +13,7 @@ FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
 COMMA := ,
 FUZZ_SECONDS ?= 20
 
-.PHONY: help venv demo nccl-plugin test check format native-test sanitize soak bench clean
+.PHONY: help venv demo nccl-plugin test test-container check format native-test sanitize soak bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -53,6 +53,9 @@ nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-n
 test: check native-test ## All checks, then all tests; those of whole jobs one by one
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/e2e
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/nccl tests/net tests/unit
+
+test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/container
 
 check: $(STAMP) ## Linters, types, formats, layers, documents, that benchmarks run, fuzzing
 	$(BIN)/ruff check

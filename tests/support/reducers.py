@@ -17,7 +17,7 @@ class Reducers:
     def __init__(self, count: int, *arguments: str, lanes: int = 1) -> None:
         self._arguments = arguments
         self._lanes = lanes
-        self._ports = _free_ports(count)
+        self._ports = free_ports(count)
         self._daemons: list[Daemon | None] = [self._launch(port) for port in self._ports]
 
     @property
@@ -93,7 +93,7 @@ class Reducers:
                 sys.stderr.write(daemon.log)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for sock in sockets:

@@ -1,0 +1,36 @@
+# Your training image, with the client and the NCCL plugin in it. From the repository's root:
+#
+#   docker build -f deploy/worker.Dockerfile --build-arg BASE=my-training -t my-training-reducer .
+#
+# BASE is a Debian or Ubuntu with root as its user, whose python3 is 3.11 or later. What is built is
+# built on it: it needs this glibc and this Python, and no others.
+ARG BASE=python:3.11-slim-bookworm
+
+# This stage begins as that of Dockerfile does: on one BASE it is built once for both.
+FROM ${BASE} AS build
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        cmake g++ ninja-build nlohmann-json3-dev python3-dev python3-venv
+# pip's own settings, for those with an index or a folder of wheels of their own. They stay here.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
+COPY . /src
+RUN python3 -m venv /opt/build \
+ && PIP_CONSTRAINT=/src/constraints.txt /opt/build/bin/pip wheel --no-cache-dir --wheel-dir /wheels /src
+RUN cmake -G Ninja -S /src/nccl_plugin -B /plugin -DCMAKE_BUILD_TYPE=Release \
+ && cmake --build /plugin \
+ && DESTDIR=/installed cmake --install /plugin --prefix /usr/local --strip
+
+FROM ${BASE}
+COPY --from=build /installed/ /
+# Packages that BASE has stay as they are where they will do.
+RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
+    if ! python3 -m pip --version > /dev/null; then apt-get update \
+     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-pip \
+     && rm -rf /var/lib/apt/lists/*; fi \
+ && PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-index \
+        --find-links /wheels open-reduction-server \
+ && ldconfig
+# NCCL finds the plugin by its name where NCCL_NET_PLUGIN=reducer NCCL_COLLNET_ENABLE=1 ask for it.

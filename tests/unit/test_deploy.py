@@ -1,0 +1,126 @@
+"""What lies in deploy/, as far as it can be judged without running it; tests/container runs it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from reducer import config
+from reducer.planner import model
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+# The recipes that build an image of somebody's own.
+DOCKERFILES = sorted(DEPLOY.glob("*Dockerfile"))
+
+# A CustomJobSpec of Vertex AI, as far as it is used here.
+_STRING = {"type": "string", "minLength": 1}
+_COUNT = {"type": "integer", "minimum": 1}
+
+
+def _strict(required: str = "", **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": required.split(),
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
+VERTEX_JOB = _strict(
+    "workerPoolSpecs",
+    network=_STRING,
+    workerPoolSpecs={
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 4,
+        "items": _strict(
+            "machineSpec replicaCount containerSpec",
+            machineSpec=_strict(
+                "machineType",
+                machineType=_STRING,
+                acceleratorType=_STRING,
+                acceleratorCount=_COUNT,
+            ),
+            replicaCount=_COUNT,
+            containerSpec=_strict(
+                "imageUri",
+                imageUri=_STRING,
+                command={"type": "array", "items": _STRING},
+                args={"type": "array", "items": _STRING},
+                env={"type": "array", "items": _strict("name value", name=_STRING, value=_STRING)},
+            ),
+        ),
+    },
+)
+
+
+def test_the_vertex_job_has_enough_reducers_in_its_third_pool() -> None:
+    job = yaml.safe_load((DEPLOY / "vertex" / "job.yaml").read_text())
+    jsonschema.validate(job, VERTEX_JOB)
+    first, others, reducers = job["workerPoolSpecs"]
+    assert first == {**others, "replicaCount": 1}
+    workers = 1 + others["replicaCount"]
+    needed = model.reducers_needed(workers, 100, 32)
+    assert reducers["replicaCount"] == needed
+    environment = {entry["name"]: entry["value"] for entry in reducers["containerSpec"]["env"]}
+    # The image sets the host; everything else comes from here and from CLUSTER_SPEC.
+    config.check_protection(config.load({}, env={"REDUCER_HOST": "0.0.0.0", **environment}).config)
+
+
+def test_the_slurm_script_is_bash() -> None:
+    script = DEPLOY / "slurm" / "training.sbatch"
+    subprocess.run(["bash", "-n", script], check=True)
+    parts = script.read_text().split("#SBATCH hetjob")
+    assert len(parts) == 2, "reducers and workers are two parts of one job"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_the_unit_is_sandboxed(tmp_path: Path) -> None:
+    """systemd gives points for what a service may do: 10 is everything."""
+    unit = tmp_path / "reducer.service"
+    text = (DEPLOY / "systemd" / "reducer.service").read_text()
+    program = shutil.which("true")
+    unit.write_text(text.replace("/opt/reducer/bin/reducer serve", f"{program}"))
+    verify = subprocess.run(
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
+    )
+    ours = [line for line in verify.stderr.splitlines() if "reducer.service" in line]
+    assert verify.returncode == 0 and not ours, verify.stderr
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=15", unit]
+    security = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert security.returncode == 0, security.stdout
+
+
+def test_the_units_variables_are_options() -> None:
+    text = (DEPLOY / "systemd" / "reducer.service").read_text()
+    lines = re.findall(r"^Environment=(.*)$", text, re.M)
+    given = dict(pair.split("=", 1) for line in lines for pair in line.split())
+    known = {config.env_name(name) for name in config.options()}
+    assert set(given) <= known
+    config.check_protection(config.load({}, env=given).config)
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_images_are_built_from_what_the_user_names(path: Path) -> None:
+    text = path.read_text()
+    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"${BASE}"}
+    # A name with a dot or a port before the first slash would be that of a registry.
+    base = re.search(r"^ARG BASE=(\S+)$", text, re.M)
+    assert base and "/" not in base[1]
+
+
+def test_both_images_begin_with_the_same_build() -> None:
+    """So that a machine which builds both compiles once."""
+    builds = [
+        re.search(r"^FROM.*?AS build\n(.*?pip wheel.*?)$", path.read_text(), re.M | re.S)
+        for path in DOCKERFILES
+    ]
+    assert len(builds) == 2 and builds[0] and builds[1]
+    assert builds[0][1] == builds[1][1]
