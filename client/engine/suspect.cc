@@ -194,11 +194,12 @@ void State::watch_lanes(double now) {
   }
 }
 
-// Whether an open round waits for a lane of it that is lost.
+// Whether an open round waits for a lane of it that is lost, or that stands still.
 bool State::needed(const Reducer& reducer) const {
   for (const auto& [id, record] : keys_) {
     for (const auto& entry : record->lanes) {
-      const bool lost = &reducers_[entry->lane->reducer] == &reducer && !entry->lane->usable();
+      const Lane& lane = *entry->lane;
+      const bool lost = &reducers_[lane.reducer] == &reducer && (!lane.usable() || lane.silent);
       if (lost && entry->first_unheld < entry->shares.size()) return true;
     }
   }
@@ -227,7 +228,7 @@ Failure State::no_reducer(double now) const {
     if (reducer.blocked_at < 0) continue;
     std::string trouble;
     for (const auto& lane : reducer.lanes) {
-      if (!lane->usable() && trouble.empty()) {
+      if ((!lane->usable() || lane->silent) && trouble.empty()) {
         trouble = lane->restarted ? "it was restarted" : lane->trouble;
       }
     }

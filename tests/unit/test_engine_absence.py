@@ -6,7 +6,7 @@ from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import Header
 from reducer_client import _engine
-from tests.support.frames import control, frame
+from tests.support.frames import control, frame, heartbeat
 from tests.support.one_worker import (
     CHUNK,
     KEY,
@@ -113,6 +113,23 @@ def test_open_rounds_wait_for_a_reducer_that_they_need_and_no_longer() -> None:
     assert "slot 1 at r1 for 2.0 s (connection refused)" in text
     (told,) = decoded(worker.sent(0), messages.Error)
     assert told.rank == 1  # an error of the run, not of the connection
+
+
+def test_open_rounds_wait_no_longer_for_the_only_reducer_if_it_stands_still() -> None:
+    """Its connection may stand for a quarter of an hour."""
+    worker = joined(reducer_wait=2.0)
+    worker.pass_time(5.0)
+    assert worker.state.error is None  # an idle group needs nobody
+    worker.get(heartbeat())
+    operation, _ = submit(worker, 1)
+    worker.pass_time(2.0)
+    worker.get(heartbeat())  # it was only slow
+    worker.pass_time(2.9)
+    assert not operation.done
+    worker.pass_time(0.3)
+    code, text, _, reason, *_ = operation.error
+    assert (code, reason) == (ErrorCode.UNAVAILABLE, "unreachable")
+    assert "slot 0 at r0 for 2.0 s (nothing was heard from it for 1.0 s)" in text
 
 
 def test_a_route_around_ends_the_wait() -> None:
