@@ -33,6 +33,25 @@ bool known(DataType type, RedOp op) {
   return type >= 0 && type < kDataTypes && op >= 0 && op < kRedOps;
 }
 
+// Whether a request is one that NCCL may make (max_coll_bytes of the properties); a count that was
+// negative is none. Below these limits no sum or product of sizes wraps.
+bool fits(const char* what, size_t count, size_t item_bytes) {
+  if (count <= kMaxNetBytes / item_bytes) return true;
+  log_warning(std::string(what) + " of " + std::to_string(count) + " elements of " +
+              std::to_string(item_bytes) + " bytes: expected at most " +
+              std::to_string(kMaxNetBytes) + " bytes");
+  return false;
+}
+
+bool fits_in_row(const char* what, size_t bytes_per_rank, size_t offset, size_t size) {
+  constexpr size_t kMost = size_t{1} << 50;
+  if (bytes_per_rank <= kMost && offset <= kMost) return fits(what, size, 1);
+  log_warning(std::string(what) + " of " + std::to_string(bytes_per_rank) +
+              " bytes of each rank, from byte " + std::to_string(offset) +
+              " on: expected at most 2^50 of each");
+  return false;
+}
+
 Descriptor reduction(size_t count, DataType type, RedOp op) {
   return {kAllReduce, kWireOps[op], kWireTypes[type], false, count, 0};
 }
@@ -51,6 +70,16 @@ std::string hex(const Digest& digest, size_t bytes) {
     text.push_back(kDigits[digest[i] & 15]);
   }
   return text;
+}
+
+// Whether there can be such a rank; what it is given can be read.
+bool is_rank(void* const handles[], int ranks, int rank, const void* listen_comm) {
+  const bool given = handles != nullptr && listen_comm != nullptr;
+  if (given && rank >= 0 && rank < ranks) return true;
+  log_warning("connect as rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+              (given ? ": expected a rank from 0 on, below the number of ranks"
+                     : ": expected the handles of all ranks and a listening communicator"));
+  return false;
 }
 
 // What is wrong with a rank's handle, beside this rank's; empty: nothing.
@@ -167,6 +196,7 @@ Result coll_connect(const Settings& settings, void* handles[], int ranks, int ra
                     void* listen_comm, void** comm) {
   return guarded([&] {
     *comm = nullptr;
+    if (!is_rank(handles, ranks, rank, listen_comm)) return kInvalidArgument;
     const auto& ours = *static_cast<const Handle*>(listen_comm);
     Sha256 hash;
     for (int other = 0; other < ranks; ++other) {
@@ -201,7 +231,9 @@ Result coll_all_reduce(void* comm, const void* send, void* receive, size_t count
   return guarded([&] {
     *request = nullptr;
     if (!known(type, op)) return kInvalidArgument;
-    const size_t size = count * item_size(kWireTypes[type]);
+    const size_t item = item_size(kWireTypes[type]);
+    if (!fits("an all-reduce", count, item)) return kInvalidArgument;
+    const size_t size = count * item;
     const Begun begun = begin(comm, size);
     if (begun.request == nullptr) return kSuccess;
     const Result result = begun.group->begin(begun.request, reduction(count, type, op),
@@ -215,6 +247,7 @@ Result coll_all_gather(void* comm, const void* send, void* receive, size_t bytes
                        size_t offset, size_t size, void** request) {
   return guarded([&] {
     *request = nullptr;
+    if (!fits_in_row("an all-gather", bytes_per_rank, offset, size)) return kInvalidArgument;
     const Begun begun = begin(comm, size);
     if (begun.request == nullptr) return kSuccess;
     const Result result = gather(begun, static_cast<const uint8_t*>(send),
@@ -229,7 +262,9 @@ Result coll_reduce_scatter(void* comm, const void* send, void* receive, size_t b
                            size_t offset, size_t size, DataType type, RedOp op, void** request) {
   return guarded([&] {
     *request = nullptr;
-    if (!known(type, op)) return kInvalidArgument;
+    if (!known(type, op) || !fits_in_row("a reduce-scatter", bytes_per_rank, offset, size)) {
+      return kInvalidArgument;
+    }
     const Begun begun = begin(comm, size);
     if (begun.request == nullptr) return kSuccess;
     CollRequest* ours = begun.request;
@@ -256,7 +291,7 @@ Result coll_test(void* request, int* done, int* size) {
 Result coll_close(void* comm) {
   return guarded([&] {
     const std::unique_ptr<Group> group(static_cast<Group*>(comm));
-    group->leave();
+    if (group != nullptr) group->leave();  // null: of a connect that failed
     return kSuccess;
   });
 }

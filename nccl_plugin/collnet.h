@@ -28,7 +28,7 @@ Result coll_all_reduce(void* comm, const void* send, void* receive, size_t count
                        RedOp op, void** request);
 
 // Part of an all-gather whose result is `bytes_per_rank` of each rank in a row: `receive` becomes
-// the bytes [offset, offset + size) of that row. `send`: all bytes_per_rank of this rank.
+// the bytes [offset, offset + size) of that row. `send`: what of them is this rank's.
 Result coll_all_gather(void* comm, const void* send, void* receive, size_t bytes_per_rank,
                        size_t offset, size_t size, void** request);
 

@@ -55,8 +55,8 @@ class Group {
   void tell_stalls();
 
   const Options options_;
-  Engine engine_;
   std::array<CollRequest, kCollRequests> requests_;
+  Engine engine_;  // ends before the scratch memory that its thread writes to
   std::vector<std::string> keys_;
   uint64_t begun_ = 0;
   double stalls_told_ = 0;

@@ -203,6 +203,13 @@ void Listener::refuse(const std::string& name, const std::string& why) {
   if (warnings_++ < kMostWarnings) log_warning("net: a listener refuses " + name + ": " + why);
 }
 
+bool too_large(size_t size) {
+  if (size <= kMaxNetBytes) return false;
+  log_warning("net: a message may have " + std::to_string(kMaxNetBytes) + " bytes, got " +
+              std::to_string(size));
+  return true;
+}
+
 }  // namespace
 
 const Device* find_device(int index) {
@@ -247,18 +254,17 @@ Result net_close_listen(void* listen_comm) {
 
 Result net_isend(void* send_comm, const void* data, size_t size, void** request) {
   return guarded([&] {
-    if (size > kMaxNetBytes) {
-      log_warning("net: a message may have " + std::to_string(kMaxNetBytes) + " bytes, got " +
-                  std::to_string(size));
-      return kInvalidArgument;
-    }
+    if (too_large(size)) return kInvalidArgument;
     // Only ever read: the other end of the class writes.
     return static_cast<Comm*>(send_comm)->start(const_cast<void*>(data), size, request);
   });
 }
 
 Result net_irecv(void* receive_comm, void* data, size_t size, void** request) {
-  return guarded([&] { return static_cast<Comm*>(receive_comm)->start(data, size, request); });
+  return guarded([&] {
+    if (too_large(size)) return kInvalidArgument;
+    return static_cast<Comm*>(receive_comm)->start(data, size, request);
+  });
 }
 
 Result net_test(void* request, int* done, size_t* size) {

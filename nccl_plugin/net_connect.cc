@@ -135,7 +135,12 @@ Result begin(int device, const void* handle, std::unique_ptr<Attempt>* attempt) 
 Result net_connect(int device, void* handle, void** send_comm) {
   return guarded([&] {
     *send_comm = nullptr;
-    std::unique_ptr<Attempt> attempt(static_cast<Attempt*>(load_state(handle)));
+    void* state = nullptr;
+    if (!load_state(handle, &state)) {
+      log_warning("net: cannot connect: a handle with the state of another process");
+      return kInvalidArgument;
+    }
+    std::unique_ptr<Attempt> attempt(static_cast<Attempt*>(state));
     store_state(handle, nullptr);
     if (attempt == nullptr) {
       if (const Result result = begin(device, handle, &attempt); result != kSuccess) return result;

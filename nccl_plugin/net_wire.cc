@@ -18,13 +18,14 @@ constexpr uint32_t kHandleMagic = 0x4853524F;  // "ORSH"
 constexpr uint32_t kHelloMagic = 0x4E53524F;   // "ORSN"
 constexpr uint32_t kPieceMagic = 0x4D53524F;   // "ORSM"
 
-// Of a handle: magic, version, size of the address, address, identity, state.
+// Of a handle: magic, version, size of the address, address, identity, state, seal of the state.
 constexpr size_t kAddressAt = 8;
 constexpr size_t kAddressBytes = sizeof(sockaddr_in6);
 constexpr size_t kListenerAt = kAddressAt + kAddressBytes;
 constexpr size_t kStateAt = kListenerAt + sizeof(Identity);
 static_assert(sizeof(sockaddr_in) <= kAddressBytes);
-static_assert(kStateAt + sizeof(void*) <= kHandleBytes);
+constexpr size_t kSealAt = kStateAt + sizeof(void*);
+static_assert(kSealAt + sizeof(uint64_t) <= kHandleBytes);
 
 std::string differs(const char* what, unsigned long expected, unsigned long got) {
   char text[96];
@@ -42,6 +43,12 @@ std::string check_start(const uint8_t* in, uint32_t magic, const char* what) {
                    load<uint16_t>(in + 4));
   }
   return {};
+}
+
+// Only this process can make it, so that no bytes of a peer become an address of our memory.
+uint64_t seal_of(const void* state) {
+  static const Identity secret = random_identity();
+  return state == nullptr ? 0 : reinterpret_cast<uintptr_t>(state) ^ load<uint64_t>(secret.data());
 }
 
 Identity load_identity(const uint8_t* from) {
@@ -101,12 +108,16 @@ std::string unpack_handle(const void* in, Handle* handle) {
   return {};
 }
 
-void* load_state(const void* handle) {
-  return load<void*>(static_cast<const uint8_t*>(handle) + kStateAt);
+bool load_state(const void* handle, void** state) {
+  const auto* bytes = static_cast<const uint8_t*>(handle);
+  *state = load<void*>(bytes + kStateAt);
+  return load<uint64_t>(bytes + kSealAt) == seal_of(*state);
 }
 
 void store_state(void* handle, void* state) {
-  store<void*>(static_cast<uint8_t*>(handle) + kStateAt, state);
+  auto* bytes = static_cast<uint8_t*>(handle);
+  store<void*>(bytes + kStateAt, state);
+  store<uint64_t>(bytes + kSealAt, seal_of(state));
 }
 
 void pack_hello(const Hello& hello, uint8_t* out) {

@@ -33,8 +33,10 @@ struct Handle {
 void pack_handle(const Handle& handle, void* out);
 std::string unpack_handle(const void* in, Handle* handle);
 
-// What the connecting side keeps in a handle between its calls. The handle need not be aligned.
-void* load_state(const void* handle);
+// What the connecting side keeps in a handle between its calls, null where there is nothing. The
+// handle need not be aligned. Handles come from peers: false for a state that this process did not
+// store.
+bool load_state(const void* handle, void** state);
 void store_state(void* handle, void* state);
 
 struct Hello {

@@ -2,6 +2,7 @@
 
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 
 #include "device.h"
 #include "guarded.h"
@@ -42,6 +43,9 @@ Result init(Logger log) {
   });
 }
 
-const Settings& settings() { return *current; }
+const Settings& settings() {
+  if (!current) throw std::logic_error("called without a successful init");
+  return *current;
+}
 
 }  // namespace ors::nccl

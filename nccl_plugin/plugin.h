@@ -10,7 +10,7 @@ namespace ors::nccl {
 // wanted, or cannot be had: NCCL then takes a net of its own, and a line in its log says why.
 Result init(Logger log);
 
-// After a successful init().
+// Throws std::logic_error before a successful init().
 const Settings& settings();
 
 }  // namespace ors::nccl

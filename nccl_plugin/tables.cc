@@ -4,10 +4,13 @@
 // template where only its types differ. Optional entries that this plugin lacks are null.
 #include <array>
 #include <cstdint>
+#include <string>
 
 #include "abi.h"
 #include "collnet.h"
 #include "device.h"
+#include "guarded.h"
+#include "log.h"
 #include "net.h"
 #include "plugin.h"
 
@@ -206,15 +209,15 @@ Result coll_init(void** context, uint64_t, Logger log) {
 }
 
 Result coll_listen_on(int, void* handle, void** comm) {
-  return coll_listen(settings(), handle, comm);
+  return guarded([&] { return coll_listen(settings(), handle, comm); });
 }
 
 Result coll_listen_in(void*, int, void* handle, void** comm) {
-  return coll_listen(settings(), handle, comm);
+  return guarded([&] { return coll_listen(settings(), handle, comm); });
 }
 
 Result coll_connect_all(void* handles[], int ranks, int rank, void* listen_comm, void** comm) {
-  return coll_connect(settings(), handles, ranks, rank, listen_comm, comm);
+  return guarded([&] { return coll_connect(settings(), handles, ranks, rank, listen_comm, comm); });
 }
 
 Result reduce_support(DataType type, RedOp op, int* supported) {
@@ -228,18 +231,27 @@ Result iallreduce(void* comm, void* send, void* receive, Count count, DataType t
   return coll_all_reduce(comm, send, receive, static_cast<size_t>(count), type, op, request);
 }
 
-// NCCL gives one part, which is the whole window.
+template <class Size>
+bool is_whole(int parts, const Sge<Size>* part, size_t size) {
+  if (parts == 1 && part->size >= size) return true;
+  log_warning("a window of " + std::to_string(size) + " bytes in " + std::to_string(parts) +
+              " parts: expected one part, of the whole window");
+  return false;
+}
+
 template <class Size>
 Result iallgather(void* comm, void* send, int parts, Sge<Size>* receive, size_t bytes_per_rank,
                   size_t offset, size_t size, void*, void** request) {
-  if (parts != 1 || receive[0].size < size) return kInvalidArgument;
+  *request = nullptr;
+  if (!is_whole(parts, receive, size)) return kInvalidArgument;
   return coll_all_gather(comm, send, receive[0].address, bytes_per_rank, offset, size, request);
 }
 
 template <class Size>
 Result ireducescatter(void* comm, int parts, Sge<Size>* send, void* receive, size_t bytes_per_rank,
                       size_t offset, size_t size, DataType type, RedOp op, void*, void** request) {
-  if (parts != 1 || send[0].size < size) return kInvalidArgument;
+  *request = nullptr;
+  if (!is_whole(parts, send, size)) return kInvalidArgument;
   return coll_reduce_scatter(comm, send[0].address, receive, bytes_per_rank, offset, size, type, op,
                              request);
 }

@@ -4,6 +4,8 @@
 //
 // Law: a tuner that fails ends the communicator, so none of this ever does; where the plugin is not
 // wanted it changes nothing.
+#include <atomic>
+
 #include "abi_tuner.h"
 #include "plugin.h"
 
@@ -68,7 +70,7 @@ Result choose(void* context, Function function, size_t bytes, int coll_net, int,
   return kSuccess;
 }
 
-void* only_context = nullptr;  // version 1 has none of its own; written alike by all communicators
+std::atomic<void*> only_context{nullptr};  // version 1 has none of its own; alike for all
 
 Result start_v1(size_t, size_t, Logger log) {
   only_context = new_context(log);

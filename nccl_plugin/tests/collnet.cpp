@@ -109,24 +109,46 @@ void windows(void* comm, size_t rank, size_t ranks) {
   }
 }
 
+// With results on their way into memory of the plugin's own: for the sums of the other ranks' parts
+// nobody else has room.
+void close_in_flight(void* comm, size_t rank, size_t ranks, Exchange* exchange) {
+  constexpr size_t kPerRank = 20'000;
+  std::vector<float> given(kPerRank * ranks, 1), sums(kPerRank);
+  nccl::Sge<size_t> part{nullptr, given.data(), given.size() * 4};
+  for (size_t i = 0; i < kInFlight; ++i) {
+    void* request = nullptr;
+    CHECK(table.ireducescatter(comm, 1, &part, sums.data(), kPerRank * 4, 0, part.size,
+                               nccl::kFloat32, nccl::kSum, nullptr, &request) == nccl::kSuccess);
+    CHECK(request != nullptr);
+  }
+  (void)exchange->all(rank, {});  // who closes ends the requests of all
+  CHECK(table.close_coll(comm) == nccl::kSuccess);
+}
+
+// Nobody connects before all have closed what they had.
+void* meet(void* context, size_t rank, size_t ranks, Exchange* exchange) {
+  Handle handle(nccl::kHandleBytes);
+  void* listen = nullptr;
+  CHECK(table.listen(context, 0, handle.data(), &listen) == nccl::kSuccess);
+  std::vector<Handle> all = exchange->all(rank, handle);
+  std::vector<void*> handles;
+  for (Handle& one : all) handles.push_back(one.data());
+  void* comm = nullptr;
+  CHECK(table.connect(handles.data(), static_cast<int>(ranks), static_cast<int>(rank), listen,
+                      &comm) == nccl::kSuccess);
+  CHECK(table.close_listen(listen) == nccl::kSuccess);
+  return comm;
+}
+
 void work(size_t rank, size_t ranks, int rounds, Exchange* exchange) {
   void* context = nullptr;
   CHECK(table.init(&context, 7, log) == nccl::kSuccess);
   for (int round = 0; round < rounds; ++round) {
-    Handle handle(nccl::kHandleBytes);
-    void* listen = nullptr;
-    CHECK(table.listen(context, 0, handle.data(), &listen) == nccl::kSuccess);
-    std::vector<Handle> all = exchange->all(rank, handle);
-    std::vector<void*> handles;
-    for (Handle& one : all) handles.push_back(one.data());
-    void* comm = nullptr;
-    CHECK(table.connect(handles.data(), static_cast<int>(ranks), static_cast<int>(rank), listen,
-                        &comm) == nccl::kSuccess);
-    CHECK(table.close_listen(listen) == nccl::kSuccess);
+    void* comm = meet(context, rank, ranks, exchange);
     all_reduces(comm, rank, ranks);
     windows(comm, rank, ranks);
     CHECK(table.close_coll(comm) == nccl::kSuccess);
-    (void)exchange->all(rank, handle);  // nobody connects anew before all have closed
+    close_in_flight(meet(context, rank, ranks, exchange), rank, ranks, exchange);
   }
   CHECK(table.finalize(context) == nccl::kSuccess);
 }

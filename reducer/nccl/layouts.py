@@ -12,7 +12,7 @@ from typing import Any
 VERSIONS = (6, 7, 8, 9, 10, 11, 12)
 HANDLE_BYTES = 128
 HOST, CUDA = 1, 2
-SUCCESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 0, 4, 5, 6
+SUCCESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 0, 3, 4, 5, 6
 # ncclDataType_t, by the names of NumPy and ml_dtypes; ncclRedOp_t
 TYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",

@@ -109,11 +109,11 @@ class _Plugin:
 
 
 class CollNet(_Plugin):
-    """ncclCollNetPlugin of one version."""
+    """ncclCollNetPlugin of one version; `sge` is its struct for a part of a window."""
 
     def __init__(self, library: Path, version: int) -> None:
-        self._sge = sge(version)
-        super().__init__(library, version, coll_table(version, self._sge), "ncclCollNetPlugin")
+        self.sge = sge(version)
+        super().__init__(library, version, coll_table(version, self.sge), "ncclCollNetPlugin")
 
     def init(self) -> None:
         self._init(self._logger)
@@ -146,7 +146,7 @@ class CollNet(_Plugin):
     ) -> c_void_p:
         """``receive`` is the window from ``offset`` on; bytes."""
         request = c_void_p()
-        part = self._sge(None, receive.ctypes.data, receive.nbytes)
+        part = self.sge(None, receive.ctypes.data, receive.nbytes)
         self.call(
             "iallgather", comm, send.ctypes.data, 1, byref(part), per_rank, offset, receive.nbytes,
             None, byref(request),
@@ -159,7 +159,7 @@ class CollNet(_Plugin):
     ) -> c_void_p:  # fmt: skip
         """``send`` is the window from ``offset`` on; bytes."""
         request = c_void_p()
-        part = self._sge(None, send.ctypes.data, send.nbytes)
+        part = self.sge(None, send.ctypes.data, send.nbytes)
         self.call(
             "ireducescatter", comm, 1, byref(part), receive.ctypes.data, per_rank, offset,
             send.nbytes, TYPES.index(type_), OPS.index(op), None, byref(request),
