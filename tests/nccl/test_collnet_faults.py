@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from bench.fleet import NCCL_PLUGIN
 from reducer import keyfile
 from reducer.nccl import layouts
 from reducer.nccl.tables import CollNet, NcclError
+from tests.soak import communicators, hush
 from tests.support.nccl_job import enter, exchange, meet, run, run_rank, start, values
 from tests.support.ranks import Tell, start_ranks
 from tests.support.reducers import Reducers
@@ -74,11 +75,12 @@ def _until_error(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) ->
             return error.result, time.monotonic() - begun
 
 
-def test_a_rank_that_is_killed_is_an_error_on_all_others() -> None:
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_killed_or_stopped_is_an_error_on_all_others(signum: int) -> None:
     with Reducers(2) as reducers, start(3, reducers.addresses, _until_error) as ranks:
         for rank in range(3):
             ranks.receive(rank)
-        ranks.kill(1)
+        ranks.kill(1, signum)
         outcomes = [ranks.collect_one(rank) for rank in (0, 2)]
     for outcome in outcomes:
         result, seconds = outcome.value
@@ -189,29 +191,8 @@ def test_no_call_waits_for_a_reducer_that_stands_still() -> None:
     assert max(longest) < 0.1  # a call that blocks would take 0.4 s
 
 
-def _again_and_again(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> None:
-    send, receive = np.ones(5, np.float32), np.empty(5, np.float32)
-    before = after = (0, 0)
-    for turn in range(30):
-        other = meet(coll, rank, tell)
-        request = coll.all_reduce(other, send, receive, "float32", "sum")
-        assert request is not None
-        coll.wait(request)
-        coll.close(other)
-        after = (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
-        if turn == 1:
-            before = after
-    assert before == after
-
-
 def test_communicators_come_and_go_without_a_trace() -> None:
-    with (
-        Reducers(2, "--max-runs", "64") as reducers,
-        start(2, reducers.addresses, _again_and_again) as ranks,
-    ):
-        for _ in range(30):
-            exchange(ranks, 2)
-        values(ranks.collect(60))
+    communicators.run(30, 1, hush)
 
 
 def _sums_to_six(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> None:

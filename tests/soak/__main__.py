@@ -18,6 +18,7 @@ from tests.soak import (
     Figures,
     Say,
     bits,
+    communicators,
     crowds,
     flips,
     frame_storm,
@@ -49,6 +50,7 @@ BARS = {
     "crowds": Bar(crowds.run, 5_000, "B14: strangers cost 5 % of throughput, a join 1 s at most"),
     "neighbours": Bar(neighbours.run, 5, "B15: a job keeps 90 % of its share beside a noisy one"),
     "overload": Bar(overload.run, 60, "B21: four busy processes a core, no worker taken for dead"),
+    "nccl": Bar(communicators.run, 1_000, "A6: communicators come and go, nothing is left behind"),
     "storm": Bar(frame_storm.run, 100_000, "B7: 5 % of all frames harmed, 0 double counts"),
     "flips": Bar(flips.run, 10_000, "B17: all flipped bits found"),
 }

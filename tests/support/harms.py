@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from reducer.wire.codes import MessageKind
 from tests.support.proxy import Direction, Harm, LinkResetError, Stream, StreamEndError, pass_on
@@ -153,3 +153,40 @@ def _make(kind: str, rng: random.Random, piece: bytes) -> Harm:
     if kind == "bytewise":
         return bytewise if len(piece) < 400 else pass_on
     return repeat if kind_of(piece) in REPEATABLE else pass_on
+
+
+async def garble(stream: Stream, piece: bytes) -> None:
+    """Other bytes of the same number."""
+    await stream.send(random.Random(len(piece)).randbytes(len(piece)))
+
+
+async def swallow(stream: Stream, piece: bytes) -> None:
+    """The other side waits for ever: neither bytes nor an end come."""
+
+
+class Switch:
+    """A plan that does one harm to what comes from the reducers, from the moment it is set."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self._harm: Harm = pass_on
+        self._concerns: Callable[[Stream], bool] = lambda stream: True
+        self._left = 0
+
+    def set(
+        self, harm: Harm, concerns: Callable[[Stream], bool] = lambda stream: True, *,
+        times: int = 1 << 60,
+    ) -> None:  # fmt: skip
+        """To the streams that it concerns, so many times."""
+        self._harm, self._concerns, self._left = harm, concerns, times
+
+    def __call__(self, stream: Stream) -> Harm:
+        return self._pass if stream.direction == "down" else pass_on
+
+    async def _pass(self, stream: Stream, piece: bytes) -> None:
+        if not self._left or not self._concerns(stream):
+            await stream.send(piece)
+            return
+        self._left -= 1
+        self.done += 1
+        await self._harm(stream, piece)

@@ -68,6 +68,10 @@ class RunningRanks:
         assert not isinstance(message, Outcome), f"rank {rank} ended: {message}"
         return message
 
+    def wait(self, rank: int, timeout: float = 30.0) -> None:
+        """Until there is something to `receive`."""
+        assert self._started[rank][1].poll(timeout), f"rank {rank} said nothing for {timeout} s"
+
     def send(self, rank: int, message: object = None) -> None:
         """Give the rank what its ``tell.hear()`` waits for."""
         self._started[rank][1].send(message)
