@@ -13,7 +13,7 @@ FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
 COMMA := ,
 FUZZ_SECONDS ?= 20
 
-.PHONY: help venv demo nccl-plugin test test-container check format native-test sanitize soak bench clean
+.PHONY: help venv demo nccl-plugin test test-container test-nccl check format native-test sanitize soak bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -56,6 +56,10 @@ test: check native-test ## All checks, then all tests; those of whole jobs one b
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
 	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/container
+
+test-nccl: nccl-plugin ## The plugin under real NCCL without a GPU; 1.7 GB of wheels
+	$(BIN)/python -m tests.support.nccl_wheels
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m nccl tests/nccl
 
 check: $(STAMP) ## Linters, types, formats, layers, documents, that benchmarks run, fuzzing
 	$(BIN)/ruff check
