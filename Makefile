@@ -13,7 +13,7 @@ FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
 COMMA := ,
 FUZZ_SECONDS ?= 20
 
-.PHONY: help venv demo nccl-plugin test test-container test-nccl check format native-test sanitize soak bench clean
+.PHONY: help venv demo nccl-plugin test test-container test-nccl test-gpu check format native-test sanitize soak bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -51,7 +51,7 @@ nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-n
 	$(call NATIVE_BUILD,native,)
 
 test: check native-test ## All checks, then all tests; those of whole jobs one by one
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/e2e
+	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/e2e tests/gpu
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/nccl tests/net tests/unit
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
@@ -60,6 +60,9 @@ test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, w
 test-nccl: nccl-plugin ## The plugin under real NCCL without a GPU; 1.7 GB of wheels
 	$(BIN)/python -m tests.support.nccl_wheels
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m nccl tests/nccl
+
+test-gpu: nccl-plugin ## What needs a CUDA device; skipped with the reason where there is none
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m gpu tests/e2e tests/gpu
 
 check: $(STAMP) ## Linters, types, formats, layers, documents, that benchmarks run, fuzzing
 	$(BIN)/ruff check

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.nccl_log import Choice, choices, coll_nets, complaints, nets
+from tests.support.nccl_log import Choice, choices, complaints, nets
 
 _INFO = "node:101:102 [0] NCCL INFO "
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("CollNet 00/0 : 1 [send] via COLLNET/REDUCER/0", {"REDUCER"}),
-        ("CollNet 01/1 : 0 [receive] via COLLNET/REDUCER/0/GDRDMA(PCI)", {"REDUCER"}),
-        ("CollNet 00 : 1 [send] via COLLNET/SHARP/0", {"SHARP"}),
-        ("Channel 00/0 : 0[0] -> 1[0] [send] via NET/REDUCER/0", set()),
-        ("NET/REDUCER : REDUCER_NSOCKS=4 (sockets)", set()),
-    ],
-)
-def test_collective_nets(line: str, found: set[str]) -> None:
-    assert coll_nets(_INFO + line + "\n") == found
 
 
 @pytest.mark.parametrize(

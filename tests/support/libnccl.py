@@ -49,7 +49,7 @@ class LibraryError(Exception):
 class Nccl:
     """One libnccl.so.2, loaded into this process."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         self._library.ncclGetErrorString.restype = c_char_p
         for name, arguments in _SIGNATURES.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.fleet import NCCL_PLUGIN
 from reducer.nccl.tables import CollNet
-from tests.support.ranks import Outcome, RunningRanks, Tell, start_ranks
+from tests.support.ranks import RunningRanks, Tell, start_ranks, values
 
 assert NCCL_PLUGIN.exists(), f"{NCCL_PLUGIN} was not built: make nccl-plugin"
 
@@ -59,12 +59,6 @@ def exchange(ranks: RunningRanks, world: int) -> None:
     handles = [ranks.receive(rank) for rank in range(world)]
     for rank in range(world):
         ranks.send(rank, handles)
-
-
-def values(outcomes: Sequence[Outcome]) -> list[Any]:
-    failed = [f"rank {o.rank}: {o.trace}" for o in outcomes if o.error or not o.reported]
-    assert not failed, "\n".join(failed)
-    return [outcome.value for outcome in outcomes]
 
 
 def run(world: int, addresses: list[str], body: Body, *args: Any, **settings: Any) -> list[Any]:

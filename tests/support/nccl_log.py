@@ -1,4 +1,4 @@
-"""What NCCL's log (NCCL_DEBUG=INFO) says of nets, collective nets and algorithms."""
+"""What NCCL's log (NCCL_DEBUG=INFO) says beside what `reducer.nccl.job_log` reads in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import NamedTuple
 _COMPLAINT = re.compile(
     r"NET/Plugin ?:.*(?:Failed to find|No plugin found \(libnccl-net|Could not find|cannot open)"
 )
-_COLL_NET = re.compile(r"CollNet [\d/]+ ?: \d+ \[(?:send|receive)\] via COLLNET/([^/]+)/")
 _NET = re.compile(r"\[(?:send|receive)\] via NET/([^/]+)/")
 # NCCL 2.20 to 2.23 give the number of the algorithm, later ones its name; earlier ones say nothing.
 _CHOICE = re.compile(r"(\d+) Bytes -> Algo (\w+) proto (\w+)")
@@ -26,11 +25,6 @@ class Choice(NamedTuple):
 def complaints(log: str) -> list[str]:
     """Lines that say why a net plugin is not used."""
     return [line for line in log.splitlines() if _COMPLAINT.search(line)]
-
-
-def coll_nets(log: str) -> set[str]:
-    """Names of the collective nets that channels were set up over."""
-    return set(_COLL_NET.findall(log))
 
 
 def nets(log: str) -> set[str]:

@@ -13,7 +13,7 @@ from tests.support.libnccl import LibraryError, Nccl
 
 
 def main() -> None:
-    nccl = Nccl(sys.argv[1])
+    nccl = Nccl(Path(sys.argv[1]))
     unique_id = nccl.unique_id()
     print(
         json.dumps({"version": nccl.version, "mapped": _mapped(), "join": _join(nccl, unique_id)})

@@ -150,7 +150,11 @@ def run_ranks(
 ) -> list[Any]:
     """The values of all ranks; AssertionError with the traces if any failed or is late."""
     with start_ranks(world_size, function, *args) as ranks:
-        outcomes = ranks.collect(timeout)
+        return values(ranks.collect(timeout))
+
+
+def values(outcomes: Sequence[Outcome]) -> list[Any]:
+    """Of all ranks; AssertionError with the traces if any failed or is late."""
     failed = [o for o in outcomes if o.error is not None or not o.reported]
     if failed:
         texts = (f"rank {o.rank}: {o.trace or 'no outcome (dead or late)'}" for o in failed)

@@ -35,6 +35,12 @@ class Reducers:
         jobs = [job for lane in lanes for job in lane["core"]["jobs"].values()]
         return sum(job["contributions"] for job in jobs)
 
+    def bytes_in(self) -> int:
+        """Payload that all running reducers have taken for the jobs that are on them now."""
+        daemons = (daemon for daemon in self._daemons if daemon is not None)
+        lanes = [lane for daemon in daemons for lane in daemon.stats()["lanes"]]
+        return sum(job["bytes_in"] for lane in lanes for job in lane["core"]["jobs"].values())
+
     def restart(self, index: int) -> int:
         """`terminate`, then `start`; the exit status."""
         status = self.terminate(index)

@@ -1,0 +1,82 @@
+"""What the tests on GPUs stand on and what needs no GPU: settings, counters, and the proof."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reducer.nccl.tables import CollNet
+from reducer.nccl.versions import Version
+from tests.support import cuda, gpu_job
+from tests.support.gpu_job import Ended, Job
+from tests.support.nccl_job import start
+from tests.support.ranks import Tell
+from tests.support.reducers import Reducers
+
+_LINE = "CollNet 00/0 : 0 [send] via COLLNET/REDUCER/0\n"
+_GOOD = Ended(values=[], contributed=10, came=10, logs=[_LINE, _LINE.replace(" 0 ", " 1 ")])
+
+
+def test_ranks_on_one_gpu_are_nodes_of_their_own() -> None:
+    job = Job(["a:1", "b:2"], Path("/logs"), Path())
+    first, second = (gpu_job.environment(rank, job, Version(2, 18, 5)) for rank in range(2))
+    assert {name for name in first if first[name] != second[name]} == {
+        "NCCL_HOSTID",
+        "NCCL_DEBUG_FILE",
+    }
+    assert first["REDUCER_ADDRS"] == "a:1,b:2"
+    assert first["NCCL_COLLNET_ENABLE"] == "1"
+
+
+def test_the_algorithm_is_named_as_the_version_of_nccl_wants_it() -> None:
+    job = Job([], Path("/logs"), Path())
+    assert gpu_job.environment(0, job, Version(2, 23, 4))["NCCL_ALGO"] == "CollNetChain"
+    assert gpu_job.environment(0, job, Version(2, 24, 3))["NCCL_ALGO"] == "allreduce:collnetchain"
+    unforced = replace(job, settings={"NCCL_ALGO": None, "REDUCER_MIN_BYTES": "7"})
+    found = gpu_job.environment(0, unforced, Version(2, 24, 3))
+    assert "NCCL_ALGO" not in found and found["REDUCER_MIN_BYTES"] == "7"
+
+
+def test_bytes_through_the_reducers_are_proof_with_the_log_alone() -> None:
+    _GOOD.assert_through_reducers()
+    for bad, why in (
+        (replace(_GOOD, came=9), "9 bytes came"),
+        (replace(_GOOD, came=0, contributed=0), "0 bytes came"),
+        (replace(_GOOD, logs=[_LINE, "[send] via NET/REDUCER/0\n"]), "rank 1: no CollNet"),
+        (replace(_GOOD, logs=[_LINE.replace("REDUCER", "SHARP")]), "rank 0: no CollNet"),
+    ):
+        with pytest.raises(AssertionError) as raised:
+            bad.assert_through_reducers()
+        assert why in str(raised.value)
+
+
+def _one_sum(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> None:
+    given, received = np.ones(300_000, np.float32), np.empty(300_000, np.float32)
+    request = coll.all_reduce(comm, given, received, "float32", "sum")
+    assert request is not None
+    coll.wait(request)
+    gpu_job.leave(given.nbytes, tell)
+
+
+def test_the_counters_are_read_while_the_ranks_are_there(tmp_path: Path) -> None:
+    job = Job([], tmp_path, Path())
+    for rank in range(2):
+        job.log(rank).write_text(_GOOD.logs[rank])
+    with Reducers(2) as reducers:
+        with start(2, reducers.addresses, _one_sum) as ranks:
+            ended = gpu_job.end(ranks, 2, reducers, job)
+        assert reducers.bytes_in() == 0  # of jobs that are gone
+    ended.assert_through_reducers()
+    assert ended.came == ended.contributed == 2 * 4 * 300_000
+
+
+def test_a_machine_without_a_device_is_told_so() -> None:
+    why = cuda.absence()
+    if not why:
+        assert cuda.Device(0).idle()
+    else:
+        assert why.startswith("no CUDA device: ")
