@@ -13,7 +13,7 @@ FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
 COMMA := ,
 FUZZ_SECONDS ?= 20
 
-.PHONY: help venv demo nccl-plugin test test-container test-nccl test-gpu check format native-test sanitize soak bench clean
+.PHONY: help venv demo docs nccl-plugin test test-container test-nccl test-gpu check format native-test sanitize soak bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -47,6 +47,10 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 demo: $(STAMP) ## Train on 4 workers with 2 reducers, beside the same run over gloo
 	$(BIN)/reducer demo
 
+docs: $(STAMP) ## The documentation as a site, build/docs/site
+	$(BIN)/python docs/assemble.py build/docs
+	$(BIN)/zensical build --strict -f build/docs/zensical.toml
+
 nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-net-reducer.so
 	$(call NATIVE_BUILD,native,)
 
@@ -64,7 +68,7 @@ test-nccl: nccl-plugin ## The plugin under real NCCL without a GPU; 1.7 GB of wh
 test-gpu: nccl-plugin ## What needs a CUDA device; skipped with the reason where there is none
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m gpu tests/e2e tests/gpu
 
-check: $(STAMP) ## Linters, types, formats, layers, documents, that benchmarks run, fuzzing
+check: docs ## Linters, types, formats, layers, documents, that benchmarks run, fuzzing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

@@ -16,7 +16,11 @@ import pytest
 from reducer import cli
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*/README.md"))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("*/README.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+]
 OURS = ("reducer", "reducer_client")
 
 
@@ -24,7 +28,7 @@ def fences(*languages: str) -> list[tuple[str, str]]:
     """(where, text) of every fenced block in one of the languages."""
     found = []
     for document in DOCUMENTS:
-        for match in re.finditer(r"^```(\w+)\n(.*?)^```$", document.read_text(), re.M | re.S):
+        for match in re.finditer(r"^```(\w+)[^\n]*\n(.*?)^```$", document.read_text(), re.M | re.S):
             if match[1] in languages:
                 line = document.read_text()[: match.start()].count("\n") + 1
                 found.append((f"{document.relative_to(ROOT)}:{line}", match[2]))

@@ -1,0 +1,129 @@
+"""Every command that docs/ shows in a console runs, page by page, from top to bottom.
+
+A console is for what needs one machine and nothing else; what needs more is shown as shell code. A
+line that ends with & goes on in the background, a daemon until the page is done.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
+_PORT = re.compile(r"(?<=[ :])22\d\d\b")
+
+
+def consoles(page: Path) -> list[str]:
+    """The commands of a page, in order."""
+    lines = []
+    for language, _, text in _FENCE.findall(page.read_text()):
+        if language == "console":
+            joined = text.replace("\\\n", " ").splitlines()
+            lines += [line[2:] for line in joined if line.startswith("$ ")]
+    return lines
+
+
+def write_programs(page: Path, folder: Path, ports: dict[str, str]) -> None:
+    """The files that a page shows, under the names that it gives them."""
+    for _, title, text in _FENCE.findall(page.read_text()):
+        if title:
+            (folder / title).write_text(moved(text, ports))
+
+
+def moved(text: str, ports: dict[str, str]) -> str:
+    """With free ports in place of those that the page names."""
+    return _PORT.sub(lambda port: ports.setdefault(port[0], free_port()), text)
+
+
+def free_port() -> str:
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        return str(probe.getsockname()[1])
+
+
+class Shell:
+    """Runs the lines of a page as a reader would, in one folder."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("REDUCER")}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._env = {**kept, "PATH": path, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
+        self._env["REDUCER_METRICS_PORT"] = "0"  # for daemons to which a page gives none
+        self._programs: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def run(self, line: str) -> None:
+        command = line.removesuffix("&").strip()
+        process = self._start(command)
+        if not line.endswith("&"):
+            self._finish(command, process)
+        elif "reducer serve" in command:
+            wait_until(lambda: b'"ready"' in self._log(process).read_bytes(), 30)
+        else:
+            self._programs.append((command, process))
+
+    def finish(self) -> None:
+        """What runs in the background and is no daemon ends by itself."""
+        for command, process in self._programs:
+            self._finish(command, process)
+
+    def _start(self, command: str) -> subprocess.Popen[bytes]:
+        log = self._folder / f".log{len(list(self._folder.glob('.log*')))}"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["bash", "-c", command],
+                cwd=self._folder,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        process.args = str(log)
+        self._stack.callback(end, process)
+        return process
+
+    @staticmethod
+    def _log(process: subprocess.Popen[bytes]) -> Path:
+        return Path(str(process.args))
+
+    def _finish(self, command: str, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait(120)
+        assert status == 0, f"{command}: exit status {status}\n{self._log(process).read_text()}"
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+    process.wait(30)
+
+
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if consoles(page)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    ports: dict[str, str] = {}
+    write_programs(page, tmp_path, ports)
+    with ExitStack() as stack:
+        shell = Shell(tmp_path, stack)
+        for line in consoles(page):
+            shell.run(moved(line, ports))
+        shell.finish()
+
+
+def test_a_console_waits_for_nothing_that_is_not_there() -> None:
+    shown = [word for page in PAGES for line in consoles(page) for word in shlex.split(line)]
+    assert not [word for word in shown if word.startswith("reducer-")]
