@@ -108,7 +108,7 @@ sanitize: $(STAMP) ## The same under ASan with UBSan, then under TSan
 	$(call NATIVE_TESTS,sanitize-address,address$(COMMA)undefined)
 	$(call NATIVE_TESTS,sanitize-thread,thread)
 
-soak: $(STAMP) ## Fuzzing, forging, storms, models, kills by the hundred, all tests three times
+soak: $(STAMP) nccl-plugin ## Fuzzing, forging, storms, models, kills by the hundred, all tests three times
 	$(BIN)/python -m tests.support.storm --seeds 5200 --rounds 100
 	$(BIN)/python -m tests.model.run --full --megabytes 8000
 	$(BIN)/python -m tests.fuzz.decoder --seconds 600

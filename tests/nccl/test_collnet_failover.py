@@ -76,8 +76,8 @@ def test_killed_and_stopped_reducers_change_no_bit(world: int) -> None:
         _alike(ranks, 3)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_half_open_links_and_garbage_change_no_bit(world: int) -> None:
+def test_half_open_links_and_garbage_change_no_bit() -> None:
+    world = 3
     types = ["float64", "bfloat16", "uint8", "float32"]
     nonsense = Switch()
     with (
