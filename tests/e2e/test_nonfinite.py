@@ -109,6 +109,6 @@ def test_the_daemon_counts_whom_it_blames(job: str) -> None:
             assert all(outcome.error is None for outcome in ranks.collect())
     counted = dict(re.findall(r"reducer_nonfinite_contributions_total\{(.*?)\} (\S+)", body))
     assert counted == {
-        f'job="{job}",lane="0",rank="0"': "1.0",
-        f'job="{job}",lane="0",rank="1"': "2.0",
+        f'job_name="{job}",lane="0",rank="0"': "1.0",
+        f'job_name="{job}",lane="0",rank="1"': "2.0",
     }
