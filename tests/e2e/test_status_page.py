@@ -60,15 +60,19 @@ def test_the_slow_rank_is_read_off_the_page() -> None:
     with Daemon(lanes=2) as daemon, looking_at(daemon) as browser:
         wait_until(lambda: "No job has joined" in browser.text("#runs"), 30, "the page is there")
         with at_work(daemon, HOSTILE):
-            wait_until(lambda: " is late" in browser.text(".verdict"), 60, "somebody is late")
-            assert re.match(rf"Rank {LATE} is late: the others waited for it \d+ %",
-                            browser.text(".verdict"))  # fmt: skip
-            assert browser.text("tr.late td:first-child") == f"rank {LATE}"
-            label = "document.querySelector('tr.late canvas').ariaLabel"
-            assert f"rank {LATE}: waited for" in browser.evaluate(label)
+            wait_until(lambda: " late: " in browser.text(".verdict"), 60, "somebody is late")
+            # On a busy machine others may be late, too; it comes first.
+            found = re.match(
+                r"Ranks? (\d+).* late: the others .* (\d+) %", browser.text(".verdict")
+            )
+            assert found is not None and int(found[1]) == LATE
+            rows = "[...document.querySelectorAll('tr.late')]"
+            assert f"rank {LATE}" in browser.evaluate(f"{rows}.map(row => row.cells[0].innerText)")
+            labels = browser.evaluate(f"{rows}.map(row => row.querySelector('canvas').ariaLabel)")
+            assert any(re.match(rf"rank {LATE}: waited for \d+ % of", text) for text in labels)
             assert browser.text("#state") == "● serving"
             assert browser.text("h2") == f"Job {HOSTILE}"
-            assert browser.evaluate("document.title").startswith(f"late: rank {LATE} · reducer ")
+            assert browser.evaluate("document.title").startswith(f"late: rank {LATE}")
             assert re.fullmatch(r"[\d.]+ [kMG]B/s", browser.text("#received"))
             assert browser.text("#received") != "0 B/s"
             assert browser.text("#workers") == f"{WORLD} of {WORLD}"
