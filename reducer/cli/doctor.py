@@ -12,7 +12,9 @@ from reducer.status.ask import DEFAULT_PORT
 
 
 @click.command("doctor")
-@click.option("--addresses", metavar="HOST:PORT,...", help="Reducers. [env: REDUCER_ADDRS]")
+@click.option(
+    "--addresses", metavar="HOST:PORT,...", help="Reducers. [default: those of `reducer env`]"
+)
 @click.option("--key-file", metavar="FILE", help="Of mode psk. [env: REDUCER_KEY_FILE]")
 @click.option(
     "--job", help="With a key or certificate that is for one job. [default: one of its own]"

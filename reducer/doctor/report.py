@@ -41,9 +41,10 @@ def verdict(diagnosis: Diagnosis) -> str:
     down, total = diagnosis.down, len(diagnosis.reducers)
     if down:
         names = ", ".join(f"{one.address} ({one.fault.code})" for one in down if one.fault)
+        running = "goes on with the others" if len(down) < total else "waits for them, and fails"
         return (
             f"{len(down)} of {total} reducers cannot be used from this host: {names}. A job that "
-            "names them does not start here; one that runs goes on with the others"
+            f"names them does not start here; one that runs {running}"
         )
     if not diagnosis.healthy:
         return "a job does not start from this host"
