@@ -30,6 +30,7 @@ def command(
       reducer nccl env --addresses reducer-0:2222,reducer-1:2222
       eval "$(reducer nccl env --shell --addresses reducer-0:2222,reducer-1:2222)"
     """
+    from reducer.cluster import ClusterError
     from reducer.nccl import config, variables
     from reducer.nccl.installed import NotFoundError, find_nccl, find_plugin
     from reducer.nccl.versions import refusal
@@ -43,7 +44,10 @@ def command(
     used = version or found[0].version
     if refused := refusal(used):
         raise click.ClickException(refused)
-    lines = variables.to_set(used, plugin, addresses, force, around)
+    try:
+        lines = variables.to_set(used, plugin, addresses, force, around)
+    except ClusterError as error:
+        raise click.ClickException(str(error)) from None
     if shell:
         click.echo(variables.as_shell(lines))
         missing = ", ".join(line.name for line in lines if not line.value)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reducer.cluster import find_addresses
 from reducer.nccl.installed import is_on_default_path
 from reducer.nccl.versions import (
     Version,
@@ -16,9 +17,6 @@ from reducer.nccl.versions import (
     tuner_is_named,
     tuners,
 )
-
-# Where the plugin looks for reducers, first to last.
-_ADDRESSES = ("REDUCER_ADDRS", "CLUSTER_SPEC", "TF_CONFIG")
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Variable:
 def to_set(
     version: Version, plugin: Path, addresses: str, force: bool, environment: Mapping[str, str]
 ) -> list[Variable]:
-    """In the order in which they are printed."""
+    """In the order in which they are printed. ClusterError where a variable names bad reducers."""
     found = [
         Variable("NCCL_NET_PLUGIN", "reducer", f"NCCL loads {plugin.name} as its net"),
         Variable("NCCL_COLLNET_ENABLE", "1", "off by default; without it the plugin declines"),
@@ -60,9 +58,10 @@ def _library_path(plugin: Path, environment: Mapping[str, str]) -> Iterator[Vari
 
 def _addresses(given: str, environment: Mapping[str, str]) -> Iterator[Variable]:
     why = "all reducers; the same list in the same order on all ranks"
-    source = next((name for name in _ADDRESSES if environment.get(name)), "")
-    if given or source in ("", "REDUCER_ADDRS"):
-        yield Variable("REDUCER_ADDRS", given or environment.get("REDUCER_ADDRS", ""), why)
+    found = None if given else find_addresses(environment)
+    if found is None or found.source == "REDUCER_ADDRS":
+        value = ",".join(found.value) if found else given
+        yield Variable("REDUCER_ADDRS", value, why)
 
 
 def notes(version: Version, force: bool) -> list[str]:

@@ -20,7 +20,13 @@ ALLOWED = {
     "reducer.core": {"reducer.core", "reducer.wire", "reducer.errors"},
     "reducer.planner": {"reducer.planner", "reducer.units", "matplotlib"},
     "reducer.status": {"reducer.status", "rich"},
-    "reducer.nccl": {"reducer.nccl", "reducer.status", "reducer.children", "numpy"},
+    "reducer.nccl": {
+        "reducer.nccl",
+        "reducer.cluster",
+        "reducer.status",
+        "reducer.children",
+        "numpy",
+    },
     "reducer.cluster": {"reducer.cluster", "reducer.wire.codes"},
     "reducer.k8s": {"reducer.k8s", "reducer.units", "reducer.__version__", "yaml"},
     "reducer.kernels": {"reducer.kernels", "reducer.wire.codes", "numpy", "google_crc32c"}

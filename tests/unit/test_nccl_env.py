@@ -154,8 +154,10 @@ def test_addresses_that_the_plugin_finds_by_itself_are_not_asked_for() -> None:
 
     assert names({})["REDUCER_ADDRS"] == ""
     assert names({"REDUCER_ADDRS": "a:1"})["REDUCER_ADDRS"] == "a:1"
-    assert "REDUCER_ADDRS" not in names({"CLUSTER_SPEC": "{}"})
-    assert names({"CLUSTER_SPEC": "{}"}, "b:2")["REDUCER_ADDRS"] == "b:2"
+    spec = {"CLUSTER_SPEC": '{"cluster": {"workerpool2": ["r:1"]}}'}
+    assert "REDUCER_ADDRS" not in names(spec)
+    assert names(spec, "b:2")["REDUCER_ADDRS"] == "b:2"
+    assert not names({"CLUSTER_SPEC": "{}"})["REDUCER_ADDRS"]
 
 
 def test_what_cannot_be_served_is_an_error(plugin: Path) -> None:
