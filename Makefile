@@ -59,7 +59,7 @@ test: check native-test ## All checks, then all tests; those of whole jobs one b
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/nccl tests/net tests/unit
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/container
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=900 tests/container
 
 test-nccl: nccl-plugin ## The plugin under real NCCL without a GPU; 1.7 GB of wheels
 	$(BIN)/python -m tests.support.nccl_wheels

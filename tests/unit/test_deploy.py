@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,9 +12,9 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from click.testing import CliRunner
 
-from reducer import config
-from reducer.planner import model
+from reducer import cli, config
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 # The recipes that build an image of somebody's own.
@@ -61,14 +62,24 @@ VERTEX_JOB = _strict(
 )
 
 
+def systemd_version() -> int:
+    """0 where there is none."""
+    if shutil.which("systemd-analyze") is None:
+        return 0
+    said = subprocess.run(["systemd-analyze", "--version"], capture_output=True, check=True).stdout
+    return int(said.split()[1])
+
+
 def test_the_vertex_job_has_enough_reducers_in_its_third_pool() -> None:
-    job = yaml.safe_load((DEPLOY / "vertex" / "job.yaml").read_text())
+    file = DEPLOY / "vertex" / "job.yaml"
+    job = yaml.safe_load(file.read_text())
     jsonschema.validate(job, VERTEX_JOB)
     first, others, reducers = job["workerPoolSpecs"]
     assert first == {**others, "replicaCount": 1}
-    workers = 1 + others["replicaCount"]
-    needed = model.reducers_needed(workers, 100, 32)
-    assert reducers["replicaCount"] == needed
+    asked = CliRunner().invoke(cli.main, ["plan", "--spec", str(file), "--json"])
+    plan = json.loads(asked.output)
+    assert plan["workers"] == first["replicaCount"] + others["replicaCount"]
+    assert plan["reducers"] == reducers["replicaCount"] == plan["reducers_needed"]
     environment = {entry["name"]: entry["value"] for entry in reducers["containerSpec"]["env"]}
     # The image sets the host; everything else comes from here and from CLUSTER_SPEC.
     config.check_protection(config.load({}, env={"REDUCER_HOST": "0.0.0.0", **environment}).config)
@@ -81,7 +92,7 @@ def test_the_slurm_script_is_bash() -> None:
     assert len(parts) == 2, "reducers and workers are two parts of one job"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+@pytest.mark.skipif(systemd_version() < 250, reason="needs systemd-analyze of systemd 250 or later")
 def test_the_unit_is_sandboxed(tmp_path: Path) -> None:
     """systemd gives points for what a service may do: 10 is everything."""
     unit = tmp_path / "reducer.service"
