@@ -54,8 +54,8 @@ docs: $(STAMP) ## The documentation as a site, build/docs/site
 nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-net-reducer.so
 	$(call NATIVE_BUILD,native,)
 
-test: check native-test ## All checks, then all tests; those of whole jobs one by one
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/e2e tests/gpu
+test: check native-test ## All checks, then all tests, two at a time; those of whole jobs first
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/e2e tests/gpu
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/nccl tests/net tests/unit
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
