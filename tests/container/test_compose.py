@@ -11,7 +11,7 @@ import pytest
 from tests.support.cluster import ROOT
 from tests.support.containers import STORAGE, tool
 from tests.support.groups import Groups, Values
-from tests.support.reducers import free_ports
+from tests.support.ports import free_ports
 
 
 @pytest.fixture

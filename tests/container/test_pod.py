@@ -16,7 +16,7 @@ from reducer.k8s.render import render
 from reducer.k8s.settings import Reducers, Workers
 from tests.support.containers import tool
 from tests.support.groups import Groups, Values
-from tests.support.reducers import free_ports
+from tests.support.ports import free_ports
 from tests.support.wait import wait_until
 
 NAME = "reducer-test-pod"

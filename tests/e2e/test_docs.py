@@ -10,14 +10,15 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -25,13 +26,24 @@ _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 _PORT = re.compile(r"(?<=[ :])22\d\d\b")
 
 
-def consoles(page: Path) -> list[str]:
-    """The commands of a page, in order."""
-    lines = []
-    for language, _, text in _FENCE.findall(page.read_text()):
-        if language == "console":
-            joined = text.replace("\\\n", " ").splitlines()
-            lines += [line[2:] for line in joined if line.startswith("$ ")]
+class Line(NamedTuple):
+    """A command, and what the page says that it prints, if anything."""
+
+    command: str
+    printed: str = ""
+
+
+def consoles(page: Path) -> list[Line]:
+    """The commands of a page, in order. "prints `X`" behind a console is of its last one."""
+    lines: list[Line] = []
+    text = page.read_text()
+    for fence in _FENCE.finditer(text):
+        if fence[1] != "console":
+            continue
+        joined = fence[3].replace("\\\n", " ").splitlines()
+        lines += [Line(line[2:]) for line in joined if line.startswith("$ ")]
+        if said := re.match(r"\s*prints `([^`]+)`", text[fence.end() :]):
+            lines[-1] = Line(lines[-1].command, said[1])
     return lines
 
 
@@ -44,12 +56,7 @@ def write_programs(page: Path, folder: Path, ports: dict[str, str]) -> None:
 
 def moved(text: str, ports: dict[str, str]) -> str:
     """With free ports in place of those that the page names."""
-    return _PORT.sub(lambda port: ports.setdefault(port[0], free_port()), text)
-
-
-def free_port() -> str:
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        return str(probe.getsockname()[1])
+    return _PORT.sub(lambda port: ports.setdefault(port[0], str(free_port())), text)
 
 
 class Shell:
@@ -64,11 +71,12 @@ class Shell:
         self._env["REDUCER_METRICS_PORT"] = "0"  # for daemons to which a page gives none
         self._programs: list[tuple[str, subprocess.Popen[bytes]]] = []
 
-    def run(self, line: str) -> None:
+    def run(self, line: str, printed: str) -> None:
         command = line.removesuffix("&").strip()
         process = self._start(command)
         if not line.endswith("&"):
             self._finish(command, process)
+            assert printed in self._log(process).read_text(), f"{command} does not print {printed}"
         elif "reducer serve" in command:
             wait_until(lambda: b'"ready"' in self._log(process).read_bytes(), 30)
         else:
@@ -120,10 +128,12 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     with ExitStack() as stack:
         shell = Shell(tmp_path, stack)
         for line in consoles(page):
-            shell.run(moved(line, ports))
+            shell.run(moved(line.command, ports), line.printed)
         shell.finish()
 
 
 def test_a_console_waits_for_nothing_that_is_not_there() -> None:
-    shown = [word for page in PAGES for line in consoles(page) for word in shlex.split(line)]
+    shown = [
+        word for page in PAGES for line in consoles(page) for word in shlex.split(line.command)
+    ]
     assert not [word for word in shown if word.startswith("reducer-")]

@@ -21,6 +21,7 @@ from reducer.wire.header import PREFACE_SIZE
 from tests.support.certs import Files
 from tests.support.cluster import Daemon, environment
 from tests.support.impostor import Impostor
+from tests.support.ports import free_port
 from tests.support.reducers import Reducers
 from tests.support.wait import wait_until
 
@@ -57,13 +58,6 @@ def the_fault(found: Any, code: str) -> str:
     (fault,) = [one for one in found["findings"] if one["level"] == "fault"]
     assert fault["code"] == code, fault
     return str(fault["text"])
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
 
 
 def test_where_nothing_is_wrong_nothing_is_said(daemon: Daemon) -> None:

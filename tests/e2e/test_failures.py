@@ -150,7 +150,7 @@ def test_no_reducer_at_the_address_is_an_error_that_names_it(job: str) -> None:
         started = time.monotonic()
         with pytest.raises(ReducerUnavailableError, match=address):
             join(0, 1, [address], job, connect_timeout=1.5)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 10  # the default is a minute
 
 
 def _wait_for_rank_1(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> None:
@@ -259,7 +259,7 @@ def test_ctrl_c_ends_a_wait(addresses: list[str], job: str) -> None:
         ranks.kill(0, signal.SIGINT)
         outcome = ranks.collect_one(0, 20)
     assert outcome.error is None, outcome
-    assert 0 < outcome.value - sent < 1
+    assert 0 < outcome.value - sent < 10  # and not the minute of its timeout
 
 
 def test_keys_with_one_id_are_a_mismatch_that_names_both(solo: Group) -> None:

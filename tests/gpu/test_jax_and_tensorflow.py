@@ -14,8 +14,9 @@ import pytest
 
 from tests.support import gpu_job
 from tests.support.gpu_job import Job, enter, leave
+from tests.support.ports import free_ports
 from tests.support.ranks import Tell, start_ranks
-from tests.support.reducers import Reducers, free_ports
+from tests.support.reducers import Reducers
 
 pytestmark = pytest.mark.gpu
 

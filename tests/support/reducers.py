@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from types import TracebackType
 
 from tests.support.cluster import Daemon
+from tests.support.ports import free_ports
 
 
 class Reducers:
@@ -97,14 +97,3 @@ class Reducers:
             daemon.kill()
             if error is not None:
                 sys.stderr.write(daemon.log)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()

@@ -18,6 +18,7 @@ from reducer.status.ask import parse_address
 from reducer.status.rates import Rates, change
 from reducer.status.summary import RankStatus, RunStatus, Summary, summarize
 from reducer.status.table import amount, as_text, duration
+from tests.support.ports import free_port
 
 
 def status(*arguments: str) -> Result:
@@ -178,13 +179,6 @@ def test_addresses_that_are_none(text: str) -> None:
     result = status("good:1", text)
     assert result.exit_code == 2
     assert repr(text) in result.output
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-    return port
 
 
 @contextmanager
