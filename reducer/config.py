@@ -131,6 +131,13 @@ class Config:
     drain_timeout: float = _option(
         "10s", "Time that open rounds have to finish after SIGTERM.", parse_seconds, unit="time"
     )
+    drained_status: int = _option(
+        "0",
+        "Exit status after SIGTERM has drained it; a Kubernetes Job starts again what does not end "
+        "with 0.",
+        parse_int,
+        most=255,
+    )
     slow_reader_bytes: int = _option(
         "64MiB",
         "Unsent bytes at which a worker that does not read is disconnected.",

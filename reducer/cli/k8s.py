@@ -12,6 +12,16 @@ from reducer.k8s.render import KINDS, as_yaml, render
 from reducer.k8s.settings import Reducers, SettingsError, Workers
 from reducer.units import format_size
 
+_WITH_WORKERS = ("jobset", "trainer")
+# Options of some kinds alone: with another one they would do nothing.
+_KINDS_OF = {
+    "monitoring_namespace": ("pool",),
+    "workers": _WITH_WORKERS,
+    "worker_image": _WITH_WORKERS,
+    "gpus": _WITH_WORKERS,
+    "worker_command": _WITH_WORKERS,
+}
+
 
 @click.group("k8s")
 def command() -> None:
@@ -70,12 +80,24 @@ def render_command(
     COMMAND is what workers run, torchrun train.py by default. The key: `reducer keygen key`, then
     `kubectl create secret generic NAME --from-file=key`.
     """
+    _check_kind(context, kind)
     try:
         reducers = Reducers(**options)  # type: ignore[arg-type]  # by name, from the options above
         crew = Workers(workers, worker_image, gpus, worker_command or Workers.command)
     except SettingsError as error:
         raise click.UsageError(str(error)) from None
     click.echo(as_yaml(render(kind, reducers, crew), [_repeat(context)]), nl=False)
+
+
+def _check_kind(context: click.Context, kind: str) -> None:
+    """Raises UsageError for what was given and is for another kind."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        kinds = _KINDS_OF.get(name, KINDS)
+        given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if given and kind not in kinds:
+            what = "COMMAND" if isinstance(parameter, click.Argument) else parameter.opts[0]
+            raise click.UsageError(f"{what} is for --kind {' or '.join(kinds)}; got --kind {kind}")
 
 
 def _repeat(context: click.Context) -> str:

@@ -19,6 +19,9 @@ WORKERS = "workers"
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 _PART_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _MASTER_PORT = 29500
+# As of a process that SIGTERM has ended: a Job counts a pod that ends with 0 as done for good, also
+# one that was evicted.
+_DRAINED_STATUS = "143"
 # The name of the JobSet, which Kubernetes puts in from the variable of worker_environment.
 _JOBSET = "$(JOBSET_NAME)"
 
@@ -50,7 +53,9 @@ def jobset_spec(reducers: Reducers, worker_job: Manifest) -> Manifest:
 
 def _reducer_job(reducers: Reducers) -> Manifest:
     """The reducers as a replicated job. One that ends is started again, under the same name."""
-    pod = pod_template(reducers, {"app.kubernetes.io/name": "reducer"}, restartPolicy="OnFailure")
+    labels = {"app.kubernetes.io/name": "reducer"}
+    settings = {"REDUCER_DRAINED_STATUS": _DRAINED_STATUS}
+    pod = pod_template(reducers, labels, settings, restartPolicy="OnFailure")
     return {
         "name": REDUCERS,
         "replicas": 1,

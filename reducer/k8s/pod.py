@@ -14,8 +14,11 @@ _KEY_FOLDER = "/etc/reducer"
 _KEY_MODE = 0o440
 
 
-def pod_template(reducers: Reducers, labels: dict[str, str], **more: Any) -> Manifest:
-    """The pod template of a reducer; ``more`` goes into the pod's spec."""
+def pod_template(
+    reducers: Reducers, labels: dict[str, str], settings: dict[str, str], **more: Any
+) -> Manifest:
+    """The pod template of a reducer; ``settings`` are variables beside those of every reducer,
+    ``more`` goes into the pod's spec."""
     return {
         "metadata": {"labels": labels},
         "spec": {
@@ -31,7 +34,7 @@ def pod_template(reducers: Reducers, labels: dict[str, str], **more: Any) -> Man
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "topologySpreadConstraints": [_one_on_each_host(labels)],
-            "containers": [_container(reducers)],
+            "containers": [_container(reducers, settings)],
             **key_volumes(reducers),
         },
     }
@@ -47,14 +50,14 @@ def _one_on_each_host(labels: dict[str, str]) -> Manifest:
     }
 
 
-def _container(reducers: Reducers) -> Manifest:
+def _container(reducers: Reducers, settings: dict[str, str]) -> Manifest:
     # Requests equal to limits: cores of its own, where the node's CPU manager hands them out.
     resources = {"cpu": str(reducers.cpus), "memory": f"{reducers.pod_mebibytes}Mi"}
     return {
         "name": "reducer",
         "image": reducers.image,
         "args": ["serve"],
-        "env": _environment(reducers),
+        "env": _environment(reducers, settings),
         "ports": [
             container_port("reducer", PORT),
             container_port("metrics", METRICS_PORT),
@@ -72,13 +75,14 @@ def _container(reducers: Reducers) -> Manifest:
     }
 
 
-def _environment(reducers: Reducers) -> list[Manifest]:
+def _environment(reducers: Reducers, settings: dict[str, str]) -> list[Manifest]:
     values = {
         "REDUCER_HOST": "0.0.0.0",
         "REDUCER_METRICS_HOST": "0.0.0.0",
         "REDUCER_LANES": str(reducers.cpus),
         "REDUCER_MEMORY": format_size(reducers.memory),
         "REDUCER_LOG_FORMAT": "json",
+        **settings,
     }
     if reducers.insecure:
         values["REDUCER_INSECURE"] = format_bool(True)

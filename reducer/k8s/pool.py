@@ -18,7 +18,8 @@ def pool(reducers: Reducers) -> list[Manifest]:
 
 
 def addresses(reducers: Reducers) -> list[str]:
-    """Where workers of any namespace reach the reducers: names that outlive the pods."""
+    """Where workers reach the reducers: names that outlive the pods. They are good in any
+    namespace, but the NetworkPolicy lets in workers of the pool's own alone."""
     domain = f"{reducers.name}.{_namespace(reducers)}.svc"
     return [f"{reducers.name}-{index}.{domain}:{PORT}" for index in range(reducers.replicas)]
 
@@ -69,7 +70,7 @@ def _stateful_set(reducers: Reducers) -> Manifest:
             "podManagementPolicy": "Parallel",
             "minReadySeconds": 10,
             "selector": {"matchLabels": _labels(reducers)},
-            "template": pod_template(reducers, _labels(reducers)),
+            "template": pod_template(reducers, _labels(reducers), {}),
         },
     }
 
@@ -121,6 +122,8 @@ def _service_monitor(reducers: Reducers) -> Manifest:
         "kind": "ServiceMonitor",
         "metadata": _metadata(reducers),
         "spec": {
+            # Else a target's label `job` is the Service's name, which alerts cannot know.
+            "jobLabel": "app.kubernetes.io/name",
             "selector": {"matchLabels": _labels(reducers)},
             "endpoints": [{"port": "metrics", "path": "/metrics", "interval": "15s"}],
         },

@@ -30,7 +30,6 @@ from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 
 logger = logging.getLogger("reducer.server")
 
-EXIT_OK = 0
 EXIT_FAILED = 1
 # Beyond the lanes' own deadline: flushing, lingering sockets, process exit.
 _DRAIN_GRACE_SECONDS = 5.0
@@ -40,7 +39,8 @@ def serve(options: config.Config, key: bytes = b"") -> int:
     """Run the daemon until it is told to stop; the exit status.
 
     The ``key`` is that of mode psk.
-    0 after a drain; 1 when it cannot start, when a lane dies, or when a second signal forces.
+    That of `drained_status` after a drain, or when it is stopped before it is ready; 1 when it
+    cannot start, when a lane dies, or when a second signal forces.
     """
     log.set_up(options.log_level, options.log_format, options.debug)
     try:
@@ -129,7 +129,7 @@ class Server:
             listener.close()
         if isinstance(error, asyncio.CancelledError):
             logger.info("stopped before the start was complete")
-            return EXIT_OK
+            return self._options.drained_status
         logger.error("%s", error)
         return EXIT_FAILED
 
@@ -159,7 +159,7 @@ class Server:
             logger.warning("a second signal came: ended without finishing open rounds")
             return EXIT_FAILED
         logger.info("drained")
-        return EXIT_OK
+        return self._options.drained_status
 
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -139,6 +139,13 @@ def test_a_drain_ends_at_its_deadline() -> None:
         assert "did not finish" in daemon.log
 
 
+def test_who_starts_it_says_with_which_status_it_has_drained() -> None:
+    with Daemon(env={"REDUCER_DRAINED_STATUS": "143"}) as daemon:
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait() == 143
+        assert "drained" in daemon.log
+
+
 def test_a_second_signal_forces() -> None:
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon("--drain-timeout", "60s"))

@@ -70,6 +70,7 @@ def test_the_file_of_the_command_line_beats_that_of_the_environment(tmp_path: Pa
         ("debug", "loud", "expected warn, info, trace"),
         ("insecure", "maybe", "one of 1, true"),
         ("drain_timeout", "soon", "expected a time"),
+        ("drained_status", "256", "at most 255"),
     ],
 )
 def test_bad_values_name_the_option_the_source_and_the_value(

@@ -30,6 +30,7 @@ SERVICE_MONITOR = {
     "required": ["selector", "endpoints"],
     "additionalProperties": False,
     "properties": {
+        "jobLabel": {"type": "string"},
         "selector": {
             "type": "object",
             "additionalProperties": False,
@@ -179,6 +180,21 @@ def test_reducers_get_the_options_that_were_asked_for(arguments: tuple[str, ...]
     assert 3 << 30 < parse_size(limit + "B") < 5 << 30
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(POOL, 0), (JOBSET, 143), (TRAINER, 143)],
+    ids=["pool", "jobset", "trainer"],
+)
+def test_a_job_starts_a_reducer_again_that_was_evicted(
+    arguments: tuple[str, ...], status: int
+) -> None:
+    """A Job counts a pod that ends with 0 as complete; a StatefulSet starts every pod again."""
+    (pod,) = pods(rendered(*arguments))
+    found = config.load({}, env=variables(pod["containers"][0])).config
+    assert found.drained_status == status
+    assert pod.get("restartPolicy") == ("OnFailure" if status else None)
+
+
 def test_without_a_key_they_say_that_they_are_open() -> None:
     (pod,) = pods(rendered("--kind", "pool", "--insecure"))
     config.check_protection(config.load({}, env=variables(pod["containers"][0])).config)
@@ -211,6 +227,7 @@ def test_metrics_are_open_to_those_who_are_named_alone() -> None:
     monitor, service = of_kind("ServiceMonitor", opened), of_kind("Service", opened)
     labels = service["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert labels[monitor["spec"]["jobLabel"]] == "reducer", "what the alerts look for in `job`"
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
     _, rule = of_kind("NetworkPolicy", opened)["spec"]["ingress"]
@@ -270,6 +287,14 @@ def test_a_runtime_of_trainer_has_what_trainer_asks_for() -> None:
         ((*POOL, "--memory", "4K"), "memory: got 4096 bytes; expected at least 1MiB"),
         ((*JOBSET, "--workers", "0"), "workers: got 0"),
         ((*JOBSET, "--gpus", "-1"), "gpus: got -1; expected 0 or more"),
+        ((*POOL, "--gpus", "8"), "--gpus is for --kind jobset or trainer; got --kind pool"),
+        ((*POOL, "--workers", "4"), "--workers is for --kind jobset or trainer"),
+        ((*POOL, "--worker-image", "i"), "--worker-image is for --kind jobset or trainer"),
+        ((*POOL, "--", "train"), "COMMAND is for --kind jobset or trainer"),
+        (
+            (*TRAINER, "--monitoring-namespace", "m"),
+            "--monitoring-namespace is for --kind pool; got --kind trainer",
+        ),
     ],
 )
 def test_what_cannot_be_deployed_is_refused(arguments: tuple[str, ...], text: str) -> None:
