@@ -87,7 +87,7 @@ class TextFormatter(_Formatter):
 
 class JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(self._fields(record), ensure_ascii=False)
+        return _as_json(self._fields(record))
 
 
 def formatter(form: str, context: Mapping[str, object]) -> logging.Formatter:
@@ -97,9 +97,15 @@ def formatter(form: str, context: Mapping[str, object]) -> logging.Formatter:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    if text and not any(letter in text for letter in ' "=\n\r\t'):
+    if text and text.isprintable() and not any(letter in text for letter in ' "='):
         return text
-    return json.dumps(text, ensure_ascii=False)
+    return _as_json(text)
+
+
+def _as_json(value: object) -> str:
+    """One line, of which no letter does anything to a terminal, or ends the line for anybody."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)
 
 
 # Lines kept for a reader that is slow; a burst of state changes fits, and no more.

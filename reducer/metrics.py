@@ -83,6 +83,13 @@ _KERNEL_INFO = Series("kernels", "reducer_kernel_info",
 _REFUSED = Series("refused", "reducer_refused_connections",
                   "Connections refused before they could say HELLO, by cause.",
                   "counter", labels=("cause",))
+# Why connections are refused: before the preface is whole, for it, and without a proof. From the
+# start with 0, or the first of a cause would be no increase of it.
+REFUSAL_CAUSES = (
+    "busy", "crowded", "descriptors", "garbage", "keyless", "lane", "plain", "slow", "uncertified",
+    "version",
+    "distrust", "ending", "expired", "forged", "left", "oversized", "untrusted",
+)
 _ERRORS = Series("errors", "reducer_errors",
                  "Sessions refused and runs ended, by the error code that the workers were told.",
                  "counter", labels=("lane", "code"))
@@ -220,7 +227,8 @@ class _SnapshotCollector(Collector):
         }
         for series in _DAEMON_SERIES:
             yield _family(series, [((), numbers[series.field])])
-        yield _family(_REFUSED, [((cause,), n) for cause, n in sorted(found.refused.items())])
+        refused = {**dict.fromkeys(REFUSAL_CAUSES, 0), **found.refused}
+        yield _family(_REFUSED, [((cause,), n) for cause, n in sorted(refused.items())])
 
     def _process_rows(self, field: str) -> Iterator[Row]:
         yield ("main",), self._snapshot.usage[field]

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import logging
+import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -18,9 +20,11 @@ logger = logging.getLogger("reducer.admin")
 _MAX_REQUEST = 8192
 _REQUEST_SECONDS = 5.0
 _MAX_CONNECTIONS = 64
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d*)?")
 _REASONS = {
     200: "OK",
     400: "Bad Request",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     500: "Internal Server Error",
@@ -63,6 +67,7 @@ class Admin:
 
     def __init__(self, listeners: Sequence[socket.socket], pages: Mapping[str, Page]) -> None:
         self._listeners = listeners
+        self._on_loopback = all(_is_loopback(each.getsockname()[0]) for each in listeners)
         self._pages = pages
         self._servers: list[asyncio.Server] = []
         self._open: set[asyncio.Task[None]] = set()
@@ -133,6 +138,8 @@ class Admin:
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return "GET", text_answer(400, "not an HTTP/1 request")
+        if self._on_loopback and not all(map(_is_local, _hosts(head))):
+            return words[0], text_answer(403, "on loopback: ask for localhost or an IP address")
         method, target, _ = words
         if method not in ("GET", "HEAD"):
             return method, text_answer(405, "only GET and HEAD")
@@ -146,3 +153,30 @@ class Admin:
         except Exception:
             logger.exception("page %s", target)
             return method, text_answer(500, "internal error; see the log")
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.split("%")[0]).is_loopback
+
+
+def _hosts(head: bytes) -> list[str]:
+    """The values of the request's Host headers."""
+    fields = (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:])
+    return [value.strip() for name, _, value in fields if name.strip().lower() == "host"]
+
+
+def _is_local(host: str) -> bool:
+    """Whether a browser that dialled this cannot have been led here by somebody else's name.
+
+    A page whose name its owner lets point to 127.0.0.1 would be of one origin with ours.
+    """
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    if found[2] is not None and found[2].lower() == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(found[1] or found[2])
+    except ValueError:
+        return False
+    return True

@@ -81,6 +81,14 @@ def test_the_slow_rank_is_read_off_the_page() -> None:
         assert browser.complaints == []
 
 
+def test_a_clock_that_has_begun_again_does_not_stop_the_page() -> None:
+    """As after a reboot of the reducer's machine, seen from a page that stayed open."""
+    with Daemon() as daemon, looking_at(daemon) as browser:
+        wait_until(lambda: browser.text("#state") == "● serving", 30, "the page is there")
+        browser.evaluate("before = {...before, clock: 1e12, started: -1}, 0")
+        wait_until(lambda: browser.evaluate("before.clock") < 1e12, 30, "it takes the new clock")
+
+
 def test_a_reducer_that_is_gone_is_said_to_be_so() -> None:
     with Daemon() as daemon, looking_at(daemon) as browser:
         wait_until(lambda: browser.text("#state") == "● serving", 30, "the page is there")

@@ -30,7 +30,7 @@ def ask(daemon: Daemon, request: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
         (b"GET /healthz?a=b HTTP/1.0\r\n\r\n", 200),
         (b"POST /healthz HTTP/1.1\r\n\r\n", 405),
         (b"GET /../etc/passwd HTTP/1.1\r\n\r\n", 404),
@@ -44,6 +44,35 @@ def test_status(daemon: Daemon, request_: bytes, status: int) -> None:
     answer = ask(daemon, request_)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert b"Connection: close\r\n" in answer
+
+
+def ask_of(daemon: Daemon, *hosts: str) -> bytes:
+    fields = "".join(f"host: {host}\r\n" for host in hosts)
+    return ask(daemon, f"GET /healthz HTTP/1.1\r\n{fields}\r\n".encode())
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:2223", "127.0.0.1", "127.0.0.1:2223", "[::1]", "[::1]:8080"]
+)
+def test_on_loopback_an_address_may_be_asked_for(daemon: Daemon, host: str) -> None:
+    assert ask_of(daemon, host).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        ("evil.example",), ("evil.example:2223",), ("localhost.evil.example",), ("x",), ("",),
+        ("[localhost]",), ("127.0.0.1.evil.example",), ("localhost:2223:1",), ("localhost", "x"),
+    ],
+)  # fmt: skip
+def test_on_loopback_no_name_of_others_may(daemon: Daemon, hosts: tuple[str, ...]) -> None:
+    """Of DNS rebinding: the browser would take our pages for those of that name."""
+    assert ask_of(daemon, *hosts).startswith(b"HTTP/1.1 403 ")
+
+
+def test_beyond_loopback_any_name_may() -> None:
+    with Daemon("--metrics-host", "0.0.0.0") as running:
+        assert ask_of(running, "reducer-0.example:2223").startswith(b"HTTP/1.1 200 ")
 
 
 def test_head_has_no_body(daemon: Daemon) -> None:

@@ -43,6 +43,25 @@ def test_text_quotes_what_needs_it(capfd: pytest.CaptureFixture[str]) -> None:
     assert line.endswith('message="a b=c\\"\\nd"\n')
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("letter", ["\x00", "\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u202e"])
+def test_what_others_named_does_nothing_to_a_terminal(
+    form: str, letter: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.set_up("info", form)
+    logging.getLogger("reducer.lane").info("late", extra={"about": {"job": f"a{letter}b"}})
+    line = written(capfd)
+    assert line.removesuffix("\n").isprintable()
+    assert f"a\\u{ord(letter):04x}b" in line
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_letters_of_all_languages_are_kept(form: str, capfd: pytest.CaptureFixture[str]) -> None:
+    log.set_up("info", form)
+    logging.getLogger("reducer.lane").info("größer é 大")
+    assert "größer é 大" in written(capfd)
+
+
 def test_json_with_a_stack(capfd: pytest.CaptureFixture[str]) -> None:
     log.set_up("info", "json")
     try:

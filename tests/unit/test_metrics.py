@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,27 @@ def test_lanes_and_processes_are_told_apart() -> None:
     assert found["reducer_fold_seconds_total", frozenset({("lane", "0")})] == 0.5
     assert found["reducer_refused_connections_total", frozenset({("cause", "garbage")})] == 2
     assert ("reducer_kernel_info", frozenset({("impl", "native"), ("compiled", "true")})) in found
+
+
+def test_every_cause_of_a_refusal_is_there_from_the_start() -> None:
+    """The causes are the literals of the sources, most of them arguments of what counts them."""
+    sources = Path(metrics.__file__).parent / "server"
+    text = "".join((sources / f"{name}.py").read_text() for name in ("acceptor", "gate", "auth"))
+    text += (tls := (sources / "tls.py").read_text())
+    causes = set(re.findall(r'(?:note|refuse)\(\s*"(\w+)"', text))
+    causes |= {cause for line in re.findall(r"cause = (.*)", text) for cause in words(line)}
+    causes |= set(re.findall(r'return "(\w+)", ', tls))
+    assert causes == set(metrics.REFUSAL_CAUSES)
+    found = scrape(lane_part(SimLane()))
+    assert {
+        dict(labels)["cause"]: count
+        for (name, labels), count in found.items()
+        if name == "reducer_refused_connections_total"
+    } == {**dict.fromkeys(causes, 0), "garbage": 2}
+
+
+def words(line: str) -> list[str]:
+    return re.findall(r'"(\w+)"', line)
 
 
 def test_how_long_rounds_take() -> None:
