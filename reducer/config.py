@@ -176,7 +176,9 @@ class Config:
         "false", "Run on the NumPy kernels even where native ones exist.", parse_bool, flag=True
     )
     timeline: str = _option(
-        "", "Folder for files that say what became of each round, for viewers of Chrome traces."
+        "",
+        "Folder on a local disk for files that say what became of each round, for viewers of "
+        "Chrome traces.",
     )
     log_level: str = _option(
         "info", "Least level that is logged.", choices=("debug", "info", "warning", "error")
@@ -258,8 +260,9 @@ def _of_replica(env: Mapping[str, str], named: set[str]) -> dict[str, tuple[str,
     """Text and source of the options that follow from being a reducer's replica, as far as nobody
     has named them.
 
-    Without a key or certificates it serves in open mode on Vertex alone, where the network is the
-    job's own (SECURITY.md); a TF_CONFIG may be of a cluster with many others in it.
+    Without a key or certificates, and where nobody has named a host, it serves in open mode on
+    Vertex alone, where the network is the job's own (SECURITY.md); a TF_CONFIG may be of a cluster
+    with many others in it.
     """
     if {"host", "port"} <= named:
         return {}
@@ -392,7 +395,11 @@ def is_loopback(host: str) -> bool:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity, and the quota of its cgroup."""
+    """Cores that this process may use: its affinity, and in a container the quota of its cgroup.
+
+    A container sees its own cgroup as the root. Elsewhere the root has no quota, and one that
+    systemd sets (CPUQuota=) is not seen: name the lanes there.
+    """
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

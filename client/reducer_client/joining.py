@@ -71,8 +71,8 @@ def connect(
             rounds, and the group ends. By default ``REDUCER_DIGEST_EVERY``, else 0: never. Rank
             0's is used by all.
         timeline: a folder, to which this worker adds a file that says what became of each round and
-            when; viewers of Chrome traces, such as Perfetto, open it. By default
-            ``REDUCER_TIMELINE``; "" is none.
+            when; viewers of Chrome traces, such as Perfetto, open it. It must be on a local disk:
+            one that hangs would hold up the rounds. By default ``REDUCER_TIMELINE``; "" is none.
         key_file: file with the reducers' key or that of this job, as ``reducer keygen`` writes it.
             Every reducer must then prove that it has it, too. By default ``REDUCER_KEY_FILE``; ""
             is none.

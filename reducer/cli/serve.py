@@ -16,7 +16,8 @@ from reducer.cli.options import config_options, effective
 def command(file: str | None, **given: Any) -> None:
     """Serve reductions until SIGTERM or SIGINT.
 
-    Where CLUSTER_SPEC (Vertex) lists this replica as a reducer it needs no arguments.
+    Where CLUSTER_SPEC (Vertex) lists this replica as a reducer it needs no arguments: with neither
+    --host (REDUCER_HOST, which our image sets) nor a key it then serves in open mode.
 
     Prints one line of JSON on stdout as soon as workers can connect; logs go to stderr.
     """
