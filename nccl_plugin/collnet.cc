@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "group.h"
 #include "guarded.h"
@@ -126,23 +127,25 @@ std::string start(const Settings& settings, const Digest& id, int rank, int rank
   return (*group)->join().value_or("");
 }
 
-// The request for a call; null: none is free.
+// The request for a call, which ends with it unless it succeeds; null: none is free.
 struct Begun {
+  Begun(void* comm, size_t size) : group(static_cast<Group*>(comm)), request(group->take()) {
+    if (request != nullptr) request->size = size;
+  }
+  ~Begun() {
+    if (request != nullptr) group->give_back(request);
+  }
+  Begun(const Begun&) = delete;
+  Begun& operator=(const Begun&) = delete;
+
+  Result end(Result result, void** out) {
+    if (result == kSuccess) *out = std::exchange(request, nullptr);
+    return result;
+  }
+
   Group* group;
   CollRequest* request;
 };
-Begun begin(void* comm, size_t size) {
-  auto* group = static_cast<Group*>(comm);
-  CollRequest* request = group->take();
-  if (request != nullptr) request->size = size;
-  return {group, request};
-}
-
-Result end(const Begun& begun, Result result, void** request) {
-  *request = result == kSuccess ? begun.request : nullptr;
-  if (result != kSuccess) begun.group->give_back(begun.request);
-  return result;
-}
 
 // The part of the window [offset, offset + size) that is `rank`'s.
 struct Part {
@@ -234,12 +237,12 @@ Result coll_all_reduce(void* comm, const void* send, void* receive, size_t count
     const size_t item = item_size(kWireTypes[type]);
     if (!fits("an all-reduce", count, item)) return kInvalidArgument;
     const size_t size = count * item;
-    const Begun begun = begin(comm, size);
+    Begun begun(comm, size);
     if (begun.request == nullptr) return kSuccess;
     const Result result = begun.group->begin(begun.request, reduction(count, type, op),
                                              static_cast<const uint8_t*>(send), size,
                                              static_cast<uint8_t*>(receive), size);
-    return end(begun, result, request);
+    return begun.end(result, request);
   });
 }
 
@@ -248,11 +251,11 @@ Result coll_all_gather(void* comm, const void* send, void* receive, size_t bytes
   return guarded([&] {
     *request = nullptr;
     if (!fits_in_row("an all-gather", bytes_per_rank, offset, size)) return kInvalidArgument;
-    const Begun begun = begin(comm, size);
+    Begun begun(comm, size);
     if (begun.request == nullptr) return kSuccess;
     const Result result = gather(begun, static_cast<const uint8_t*>(send),
                                  static_cast<uint8_t*>(receive), bytes_per_rank, offset, size);
-    return end(begun, result, request);
+    return begun.end(result, request);
   });
 }
 
@@ -265,7 +268,7 @@ Result coll_reduce_scatter(void* comm, const void* send, void* receive, size_t b
     if (!known(type, op) || !fits_in_row("a reduce-scatter", bytes_per_rank, offset, size)) {
       return kInvalidArgument;
     }
-    const Begun begun = begin(comm, size);
+    Begun begun(comm, size);
     if (begun.request == nullptr) return kSuccess;
     CollRequest* ours = begun.request;
     const Part part = part_of(begun.group->rank(), bytes_per_rank, offset, size);
@@ -277,7 +280,7 @@ Result coll_reduce_scatter(void* comm, const void* send, void* receive, size_t b
     const Result result =
         begun.group->begin(ours, reduction(count, type, op), static_cast<const uint8_t*>(send),
                            size, ours->scratch.data(), size);
-    return end(begun, result, request);
+    return begun.end(result, request);
   });
 }
 

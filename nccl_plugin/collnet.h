@@ -1,9 +1,10 @@
 // Collectives through the reducers: what ncclCollNet is made of, for every version of its table.
 //
 // A communicator's ranks are one run of a job at the reducers, on a client engine of its own. Law:
-// nothing here throws, and but for connecting and closing nothing blocks: the engine's thread moves
-// the bytes. NCCL issues the requests of a communicator in one order on all ranks, so that the
-// n-th of each is the same one.
+// nothing here throws, and but for connecting and closing nothing waits for a peer: the engine's
+// thread moves the bytes, but for requests of one chunk, which the caller copies and sends as far
+// as the sockets take them. NCCL issues the requests of a communicator in one order on all ranks,
+// so that the n-th of each is the same one.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,8 @@ namespace ors::nccl {
 // Fills kHandleBytes, for all ranks of the group to know.
 Result coll_listen(const Settings& settings, void* handle, void** listen_comm);
 
-// Returns when all ranks are there, or fails on all of them: within the connect timeout.
+// Returns when all ranks are there, or fails: within the connect timeout. No rank gets in before
+// all have joined; see Group::join for the rank that fails alone.
 Result coll_connect(const Settings& settings, void* handles[], int ranks, int rank,
                     void* listen_comm, void** comm);
 

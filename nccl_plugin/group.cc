@@ -10,7 +10,8 @@ namespace ors::nccl {
 namespace {
 
 constexpr double kLeaveSeconds = 2.0;
-constexpr double kStallInterval = 1.0;  // seconds between looks at what the reducers say
+constexpr double kLeastBarrierSeconds = 1.0;  // to meet the others, who came as late as this rank
+constexpr double kStallInterval = 1.0;        // seconds between looks at what the reducers say
 
 // The i-th key starts at reducer i, in turns, so that requests of a chunk or two are spread evenly:
 // a round's chunk 0 belongs to the key's low 32 bits modulo the reducers (PROTOCOL.md, section 6).
@@ -39,6 +40,7 @@ Group::Group(const Options& options, Secret key)
 
 // The second phase is a barrier: who passes it knows that every rank has joined.
 std::optional<std::string> Group::join() {
+  const double deadline = monotonic() + options_.connect_timeout;
   engine_.start();
   engine_.wait_joined(options_.connect_timeout + 1);
   if (auto failure = engine_.failure()) return failure->message;
@@ -47,7 +49,9 @@ std::optional<std::string> Group::join() {
   all_here.key = "nccl.connect";
   OperationRef operation;
   auto failure = engine_.submit(all_here, &operation);
-  if (!failure && !engine_.wait(operation, options_.connect_timeout)) {
+  const double end = std::max(deadline, monotonic() + kLeastBarrierSeconds);
+  while (!failure && !engine_.wait(operation, end - monotonic())) {
+    if (monotonic() < end) continue;  // a signal came
     return "the other ranks did not connect within " + std::to_string(options_.connect_timeout) +
            " s";
   }
@@ -86,9 +90,11 @@ Result Group::begin(CollRequest* request, const Descriptor& round, const uint8_t
     log_warning(*wrong);
     return kInvalidArgument;
   }
-  OperationRef operation;
-  if (const auto failure = engine_.submit(submission, &operation)) return failed(*failure);
-  request->operations.push_back(std::move(operation));
+  request->operations.emplace_back();  // what is submitted is not lost for want of memory
+  if (const auto failure = engine_.submit(submission, &request->operations.back())) {
+    request->operations.pop_back();
+    return failed(*failure);
+  }
   return kSuccess;
 }
 

@@ -35,7 +35,9 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // Meets all ranks; what went wrong, else nullopt. Either all ranks have succeeded or none has.
+  // Meets all ranks within the connect timeout; what went wrong, else nullopt. No rank gets in
+  // before all have joined. One that loses its reducers in that very moment fails alone: the
+  // others' first request then fails with kRemoteError.
   std::optional<std::string> join();
 
   const std::string& run() const { return options_.run_id; }

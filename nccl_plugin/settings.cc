@@ -113,6 +113,14 @@ const std::vector<Parameter>& parameters() {
   return all;
 }
 
+// The variables of the other clients' mode tls; one that is set, else null.
+const char* tls_variable() {
+  for (const char* name : {"REDUCER_TLS_CERT", "REDUCER_TLS_KEY", "REDUCER_TLS_CA"}) {
+    if (!environment(name).empty()) return name;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 std::optional<Settings> read_settings(std::string* why, bool* wrong) {
@@ -124,6 +132,12 @@ std::optional<Settings> read_settings(std::string* why, bool* wrong) {
   Settings settings;
   if (!find_addresses(environment, &settings.addresses, &settings.found_in, why)) {
     *wrong = !settings.found_in.empty();
+    return std::nullopt;
+  }
+  if (const char* name = tls_variable()) {
+    *why = std::string("the plugin has no mode tls: expected ") + name +
+           " to be unset, and reducers in mode psk (REDUCER_KEY_FILE) or open";
+    *wrong = true;
     return std::nullopt;
   }
   for (const Parameter& parameter : parameters()) {

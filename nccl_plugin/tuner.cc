@@ -1,6 +1,7 @@
 // The tables of the tuner: all-reduces of REDUCER_MIN_BYTES and more go through the reducers,
-// smaller ones never do. NCCL looks for a tuner in the library of its net; its own model of costs
-// knows nothing of reducers, and left alone it may never choose them.
+// smaller ones and other collectives never do. NCCL looks for a tuner in the library of its net;
+// its own model of costs knows nothing of reducers. Left alone it may never choose them, or choose
+// CollNetDirect for an all-gather, which they make no faster.
 //
 // Law: a tuner that fails ends the communicator, so none of this ever does; where the plugin is not
 // wanted it changes nothing.
@@ -17,8 +18,8 @@ namespace {
 constexpr char kName[] = "REDUCER";
 constexpr float kNever = 1e9f;  // microseconds
 
-bool concerns(void* context, Function function) {
-  return context != nullptr && function == kFunctionAllReduce;
+bool for_reducers(Function function, size_t bytes) {
+  return function == kFunctionAllReduce && bytes >= settings().min_bytes;
 }
 
 // Of a communicator: null where the plugin is not wanted.
@@ -43,15 +44,15 @@ Result end(void*) { return kSuccess; }
 // Writes to no way that NCCL does not have.
 Result set_costs(void* context, Function function, size_t bytes, int, float** costs, int algorithms,
                  int protocols, int*) {
-  if (!concerns(context, function) || protocols <= kSimple) return kSuccess;
+  if (context == nullptr || protocols <= kSimple) return kSuccess;
   auto* row = reinterpret_cast<float*>(costs);
-  const bool large = bytes >= settings().min_bytes;
+  const bool ours = for_reducers(function, bytes);
   for (const Algorithm algorithm : {kCollNetDirect, kCollNetChain}) {
     if (algorithm >= algorithms) continue;
     float& cost = row[algorithm * protocols + kSimple];
     if (cost == kIgnored) continue;
-    if (!large) cost = kNever;
-    if (large && algorithm == kCollNetChain) cost = 0;
+    if (!ours) cost = kNever;
+    if (ours && algorithm == kCollNetChain) cost = 0;
   }
   return kSuccess;
 }
@@ -64,7 +65,7 @@ Result set_costs_registered(void* context, Function function, size_t bytes, int 
 // What is left unset is for NCCL to choose.
 Result choose(void* context, Function function, size_t bytes, int coll_net, int, int,
               int* algorithm, int* protocol, int*) {
-  if (!concerns(context, function) || !coll_net || bytes < settings().min_bytes) return kSuccess;
+  if (context == nullptr || !coll_net || !for_reducers(function, bytes)) return kSuccess;
   *algorithm = kCollNetChain;
   *protocol = kSimple;
   return kSuccess;

@@ -41,6 +41,11 @@ def _declines(rank: int, world: int, settings: dict[str, str]) -> list[tuple[str
             "REDUCER_CHUNK_BYTES='65537': expected an integer, 4096 to 4194304, a multiple of 64",
         ),
         (
+            {"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a", "REDUCER_TLS_CA": "ca.pem"},
+            "WARN",
+            "the plugin has no mode tls: expected REDUCER_TLS_CA to be unset",
+        ),
+        (
             {"NCCL_COLLNET_ENABLE": "1", "REDUCER_ADDRS": "a", "NCCL_SOCKET_IFNAME": "nosuch"},
             "WARN",
             "no interface is up (NCCL_SOCKET_IFNAME)",

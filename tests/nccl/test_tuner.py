@@ -12,7 +12,8 @@ import pytest
 from bench.fleet import NCCL_PLUGIN
 from tests.support.ranks import start_ranks
 
-ALL_REDUCE, ALL_GATHER = 4, 2
+ALL_REDUCE = 4
+OTHERS = range(4)  # broadcast, reduce, all-gather, reduce-scatter
 RING, DIRECT, CHAIN, SIMPLE = 1, 2, 3, 2
 ALGORITHMS, PROTOCOLS = 7, 3
 IGNORED = -1.0
@@ -97,16 +98,18 @@ def _tables(rank: int, world: int, version: int) -> None:
         assert tuner.choice(ALL_REDUCE, 1000) == (CHAIN, SIMPLE)
         assert tuner.choice(ALL_REDUCE, 999) == (-1, -1)
         assert tuner.choice(ALL_REDUCE, 1000, coll_net=0) == (-1, -1)
-        assert tuner.choice(ALL_GATHER, 1000) == (-1, -1)
+        assert {tuner.choice(other, 1000) for other in OTHERS} == {(-1, -1)}
         return
     large, small = tuner.costs(ALL_REDUCE, 1000), tuner.costs(ALL_REDUCE, 999)
     assert min(large) == large[CHAIN] == 0.0
     assert (large[RING], large[DIRECT]) == (5.0, 5.0)
     assert small[RING] == 5.0
     assert min(small[CHAIN], small[DIRECT]) > 1e6
-    assert tuner.costs(ALL_GATHER, 1000) == [5.0] * ALGORITHMS
     for size in (999, 1000):
         assert tuner.costs(ALL_REDUCE, size, chain=IGNORED)[CHAIN] == IGNORED
+        for other in OTHERS:
+            assert tuner.costs(other, size) == small
+            assert tuner.costs(other, size, chain=IGNORED)[CHAIN] == IGNORED
 
 
 @pytest.mark.parametrize("version", range(1, 7))
