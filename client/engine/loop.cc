@@ -60,7 +60,10 @@ void Engine::run() {
   }
   finish_failed(monotonic());
   for (const auto& c : connections_list_) shut(c.get());
-  if (timeline_) write_timeline();
+  try {
+    if (timeline_) write_timeline();
+  } catch (const std::exception&) {  // out of memory: the file lacks the last rounds
+  }
   timeline_.reset();
   key_.clear();
   tls_.reset();

@@ -396,9 +396,9 @@ void State::finish(Round* round, std::optional<Failure> failure) {
   --open_rounds_;
   if ((round->flags & kNonFinite) != 0 && !failure) ++nonfinite_;
   if (digests_.on() && !failure_) digest_round(*round, !failure);
-  if (traced_) trace(*round, failure);
   round->operation->finish(std::move(failure), round->flags, round->culprit);
   if (on_finished) on_finished(round->operation);
+  if (traced_) trace(*round, round->operation->failure());  // last: it may find no memory
 }
 
 void State::trace(const Round& round, const std::optional<Failure>& failure) {

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <utility>
 
@@ -107,8 +108,11 @@ Timeline::Timeline(int fd, std::string path)
 
 Timeline::~Timeline() {
   if (fd_ < 0) return;
-  unwritten_ += "\n]\n";
-  (void)flush();
+  try {
+    unwritten_ += "\n]\n";
+    (void)flush();
+  } catch (const std::exception&) {  // out of memory: the end is missing
+  }
   if (fd_ >= 0) close_guarded(fd_);
 }
 
@@ -129,7 +133,12 @@ void Timeline::add_process(const std::string& job, uint32_t rank) {
 
 bool Timeline::write(const std::vector<RoundTrace>& rounds) {
   if (fd_ < 0) return false;
-  for (const RoundTrace& round : rounds) add_round(round);
+  try {
+    for (const RoundTrace& round : rounds) add_round(round);
+  } catch (...) {  // out of memory, perhaps in the middle of an event
+    unwritten_.clear();
+    throw;
+  }
   return flush();
 }
 
