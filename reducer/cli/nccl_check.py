@@ -16,6 +16,15 @@ from reducer.nccl.versions import Version
 _CONNECT_SECONDS = "10"
 
 
+def _size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    from reducer.nccl.rank import SMALLEST
+
+    size = size_option(ctx, parameter, value)
+    if size is not None and size < SMALLEST:
+        raise click.BadParameter(f"expected at least {SMALLEST} bytes, an element; got {value!r}")
+    return size
+
+
 @click.command("check")
 @version_option
 @click.option("--ranks", type=click.IntRange(1, 16), default=2, show_default=True, help="To start.")
@@ -24,7 +33,7 @@ _CONNECT_SECONDS = "10"
     "--bytes",
     "size",
     metavar="SIZE",
-    callback=size_option,
+    callback=_size,
     default="4M",
     show_default=True,
     help="Of float32 to all-reduce, and as many bfloat16; K, M and G are binary.",

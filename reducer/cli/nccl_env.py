@@ -31,7 +31,7 @@ def command(
       eval "$(reducer nccl env --shell --addresses reducer-0:2222,reducer-1:2222)"
     """
     from reducer.cluster import ClusterError
-    from reducer.nccl import config, variables
+    from reducer.nccl import config, rdma, variables
     from reducer.nccl.installed import NotFoundError, find_nccl, find_plugin
     from reducer.nccl.versions import refusal
 
@@ -57,4 +57,5 @@ def command(
     title = [f"NCCL {used}: {found[0].path if found else 'as --version says'}"]
     title += [f"NCCL {other.version}, too: {other.path}" for other in found[1:]]
     title += [f"plugin: {plugin}", *(f"it {note}" for note in variables.notes(used, force))]
+    title += [text] if (text := rdma.lost()) else []
     click.echo(variables.as_text(title, lines))

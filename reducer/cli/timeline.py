@@ -46,9 +46,12 @@ def _place(events: list[dict[str, Any]]) -> int:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """An event a line; the end is missing where the writer was killed."""
+    """An event a line; the end is missing where the writer was killed.
+
+    Not splitlines(): keys may hold what it takes for ends of lines, such as U+2028.
+    """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from None
     if lines[:1] != ["["]:

@@ -15,6 +15,10 @@ _ADVICE = (
     ),
     (r"no reducer answered|unreachable", "start `reducer serve` there, or mend REDUCER_ADDRS"),
     (
+        r"wants TLS|no mode tls",
+        "reducers in mode psk, their key in REDUCER_KEY_FILE, and no REDUCER_TLS_...",
+    ),
+    (
         r"\bkey\b|prove|proof",
         "REDUCER_KEY_FILE: the reducers' key file, or that of the job REDUCER_JOB (reducer keygen)",
     ),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reducer.nccl import job_log
+from reducer.nccl import job_log, rdma
 from reducer.nccl.advice import explain
 from reducer.nccl.blockers import environment_rows
 from reducer.nccl.counters import Counted, count_until, metrics_addresses
@@ -39,7 +39,7 @@ def check(wanted: Wanted, environment: Mapping[str, str]) -> Report:
     """Every step as rows; one that fails ends those that need it."""
     report = Report()
     version = _nccl(report, wanted.version, environment)
-    report.rows += environment_rows(environment, version)
+    report.rows += [*environment_rows(environment, version), *rdma.rows()]
     rows, taken = take(environment, version)
     report.rows += rows
     if taken is not None:
@@ -69,9 +69,9 @@ def _nccl(report: Report, given: Version | None, environment: Mapping[str, str])
 
 
 def _patience(environment: Mapping[str, str]) -> float:
-    """Seconds for a step: connect waits twice, for the reducers and for the other ranks."""
+    """Seconds for a step, of which connecting takes the longest."""
     try:
-        return 2 * float(environment["REDUCER_CONNECT_TIMEOUT"]) + _SLACK
+        return float(environment["REDUCER_CONNECT_TIMEOUT"]) + _SLACK
     except (KeyError, ValueError):  # the plugin refuses it
         return _SLACK
 
@@ -85,7 +85,7 @@ def _try(report: Report, wanted: Wanted, taken: Taken, seconds: float) -> None:
         with Trial(places, seconds) as trial:
             _go(report, wanted, trial)
     except TrialError as error:
-        culprit = next(said for said in error.said if said.error)
+        culprit = error.culprit
         report.lines = list(culprit.lines)
         report.add(error.step, "FAILED", *explain(culprit))
 
@@ -102,7 +102,7 @@ def _go(report: Report, wanted: Wanted, trial: Trial) -> None:
     expected = wanted.ranks * payload(wanted.size)
     counted = count_until(addresses, run, expected, _COUNT_SECONDS)
     _bytes(report, addresses, counted, expected)
-    trial.end()
+    trial.close()
 
 
 def _found(pattern: str, said: Sequence[Said]) -> str:
@@ -128,7 +128,7 @@ def _sums(report: Report, wanted: Wanted, said: Sequence[Said]) -> None:
 def _bytes(report: Report, asked: Sequence[str], counted: Counted, expected: int) -> None:
     moved = f"{amount(counted.taken)} came and {amount(counted.given)} went"
     text = f"the reducers count: {moved}, of {amount(expected)} each way"
-    if min(counted.taken, counted.given) >= expected:
+    if min(counted.taken, counted.given) >= expected > 0:
         report.moved = True
         report.add("bytes", "ok", text)
     elif counted.silent:

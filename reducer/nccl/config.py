@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,15 +26,22 @@ def read(**defaults: str) -> dict[str, str]:
 
 def _files() -> list[Path]:
     named = os.environ.get("NCCL_CONF_FILE")
-    return [Path(named) if named else Path.home() / ".nccl.conf", _SYSTEM_FILE]
+    if named:
+        return [Path(named), _SYSTEM_FILE]
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir  # not HOME: NCCL does not ask for it
+    except KeyError:
+        return [_SYSTEM_FILE]
+    return [Path(home) / ".nccl.conf", _SYSTEM_FILE]
 
 
 def _assignments(path: Path) -> Iterator[tuple[str, str]]:
+    """Without those of LD_...: in a job they come when its loader has long read the environment."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return
     for line in lines:
         name, equals, value = line.partition("=")
-        if equals and not line.startswith("#"):
+        if equals and name and not name.startswith(("#", "LD_")):
             yield name, value

@@ -31,12 +31,13 @@ def count(addresses: Sequence[str], run: str, seconds: float) -> Counted:
     """What the reducers at these metrics addresses say of the run with this id now."""
     answers = dict(zip(addresses, ask_all(addresses, seconds), strict=True))
     silent = {a: str(answer) for a, answer in answers.items() if isinstance(answer, StatusError)}
-    parts = [
-        part
+    # Two addresses may name one reducer. Both clocks of its start tell which one it is.
+    told = {
+        (answer["started"], answer["started_at"]): answer
         for answer in answers.values()
         if not isinstance(answer, StatusError)
-        for part in _parts(answer, run)
-    ]
+    }
+    parts = [part for answer in told.values() for part in _parts(answer, run)]
     taken = sum(part["bytes_in"] for part in parts)
     given = sum(part["bytes_out"] for part in parts)
     return Counted(taken, given, silent)

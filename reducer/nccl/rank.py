@@ -18,6 +18,7 @@ from reducer.nccl.tables import CollNet, NcclError, Net
 _REQUEST_BYTES = 2 << 20
 _IN_FLIGHT = 8
 _SUM_SECONDS = 60.0
+SMALLEST = 4  # bytes; of them there is an element of each type
 # Sums of small integers are exact in every type; the pattern fits no chunk, so a piece that went
 # astray is seen.
 _PATTERN, _LARGEST = 17, 8
@@ -43,11 +44,12 @@ def payload(size: int) -> int:
 
 @dataclass(frozen=True)
 class Said:
-    """What a rank came to: the value of a step, or why it goes no further."""
+    """What a rank came to: the value of a step, or why it goes no further; `ended`: its process."""
 
     step: str
     value: Any = None
     error: str = ""
+    ended: bool = False
     lines: tuple[tuple[str, str], ...] = ()
 
 
@@ -58,7 +60,7 @@ def work(connection: Connection, parent: int, place: Place) -> None:
     step = "init"
 
     def say(value: Any = None, error: str = "") -> None:
-        connection.send(Said(step, value, error, (*net.lines, *coll.lines)))
+        connection.send(Said(step, value, error, lines=(*net.lines, *coll.lines)))
 
     try:
         _init(net, coll)
@@ -73,9 +75,11 @@ def work(connection: Connection, parent: int, place: Place) -> None:
         connection.recv()
         say({dtype: _sum(coll, comm, place, dtype) for dtype in SUMMED})
         connection.recv()
+        step = "close"
         coll.close(comm)
         coll.finalize()
         net.finalize()
+        say()
     except NcclError as error:
         say(error=f"{error.call} returned {error.result}")
     except (AssertionError, ValueError) as error:

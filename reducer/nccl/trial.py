@@ -25,6 +25,12 @@ class TrialError(Exception):
         self.step = step
         self.said = said
 
+    @property
+    def culprit(self) -> Said:
+        """The others' errors follow from that of a rank whose process has ended."""
+        failed = [said for said in self.said if said.error]
+        return next((said for said in failed if said.ended), failed[0])
+
 
 class Trial:
     """The ranks of one trial; a context manager that leaves no process behind.
@@ -49,23 +55,35 @@ class Trial:
 
     def connect(self) -> list[Said]:
         """The ranks exchange their handles and meet at the reducers."""
-        self._tell([said.value for said in self._hear("connect")])
+        self._tell("connect", [said.value for said in self._hear("connect")])
         return self._hear("connect")
 
     def all_reduce(self) -> list[Said]:
         """Each value is the number of wrong elements by type."""
-        self._tell(None)
+        self._tell("all-reduce", None)
         return self._hear("all-reduce")
 
-    def end(self) -> None:
-        """The ranks leave the reducers, as those of a job do."""
-        self._tell(None)
+    def close(self) -> None:
+        """The ranks leave the reducers, as those of a job do, and their processes end well."""
+        self._tell("close", None)
+        self._hear("close")
         for process, _ in self._ranks:
             process.join(_EXIT_SECONDS)
+            if process.exitcode != 0:
+                raise TrialError("close", [_ended("close", process)])
 
-    def _tell(self, message: Any) -> None:
-        for _, connection in self._ranks:
+    def _tell(self, step: str, message: Any) -> None:
+        said = [self._tell_one(step, rank, message) for rank in range(len(self._ranks))]
+        if any(one.error for one in said):
+            raise TrialError(step, said)
+
+    def _tell_one(self, step: str, rank: int, message: Any) -> Said:
+        process, connection = self._ranks[rank]
+        try:
             connection.send(message)
+        except OSError:
+            return _ended(step, process)
+        return Said(step)
 
     def _hear(self, step: str) -> list[Said]:
         deadline = time.monotonic() + self._seconds
@@ -81,8 +99,7 @@ class Trial:
                 return Said(step, error=f"the rank said nothing for {self._seconds:g} s")
             said: Said = connection.recv()
         except (EOFError, ConnectionError):
-            process.join(_EXIT_SECONDS)
-            return Said(step, error=f"the process {describe_exit(process.exitcode)}")
+            return _ended(step, process)
         return said
 
     def __enter__(self) -> Trial:
@@ -98,3 +115,8 @@ class Trial:
             process.kill()
             process.join()
             connection.close()
+
+
+def _ended(step: str, process: BaseProcess) -> Said:
+    process.join(_EXIT_SECONDS)
+    return Said(step, error=f"the process {describe_exit(process.exitcode)}", ended=True)

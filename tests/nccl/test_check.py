@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ import pytest
 
 from bench.fleet import NCCL_PLUGIN
 from reducer import keyfile
-from reducer.nccl.counters import count
+from reducer.nccl import rdma
+from reducer.nccl.check import _bytes
+from reducer.nccl.counters import Counted, count
+from reducer.nccl.rank import Place, Said
 from reducer.nccl.tables import CollNet
+from reducer.nccl.trial import Trial, TrialError
+from reducer.nccl.verdict import Report
 from tests.support.cluster import run_cli
 from tests.support.libraries import compile_library, nccl_of_version
 from tests.support.nccl_job import start, values
@@ -232,6 +238,61 @@ def test_a_wrong_key_is_named(tmp_path: Path) -> None:
         assert code == 0, found
 
 
+def test_a_plugin_without_mode_tls_says_so(reducers: Reducers, tmp_path: Path) -> None:
+    code, found = _check(_environment(reducers, REDUCER_TLS_CERT="worker.pem"))
+    row = _row(found, "init")
+    assert code == 1
+    assert "no mode tls: expected REDUCER_TLS_CERT to be unset" in row["result"]
+    assert "mode psk" in row["advice"]
+
+
+def test_less_than_an_element_proves_nothing(reducers: Reducers) -> None:
+    for size in ("1", "3"):
+        done = run_cli("nccl", "check", *VERSION, "-b", size, env=_environment(reducers))
+        assert done.returncode == 2
+        assert f"expected at least 4 bytes, an element; got '{size}'" in done.stderr
+    report = Report()
+    _bytes(report, ["a:1"], Counted(0, 0, {}), 0)
+    assert not report.moved
+
+
+@pytest.mark.parametrize("step", ["all-reduce", "close"])
+def test_a_rank_whose_process_ends_is_the_culprit(
+    reducers: Reducers, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    for name, value in _environment(reducers).items():
+        monkeypatch.setenv(name, value)
+    places = [Place(NCCL_PLUGIN, 10, 10, rank, 2, SIZE) for rank in range(2)]
+    others = set(active_children())
+    with Trial(places, 60) as trial:
+        ranks = sorted({*active_children()} - others, key=lambda process: process.pid or 0)
+        trial.init()
+        trial.connect()
+        if step == "close":
+            trial.all_reduce()
+        ranks[1].kill()
+        ranks[1].join()
+        with pytest.raises(TrialError) as caught:
+            trial.close() if step == "close" else trial.all_reduce()
+    assert caught.value.step == step
+    assert caught.value.culprit.error == "the process was killed by SIGKILL"
+
+
+def test_the_others_errors_are_not_the_cause() -> None:
+    said = [Said("connect"), Said("connect", error="lost"), Said("connect", error="x", ended=True)]
+    assert TrialError("connect", said).culprit is said[2]
+    assert TrialError("connect", said[:2]).culprit is said[1]
+
+
+def test_rdma_that_is_lost_is_named(tmp_path: Path) -> None:
+    assert not [*rdma.rows(tmp_path / "none"), *rdma.rows(tmp_path)]
+    for name in ("mlx5_1", "mlx5_0"):
+        (tmp_path / name).mkdir()
+    (row,) = rdma.rows(tmp_path)
+    assert row.state == "note"
+    assert "RDMA (mlx5_0, mlx5_1) unused" in row.result
+
+
 def test_nothing_is_claimed_without_the_counters(reducers: Reducers) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -264,12 +325,15 @@ def test_the_bytes_of_another_run_are_not_counted(reducers: Reducers) -> None:
     addresses = _metrics(reducers, 0, 1).split(",")
     with start(2, reducers.addresses, _sum_and_wait) as ranks:
         _, line = (ranks.receive(rank) for rank in range(2))
-        counted = count(addresses, line.split("'")[1], 5)
+        run = line.split("'")[1]
+        counted = count(addresses, run, 5)
+        twice = count([*addresses, *(a.replace("127.0.0.1", "127.1") for a in addresses)], run, 5)
         other = count(addresses, "nccl-of-nobody", 5)
         for rank in range(2):
             ranks.send(rank)
         values(ranks.collect(30))
     assert (counted.taken, counted.given, counted.silent) == (2 * SIZE, 2 * SIZE, {})
+    assert (twice.taken, twice.given) == (2 * SIZE, 2 * SIZE)
     assert (other.taken, other.given) == (0, 0)
 
 

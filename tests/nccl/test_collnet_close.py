@@ -19,11 +19,11 @@ from tests.support.pages import Fenced
 from tests.support.proxy import Proxies
 from tests.support.ranks import Tell, start_ranks
 from tests.support.reducers import Reducers
+from tests.support.wait import wait_until
 
 WORLD = 2
 IN_FLIGHT = 8
 COUNT = 300_001
-LATER = 0.7  # seconds in which what was held back arrives
 
 
 def _closes(
@@ -66,8 +66,7 @@ def _close(
             send.forbid()
         before = [receive.array.tobytes() for receive in receives]
         tell("closed")
-        tell.hear()  # all that was held back is on its way
-        time.sleep(LATER)
+        tell.hear()  # all that was held back has come
         assert [receive.array.tobytes() for receive in receives] == before
         assert (scattered == -1).all()
     return results, took
@@ -99,6 +98,8 @@ def test_a_closed_communicator_touches_no_memory() -> None:
             for step in (harm, undo):
                 assert len([ranks.receive(rank, 60) for rank in range(WORLD)]) == WORLD
                 step()
+                if step is undo:
+                    wait_until(lambda: proxies.ended == proxies.made, 30, "links of a closed group")
                 for rank in range(WORLD):
                     ranks.send(rank)
         found = values(ranks.collect(60))

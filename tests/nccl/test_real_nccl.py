@@ -124,7 +124,10 @@ def test_nccl_knows_the_tables_that_we_say_it_knows(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", nccl_wheels.LATER)
-def test_later_versions_start_and_look_for_no_plugin_yet(version: str, tmp_path: Path) -> None:
+def test_later_versions_look_for_the_plugin_with_a_gpu(version: str, tmp_path: Path) -> None:
     probe = Probe(version, NCCL_PLUGIN.parent, "reducer", tmp_path)
     if probe.said["join"] == libnccl.UNHANDLED_CUDA_ERROR:  # there is no GPU
         assert probe.asked == {}
+    else:
+        newest = tables(parse_version(version))[0]
+        assert probe.asked.get(f"ncclNetPlugin_v{newest}"), probe.log

@@ -124,6 +124,7 @@ class Proxies:
         }
         self._tasks: set[asyncio.Task[None]] = set()
         self.made = [0] * len(upstreams)  # links so far, by reducer
+        self.ended = [0] * len(upstreams)  # of them, those on which nothing can come any more
         self._servers = [socket.create_server(("127.0.0.1", 0)) for _ in upstreams]
         self.addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in self._servers]
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies")
@@ -203,6 +204,7 @@ class Proxies:
         finally:
             worker.close()
             reducer.close()
+            self.ended[index] += 1
 
 
 def _open_gate() -> asyncio.Event:

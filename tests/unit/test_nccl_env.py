@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from reducer.nccl import installed, variables
+from reducer.nccl import config, installed, variables
 from reducer.nccl.installed import NotFoundError, find_nccl, find_plugin
 from reducer.nccl.versions import Version, from_code, library_names, parse_version, tables
 from tests.support.cluster import ROOT, environment, run_cli
@@ -164,6 +167,25 @@ def test_what_cannot_be_served_is_an_error(plugin: Path) -> None:
     for version, text in (("2.14.3", "expected 2.18 or later"), ("two", "expected one such as")):
         done = run_cli("nccl", "env", "--library", str(plugin), "--version", version)
         assert done.returncode != 0 and text in done.stderr
+
+
+def test_nccls_file_sets_what_a_job_would_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / ".nccl.conf"
+    file.write_text("NCCL_ALGO=Ring\n=nameless\n#NCCL_NET=IB\nLD_LIBRARY_PATH=/late\nno line\n")
+    monkeypatch.setattr(os, "environ", {"HOME": "/nowhere"})
+    monkeypatch.setattr(config, "_SYSTEM_FILE", tmp_path / "none")
+    found = SimpleNamespace(pw_dir=str(tmp_path))
+    monkeypatch.setattr(pwd, "getpwuid", lambda user: found)
+    assert config.read() == {"HOME": "/nowhere", "NCCL_ALGO": "Ring"}
+
+
+def test_a_user_without_an_entry_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(config, "_SYSTEM_FILE", Path("/nonexistent"))
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert config.read(A="1") == {"A": "1"}
 
 
 # --- versions -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from reducer.core.events import Traced
 from reducer.core.round import Wait
 from reducer.server import timeline
 from reducer.server.timeline import Timeline
+from tests.support.cluster import run_cli
 
 
 def traced(round_: int, opened: float, ended: float) -> Traced:
@@ -69,3 +70,14 @@ def test_two_files_of_one_name(tmp_path: Path) -> None:
     for file in files:
         file.close()
     assert len({file.path for file in files}) == 2
+
+
+def test_a_key_may_hold_what_python_takes_for_an_end_of_line(tmp_path: Path) -> None:
+    event = {"name": "thread_name", "pid": 1, "args": {"name": "a\u2028b\x85c"}}
+    text = f"[\n{json.dumps(event, ensure_ascii=False)},\n{json.dumps(event)}\n]\n"
+    (tmp_path / "rank0.json").write_text(text, encoding="utf-8")
+    merged = tmp_path / "merged" / "all.json"
+    merged.parent.mkdir()
+    done = run_cli("timeline", str(tmp_path), "--out", str(merged))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(merged.read_text())["traceEvents"] == [event, event]
