@@ -12,6 +12,7 @@ FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix bench/reference/*.,c h))
 COMMA := ,
 FUZZ_SECONDS ?= 20
+TSAN := halt_on_error=1 suppressions=$(CURDIR)/client/engine/tests/tsan.supp
 
 .PHONY: help venv demo docs nccl-plugin test test-container test-nccl test-gpu check format native-test sanitize soak bench clean
 
@@ -93,11 +94,11 @@ endef
 # The same. The last two steps run C++ workers and ranks of the plugin against real reducers.
 define NATIVE_TESTS
 	$(call NATIVE_BUILD,$(1),$(2))
-	TSAN_OPTIONS="halt_on_error=1 die_after_fork=0" \
+	TSAN_OPTIONS="$(TSAN) die_after_fork=0" \
 	    $(BIN)/ctest --test-dir build/$(1) --output-on-failure
-	TSAN_OPTIONS="halt_on_error=1" \
+	TSAN_OPTIONS="$(TSAN)" \
 	    $(BIN)/python -m tests.support.engine_worker build/$(1)/engine/tests/engine_worker
-	TSAN_OPTIONS="halt_on_error=1" \
+	TSAN_OPTIONS="$(TSAN)" \
 	    $(BIN)/python -m tests.support.nccl_ranks build/$(1)/nccl_plugin/tests/nccl_collnet
 endef
 

@@ -112,7 +112,7 @@ def test_a_worker_without_a_certificate(daemon: Daemon, certs: Files) -> None:
     before = refused(daemon, "untrusted")
     assert "CERTIFICATE_REQUIRED" in fails(daemon, ssl.create_default_context(cafile=certs.ca))
     assert refused(daemon, "untrusted") == before + 1
-    assert "it has no certificate" in daemon.log
+    wait_until(lambda: "it has no certificate" in daemon.log, 10)
 
 
 def test_tls_1_2_is_refused(daemon: Daemon, certs: Files) -> None:
