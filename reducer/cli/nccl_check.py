@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from reducer.cli.addresses import refuse_bad
 from reducer.cli.nccl_version import version_option
 from reducer.cli.sizes import size_option
 from reducer.nccl.versions import Version
@@ -72,18 +73,8 @@ def command(
     from reducer.nccl.check import Wanted, check
 
     addresses = tuple(part.strip() for part in status.split(",") if part.strip())
-    _refuse_bad(addresses)
+    refuse_bad(addresses)
     environment = config.read(REDUCER_CONNECT_TIMEOUT=_CONNECT_SECONDS)
     report = check(Wanted(version, ranks, size, addresses, log), environment)
     click.echo(json.dumps(verdict.as_json(report)) if as_json else verdict.as_text(report))
     sys.exit(0 if report.good else 1)
-
-
-def _refuse_bad(addresses: tuple[str, ...]) -> None:
-    from reducer.status.ask import parse_address
-
-    for address in addresses:
-        try:
-            parse_address(address)
-        except ValueError as error:
-            raise click.UsageError(f"--status: {error}") from None

@@ -14,12 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from reducer.core.ranking import MAX_RANKS
 from reducer.server.admin import Answer
 from reducer.status.summary import RunStatus, summarize
 
 _FILE: Final = Path(__file__).with_name("status_page.html")
 MAX_RUNS: Final = 64
-MAX_RANKS: Final = 64
 
 
 @functools.cache

@@ -118,7 +118,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait(30)
 
 
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if consoles(page)]
+PAGES = [
+    page for page in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "SECURITY.md") if consoles(page)
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.support.browser import Browser, find_chromium
 from tests.support.cluster import Daemon
-from tests.support.ranks import Tell, join, start_ranks
+from tests.support.late import work
+from tests.support.ranks import start_ranks
 from tests.support.wait import wait_until
 
 WORLD = 4
@@ -27,22 +26,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def _work(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> None:
-    """Rounds until it is told to end; rank LATE naps before each. All ends come in one round."""
-    with join(rank, world, addresses, job) as group:
-        values = np.ones(400_000, np.float32)
-        stop = np.zeros(1, np.float32)
-        while not group.all_reduce(stop, key="stop", op="max").wait()[0]:
-            if rank == LATE:
-                time.sleep(NAP)
-            group.all_reduce(values, key="grad").wait()
-            stop[0] = tell.heard()
-
-
 @contextmanager
 def at_work(daemon: Daemon, job: str, **options: Any) -> Iterator[None]:
     """A job that goes on until the end of the block, with one rank that is late."""
-    with start_ranks(WORLD, _work, [daemon.address], job, talk=True, **options) as ranks:
+    with start_ranks(WORLD, work, [daemon.address], job, LATE, NAP, talk=True, **options) as ranks:
         yield
         ranks.send(0)
         assert all(o.error is None and o.reported for o in ranks.collect(60))

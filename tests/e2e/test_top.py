@@ -14,28 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 
 from tests.support.cluster import Daemon, environment, run_cli
-from tests.support.ranks import Tell, join, start_ranks
+from tests.support.late import work
+from tests.support.ranks import start_ranks
 
 WORLD = 3
 LATE = 1
 NAP = 0.3  # seconds
-
-
-def _work(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> None:
-    """Rounds until it is told to end; rank LATE naps before each. All end in the same round."""
-    with join(rank, world, addresses, job) as group:
-        tell("joined")
-        values = np.ones(400_000, np.float32)
-        stop = np.zeros(1, np.float32)
-        while not group.all_reduce(stop, key="stop", op="max").wait()[0]:
-            if rank == LATE:
-                time.sleep(NAP)
-            group.all_reduce(values, key="grad").wait()
-            stop[0] = tell.heard()
 
 
 def test_one_picture_of_a_slow_rank_and_a_reducer_that_is_gone(job: str) -> None:
@@ -43,7 +30,7 @@ def test_one_picture_of_a_slow_rank_and_a_reducer_that_is_gone(job: str) -> None
     with Daemon() as here:
         with Daemon() as gone:
             addresses = [f"127.0.0.1:{daemon.metrics_port}" for daemon in (here, gone)]
-        with start_ranks(WORLD, _work, [here.address], job, talk=True) as ranks:
+        with start_ranks(WORLD, work, [here.address], job, LATE, NAP, talk=True) as ranks:
             ranks.receive(0, 60)
             done = run_cli("top", "--once", "--interval", "1.5", *addresses)
             ranks.send(0)

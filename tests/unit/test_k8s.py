@@ -16,6 +16,9 @@ from click.testing import CliRunner, Result
 from kubeflow_trainer_api import models
 
 from reducer import cli, config
+from reducer.cluster import addresses
+from reducer.k8s import settings
+from reducer.status import ask
 from reducer.units import parse_size
 from reducer_client import config as client_config
 
@@ -325,3 +328,9 @@ def test_a_misspelt_field_is_found(kind: str, breakage: Callable[[Manifest], Non
         (AssertionError, jsonschema.ValidationError, kubernetes_validate.ValidationError)
     ):
         check(manifest)
+
+
+def test_ports_have_one_value_everywhere() -> None:
+    served = config.Config()
+    assert {served.port} == {settings.PORT, addresses.DEFAULT_PORT}
+    assert {served.metrics_port} == {settings.METRICS_PORT, ask.DEFAULT_PORT}

@@ -11,7 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+from reducer import cli
 from reducer.nccl import config, installed, variables
 from reducer.nccl.installed import NotFoundError, find_nccl, find_plugin
 from reducer.nccl.versions import Version, from_code, library_names, parse_version, tables
@@ -219,3 +221,9 @@ def test_the_loader_is_asked_for_the_names_of_the_version(
     plugin: str | None, version: str, names: list[str]
 ) -> None:
     assert library_names(plugin, parse_version(version)) == names
+
+
+def test_check_refuses_what_is_no_address_before_it_starts_anything() -> None:
+    result = CliRunner().invoke(cli.main, ["nccl", "check", "--status", "good:1,bad:port"])
+    assert result.exit_code == 2
+    assert "'bad:port'" in result.output

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reducer.cli import main
 from reducer.planner import model
 from reducer.planner.plan import Cluster, find_winner, make_plan
 from reducer.planner.text import format_seconds
+from tests.support.planner import plan, planned
 
 WORKERS = st.integers(1, 2000)
 RATES = st.floats(0.01, 1000).map(lambda rate: round(rate, 2))
-
-
-def plan(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["plan", *arguments])
-
-
-def planned(*arguments: str) -> dict[str, Any]:
-    result = plan(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.output)
-    return found
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reducer.cli import main
 from reducer.planner import cost, model
 from reducer.planner.figure import draw
 from reducer.planner.plan import Cluster, Prices, Step, make_plan
+from tests.support.planner import plan, planned
 
 EIGHT = ("--workers", "8", "--worker-gbps", "100", "--reducer-gbps", "32")
 PRICES = ("--worker-price", "30", "--reducer-price", "0.6")
@@ -25,17 +22,6 @@ HOSTS = st.tuples(
 )
 SECONDS = st.floats(0, 10)
 PARTS = st.floats(0, 1)
-
-
-def plan(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["plan", *arguments])
-
-
-def planned(*arguments: str) -> dict[str, Any]:
-    result = plan(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.output)
-    return found
 
 
 @settings(deadline=None)

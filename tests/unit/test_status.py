@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from reducer.cli import main
-from reducer.server.status_page import MAX_RANKS, MAX_RUNS, numbers
+from reducer.core.ranking import MAX_RANKS
+from reducer.server.status_page import MAX_RUNS, numbers, page
 from reducer.status.ask import parse_address
 from reducer.status.rates import Rates, change
 from reducer.status.summary import RankStatus, RunStatus, Summary, summarize
@@ -99,6 +100,7 @@ def test_the_page_is_told_no_more_than_it_shows() -> None:
     found = numbers("a:1", 2222, answer(*lanes))
     assert (len(found["runs"]), found["more_runs"]) == (MAX_RUNS, 6)
     assert [rank["rank"] for rank in found["runs"][0]["ranks"]] == [*range(99, 99 - MAX_RANKS, -1)]
+    assert f"const MAX_RANKS = {MAX_RANKS};" in page().body.decode()
 
 
 def test_two_runs_of_one_job_are_two() -> None:

@@ -1,0 +1,22 @@
+"""`reducer plan` as a test calls it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from reducer.cli import main
+
+
+def plan(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["plan", *arguments])
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    """What it answers with --json."""
+    result = plan(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
