@@ -1,7 +1,4 @@
-"""PyTorch: gradients of DistributedDataParallel through the reducers.
-
-    model = DistributedDataParallel(net, **reducer_client.torch.ddp_options())
-    reducer_client.torch.attach(model, group)
+"""DDP's communication hook: the mean of each bucket of gradients through a group.
 
 A failure reaches ``backward()`` as a RuntimeError with the text of the error; the error itself is
 kept as ``state.last_error``. The optimizer must not step after it.
@@ -19,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reducer_client.dtypes import WireDtype
 from reducer_client.group import Group, OnDone
-from reducer_client.torch_staging import CudaStaging, TensorFuture
+from reducer_client.torch.staging import CudaStaging, TensorFuture
 from reducer_client.work import Timeout, Work
 
 __all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options"]
