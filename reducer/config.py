@@ -167,8 +167,16 @@ class Config:
     job_keys: int = _option(
         "200000", "Keys that one run may use at a time, for each slot.", parse_int, least=1
     )
-    max_jobs: int = _option("64", "Runs of jobs at one time.", parse_int, least=1, most=65535)
-    max_runs: int = _option("16", "Of them, those of one job.", parse_int, least=1, most=65535)
+    max_jobs: int = _option(
+        "1024", "Runs of jobs at one time, groups included.", parse_int, least=1, most=65535
+    )
+    max_runs: int = _option(
+        "256",
+        "Of them, those of one job: each group of its workers is a run.",
+        parse_int,
+        least=1,
+        most=65535,
+    )
     require_native: bool = _option(
         "false", "Do not start on the NumPy kernels.", parse_bool, flag=True
     )

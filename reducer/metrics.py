@@ -2,7 +2,8 @@
 
 The lanes count; a scrape asks each of them for a snapshot and renders it. Nothing is kept here, so
 that what a job has is gone with the job. Its label is not called `job`: Prometheus has one of that
-name for every target. Labels are bounded: jobs by --max-jobs, ranks by
+name for every target. A group of a job's workers has a label of its own, `JOB#GROUP`, for its ranks
+are others than those of the job. Labels are bounded: jobs by --max-jobs, ranks by
 `reducer.core.ranking.MAX_RANKS` for each job and lane, causes and codes by the code.
 """
 
@@ -160,7 +161,7 @@ _JOB_SERIES = _labelled(("job_name", "lane"),
     ("world_size", "reducer_world_size", "Ranks of the job.", "gauge", "max"),
 )
 
-# Of the report that `reducer status` shows, by run; runs of one name are put together.
+# Of the report that `reducer status` shows, by run; runs of one title are put together.
 _RUN_SERIES = _labelled(("job_name", "lane"),
     ("connected", "reducer_connected_ranks", "Ranks that are connected to the lane.", "gauge",
      "max"),
@@ -257,7 +258,7 @@ class _SnapshotCollector(Collector):
         found: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
         for lane in self._snapshot.lanes:
             for run in lane["report"]["runs"]:
-                found[run["job"], str(lane["lane"])].append(run[series.field])
+                found[run["title"], str(lane["lane"])].append(run[series.field])
         for labels, numbers in found.items():
             yield labels, max(numbers)
 

@@ -45,7 +45,9 @@ def connect(
         addresses: ``host:port`` of every reducer, the same ones on all ranks; port 2222 by default,
             IPv6 in brackets. A string is split at commas.
         job: the name of the training run, equal on all ranks.
-        run_id: one run of that name; by default rank 0 makes a random one for all.
+        run_id: one run of that name; by default rank 0 makes a random one for all. ``RUN#NAME`` is
+            a group of workers of the run RUN, with ranks and a world size of its own: all its ranks
+            give it, and any number of groups form at the same time.
         connect_timeout: seconds to reach every reducer and to meet all ranks.
         step_timeout: seconds that ``Work.wait`` and ``barrier`` wait by default, else 300; and that
             a bucket of DDP has, else the timeout of the module's process group.

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from reducer.errors import JoinError
 from reducer.wire import messages
+from reducer.wire.keys import run_title, split_run_id
+
+# Job, run id and whether it was complete before. The run id is "" where not every rank gives it:
+# of a job one such run forms at a time. Groups, and runs that were there before, form beside it.
+FormingId = tuple[str, str, bool]
+
+
+def forming_id(hello: messages.Hello) -> FormingId:
+    """What the hellos of a forming run have in common."""
+    named = hello.rejoin or bool(split_run_id(hello.run_id)[1])
+    return hello.job, hello.run_id if named else "", hello.rejoin
 
 
 class Forming:
     """The ranks of a run until it is complete; `sessions` and `incarnations` by rank.
 
-    `rejoins`: the run was complete before, and this lane has lost its state or never had it. Only
-    the processes that were in it come back, so nobody else may take part.
+    Of a run that was complete before, this lane has lost the state or never had it. Only the
+    processes that were in it come back, so nobody else may take part.
     """
 
     def __init__(self, hello: messages.Hello) -> None:
         self.job = hello.job
-        self.rejoins = hello.rejoin
+        self.id = forming_id(hello)
+        self.title = run_title(self.job, self.id[1])
         self.world_size = hello.world_size
         self.reducers = hello.reducers
         self.run_id = ""
@@ -32,7 +44,7 @@ class Forming:
 
         Raises JoinError where the hello does not fit, naming both sides.
         """
-        who = f"rank {hello.rank} of job {self.job!r}"
+        who = f"rank {hello.rank} of job {self.title!r}"
         self._agree(who, "world size", hello.world_size, self.world_size)
         self._agree(who, "number of reducers", hello.reducers, self.reducers)
         if hello.rank >= hello.world_size:
@@ -73,11 +85,6 @@ class Forming:
         self.sessions.pop(rank, None)
         self.incarnations.pop(rank, None)
         self.changed = True
-
-    @property
-    def id(self) -> tuple[str, str]:
-        """What a hello must name to take part."""
-        return self.job, self.run_id if self.rejoins else ""
 
     @property
     def complete(self) -> bool:

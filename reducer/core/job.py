@@ -44,7 +44,7 @@ from reducer.errors import IntegrityError, PeerLostError, ProtocolError, QuotaEr
 from reducer.wire import messages
 from reducer.wire.codes import ALL_REDUCE, COPY, RESULT, DType, ReduceOp
 from reducer.wire.header import NO_RANK, Crc, Header, pack_header
-from reducer.wire.keys import position
+from reducer.wire.keys import position, run_title
 
 MAX_STALLS: Final = 16
 # Parts that are folded in one pass, before the last has come: a pass for each would read and write
@@ -90,8 +90,9 @@ class Job:
     ) -> None:
         self.name = name
         self.run_id = run_id
+        self.title = title = run_title(name, run_id)  # in texts and metrics, as ranks are its own
         self.streams = Streams(
-            slot, lane, route, lambda moved: KeyTable(name, world_size, max_keys, moved)
+            slot, lane, route, lambda moved: KeyTable(title, world_size, max_keys, moved)
         )
         self.world_size = world_size
         self.table = table
@@ -107,7 +108,7 @@ class Job:
         self.open = OpenRounds()
         self._grants = Grants(self.ledger, self.open, self.seats, crc)
         self._verdicts = Verdicts(
-            name, world_size, self.ledger, self.open, self.seats, self._grants
+            title, world_size, self.ledger, self.open, self.seats, self._grants
         )
         self._crc = crc
         self._acc_itemsize = acc_itemsize
@@ -371,7 +372,7 @@ class Job:
         assert round_.plan is not None and round_.wait is not None
         size = round_.plan.count * round_.plan.item
         return Traced(
-            self.name, key.name or key.label, round_.number, size, round_.opened_at, round_.wait,
+            self.title, key.name or key.label, round_.number, size, round_.opened_at, round_.wait,
             round_.touched_at, now,
         )  # fmt: skip
 
@@ -519,7 +520,7 @@ class Job:
             return []
         rows = tuple(stall_entry(r.stream.keys[r.key], r, now) for r in stalled)
         logs = [
-            Log(logging.WARNING, f"job {self.name!r}: {stall_text(key, r, now)}", about(key, r))
+            Log(logging.WARNING, f"job {self.title!r}: {stall_text(key, r, now)}", about(key, r))
             for key, r in ((r.stream.keys[r.key], r) for r in stalled)
         ]
         return [self.seats.to_all(messages.Stall(rows)), *logs]

@@ -6,14 +6,19 @@ import logging
 from typing import Final
 
 from reducer.core.events import Close, Log, Output, Send
-from reducer.core.forming import Forming
+from reducer.core.forming import Forming, forming_id
 from reducer.core.job import Job
-from reducer.core.quotas import allowed_connections, too_many_connections, too_many_runs
+from reducer.core.quotas import (
+    allowed_connections,
+    too_many_connections,
+    too_many_jobs,
+    too_many_runs,
+)
 from reducer.core.roster import Roster
 from reducer.core.route import Route
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
-from reducer.errors import PEER_ERRORS, JoinError, ProtocolError, QuotaError, UnavailableError
+from reducer.errors import PEER_ERRORS, JoinError, ProtocolError, UnavailableError
 from reducer.wire import messages
 
 PENDING_RANKS: Final = 64
@@ -53,7 +58,7 @@ class Joining:
         """The run is not there yet: it forms, or is complete with this rank."""
         if self._roster.draining:
             raise UnavailableError(f"this reducer is draining ({self._roster.draining})")
-        id_ = (hello.job, hello.run_id if hello.rejoin else "")
+        id_ = forming_id(hello)
         forming = self._roster.forming.get(id_)
         if forming is None:
             self._check_quota(hello.job, now)
@@ -64,7 +69,7 @@ class Joining:
         peer.state, peer.rank = SessionState.JOINING, hello.rank
         peer.forming = forming
         count = f"{len(forming.sessions)} of {forming.world_size} are here"
-        text = f"rank {peer.rank} of job {hello.job!r} joins: {count}"
+        text = f"rank {peer.rank} of job {forming.title!r} joins: {count}"
         out.append(Log(logging.DEBUG, text, {"job": hello.job, "rank": peer.rank}))
         if forming.complete:
             return out + self._complete(forming, now)
@@ -73,7 +78,7 @@ class Joining:
     def _check_quota(self, job: str, now: float) -> None:
         roster, settings = self._roster, self._settings
         if len(roster.forming) + len(roster.runs) >= settings.max_jobs:
-            raise QuotaError(f"this reducer serves {settings.max_jobs} jobs already")
+            raise too_many_jobs(settings.max_jobs)
         if self._run_count(job, now) >= settings.max_runs:
             raise too_many_runs(job, settings.max_runs)
 
@@ -121,7 +126,7 @@ class Joining:
         """All ranks are here: reserve the room, and welcome them."""
         del self._roster.forming[forming.id]
         settings = self._settings
-        out = self._roster.end_deserted(forming.job, now)
+        out = self._roster.end_deserted(forming.job, forming.run_id, now)
         try:
             if (forming.job, forming.run_id) in self._roster.runs:
                 raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")

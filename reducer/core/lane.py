@@ -111,13 +111,13 @@ class Lane:
         return now - self._drains_since >= DRAIN_PATIENCE and not any(job.open for job in jobs)
 
     def snapshot(self) -> dict[str, Any]:
-        """Numbers for metrics, of this lane and of each of its jobs (runs of one name added up)."""
+        """Numbers for metrics, of this lane and of each job or group (runs of one added up)."""
         jobs: dict[str, dict[str, Any]] = {}
-        for (name, _), run in self._roster.runs.items():
-            numbers = job_numbers(run.job)
-            before = jobs.get(name, {})
-            jobs[name] = {f: before[f] + n if before else n for f, n in numbers.items()}
-            jobs[name]["world_size"] = run.job.world_size
+        for run in self._roster.runs.values():
+            numbers, title = job_numbers(run.job), run.job.title
+            before = jobs.get(title, {})
+            jobs[title] = {f: before[f] + n if before else n for f, n in numbers.items()}
+            jobs[title]["world_size"] = run.job.world_size
         return {
             "lane": self._settings.lane,
             "sessions": len(self._roster.sessions),
@@ -211,7 +211,7 @@ class Lane:
             raise ProtocolError(f"{peer} sent a route without a live slot")
         if route.number <= job.route.number:
             return []
-        text = f"job {job.name!r}: route {route.number}, live slots {_slots(route)}"
+        text = f"job {job.title!r}: route {route.number}, live slots {_slots(route)}"
         moved = job.move(route)
         return [
             *moved,
@@ -254,7 +254,7 @@ class Lane:
         if error.code in _VERDICTS and error.rank >= 0:
             code = ErrorCode(error.code)
             return self._roster.fail(job, code, error.message, error.rank, error.reason)
-        text = f"rank {peer.rank} of job {job.name!r} has failed: {error.message}"
+        text = f"rank {peer.rank} of job {job.title!r} has failed: {error.message}"
         return self._roster.fail(job, ErrorCode.PEER_LOST, text, peer.rank, "failed")
 
     def _bye(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
@@ -267,7 +267,7 @@ class Lane:
         waiting = job.open.that_wants(peer.rank)
         if waiting is None:
             return []
-        text = f"rank {peer.rank} left job {job.name!r} before round {waiting.number} was complete"
+        text = f"rank {peer.rank} left job {job.title!r} before round {waiting.number} was complete"
         return self._roster.fail(job, ErrorCode.PEER_LOST, text, peer.rank, "left")
 
     def _job_of(self, peer: Session) -> Job:

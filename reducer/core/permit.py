@@ -24,10 +24,13 @@ class Permit:
         """Raises AuthenticationError for what is none of the places."""
         if (job, ANY_RANK) in self.places or (job, rank) in self.places:
             return
-        raise AuthenticationError(
+        text = (
             f"by its {self.proof} this worker may join {self}, and it says HELLO as rank {rank} of "
             f"job {job!r}"
         )
+        if any(name == job for name, _ in self.places):
+            text += f"; a {self.proof} for the whole job opens its groups, too"
+        raise AuthenticationError(text)
 
     def __str__(self) -> str:
         return " or ".join(_named(job, rank) for job, rank in self.places) or "nothing"

@@ -45,8 +45,15 @@ def too_many_connections(job: str, workers: int, count: int) -> QuotaError:
     )
 
 
+def too_many_jobs(runs: int) -> QuotaError:
+    return QuotaError(
+        f"this reducer serves {runs} runs of jobs already, its limit (--max-jobs): raise it; each "
+        "group of a job's workers is a run"
+    )
+
+
 def too_many_runs(job: str, runs: int) -> QuotaError:
     return QuotaError(
-        f"job {job!r} has {runs} runs on this reducer, the limit for one job (--max-runs): end "
-        "some of them, or give the runs different job names"
+        f"job {job!r} has {runs} runs on this reducer, the limit for one job (--max-runs): raise "
+        "it, or end some of them; each group of the job's workers is a run"
     )

@@ -39,6 +39,7 @@ def run_report(run: Run, now: float) -> dict[str, Any]:
     oldest = job.open.oldest
     return {
         "job": job.name,
+        "title": job.title,
         "run_id": job.run_id,
         "world_size": job.world_size,
         "connected": len(job.seats.present),
@@ -56,10 +57,12 @@ def run_report(run: Run, now: float) -> dict[str, Any]:
 
 
 def forming_report(forming: Forming) -> dict[str, Any]:
-    """Of a run that some ranks have not joined yet."""
+    """Of a run that some ranks have not joined yet; `run_id` is "" while not all need name it."""
     absent = forming.absent()
     return {
         "job": forming.job,
+        "title": forming.title,
+        "run_id": forming.id[1],
         "world_size": forming.world_size,
         "joined": len(forming.sessions),
         "absent": absent[:MAX_RANKS],

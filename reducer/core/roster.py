@@ -6,7 +6,7 @@ import logging
 
 from reducer.core.credits import Budget
 from reducer.core.events import Close, Log, Output, Send
-from reducer.core.forming import Forming
+from reducer.core.forming import Forming, FormingId
 from reducer.core.frames import control_frame
 from reducer.core.job import Job
 from reducer.core.quotas import Connections
@@ -16,6 +16,7 @@ from reducer.core.settings import LaneSettings
 from reducer.errors import ReductionError
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
+from reducer.wire.keys import split_run_id
 
 
 class Roster:
@@ -29,7 +30,7 @@ class Roster:
         self.budget = Budget(settings.budget, settings.credit, settings.job_budget)
         self.connections = Connections()
         self.sessions: dict[int, Session] = {}
-        self.forming: dict[tuple[str, str], Forming] = {}
+        self.forming: dict[FormingId, Forming] = {}
         self.runs: dict[tuple[str, str], Run] = {}
         self.draining = ""
         self.errors = dict.fromkeys(ErrorCode, 0)  # sessions refused, and runs ended, so far
@@ -86,7 +87,7 @@ class Roster:
         error = messages.Error(int(code), text[:4_000], rank, reason[:1_000])
         self.errors[code] += 1
         about = {**job.about(), "rank": rank, "code": code.name.lower()}
-        return [Log(logging.ERROR, f"job {job.name!r}: {text}", about), *self.end(run, error)]
+        return [Log(logging.ERROR, f"job {job.title!r}: {text}", about), *self.end(run, error)]
 
     def end(self, run: Run, error: messages.Error | None = None) -> list[Output]:
         """Give back what the run had; its members are told why, if there is a reason."""
@@ -104,9 +105,17 @@ class Roster:
             out.append(Log(logging.INFO, text, job.about()))
         return out
 
-    def end_deserted(self, job: str, now: float) -> list[Output]:
-        """Earlier runs of the job that nobody is in make room for the next."""
-        runs = [run for (name, _), run in self.runs.items() if name == job]
+    def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
+        """Earlier runs of the job that nobody is in make room for this one.
+
+        Not for a group those beside it in its own run: their ranks may be between two connections.
+        """
+        own, group = split_run_id(run_id)
+        runs = [
+            run
+            for (name, id_), run in self.runs.items()
+            if name == job and not (group and split_run_id(id_)[0] == own)
+        ]
         return [out for run in runs if run.deserted(now) for out in self.end(run)]
 
     def shift_clocks(self, seconds: float, now: float) -> None:

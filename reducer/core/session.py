@@ -46,4 +46,4 @@ class Session:
     def __str__(self) -> str:
         if self.job is None:
             return f"session {self.id}"
-        return f"rank {self.rank} of job {self.job.name!r}"
+        return f"rank {self.rank} of job {self.job.title!r}"

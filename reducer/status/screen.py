@@ -90,7 +90,7 @@ def _run(run: RunStatus, waits: Mapping[int, float]) -> list[RenderableType]:
 
 def _title(run: RunStatus, text: str) -> Text:
     # repr: a name may hold what a terminal obeys.
-    return Text.assemble(("job ", ""), (repr(run.job), "bold"), (text, ""))
+    return Text.assemble(("job ", ""), (repr(run.title), "bold"), (text, ""))
 
 
 def _is_late(rank: RankStatus, now: float) -> bool:

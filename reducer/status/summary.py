@@ -15,6 +15,8 @@ from typing import Any
 class ReducerStatus:
     """One reducer; `workers` of `places` are connected to all of its lanes. Sizes in bytes.
 
+    A worker has a place in each of its groups.
+
     `clock`: its own, in seconds, when it said so. `loop_lag`: of the lane where it is largest.
     """
 
@@ -64,11 +66,14 @@ class RankStatus:
 class RunStatus:
     """One run of a job; `ranks` are those that were waited for, the latest first.
 
+    `title` is the job, and of a group of its workers, whose ranks are its own, the group.
+
     `joined` counts the workers of a run that is still forming, and is None afterwards; `absent`
     are ranks that it waits for.
     """
 
     job: str
+    title: str
     run_id: str
     world_size: int
     workers: int = 0
@@ -90,13 +95,13 @@ class Summary:
 def summarize(answers: Mapping[str, dict[str, Any]]) -> Summary:
     """Of /api/stats by address."""
     runs: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
-    forming: dict[str, list[dict[str, Any]]] = {}
+    forming: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for address, answer in answers.items():
         for lane in answer["lanes"]:
             for run in lane["report"]["runs"]:
                 runs.setdefault((run["job"], run["run_id"]), []).append((address, run))
             for run in lane["report"]["forming"]:
-                forming.setdefault(run["job"], []).append(run)
+                forming.setdefault((run["job"], run["run_id"]), []).append(run)
     found = [_run(parts) for parts in runs.values()]
     found += [_forming(parts) for parts in forming.values()]
     found.sort(key=lambda run: (run.job, run.run_id))
@@ -135,6 +140,7 @@ def _run(parts: list[tuple[str, dict[str, Any]]]) -> RunStatus:
     lanes = [lane for _, lane in parts]
     run = RunStatus(
         job=lanes[0]["job"],
+        title=lanes[0]["title"],
         run_id=lanes[0]["run_id"],
         world_size=lanes[0]["world_size"],
         workers=min(lane["connected"] for lane in lanes),
@@ -179,7 +185,8 @@ def _lateness(rank: RankStatus) -> float:
 def _forming(parts: list[dict[str, Any]]) -> RunStatus:
     return RunStatus(
         job=parts[0]["job"],
-        run_id="",
+        title=parts[0]["title"],
+        run_id=parts[0]["run_id"],
         world_size=parts[0]["world_size"],
         joined=min(part["joined"] for part in parts),
         absent=sorted({rank for part in parts for rank in part["absent"]}),

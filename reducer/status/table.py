@@ -43,12 +43,12 @@ def _reducers(reducers: Sequence[ReducerStatus]) -> Iterator[str]:
 def _run(run: RunStatus) -> Iterator[str]:
     if run.joined is not None:
         yield (
-            f"job {run.job!r} is forming: {run.joined} of {run.world_size} workers have joined; "
+            f"job {run.title!r} is forming: {run.joined} of {run.world_size} workers have joined; "
             f"absent: {ranks_text(run.absent)}"
         )
         return
     yield (
-        f"job {run.job!r}, run {run.run_id!r}: {run.workers} of {run.world_size} workers, "
+        f"job {run.title!r}, run {run.run_id!r}: {run.workers} of {run.world_size} workers, "
         f"{run.rounds:,} rounds in {duration(run.seconds)}"
     )
     late = [r for r in run.ranks if r.share >= _LEAST_SHARE or r.lost_by or r.absent_from]

@@ -1,10 +1,13 @@
-"""Names of keys and positions in them (PROTOCOL.md, sections 2 and 8)."""
+"""Names of keys and positions in them, of runs and groups (PROTOCOL.md, sections 2, 4 and 8)."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from reducer.wire.codes import MAX_CHUNKS
+
+# Between the id of a run and the name of a group of its workers.
+GROUP_MARK: Final = "#"
 
 _FNV_OFFSET: Final = 0xCBF29CE484222325
 _FNV_PRIME: Final = 0x100000001B3
@@ -22,3 +25,19 @@ def key_id(name: str) -> int:
 def position(round_: int, chunk: int) -> int:
     """The place of a chunk in the order of its key."""
     return round_ * MAX_CHUNKS + chunk
+
+
+def split_run_id(run_id: str) -> tuple[str, str]:
+    """The id of the run, and the name of the group, "" for the run itself.
+
+    >>> split_run_id("night-7"), split_run_id("night-7#rows#0")
+    (('night-7', ''), ('night-7', 'rows#0'))
+    """
+    run, _, group = run_id.partition(GROUP_MARK)
+    return run, group
+
+
+def run_title(job: str, run_id: str) -> str:
+    """A job and, for a group, its name: ranks are counted anew in each of these."""
+    group = split_run_id(run_id)[1]
+    return f"{job}{GROUP_MARK}{group}" if group else job

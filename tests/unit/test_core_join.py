@@ -8,7 +8,7 @@ import pytest
 
 from reducer.core import events
 from reducer.wire import messages
-from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.codes import DType, ErrorCode, MessageKind
 from tests.support.scripted import TABLE, Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -219,3 +219,87 @@ def test_what_a_dead_run_held_is_freed_even_if_its_successor_is_refused() -> Non
     assert refused.error().code == ErrorCode.JOIN
     assert not lane.held
     assert lane.core.snapshot()["reserved_bytes"] == 0
+
+
+def group(lane: SimLane, name: str, world: int = 2, **kwargs: Any) -> list[Scripted]:
+    """All ranks of a group of run "run": every one of them names it."""
+    return join_all(lane, world, run_id=f"run#{name}", **kwargs)
+
+
+def sum_of(workers: list[Scripted], value: int) -> bytes:
+    """The result of a round of uint8 to which every worker gives the value; equal on all."""
+    for worker in workers:
+        worker.contribute(Spec(dtype=DType.UINT8), data=bytes([value]) * 8)
+    (result,) = {result for worker in workers for result in worker.results()}
+    return result
+
+
+def test_groups_of_a_job_form_at_the_same_moment_beside_its_run() -> None:
+    """The rows and the columns of a mesh of 2 x 2, and the run itself, all half there at once."""
+    lane = SimLane()
+    names = ["run", "run#rows/0", "run#rows/1", "run#columns/0"]
+    first = {name: Scripted(lane, 1, 2, run_id=name) for name in names}
+    assert all(pending(worker) == [(0,)] for worker in first.values())
+    workers = {n: [Scripted(lane, 0, 2, run_id=n), first[n]] for n in reversed(names)}
+    for name, members in workers.items():
+        assert {welcome(worker).run_id for worker in members} == {name}
+    sums = {name: sum_of(members, 1 + names.index(name)) for name, members in workers.items()}
+    assert sums == {name: bytes([2 * (1 + n)]) * 8 for n, name in enumerate(names)}
+
+
+def test_a_group_takes_nobody_who_does_not_name_it() -> None:
+    lane = SimLane()
+    zero = Scripted(lane, 0, 2, run_id="run#a")
+    nameless = Scripted(lane, 1, 2)
+    assert pending(zero) == [(1,)] and pending(nameless) == [(0,)]
+    wrong = Scripted(lane, 1, 3, run_id="run#a")
+    assert "rank 1 of job 'job#a' says world size 3, rank 0 says 2" in wrong.error().message
+    twice = Scripted(lane, 0, 2, run_id="run#a", incarnation=b"n" * 16)
+    assert "has joined already, from another process" in twice.error().message
+    Scripted(lane, 1, 2, run_id="run#a")
+    assert welcome(zero).run_id == "run#a"
+    assert not nameless.read(MessageKind.WELCOME)
+
+
+def test_a_group_that_was_there_before_admits_no_new_process() -> None:
+    """A lane that was restarted: one rank of the old group is back, the other was started anew."""
+    lane = SimLane()
+    back = Scripted(lane, 0, 2, run_id="run#a", rejoin=True)
+    new = Scripted(lane, 1, 2, run_id="run#a", incarnation=b"n" * 16)
+    assert not back.read(MessageKind.WELCOME) and not new.read(MessageKind.WELCOME)
+    Scripted(lane, 1, 2, run_id="run#a", rejoin=True)
+    assert welcome(back).run_id == "run#a"
+    again = Scripted(lane, 0, 2, run_id="run#a", incarnation=b"m" * 16)
+    assert "complete" in again.error().message
+    assert not new.read(MessageKind.WELCOME)
+
+
+def test_a_new_group_ends_no_other_of_its_run_that_is_between_two_connections() -> None:
+    lane = SimLane()
+    for worker in group(lane, "a"):
+        worker.session.lose()
+    group(lane, "b")
+    assert set(lane.core.snapshot()["jobs"]) == {"job#a", "job#b"}
+    join_all(lane, 2, run_id="next#a")  # the job was started anew, and takes their place
+    assert {run["run_id"] for run in lane.core.report(lane.now)["runs"]} == {"run#b", "next#a"}
+
+
+def test_an_error_names_the_group_whose_ranks_it_means() -> None:
+    lane = SimLane()
+    rows = group(lane, "rows")
+    rows[0].contribute(Spec(), data=bytes(32))
+    rows[1].bye()
+    assert "rank 1 left job 'job#rows' before round 0" in rows[0].error().message
+
+
+def test_ranks_of_groups_are_not_counted_as_those_of_the_job() -> None:
+    lane = SimLane()
+    for members in (join_all(lane, 2), group(lane, "odd")):
+        late = 0 if members[0].hello.run_id == "run" else 1
+        members[1 - late].contribute(Spec(), data=bytes(32))
+        lane.now += 2.0
+        members[late].contribute(Spec(), data=bytes(32))
+    numbers = lane.core.snapshot()["jobs"]
+    assert {title: dict(n["lateness"]) for title, n in numbers.items()} == {
+        "job": {0: pytest.approx(2.0)}, "job#odd": {1: pytest.approx(2.0)},
+    }  # fmt: skip

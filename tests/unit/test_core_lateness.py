@@ -111,4 +111,6 @@ def test_a_report_names_who_has_not_joined() -> None:
         Scripted(lane, rank, 4)
     report = lane.core.report(lane.now)
     assert report["runs"] == []
-    assert report["forming"] == [{"job": "job", "world_size": 4, "joined": 2, "absent": [1, 2]}]
+    assert report["forming"] == [
+        {"job": "job", "title": "job", "run_id": "", "world_size": 4, "joined": 2, "absent": [1, 2]}
+    ]

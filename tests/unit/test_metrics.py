@@ -27,6 +27,7 @@ each of them.
   are each lane's own: `sum`. Rounds, times and ranks are seen by all lanes at the same time: `max`.
 - Labels are bounded: `job_name` by `--max-jobs`, `rank` to the {MAX_RANKS} ranks of a job and lane
   with the largest numbers, the others by the code. What has a `job_name` label goes with the job.
+- A group of a job's workers is a run with ranks of its own: `job_name` is then `JOB#GROUP`.
 - A round of one chunk is on one lane alone: `max` over lanes may count few of many small rounds.
 
 `deploy/grafana/reducer.json` is a dashboard of them, `deploy/prometheus/alerts.yaml` has alerts.
@@ -149,6 +150,16 @@ def test_two_runs_of_one_name_are_one_job() -> None:
     assert found["reducer_job_received_bytes_total", labels] == 128
     assert found["reducer_connected_ranks", labels] == 2
     assert found["reducer_world_size", labels] == 2
+
+
+def test_a_group_of_a_job_has_a_label_of_its_own() -> None:
+    lane = SimLane()
+    join_all(lane, 3)
+    join_all(lane, 2, run_id="run#rows")
+    found = scrape(lane_part(lane))
+    for name in ("reducer_world_size", "reducer_connected_ranks"):
+        sizes = {dict(of)["job_name"]: n for (series, of), n in found.items() if series == name}
+        assert sizes == {"job": 3, "job#rows": 2}
 
 
 def test_any_name_of_a_job_is_a_label() -> None:

@@ -32,7 +32,8 @@ def run(**changes: Any) -> dict[str, Any]:
         "rounds": 50, "open_rounds": 0, "bytes_in": 1_000, "bytes_out": 2_000, "lateness": [],
         "lost": [], "waiting": [],
     }  # fmt: skip
-    return {**numbers, **changes}
+    found = {**numbers, **changes}
+    return {"title": found["job"], **found}
 
 
 def answer(*lanes: dict[str, Any], forming: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -110,19 +111,41 @@ def test_two_runs_of_one_job_are_two() -> None:
 
 
 def test_a_job_that_forms_names_who_is_absent() -> None:
-    one = {"job": "gpt", "world_size": 4, "joined": 3, "absent": [2]}
-    two = {"job": "gpt", "world_size": 4, "joined": 2, "absent": [1, 2]}
+    one = {"job": "gpt", "title": "gpt", "run_id": "", "world_size": 4, "joined": 3, "absent": [2]}
+    two = {
+        "job": "gpt",
+        "title": "gpt",
+        "run_id": "",
+        "world_size": 4,
+        "joined": 2,
+        "absent": [1, 2],
+    }
     text = as_text(
         summarize({"a:1": answer(run(), forming=[one]), "b:1": answer(run(), forming=[two])})
     )
     assert "job 'gpt' is forming: 2 of 4 workers have joined; absent: ranks 1, 2" in text
 
 
+def test_a_group_is_shown_apart_from_its_job() -> None:
+    """Forming or complete: its ranks are others than those of the job."""
+    group = {"title": "gpt#rows", "run_id": "r1#rows", "world_size": 2}
+    forms = [
+        {"job": "gpt", "joined": 1, "absent": [0], **group},
+        {"job": "gpt", "title": "gpt", "run_id": "", "world_size": 4, "joined": 3, "absent": [2]},
+    ]
+    text = as_text(summarize({"a:1": answer(run(job="bert"), forming=forms)}))
+    assert "job 'gpt' is forming: 3 of 4 workers have joined; absent: rank 2" in text
+    assert "job 'gpt#rows' is forming: 1 of 2 workers have joined; absent: rank 0" in text
+    found = summarize({"a:1": answer(run(job="gpt"), run(job="gpt", **group, connected=2))})
+    assert "job 'gpt#rows', run 'r1#rows': 2 of 2 workers" in as_text(found)
+    assert found.reducers[0].jobs == 1
+
+
 def test_whoever_is_not_late_takes_no_room() -> None:
-    quiet = RunStatus("j", "r", 3, 3, seconds=1_000.0, ranks=[RankStatus(1, 5.0, 0.005)])
+    quiet = RunStatus("j", "j", "r", 3, 3, seconds=1_000.0, ranks=[RankStatus(1, 5.0, 0.005)])
     assert "nobody is late" in as_text(Summary([], [quiet]))
     late = [RankStatus(rank, 100.0, 0.1) for rank in range(20)]
-    busy = RunStatus("j", "r", 20, 20, seconds=1_000.0, ranks=late)
+    busy = RunStatus("j", "j", "r", 20, 20, seconds=1_000.0, ranks=late)
     text = as_text(Summary([], [busy]))
     assert text.count("10%") == 8
     assert "and 12 more" in text
