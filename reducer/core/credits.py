@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SHARES_BESIDE_RANKS: Final = 2
 # Chunks that one grant covers: two, so that the next one travels while the first is folded.
 GRANT_CHUNKS: Final = 2
+# A run takes no more than this part of what is free, if it can work with that: groups of its own
+# workers come after it, and other jobs.
+PART_OF_FREE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Budget:
         self._reserved_by: dict[str, int] = {}
 
     def open(self, job: str, world_size: int, table: ChunkTable) -> Window:
-        """Reserve a job's room; the credit shrinks to what is left, down to one chunk.
+        """Reserve a run's room; the credit shrinks to its part of what is left, down to one chunk.
 
         Raises QuotaError when not even that fits.
         """
@@ -60,12 +63,13 @@ class Budget:
         bounded = left < free
         free = min(left, free)
         shares = world_size + SHARES_BESIDE_RANKS
+        needed = shares * 2 * largest
+        part = min(free, max(free // PART_OF_FREE, needed))
         grant = GRANT_CHUNKS * largest
-        if free < shares * (largest + grant):
+        if part < shares * (largest + grant):
             grant = largest
-        credit = min(max(self._credit, largest), free // shares - grant)
+        credit = min(max(self._credit, largest), part // shares - grant)
         if credit < largest:
-            needed = shares * 2 * largest
             text = (
                 f"job {job!r} needs {needed:,} bytes on each lane ({world_size} workers, chunks "
                 f"of {largest:,}), but "

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import reducer_client
+from reducer.core.credits import PART_OF_FREE
 from reducer_client import Group, NumericError
 from tests.support.arrays import BFLOAT16, DTYPES, OPS, Array, expected, sample
 from tests.support.cluster import Daemon, peak_resident, usage
@@ -222,9 +223,9 @@ def _one_gibibyte(rank: int, world: int, addresses: list[str]) -> None:
 
 @pytest.mark.timeout(300)
 def test_one_gibibyte_through_a_reducer_of_256_mebibytes() -> None:
-    """Credits that use the whole budget; the lane never holds more than it and a tenth."""
+    """Credits that use their part of the budget; the lane never holds more than it and a tenth."""
     with Daemon("--memory", "256MiB", "--credit", "1GiB") as daemon:
         (lane,) = daemon.lane_pids()
         before = usage(lane).resident
         run_ranks(2, _one_gibibyte, [daemon.address], timeout=250)
-        assert peak_resident(lane) - before < 1.1 * (256 << 20)
+        assert peak_resident(lane) - before < 1.1 * (256 << 20) / PART_OF_FREE

@@ -42,11 +42,11 @@ def test_runs_that_everybody_has_left_take_no_share() -> None:
 
 
 def test_a_job_has_its_share_of_memory() -> None:
-    lane = SimLane(budget=20 * SHARE, credit=CREDIT, job_budget=10 * SHARE)
+    lane = SimLane(budget=80 * SHARE, credit=CREDIT, job_budget=40 * SHARE)
     join_all(lane, 4, job="a", run_id="one")
-    for text in map(refused_for, join_all(lane, 9, job="a", run_id="two")):
-        assert "job 'a' needs 90,112 bytes on each lane (9 workers" in text
-        assert "65,536 of the 163,840 that one job may have are left: raise --job-memory" in text
+    for text in map(refused_for, join_all(lane, 67, job="a", run_id="two")):
+        assert "job 'a' needs 565,248 bytes on each lane (67 workers" in text
+        assert "557,056 of the 655,360 that one job may have are left: raise --job-memory" in text
     assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, 4, job="b"))
 
 
@@ -60,10 +60,24 @@ def test_a_share_of_memory_is_given_back() -> None:
     assert lane.core.snapshot()["reserved_bytes"] == 0
 
 
-def test_without_a_share_one_job_may_have_all_memory() -> None:
-    lane = SimLane(budget=6 * SHARE, credit=CREDIT)
+def test_a_run_that_wants_all_memory_leaves_room_for_those_that_come_after_it() -> None:
+    """The run of a mesh of 8 x 2, then its columns and rows; none needs its full credit."""
+    lane = SimLane(budget=200 * SHARE, credit=1 << 30)
+    free = 200 * SHARE
+    for members, count in ((16, 1), (8, 2), (2, 8)):
+        for number in range(count):
+            name = f"run#{members}/{number}"
+            workers = join_all(lane, members, run_id=name)
+            assert all(worker.read(MessageKind.WELCOME) for worker in workers), name
+            taken = free - (200 * SHARE - lane.core.snapshot()["reserved_bytes"])
+            assert free / 5 < taken <= free / 4
+            free -= taken
+
+
+def test_the_least_that_a_run_can_work_with_may_be_all_that_is_free() -> None:
+    lane = SimLane(budget=3 * SHARE, credit=CREDIT)
     join_all(lane, 4, job="a")
-    assert "0 of 98,304 are free: raise --memory" in refused_for(Scripted(lane, 0, 1, job="b"))
+    assert "0 of 49,152 are free: raise --memory" in refused_for(Scripted(lane, 0, 1, job="b"))
 
 
 def test_a_job_has_its_share_of_connections() -> None:
