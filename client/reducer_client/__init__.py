@@ -6,27 +6,33 @@
 PyTorch: ``reducer_client.torch``.
 """
 
+# Imports nothing by itself: torch imports this package in every program (``torch_autoload``).
+
 from __future__ import annotations
 
-from reducer_client.errors import (
-    AuthenticationError,
-    ClosedError,
-    IntegrityError,
-    JoinError,
-    MismatchError,
-    NumericError,
-    PeerLostError,
-    ProtocolError,
-    ProtocolVersionError,
-    QuotaExceededError,
-    ReducerError,
-    ReducerUnavailableError,
-    RoundTimeoutError,
-)
-from reducer_client.group import Group
-from reducer_client.joining import connect
-from reducer_client.local import local_reducers
-from reducer_client.work import Work
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reducer_client.errors import (
+        AuthenticationError,
+        ClosedError,
+        IntegrityError,
+        JoinError,
+        MismatchError,
+        NumericError,
+        PeerLostError,
+        ProtocolError,
+        ProtocolVersionError,
+        QuotaExceededError,
+        ReducerError,
+        ReducerUnavailableError,
+        RoundTimeoutError,
+    )
+    from reducer_client.group import Group
+    from reducer_client.joining import connect
+    from reducer_client.local import local_reducers
+    from reducer_client.work import Work
 
 __all__ = [
     "AuthenticationError",
@@ -47,3 +53,18 @@ __all__ = [
     "connect",
     "local_reducers",
 ]
+
+_MODULES = {"Group": "group", "Work": "work", "connect": "joining", "local_reducers": "local"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_MODULES.get(name, 'errors')}")
+    value: object = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -235,6 +235,28 @@ def daemon_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("REDUCER_") or k in kept}
 
 
+def resolve_run(
+    addresses: str | Sequence[str] | None,
+    job: str | None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[str, str]:
+    """(job, run id) that rank 0 of a process group chooses for all; new ones where nobody says."""
+    env = os.environ if environ is None else environ
+    token = secrets.token_hex(8)
+    found_job = cluster.find_job(env, job, _resolve_addresses(env, addresses))
+    found_run = cluster.find_run_id(env)
+    return (
+        f"torch-{token}" if found_job is None else found_job.value,
+        token if found_run is None else found_run.value,
+    )
+
+
+def gloo_interfaces(environ: Mapping[str, str] | None = None) -> list[str]:
+    """What torch's variable GLOO_SOCKET_IFNAME names; none: gloo chooses."""
+    env = os.environ if environ is None else environ
+    return [name for name in env.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+
+
 def keep_gloo_on_loopback() -> None:
     """For ranks on one machine: gloo would bind to whatever the host's name resolves to."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

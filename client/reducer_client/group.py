@@ -164,13 +164,21 @@ class Group:
         return Work(self._context, name, operations, results)
 
     def broadcast(
-        self, array: object, root: int = 0, key: str | None = None, out: object | None = None
+        self,
+        array: object,
+        root: int = 0,
+        key: str | None = None,
+        out: object | None = None,
+        *,
+        on_done: OnDone | None = None,
+        timeout: Timeout | None = None,
     ) -> Work[Array]:
         """Send the root's array to all ranks, byte for byte; any dtype without Python objects.
 
         Args:
             array: on the root what is sent; elsewhere it says shape and dtype (give it as ``out``
                 too to receive in place).
+            on_done, timeout: as for ``all_reduce``.
         """
         source = as_array(array)
         if not 0 <= root < self.world_size:
@@ -190,12 +198,23 @@ class Group:
             target=None if sends else target,
             result=target,
             root=root,
+            on_done=on_done,
+            timeout=timeout,
         )
 
     def all_gather(
-        self, array: object, key: str | None = None, out: object | None = None
+        self,
+        array: object,
+        key: str | None = None,
+        out: object | None = None,
+        *,
+        on_done: OnDone | None = None,
+        timeout: Timeout | None = None,
     ) -> Work[Array]:
         """Collect every rank's array, byte for byte; equal shapes, any dtype without objects.
+
+        Args:
+            on_done, timeout: as for ``all_reduce``.
 
         Returns:
             Work whose result has shape ``(world_size, *array.shape)``, by rank.
@@ -210,6 +229,8 @@ class Group:
             count=count,
             source=source,
             target=target_array(out, (self.world_size, *source.shape), source.dtype),
+            on_done=on_done,
+            timeout=timeout,
         )
 
     def reduce_scatter(
@@ -219,11 +240,16 @@ class Group:
         key: str | None = None,
         out: object | None = None,
         wire_dtype: WireDtype | None = None,
+        *,
+        dtype: str | None = None,
+        on_done: OnDone | None = None,
+        timeout: Timeout | None = None,
     ) -> Work[Array]:
         """Reduce an array over all ranks; rank r gets the r-th of ``world_size`` equal parts.
 
         Args:
             array: its first axis, n, is divisible by the world size, else ValueError.
+            dtype, on_done, timeout: as for ``all_reduce``.
 
         Returns:
             Work whose result has shape ``(n // world_size, *array.shape[1:])``.
@@ -234,7 +260,7 @@ class Group:
                 f"reduce_scatter of shape {source.shape}: the first axis must be divisible by the "
                 f"world size, {self.world_size}; pad the array"
             )
-        wire, wide = narrow_to(reducible_dtype(source.dtype), wire_dtype)
+        wire, wide = narrow_to(reducible_dtype(source.dtype, dtype), wire_dtype)
         shape = (source.shape[0] // self.world_size, *source.shape[1:])
         return self._submit(
             Collective.REDUCE_SCATTER,
@@ -245,6 +271,8 @@ class Group:
             source=source,
             target=target_array(out, shape, source.dtype),
             wide=wide,
+            on_done=on_done,
+            timeout=timeout,
         )
 
     def barrier(self, timeout: Timeout | None = None) -> None:

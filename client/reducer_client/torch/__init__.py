@@ -1,4 +1,8 @@
-"""PyTorch: gradients of DistributedDataParallel through the reducers.
+"""PyTorch: the reducers behind torch.distributed, or behind one DistributedDataParallel module.
+
+torch.distributed.init_process_group("reducer")
+
+or, over another backend:
 
 model = DistributedDataParallel(net, **reducer_client.torch.ddp_options())
 reducer_client.torch.attach(model, group)
@@ -6,6 +10,10 @@ reducer_client.torch.attach(model, group)
 
 from __future__ import annotations
 
+from reducer_client import torch_autoload
 from reducer_client.torch.hook import ReductionState, all_reduce_hook, attach, ddp_options
+from reducer_client.torch.options import Options
 
-__all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options"]
+__all__ = ["Options", "ReductionState", "all_reduce_hook", "attach", "ddp_options"]
+
+torch_autoload.register()

@@ -1,0 +1,62 @@
+"""Threads for callbacks that may block on other calls."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from reducer_client.reports import logger
+
+_STOPPING = 5.0  # seconds that `stop` waits for a callback that runs
+
+
+class CallbackThreads:
+    """Runs tasks at once: there is a thread more whenever none is idle.
+
+    Daemons, unlike those of an executor: at the end of a program that failed nobody waits for a
+    callback that waits for a rank.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._idle = 0
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, task: Callable[[], None]) -> None:
+        with self._changed:
+            self._tasks.append(task)
+            if len(self._tasks) <= self._idle:
+                self._changed.notify()
+                return
+            name = f"reducer-callbacks-{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._threads.append(thread)
+        thread.start()
+
+    def stop(self) -> None:
+        """Run what is left and end the threads."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            threads = list(self._threads)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(_STOPPING)
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                task()
+            except Exception:
+                logger.exception("a callback of a finished call failed")
+            del task
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._tasks or self._stopping)
+            self._idle -= 1
+            return self._tasks.popleft() if self._tasks else None

@@ -1,0 +1,76 @@
+"""How the ranks of a process group become a group on the reducers: one name, one run, everyone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from reducer_client import config
+from reducer_client.errors import JoinError
+from reducer_client.group import Group
+from reducer_client.joining import connect
+from reducer_client.torch.options import Options
+
+
+@dataclass(frozen=True)
+class Formation:
+    """Which group is to be formed, and this rank's place in it."""
+
+    name: str
+    rank: int
+    world_size: int
+    timeout: timedelta
+    is_default: bool
+
+    def form(self, store: Store, options: Options, run_id: str | None) -> Group:
+        """Join the group on the reducers; returns when all ranks have joined.
+
+        Args:
+            store: of this group alone.
+            run_id: of the default group, where this is another one.
+
+        Raises:
+            JoinError: ranks did not come in time; it names them.
+            ValueError, ReducerError: as ``reducer_client.connect``.
+        """
+        # A store may outlive a group of this name; every rank makes its groups equally often.
+        generation = store.add(f"generation/{self.rank}", 1)
+        here = PrefixStore(str(generation), store)
+        here.set(f"rank/{self.rank}", "")
+        if self.rank == 0:
+            self._wait(here, [f"rank/{rank}" for rank in range(self.world_size)])
+            here.set("run", json.dumps(self._choose(options, run_id, generation)))
+        self._wait(here, ["run"])
+        job, run_id = json.loads(here.get("run"))
+        seconds = self.timeout.total_seconds()
+        return connect(
+            options.addresses,
+            job=job,
+            rank=self.rank,
+            world_size=self.world_size,
+            run_id=run_id,
+            connect_timeout=min(seconds, config.DEFAULT_CONNECT_TIMEOUT),
+            step_timeout=seconds,
+        )
+
+    def _choose(self, options: Options, run_id: str | None, generation: int) -> tuple[str, str]:
+        job, found = config.resolve_run(options.addresses, options.job)
+        name = run_id or found
+        if generation > 1:
+            name += f".{generation}"
+        return job, name if self.is_default else f"{name}#{self.name}"
+
+    def _wait(self, store: Store, keys: list[str]) -> None:
+        try:
+            store.wait(keys, self.timeout)
+        except dist.DistStoreError:
+            ranks = range(self.world_size)
+            missing = [str(rank) for rank in ranks if not store.check([f"rank/{rank}"])]
+            raise JoinError(
+                f"process group {self.name!r}: after {self.timeout.total_seconds():g} s these of "
+                f"{self.world_size} ranks are missing: {', '.join(missing) or 'none; 0 has failed'}"
+            ) from None

@@ -1,0 +1,96 @@
+"""Futures of calls: torch's, with callbacks that may block, and errors that keep their text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from reducer_client.torch.callbacks import CallbackThreads
+from reducer_client.torch.strands import Strand, entered
+
+Callback = Callable[["CallFuture"], Any]
+
+
+class CallFuture(torch.futures.Future[Any]):
+    """Completed by the client; its Python callbacks run on threads of their own.
+
+    DistributedDataParallel reads the value in C++, where an exception object is only no tensor. So
+    the value of a failed call raises the error to whoever looks at it.
+    """
+
+    def __init__(
+        self, strand: Strand, threads: CallbackThreads, devices: Sequence[torch.device] = ()
+    ) -> None:
+        super().__init__(devices=list(devices))
+        self._strand = strand
+        self._threads = threads
+        self._devices = devices
+        self._lock = threading.RLock()
+        self._has_callbacks = False
+        self._completing = False
+
+    def complete(self, value: Any, error: BaseException | None) -> None:
+        """Once; never blocks: callbacks of Python, if there are any, run on another thread."""
+        with self._lock:
+            if self._completing:
+                return
+            self._completing = True
+            if not self._has_callbacks:
+                self._set(value, error)
+                return
+        self._threads.submit(lambda: self._set(value, error))
+
+    def then(self, callback: Callback) -> CallFuture:
+        """A future with what the callback returns or raises."""
+        child = CallFuture(self._strand, self._threads, self._devices)
+
+        def run(done: CallFuture) -> None:
+            try:
+                value = callback(done)
+            except BaseException as error:
+                child._set(None, error)
+            else:
+                child._set(value, None)
+
+        self.add_done_callback(run)
+        return child
+
+    def add_done_callback(self, callback: Callback) -> None:
+        """As torch's; run at once, on this thread, where it is done already."""
+
+        def run(_: object) -> None:
+            with entered(self._strand):
+                callback(self)
+
+        with self._lock:
+            if not self._completing:
+                self._has_callbacks = True
+                super().add_done_callback(run)
+                return
+        super().add_done_callback(run)
+
+    def _set(self, value: Any, error: BaseException | None) -> None:
+        if error is None:
+            self.set_result(value)
+            return
+        self._set_unwrap_func(_Failure.raise_)
+        self.set_result(_Failure(error))
+
+
+class _Failure:
+    """The value of a failed call. C++ looks at a value by its text, or by pickling it."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def raise_(self) -> NoReturn:
+        raise self._error
+
+    def __str__(self) -> str:
+        raise self._error
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise self._error

@@ -1,0 +1,56 @@
+"""The inner groups for what does not go through reducers: gloo for the CPU, nccl for CUDA."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from reducer_client import config
+
+
+class InnerGroups:
+    """Made when first needed, by those ranks alone that need them: connections are made lazily."""
+
+    def __init__(self, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._made: dict[str, Any] = {}
+
+    def find(self, device: torch.device) -> Any:
+        """The group for tensors of a device."""
+        with self._lock:
+            if device.type not in self._made:
+                make = self._make_nccl if device.type == "cuda" else self._make_gloo
+                self._made[device.type] = make(PrefixStore(device.type, self._store))
+            return self._made[device.type]
+
+    def end(self, abort: bool) -> None:
+        """Shut down, or abort, those that were made."""
+        with self._lock:
+            for group in self._made.values():
+                group.abort() if abort else group.shutdown()
+            self._made.clear()
+
+    def _make_gloo(self, store: Store) -> Any:
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = self._timeout
+        options._devices = [
+            gloo.create_device(interface=name, lazy_init=True) for name in config.gloo_interfaces()
+        ] or [gloo.create_default_device(lazy_init=True)]
+        return gloo(store, self._rank, self._world_size, options)
+
+    def _make_nccl(self, store: Store) -> Any:
+        if not dist.is_nccl_available():
+            raise RuntimeError("this call on CUDA tensors goes over nccl, which this torch has not")
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        return dist.ProcessGroupNCCL(store, self._rank, self._world_size, options)

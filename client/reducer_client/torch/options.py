@@ -1,0 +1,39 @@
+"""What a program may say about a process group beyond what the environment says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reducer_client.dtypes import WireDtype
+
+Hierarchy = Literal["auto"] | bool
+
+
+@dataclass(frozen=True)
+class Options:
+    """``pg_options`` of ``init_process_group("reducer")`` and ``new_group``; equal on all ranks.
+
+    Groups that are given none have those of the default group. What is not said here comes from
+    the environment, as for ``reducer_client.connect``.
+
+    Args:
+        addresses: ``host:port`` of every reducer; by default ``REDUCER_ADDRS``.
+        job: the name of the training run; by default ``REDUCER_JOB``, else what the launcher says,
+            else one that rank 0 makes.
+        wire_dtype: ``"bfloat16"`` or ``"float16"``: how sums of float32 tensors travel.
+        hierarchy: whether the ranks of a host sum among themselves before one of them talks to the
+            reducers.
+    """
+
+    addresses: str | Sequence[str] | None = None
+    job: str | None = None
+    wire_dtype: WireDtype | None = None
+    hierarchy: Hierarchy = "auto"
+
+    def __post_init__(self) -> None:
+        if self.wire_dtype not in (None, "float32", "float16", "bfloat16"):
+            raise ValueError(f"wire_dtype={self.wire_dtype!r}: expected float16, bfloat16 or None")
+        if self.hierarchy not in ("auto", True, False):
+            raise ValueError(f'hierarchy={self.hierarchy!r}: expected "auto", True or False')

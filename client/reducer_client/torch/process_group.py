@@ -1,0 +1,261 @@
+"""The backend ``"reducer"`` of torch.distributed.
+
+    torch.distributed.init_process_group("reducer")
+
+Sums, gathers and broadcasts go through the reducers. What two ranks do alone, and what gives each
+rank something else, goes over an inner group of gloo (CPU) or nccl (CUDA), made when first needed.
+``monitored_barrier`` is refused by torch itself: it takes gloo alone.
+
+The ranks must make the calls of a group in the same order. Where they do not, every one raises
+MismatchError, which says who called what.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    PrefixStore,
+    ReduceScatterOptions,
+)
+
+from reducer_client.group import Group
+from reducer_client.torch.calls import AnyGroup, Calls, Submit
+from reducer_client.torch.delegate import DelegatingGroup
+from reducer_client.torch.forming import Formation
+from reducer_client.torch.inner import InnerGroups
+from reducer_client.torch.options import Options
+from reducer_client.torch.packing import Packing
+from reducer_client.torch.reduction import FlatReduction, Reduction, narrow
+from reducer_client.torch.solo import SoloGroup
+from reducer_client.torch.tensors import movable, reducible, scaled
+from reducer_client.torch.works import CallWork, Handle
+
+Tensors = list[torch.Tensor]
+
+
+def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
+    """What torch calls for a new group, with its ``DistributedBackendOptions``."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    parent = world if isinstance(world, ReducerProcessGroup) else None
+    if options is None:
+        options = Options() if parent is None else parent.options
+    if not isinstance(options, Options):
+        raise TypeError(f"pg_options: expected reducer_client.torch.Options, got {options!r}")
+    name, rank, size = str(backend.group_id), backend.group_rank, backend.group_size
+    group: AnyGroup = SoloGroup()
+    if size > 1:
+        run_id = None if parent is None else parent.run_id
+        formation = Formation(name, rank, size, backend.timeout, is_default=world is None)
+        group = formation.form(PrefixStore("reducer", backend.store), options, run_id)
+    inner = InnerGroups(PrefixStore("inner", backend.store), rank, size, backend.timeout)
+    return ReducerProcessGroup(group, (rank, size), name, options, inner)
+
+
+class ReducerProcessGroup(DelegatingGroup):
+    """A process group whose collectives go through the reducers.
+
+    Failures are those of ``reducer_client``; all are RuntimeErrors. Where DistributedDataParallel
+    waits, they come out of ``backward()``.
+    """
+
+    def __init__(
+        self,
+        group: AnyGroup,
+        ranks: tuple[int, int],
+        name: str,
+        options: Options,
+        inner: InnerGroups,
+    ) -> None:
+        super().__init__(*ranks, inner)
+        self._name = name
+        self._desc = ""
+        self._calls = Calls(group, name)
+        self._reduction: Reduction = FlatReduction(self._calls, options.wire_dtype)
+        self.options = options
+
+    @property
+    def reducer_group(self) -> Group | None:
+        """The group on the reducers, for its counters; None for a group of one rank."""
+        group = self._calls.group
+        return group if isinstance(group, Group) else None
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run on the reducers; "" for a group of one rank."""
+        group = self.reducer_group
+        return "" if group is None else group.run_id
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        options = opts or AllreduceOptions()
+        return self._reduction.all_reduce(
+            tensors, options.reduceOp, options.asyncOp, _seconds(options)
+        )
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        return self.allreduce(tensors, opts or AllreduceCoalescedOptions())
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        options = opts or BroadcastOptions()
+        packing, root = Packing(tensors), options.rootRank
+
+        def submit(source: Any, target: torch.Tensor, **call: Any) -> Handle:
+            array = movable(target)
+            return self._calls.group.broadcast(array, root, out=array, **call)
+
+        return self._start(submit, packing, packing, tensors, options)
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
+        return self._gather(Packing(outputs[0]), Packing(inputs), outputs[0], opts)
+
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        return self._gather(Packing([output]), Packing([input]), [output], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> dist.Work:
+        return self._gather(Packing(outputs, self.size()), Packing(inputs), outputs, opts)
+
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
+    ) -> dist.Work:
+        return self._scatter_sums(Packing(outputs), Packing(inputs[0]), outputs, opts)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        return self._scatter_sums(Packing([output]), Packing([input]), [output], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> dist.Work:
+        packed = Packing(inputs, self.size())
+        return self._scatter_sums(Packing(outputs), packed, outputs, opts)
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """As gloo's: comes after every call that was started before, on every rank."""
+        options = opts or BarrierOptions()
+        seconds = _seconds(options)
+
+        def run() -> None:
+            self._calls.wait_for_pending()
+            self._calls.group.barrier(seconds)
+
+        return self._calls.start_task(run, [], options.asyncOp)
+
+    # What torch 2.12 and earlier call them.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def allgather_coalesced(
+        self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
+    ) -> dist.Work:
+        flat = [tensor for of_rank in outputs for tensor in of_rank]
+        return self._gather(Packing(flat), Packing(inputs), flat, opts)
+
+    def shutdown(self) -> None:
+        """Leave, once every rank has our results; twice is once."""
+        self._inner.end(abort=False)
+        self._calls.close()
+
+    def abort(self) -> None:
+        """Leave at once: the other ranks raise PeerLostError."""
+        self._inner.end(abort=True)
+        self._calls.abort()
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch's name
+        return "reducer"
+
+    name = _get_backend_name = getBackendName
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def getGroupName(self) -> str:  # noqa: N802  # torch's name
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    def getGroupDesc(self) -> str:  # noqa: N802  # torch's name
+        return self._desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def _gather(self, output: Packing, input: Packing, outputs: Tensors, opts: Any) -> dist.Work:
+        _check_parts("all_gather", output, input, self.size())
+
+        def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
+            out = movable(target).reshape(self.size(), -1)
+            return self._calls.group.all_gather(movable(source), out=out, **call)
+
+        return self._start(submit, input, output, outputs, opts or AllgatherOptions())
+
+    def _scatter_sums(
+        self, output: Packing, input: Packing, outputs: Tensors, opts: Any
+    ) -> dist.Work:
+        options = opts or ReduceScatterOptions()
+        _check_parts("reduce_scatter", input, output, self.size())
+        op = options.reduceOp
+
+        def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
+            what = reducible(scaled(source, op), op)
+            return self._calls.group.reduce_scatter(
+                what.array,
+                what.op,
+                out=reducible(target, op).array,
+                wire_dtype=narrow(source, self.options.wire_dtype),
+                dtype=what.dtype,
+                **call,
+            )
+
+        return self._start(submit, input, output, outputs, options)
+
+    def _start(
+        self,
+        submit: Submit,
+        source: Packing,
+        target: Packing,
+        outputs: Tensors,
+        options: Any,
+    ) -> CallWork:
+        return self._calls.start(
+            submit,
+            source,
+            target,
+            outputs=outputs,
+            asynchronous=options.asyncOp,
+            timeout=_seconds(options),
+        )
+
+
+def _seconds(options: Any) -> float | None:
+    """The timeout of a call; None where it has none of its own."""
+    seconds: float = options.timeout.total_seconds()
+    return seconds if seconds > 0 else None
+
+
+def _check_parts(call: str, whole: Packing, part: Packing, world_size: int) -> None:
+    if whole.dtype is not part.dtype or whole.numel != part.numel * world_size:
+        raise ValueError(
+            f"{call} over {world_size} ranks: expected tensors of one dtype and {world_size} times "
+            f"as many elements on one side, got {whole.numel} of {whole.dtype} and {part.numel} of "
+            f"{part.dtype}"
+        )

@@ -1,0 +1,67 @@
+"""Names for the rounds of calls, equal on all ranks whatever threads do.
+
+A program makes its calls in the same order on all ranks, and one key is enough for them. Callbacks
+of futures call, too (PowerSGD sums twice in them), but when and on which thread they run is chance.
+So each call has a strand for the callbacks of its future, and what they call is named after it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Names come round after so many calls of a group; until then all ranks must have run the callbacks
+# of the first of them. Bounds the keys that engine and reducers know.
+_NAMES = 256
+
+
+class Strand:
+    """Calls that every rank makes in the same order."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: dict[str, int] = {}
+
+    def next_key(self, group: str) -> str:
+        """The key of its next call of a group."""
+        number = self._calls.get(group, 0)
+        self._calls[group] = number + 1
+        return f"{self._name}.{number}"
+
+
+class MainStrand:
+    """The calls of the program on one group."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def next_call(self, place: str) -> tuple[str, Strand]:
+        """The key of the next call, and the strand of its callbacks.
+
+        Calls of other places ("cpu", "cuda") are other rounds: they reach the engine by other ways.
+        """
+        inside: Strand | None = getattr(_entered, "strand", None)
+        if inside is not None:
+            key = inside.next_key(self._group)
+            return key, Strand(key)
+        with self._lock:
+            number = self._number
+            self._number += 1
+        return place, Strand(f"{self._group}/{number % _NAMES}")
+
+
+_entered = threading.local()
+
+
+@contextmanager
+def entered(strand: Strand) -> Iterator[None]:
+    """What this thread calls meanwhile belongs to the strand."""
+    before = getattr(_entered, "strand", None)
+    _entered.strand = strand
+    try:
+        yield
+    finally:
+        _entered.strand = before

@@ -1,0 +1,46 @@
+"""Handles of what the client itself does in several steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from reducer_client.errors import RoundTimeoutError
+from reducer_client.torch.strands import Strand, entered
+from reducer_client.torch.works import OnDone
+
+
+class Task:
+    """A function that waits for calls; runs once, on any thread, within a strand."""
+
+    def __init__(
+        self, function: Callable[[], None], strand: Strand, on_done: OnDone | None
+    ) -> None:
+        self._function = function
+        self._strand = strand
+        self._on_done = on_done
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def run(self) -> None:
+        try:
+            with entered(self._strand):
+                self._function()
+        except Exception as error:
+            self._error = error
+        self._ended.set()
+        if self._on_done is not None:
+            self._on_done(self)
+
+    def wait(self, timeout: float | None = None) -> None:
+        if not self._ended.wait(timeout):
+            raise RoundTimeoutError(f"not finished after {timeout:g} s", reason="timeout")
+        if self._error is not None:
+            raise self._error
+
+    def exception(self) -> Exception | None:
+        return self._error

@@ -1,0 +1,150 @@
+"""Works: what torch gets for a collective that is under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from reducer_client.torch.callbacks import CallbackThreads
+from reducer_client.torch.futures import CallFuture
+from reducer_client.torch.strands import Strand
+
+
+class Handle(Protocol):
+    """What a group's calls return: ``reducer_client.Work``."""
+
+    @property
+    def done(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> Any: ...
+    def exception(self) -> Exception | None: ...
+
+
+OnDone = Callable[[Any], None]
+Submit = Callable[[OnDone | None], Handle]
+
+
+class CallWork(dist.Work):
+    """One collective. Any thread may wait for it, any number of times.
+
+    Args:
+        outputs: what the future has as its value.
+        limit: seconds that ``wait`` waits by default; None takes the timeout of the group.
+        finish: brings the result to the outputs, once, when the call has succeeded.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[torch.Tensor],
+        strand: Strand,
+        threads: CallbackThreads,
+        finish: Callable[[], None] | None = None,
+        limit: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self._strand = strand
+        self._threads = threads
+        self._finish = finish
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._handle: Handle | None = None
+        self._notified = False
+        self._settled = False
+        self._error: Exception | None = None
+        self._future: CallFuture | None = None
+
+    def start(self, submit: Submit) -> CallWork:
+        """For one that somebody waits for at once."""
+        self._handle = submit(None)
+        return self
+
+    def start_notified(self, submit: Submit, ended: Callable[[], None]) -> CallWork:
+        """For one that goes on by itself, and finishes on a thread of the client."""
+        self._notified = True
+
+        def on_done(handle: Handle) -> None:
+            try:
+                self._on_done(handle)
+            finally:
+                ended()
+
+        self._handle = submit(on_done)
+        return self
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        """Return when the outputs are there; 0 takes the timeout of the call.
+
+        Raises what failed: one of ``reducer_client``'s errors, all of which are RuntimeErrors.
+        """
+        handle = self._started()
+        handle.wait(timeout.total_seconds() or self._limit)
+        self._settle(handle)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self) -> CallFuture:
+        """A future with the list of outputs, or the error."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            future = self._future = CallFuture(self._strand, self._threads)
+            settled, notified = self._settled, self._notified
+        if settled:
+            future.complete(self._outputs, self._error)
+        elif not notified:
+            self._threads.submit(self._wait_and_complete)
+        return future
+
+    def is_completed(self) -> bool:
+        return self._started().done
+
+    def is_success(self) -> bool:
+        handle = self._started()
+        return handle.done and handle.exception() is None
+
+    def exception(self) -> Exception | None:
+        return self._started().exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def _started(self) -> Handle:
+        assert self._handle is not None
+        return self._handle
+
+    def _on_done(self, handle: Handle) -> None:
+        self._settle(handle)
+        with self._lock:
+            future = self._future
+        if future is not None:
+            future.complete(self._outputs, self._error)
+
+    def _settle(self, handle: Handle) -> None:
+        with self._lock:
+            if self._settled:
+                return
+            error = handle.exception()
+            if error is None and self._finish is not None:
+                try:
+                    self._finish()
+                except Exception as failed:
+                    error = failed
+            self._error, self._settled, self._finish = error, True, None
+
+    def _wait_and_complete(self) -> None:
+        assert self._future is not None
+        try:
+            self.wait()
+        except Exception as error:
+            self._future.complete(None, error)
+        else:
+            self._future.complete(self._outputs, None)

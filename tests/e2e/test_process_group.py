@@ -1,0 +1,110 @@
+"""``init_process_group("reducer")``: every collective, against its definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch  # only where it is installed
+import torch.distributed as dist
+
+from tests.support.process_group import process_group
+from tests.support.ranks import run_ranks
+
+
+def _of(rank: int, dtype: torch.dtype = torch.float32, count: int = 6) -> torch.Tensor:
+    return (torch.arange(count) % 5 + rank + 1).to(dtype)
+
+
+def _sums(rank: int, world: int) -> None:
+    everyone = [_of(r) for r in range(world)]
+    for op, expected in (
+        (dist.ReduceOp.SUM, sum(everyone)),
+        (dist.ReduceOp.AVG, sum(everyone) / world),
+        (dist.ReduceOp.MIN, everyone[0]),
+        (dist.ReduceOp.MAX, everyone[-1]),
+        (dist.ReduceOp.PRODUCT, torch.stack(everyone).prod(0)),
+        (dist._make_nccl_premul_sum(0.5), sum(everyone) / 2),
+    ):
+        tensor = _of(rank)
+        dist.all_reduce(tensor, op=op)
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-6)
+    tensor = _of(rank).reshape(2, 3).t()
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, sum(everyone).reshape(2, 3).t())
+
+
+def _moves(rank: int, world: int) -> None:
+    everyone = [_of(r) for r in range(world)]
+    tensor = _of(rank)
+    dist.broadcast(tensor, src=world - 1)
+    assert torch.equal(tensor, everyone[-1])
+    gathered = [torch.zeros(6) for _ in range(world)]
+    dist.all_gather(gathered, _of(rank))
+    assert all(map(torch.equal, gathered, everyone))
+    single = torch.zeros(world, 6)
+    dist.all_gather_single(single, _of(rank))
+    assert torch.equal(single, torch.stack(everyone))
+    part = torch.zeros(3)
+    dist.reduce_scatter_single(part, torch.arange(3.0 * world) + rank)
+    whole = torch.arange(3.0 * world) * world + sum(range(world))
+    assert torch.equal(part, whole[3 * rank : 3 * rank + 3])
+    dist.reduce_scatter(part, [_of(rank, count=3) + r for r in range(world)])
+    assert torch.equal(part, sum(_of(r, count=3) for r in range(world)) + world * rank)
+
+
+def _delegated(rank: int, world: int) -> None:
+    found: list[Any] = [None] * world
+    dist.all_gather_object(found, {"rank": rank})
+    assert found == [{"rank": r} for r in range(world)]
+    listed = [("from", 0)] if rank == 0 else [None]
+    dist.broadcast_object_list(listed)
+    assert listed == [("from", 0)]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, [f"to {r}" for r in range(world)] if rank == 0 else None)
+    assert mine == [f"to {rank}"]
+    if rank < 2:
+        tensor = torch.full((3,), float(rank))
+        dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
+        assert torch.equal(tensor, torch.zeros(3))
+    out = torch.zeros(world)
+    dist.all_to_all_single(out, torch.arange(float(world)) + 10 * rank)
+    assert torch.equal(out, torch.arange(world) * 10.0 + rank)
+
+
+def _asynchronous(rank: int, world: int) -> None:
+    tensors = [torch.full((1000,), float(i + rank)) for i in range(20)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    sums = [works[-1].get_future().then(lambda done: done.value()[0].sum()).wait()]
+    assert all(work.wait() and work.is_completed() and work.is_success() for work in works)
+    sums = [tensor[0].item() for tensor in tensors]
+    assert sums == [world * i + sum(range(world)) for i in range(20)]
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+
+
+def _groups(rank: int, world: int) -> None:
+    pair = dist.new_group([0, 1])
+    alone = [dist.new_group([r]) for r in range(world)][rank]
+    for group, members in ((pair, [0, 1]), (alone, [rank])):
+        if rank in members:
+            tensor = _of(rank)
+            dist.all_reduce(tensor, group=group)
+            assert torch.equal(tensor, sum(_of(r) for r in members))
+
+
+def _collectives(rank: int, world: int, addresses: list[str], job: str, store: str) -> bool:
+    with process_group(rank, world, addresses, store, job=job):
+        assert dist.get_backend() == "reducer"
+        for check in (_sums, _moves, _delegated, _asynchronous, _groups):
+            check(rank, world)
+    return True
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_collective(world: int, addresses: list[str], job: str, tmp_path: Path) -> None:
+    assert all(run_ranks(world, _collectives, addresses, job, str(tmp_path / "store")))
