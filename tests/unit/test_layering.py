@@ -46,11 +46,12 @@ FORBIDDEN = {
     "reducer_client": {"reducer.server", "reducer.core", "client"},
 }
 ENVIRONMENT_READERS = {"reducer.config", "reducer.nccl.config", "reducer_client.config"}
+ENVIRONMENT_READERS |= {"reducer_client.horovod.config"}
 CLI_IMPORTERS = ("reducer.cli", "reducer.__main__", "reducer_client.demo")
 # Where a picture is drawn; nothing else of the planner needs matplotlib to be there.
 MATPLOTLIB_IMPORTERS = ("reducer.planner.figure", "reducer_client.demo")
 FILE_FREE = ("reducer.wire", "reducer.core", "reducer.planner")
-TORCH_IMPORTERS = ("reducer_client.torch", "reducer_client.horovod", "reducer_client.demo")
+TORCH_IMPORTERS = ("reducer_client.torch", "reducer_client.horovod.torch", "reducer_client.demo")
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

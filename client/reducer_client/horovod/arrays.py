@@ -1,0 +1,412 @@
+"""The operations on NumPy arrays; the layers of frameworks are made of these.
+
+Every ``*_async`` call returns a handle for ``poll`` and ``synchronize``; until it is done, the
+arrays that were passed in must not be changed. Ranks may make the calls of one process set in any
+order, but those without a name of one kind match by their number.
+
+What fails on all ranks of the set, such as shapes that differ, raises HorovodInternalError where a
+handle is waited for. What is wrong by itself raises ValueError or TypeError at once: the other
+ranks then wait for this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from reducer_client.arrays import Array, as_array, check_movable
+from reducer_client.dtypes import reducible_dtype
+from reducer_client.horovod import context
+from reducer_client.horovod.controller import Controller
+from reducer_client.horovod.execution import OPS
+from reducer_client.horovod.handles import GroupHandle, OperationHandle, poll, synchronize
+from reducer_client.horovod.process_sets import ProcessSet, global_process_set
+from reducer_client.horovod.requests import Average, Kind, ReduceOp, Request
+from reducer_client.horovod.scaling import check_scalable
+from reducer_client.horovod.submissions import Submission
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_async",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_async",
+    "grouped_allgather_async",
+    "grouped_allreduce_async",
+    "grouped_reducescatter_async",
+    "join",
+    "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "synchronize",
+]
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+def allreduce_async(
+    array: object,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    out: Array | None = None,
+    dtype: str | None = None,
+) -> OperationHandle:
+    """Start to reduce an array over the ranks of the set; the value is the result.
+
+    Args:
+        out: where the result goes, of equal shape and dtype; the array itself for in place.
+        dtype: ``"bfloat16"`` where 16-bit integers hold bfloat16, and likewise the float8.
+    """
+    outs = None if out is None else [out]
+    scales = (prescale_factor, postscale_factor)
+    (handle,) = _reduce(Kind.ALLREDUCE, [array], op, name, scales, process_set, outs, dtype)
+    return handle
+
+
+def grouped_allreduce_async(
+    arrays: Sequence[object],
+    op: ReduceOp = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    outs: Sequence[Array] | None = None,
+    dtype: str | None = None,
+) -> GroupHandle:
+    """Start to reduce arrays that are announced, and so fused, together; a list of results."""
+    scales = (prescale_factor, postscale_factor)
+    return GroupHandle(
+        _reduce(Kind.ALLREDUCE, arrays, op, name, scales, process_set, outs, dtype, grouped=True)
+    )
+
+
+def reducescatter_async(
+    array: object,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: str | None = None,
+) -> OperationHandle:
+    """Start to reduce an array; the value is this rank's rows of the result.
+
+    Of n rows on s ranks the first n % s ranks get one more than the others.
+    """
+    scales = (prescale_factor, postscale_factor)
+    (handle,) = _reduce(Kind.REDUCESCATTER, [array], op, name, scales, process_set, None, dtype)
+    return handle
+
+
+def grouped_reducescatter_async(
+    arrays: Sequence[object],
+    op: ReduceOp = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: str | None = None,
+) -> GroupHandle:
+    """``reducescatter_async`` of several arrays; a list of results."""
+    scales = (prescale_factor, postscale_factor)
+    kind = Kind.REDUCESCATTER
+    return GroupHandle(
+        _reduce(kind, arrays, op, name, scales, process_set, None, dtype, grouped=True)
+    )
+
+
+def allgather_async(
+    array: object,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: str | None = None,
+) -> OperationHandle:
+    """Start to put the ranks' rows one below the other; the value is the whole.
+
+    Ranks may have different numbers of rows. Any dtype without Python objects; ``dtype`` is the
+    name by which ranks compare, where it is not that of the array.
+    """
+    (handle,) = _gather([array], name, process_set, dtype)
+    return handle
+
+
+def grouped_allgather_async(
+    arrays: Sequence[object],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: str | None = None,
+) -> GroupHandle:
+    """``allgather_async`` of several arrays; a list of results."""
+    return GroupHandle(_gather(arrays, name, process_set, dtype, grouped=True))
+
+
+def broadcast_async(
+    array: object,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    out: Array | None = None,
+    dtype: str | None = None,
+) -> OperationHandle:
+    """Start to send the array of the global rank ``root_rank`` to all ranks of the set.
+
+    ``out`` is as for ``allreduce_async``, ``dtype`` as for ``allgather_async``.
+    """
+    controller = _controller(process_set)
+    if root_rank not in controller.ranks:
+        raise ValueError(f"root_rank={root_rank}: expected one of {list(controller.ranks)}")
+    source = _movable(array)
+    target = None if out is None else _checked_out(out, source)
+    own, root = controller.name(Kind.BROADCAST, name), controller.ranks.index(root_rank)
+    request = _moving(Kind.BROADCAST, own, source, dtype, root=root)
+    return _submit(controller, request, source, target)
+
+
+def alltoall_async(
+    array: object,
+    splits: object | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: str | None = None,
+) -> OperationHandle:
+    """Start to send rows to each rank; the value is (rows from all ranks by rank, their numbers).
+
+    Every rank gets all rows of all ranks and keeps its own: a rank receives as many bytes as all
+    ranks send, and not only those that are for it.
+
+    Args:
+        splits: rows for each rank, integers; by default equal parts.
+        dtype: as for ``allgather_async``.
+    """
+    controller = _controller(process_set)
+    source = _rows(_movable(array))
+    checked = _checked_splits(splits, source.shape[0], len(controller.ranks))
+    own = controller.name(Kind.ALLTOALL, name)
+    request = _moving(Kind.ALLTOALL, own, source, dtype, splits=checked)
+    return _submit(controller, request, source)
+
+
+def allreduce(
+    array: object,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """``allreduce_async``, and wait."""
+    result: Array = allreduce_async(
+        array, op, name, prescale_factor, postscale_factor, process_set
+    ).wait()
+    return result
+
+
+def allgather(
+    array: object, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Array:
+    """``allgather_async``, and wait."""
+    result: Array = allgather_async(array, name, process_set).wait()
+    return result
+
+
+def broadcast(
+    array: object,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """``broadcast_async``, and wait."""
+    result: Array = broadcast_async(array, root_rank, name, process_set).wait()
+    return result
+
+
+def alltoall(
+    array: object,
+    splits: object | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Array, Array]:
+    """``alltoall_async``, and wait."""
+    result: tuple[Array, Array] = alltoall_async(array, splits, name, process_set).wait()
+    return result
+
+
+def reducescatter(
+    array: object,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """``reducescatter_async``, and wait."""
+    result: Array = reducescatter_async(
+        array, op, name, prescale_factor, postscale_factor, process_set
+    ).wait()
+    return result
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when every rank of the set has called it, or has joined."""
+    controller = _controller(process_set)
+    context.meet(controller, controller.name(Kind.BARRIER, None))
+
+
+def join() -> int:
+    """This rank has no more data; returns when all ranks of the global set have called it.
+
+    Until then it gives zeros to the others' allreduces with Sum or Average; the average is still
+    over all ranks. Other operations of the others raise HorovodInternalError.
+
+    Returns:
+        The rank that joined last.
+    """
+    controller = _controller(global_process_set)
+    request = Request(controller.name(Kind.JOIN, None), Kind.JOIN)
+    last: int = _submit(controller, request, _NOTHING).wait()
+    return last
+
+
+def _reduce(
+    kind: Kind,
+    arrays: Sequence[object],
+    op: ReduceOp,
+    name: str | None,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    outs: Sequence[Array] | None,
+    dtype: str | None,
+    grouped: bool = False,
+) -> list[OperationHandle]:
+    controller = _controller(process_set)
+    if op not in OPS:
+        raise NotImplementedError(f"op={op!r}: expected Average, Sum, Min, Max or Product")
+    names = _names(controller, kind, name, len(arrays), grouped)
+    submissions = []
+    for index, (own, value) in enumerate(zip(names, arrays, strict=True)):
+        source = as_array(value)
+        reducible_dtype(source.dtype, dtype)
+        if kind is Kind.REDUCESCATTER:
+            _rows(source)
+        request = Request(
+            own,
+            kind,
+            dtype or source.dtype.name,
+            source.itemsize,
+            source.shape,
+            ReduceOp(op),
+            prescale=float(scales[0]),
+            postscale=float(scales[1]),
+        )
+        if scales != (1.0, 1.0):
+            check_scalable(request.dtype)
+        out = None if outs is None else _checked_out(outs[index], source)
+        submissions.append(Submission(request, controller.handle(own), source, out))
+    controller.submit(submissions)
+    return [submission.handle for submission in submissions]
+
+
+def _gather(
+    arrays: Sequence[object],
+    name: str | None,
+    process_set: ProcessSet,
+    dtype: str | None,
+    grouped: bool = False,
+) -> list[OperationHandle]:
+    controller = _controller(process_set)
+    names = _names(controller, Kind.ALLGATHER, name, len(arrays), grouped)
+    submissions = []
+    for own, value in zip(names, arrays, strict=True):
+        source = _rows(_movable(value))
+        request = _moving(Kind.ALLGATHER, own, source, dtype)
+        submissions.append(Submission(request, controller.handle(own), source))
+    controller.submit(submissions)
+    return [submission.handle for submission in submissions]
+
+
+def _controller(process_set: ProcessSet) -> Controller:
+    return context.current().sets.controller(process_set.process_set_id)
+
+
+def _names(
+    controller: Controller, kind: Kind, name: str | None, count: int, grouped: bool
+) -> list[str]:
+    base = controller.name(kind, name)
+    return [f"{base}_{index + 1}of{count}" for index in range(count)] if grouped else [base]
+
+
+def _moving(
+    kind: Kind,
+    name: str,
+    source: Array,
+    dtype: str | None,
+    *,
+    root: int = 0,
+    splits: tuple[int, ...] = (),
+) -> Request:
+    called = dtype or source.dtype.name
+    return Request(name, kind, called, source.itemsize, source.shape, root=root, splits=splits)
+
+
+def _submit(
+    controller: Controller, request: Request, source: Array, out: Array | None = None
+) -> OperationHandle:
+    handle = controller.handle(request.name)
+    controller.submit([Submission(request, handle, source, out)])
+    return handle
+
+
+def _movable(value: object) -> Array:
+    array = as_array(value)
+    check_movable(array.dtype)
+    return array
+
+
+def _rows(array: Array) -> Array:
+    if array.ndim == 0:
+        raise ValueError("a scalar has no rows: expected an array with at least one axis")
+    return array
+
+
+def _checked_out(out: Array, like: Array) -> Array:
+    if out.shape != like.shape or out.dtype != like.dtype or not out.flags.writeable:
+        raise ValueError(
+            f"out: expected a writable array of shape {like.shape} of {like.dtype}, got shape "
+            f"{out.shape} of {out.dtype}"
+        )
+    return out
+
+
+def _checked_splits(splits: object | None, rows: int, size: int) -> tuple[int, ...]:
+    if splits is None:
+        if rows % size:
+            raise ValueError(
+                f"alltoall of {rows} rows without splits: expected a multiple of {size} ranks"
+            )
+        return (rows // size,) * size
+    given: np.ndarray[Any, Any] = np.asarray(splits)
+    if given.dtype.kind not in "iu" or given.shape != (size,):
+        raise ValueError(
+            f"splits of shape {given.shape} of {given.dtype}: expected {size} integers, the rows "
+            "for each rank"
+        )
+    if (given < 0).any() or int(given.sum()) > rows:
+        raise ValueError(f"splits {given.tolist()}: expected at most {rows} rows, the array's")
+    return tuple(int(n) for n in given)

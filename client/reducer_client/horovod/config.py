@@ -1,0 +1,107 @@
+"""Settings of the Horovod layer, and the only place of it that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from reducer import cluster
+
+DEFAULT_FUSION_THRESHOLD = 128 << 20
+DEFAULT_CYCLE_MILLISECONDS = 1.0
+DEFAULT_CACHE_CAPACITY = 1024
+DEFAULT_STALL_SECONDS = 60.0
+# A timeline that starts by start_timeline() alone.
+DYNAMIC_TIMELINE = "DYNAMIC"
+
+
+@dataclass(frozen=True)
+class HorovodSettings:
+    """What the ``HOROVOD_*`` variables ask for. Times are in seconds.
+
+    ``fusion_threshold`` (bytes) and ``cache_capacity`` (requests) must be equal on all ranks.
+    ``timeline`` is a file or ""; ``stall_check`` 0 warns never, ``stall_shutdown`` 0 waits forever.
+    """
+
+    fusion_threshold: int
+    cycle_time: float
+    cache_capacity: int
+    timeline: str
+    mark_cycles: bool
+    stall_check: float
+    stall_shutdown: float
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Which rank this is, of how many; None of the local ones is what no launcher says.
+
+    ``reducers`` is whether the environment names any. ``run_id`` is "" where rank 0 is to make one.
+    """
+
+    rank: int
+    size: int
+    local_rank: int | None
+    reducers: bool
+    run_id: str
+
+
+def resolve(environ: Mapping[str, str] | None = None) -> HorovodSettings:
+    """Settings from the environment; ValueError names the variable, what was expected and got."""
+    env = os.environ if environ is None else environ
+    timeline = env.get("HOROVOD_TIMELINE", "")
+    disabled = _flag(env, "HOROVOD_STALL_CHECK_DISABLE")
+    stall_check = _number(env, "HOROVOD_STALL_CHECK_TIME_SECONDS", DEFAULT_STALL_SECONDS)
+    cycle = _number(env, "HOROVOD_CYCLE_TIME", DEFAULT_CYCLE_MILLISECONDS)
+    return HorovodSettings(
+        fusion_threshold=int(_number(env, "HOROVOD_FUSION_THRESHOLD", DEFAULT_FUSION_THRESHOLD)),
+        cycle_time=cycle / 1e3,
+        cache_capacity=int(_number(env, "HOROVOD_CACHE_CAPACITY", DEFAULT_CACHE_CAPACITY)),
+        timeline="" if timeline == DYNAMIC_TIMELINE else timeline,
+        mark_cycles=_flag(env, "HOROVOD_TIMELINE_MARK_CYCLES"),
+        stall_check=0.0 if disabled else stall_check,
+        stall_shutdown=_number(env, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
+    )
+
+
+def resolve_membership(environ: Mapping[str, str] | None = None) -> Membership:
+    """Rank 0 of 1 where nothing says otherwise: a script that is run by itself."""
+    env = os.environ if environ is None else environ
+    found = cluster.discover(env)
+    if found.rank is not None and found.world_size is None:
+        raise ValueError(
+            f"no world size beside the rank of {found.rank.source}: set HOROVOD_SIZE, or "
+            "REDUCER_WORLD_SIZE (`reducer env` shows what is found)"
+        )
+    size = 1 if found.world_size is None else found.world_size.value
+    if found.rank is None and size > 1:
+        assert found.world_size is not None
+        raise ValueError(
+            f"no rank beside the world size of {found.world_size.source}: set HOROVOD_RANK, or "
+            "REDUCER_RANK (`reducer env` shows what is found)"
+        )
+    return Membership(
+        rank=0 if found.rank is None else found.rank.value,
+        size=size,
+        local_rank=None if found.local_rank is None else found.local_rank.value,
+        reducers=found.addresses is not None,
+        run_id="" if found.run_id is None else found.run_id.value,
+    )
+
+
+def _number(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name}={text!r}: expected a number from 0")
+    return value
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    return env.get(name, "").strip() not in ("", "0")

@@ -1,0 +1,186 @@
+"""What ``init`` makes and ``shutdown`` ends: this rank's membership, its sets, its timeline."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import reducer_client
+from reducer_client.horovod import config
+from reducer_client.horovod.controller import Controller
+from reducer_client.horovod.errors import HorovodInternalError
+from reducer_client.horovod.gathering import AnyGroup
+from reducer_client.horovod.local import LocalGroup
+from reducer_client.horovod.requests import Kind, Request
+from reducer_client.horovod.submissions import Submission
+from reducer_client.horovod.timeline import Timeline
+from reducer_client.horovod.topology import Topology, find_topology
+
+_NOTHING = np.empty(0, np.uint8)
+_starts = itertools.count()
+
+
+class Sets:
+    """The controllers of the process sets that this rank is in, by number; 0 is the global set."""
+
+    def __init__(self, everyone: Controller, join: Callable[[str, Sequence[int]], Controller]):
+        self._join = join
+        self._next = 1
+        self._ranks: dict[int, tuple[int, ...]] = {0: everyone.ranks}
+        self._controllers: dict[int, Controller] = {0: everyone}
+
+    def controller(self, number: int | None) -> Controller:
+        """Of a set that is usable and that this rank is in, else HorovodInternalError."""
+        if number is None or number not in self._ranks:
+            raise HorovodInternalError(
+                "the process set is not usable: expected init(process_sets=[...]) or "
+                "add_process_set() before, and no remove_process_set()"
+            )
+        if number not in self._controllers:
+            raise HorovodInternalError(
+                f"process set {number} has ranks {', '.join(map(str, self._ranks[number]))}, and "
+                "this rank is not among them"
+            )
+        return self._controllers[number]
+
+    def add(self, ranks: Sequence[int]) -> int:
+        """See ``add_process_set``; the new set's number."""
+        members = tuple(ranks)
+        everyone = self._controllers[0]
+        if not members or not set(members) <= set(everyone.ranks):
+            raise ValueError(
+                f"process set of ranks {list(members)}: expected some of 0 to "
+                f"{len(everyone.ranks) - 1}"
+            )
+        if members in self._ranks.values():
+            raise ValueError(f"process set of ranks {list(members)}: it exists already")
+        number, self._next = self._next, self._next + 1
+        meet(everyone, f"add_process_set.{number}", members)
+        if everyone.ranks[everyone.group.rank] in members:
+            self._controllers[number] = self._join(f"set{number}", members)
+        meet(everyone, f"added_process_set.{number}", members)
+        self._ranks[number] = members
+        return number
+
+    def remove(self, number: int) -> bool:
+        """See ``remove_process_set``."""
+        if number not in self._ranks:
+            return False
+        meet(self._controllers[0], f"remove_process_set.{number}", (number,))
+        del self._ranks[number]
+        controller = self._controllers.pop(number, None)
+        if controller is not None:
+            controller.close()
+        return True
+
+    def close(self) -> None:
+        for number in sorted(self._controllers, reverse=True):
+            self._controllers.pop(number).close()
+
+
+@dataclass
+class Context:
+    """Between ``init`` and ``shutdown``."""
+
+    rank: int
+    size: int
+    topology: Topology
+    settings: config.HorovodSettings
+    timeline: Timeline
+    sets: Sets
+    pid: int = field(default_factory=os.getpid)
+
+    def close(self) -> None:
+        self.sets.close()
+        self.timeline.stop()
+
+
+_lock = threading.RLock()
+_current: Context | None = None
+
+
+def current() -> Context:
+    """HorovodInternalError before ``init``, after ``shutdown`` and in forked children."""
+    found = _current
+    if found is None:
+        raise HorovodInternalError("Horovod is not initialized: call init() first")
+    if found.pid != os.getpid():
+        raise HorovodInternalError("Horovod belongs to the parent of this forked process")
+    return found
+
+
+def is_open() -> bool:
+    return _current is not None and _current.pid == os.getpid()
+
+
+def open_context() -> Context | None:
+    """Join the job; None where this process has done so already."""
+    global _current
+    with _lock:
+        if is_open():
+            return None
+        _current = _join_job()
+        return _current
+
+
+def close_context() -> None:
+    """Leave the job; nothing where this process is in none."""
+    global _current
+    with _lock:
+        found, _current = _current, None
+        if found is not None and found.pid == os.getpid():
+            found.close()
+
+
+def meet(controller: Controller, name: str, numbers: Sequence[int] = ()) -> None:
+    """Return when every rank of the set has called it with the same numbers."""
+    handle = controller.handle(name)
+    request = Request(name, Kind.BARRIER, splits=tuple(numbers))
+    controller.submit([Submission(request, handle, _NOTHING)])
+    handle.wait()
+
+
+def _join_job() -> Context:
+    settings = config.resolve()
+    membership = config.resolve_membership()
+    timeline = Timeline()
+    group = _connect(membership)
+    try:
+        topology = find_topology(group, membership.local_rank)
+        if membership.rank == 0 and settings.timeline:
+            timeline.start(settings.timeline, settings.mark_cycles)
+    except BaseException:
+        group.abort()
+        raise
+
+    def join_set(name: str, ranks: Sequence[int]) -> Controller:
+        return Controller(_connect_set(group, name, ranks), ranks, settings, timeline)
+
+    everyone = Controller(group, range(membership.size), settings, timeline)
+    sets = Sets(everyone, join_set)
+    return Context(membership.rank, membership.size, topology, settings, timeline, sets)
+
+
+def _connect(membership: config.Membership) -> AnyGroup:
+    start = next(_starts)
+    if membership.size == 1 and not membership.reducers:
+        return LocalGroup()
+    # A run that is complete takes nobody in again: a second init is another run.
+    run_id = f"{membership.run_id}.{start}" if membership.run_id and start else None
+    return reducer_client.connect(rank=membership.rank, world_size=membership.size, run_id=run_id)
+
+
+def _connect_set(group: AnyGroup, name: str, ranks: Sequence[int]) -> AnyGroup:
+    if len(ranks) == 1:
+        return LocalGroup()
+    return reducer_client.connect(
+        job=group.job,
+        rank=list(ranks).index(group.rank),
+        world_size=len(ranks),
+        run_id=f"{group.run_id}#{name}",
+    )

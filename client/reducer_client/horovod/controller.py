@@ -1,0 +1,280 @@
+"""One process set on this rank: a thread that negotiates, and one that collects results.
+
+A rank takes part in a round of negotiation while something of its own is pending: not announced
+yet, or announced and waited for. So the ranks that are in a round always hear of all who are to
+come; who has nothing pending holds up only those who need a tensor of it, and idle ranks send
+nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from reducer_client.arrays import Array
+from reducer_client.errors import ReducerError, RoundTimeoutError
+from reducer_client.horovod.announcements import RequestCache
+from reducer_client.horovod.config import HorovodSettings
+from reducer_client.horovod.errors import (
+    DuplicateNameError,
+    HorovodInternalError,
+    from_reducer_error,
+)
+from reducer_client.horovod.exchange import KEY, Heard, exchange
+from reducer_client.horovod.execution import Executor, Running
+from reducer_client.horovod.gathering import AnyGroup, AnyWork
+from reducer_client.horovod.handles import OperationHandle
+from reducer_client.horovod.negotiation import Negotiation, Plan, Response
+from reducer_client.horovod.requests import Kind, Request
+from reducer_client.horovod.stalls import StallCheck
+from reducer_client.horovod.submissions import Submission
+from reducer_client.horovod.timeline import Timeline
+
+_DRAIN_SECONDS = 10.0
+# How often a rank that waits asks who else does; the engine wakes it at once when a round is done.
+_LONGEST_WAIT = 3600.0
+
+
+class Controller:
+    """Takes submissions from any thread, and runs them once all ranks have announced them.
+
+    Args:
+        ranks: global ranks of the set, ascending.
+    """
+
+    def __init__(
+        self,
+        group: AnyGroup,
+        ranks: Sequence[int],
+        settings: HorovodSettings,
+        timeline: Timeline,
+    ) -> None:
+        self.group = group
+        self.ranks = tuple(ranks)
+        self._cycle_time = settings.cycle_time
+        self._timeline = timeline
+        self._cache = RequestCache(settings.cache_capacity)
+        self._negotiation = Negotiation(self.ranks, settings.fusion_threshold)
+        self._executor = Executor(group, timeline)
+        self._stalls = StallCheck(settings)
+        self._changed = threading.Condition()
+        self._unnamed: Counter[Kind] = Counter()
+        # From submission to its end: names in use, of them those not announced, and those that
+        # wait for other ranks.
+        self._names: dict[str, Submission] = {}
+        self._queue: list[Submission] = []
+        self._announced: dict[str, Submission] = {}
+        self._hurried = False
+        self._failure: HorovodInternalError | None = None
+        self._stopping = False
+        self._running: queue.SimpleQueue[Running | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._negotiate, name="horovod-negotiate", daemon=True),
+            threading.Thread(target=self._collect, name="horovod-collect", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def name(self, kind: Kind, given: str | None) -> str:
+        """``allreduce.NAME``; without a name, a number: the n-th call without one of this kind."""
+        if given is not None:
+            return f"{kind.name.lower()}.{given}"
+        with self._changed:
+            self._unnamed[kind] += 1
+            return f"{kind.name.lower()}.noname.{self._unnamed[kind]}"
+
+    def submit(self, submissions: Sequence[Submission]) -> None:
+        """Queue them, to be announced together.
+
+        Raises DuplicateNameError, and what Horovod has ended by. None of them is queued then.
+        """
+        with self._changed:
+            self._check()
+            names = [submission.request.name for submission in submissions]
+            twice = [name for name in names if name in self._names]
+            twice += [name for name, times in Counter(names).items() if times > 1]
+            if twice:
+                raise DuplicateNameError(
+                    f"{twice[0]!r} is in use by an operation of this rank that is not finished; "
+                    "expected another name, or synchronize() before",
+                    key=twice[0],
+                    reason="duplicate",
+                )
+            self._names.update(zip(names, submissions, strict=True))
+            if not self._queue:
+                self._changed.notify_all()
+            self._queue.extend(submissions)
+
+    def hurry(self) -> None:
+        """Someone waits: what is queued is announced without waiting for more."""
+        with self._changed:
+            if self._queue:
+                self._hurried = True
+                self._changed.notify_all()
+
+    def handle(self, name: str) -> OperationHandle:
+        return OperationHandle(name, self.hurry)
+
+    def close(self) -> None:
+        """Leave the group when what is under way is done; what waits for other ranks fails."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._running.put(None)
+        self._threads[1].join(_DRAIN_SECONDS)
+        self.group.close()
+        for thread in self._threads:
+            thread.join()
+        self._fail(HorovodInternalError("Horovod was shut down before the end", reason="closed"))
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._stopping:
+            raise HorovodInternalError("Horovod is being shut down", reason="closed")
+
+    def _negotiate(self) -> None:
+        last = 0.0
+        try:
+            while self._await_turn(last + self._cycle_time):
+                last = time.monotonic()
+                self._cycle()
+        except Exception as error:
+            self._end(error)
+
+    def _await_turn(self, due: float) -> bool:
+        """Until there is something to say, or to wait for, and the cycle is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._queue or self._announced)
+            while not self._stopping and not self._hurried:
+                left = due - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            return not self._stopping and self._failure is None
+
+    def _cycle(self) -> None:
+        with self._changed:
+            batch, self._queue = self._queue, []
+            self._hurried = False
+            self._announced.update((s.request.name, s) for s in batch)
+        self._timeline.cycle()
+        said = self._cache.encode(s.request for s in batch)
+        heard = exchange(self.group, said, self._wait_for_ranks)
+        announced = self._cache.decode_all([h.announced for h in heard])
+        self._trace(announced, heard)
+        plan = self._negotiation.step(announced)
+        for response in plan.responses:
+            self._start(response)
+        self._finish_join(plan)
+
+    def _trace(self, announced: Sequence[Sequence[Request]], heard: Sequence[Heard]) -> None:
+        for rank, requests in enumerate(announced):
+            for request in requests:
+                self._timeline.announced(
+                    request.name, request.kind.name, self.ranks[rank], heard[rank].sent
+                )
+
+    def _start(self, response: Response) -> None:
+        names = [tensor.name for tensor in response.tensors]
+        with self._changed:
+            submissions = [self._announced.pop(name, None) for name in names]
+        if response.error:
+            self._timeline.leave(names)
+            error = HorovodInternalError(response.error, key=names[0], reason="mismatch")
+            for submission in submissions:
+                if submission is not None:
+                    self._release(submission)
+                    submission.handle.fail(error)
+            return
+        self._timeline.enter(names, "QUEUE")
+        self._running.put(self._executor.start(response, submissions))
+
+    def _finish_join(self, plan: Plan) -> None:
+        if plan.last_joined is None:
+            return
+        with self._changed:
+            joins = [s for s in self._announced.values() if s.request.kind is Kind.JOIN]
+            for submission in joins:
+                del self._announced[submission.request.name]
+        for submission in joins:
+            self._release(submission)
+            submission.handle.finish(self.ranks[plan.last_joined])
+
+    def _collect(self) -> None:
+        try:
+            while (running := self._running.get()) is not None:
+                for work in running.works:
+                    work.wait()
+                for submission, value in running.collect():
+                    self._release(submission)
+                    submission.handle.finish(value)
+                self._timeline.leave(running.names)
+        except Exception as error:
+            self._end(error)
+
+    def _release(self, submission: Submission) -> None:
+        with self._changed:
+            self._names.pop(submission.request.name, None)
+
+    def _wait_for_ranks(self, work: AnyWork) -> Array:
+        """For the end of a round of negotiation, which others enter when they have something."""
+        while True:
+            now = time.monotonic()
+            with self._changed:
+                since = [s.since for s in self._announced.values()]
+            left = self._stalls.next_after(now, since) - now
+            try:
+                return work.wait(min(left, _LONGEST_WAIT))
+            except RoundTimeoutError:
+                if time.monotonic() < now + left:
+                    continue
+            self._check_stalls(self._absent())
+
+    def _check_stalls(self, absent: list[int]) -> None:
+        me = self.ranks[self.group.rank]
+        with self._changed:
+            waiting = [s for s in self._announced.values() if s.request.kind is not Kind.JOIN]
+        rows = []
+        for submission in waiting:
+            missing = self._negotiation.missing(submission.request.name)
+            # Not in the tables yet: it is in the round that others have not entered.
+            rows.append(
+                (submission.request.name, submission.since, absent if me in missing else missing)
+            )
+        self._stalls.check(time.monotonic(), rows)
+
+    def _absent(self) -> list[int]:
+        """Global ranks that have not entered the open round of negotiation."""
+        try:
+            lanes = self.group.stats()["reducers"]
+        except ReducerError:
+            return []
+        rows = [row for lane in lanes for row in lane.get("waiting", [])]
+        absent = {rank for row in rows if row["key"].startswith(KEY) for rank in row["absent"]}
+        return sorted(self.ranks[rank] for rank in absent)
+
+    def _end(self, error: Exception) -> None:
+        """After it nothing works but ``close``: all that is pending fails, and what comes."""
+        if isinstance(error, ReducerError):
+            failure = from_reducer_error(error)
+        else:
+            failure = HorovodInternalError(f"{type(error).__name__}: {error}", reason="internal")
+        failure.__cause__ = error if failure is not error else None
+        if not isinstance(error, ReducerError) or failure.reason in ("stalled", "timeout"):
+            self.group.abort()  # nobody else knows; otherwise the reducers have told all ranks
+        self._fail(failure)
+
+    def _fail(self, failure: HorovodInternalError) -> None:
+        with self._changed:
+            self._failure = self._failure or failure
+            failed = list(self._names.values())
+            self._names.clear()
+            self._queue.clear()
+            self._announced.clear()
+            self._changed.notify_all()
+        for submission in failed:
+            submission.handle.fail(self._failure)

@@ -1,0 +1,100 @@
+"""Handles: what asynchronous calls return, and what ``poll`` and ``synchronize`` take."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from reducer_client.horovod.errors import HorovodInternalError
+
+
+class Handle(Protocol):
+    """Something that is done at some time; ``wait`` returns its value or raises its error."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def wait(self) -> Any: ...
+
+
+class OperationHandle:
+    """One operation of one tensor. Any thread may wait for it, any number of times."""
+
+    def __init__(self, name: str, hurry: Callable[[], None]) -> None:
+        self.name = name
+        self._hurry = hurry
+        self._finished = threading.Event()
+        self._value: Any = None
+        self._error: HorovodInternalError | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._finished.is_set()
+
+    def wait(self) -> Any:
+        """The result; raises HorovodInternalError if the operation failed."""
+        if not self._finished.is_set():
+            self._hurry()
+            self._finished.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def finish(self, value: Any) -> None:
+        self._value = value
+        self._finished.set()
+
+    def fail(self, error: HorovodInternalError) -> None:
+        """Nothing if it is done already."""
+        if not self._finished.is_set():
+            self._error = error
+            self._finished.set()
+
+
+class GroupHandle:
+    """Several handles as one; its value is the list of theirs."""
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        self._handles = tuple(handles)
+
+    @property
+    def done(self) -> bool:
+        return all(handle.done for handle in self._handles)
+
+    def wait(self) -> list[Any]:
+        return [handle.wait() for handle in self._handles]
+
+
+class MappedHandle:
+    """A handle whose value is made from another one's by the thread that waits, once."""
+
+    def __init__(self, handle: Handle, function: Callable[[Any], Any]) -> None:
+        self._handle = handle
+        self._function = function
+        self._lock = threading.Lock()
+        self._value: tuple[Any] | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._handle.done
+
+    def wait(self) -> Any:
+        value = self._handle.wait()
+        with self._lock:
+            if self._value is None:
+                self._value = (self._function(value),)
+        return self._value[0]
+
+
+def poll(handle: Handle) -> bool:
+    """Whether `synchronize` would return, or raise, at once."""
+    return handle.done
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for an asynchronous operation and return its result.
+
+    Raises HorovodInternalError if it failed.
+    """
+    return handle.wait()

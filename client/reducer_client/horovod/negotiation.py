@@ -1,0 +1,187 @@
+"""Which tensors all ranks have announced, and in which order and company they travel.
+
+A state machine without I/O, clock or thread. What it answers is a pure function of the
+announcements, in the order of the rounds and of the ranks: so every rank makes the same plan, and
+the plan's collectives need no names on the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from reducer_client.horovod.requests import Kind, ReduceOp, Request
+
+_REDUCED = ("dtype", "shape", "op", "prescale", "postscale")
+# What must be equal on all ranks, by kind, beside the kind.
+_EQUAL: dict[Kind, tuple[str, ...]] = {
+    Kind.ALLREDUCE: _REDUCED,
+    Kind.REDUCESCATTER: _REDUCED,
+    Kind.ALLGATHER: ("dtype", "row_shape"),
+    Kind.ALLTOALL: ("dtype", "row_shape"),
+    Kind.BROADCAST: ("dtype", "shape", "root"),
+    Kind.BARRIER: ("splits",),
+}
+# What a rank that has joined can take part in: it gives zeros.
+_JOINABLE_OPS = (ReduceOp.SUM, ReduceOp.AVERAGE)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One name: the requests by rank of the set, less those of ranks that have joined."""
+
+    name: str
+    by_rank: dict[int, Request]
+
+    @property
+    def request(self) -> Request:
+        """That of the lowest rank."""
+        return self.by_rank[min(self.by_rank)]
+
+
+@dataclass
+class Response:
+    """What all ranks do next: tensors that travel as one, or one that has an error."""
+
+    tensors: list[Tensor]
+    error: str = ""
+
+    @property
+    def request(self) -> Request:
+        return self.tensors[0].request
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Responses in the order in which every rank runs them.
+
+    ``last_joined``: all ranks have joined, and this rank of the set as the last; else None.
+    """
+
+    responses: list[Response]
+    last_joined: int | None = None
+
+
+@dataclass
+class Negotiation:
+    """The tables of one process set.
+
+    Args:
+        ranks: the set's ranks as texts should name them.
+        fusion_threshold: bytes of what travels as one; a larger tensor goes alone.
+    """
+
+    ranks: Sequence[int]
+    fusion_threshold: int
+    _table: dict[str, dict[int, Request]] = field(default_factory=dict)
+    _joined: list[int] = field(default_factory=list)
+
+    def step(self, announced: Sequence[Sequence[Request]]) -> Plan:
+        """Take in one round: what each rank has announced in it, by rank of the set."""
+        for rank, requests in enumerate(announced):
+            for request in requests:
+                if request.kind is Kind.JOIN:
+                    self._joined.append(rank)
+                else:
+                    self._table.setdefault(request.name, {})[rank] = request
+        ready = self._take_ready() if any(announced) else []
+        last = None
+        if len(self._joined) == len(self.ranks):
+            last = self._joined[-1]
+            self._joined.clear()
+        return Plan(fuse(ready, self.fusion_threshold), last)
+
+    def missing(self, name: str) -> list[int]:
+        """Ranks, as texts name them, that have not announced it in the rounds so far."""
+        have = {*self._table.get(name, {}), *self._joined}
+        return [rank for index, rank in enumerate(self.ranks) if index not in have]
+
+    def _take_ready(self) -> list[Response]:
+        size, joined = len(self.ranks), set(self._joined)
+        names = [name for name, by_rank in self._table.items() if len({*by_rank, *joined}) == size]
+        ready = []
+        for name in names:
+            tensor = Tensor(name, self._table.pop(name))
+            ready.append(Response([tensor], self._error_of(tensor)))
+        return ready
+
+    def _error_of(self, tensor: Tensor) -> str:
+        absent = [rank for index, rank in enumerate(self.ranks) if index not in tensor.by_rank]
+        return self._mismatch(tensor) or (_joined_error(tensor.request, absent) if absent else "")
+
+    def _mismatch(self, tensor: Tensor) -> str:
+        for what in ("kind", *_EQUAL[tensor.request.kind]):
+            found: dict[object, list[int]] = {}
+            for index, request in sorted(tensor.by_rank.items()):
+                found.setdefault(getattr(request, what), []).append(self.ranks[index])
+            if len(found) > 1:
+                return _mismatch_text(tensor.name, what, found)
+        return ""
+
+
+def fuse(ready: list[Response], threshold: int) -> list[Response]:
+    """Responses in the order of their first tensors; those of one company travel together."""
+    fused: list[Response] = []
+    open_by_company: dict[object, tuple[Response, int]] = {}
+    for response in ready:
+        company = None if response.error else _company(response.request)
+        size = _size(response.tensors[0])
+        last = open_by_company.get(company) if company is not None else None
+        if last is not None and last[1] + size <= threshold:
+            last[0].tensors.extend(response.tensors)
+            open_by_company[company] = (last[0], last[1] + size)
+            continue
+        fused.append(response)
+        if company is not None:
+            open_by_company[company] = (response, size)
+    return fused
+
+
+def _company(request: Request) -> object:
+    """Equal for requests that can travel as one; None for one that travels alone."""
+    if request.kind is Kind.ALLREDUCE:
+        return (request.kind, request.dtype, request.op)
+    if request.kind is Kind.BROADCAST:
+        return (request.kind, request.root)
+    return request.kind if request.kind is Kind.ALLGATHER else None
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes of the fused buffer that the tensor takes; of a gather, those of all ranks."""
+    if tensor.request.kind is Kind.ALLGATHER:
+        return sum(request.nbytes for request in tensor.by_rank.values())
+    return tensor.request.nbytes
+
+
+def _joined_error(request: Request, joined: list[int]) -> str:
+    if request.kind is Kind.BARRIER:
+        return ""
+    if request.kind is Kind.ALLREDUCE and request.op in _JOINABLE_OPS:
+        return ""
+    what = request.kind.name.lower()
+    if request.kind is Kind.ALLREDUCE:
+        what += f" with {request.op.name.lower()}"
+    return (
+        f"{request.name!r}: {_ranks(joined)} has joined, and {what} cannot do without it; expected "
+        "allreduce with Sum or Average, or every rank to take part"
+    )
+
+
+def _mismatch_text(name: str, what: str, found: dict[object, list[int]]) -> str:
+    parts = [f"{_value(value)} on {_ranks(ranks)}" for value, ranks in found.items()]
+    return (
+        f"{name!r}: {what.replace('_', ' ')} differs between the ranks: {', '.join(parts)}; "
+        "expected the same on all that take part"
+    )
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Kind | ReduceOp):
+        return value.name.lower()
+    if isinstance(value, tuple):
+        return f"({', '.join(map(str, value))}{',' if len(value) == 1 else ''})"
+    return str(value)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"

@@ -1,0 +1,62 @@
+"""Stalled tensors: which ranks have not announced what others wait for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from reducer_client.horovod.config import HorovodSettings
+from reducer_client.horovod.errors import HorovodInternalError
+
+logger = logging.getLogger("reducer_client.horovod")
+
+_SHOWN = 10
+
+
+class StallCheck:
+    """Warns once of each tensor that waits too long, and gives up after the shutdown time."""
+
+    def __init__(self, settings: HorovodSettings) -> None:
+        self._warn_after = settings.stall_check or float("inf")
+        self._end_after = settings.stall_shutdown or float("inf")
+        self._warned: set[str] = set()
+
+    def next_after(self, now: float, since: Iterable[float]) -> float:
+        """When to check tensors that wait since then; at least a second from now."""
+        limits = sorted((self._warn_after, self._end_after))
+        times = (begun + limit for begun in since for limit in limits)
+        return min((time for time in times if time > now), default=float("inf"))
+
+    def check(self, now: float, waiting: Sequence[tuple[str, float, list[int]]]) -> None:
+        """``waiting``: name, since when, and for which ranks, of what this rank has announced.
+
+        Raises HorovodInternalError after the shutdown time.
+        """
+        self._warned &= {name for name, _, _ in waiting}
+        late = [row for row in waiting if now - row[1] >= self._warn_after]
+        new = [row for row in late if row[0] not in self._warned]
+        if new:
+            self._warned.update(name for name, _, _ in new)
+            logger.warning("waiting for more than %g s: %s", self._warn_after, describe(new))
+        over = [row for row in waiting if now - row[1] >= self._end_after]
+        if over:
+            raise HorovodInternalError(
+                f"not finished after {self._end_after:g} s (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS): "
+                f"{describe(over)}; do all ranks submit these names?",
+                rank=over[0][2][0] if len(over[0][2]) == 1 else None,
+                key=over[0][0],
+                reason="stalled",
+            )
+
+
+def describe(rows: Sequence[tuple[str, float, list[int]]]) -> str:
+    """The missing ranks, each group of them with its tensors."""
+    by_ranks: dict[tuple[int, ...], list[str]] = {}
+    for name, _, ranks in rows:
+        by_ranks.setdefault(tuple(ranks), []).append(name)
+    texts = []
+    for absent, names in by_ranks.items():
+        who = f"missing ranks {', '.join(map(str, absent))}" if absent else "ranks not known yet"
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        texts.append(f"{who}: {', '.join(names[:_SHOWN])}{more}")
+    return "; ".join(texts)

@@ -1,0 +1,54 @@
+"""Which ranks share a host."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from reducer_client.horovod.gathering import AnyGroup
+
+_HOST_BYTES = 64
+# Where no launcher says which local rank this is.
+_UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Local: among the ranks of this host; cross: among those of the same local rank."""
+
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    homogeneous: bool
+
+
+def find_topology(group: AnyGroup, local_rank: int | None) -> Topology:
+    """By the names of the ranks' hosts; ``local_rank`` is what the launcher says, if it does."""
+    host = socket.gethostname().encode()[-_HOST_BYTES:].ljust(_HOST_BYTES, b"\0")
+    said = np.array([_UNKNOWN if local_rank is None else local_rank], np.int32).tobytes()
+    mine = np.frombuffer(host + said, np.uint8)
+    rows = [row.tobytes() for row in group.all_gather(mine, key="hosts").wait()]
+    hosts = [row[:_HOST_BYTES] for row in rows]
+    given = [int(np.frombuffer(row[_HOST_BYTES:], np.int32)[0]) for row in rows]
+    return arrange(group.rank, hosts, given)
+
+
+def arrange(rank: int, hosts: list[bytes], given: list[int]) -> Topology:
+    """The topology of one rank, from every rank's host and given local rank."""
+    seen: Counter[bytes] = Counter()
+    local = []
+    for host, said in zip(hosts, given, strict=True):
+        local.append(seen[host] if said == _UNKNOWN else said)
+        seen[host] += 1
+    peers = [other for other, number in enumerate(local) if number == local[rank]]
+    return Topology(
+        local_rank=local[rank],
+        local_size=seen[hosts[rank]],
+        cross_rank=peers.index(rank),
+        cross_size=len(peers),
+        homogeneous=len(set(seen.values())) == 1,
+    )

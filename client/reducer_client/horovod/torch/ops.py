@@ -1,0 +1,278 @@
+"""Horovod's operations on tensors; those without ``_async`` and without ``_`` have gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from reducer_client.horovod import arrays
+from reducer_client.horovod.handles import poll, synchronize
+from reducer_client.horovod.process_sets import ProcessSet, global_process_set
+from reducer_client.horovod.requests import Average, ReduceOp
+from reducer_client.horovod.torch import autograd
+from reducer_client.horovod.torch.asynchronous import (
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    broadcast_async,
+    broadcast_async_,
+    find_op,
+    grouped_allgather_async,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+    reducescatter_async,
+)
+
+# torch leaves Function.apply untyped.
+# mypy: disable-error-code="no-untyped-call,no-any-return"
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "join",
+    "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "synchronize",
+]
+
+
+class Compressor(Protocol):
+    """``Compression.none``, ``Compression.fp16``, or one of the program's own."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]: ...
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor: ...
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The tensor reduced over the ranks of the set, by default averaged.
+
+    Args:
+        average: of old programs; ``op`` is Average or Sum.
+        name: equal on all ranks; without it the n-th call of all ranks is one operation.
+        compression: what it travels as.
+        prescale_factor: multiplied before the reduction, ``postscale_factor`` after it.
+    """
+    (reduced,) = _allreduce(
+        [tensor],
+        name,
+        compression,
+        find_op(op, average),
+        (prescale_factor, postscale_factor),
+        process_set,
+        grouped=False,
+    )
+    return reduced
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """``allreduce`` in place, without a gradient."""
+    scales = (prescale_factor, postscale_factor)
+    return allreduce_async_(tensor, average, name, op, *scales, process_set).wait()
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """``allreduce`` of tensors of one dtype that are announced, and so fused, together."""
+    return _allreduce(
+        tensors,
+        name,
+        compression,
+        find_op(op, average),
+        (prescale_factor, postscale_factor),
+        process_set,
+        grouped=True,
+    )
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """``grouped_allreduce`` in place, without gradients."""
+    scales = (prescale_factor, postscale_factor)
+    return grouped_allreduce_async_(tensors, average, name, op, *scales, process_set).wait()
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The ranks' rows one below the other; ranks may have different numbers of them."""
+    return autograd.AllGather.apply(name, process_set, False, tensor)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """``allgather`` of tensors of one dtype."""
+    return list(autograd.AllGather.apply(name, process_set, True, *tensors))
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The tensor of the global rank ``root_rank``."""
+    return autograd.Broadcast.apply(tensor, root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """``broadcast`` in place, without a gradient."""
+    return broadcast_async_(tensor, root_rank, name, process_set).wait()
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: object | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The rows that all ranks have for this one; with ``splits``, also how many each has sent.
+
+    See ``arrays.alltoall_async`` for what travels.
+    """
+    output, received = autograd.AllToAll.apply(tensor, splits, name, process_set)
+    return output if splits is None else (output, received)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Compressor | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """This rank's rows of the reduced tensor; the first ranks may have one more."""
+    scales = (prescale_factor, postscale_factor)
+    return _reducescatter([tensor], name, compression, op, scales, process_set, grouped=False)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Compressor | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """``reducescatter`` of tensors of one dtype."""
+    scales = (prescale_factor, postscale_factor)
+    return _reducescatter(tensors, name, compression, op, scales, process_set, grouped=True)
+
+
+def join(device: int = -1) -> int:
+    """See ``arrays.join``; ``device`` is not needed."""
+    return arrays.join()
+
+
+def _allreduce(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    compression: Compressor | None,
+    op: ReduceOp,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    grouped: bool,
+) -> list[torch.Tensor]:
+    sent, contexts = _compressed(compression, tensors)
+    reduced = autograd.AllReduce.apply(name, op, scales, process_set, grouped, *sent)
+    return _decompressed(compression, reduced, contexts)
+
+
+def _reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    compression: Compressor | None,
+    op: ReduceOp,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    grouped: bool,
+) -> list[torch.Tensor]:
+    sent, contexts = _compressed(compression, tensors)
+    reduced = autograd.ReduceScatter.apply(name, op, scales, process_set, grouped, *sent)
+    return _decompressed(compression, reduced, contexts)
+
+
+def _compressed(
+    compression: Compressor | None, tensors: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[Any]]:
+    if compression is None:
+        return list(tensors), [None] * len(tensors)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    return [sent for sent, _ in pairs], [context for _, context in pairs]
+
+
+def _decompressed(
+    compression: Compressor | None, tensors: Sequence[torch.Tensor], contexts: Sequence[Any]
+) -> list[torch.Tensor]:
+    if compression is None:
+        return list(tensors)
+    pairs = zip(tensors, contexts, strict=True)
+    return [compression.decompress(tensor, context) for tensor, context in pairs]

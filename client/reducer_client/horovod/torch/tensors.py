@@ -1,0 +1,53 @@
+"""Tensors as arrays that share their memory where they can."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from reducer_client.arrays import Array
+
+# What NumPy has no dtype for, as integers that hold the bits, and its name for reducers.
+_AS_BITS: dict[torch.dtype, tuple[torch.dtype, str]] = {
+    torch.bfloat16: (torch.int16, "bfloat16"),
+    torch.float8_e4m3fn: (torch.uint8, "float8_e4m3fn"),
+    torch.float8_e5m2: (torch.uint8, "float8_e5m2"),
+}
+
+
+class Host(NamedTuple):
+    """A tensor's array, and what its integers hold where they are no integers."""
+
+    array: Array
+    dtype: str | None
+
+
+def to_host(tensor: torch.Tensor) -> Host:
+    """Shares the memory of a tensor of the CPU; others are copied. TypeError for a sparse one."""
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"a tensor of layout {tensor.layout}: expected a dense one; use "
+            "sparse_allreduce_async() or to_dense()"
+        )
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    bits = _AS_BITS.get(plain.dtype)
+    if bits is None:
+        return Host(plain.numpy(), None)
+    return Host(plain.view(bits[0]).numpy(), bits[1])
+
+
+def to_tensor(array: Array, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the dtype and on the device of ``like``, with the array's shape and values."""
+    tensor = torch.from_numpy(array)
+    if like.dtype in _AS_BITS:
+        tensor = tensor.view(like.dtype)
+    return tensor.to(like.device)
+
+
+def copy_back(array: Array, into: torch.Tensor) -> torch.Tensor:
+    """``into`` with the array's values: nothing to do where they share memory."""
+    if into.device.type != "cpu":
+        with torch.no_grad():
+            into.copy_(to_tensor(array, into))
+    return into
