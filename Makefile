@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+FRAMEWORKS := .venv/frameworks-installed
 # What `make venv` compiles: C, C++, and the Python that mypyc takes (reducer/native/mypyc.cmake).
 NATIVE := $(wildcard reducer/native/* client/engine/* \
                      reducer/errors.py $(addsuffix /*.py,$(addprefix reducer/,core server wire)))
@@ -14,7 +15,7 @@ COMMA := ,
 FUZZ_SECONDS ?= 20
 TSAN := halt_on_error=1 suppressions=$(CURDIR)/client/engine/tests/tsan.supp
 
-.PHONY: help venv demo docs nccl-plugin test test-container test-nccl test-gpu check format native-test sanitize soak bench clean
+.PHONY: help venv demo docs nccl-plugin test test-container test-nccl test-gpu test-frameworks check format native-test sanitize soak bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -45,6 +46,10 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[demo,dev]"
 	touch $@
 
+$(FRAMEWORKS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[frameworks]"
+	touch $@
+
 demo: $(STAMP) ## Train on 4 workers with 2 reducers, beside the same run over gloo
 	$(BIN)/reducer demo
 
@@ -65,6 +70,9 @@ test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, w
 test-nccl: nccl-plugin ## The plugin under real NCCL without a GPU; 1.7 GB of wheels
 	$(BIN)/python -m tests.support.nccl_wheels
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m nccl tests/nccl
+
+test-frameworks: $(FRAMEWORKS) ## The frameworks beside plain PyTorch, over real reducers; 2 GB of wheels
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/frameworks
 
 test-gpu: nccl-plugin ## What needs a CUDA device; skipped with the reason where there is none
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m gpu tests/e2e tests/gpu

@@ -52,6 +52,11 @@ CLI_IMPORTERS = ("reducer.cli", "reducer.__main__", "reducer_client.demo")
 MATPLOTLIB_IMPORTERS = ("reducer.planner.figure", "reducer_client.demo")
 FILE_FREE = ("reducer.wire", "reducer.core", "reducer.planner")
 TORCH_IMPORTERS = ("reducer_client.torch", "reducer_client.horovod.torch", "reducer_client.demo")
+OTHER_IMPORTERS = {
+    "jax": ("reducer_client.jax",),
+    "keras": ("reducer_client.keras", "reducer_client.horovod.keras"),
+    "tensorflow": ("reducer_client.tensorflow", "reducer_client.horovod.tensorflow"),
+}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -93,6 +98,9 @@ def violations(module: str, tree: ast.Module) -> Iterator[str]:
             yield f"{module} imports {name}: nothing imports the command line"
         if within(name, "torch") and not module.startswith(TORCH_IMPORTERS):
             yield f"{module} imports {name}: only {TORCH_IMPORTERS} know torch"
+        for framework, importers in OTHER_IMPORTERS.items():
+            if within(name, framework) and not module.startswith(importers):
+                yield f"{module} imports {name}: only {importers} know {framework}"
         if within(name, "matplotlib") and not module.startswith(MATPLOTLIB_IMPORTERS):
             yield f"{module} imports {name}: only {MATPLOTLIB_IMPORTERS} know matplotlib"
     if module.startswith(FILE_FREE):
@@ -129,6 +137,10 @@ def test_importing_reducer_is_cheap() -> None:
         ("reducer.log", "import reducer.cli.serve"),
         ("reducer_client.group", "from reducer.core.lane import Lane"),
         ("reducer_client.group", "import torch"),
+        ("reducer_client.torch.hook", "def f():\n    import tensorflow as tf"),
+        ("reducer_client.keras", "import tensorflow as tf"),
+        ("reducer_client.tensorflow", "from keras import ops"),
+        ("reducer_client.group", "from jax import numpy"),
         ("reducer.planner.plan", "import yaml"),
         ("reducer.planner.plan", "from pathlib import Path"),
         ("reducer.planner.plan", "open('job.json')"),

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import reducer_client
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[list[str]]:
+    """Two reducers, for all tests of a module: each test takes a job name of its own."""
+    with reducer_client.local_reducers(2) as started:
+        yield started

@@ -1,0 +1,66 @@
+"""Training on scikit-learn's digits by several ranks, and by one on the batches put together."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reducer_client import Group
+
+BATCH = 32
+STEPS = 12  # of one epoch
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """Skip where a framework is not installed; nothing is imported."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    reason = f"{', '.join(missing)} not installed; make test-frameworks installs it"
+    return pytest.mark.skipif(bool(missing), reason=reason)
+
+
+@cache
+def _digits() -> tuple[Any, Any]:
+    from sklearn.datasets import load_digits  # of the extra demo; a test skips without
+
+    found = load_digits()
+    return (found.images.reshape(-1, 64) / 16).astype(np.float32), found.target.astype(np.int32)
+
+
+def share(rank: int, world: int) -> tuple[Any, Any]:
+    """A rank's images and labels: in each step a batch that no other rank has."""
+    images, labels = _digits()
+    steps = np.arange(STEPS * world * BATCH).reshape(STEPS, world, BATCH)
+    mine = steps[:, rank].ravel()
+    return images[mine], labels[mine]
+
+
+def together(world: int) -> tuple[Any, Any]:
+    """What one process trains on, in batches of ``world * BATCH``: the ranks' batches joined."""
+    images, labels = _digits()
+    return images[: STEPS * world * BATCH], labels[: STEPS * world * BATCH]
+
+
+def digest(arrays: Sequence[Any]) -> str:
+    """Of the bits of arrays."""
+    return hashlib.sha256(b"".join(np.asarray(array).tobytes() for array in arrays)).hexdigest()
+
+
+def assert_close(mine: Sequence[Any], other: Sequence[Any], tolerance: float = 1e-5) -> None:
+    """``tolerance`` is relative to the largest element of each array."""
+    for a, b in zip(mine, other, strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.abs(a - b).max() <= tolerance * max(1e-3, np.abs(b).max())
+
+
+def bytes_taken(group: Group) -> int:
+    """Payload that the reducers have taken from all ranks so far; all ranks must ask."""
+    group.barrier()
+    taken = sum(lane["bytes_in"] for lane in group.stats()["reducers"])
+    group.barrier()
+    return taken
