@@ -13,7 +13,17 @@ from __future__ import annotations
 from reducer_client import torch_autoload
 from reducer_client.torch.hook import ReductionState, all_reduce_hook, attach, ddp_options
 from reducer_client.torch.options import Options
+from reducer_client.torch.topk import TopKState, attach_topk, topk_hook
 
-__all__ = ["Options", "ReductionState", "all_reduce_hook", "attach", "ddp_options"]
+__all__ = [
+    "Options",
+    "ReductionState",
+    "TopKState",
+    "all_reduce_hook",
+    "attach",
+    "attach_topk",
+    "ddp_options",
+    "topk_hook",
+]
 
 torch_autoload.register()

@@ -16,10 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reducer_client.dtypes import WireDtype
 from reducer_client.group import Group, OnDone
-from reducer_client.torch.staging import CudaStaging, TensorFuture
+from reducer_client.torch.narrowing import NarrowingGauge
+from reducer_client.torch.staging import CudaStaging, Submit, TensorFuture
 from reducer_client.work import Timeout, Work
 
-__all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options"]
+__all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options", "exchange"]
 
 # torch's own: 5 to 100 MiB differ by 2 % where communication dominates (bench.training), and
 # smaller ones overlap more of the backward pass.
@@ -47,6 +48,9 @@ class ReductionState:
     Attributes:
         last_error: why the last reduction failed, or None.
         bytes_reduced: bytes of gradients handed in so far.
+        bytes_on_wire: what has travelled for them, sent and received, without frame headers and
+            what a lost reducer makes travel again.
+        narrowing: what ``wire_dtype`` costs: ``narrowing.error`` and ``narrowing.overflows``.
 
     It can be pickled with a checkpoint, without its group; set ``state.group`` after loading.
     """
@@ -73,6 +77,8 @@ class ReductionState:
             timeout = group.step_timeout or _torch_timeout(process_group)
         self.timeout: Timeout | None = timeout
         self.bytes_reduced = 0
+        self.bytes_on_wire = 0
+        self.narrowing = NarrowingGauge(wire_dtype)
         self.last_error: Exception | None = None
         self._staging: dict[torch.device, CudaStaging] = {}
 
@@ -86,18 +92,28 @@ class ReductionState:
         """Called where a reduction has failed."""
         self.last_error = error
 
+    def joined_group(self) -> Group:
+        """The group; RuntimeError after unpickling, until there is a new one."""
+        if self.group is None:
+            name = type(self).__name__
+            raise RuntimeError(f"this {name} was unpickled: set state.group to a new group")
+        return self.group
+
     def submit(self, host: torch.Tensor, bucket: int, on_done: OnDone) -> Work[Any]:
         """Start the mean of a bucket in contiguous CPU memory over all ranks, in place."""
-        if self.group is None:
-            raise RuntimeError("this ReductionState was unpickled: set state.group to a new group")
+        group = self.joined_group()
+        self.narrowing.look(host)
+        narrow = self.wire_dtype if host.dtype is torch.float32 else None
+        itemsize = 2 if narrow in ("float16", "bfloat16") else host.element_size()
+        self.bytes_on_wire += 2 * host.numel() * itemsize  # there and back
         is_bfloat16 = host.dtype is torch.bfloat16
         array = (host.view(torch.uint16) if is_bfloat16 else host).numpy()
-        return self.group.all_reduce(
+        return group.all_reduce(
             array,
             op="mean",
             key=f"{self.prefix}/bucket{bucket}",
             out=array,
-            wire_dtype=self.wire_dtype if host.dtype is torch.float32 else None,
+            wire_dtype=narrow,
             dtype="bfloat16" if is_bfloat16 else None,
             priority=bucket if self.prioritize else 0,
             on_done=on_done,
@@ -122,15 +138,19 @@ def all_reduce_hook(
     tensor = bucket.buffer().detach()
     index = bucket.index()
     state.bytes_reduced += tensor.numel() * tensor.element_size()
+    return exchange(state, tensor, lambda host, on_done: state.submit(host, index, on_done))
+
+
+def exchange(state: ReductionState, tensor: torch.Tensor, submit: Submit) -> TensorFuture:
+    """Run a collective on a tensor in place, or on its copy in host memory where it is on a device.
+
+    Failures are kept in the state, and raised here or by the future's last callback.
+    """
     try:
         if tensor.device.type == "cpu":
-            return _reduce_on_host(state, tensor, index)
+            return _on_host(state, tensor, submit)
         if tensor.device.type == "cuda":
-            return state.staging(tensor.device).reduce(
-                tensor,
-                lambda host, on_done: state.submit(host, index, on_done),
-                state.keep_error,
-            )
+            return state.staging(tensor.device).reduce(tensor, submit, state.keep_error)
     except Exception as error:
         state.keep_error(error)
         raise
@@ -182,7 +202,7 @@ def _torch_timeout(group: dist.ProcessGroup | None) -> float | None:
     return min(found, default=None)
 
 
-def _reduce_on_host(state: ReductionState, tensor: torch.Tensor, bucket: int) -> TensorFuture:
+def _on_host(state: ReductionState, tensor: torch.Tensor, submit: Submit) -> TensorFuture:
     finished: TensorFuture = torch.futures.Future()
     works: list[Work[Any]] = []
 
@@ -199,5 +219,5 @@ def _reduce_on_host(state: ReductionState, tensor: torch.Tensor, bucket: int) ->
             raise error
         return tensor
 
-    state.submit(tensor, bucket, complete)
+    submit(tensor, complete)
     return finished.then(check)

@@ -1,0 +1,55 @@
+"""What top-k has not sent yet of each parameter's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+
+class Residuals:
+    """A flat tensor for each parameter, kept by name: DDP lays its buckets out anew as it runs.
+
+    float32, or float64 for float64 parameters. Those of a bucket lie in a row, in its order.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._names: dict[torch.Tensor, str] = {p: name for name, p in module.named_parameters()}
+        self._kept: dict[str, torch.Tensor] = {}
+        self._rows: dict[tuple[str, ...], torch.Tensor] = {}
+
+    def row(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Those of a bucket's parameters, in a row, to be changed in place; zeros at first."""
+        names = tuple(self._names[parameter] for parameter in parameters)
+        if names not in self._rows:
+            row = torch.cat([self._of(*pair) for pair in zip(names, parameters, strict=True)])
+            parts = torch.split(row, [parameter.numel() for parameter in parameters])
+            self._kept |= zip(names, parts, strict=True)
+            fresh = set(names)
+            self._rows = {known: r for known, r in self._rows.items() if fresh.isdisjoint(known)}
+            self._rows[names] = row
+        return self._rows[names]
+
+    def _of(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        kept = self._kept.get(name)
+        if kept is None:
+            return torch.zeros(parameter.numel(), dtype=dtype, device=parameter.device)
+        return kept.to(parameter.device, dtype)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """By name; views of what is in use."""
+        return dict(self._kept)
+
+    def load_state_dict(self, kept: Mapping[str, torch.Tensor]) -> None:
+        """ValueError where a name or a size is not of the module; names that lack begin at zero."""
+        sizes = {name: parameter.numel() for parameter, name in self._names.items()}
+        for name, tensor in kept.items():
+            if tensor.numel() != sizes.get(name):
+                raise ValueError(
+                    f"residuals of {name!r}: {tensor.numel()} elements, expected "
+                    f"{sizes.get(name, 'no such parameter')}; are they of another model?"
+                )
+        self._kept = {name: tensor.clone() for name, tensor in kept.items()}
+        self._rows = {}
