@@ -227,6 +227,15 @@ def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int],
     return table
 
 
+def find_local_ranks(environ: Mapping[str, str] | None = None) -> tuple[int | None, int | None]:
+    """This rank's number on its host and how many ranks the host has, as the launcher says."""
+    local_rank, size = cluster.find_local_ranks(os.environ if environ is None else environ)
+    return (
+        None if local_rank is None else local_rank.value,
+        None if size is None else size.value,
+    )
+
+
 def daemon_environment() -> dict[str, str]:
     """The environment of an embedded daemon: ours, but its options come from arguments alone."""
     # Of another mode than ours we would refuse it.

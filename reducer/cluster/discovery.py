@@ -54,6 +54,7 @@ def discover(env: Environment) -> Cluster:
     """All of it. Raises ClusterError for the first value that cannot be used."""
     addresses = find_addresses(env)
     rank, world_size = find_ranks(env)
+    local_rank, local_world_size = find_local_ranks(env)
     master = _find_master(env)
     return Cluster(
         task=find_task(env),
@@ -63,8 +64,8 @@ def discover(env: Environment) -> Cluster:
         epoch=find_restarts(env),
         rank=rank,
         world_size=world_size,
-        local_rank=_find_local_rank(env),
-        local_world_size=_find_local_world_size(env),
+        local_rank=local_rank,
+        local_world_size=local_world_size,
         master_addr=find_text(env, "MASTER_ADDR") or (master[0] if master else None),
         master_port=find_integer(env, "MASTER_PORT") or (master[1] if master else None),
     )
@@ -143,6 +144,11 @@ def _find_number(
         if value is not None:
             return Found(value, description.variable), description.variable
     return None, None
+
+
+def find_local_ranks(env: Environment) -> tuple[Found[int] | None, Found[int] | None]:
+    """Number of this rank on its host, and how many ranks the host has."""
+    return _find_local_rank(env), _find_local_world_size(env)
 
 
 def _find_local_rank(env: Environment) -> Found[int] | None:

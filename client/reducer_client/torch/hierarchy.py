@@ -1,0 +1,307 @@
+"""All-reduce in two levels: the ranks of a host among themselves, then the hosts.
+
+A host's NIC carries the gradients once each way, not once for each of its ranks. Every rank owns a
+shard: it adds up its neighbours' parts of it, has the sum reduced over the ranks with its number on
+the other hosts, by the reducers, and hands the result to its neighbours. So all ranks of a host
+share the work.
+
+The law of the sum: both levels fold in rank order with the reducers' kernels, and each rounds once.
+A result is a pure function of the contributions and of how many ranks a host has: the same bits on
+all ranks and in every run. They are other bits than those of the sum over all ranks at once, which
+rounds elsewhere. A mean divides on each level, by the ranks of a host and by the hosts: sums that
+would not fit a 16-bit float never exist. Where a host has 2, 4 or 8 ranks the first division is
+exact, so that the mean is that of dividing once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch._C._distributed_c10d import Store
+
+from reducer import kernels
+from reducer.wire.codes import ITEM_SIZES, DType
+from reducer_client.arrays import Array, as_array, target_array
+from reducer_client.debug import join_logger
+from reducer_client.dtypes import Op, WireDtype, find_op, narrow_to, reducible_dtype
+from reducer_client.errors import ClosedError, MismatchError, NumericError, ReducerError
+from reducer_client.group import Group
+from reducer_client.torch.call import SHARD_BYTES, Call, Piece, as_seconds
+from reducer_client.torch.layout import Layout, agree
+from reducer_client.torch.neighbours import Neighbours
+from reducer_client.torch.ruin import find_cause, pack_error, unpack_error
+from reducer_client.torch.stage import Stage
+from reducer_client.work import Timeout, Work
+
+# Joins a group over some ranks of a job: (its name, rank, world size).
+Connect = Callable[[str, int, int], Group]
+
+# Smaller arrays go over all ranks at once: three rounds on a host cost more than their bytes.
+LEAST_BYTES = 64 << 10
+_FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16)
+
+
+def open_hierarchy(
+    group: Group,
+    store: Store,
+    connect: Connect,
+    *,
+    name: str = "hierarchy",
+    wanted: bool | None = None,
+    timeout: float = 300.0,
+) -> Hierarchy | None:
+    """The hierarchy of a group's ranks; None where their hosts do not allow one. All ranks call it.
+
+    Args:
+        group: of all ranks. What is too small for a hierarchy goes over it.
+        store: where the ranks of a host meet; all ranks share it.
+        connect: joins the group over the hosts, which has a name for each local rank.
+        name: of the hierarchy; begins its keys and the names of its groups.
+        wanted: False: none; True: ValueError on all ranks where the hosts do not allow one.
+        timeout: seconds that a call has where it does not say.
+    """
+    layout, why_not = agree(group, name, wanted)
+    if layout is None:
+        if group.rank == 0:
+            join_logger.info("no hierarchy: %s", why_not)
+        return None
+    if group.rank == 0:
+        join_logger.info("hierarchy: %d hosts of %d ranks", layout.hosts, layout.local_size)
+    neighbours = [
+        Neighbours(store, f"{name}/{stage}", layout, timeout) for stage in ("exchange", "collect")
+    ]
+    across = connect(f"{name}/local{layout.local_rank}", layout.host, layout.hosts)
+    return Hierarchy(layout, group, across, neighbours, name=name, timeout=timeout)
+
+
+class Hierarchy:
+    """Made by `open_hierarchy`. The calls of a host's ranks come in the same order on all of them.
+
+    ``all_reduce`` is that of a group. The exchange on the host, the network, and the handing out on
+    the host are under way at once, each with another part of an array or with another array; beside
+    the arrays there is memory for one piece, of a few MiB for each rank of a host. An error that a
+    round alone has (NumericError, MismatchError between hosts) is that call's; after every other
+    one the hierarchy is at an end, on all ranks.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        group: Group,
+        across: Group,
+        neighbours: Sequence[Neighbours],
+        *,
+        name: str,
+        timeout: float,
+    ) -> None:
+        self.layout = layout
+        self._group = group
+        self._across = across
+        self._inward, self._outward = neighbours
+        self._name = name
+        self._timeout = timeout
+        self._kernels = kernels.load()
+        self._received = torch.empty(layout.local_size, SHARD_BYTES, dtype=torch.uint8)
+        self._ruin: ReducerError | None = None
+        self._lock = threading.Lock()
+        self._open = 0
+        self._idle = threading.Condition(self._lock)
+        self._exchanging = Stage("reducer-exchange")
+        self._collecting = Stage("reducer-collect")
+        self._callbacks = Stage("reducer-callbacks")
+
+    @property
+    def step_timeout(self) -> float | None:
+        """That of the group over all ranks."""
+        return self._group.step_timeout
+
+    def all_reduce(
+        self,
+        array: object,
+        op: Op = "sum",
+        key: str | None = None,
+        out: object | None = None,
+        wire_dtype: WireDtype | None = None,
+        *,
+        dtype: str | None = None,
+        priority: int = 0,
+        on_done: Callable[[Any], None] | None = None,
+        timeout: Timeout | None = None,
+    ) -> Work[Array] | Call:
+        """As `Group.all_reduce`. Floats of LEAST_BYTES and more take the hierarchy."""
+        source = as_array(array)
+        wire = reducible_dtype(source.dtype, dtype)
+        find_op(op), narrow_to(wire, wire_dtype)
+        if wire not in _FLOATS or source.nbytes < LEAST_BYTES:
+            return self._group.all_reduce(
+                source,
+                op,
+                key,
+                out,
+                wire_dtype,
+                dtype=dtype,
+                priority=priority,
+                on_done=on_done,
+                timeout=timeout,
+            )
+        result = target_array(out, source.shape, source.dtype)
+        if result is not source:
+            np.copyto(result, source)
+        call = Call(
+            key or self._name,
+            op,
+            wire,
+            result,
+            wire_dtype=wire_dtype,
+            dtype=dtype,
+            limit=as_seconds(self._timeout if timeout is None else timeout),
+            on_done=on_done,
+        )
+        with self._lock:
+            if self._ruin is not None:
+                raise self._ruin
+            self._open += 1
+            self._exchanging.put(partial(self._exchange, call))
+        return call
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Finish what is under way, within ``timeout`` seconds, and leave the group over the hosts.
+
+        The group over all ranks stays as it is.
+        """
+        with self._lock:
+            in_time = self._idle.wait_for(lambda: self._open == 0, timeout)
+        ended = ClosedError(f"hierarchy {self._name!r} was closed", reason="closed")
+        if in_time:
+            with self._lock:
+                self._ruin = self._ruin or ended
+            self._across.close(timeout)
+        else:
+            self._end_connections(ended)
+        for stage in (self._exchanging, self._collecting, self._callbacks):
+            stage.stop()
+
+    def abort(self) -> None:
+        """Leave at once; the other ranks fail."""
+        self._end_connections(ClosedError(f"hierarchy {self._name!r} was aborted", reason="closed"))
+        for stage in (self._exchanging, self._collecting, self._callbacks):
+            stage.stop()
+
+    # On the exchange thread.
+
+    def _exchange(self, call: Call) -> None:
+        try:
+            if self._ruin is None:
+                self._compare(call)
+                for number, piece in enumerate(call.pieces(self.layout.local_size)):
+                    work = self._fold(call, number, piece)
+                    self._collecting.put(partial(self._collect, call, piece, work))
+        except Exception as error:
+            self._collecting.put(partial(self._break, error))
+        self._collecting.put(partial(self._finish, call))
+
+    def _compare(self, call: Call) -> None:
+        """Gloo ends the process where sizes differ; so they are compared first."""
+        texts = self._inward.tell(call.describe(), call.left)
+        if len(set(texts)) > 1:
+            said = (f"rank {self.layout.neighbour(r)} {t.decode()}" for r, t in enumerate(texts))
+            raise MismatchError(
+                f"the ranks of a host called all_reduce differently: {'; '.join(said)}",
+                key=call.key,
+                reason="neighbour",
+            )
+
+    def _fold(self, call: Call, number: int, piece: Piece) -> Work[Array] | None:
+        """Our shard of a piece, folded over this host, in its place; then on its way."""
+        own = piece[self.layout.local_rank]
+        parts = [row[: own.numel()] for row in self._received]
+        parts[self.layout.local_rank] = own
+        self._inward.swap(piece, parts, call.left)
+        if not own.numel():
+            return None
+        shard = own.numpy()
+        self._kernels.finish(
+            find_op(call.op),
+            call.wire,
+            shard.nbytes // ITEM_SIZES[call.wire],
+            len(parts),
+            None,
+            [part.numpy().data for part in parts],
+            shard.data,
+        )
+        values = shard.view(call.result.dtype)
+        key = f"{call.key}/{number}" if number else call.key
+        try:
+            return self._across.all_reduce(
+                values, call.op, key, values, call.wire_dtype, dtype=call.dtype
+            )
+        except ReducerError as error:
+            raise self._of_hosts(error) from None
+
+    # On the collect thread, which alone finishes calls.
+
+    def _collect(self, call: Call, piece: Piece, work: Work[Array] | None) -> None:
+        if self._ruin is not None:
+            return
+        try:
+            if work is not None:
+                self._wait(call, work)
+            own = piece[self.layout.local_rank]
+            self._outward.swap([own] * len(piece), piece, call.left)
+        except Exception as error:
+            self._break(error)
+
+    def _wait(self, call: Call, work: Work[Array]) -> None:
+        try:
+            work.wait(max(call.left(), 0.0))
+        except (MismatchError, NumericError) as error:
+            # The neighbours wait for our shard; that it is none they hear at the end of the call.
+            call.error = call.error or self._of_hosts(error)
+        except ReducerError as error:
+            raise self._of_hosts(error) from None
+
+    def _finish(self, call: Call) -> None:
+        if self._ruin is None:
+            try:
+                told = self._outward.tell(pack_error(call.error), call.left)
+                call.error = next((unpack_error(t) for t in told if t), None)
+            except Exception as error:
+                self._break(error)
+        call.error = self._ruin or call.error
+        call.finish(self._callbacks)
+        with self._idle:
+            self._open -= 1
+            self._idle.notify_all()
+
+    def _break(self, error: Exception) -> None:
+        """The end on all ranks; they tell each other why, over the group of all."""
+        if self._ruin is not None:
+            return
+        if not isinstance(error, ReducerError):
+            error = ReducerError(f"{type(error).__name__}: {error}")
+        self._end_connections(error)
+        self._ruin = find_cause(self._group, f"{self._name}/ruin", error)
+
+    def _end_connections(self, why: ReducerError) -> None:
+        with self._lock:
+            self._ruin = self._ruin or why
+        self._inward.abort()
+        self._outward.abort()
+        self._across.abort()
+
+    def _of_hosts(self, error: ReducerError) -> ReducerError:
+        """For a rank the group over the hosts has the number of a host."""
+        rank = None if error.rank is None else self.layout.counterpart(error.rank)
+        who = "" if rank is None else f"rank {rank}: "
+        return type(error)(
+            f"{who}{error} (between the hosts, whose numbers stand for ranks here)",
+            rank=rank,
+            round=error.round,
+            key=error.key,
+            reason=error.reason,
+        )

@@ -1,0 +1,284 @@
+"""Two hosts of two ranks that reduce among themselves first; both on this machine, so no NIC."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch  # only where it is installed
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import reducer_client.torch as reducer_torch
+from reducer_client import (
+    Group,
+    MismatchError,
+    NumericError,
+    PeerLostError,
+    ReducerError,
+    RoundTimeoutError,
+)
+from reducer_client.config import keep_gloo_on_loopback
+from reducer_client.torch.call import SHARD_BYTES
+from reducer_client.torch.hierarchy import LEAST_BYTES, Hierarchy, open_hierarchy
+from tests.support.ranks import Tell, join, start_ranks, values
+
+WORLD, LOCAL = 4, 2
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Elements: whose parts are not equal; of float32, a piece and so little more that rank 1 of a host
+# has no part in it.
+COUNT = LEAST_BYTES + 1
+PIECES = SHARD_BYTES * LOCAL // 4 + 3
+
+
+@contextmanager
+def _hosts(
+    rank: int, addresses: list[str], job: str, store: str
+) -> Iterator[tuple[Group, partial[Hierarchy]]]:
+    """The group of all, and what opens a hierarchy of a name."""
+    torch.set_num_threads(1)
+    keep_gloo_on_loopback()
+    os.environ |= {"LOCAL_WORLD_SIZE": str(LOCAL), "LOCAL_RANK": str(rank % LOCAL)}
+    shared = dist.FileStore(store, WORLD)
+    options: dict[str, Any] = {"on_nonfinite": "error"}
+
+    def connect(name: str, host: int, hosts: int) -> Group:
+        return join(host, hosts, addresses, job, run_id=f"run#{name}", **options)
+
+    with join(rank, WORLD, addresses, job, run_id="run", **options) as group:
+        yield group, partial(_open, group, shared, connect)
+
+
+def _open(group: Group, store: Any, connect: Any, name: str, **options: Any) -> Hierarchy:
+    made = open_hierarchy(group, store, connect, name=name, wanted=True, timeout=60, **options)
+    assert made is not None
+    return made
+
+
+def _contribution(rank: int, dtype: torch.dtype, count: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(count + rank)
+    return torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def _two_levels(dtype: torch.dtype, count: int, op: str) -> torch.Tensor:
+    """By torch's own arithmetic: each level in the wider type, rounded once."""
+    wide = {torch.bfloat16: torch.float32, torch.float16: torch.float64}.get(dtype, dtype)
+
+    def level(parts: list[torch.Tensor]) -> torch.Tensor:
+        first, second = (part.to(wide) for part in parts)
+        if op == "max":
+            return torch.maximum(first, second).to(dtype)
+        return ((first + second) / (2 if op == "mean" else 1)).to(dtype)
+
+    parts = [_contribution(rank, dtype, count) for rank in range(WORLD)]
+    return level([level(parts[:2]), level(parts[2:])])
+
+
+def _numpy(tensor: torch.Tensor) -> Any:
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+def _submit(hierarchy: Hierarchy, tensor: torch.Tensor, op: Any, key: str, **options: Any) -> Any:
+    array = _numpy(tensor)
+    name = "bfloat16" if tensor.dtype is torch.bfloat16 else None
+    return hierarchy.all_reduce(array, op, key, array, dtype=name, **options)
+
+
+def _sums(rank: int, hierarchy: Hierarchy) -> None:
+    """All of them under way at once; the bits are those of two levels, whatever the pieces."""
+    done: list[str] = []
+    under_way = []
+    cases = [(dtype, op, COUNT) for dtype in DTYPES for op in ("sum", "mean", "max")]
+    for dtype, op, count in [*cases, (torch.float32, "mean", PIECES)]:
+        tensor = _contribution(rank, dtype, count)
+        key = f"{op}/{dtype}/{count}"
+        work = _submit(hierarchy, tensor, op, key, on_done=lambda work: done.append(work.key))
+        under_way.append((work, tensor, dtype, count, op))
+    for work, tensor, dtype, count, op in under_way:
+        work.wait(60)
+        expected = _two_levels(dtype, count, op)
+        assert tensor.view(torch.uint8).equal(expected.view(torch.uint8)), work
+    hierarchy.all_reduce(np.ones(1 << 20, np.int32), "sum").wait(60)  # no float: flat
+    assert done == [work.key for work, *_ in under_way]
+
+
+def _small(rank: int, group: Group, hierarchy: Hierarchy) -> None:
+    """Below the least size all ranks are summed at once: no call of the hierarchy is made."""
+    tensor = torch.full((LEAST_BYTES // 4 - 1,), 1.0 + rank)
+    work = _submit(hierarchy, tensor, "mean", "small")
+    assert type(work.wait(60)) is np.ndarray
+    assert type(work).__name__ == "Work"
+    assert tensor.unique().tolist() == [2.5]
+
+
+def _bfloat16_on_the_wire(rank: int, hierarchy: Hierarchy) -> None:
+    tensor = _contribution(rank, torch.float32, COUNT)
+    exact = sum(_contribution(r, torch.float32, COUNT).double() for r in range(WORLD))
+    _submit(hierarchy, tensor, "sum", "narrow", wire_dtype="bfloat16").wait(60)
+    assert not tensor.double().equal(exact)
+    torch.testing.assert_close(tensor.double(), exact, rtol=0.02, atol=0.05)
+
+
+def _nonfinite(rank: int, hierarchy: Hierarchy) -> str:
+    """Of one rank, in one shard: every rank hears of it, and the hierarchy works on."""
+    tensor = torch.ones(COUNT)
+    if rank == 3:
+        tensor[-1] = float("nan")
+    work = _submit(hierarchy, tensor, "sum", "bad")
+    with pytest.raises(NumericError) as caught:
+        work.wait(60)
+    assert caught.value.rank == 3
+    assert work.exception() is caught.value
+    fine = torch.ones(COUNT)
+    _submit(hierarchy, fine, "sum", "bad").wait(60)
+    assert fine.unique().tolist() == [4.0]
+    return str(caught.value)
+
+
+def _mismatch(rank: int, hierarchy: Hierarchy) -> str:
+    tensor = torch.ones(COUNT + (rank == 1))
+    work = _submit(hierarchy, tensor, "sum", "bad")
+    with pytest.raises(MismatchError) as caught:
+        work.wait(60)
+    with pytest.raises(MismatchError):  # it is at an end
+        _submit(hierarchy, tensor, "sum", "later").wait(60)
+    return str(caught.value)
+
+
+def _absent(rank: int, hierarchy: Hierarchy) -> str:
+    if rank == 2:
+        return ""
+    tensor = torch.ones(COUNT)
+    begun = time.monotonic()
+    with pytest.raises(RoundTimeoutError) as caught:
+        _submit(hierarchy, tensor, "sum", "late", timeout=1.0).wait(60)
+    assert time.monotonic() - begun < 30
+    assert caught.value.rank == 2
+    return str(caught.value)
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(50, 400), nn.ReLU(), nn.Linear(400, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def _train(rank: int, group: Group | Hierarchy) -> torch.Tensor:
+    torch.manual_seed(3)
+    model = DistributedDataParallel(_Net(), bucket_cap_mb=0.05)
+    reducer_torch.attach(model, group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 50, generator=generator)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def _ddp(rank: int, group: Group, hierarchy: Hierarchy, store: str) -> str:
+    """The hook takes a hierarchy in place of a group."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    try:
+        ours, flat = _train(rank, hierarchy), _train(rank, group)
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(ours, flat, rtol=1e-4, atol=1e-6)
+    return ours.numpy().tobytes().hex()
+
+
+def _lose(rank: int, hierarchy: Hierarchy, tell: Tell) -> ReducerError:
+    tensor = torch.ones(COUNT)
+    _submit(hierarchy, tensor, "sum", "before").wait(60)
+    tell("ready")
+    tell.hear()
+    work = _submit(hierarchy, tensor, "sum", "after")
+    begun = time.monotonic()
+    with pytest.raises(PeerLostError) as caught:
+        work.wait(60)
+    assert time.monotonic() - begun < 20
+    return caught.value
+
+
+def _everything(
+    rank: int, world: int, addresses: list[str], job: str, store: str, tell: Tell
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with _hosts(rank, addresses, job, store) as (group, make):
+        hierarchy = make("sums")
+        _sums(rank, hierarchy)
+        _small(rank, group, hierarchy)
+        _bfloat16_on_the_wire(rank, hierarchy)
+        found["nonfinite"] = _nonfinite(rank, hierarchy)
+        found["ddp"] = _ddp(rank, group, hierarchy, f"{store}-ddp")
+        hierarchy.close()
+        for name, step in (("mismatch", _mismatch), ("absent", _absent)):
+            hierarchy = make(name)
+            found[name] = step(rank, hierarchy)
+            group.barrier(60)
+            hierarchy.close()
+        hierarchy = make("lost")
+        found["lost"] = _lose(rank, hierarchy, tell)
+        hierarchy.close()
+        return found
+
+
+@pytest.mark.timeout(240)
+def test_two_hosts_of_two_ranks(addresses: list[str], job: str, tmp_path: Path) -> None:
+    with start_ranks(WORLD, _everything, addresses, job, str(tmp_path / "s"), talk=True) as ranks:
+        for rank in range(WORLD):
+            assert ranks.receive(rank, 120) == "ready"
+        ranks.kill(1)
+        for rank in (0, 2, 3):
+            ranks.send(rank)
+        outcomes = ranks.collect(60)
+    found = values([outcome for outcome in outcomes if outcome.rank != 1])
+    for name in ("nonfinite", "ddp", "mismatch"):
+        assert len({ours[name] for ours in found}) == 1, [ours[name] for ours in found]
+    assert "rank 0 sum of float32 x 65537, key 'bad'; rank 1 sum of" in found[0]["mismatch"]
+    for ours in found:
+        assert ours["lost"].rank == 1, ours["lost"]
+
+
+def test_ranks_of_a_host_are_folded_in_their_order(
+    addresses: list[str], job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three a host, as threads: with two, no order of a sum can be seen, and halves are exact."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    store = str(tmp_path / "store")
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(lambda rank: _mean_of_three(rank, addresses, job, store), range(6)))
+    parts = [_contribution(rank, torch.float32, COUNT) for rank in range(6)]
+    hosts = [sum(parts[first + 1 : first + 3], parts[first]) / 3 for first in (0, 3)]
+    for result in results:
+        assert result.equal((hosts[0] + hosts[1]) / 2)
+    # Five sums and two divisions, of numbers below 8: each rounds by 2**-22 at most.
+    exact = torch.stack([part.double() for part in parts]).mean(0)
+    assert (results[0].double() - exact).abs().max() < 7 * 2**-22
+
+
+def _mean_of_three(rank: int, addresses: list[str], job: str, store: str) -> torch.Tensor:
+    def connect(name: str, host: int, hosts: int) -> Group:
+        return join(host, hosts, addresses, job, run_id=f"run#{name}")
+
+    with join(rank, 6, addresses, job, run_id="run") as group:
+        hierarchy = _open(group, dist.FileStore(store, 6), connect, "threads")
+        tensor = _contribution(rank, torch.float32, COUNT)
+        _submit(hierarchy, tensor, "mean", "mean").wait(60)
+        hierarchy.close()
+    return tensor

@@ -1,0 +1,66 @@
+"""Which ranks share a host: what they say, and why there is no hierarchy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from reducer_client.config import find_local_ranks
+from reducer_client.torch.layout import Layout, Place, refuse, unpack
+
+A, B = b"a" * 16, b"b" * 16
+# Two hosts of two ranks.
+GOOD = [Place(2, 0, None, A), Place(2, 1, None, A), Place(2, 0, None, B), Place(2, 1, None, B)]
+
+
+def test_hosts_of_equally_many_neighbouring_ranks_have_a_hierarchy() -> None:
+    assert refuse(GOOD) == ""
+    assert refuse([replace(place, local_rank=-1) for place in GOOD]) == ""
+    # What a launcher started is a host, also where the machine has two of them.
+    assert refuse([replace(place, machine=A) for place in GOOD]) == ""
+    assert refuse([replace(GOOD[0], wanted=True), *GOOD[1:]]) == ""
+
+
+@pytest.mark.parametrize(
+    ("places", "why"),
+    [
+        ([*GOOD[:3], replace(GOOD[3], wanted=False)], "rank 3 has hierarchy=False"),
+        (
+            [*GOOD[:2], replace(GOOD[2], local_size=4), GOOD[3]],
+            "rank 0 is one of 2.*rank 2 one of 4",
+        ),
+        ([replace(place, local_size=1) for place in GOOD], "no host has several ranks"),
+        ([replace(place, local_size=0) for place in GOOD], "no host has several ranks"),
+        (GOOD[:2], "2 ranks are not several hosts of 2"),
+        ([*GOOD, GOOD[0]], "5 ranks are not several hosts of 2"),
+        ([GOOD[0], GOOD[2], GOOD[1], GOOD[3]], "rank 1 is local rank 0: expected 1"),
+        (
+            [replace(GOOD[i], local_rank=-1) for i in (0, 2, 1, 3)],
+            "rank 1 is on another host than rank 0",
+        ),
+    ],
+)
+def test_other_layouts_have_none_and_say_why(places: list[Place], why: str) -> None:
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(refuse(places))
+
+
+def test_what_a_rank_says_travels_as_bytes() -> None:
+    for wanted in (None, True, False):
+        place = replace(GOOD[1], wanted=wanted)
+        assert unpack(place.pack()) == place
+
+
+def test_numbers_of_ranks() -> None:
+    layout = Layout(hosts=3, local_size=4, rank=6)
+    assert (layout.host, layout.local_rank) == (1, 2)
+    assert [layout.neighbour(r) for r in range(4)] == [4, 5, 6, 7]
+    assert [layout.counterpart(host) for host in range(3)] == [2, 6, 10]
+
+
+def test_the_launcher_says_how_many_ranks_are_here() -> None:
+    assert find_local_ranks({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == (1, 2)
+    assert find_local_ranks({}) == (None, None)
