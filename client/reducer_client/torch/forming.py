@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Literal
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -13,7 +14,34 @@ from reducer_client import config
 from reducer_client.errors import JoinError
 from reducer_client.group import Group
 from reducer_client.joining import connect
+from reducer_client.torch.hierarchy import Hierarchy, open_hierarchy
 from reducer_client.torch.options import Options
+
+
+def form_hierarchy(
+    group: Group,
+    store: Store,
+    name: str,
+    levels: Literal["auto", True],
+    options: Options,
+    timeout: timedelta,
+) -> Hierarchy | None:
+    """The hierarchy of a process group's ranks, or None; ``store``: of it alone."""
+
+    def join(part: str, host: int, hosts: int) -> Group:
+        formation = Formation(part, host, hosts, timeout, is_default=False)
+        # One hierarchy of a group follows another only after all ranks have left the former.
+        run_id = group.run_id.partition("#")[0]
+        return formation.form(PrefixStore(part, store), replace(options, job=group.job), run_id)
+
+    return open_hierarchy(
+        group,
+        store,
+        join,
+        name=name,
+        wanted=True if levels is True else None,
+        timeout=timeout.total_seconds(),
+    )
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,10 @@ class Options:
         job: the name of the training run; by default ``REDUCER_JOB``, else what the launcher says,
             else one that rank 0 makes.
         wire_dtype: ``"bfloat16"`` or ``"float16"``: how sums of float32 tensors travel.
-        hierarchy: whether the ranks of a host sum among themselves before one of them talks to the
-            reducers.
+        hierarchy: whether the ranks of a host sum among themselves first, each a part, so that the
+            host's NIC carries it once. ``"auto"``: the default group, where the launcher says
+            that there are several hosts with equally many ranks. True: ValueError where there are
+            not; another group has a hierarchy only with this, given to ``new_group`` itself.
     """
 
     addresses: str | Sequence[str] | None = None

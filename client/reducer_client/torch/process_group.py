@@ -29,11 +29,17 @@ from torch._C._distributed_c10d import (
 from reducer_client.group import Group
 from reducer_client.torch.calls import AnyGroup, Calls, Submit
 from reducer_client.torch.delegate import DelegatingGroup
-from reducer_client.torch.forming import Formation
+from reducer_client.torch.forming import Formation, form_hierarchy
+from reducer_client.torch.hierarchy import Hierarchy
 from reducer_client.torch.inner import InnerGroups
 from reducer_client.torch.options import Options
 from reducer_client.torch.packing import Packing
-from reducer_client.torch.reduction import FlatReduction, Reduction, narrow
+from reducer_client.torch.reduction import (
+    FlatReduction,
+    HierarchicalReduction,
+    Reduction,
+    narrow,
+)
 from reducer_client.torch.solo import SoloGroup
 from reducer_client.torch.tensors import movable, reducible, scaled
 from reducer_client.torch.works import CallWork, Handle
@@ -45,6 +51,7 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
     """What torch calls for a new group, with its ``DistributedBackendOptions``."""
     world = dist.group.WORLD if dist.is_initialized() else None
     parent = world if isinstance(world, ReducerProcessGroup) else None
+    inherited = options is None
     if options is None:
         options = Options() if parent is None else parent.options
     if not isinstance(options, Options):
@@ -55,8 +62,14 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
         run_id = None if parent is None else parent.run_id
         formation = Formation(name, rank, size, backend.timeout, is_default=world is None)
         group = formation.form(PrefixStore("reducer", backend.store), options, run_id)
+    # Groups beside the default one are seldom whole hosts: they say so.
+    levels = options.hierarchy if world is None else not inherited and options.hierarchy is True
+    hierarchy = None
+    if levels and isinstance(group, Group):
+        store = PrefixStore("hierarchy", backend.store)
+        hierarchy = form_hierarchy(group, store, name, levels, options, backend.timeout)
     inner = InnerGroups(PrefixStore("inner", backend.store), rank, size, backend.timeout)
-    return ReducerProcessGroup(group, (rank, size), name, options, inner)
+    return ReducerProcessGroup(group, (rank, size), name, options, inner, hierarchy)
 
 
 class ReducerProcessGroup(DelegatingGroup):
@@ -64,6 +77,10 @@ class ReducerProcessGroup(DelegatingGroup):
 
     Failures are those of ``reducer_client``; all are RuntimeErrors. Where DistributedDataParallel
     waits, they come out of ``backward()``.
+
+    Attributes:
+        options: what it was made with.
+        layout: which ranks share a host, where they sum among themselves first; None: they do not.
     """
 
     def __init__(
@@ -73,13 +90,19 @@ class ReducerProcessGroup(DelegatingGroup):
         name: str,
         options: Options,
         inner: InnerGroups,
+        hierarchy: Hierarchy | None,
     ) -> None:
         super().__init__(*ranks, inner)
         self._name = name
         self._desc = ""
         self._calls = Calls(group, name)
-        self._reduction: Reduction = FlatReduction(self._calls, options.wire_dtype)
+        self._reduction: Reduction = (
+            FlatReduction(self._calls, options.wire_dtype)
+            if hierarchy is None
+            else HierarchicalReduction(self._calls, options.wire_dtype, hierarchy)
+        )
         self.options = options
+        self.layout = None if hierarchy is None else hierarchy.layout
 
     @property
     def reducer_group(self) -> Group | None:
@@ -167,11 +190,13 @@ class ReducerProcessGroup(DelegatingGroup):
     def shutdown(self) -> None:
         """Leave, once every rank has our results; twice is once."""
         self._inner.end(abort=False)
+        self._reduction.close()
         self._calls.close()
 
     def abort(self) -> None:
         """Leave at once: the other ranks raise PeerLostError."""
         self._inner.end(abort=True)
+        self._reduction.abort()
         self._calls.abort()
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name

@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 
 from reducer_client.dtypes import WireDtype
-from reducer_client.torch.calls import Calls
+from reducer_client.torch.calls import AnyGroup, Calls
+from reducer_client.torch.hierarchy import Hierarchy
 from reducer_client.torch.packing import Packing
+from reducer_client.torch.strands import is_of_callback
 from reducer_client.torch.tensors import reducible, scaled
 from reducer_client.torch.works import CallWork, Handle
 
@@ -26,6 +28,14 @@ class Reduction(Protocol):
         timeout: float | None,
     ) -> CallWork:
         """Reduce tensors of one dtype over all ranks, in place; one round for all of them."""
+        ...
+
+    def close(self) -> None:
+        """Leave what it has joined itself."""
+        ...
+
+    def abort(self) -> None:
+        """Leave that without a word."""
         ...
 
 
@@ -48,7 +58,7 @@ class FlatReduction:
         def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
             source.copy_(scaled(source, op))
             what = reducible(source, op)
-            return self._calls.group.all_reduce(
+            return self._via(call["key"]).all_reduce(
                 what.array,
                 what.op,
                 out=what.array,
@@ -65,6 +75,33 @@ class FlatReduction:
             asynchronous=asynchronous,
             timeout=timeout,
         )
+
+    def close(self) -> None:
+        """The group of the calls is theirs."""
+
+    def abort(self) -> None:
+        """Likewise."""
+
+    def _via(self, key: str) -> AnyGroup | Hierarchy:
+        return self._calls.group
+
+
+class HierarchicalReduction(FlatReduction):
+    """The ranks of a host sum among themselves, and each has a part of the sums reduced."""
+
+    def __init__(self, calls: Calls, wire_dtype: WireDtype | None, hierarchy: Hierarchy) -> None:
+        super().__init__(calls, wire_dtype)
+        self.hierarchy = hierarchy
+
+    def close(self) -> None:
+        self.hierarchy.close()
+
+    def abort(self) -> None:
+        self.hierarchy.abort()
+
+    def _via(self, key: str) -> AnyGroup | Hierarchy:
+        # What callbacks call comes in another order on each rank; neighbours could not match it.
+        return self._calls.group if is_of_callback(key) else self.hierarchy
 
 
 def narrow(tensor: torch.Tensor, wire_dtype: WireDtype | None) -> WireDtype | None:

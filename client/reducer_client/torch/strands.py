@@ -53,6 +53,11 @@ class MainStrand:
         return place, Strand(f"{self._group}/{number % _NAMES}")
 
 
+def is_of_callback(key: str) -> bool:
+    """Whether the call with this key was made in the callback of another one."""
+    return "." in key
+
+
 _entered = threading.local()
 
 
