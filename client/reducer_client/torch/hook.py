@@ -20,7 +20,7 @@ from reducer_client.torch.narrowing import NarrowingGauge
 from reducer_client.torch.staging import CudaStaging, Submit, TensorFuture
 from reducer_client.work import Timeout, Work
 
-__all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options", "exchange"]
+__all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options", "exchange", "take"]
 
 # torch's own: 5 to 100 MiB differ by 2 % where communication dominates (bench.training), and
 # smaller ones overlap more of the backward pass.
@@ -135,10 +135,20 @@ def all_reduce_hook(
 
     float32, float64, float16 and bfloat16 buckets, on the CPU or a CUDA device.
     """
-    tensor = bucket.buffer().detach()
-    index = bucket.index()
-    state.bytes_reduced += tensor.numel() * tensor.element_size()
+    tensor, index = take(state, bucket), bucket.index()
     return exchange(state, tensor, lambda host, on_done: state.submit(host, index, on_done))
+
+
+def take(state: ReductionState, bucket: Any) -> torch.Tensor:
+    """The flat gradients of a bucket, counted; TypeError if they are sparse."""
+    tensor: torch.Tensor = bucket.buffer().detach()
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"sparse gradients of shape {tuple(tensor.shape)}: expected dense ones; make the "
+            "embedding with sparse=False"
+        )
+    state.bytes_reduced += tensor.numel() * tensor.element_size()
+    return tensor
 
 
 def exchange(state: ReductionState, tensor: torch.Tensor, submit: Submit) -> TensorFuture:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from reducer_client.group import Group, OnDone
-from reducer_client.torch.hook import ReductionState, all_reduce_hook, exchange
+from reducer_client.torch.hook import ReductionState, all_reduce_hook, exchange, take
 from reducer_client.torch.pairs import Pairs, largest, narrow
 from reducer_client.torch.residuals import Residuals
 from reducer_client.torch.staging import TensorFuture
@@ -143,8 +143,7 @@ def attach_topk(
 
 
 def _reduce_largest(state: TopKState, bucket: Any) -> TensorFuture:
-    buffer: torch.Tensor = bucket.buffer().detach()
-    state.bytes_reduced += buffer.numel() * buffer.element_size()
+    buffer = take(state, bucket)
     group, index = state.joined_group(), bucket.index()
     residual = state.residuals.row(bucket.parameters())
     total = residual + buffer
