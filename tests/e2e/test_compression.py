@@ -19,6 +19,7 @@ from bench.compression.digits import EPOCHS, Digits, make_net, save_digits
 from bench.compression.methods import METHODS, WHOLE
 from reducer_client import Group
 from reducer_client.torch import ReductionState, TopKState
+from reducer_client.torch.narrowing import NarrowingGauge
 from reducer_client.torch.residuals import Residuals
 from tests.support.ranks import run_ranks
 from tests.support.torch_ranks import digest, gloo_and_group
@@ -38,6 +39,7 @@ class Run(NamedTuple):
     bytes_moved: int
     bytes_on_wire: int
     digest: str
+    narrowing_error: float | None
 
 
 class _Forgetful(Residuals):
@@ -73,7 +75,13 @@ def _train(
             before = _moved(group)
             trained = digits.train(model, SEED, epochs)
             moved = _moved(group) - before
-            runs[name] = Run(trained.accuracy, moved, state.bytes_on_wire, digest(model))
+            runs[name] = Run(
+                trained.accuracy,
+                moved,
+                state.bytes_on_wire,
+                digest(model),
+                state.narrowing.error,
+            )
     return runs
 
 
@@ -110,6 +118,43 @@ def test_compressed_gradients_reach_the_accuracy_of_whole_ones(
     for name in names:
         assert runs[name].accuracy >= whole.accuracy - TOLERANCE, (name, runs)
     assert runs[FORGETFUL].accuracy < whole.accuracy - 4 * TOLERANCE, runs
-    for name in ("bfloat16", "float16"):
+    for name, half_a_step in (("bfloat16", 2**-9), ("float16", 2**-12)):
+        error = runs[name].narrowing_error
+        # Of numbers just above a power of two it is half a step, of those below it half of that.
+        assert error is not None and half_a_step / 2 < error < half_a_step * 2, (name, error)
         assert whole.bytes_moved / runs[name].bytes_moved == pytest.approx(2, rel=HEADERS), name
     assert whole.bytes_moved > 45 * runs["top 1 %"].bytes_moved, runs
+
+
+def test_what_float16_cannot_hold_is_said_once_and_counted(
+    solo: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = ReductionState(solo, wire_dtype="float16")
+    for values in ([65519.0, 1.0], [-65520.0, 1.0], [3e38, torch.nan], [torch.inf, 1.0], [7e4, 0]):
+        bucket = torch.tensor(values)
+        overflows = bool((bucket.abs() >= 65520).any() and bucket.isfinite().all())
+        before = state.narrowing.overflows
+        work = state.submit(bucket, 0, lambda work: None)
+        work.wait()
+        assert state.narrowing.overflows - before == overflows, values
+        assert bool(bucket.isfinite().all()) == (values[0] == 65519.0), values
+    assert state.narrowing.overflows == 2
+    said = [record.getMessage() for record in caplog.records if "float16" in record.getMessage()]
+    assert len(said) == 1 and said[0].startswith("a gradient of 65520 became Inf in float16"), said
+    assert state.bytes_on_wire == 5 * 2 * 2 * 2
+
+
+def test_the_error_of_narrowing_is_measured_now_and_then(solo: Group) -> None:
+    state = ReductionState(solo, wire_dtype="bfloat16")
+    state.narrowing.every = 3
+    errors = []
+    for value in (1 + 2**-8, 1.0, 1.0, 1.0, 1 + 2**-8, 0.0, torch.nan):
+        state.submit(torch.tensor([value]), 0, lambda work: None).wait()
+        errors.append(state.narrowing.error)
+    expected = 2**-8 / (1 + 2**-8)
+    assert errors == [pytest.approx(expected)] * 3 + [0.0] * 4
+    whole = ReductionState(solo)
+    whole.submit(torch.tensor([1.3]), 0, lambda work: None).wait()
+    assert whole.narrowing.error is None
+    with pytest.raises(ValueError, match="every 0: expected 1 or more"):
+        NarrowingGauge("bfloat16", every=0)
