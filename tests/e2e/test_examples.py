@@ -1,0 +1,37 @@
+"""The examples that need PyTorch at most; those of other frameworks are in tests/frameworks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.examples import README, commands, run_example
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+# The least bytes: gradients of two ranks in all steps.
+NET = 4 * (65 * 256 + 257 * 10)
+EXAMPLES = {
+    "ddp_backend": 2 * 8 * 30 * NET,
+    "ddp_hook": 2 * 8 * 30 * NET,
+    "fsdp2": 2 * 5 * 30 * NET,
+    "numpy_sgd": 2 * 60 * 15 * 4 * 65 * 10,
+}
+ELSEWHERE = {"accelerate_digits", "hf_trainer", "lightning_digits"}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_learns_the_digits_through_the_reducers(
+    name: str, addresses: list[str], tmp_path: Path
+) -> None:
+    accuracy, taken = run_example(name, addresses[0], tmp_path)
+    assert accuracy > 0.93
+    assert EXAMPLES[name] <= taken < 2.5 * EXAMPLES[name]
+
+
+def test_every_example_is_on_the_page_and_is_run() -> None:
+    programs = {path.stem for path in README.parent.glob("*.py")} - {"digits"}
+    assert programs == set(commands()) == {*EXAMPLES, *ELSEWHERE}
+    assert all(f"examples/{name}.py" in command for name, command in commands().items())

@@ -1,0 +1,28 @@
+"""The examples of frameworks other than PyTorch, run as examples/README.md says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.digits import needs
+from tests.support.examples import run_example
+
+# What it needs, and the least bytes: gradients of two ranks in all steps.
+NET = 4 * (65 * 256 + 257 * 10)
+EXAMPLES = [
+    pytest.param("lightning_digits", 2 * 8 * 30 * NET, marks=needs("lightning")),
+    pytest.param("accelerate_digits", 2 * 8 * 30 * NET, marks=needs("accelerate")),
+    pytest.param("hf_trainer", 2 * 8 * 30 * NET, marks=needs("accelerate", "transformers")),
+]
+
+
+@needs("sklearn")
+@pytest.mark.parametrize(("name", "gradients"), EXAMPLES)
+def test_an_example_learns_the_digits_through_the_reducers(
+    name: str, gradients: int, addresses: list[str], tmp_path: Path
+) -> None:
+    accuracy, taken = run_example(name, addresses[0], tmp_path)
+    assert accuracy > 0.85
+    assert gradients <= taken < 1.3 * gradients
