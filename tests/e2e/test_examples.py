@@ -14,12 +14,19 @@ pytest.importorskip("sklearn")
 # The least bytes: gradients of two ranks in all steps.
 NET = 4 * (65 * 256 + 257 * 10)
 EXAMPLES = {
+    "compression": 2 * 6 * 30 * NET * 3 // 2,  # whole, then half of it, then a hundredth
     "ddp_backend": 2 * 8 * 30 * NET,
     "ddp_hook": 2 * 8 * 30 * NET,
     "fsdp2": 2 * 5 * 30 * NET,
     "numpy_sgd": 2 * 60 * 15 * 4 * 65 * 10,
 }
-ELSEWHERE = {"accelerate_digits", "hf_trainer", "lightning_digits"}
+ELSEWHERE = {
+    "accelerate_digits",
+    "hf_trainer",
+    "jax_digits",
+    "keras_digits",
+    "lightning_digits",
+}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

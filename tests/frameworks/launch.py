@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from reducer_client import torch_autoload
 from reducer_client.config import keep_gloo_on_loopback
 from tests.support.ports import free_port
 from tests.support.ranks import start_ranks, values
@@ -28,6 +29,7 @@ class Job:
 
     def enter(self, rank: int, world: int) -> None:
         """Make this process the rank, with torchrun's variables; before a framework looks."""
+        torch_autoload.register()  # as an installation does by its entry point
         torch.set_num_threads(1)
         keep_gloo_on_loopback()
         os.environ.update(
@@ -49,7 +51,7 @@ class Job:
 
 
 def run_job(
-    name: str, function: Callable[..., Any], *args: Any, timeout: float = 60.0
+    name: str, function: Callable[..., Any], *args: Any, timeout: float = 150.0
 ) -> tuple[int, list[Any]]:
     """Run ``function(rank, world, job, *args, tell)`` on ranks beside two reducers.
 

@@ -23,6 +23,7 @@ from reducer_client.arrays import Array
 from tests.frameworks.launch import WORLD, Job, run_job
 from tests.support.ranks import Tell
 
+pytestmark = pytest.mark.timeout(400)
 IMAGES, BATCH, HELD = 96, 4, 2
 STEPS = IMAGES // BATCH // WORLD // HELD
 WIDTH = 400

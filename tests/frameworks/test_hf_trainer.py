@@ -26,6 +26,7 @@ from reducer_client.arrays import Array
 from tests.frameworks.launch import WORLD, Job, run_job
 from tests.support.ranks import Tell
 
+pytestmark = pytest.mark.timeout(400)
 STEPS, BATCH, TOKENS = 20, 8, 16
 
 

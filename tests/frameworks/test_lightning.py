@@ -21,6 +21,7 @@ from reducer_client.arrays import Array
 from tests.frameworks.launch import WORLD, Job, run_job
 from tests.support.ranks import Tell
 
+pytestmark = pytest.mark.timeout(400)
 EPOCHS = 2
 IMAGES, BATCH = 96, 8
 STEPS = EPOCHS * IMAGES // BATCH // WORLD

@@ -48,7 +48,7 @@ def run_example(name: str, address: str, scratch: Path) -> tuple[float, int]:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=150)
+        output, _ = process.communicate(timeout=170)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
