@@ -38,6 +38,53 @@ def _sums(rank: int, world: int) -> None:
     assert torch.equal(tensor, sum(everyone).reshape(2, 3).t())
 
 
+def _reduce(rank: int, world: int) -> None:
+    tensor = _of(rank)
+    dist.reduce(tensor, dst=1, op=dist.ReduceOp.AVG)
+    assert torch.equal(
+        tensor, sum(_of(r) for r in range(world)) / world if rank == 1 else _of(rank)
+    )
+
+
+def _sparse(rank: int, world: int) -> None:
+    """Other rows on every rank, none on the last one, and one that all others share."""
+    rows = [] if rank == world - 1 else [rank, world]
+    torch.sparse.check_sparse_tensor_invariants.enable()
+    tensor = torch.sparse_coo_tensor(
+        torch.tensor([rows], dtype=torch.int64), torch.full((len(rows), 3), rank + 1.0), (9, 3)
+    )
+    expected = torch.zeros(9, 3)
+    for r in range(world - 1):
+        expected[r] += r + 1
+        expected[world] += r + 1
+    dist.all_reduce(tensor)
+    assert tensor.is_sparse and torch.equal(tensor.to_dense(), expected)
+
+
+def _coalesced(rank: int, world: int) -> None:
+    """One round for many tensors of a dtype."""
+    tensors = [_of(rank, count=n) for n in (3, 1, 7)]
+    with dist._coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    for tensor in tensors:
+        assert torch.equal(tensor, sum(_of(r, count=tensor.numel()) for r in range(world)))
+    counts = (2, 5)
+    parts = [_of(rank, count=n) for n in counts]
+    wholes = [torch.zeros(world * n) for n in counts]
+    with dist._coalescing_manager(async_ops=True) as started:
+        for whole, part in zip(wholes, parts, strict=True):
+            dist.all_gather_single(whole, part)
+    started.wait()
+    for whole, n in zip(wholes, counts, strict=True):
+        assert torch.equal(whole, torch.cat([_of(r, count=n) for r in range(world)]))
+    with dist._coalescing_manager():
+        for whole, part in zip(wholes, parts, strict=True):
+            dist.reduce_scatter_single(part, whole)
+    for part, n in zip(parts, counts, strict=True):
+        assert torch.equal(part, world * _of(rank, count=n))
+
+
 def _moves(rank: int, world: int) -> None:
     everyone = [_of(r) for r in range(world)]
     tensor = _of(rank)
@@ -100,7 +147,16 @@ def _groups(rank: int, world: int) -> None:
 def _collectives(rank: int, world: int, addresses: list[str], job: str, store: str) -> bool:
     with process_group(rank, world, addresses, store, job=job):
         assert dist.get_backend() == "reducer"
-        for check in (_sums, _moves, _delegated, _asynchronous, _groups):
+        for check in (
+            _sums,
+            _reduce,
+            _sparse,
+            _coalesced,
+            _moves,
+            _delegated,
+            _asynchronous,
+            _groups,
+        ):
             check(rank, world)
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -11,7 +12,8 @@ from reducer_client.group import Group
 from reducer_client.torch.callbacks import CallbackThreads
 from reducer_client.torch.packing import Packing
 from reducer_client.torch.solo import SoloGroup
-from reducer_client.torch.strands import MainStrand
+from reducer_client.torch.staging import CudaStaging
+from reducer_client.torch.strands import MainStrand, Strand
 from reducer_client.torch.tasks import Task
 from reducer_client.torch.works import CallWork, Handle, OnDone
 
@@ -31,6 +33,9 @@ class Calls:
         self._strand = MainStrand(name)
         self._threads = CallbackThreads()
         self._pending: set[CallWork] = set()
+        self._staging: dict[torch.device, CudaStaging] = {}
+        # One for all devices, whose calls are rounds of one key; starts a thread when first used.
+        self._stager = ThreadPoolExecutor(1, thread_name_prefix="reducer-stager")
 
     def start(
         self,
@@ -46,20 +51,18 @@ class Calls:
 
         ``outputs``: the value of the work's future.
         """
-        for packing in (source, target):
-            if packing is not None and packing.device.type != "cpu":
-                raise TypeError(f"tensors on {packing.device}: only cpu and cuda are supported")
-        key, strand = self._strand.next_call("cpu")
+        device = _common_device(source, target)
+        key, strand = self._strand.next_call(device.type)
+        submit = partial(submit, key=key, timeout=timeout)
+        if device.type == "cuda":
+            return self._start_on_device(submit, source, target, outputs, strand, device)
         read, write, finish = _on_host(source, target)
         work = CallWork(outputs, strand, self._threads, finish, timeout)
 
         def begin(on_done: OnDone | None) -> Handle:
-            return submit(read, write, key=key, on_done=on_done, timeout=timeout)
+            return submit(read, write, on_done=on_done)
 
-        if not asynchronous:
-            return work.start(begin)
-        self._pending.add(work)
-        return work.start_notified(begin, lambda: self._pending.discard(work))
+        return self._notified(work, begin) if asynchronous else work.start(begin)
 
     def wait_for_pending(self) -> None:
         """Return when every call that was started before is done."""
@@ -80,15 +83,57 @@ class Calls:
 
         return work.start_notified(begin, lambda: None) if asynchronous else work.start(begin)
 
+    def _start_on_device(
+        self,
+        submit: Submit,
+        source: Packing | None,
+        target: Packing | None,
+        outputs: Sequence[torch.Tensor],
+        strand: Strand,
+        device: torch.device,
+    ) -> CallWork:
+        staging = self._staging_of(device)
+        work = CallWork(outputs, strand, self._threads, devices=[device], context=staging.on_side)
+
+        def begin(on_done: OnDone | None) -> Handle:
+            assert on_done is not None
+            return staging.start(
+                source, target, lambda read, write, done: submit(read, write, on_done=done), on_done
+            )
+
+        return self._notified(work, begin)
+
+    def _notified(self, work: CallWork, begin: Callable[[OnDone | None], Handle]) -> CallWork:
+        self._pending.add(work)
+        return work.start_notified(begin, lambda: self._pending.discard(work))
+
+    def _staging_of(self, device: torch.device) -> CudaStaging:
+        if device not in self._staging:
+            self._staging[device] = CudaStaging(device, self._stager)
+        return self._staging[device]
+
     def close(self) -> None:
         """Leave the group, and end the threads of callbacks."""
         self.group.close()
-        self._threads.stop()
+        self._stop()
 
     def abort(self) -> None:
         """Leave without a word."""
         self.group.abort()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stager.shutdown()
         self._threads.stop()
+
+
+def _common_device(source: Packing | None, target: Packing | None) -> torch.device:
+    devices = {tensor.device for p in (source, target) if p is not None for tensor in p.tensors}
+    device = next(iter(devices))
+    if len(devices) > 1 or device.type not in ("cpu", "cuda"):
+        names = ", ".join(sorted(str(device) for device in devices))
+        raise TypeError(f"tensors on {names}: expected all on the cpu, or all on one cuda device")
+    return device
 
 
 def _on_host(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
-import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from reducer_client import config
@@ -71,34 +70,42 @@ class Formation:
         here.set(f"rank/{self.rank}", "")
         if self.rank == 0:
             self._wait(here, [f"rank/{rank}" for rank in range(self.world_size)])
-            here.set("run", json.dumps(self._choose(options, run_id, generation)))
+            self._choose(here, options, run_id, generation)
         self._wait(here, ["run"])
-        job, run_id = json.loads(here.get("run"))
+        chosen = json.loads(here.get("run"))
+        if "error" in chosen:
+            raise JoinError(f"process group {self.name!r}: rank 0 has failed: {chosen['error']}")
         seconds = self.timeout.total_seconds()
         return connect(
             options.addresses,
-            job=job,
+            job=chosen["job"],
             rank=self.rank,
             world_size=self.world_size,
-            run_id=run_id,
+            run_id=chosen["run_id"],
             connect_timeout=min(seconds, config.DEFAULT_CONNECT_TIMEOUT),
             step_timeout=seconds,
         )
 
-    def _choose(self, options: Options, run_id: str | None, generation: int) -> tuple[str, str]:
-        job, found = config.resolve_run(options.addresses, options.job)
+    def _choose(self, store: Store, options: Options, run_id: str | None, generation: int) -> None:
+        try:
+            job, found = config.resolve_run(options.addresses, options.job)
+        except ValueError as error:
+            store.set("run", json.dumps({"error": str(error)}))
+            raise
         name = run_id or found
         if generation > 1:
             name += f".{generation}"
-        return job, name if self.is_default else f"{name}#{self.name}"
+        if not self.is_default:
+            name += f"#{self.name}"
+        store.set("run", json.dumps({"job": job, "run_id": name}))
 
     def _wait(self, store: Store, keys: list[str]) -> None:
         try:
             store.wait(keys, self.timeout)
-        except dist.DistStoreError:
+        except RuntimeError as error:  # stores have no type for a timeout in common
             ranks = range(self.world_size)
             missing = [str(rank) for rank in ranks if not store.check([f"rank/{rank}"])]
             raise JoinError(
                 f"process group {self.name!r}: after {self.timeout.total_seconds():g} s these of "
                 f"{self.world_size} ranks are missing: {', '.join(missing) or 'none; 0 has failed'}"
-            ) from None
+            ) from error

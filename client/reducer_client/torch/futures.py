@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from reducer_client.torch.callbacks import CallbackThreads
 from reducer_client.torch.strands import Strand, entered
 
+Context = Callable[[], AbstractContextManager[Any]]
 Callback = Callable[["CallFuture"], Any]
 
 
@@ -19,15 +21,24 @@ class CallFuture(torch.futures.Future[Any]):
 
     DistributedDataParallel reads the value in C++, where an exception object is only no tensor. So
     the value of a failed call raises the error to whoever looks at it.
+
+    Args:
+        devices: of the tensors in the value, for CUDA.
+        context: in which it is completed: the stream whose work its consumers have to wait for.
     """
 
     def __init__(
-        self, strand: Strand, threads: CallbackThreads, devices: Sequence[torch.device] = ()
+        self,
+        strand: Strand,
+        threads: CallbackThreads,
+        devices: Sequence[torch.device] = (),
+        context: Context = nullcontext,
     ) -> None:
         super().__init__(devices=list(devices))
         self._strand = strand
         self._threads = threads
         self._devices = devices
+        self._context = context
         self._lock = threading.RLock()
         self._has_callbacks = False
         self._completing = False
@@ -73,11 +84,11 @@ class CallFuture(torch.futures.Future[Any]):
         super().add_done_callback(run)
 
     def _set(self, value: Any, error: BaseException | None) -> None:
-        if error is None:
+        if error is not None:
+            self._set_unwrap_func(_Failure.raise_)
+            value = _Failure(error)
+        with self._context():
             self.set_result(value)
-            return
-        self._set_unwrap_func(_Failure.raise_)
-        self.set_result(_Failure(error))
 
 
 class _Failure:

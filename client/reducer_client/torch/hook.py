@@ -8,6 +8,7 @@ kept as ``state.last_error``. The optimizer must not step after it.
 import contextlib
 import itertools
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from reducer_client.dtypes import WireDtype
-from reducer_client.group import Group, OnDone
+from reducer_client.group import Group
 from reducer_client.torch.narrowing import NarrowingGauge
-from reducer_client.torch.staging import CudaStaging, Submit, TensorFuture
+from reducer_client.torch.packing import Packing
+from reducer_client.torch.staging import CudaStaging, OnDone
 from reducer_client.work import Timeout, Work
 
 __all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options", "exchange", "take"]
@@ -25,6 +27,10 @@ __all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options", "exchan
 # torch's own: 5 to 100 MiB differ by 2 % where communication dominates (bench.training), and
 # smaller ones overlap more of the backward pass.
 DEFAULT_BUCKET_CAP_MB = 25
+
+TensorFuture = torch.futures.Future[torch.Tensor]
+# submit(host, on_done) starts a collective on a host tensor, in place.
+Submit = Callable[[torch.Tensor, OnDone], object]
 
 _names: "weakref.WeakKeyDictionary[Group, itertools.count[int]]" = weakref.WeakKeyDictionary()
 
@@ -158,9 +164,9 @@ def exchange(state: ReductionState, tensor: torch.Tensor, submit: Submit) -> Ten
     """
     try:
         if tensor.device.type == "cpu":
-            return _on_host(state, tensor, submit)
+            return _Exchange(state, tensor, ()).on_host(submit)
         if tensor.device.type == "cuda":
-            return state.staging(tensor.device).reduce(tensor, submit, state.keep_error)
+            return _Exchange(state, tensor, [tensor.device]).on_device(submit)
     except Exception as error:
         state.keep_error(error)
         raise
@@ -212,22 +218,37 @@ def _torch_timeout(group: dist.ProcessGroup | None) -> float | None:
     return min(found, default=None)
 
 
-def _on_host(state: ReductionState, tensor: torch.Tensor, submit: Submit) -> TensorFuture:
-    finished: TensorFuture = torch.futures.Future()
-    works: list[Work[Any]] = []
+class _Exchange:
+    """One tensor there and back, and the future that DDP waits for."""
 
-    def complete(work: Work[Any]) -> None:
-        works.append(work)
-        finished.set_result(tensor)
+    def __init__(
+        self, state: ReductionState, tensor: torch.Tensor, devices: Sequence[torch.device]
+    ) -> None:
+        self._state = state
+        self._tensor = tensor
+        self._finished: TensorFuture = torch.futures.Future(devices=list(devices))
+        self._error: Exception | None = None
+
+    def on_host(self, submit: Submit) -> TensorFuture:
+        submit(self._tensor, self._complete)
+        return self._finished.then(self._check)
+
+    def on_device(self, submit: Submit) -> TensorFuture:
+        packing = Packing([self._tensor])
+        self._state.staging(self._tensor.device).start(
+            packing, packing, lambda host, _, on_done: submit(host, on_done), self._complete
+        )
+        return self._finished.then(self._check)
+
+    # For CUDA on the side stream: the future records what its consumers have to wait for.
+    def _complete(self, handle: Any) -> None:
+        self._error = handle.exception()
+        self._finished.set_result(self._tensor)
 
     # An error set on the future that DDP waits for would only reach the user as a failed cast; one
     # that a callback raises keeps its text.
-    def check(_: TensorFuture) -> torch.Tensor:
-        error = works[0].exception()
-        if error is not None:
-            state.keep_error(error)
-            raise error
-        return tensor
-
-    submit(tensor, complete)
-    return finished.then(check)
+    def _check(self, _: TensorFuture) -> torch.Tensor:
+        if self._error is not None:
+            self._state.keep_error(self._error)
+            raise self._error
+        return self._tensor

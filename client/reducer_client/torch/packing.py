@@ -36,19 +36,19 @@ class Packing:
         """The tensors as one run: the only tensor itself, or a copy."""
         alone = self.alone()
         if alone is None:
-            alone = torch.empty(self.numel, dtype=self.dtype)
+            alone = torch.empty(self.numel, dtype=self.dtype, device=self.device)
             self.pack(alone)
         return alone
 
-    def pack(self, flat: torch.Tensor, non_blocking: bool = False) -> None:
+    def pack(self, flat: torch.Tensor) -> None:
         """Bring the tensors into a run of ``numel`` elements."""
         for tensor, place in zip(self.tensors, self._places(flat), strict=True):
-            place.copy_(tensor.reshape(place.shape), non_blocking=non_blocking)
+            place.copy_(tensor.reshape(place.shape))
 
-    def unpack(self, flat: torch.Tensor, non_blocking: bool = False) -> None:
+    def unpack(self, flat: torch.Tensor) -> None:
         """Bring a run of ``numel`` elements to the tensors."""
         for tensor, place in zip(self.tensors, self._places(flat), strict=True):
-            tensor.copy_(place.reshape(tensor.shape), non_blocking=non_blocking)
+            tensor.copy_(place.reshape(tensor.shape))
 
     def _places(self, flat: torch.Tensor) -> list[torch.Tensor]:
         table = flat.view(self.rows, self.numel // self.rows)

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import (
     BarrierOptions,
     BroadcastOptions,
     PrefixStore,
+    ReduceOptions,
     ReduceScatterOptions,
 )
 
@@ -41,6 +42,7 @@ from reducer_client.torch.reduction import (
     narrow,
 )
 from reducer_client.torch.solo import SoloGroup
+from reducer_client.torch.sparse import all_reduce_sparse, check_sparse_op
 from reducer_client.torch.tensors import movable, reducible, scaled
 from reducer_client.torch.works import CallWork, Handle
 
@@ -118,12 +120,22 @@ class ReducerProcessGroup(DelegatingGroup):
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         options = opts or AllreduceOptions()
+        if tensors[0].is_sparse:
+            return self._all_reduce_sparse(tensors, options)
         return self._reduction.all_reduce(
             tensors, options.reduceOp, options.asyncOp, _seconds(options)
         )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         return self.allreduce(tensors, opts or AllreduceCoalescedOptions())
+
+    def reduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        """The tensors of all ranks but the root stay as they are."""
+        options = opts or ReduceOptions()
+        mine = tensors if self.rank() == options.rootRank else [t.clone() for t in tensors]
+        return self._reduction.all_reduce(
+            mine, options.reduceOp, options.asyncOp, _seconds(options)
+        )
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         options = opts or BroadcastOptions()
@@ -133,7 +145,8 @@ class ReducerProcessGroup(DelegatingGroup):
             array = movable(target)
             return self._calls.group.broadcast(array, root, out=array, **call)
 
-        return self._start(submit, packing, packing, tensors, options)
+        source = packing if root == self.rank() else None
+        return self._start(submit, source, packing, tensors, options)
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         return self._gather(Packing(outputs[0]), Packing(inputs), outputs[0], opts)
@@ -224,6 +237,20 @@ class ReducerProcessGroup(DelegatingGroup):
     def _set_group_desc(self, desc: str) -> None:
         self._desc = desc
 
+    def _all_reduce_sparse(self, tensors: Tensors, options: Any) -> dist.Work:
+        check_sparse_op(options.reduceOp)
+
+        def gather(tensor: torch.Tensor) -> torch.Tensor:
+            whole = tensor.new_empty((self.size(), *tensor.shape))
+            self.all_gather_single(whole, tensor).wait()
+            return whole
+
+        def run() -> None:
+            for tensor in tensors:
+                all_reduce_sparse(tensor, options.reduceOp, gather)
+
+        return self._calls.start_task(run, tensors, options.asyncOp)
+
     def _gather(self, output: Packing, input: Packing, outputs: Tensors, opts: Any) -> dist.Work:
         _check_parts("all_gather", output, input, self.size())
 
@@ -256,7 +283,7 @@ class ReducerProcessGroup(DelegatingGroup):
     def _start(
         self,
         submit: Submit,
-        source: Packing,
+        source: Packing | None,
         target: Packing,
         outputs: Tensors,
         options: Any,

@@ -1,8 +1,8 @@
 """CUDA tensors on their way through host memory: pinned buffers, a side stream, events.
 
-The hook never waits for the device. A stager thread waits for the copy to the host and submits it;
-the client's completer thread starts the copy back, on the side stream, and completes the future
-there, so that its consumers wait for that copy on the device alone.
+Nothing here waits for the device but the stager thread: it waits for the copy to the host and hands
+it in. The client's completer thread starts the copy back, on the side stream; whoever uses the
+result waits for that copy on the device alone.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
-from reducer_client.work import Work
-
-OnDone = Callable[[Work[Any]], None]
-TensorFuture = torch.futures.Future[torch.Tensor]
+from reducer_client.errors import RoundTimeoutError
+from reducer_client.torch.packing import Packing
 
 # Buffers are taken by size class, so that buckets that change layout find one again.
 _GRANULE = 1 << 20
 
+OnDone = Callable[[Any], None]
 
-class Submit(Protocol):
-    """Starts the reduction of a host tensor in place; ``on_done`` runs on the completer thread."""
 
-    def __call__(self, host: torch.Tensor, on_done: OnDone) -> object: ...
+# submit(source, target, on_done) starts a collective on host tensors; one and the same in place.
+Submit = Callable[..., object]
 
 
 class PinnedPool:
@@ -55,87 +54,141 @@ class PinnedPool:
 
 
 class CudaStaging:
-    """What one state needs for one device."""
+    """What transfers tensors of one device.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    Args:
+        stager: of one thread, so that what is handed in first is submitted first.
+    """
+
+    def __init__(self, device: torch.device, stager: ThreadPoolExecutor | None = None) -> None:
+        self.device = device
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._pool = PinnedPool()
-        # One thread: what is handed in first is submitted first.
-        self._stager = ThreadPoolExecutor(1, thread_name_prefix="reducer-stager")
-        weakref.finalize(self, self._stager.shutdown, wait=False)
+        self._stager = stager or ThreadPoolExecutor(1, thread_name_prefix="reducer-stager")
+        if stager is None:
+            weakref.finalize(self, self._stager.shutdown, wait=False)
 
-    def reduce(
-        self, tensor: torch.Tensor, submit: Submit, on_error: Callable[[Exception], None]
-    ) -> TensorFuture:
-        """Reduce a CUDA tensor in place; failures are raised by the future's last callback."""
-        return _Transfer(self._device, self._side, self._pool, tensor, on_error).start(
-            self._stager, submit
-        )
+    def on_side(self) -> AbstractContextManager[Any]:
+        """The stream that results are copied on, as the current one."""
+        return torch.cuda.stream(self._side)
+
+    def start(
+        self, source: Packing | None, target: Packing | None, submit: Submit, on_done: OnDone
+    ) -> Transfer:
+        """Bring ``source`` to the host, submit, and bring the result to ``target``.
+
+        ``source is target`` for what is done in place. ``on_done`` is called with the transfer, on
+        any thread, with the side stream as the current one.
+        """
+        transfer = Transfer(self, source, target, on_done)
+        transfer.begin(self._side)
+        self._stager.submit(transfer.stage, submit)
+        return transfer
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """A pinned buffer."""
+        return self._pool.take(nbytes)
+
+    def give(self, buffer: torch.Tensor, idle: torch.cuda.Event) -> None:
+        """A buffer that the device reads until the event."""
+        self._pool.give(buffer, idle)
 
 
-class _Transfer:
-    """One tensor there and back."""
+class Transfer:
+    """One collective there and back; to whoever waits, the handle of a call."""
 
     def __init__(
         self,
-        device: torch.device,
-        side: torch.cuda.Stream,
-        pool: PinnedPool,
-        tensor: torch.Tensor,
-        on_error: Callable[[Exception], None],
+        staging: CudaStaging,
+        source: Packing | None,
+        target: Packing | None,
+        on_done: OnDone,
     ) -> None:
-        self._device = device
-        self._side = side
-        self._pool = pool
-        self._tensor = tensor
-        self._on_error = on_error
-        self._error: Exception | None = None
-        nbytes = tensor.numel() * tensor.element_size()
-        self._buffer = pool.take(nbytes)
-        self._host = self._buffer[:nbytes].view(tensor.dtype)
+        self._staging = staging
+        self._source = source
+        self._target = target
+        self._on_done = on_done
+        self._buffers: list[torch.Tensor] = []
+        self._read = None if source is None else self._take(source)
+        self._write = self._read
+        if source is not target:
+            self._write = None if target is None else self._take(target)
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._future: TensorFuture = torch.futures.Future(devices=[device])
+        self._returned = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._ended = threading.Event()
+        self._error: Exception | None = None
 
-    def start(self, stager: ThreadPoolExecutor, submit: Submit) -> TensorFuture:
-        # The bucket is still being written on the stream of autograd.
-        self._side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._side):
-            self._host.copy_(self._tensor.view(-1), non_blocking=True)
-            self._arrived.record(self._side)
-        self._tensor.record_stream(self._side)
-        stager.submit(self._stage, submit)
-        return self._future.then(self._finish)
+    def begin(self, side: torch.cuda.Stream) -> None:
+        """Start the copy to the host, after what the current stream does with the tensors."""
+        side.wait_stream(torch.cuda.current_stream(self._staging.device))
+        with torch.cuda.stream(side):
+            if self._source is not None and self._read is not None:
+                self._read.copy_(self._source.flat(), non_blocking=True)
+            self._arrived.record(side)
+        for packing in (self._source, self._target):
+            for tensor in () if packing is None else packing.tensors:
+                tensor.record_stream(side)
 
-    def _stage(self, submit: Submit) -> None:
+    def stage(self, submit: Submit) -> None:
+        """On the stager thread."""
         try:
             self._arrived.synchronize()
-            submit(self._host, self._return)
+            submit(self._read, self._write, self._return)
         except Exception as error:
-            self._complete(error)
+            self._end(error)
 
-    def _return(self, work: Work[Any]) -> None:
+    @property
+    def done(self) -> bool:
+        """Whether the copy back has been started, or the call has failed."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the current stream waits for the result; the host waits for the reducers."""
+        if not self._ended.wait(timeout):
+            raise RoundTimeoutError(f"not finished after {timeout} s", reason="timeout")
+        if self._error is not None:
+            raise self._error
+        torch.cuda.current_stream(self._staging.device).wait_event(self._returned)
+
+    def exception(self) -> Exception | None:
+        """Why it failed; None if it did not, or is not done."""
+        return self._error
+
+    def _take(self, packing: Packing) -> torch.Tensor:
+        nbytes = packing.numel * packing.dtype.itemsize
+        buffer = self._staging.take(nbytes)
+        self._buffers.append(buffer)
+        return buffer[:nbytes].view(packing.dtype)
+
+    def _return(self, work: Any) -> None:
         error: Exception | None = work.exception()
         if error is None:
             try:
-                with torch.cuda.stream(self._side):
-                    self._tensor.view(-1).copy_(self._host, non_blocking=True)
-                    idle = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-                    idle.record(self._side)
-                # After a failure the engine may still write into the buffer: it is not used again.
-                self._pool.give(self._buffer, idle)
+                self._start_back()
             except Exception as failed:
                 error = failed
-        self._complete(error)
+        self._end(error)
 
-    def _complete(self, error: Exception | None) -> None:
+    def _start_back(self) -> None:
+        with self._staging.on_side():
+            if self._target is not None and self._write is not None:
+                _copy_back(self._write, self._target)
+            self._returned.record()
+        # After a failure the engine may still write into the buffers: they are not used again.
+        for buffer in self._buffers:
+            self._staging.give(buffer, self._returned)
+
+    def _end(self, error: Exception | None) -> None:
         self._error = error
-        # The future records an event on the current stream of each device of its value.
-        with torch.cuda.stream(self._side):
-            self._future.set_result(self._tensor)
+        self._ended.set()
+        with self._staging.on_side():
+            self._on_done(self)
 
-    def _finish(self, _: TensorFuture) -> torch.Tensor:
-        if self._error is not None:
-            self._on_error(self._error)
-            raise self._error
-        return self._tensor
+
+def _copy_back(host: torch.Tensor, target: Packing) -> None:
+    """Through one run on the device: what is not contiguous cannot be copied without waiting."""
+    alone = target.alone()
+    if alone is not None:
+        alone.copy_(host, non_blocking=True)
+    else:
+        target.unpack(host.to(target.device, non_blocking=True))

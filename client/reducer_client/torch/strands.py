@@ -50,7 +50,7 @@ class MainStrand:
         with self._lock:
             number = self._number
             self._number += 1
-        return place, Strand(f"{self._group}/{number % _NAMES}")
+        return f"calls/{place}", Strand(f"{self._group}/{number % _NAMES}")
 
 
 def is_of_callback(key: str) -> bool:

@@ -29,7 +29,10 @@ _BY_NAME: dict[torch.dtype, tuple[str, np.dtype[Any]]] = {
     torch.float8_e4m3fn: ("float8_e4m3fn", np.dtype(np.uint8)),
     torch.float8_e5m2: ("float8_e5m2", np.dtype(np.uint8)),
 }
-_COMPLEX: dict[torch.dtype, torch.dtype] = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_COMPLEX: dict[torch.dtype, torch.dtype] = {
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
 _BYTES: np.dtype[Any] = np.dtype(np.uint8)
 _OPS: dict[object, str] = {
     dist.ReduceOp.SUM: "sum",

@@ -14,10 +14,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from reducer_client.group import Group, OnDone
-from reducer_client.torch.hook import ReductionState, all_reduce_hook, exchange, take
+from reducer_client.torch.hook import (
+    ReductionState,
+    TensorFuture,
+    all_reduce_hook,
+    exchange,
+    take,
+)
 from reducer_client.torch.pairs import Pairs, largest, narrow
 from reducer_client.torch.residuals import Residuals
-from reducer_client.torch.staging import TensorFuture
 from reducer_client.work import Timeout
 
 __all__ = ["TopKState", "attach_topk", "topk_hook"]

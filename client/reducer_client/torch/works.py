@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from reducer_client.torch.callbacks import CallbackThreads
-from reducer_client.torch.futures import CallFuture
+from reducer_client.torch.futures import CallFuture, Context
 from reducer_client.torch.strands import Strand
 
 
@@ -34,6 +35,7 @@ class CallWork(dist.Work):
     Args:
         outputs: what the future has as its value.
         limit: seconds that ``wait`` waits by default; None takes the timeout of the group.
+        devices, context: of the future.
         finish: brings the result to the outputs, once, when the call has succeeded.
     """
 
@@ -44,6 +46,8 @@ class CallWork(dist.Work):
         threads: CallbackThreads,
         finish: Callable[[], None] | None = None,
         limit: float | None = None,
+        devices: Sequence[torch.device] = (),
+        context: Context = nullcontext,
     ) -> None:
         super().__init__()
         self._outputs = list(outputs)
@@ -51,6 +55,8 @@ class CallWork(dist.Work):
         self._threads = threads
         self._finish = finish
         self._limit = limit
+        self._devices = devices
+        self._context = context
         self._lock = threading.Lock()
         self._handle: Handle | None = None
         self._notified = False
@@ -93,7 +99,9 @@ class CallWork(dist.Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            future = self._future = CallFuture(self._strand, self._threads)
+            future = self._future = CallFuture(
+                self._strand, self._threads, self._devices, self._context
+            )
             settled, notified = self._settled, self._notified
         if settled:
             future.complete(self._outputs, self._error)

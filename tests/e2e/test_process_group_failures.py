@@ -1,0 +1,199 @@
+"""What goes wrong under ``init_process_group("reducer")``, and what a program is told."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch  # only where it is installed
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from reducer_client import JoinError, MismatchError, PeerLostError, ReducerUnavailableError
+from tests.support.process_group import process_group
+from tests.support.ranks import Tell, run_ranks, start_ranks
+from tests.support.reducers import Reducers
+
+
+def _mismatches(rank: int, world: int) -> None:
+    """Every rank is told at once; the group works on."""
+    for what, call in {
+        "all_reduce sum float32 x 3": lambda: dist.all_reduce(torch.ones(3 + rank)),
+        "float64": lambda: dist.all_reduce(torch.ones(3).to([torch.float32, torch.float64][rank])),
+        "broadcast": lambda: (
+            dist.broadcast(torch.ones(3), src=0) if rank else dist.all_reduce(torch.ones(3))
+        ),
+    }.items():
+        with pytest.raises(MismatchError, match=r"rank 0: .*rank 1: ") as caught:
+            call()
+        assert what in str(caught.value)
+
+
+def _refusals(rank: int, world: int) -> None:
+    """Before anything is sent, on every rank by itself."""
+    with pytest.raises(TypeError, match=r"torch\.int16.*reducers do .*float32"):
+        dist.all_reduce(torch.ones(3, dtype=torch.int16))
+    with pytest.raises(TypeError, match=r"mean of torch\.bool: expected SUM"):
+        dist.all_reduce(torch.ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG)
+    with pytest.raises(ValueError, match=r"all_gather over 2 ranks: .*got 7 .* and 3 "):
+        dist.all_gather_single(torch.ones(7), torch.ones(3))
+    with pytest.raises(TypeError, match="expected all on the cpu"):
+        dist.all_reduce(torch.ones(3, device="meta"))
+    with pytest.raises(ValueError, match="monitored_barrier"):  # torch's own limit
+        dist.monitored_barrier()
+
+
+def _callbacks(rank: int, world: int) -> None:
+    """An exception in a callback is the error of its future alone."""
+    done = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    failed = done.then(lambda _: 1 // 0).then(lambda before: before.value())
+    with pytest.raises(ZeroDivisionError):
+        failed.wait()
+    assert torch.equal(done.wait()[0], torch.full((3,), 2.0))
+
+
+def _nested(rank: int, world: int) -> None:
+    """Calls in callbacks belong together, whichever comes first and on whatever thread."""
+    told = torch.zeros(1)
+    if rank == 0:  # rank 1 has its callbacks in place by then, ours find everything done
+        dist.recv(told, 1)
+    works = [dist.all_reduce(torch.full((2,), 1.0 + i), async_op=True) for i in range(4)]
+    if rank == 0:
+        assert all(work.wait() for work in works)
+
+    def nested(done: Any) -> torch.Tensor:
+        again = dist.all_reduce(done.value()[0].clone(), async_op=True).get_future().wait()
+        return dist.all_reduce(again[0] * 10, async_op=True).get_future().wait()[0]
+
+    order = range(4) if rank == 0 else reversed(range(4))
+    results = {index: works[index].get_future().then(nested) for index in order}
+    if rank == 1:
+        dist.send(told, 0)
+    assert {i: f.wait()[0].item() for i, f in results.items()} == {
+        i: 80.0 * (1 + i) for i in range(4)
+    }
+
+
+def _wrong_calls(rank: int, world: int, addresses: list[str], job: str, store: str) -> int:
+    before = threading.active_count()
+    with process_group(rank, world, addresses, store, job=job) as group:
+        for check in (_mismatches, _refusals, _callbacks, _nested):
+            check(rank, world)
+        dist.barrier()
+    group.shutdown()  # twice is once
+    with pytest.raises(RuntimeError, match="closed"):
+        group.allreduce([torch.ones(3)])
+    return threading.active_count() - before
+
+
+def test_wrong_calls_are_named_and_the_group_works_on(
+    addresses: list[str], job: str, tmp_path: Path
+) -> None:
+    assert run_ranks(2, _wrong_calls, addresses, job, str(tmp_path / "store")) == [0, 0]
+
+
+def test_ranks_and_reducers_that_are_missing_are_named(
+    addresses: list[str], job: str, tmp_path: Path
+) -> None:
+    run_ranks(2, _absent, addresses, job, str(tmp_path / "store"))
+
+
+def _absent(rank: int, world: int, addresses: list[str], job: str, store: str) -> None:
+    with (
+        pytest.raises(ReducerUnavailableError, match=r"127\.0\.0\.1:1"),
+        process_group(rank, world, ["127.0.0.1:1"], f"{store}-nowhere", seconds=20, job=job),
+    ):
+        pass
+    if rank == 0:
+        with (
+            pytest.raises(JoinError, match=r"after 2 s these of 2 ranks are missing: 1$"),
+            process_group(rank, world, addresses, store, seconds=2, job=job),
+        ):
+            pass
+
+
+def _train(
+    rank: int, world: int, addresses: list[str], job: str, store: str, steps: int, tell: Tell
+) -> str:
+    """The digest of the parameters after `steps`; told of each step that a rank begins."""
+    with process_group(rank, world, addresses, store, job=job):
+        torch.manual_seed(7)
+        module = nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 8)
+        )
+        model = DistributedDataParallel(module, bucket_cap_mb=0.1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        data = torch.Generator().manual_seed(rank)
+        loader = DataLoader(
+            TensorDataset(torch.randn(steps * 8, 64, generator=data)),
+            batch_size=8,
+            num_workers=1,
+            multiprocessing_context="fork",
+        )
+        for step, (inputs,) in enumerate(loader):
+            tell(step)
+            tell.hear()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+        return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def _run(reducers: Reducers, job: str, store: Path, kills: tuple[int, ...]) -> str:
+    """A run of 12 steps, before some of which a reducer is killed and started again."""
+    arguments = (reducers.addresses, job, str(store), 12)
+    with start_ranks(2, _train, *arguments, talk=True) as ranks:
+        for step in range(12):
+            for rank in range(2):
+                assert ranks.receive(rank, 60) == step
+            if step in kills:
+                reducers.kill(step % 2)
+                reducers.start(step % 2)
+            for rank in range(2):
+                ranks.send(rank)
+        outcomes = ranks.collect(60)
+    assert all(o.error is None and o.reported for o in outcomes), outcomes
+    (digest,) = {o.value for o in outcomes}
+    return str(digest)
+
+
+def test_a_killed_reducer_leaves_no_trace_in_the_parameters(job: str, tmp_path: Path) -> None:
+    with Reducers(2) as reducers:
+        calm = _run(reducers, job + "-calm", tmp_path / "calm", ())
+        assert _run(reducers, job + "-storm", tmp_path / "storm", (3, 6, 8)) == calm
+
+
+def _fail(rank: int, world: int, addresses: list[str], job: str, store: str, tell: Tell) -> None:
+    try:
+        _train(rank, world, addresses, job, store, 1000, tell)
+    except RuntimeError as error:
+        tell((time.monotonic(), repr(error)))
+        raise
+
+
+def test_a_killed_rank_is_named_by_backward_on_every_other(job: str, tmp_path: Path) -> None:
+    with Reducers(2) as reducers:
+        arguments = (reducers.addresses, job, str(tmp_path / "store"))
+        with start_ranks(3, _fail, *arguments, talk=True) as ranks:
+            for step in range(3):
+                for rank in range(3):
+                    assert ranks.receive(rank, 60) == step
+                for rank in range(3 if step < 2 else 2):
+                    ranks.send(rank)
+            killed = time.monotonic()
+            ranks.kill(2)
+            for rank in (0, 1):
+                at, text = ranks.receive(rank, 30)
+                assert "PeerLostError" in text and "rank 2" in text
+                assert at - killed < 5  # the promise is 1 s on a quiet machine
+            assert all(isinstance(ranks.collect_one(r, 30).error, PeerLostError) for r in (0, 1))

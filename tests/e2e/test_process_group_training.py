@@ -1,0 +1,230 @@
+"""What trains on ``init_process_group("reducer")``: the options of DDP, ZeRO, FSDP2, checkpoints.
+
+The same programs run over gloo: parameters are equal within what the order of a sum makes, and
+over the reducers bit for bit on all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch  # only where it is installed
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.support.process_group import process_group
+from tests.support.ranks import run_ranks
+
+STEPS = 4
+
+# Of DistributedDataParallel, by name.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "small buckets": {"bucket_cap_mb": 0.01},
+    "gradient_as_bucket_view": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.01},
+    "static_graph": {"static_graph": True},
+    "find_unused_parameters": {"find_unused_parameters": True},
+    "no init_sync": {"init_sync": False},
+    "no forward_sync_buffers": {"init_sync": False, "forward_sync_buffers": False},
+    "batched_grad_copy": {"batched_grad_copy": True, "bucket_cap_mb": 0.01},
+    "bucket_cap_mb_list": {"bucket_cap_mb_list": [0.005, 0.02]},
+}
+
+
+class Net(nn.Module):
+    """BatchNorm buffers, and a branch that a forward pass may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU())
+        self.branch = nn.Linear(64, 64)
+        self.last = nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor, skip: bool = False) -> torch.Tensor:
+        hidden = self.first(x)
+        return self.last(hidden if skip else torch.relu(self.branch(hidden)))
+
+
+def _net() -> Net:
+    torch.manual_seed(11)
+    return Net()
+
+
+def _inputs(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(8, 20, generator=torch.Generator().manual_seed(100 * rank + step))
+
+
+def _parameters(module: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int, **forward: Any
+) -> None:
+    model(_inputs(rank, step), **forward).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _train(model: nn.Module, rank: int, skips: bool = False) -> torch.Tensor:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(STEPS):
+        _step(model, optimizer, rank, step, skip=skips and step % 2 == 0)
+    return _parameters(model)
+
+
+def _every_option(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, options in OPTIONS.items():
+        model = DistributedDataParallel(_net(), **options)
+        yield name, _train(model, rank, skips=name == "find_unused_parameters")
+    model = DistributedDataParallel(_net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(STEPS):
+        with model.no_sync():
+            model(_inputs(rank, step)).square().mean().backward()
+        _step(model, optimizer, rank, step + STEPS)
+    yield "no_sync", _parameters(model)
+    model = DistributedDataParallel(nn.Linear(20, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with model.join():
+        for step in range(STEPS + rank):
+            _step(model, optimizer, rank, step)
+    yield "join", _parameters(model)
+
+
+def _hooks(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
+    for hook in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook):
+        model = DistributedDataParallel(_net(), bucket_cap_mb=0.01)
+        model.register_comm_hook(None, hook)
+        yield hook.__name__, _train(model, rank)
+    model = DistributedDataParallel(_net())
+    with pytest.raises(TypeError, match="BF16"):  # torch's own limit
+        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+
+
+def _power_sgd(rank: int, world: int) -> torch.Tensor:
+    """Blocks in callbacks on sums that it starts there, of several buckets at once."""
+    deep = nn.Sequential(*(nn.Linear(32, 32) for _ in range(8)), nn.Linear(32, 3))
+    model = DistributedDataParallel(deep, bucket_cap_mb=0.01)
+    state = power_sgd.PowerSGDState(
+        None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+    )
+    model.register_comm_hook(state, power_sgd.powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(10):
+        inputs = torch.randn(8, 32, generator=torch.Generator().manual_seed(rank + 10 * step))
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return _parameters(model)
+
+
+def _zero(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of TorchScript
+
+    model = DistributedDataParallel(_net())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
+    for step in range(STEPS):
+        _step(model, optimizer, rank, step)
+    yield "ZeRO", _parameters(model)
+
+
+def _sharded(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
+    meshes = {"FSDP2": init_device_mesh("cpu", (world,))}
+    if world == 4:
+        meshes["HSDP"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    for name, mesh in meshes.items():
+        model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
+        torch.manual_seed(3)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.1)
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(STEPS):
+            _step(model, optimizer, rank, step)
+        yield name, torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
+
+
+def _sparse(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
+    torch.manual_seed(2)
+    model = DistributedDataParallel(nn.EmbeddingBag(50, 4, sparse=True, mode="sum"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS):
+        indices = torch.randint(50, (6, 3), generator=torch.Generator().manual_seed(step + rank))
+        model(indices).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    yield "sparse", _parameters(model)
+
+
+def _programs(rank: int, world: int) -> dict[str, torch.Tensor]:
+    programs = (_every_option, _hooks, _zero, _sharded, _sparse)
+    return {name: found for program in programs for name, found in program(rank, world)}
+
+
+@contextlib.contextmanager
+def _gloo(rank: int, world: int, store: str) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _matrix(rank: int, world: int, addresses: list[str], job: str, folder: str) -> dict[str, str]:
+    with process_group(rank, world, addresses, f"{folder}/ours", job=job):
+        found = _programs(rank, world)
+        compressed = _power_sgd(rank, world)
+        _checkpoint(rank, world, folder)
+    with _gloo(rank, world, f"{folder}/gloo"):
+        for name, expected in _programs(rank, world).items():
+            torch.testing.assert_close(
+                found[name], expected, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
+    found["PowerSGD"] = compressed
+    return {name: _digest(value) for name, value in found.items()}
+
+
+def _checkpoint(rank: int, world: int, folder: str) -> None:
+    """Saves and loads a sharded module: gathers, scatters and broadcasts objects."""
+    mesh = init_device_mesh("cpu", (world,))
+    model = fully_shard(nn.Linear(20, 8), mesh=mesh)
+    expected = [p.full_tensor().clone() for p in model.parameters()]
+    checkpoint.save({"model": model.state_dict()}, checkpoint_id=f"{folder}/checkpoint")
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    state = {"model": model.state_dict()}
+    checkpoint.load(state, checkpoint_id=f"{folder}/checkpoint")
+    model.load_state_dict(state["model"])
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.full_tensor(), value)
+
+
+def _digest(value: torch.Tensor) -> str:
+    return hashlib.sha256(value.numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("world", [2, 4])
+def test_what_trains_over_gloo_trains_over_the_reducers(
+    world: int, addresses: list[str], job: str, tmp_path: Path
+) -> None:
+    ranks = run_ranks(world, _matrix, addresses, job, str(tmp_path), timeout=200)
+    assert all(digests == ranks[0] for digests in ranks)
+    same = ("default", "small buckets", "gradient_as_bucket_view", "static_graph", "no init_sync")
+    assert len({ranks[0][name] for name in same}) == 1
