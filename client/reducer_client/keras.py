@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
 from reducer_client.group import Group
@@ -53,15 +54,19 @@ def DistributedOptimizer(  # noqa: N802 - makes an optimizer, and users know it 
         TypeError: no Keras 3 optimizer, or one that is distributed already.
         ValueError: Keras runs on another backend than tensorflow, jax and torch.
     """
+    if key is None:
+        key = f"keras{next(_names.setdefault(group, itertools.count()))}"
+    options = {"fusion_threshold": fusion_threshold, "wire_dtype": wire_dtype, "key": key}
+    return with_reduction(optimizer, _find_reduce(group, op, options))
+
+
+def with_reduction(optimizer: Any, reduce: Reduce) -> Any:
+    """An optimizer of the same class, settings and state that applies what ``reduce`` returns."""
     if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, _Reducing):
         raise TypeError(
             "expected an optimizer of Keras 3 that is not distributed yet, got "
             f"{type(optimizer).__name__}"
         )
-    if key is None:
-        key = f"keras{next(_names.setdefault(group, itertools.count()))}"
-    options = {"fusion_threshold": fusion_threshold, "wire_dtype": wire_dtype, "key": key}
-    reduce = _find_reduce(group, op, options)
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     base = type(optimizer)
     # Named as its base, and so it is saved. The reduction belongs to the class, for Keras makes
@@ -89,15 +94,7 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):  # type: ignore[misc] 
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Called by Keras, after it has built the model."""
-        if not self.model.built:
-            raise RuntimeError(
-                "BroadcastGlobalVariables: the model is not built when training begins; build it "
-                "first (model.build(input_shape), or call it on a batch)"
-            )
-        optimizer = self.model.optimizer
-        if not optimizer.built:  # on the root it may be, from a checkpoint
-            optimizer.build(self.model.trainable_variables)
-        broadcast_variables([*self.model.weights, *optimizer.variables], self.group, self.root)
+        broadcast_variables(trained_variables(self.model), self.group, self.root)
 
 
 class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # no types there
@@ -113,12 +110,7 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # no types
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Called by Keras."""
-        if not logs:
-            return
-        names = sorted(logs)
-        values = np.array([float(logs[name]) for name in names])
-        means = self.group.all_reduce(values, "mean").wait()
-        logs.update(zip(names, means.tolist(), strict=True))
+        average_logs(logs, lambda values: self.group.all_reduce(values, "mean").wait())
 
 
 def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -> None:
@@ -131,6 +123,27 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -
     works = [group.broadcast(array, root) for array in arrays]
     for variable, work in zip(variables, works, strict=True):
         variable.assign(work.wait())
+
+
+def trained_variables(model: Any) -> list[Any]:
+    """Weights and optimizer state of a model; RuntimeError where it is not built."""
+    if not model.built:
+        raise RuntimeError(
+            f"the model {model.name!r} is not built when training begins; build it first "
+            "(model.build(input_shape), or call it on a batch)"
+        )
+    optimizer = model.optimizer
+    if not optimizer.built:  # on the root it may be, from a checkpoint
+        optimizer.build(model.trainable_variables)
+    return [*model.weights, *optimizer.variables]
+
+
+def average_logs(logs: dict[str, Any] | None, mean: Callable[[Array], Array]) -> None:
+    """Replace the numbers in what Keras gives to a callback by their mean."""
+    if logs:
+        names = sorted(logs)
+        means = mean(np.array([float(logs[name]) for name in names]))
+        logs.update(zip(names, means.tolist(), strict=True))
 
 
 class _Reducing:
@@ -147,20 +160,15 @@ class _Reducing:
         reduced = iter(self._reduce_all(there))
         return [None if gradient is None else next(reduced) for gradient in grads]
 
-    @property
-    def loss_scale_factor(self) -> Any:
-        """The base's; LossScaleOptimizer takes it from what it is put around."""
-        return self._loss_scale_factor
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value: Any) -> None:
-        if value is None and hasattr(self, "_loss_scale_factor"):
+    def __setattr__(self, name: str, value: Any) -> None:
+        # LossScaleOptimizer takes the factor from what it is put around, and says no more to it.
+        if name == "loss_scale_factor" and value is None and name in self.__dict__:
             raise ValueError(
                 "LossScaleOptimizer around a DistributedOptimizer: a rank whose gradients overflow "
                 "would leave out the step that the others wait for. Use DistributedOptimizer("
                 "LossScaleOptimizer(optimizer), group), also with the policy mixed_float16"
             )
-        self._loss_scale_factor = value
+        super().__setattr__(name, value)
 
 
 class _ReducingScaled(_Reducing):

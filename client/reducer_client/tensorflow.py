@@ -12,9 +12,9 @@ submit the next.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -27,7 +27,7 @@ __all__ = ["DistributedGradientTape", "all_reduce", "all_reduce_many", "broadcas
 
 # A variable of each group that its calls write before and after: what TensorFlow orders them by.
 # (Calls without a resource are ordered too, but not with functions and loops that hold one.)
-_turns: weakref.WeakKeyDictionary[Group, Any] = weakref.WeakKeyDictionary()
+_turns: weakref.WeakKeyDictionary[object, Any] = weakref.WeakKeyDictionary()
 
 
 def all_reduce(
@@ -75,24 +75,55 @@ def all_reduce_many(
         return group.all_reduce_many(arrays, op, fusion_threshold, key, wire_dtype).wait()
 
     def call(*dense: Any) -> list[Any]:
-        if tf.executing_eagerly():
-            return [tf.convert_to_tensor(a) for a in reduce(*(t.numpy() for t in dense))]
-        return _in_turn(group, reduce, dense)
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types here
-    def differentiable(*dense: Any) -> tuple[list[Any], Any]:
-        return call(*dense), lambda *upstream: call(*upstream)
+        return call_in_order(group, reduce, dense, [tensor.shape for tensor in dense])
 
     dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not dense:
         return []
-    if op in ("sum", "mean"):
-        return list(differentiable(*dense))
-    return call(*dense)
+    return own_derivative(call, dense) if op in ("sum", "mean") else call(*dense)
 
 
-class DistributedGradientTape:
-    """A tf.GradientTape whose `gradient` is reduced over all ranks; all else is the tape's own.
+class ReducedTape:
+    """A tf.GradientTape whose `gradient` is reduced; all else is the tape's own.
+
+    Args:
+        tape: what records.
+        reduce: from a list of gradients to their reductions.
+    """
+
+    def __init__(self, tape: Any, reduce: Callable[[list[Any]], list[Any]]) -> None:
+        self._tape = tape
+        self._reduce = reduce
+
+    def __enter__(self) -> Self:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._tape.__exit__(kind, error, trace)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tape, name)
+
+    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the tape's own, reduced over all ranks in one call.
+
+        A None, where a source is not connected, stays None: it must be None on every rank.
+        """
+        gradients = self._tape.gradient(target, sources, *args, **kwargs)
+        flat = tf.nest.flatten(gradients)
+        reduced = iter(self._reduce([gradient for gradient in flat if gradient is not None]))
+        filled = [None if gradient is None else next(reduced) for gradient in flat]
+        return tf.nest.pack_sequence_as(gradients, filled)
+
+
+class DistributedGradientTape(ReducedTape):
+    """A tf.GradientTape whose `gradient` is that of all ranks; all else is the tape's own.
 
     Args:
         tape: what records.
@@ -109,41 +140,9 @@ class DistributedGradientTape:
         key: str | None = None,
         wire_dtype: WireDtype | None = None,
     ) -> None:
-        self._tape = tape
-        self._group = group
-        self._op: Op = op
-        self._options: dict[str, Any] = {
-            "fusion_threshold": fusion_threshold,
-            "key": key,
-            "wire_dtype": wire_dtype,
-        }
-
-    def __enter__(self) -> DistributedGradientTape:
-        self._tape.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._tape.__exit__(kind, error, trace)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tape, name)
-
-    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the tape's own, reduced over all ranks in one call of `all_reduce_many`.
-
-        A None, where a source is not connected, stays None: it must be None on every rank.
-        """
-        gradients = self._tape.gradient(target, sources, *args, **kwargs)
-        flat = tf.nest.flatten(gradients)
-        there = [gradient for gradient in flat if gradient is not None]
-        reduced = iter(all_reduce_many(there, self._group, self._op, **self._options))
-        filled = [None if gradient is None else next(reduced) for gradient in flat]
-        return tf.nest.pack_sequence_as(gradients, filled)
+        options: dict[str, Any] = {"fusion_threshold": fusion_threshold, "key": key}
+        options["wire_dtype"] = wire_dtype
+        super().__init__(tape, lambda gradients: all_reduce_many(gradients, group, op, **options))
 
 
 def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -> None:
@@ -159,19 +158,40 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -
         variable.assign(work.wait())
 
 
-def _in_turn(group: Group, reduce: Any, tensors: Sequence[Any]) -> list[Any]:
+def call_in_order(
+    owner: object, function: Callable[..., Sequence[Array]], tensors: Sequence[Any], shapes: Any
+) -> list[Any]:
+    """Call a function of arrays on the values of tensors, in the program's order of the owner's.
+
+    Args:
+        owner: whose calls come one after the other; anything that can be referred to weakly.
+        function: its results have the dtypes of the tensors.
+        shapes: of the results, as far as they are known.
+    """
+    if tf.executing_eagerly():
+        return [tf.convert_to_tensor(array) for array in function(*(t.numpy() for t in tensors))]
     _refuse_xla()
-    if group not in _turns:
+    if owner not in _turns:
         with tf.init_scope(), tf.device("/CPU:0"):
-            _turns[group] = tf.Variable(0, trainable=False, dtype=tf.int64, name="reducer_turn")
-    turn = _turns[group]
+            _turns[owner] = tf.Variable(0, trainable=False, dtype=tf.int64, name="reducer_turn")
+    turn = _turns[owner]
     with tf.control_dependencies([turn.assign_add(1)]):
-        reduced = tf.numpy_function(reduce, tensors, [tensor.dtype for tensor in tensors])
-    with tf.control_dependencies(reduced):
+        results = tf.numpy_function(function, tensors, [tensor.dtype for tensor in tensors])
+    with tf.control_dependencies(results):
         turn.assign_add(1)
-    for tensor, like in zip(reduced, tensors, strict=True):
-        tensor.set_shape(like.shape)
-    return list(reduced)
+    for tensor, shape in zip(results, shapes, strict=True):
+        tensor.set_shape(shape)
+    return list(results)
+
+
+def own_derivative(call: Callable[..., list[Any]], tensors: Sequence[Any]) -> list[Any]:
+    """The call's results; back through it goes what the same call makes of the gradients."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types here
+    def differentiable(*inputs: Any) -> tuple[list[Any], Any]:
+        return call(*inputs), lambda *upstream: call(*upstream)
+
+    return list(differentiable(*tensors))
 
 
 def _refuse_xla() -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.frameworks import skip_without
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
@@ -49,9 +50,10 @@ def consoles(page: Path) -> list[Line]:
 
 def write_programs(page: Path, folder: Path, ports: dict[str, str]) -> None:
     """The files that a page shows, under the names that it gives them."""
-    for _, title, text in _FENCE.findall(page.read_text()):
-        if title:
-            (folder / title).write_text(moved(text, ports))
+    shown = {title: (kind, text) for kind, title, text in _FENCE.findall(page.read_text()) if title}
+    skip_without(*(text for kind, text in shown.values() if kind == "python"))
+    for title, (_, text) in shown.items():
+        (folder / title).write_text(moved(text, ports))
 
 
 def moved(text: str, ports: dict[str, str]) -> str:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from reducer_client import Group
 from tests.support.digits import (
     BATCH,
     STEPS,
     assert_close,
     bytes_taken,
     digest,
-    needs,
     share,
     together,
 )
-from tests.support.ranks import join, run_ranks
+from tests.support.frameworks import needs
+from tests.support.ranks import Tell, join, run_ranks, start_ranks
 
+pytestmark = [needs("sklearn"), pytest.mark.timeout(300)]
 WORLD = 2
 EPOCHS = 2
 PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10
@@ -33,6 +37,10 @@ BACKENDS = [
 def _import_keras(backend: str) -> Any:
     os.environ["KERAS_BACKEND"] = backend
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    if backend == "torch":
+        import torch
+
+        torch.set_num_threads(1)
     import keras
 
     assert keras.backend.backend() == backend
@@ -52,19 +60,17 @@ def _make(keras: Any, seed: int) -> Any:
 
 def _adam(keras: Any) -> Any:
     # Clipping acts on what was reduced: the norm of the ranks' own gradients is another one.
-    return keras.optimizers.Adam(0.01, global_clipnorm=0.5, weight_decay=0.01)
+    return keras.optimizers.Adam(0.01, global_clipnorm=0.5, weight_decay=0.01, name="adam")
 
 
 def _fit(keras: Any, model: Any, optimizer: Any, data: Any, batch: int, **options: Any) -> Any:
-    compiling = {"jit_compile": False} if keras.backend.backend() == "tensorflow" else {}
-    eager = options.pop("run_eagerly", False)
-    model.compile(
-        optimizer,
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        run_eagerly=eager,
-        **compiling,
-    )
+    compiling = {"jit_compile": keras.backend.backend() == "jax"}
+    compiling |= {
+        name: options.pop(name)
+        for name in ("run_eagerly", "jit_compile", "steps_per_execution") & options.keys()
+    }
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], **compiling)
     return model.fit(*data, batch_size=batch, shuffle=False, verbose=0, **options).history
 
 
@@ -101,7 +107,6 @@ def _train(rank: int, world: int, addresses: list[str], job: str, backend: str) 
     return found, history, taken, len(optimizer.variables)
 
 
-@needs("sklearn")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fit_equals_one_process_on_the_joined_batches(addresses: list[str], backend: str) -> None:
     outcomes = run_ranks(WORLD, _train, addresses, f"fit-{backend}", backend, timeout=150)
@@ -111,3 +116,192 @@ def test_fit_equals_one_process_on_the_joined_batches(addresses: list[str], back
     taken = outcomes[0][2]
     # Beside the gradients: the broadcast of weights and two moments, and a few numbers.
     assert gradients + 3 * PARAMETERS * 4 <= taken <= gradients + 3 * PARAMETERS * 4 + 2000
+
+
+def _many_cases(
+    rank: int, world: int, addresses: list[str], job: str, backend: str, folder: str
+) -> list[str]:
+    keras = _import_keras(backend)
+    with join(rank, world, addresses, job) as group:
+        found = [
+            _with_loss_scale(keras, group),
+            _with_shared_rows(keras, group),
+            _from_a_checkpoint(keras, group, Path(folder) / f"rank{rank}.keras"),
+        ]
+        _check_refusals(keras, group)
+        if backend == "tensorflow":
+            found.append(_otherwise(keras, group))
+            _check_xla_is_refused(keras, group)
+        texts = _text_of(Exception, lambda: _with_another_dtype(keras, group))
+    assert "MismatchError" in texts and "float32" in texts and "float64" in texts, texts
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_loss_scales_sparse_gradients_checkpoints_and_errors(
+    addresses: list[str], tmp_path: Path, backend: str
+) -> None:
+    found = run_ranks(
+        WORLD, _many_cases, addresses, f"many-{backend}", backend, str(tmp_path), timeout=200
+    )
+    assert found[0] == found[1]
+
+
+def _text_of(kind: type[Exception], call: Callable[[], Any]) -> str:
+    with pytest.raises(kind) as caught:
+        call()
+    return str(caught.value)
+
+
+def _with_loss_scale(keras: Any, group: Group) -> str:
+    """One rank's gradients are not finite in one step: no rank takes it, and all scale down."""
+    from reducer_client.keras import DistributedOptimizer
+
+    images, labels = share(group.rank, group.world_size)
+    if group.rank == 1:
+        images = images.copy()
+        images[3 * BATCH] = np.inf
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = _make(keras, seed=0)
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 1024.0)
+        optimizer = DistributedOptimizer(scaled, group)
+        _fit(keras, model, optimizer, (images, labels), BATCH)
+        refused = DistributedOptimizer(keras.optimizers.SGD(), group)
+        text = _text_of(ValueError, lambda: model.compile(refused))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert "Use DistributedOptimizer(LossScaleOptimizer(optimizer), group)" in text
+    assert float(optimizer.dynamic_scale.numpy()) == 512.0
+    assert int(optimizer.inner_optimizer.iterations.numpy()) == STEPS - 1
+    assert all(np.isfinite(weight).all() for weight in _weights(model))
+    return digest(_weights(model))
+
+
+def _with_shared_rows(keras: Any, group: Group) -> str:
+    """An Embedding's gradient names the rows of this rank's words alone."""
+    from reducer_client.keras import DistributedOptimizer
+
+    def make() -> Any:
+        keras.utils.set_random_seed(4)
+        layers = [keras.Input((64,), dtype="int32"), keras.layers.Embedding(17, 4)]
+        return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10)])
+
+    def words(data: tuple[Any, Any]) -> tuple[Any, Any]:
+        return (data[0] * 16).astype(np.int32), data[1]
+
+    model, alone = make(), make()
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), group)
+    _fit(keras, model, optimizer, words(share(group.rank, group.world_size)), BATCH)
+    plain = keras.optimizers.SGD(0.1)
+    _fit(keras, alone, plain, words(together(group.world_size)), group.world_size * BATCH)
+    assert_close(_weights(model), _weights(alone))
+    return digest(_weights(model))
+
+
+def _from_a_checkpoint(keras: Any, group: Group, path: Path) -> str:
+    """The root alone loads what training has left; all go on as if nothing had been."""
+    from reducer_client.keras import BroadcastGlobalVariables, DistributedOptimizer
+
+    data = share(group.rank, group.world_size)
+    model = _make(keras, seed=0)
+    _fit(keras, model, DistributedOptimizer(_adam(keras), group), data, BATCH)
+    model.save(path)
+    loaded = keras.saving.load_model(path)
+    assert type(loaded.optimizer) is keras.optimizers.Adam
+    if group.rank:
+        loaded = _make(keras, seed=9)
+        loaded.optimizer = _adam(keras)
+    went_on = DistributedOptimizer(loaded.optimizer, group)
+    settings = [optimizer.get_config() for optimizer in (went_on, model.optimizer)]
+    assert settings[0] == settings[1], settings
+    sharing = [BroadcastGlobalVariables(group)]
+    _fit(keras, loaded, went_on, data, BATCH, callbacks=sharing)
+    _fit(keras, model, model.optimizer, data, BATCH)
+    for mine, other in zip(_weights(loaded), _weights(model), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    return digest(_weights(loaded))
+
+
+def _otherwise(keras: Any, group: Group) -> str:
+    """Eagerly, and several steps a call: the same. Accumulated gradients: as one process does."""
+    from reducer_client.keras import DistributedOptimizer
+
+    def train(sgd: Any, data: tuple[Any, Any], batch: int, **options: Any) -> list[Any]:
+        model = _make(keras, seed=0)
+        _fit(keras, model, sgd, data, batch, **options)
+        return _weights(model)
+
+    world = group.world_size
+    mine, every = (share(group.rank, world), BATCH), (together(world), world * BATCH)
+    found = []
+    for options in ({"run_eagerly": True}, {"steps_per_execution": 4}):
+        found.append(train(DistributedOptimizer(_adam(keras), group), *mine, **options))
+        assert_close(found[-1], train(_adam(keras), *every), 2e-5)
+    accumulating = [keras.optimizers.SGD(0.1, gradient_accumulation_steps=3) for _ in range(2)]
+    found.append(train(DistributedOptimizer(accumulating[0], group), *mine))
+    assert_close(found[-1], train(accumulating[1], *every), 2e-5)
+    return digest([weight for weights in found for weight in weights])
+
+
+def _check_refusals(keras: Any, group: Group) -> None:
+    from reducer_client.keras import DistributedOptimizer
+
+    twice = DistributedOptimizer(keras.optimizers.SGD(), group)
+    for wrong in (twice, "sgd"):
+        with pytest.raises(TypeError, match="an optimizer of Keras 3 that is not distributed yet"):
+            DistributedOptimizer(wrong, group)
+
+
+def _check_xla_is_refused(keras: Any, group: Group) -> None:
+    from reducer_client.keras import DistributedOptimizer
+
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(), group)
+    model, data = _make(keras, seed=0), share(group.rank, group.world_size)
+    text = _text_of(
+        NotImplementedError, lambda: _fit(keras, model, optimizer, data, BATCH, jit_compile=True)
+    )
+    assert "use model.compile(jit_compile=False)" in text
+
+
+def _with_another_dtype(keras: Any, group: Group) -> None:
+    from reducer_client.keras import DistributedOptimizer
+
+    keras.config.set_dtype_policy("float64" if group.rank else "float32")
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(), group)
+    _fit(keras, _make(keras, 0), optimizer, share(group.rank, group.world_size), BATCH)
+
+
+def _lose_a_peer(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> str:
+    keras = _import_keras("tensorflow")
+    from reducer_client.keras import DistributedOptimizer
+
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc]  # no types there
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 3:
+                tell("stepped")
+                if rank == 1:
+                    tell.hear()
+
+    with join(rank, world, addresses, job) as group:
+        optimizer = DistributedOptimizer(keras.optimizers.SGD(), group)
+        data = share(rank, world)
+        return _text_of(
+            Exception,
+            lambda: _fit(keras, _make(keras, 0), optimizer, data, BATCH, callbacks=[Stop()]),
+        )
+
+
+@needs("keras", "tensorflow")
+def test_a_lost_peer_is_named_by_fit(addresses: list[str]) -> None:
+    with start_ranks(WORLD, _lose_a_peer, addresses, "lost", talk=True) as ranks:
+        for rank in range(WORLD):
+            assert ranks.receive(rank, 90) == "stepped"
+        ranks.kill(1)
+        outcome = ranks.collect_one(0, 60)
+    assert outcome.error is None, outcome.trace
+    assert "PeerLostError" in outcome.value and "rank 1" in outcome.value

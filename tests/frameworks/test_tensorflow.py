@@ -16,10 +16,10 @@ from tests.support.digits import (
     assert_close,
     bytes_taken,
     digest,
-    needs,
     share,
     together,
 )
+from tests.support.frameworks import needs
 from tests.support.ranks import Tell, join, run_ranks, start_ranks
 
 pytestmark = [needs("tensorflow"), pytest.mark.timeout(300)]

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 
 from reducer_client import Group
 
 BATCH = 32
 STEPS = 12  # of one epoch
-
-
-def needs(*names: str) -> pytest.MarkDecorator:
-    """Skip where a framework is not installed; nothing is imported."""
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    reason = f"{', '.join(missing)} not installed; make test-frameworks installs it"
-    return pytest.mark.skipif(bool(missing), reason=reason)
 
 
 @cache

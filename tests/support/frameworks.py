@@ -1,0 +1,37 @@
+"""Which frameworks are installed; nothing is imported to find out."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+
+_CURE = "not installed; make test-frameworks installs it"
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """Skip where one of the modules is not installed."""
+    missing = _missing(*names)
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} {_CURE}")
+
+
+def skip_without(*programs: str) -> None:
+    """Skip where one of the modules that Python programs import is not installed."""
+    missing = _missing(*sorted({name for program in programs for name in _imports(program)}))
+    if missing:
+        pytest.skip(f"{', '.join(missing)} {_CURE}")
+
+
+def _missing(*names: str) -> list[str]:
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def _imports(program: str) -> Iterator[str]:
+    """The packages' own names."""
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
