@@ -216,14 +216,12 @@ class Hierarchy:
                 reason="neighbour",
             )
 
-    def _fold(self, call: Call, number: int, piece: Piece) -> Work[Array] | None:
+    def _fold(self, call: Call, number: int, piece: Piece) -> Work[Array]:
         """Our shard of a piece, folded over this host, in its place; then on its way."""
         own = piece[self.layout.local_rank]
         parts = [row[: own.numel()] for row in self._received]
         parts[self.layout.local_rank] = own
         self._inward.swap(piece, parts, call.left)
-        if not own.numel():
-            return None
         shard = own.numpy()
         self._kernels.finish(
             find_op(call.op),
@@ -245,12 +243,11 @@ class Hierarchy:
 
     # On the collect thread, which alone finishes calls.
 
-    def _collect(self, call: Call, piece: Piece, work: Work[Array] | None) -> None:
+    def _collect(self, call: Call, piece: Piece, work: Work[Array]) -> None:
         if self._ruin is not None:
             return
         try:
-            if work is not None:
-                self._wait(call, work)
+            self._wait(call, work)
             own = piece[self.layout.local_rank]
             self._outward.swap([own] * len(piece), piece, call.left)
         except Exception as error:
