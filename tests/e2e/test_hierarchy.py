@@ -34,6 +34,7 @@ from reducer_client.config import keep_gloo_on_loopback
 from reducer_client.torch.call import SHARD_BYTES
 from reducer_client.torch.hierarchy import LEAST_BYTES, Hierarchy, open_hierarchy
 from tests.support.ranks import Tell, join, start_ranks, values
+from tests.support.reducers import Reducers
 
 WORLD, LOCAL = 4, 2
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -62,7 +63,8 @@ def _hosts(
 
 
 def _open(group: Group, store: Any, connect: Any, name: str, **options: Any) -> Hierarchy:
-    made = open_hierarchy(group, store, connect, name=name, wanted=True, timeout=60, **options)
+    options = {"wanted": True, "timeout": 60, **options}
+    made = open_hierarchy(group, store, connect, name=name, **options)
     assert made is not None
     return made
 
@@ -202,11 +204,33 @@ def _ddp(rank: int, group: Group, hierarchy: Hierarchy, store: str) -> str:
     return ours.numpy().tobytes().hex()
 
 
-def _lose(rank: int, hierarchy: Hierarchy, tell: Tell) -> ReducerError:
-    tensor = torch.ones(COUNT)
-    _submit(hierarchy, tensor, "sum", "before").wait(60)
+def _refused(rank: int, group: Group, make: partial[Hierarchy]) -> str:
+    """Who demands what is not to be had stops all ranks; who does not is told, and sums flat."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(WORLD)
+    assert open_hierarchy(group, None, None, name="none") is None  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="hierarchy=True on rank 2, but 4 ranks are not") as caught:
+        make("none", wanted=True if rank == 2 else None)
+    os.environ["LOCAL_WORLD_SIZE"] = str(LOCAL)
+    return str(caught.value)
+
+
+def _lose_a_reducer(rank: int, hierarchy: Hierarchy, tell: Tell) -> None:
+    """Nobody notices, and the bits are the same."""
+    tensors = [_contribution(rank, torch.float32, PIECES) for _ in range(6)]
+    works = [_submit(hierarchy, tensor, "sum", "struck") for tensor in tensors[:4]]
+    tell("summing")
+    tell.hear()
+    works += [_submit(hierarchy, tensor, "sum", "struck") for tensor in tensors[4:]]
+    expected = _two_levels(torch.float32, PIECES, "sum")
+    for work, tensor in zip(works, tensors, strict=True):
+        work.wait(60)
+        assert tensor.equal(expected)
+
+
+def _lose_a_rank(rank: int, hierarchy: Hierarchy, tell: Tell) -> ReducerError:
     tell("ready")
     tell.hear()
+    tensor = torch.ones(COUNT)
     work = _submit(hierarchy, tensor, "sum", "after")
     begun = time.monotonic()
     with pytest.raises(PeerLostError) as caught:
@@ -220,6 +244,7 @@ def _everything(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with _hosts(rank, addresses, job, store) as (group, make):
+        found["refused"] = _refused(rank, group, make)
         hierarchy = make("sums")
         _sums(rank, hierarchy)
         _small(rank, group, hierarchy)
@@ -233,14 +258,24 @@ def _everything(
             group.barrier(60)
             hierarchy.close()
         hierarchy = make("lost")
-        found["lost"] = _lose(rank, hierarchy, tell)
+        _lose_a_reducer(rank, hierarchy, tell)
+        found["lost"] = _lose_a_rank(rank, hierarchy, tell)
         hierarchy.close()
         return found
 
 
 @pytest.mark.timeout(240)
-def test_two_hosts_of_two_ranks(addresses: list[str], job: str, tmp_path: Path) -> None:
-    with start_ranks(WORLD, _everything, addresses, job, str(tmp_path / "s"), talk=True) as ranks:
+def test_two_hosts_of_two_ranks(job: str, tmp_path: Path) -> None:
+    arguments = (job, str(tmp_path / "store"))
+    with (
+        Reducers(2) as reducers,
+        start_ranks(WORLD, _everything, reducers.addresses, *arguments, talk=True) as ranks,
+    ):
+        assert ranks.receive(0, 120) == "summing"
+        reducers.kill(1)
+        for rank in range(WORLD):
+            assert rank == 0 or ranks.receive(rank, 120) == "summing"
+            ranks.send(rank)
         for rank in range(WORLD):
             assert ranks.receive(rank, 120) == "ready"
         ranks.kill(1)
@@ -248,7 +283,7 @@ def test_two_hosts_of_two_ranks(addresses: list[str], job: str, tmp_path: Path) 
             ranks.send(rank)
         outcomes = ranks.collect(60)
     found = values([outcome for outcome in outcomes if outcome.rank != 1])
-    for name in ("nonfinite", "ddp", "mismatch"):
+    for name in ("refused", "nonfinite", "ddp", "mismatch"):
         assert len({ours[name] for ours in found}) == 1, [ours[name] for ours in found]
     assert "rank 0 sum of float32 x 65537, key 'bad'; rank 1 sum of" in found[0]["mismatch"]
     for ours in found:
