@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from reducer_client.horovod.torch.compression import Compression
+from reducer_client.horovod.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 from reducer_client.horovod.torch.ops import (
     allgather,
     allgather_async,
@@ -27,10 +34,17 @@ from reducer_client.horovod.torch.ops import (
     reducescatter,
     reducescatter_async,
 )
+from reducer_client.horovod.torch.optimizer import DistributedOptimizer
+from reducer_client.horovod.torch.sparse import sparse_allreduce_async
+from reducer_client.horovod.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
+    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
@@ -41,6 +55,9 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -52,4 +69,5 @@ __all__ = [
     "join",
     "reducescatter",
     "reducescatter_async",
+    "sparse_allreduce_async",
 ]

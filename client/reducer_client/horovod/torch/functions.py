@@ -1,0 +1,176 @@
+"""Objects, parameters and optimizer state from one rank to all; objects from all to all."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from reducer_client.horovod.basics import rank
+from reducer_client.horovod.handles import synchronize
+from reducer_client.horovod.process_sets import ProcessSet, global_process_set
+from reducer_client.horovod.torch.ops import allgather, broadcast_, broadcast_async_
+
+Parameters = Mapping[str, torch.Tensor] | Iterable[torch.Tensor | tuple[str, torch.Tensor]]
+_LENGTH = struct.Struct("<q")
+
+
+def broadcast_parameters(params: Parameters, root_rank: int) -> None:
+    """Overwrite tensors by those of ``root_rank``.
+
+    Args:
+        params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``; of
+            equal names, shapes and dtypes on all ranks.
+
+    Raises TypeError for what is no tensor, before anything is sent.
+    """
+    named = [entry if isinstance(entry, tuple) else (None, entry) for entry in _entries(params)]
+    for name, tensor in named:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"broadcast_parameters of {name!r}: expected a tensor, got "
+                f"{type(tensor).__name__}; broadcast_object is for what is none"
+            )
+    for handle in [broadcast_async_(tensor, root_rank, name) for name, tensor in named]:
+        synchronize(handle)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Make state and options of an optimizer those of ``root_rank``; any optimizer of torch.
+
+    The other ranks' state may be of any content, or empty. Where that of the root is empty, every
+    parameter without a gradient gets one of zeros, as programs written for Horovod may expect.
+
+    Args:
+        model: not needed; programs written for Horovod give it for sparse embeddings.
+    """
+    tensors: list[torch.Tensor] = []
+    sends = rank() == root_rank
+    packed = _pack(optimizer, tensors) if sends else b""
+    packed = broadcast_object(packed, root_rank, "optimizer_state")
+    if not sends:
+        _unpack(optimizer, packed, tensors)
+    named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
+    broadcast_parameters(named, root_rank)
+    if not any(optimizer.state.values()):
+        for parameter in _parameters(optimizer):
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The object of ``root_rank``, pickled; that rank gets its own back.
+
+    Args:
+        root_rank: a rank of the job, not of the process set.
+        name: of the operation; equal on all ranks, and only needed where threads call it at once.
+    """
+    name = name or "broadcast_object"
+    if rank() == root_rank:
+        data = _bytes(pickle.dumps(obj))
+        broadcast_(torch.tensor([data.numel()]), root_rank, f"{name}.sz", process_set)
+        broadcast_(data, root_rank, f"{name}.t", process_set)
+        return obj
+    size = broadcast_(torch.zeros(1, dtype=torch.int64), root_rank, f"{name}.sz", process_set)
+    data = torch.empty(int(size), dtype=torch.uint8)
+    return pickle.loads(broadcast_(data, root_rank, f"{name}.t", process_set).numpy().data)
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """The objects of all ranks, pickled, by rank."""
+    data = pickle.dumps(obj)
+    framed = _bytes(_LENGTH.pack(len(data)) + data)
+    gathered = allgather(framed, name or "allgather_object", process_set).numpy().tobytes()
+    objects, at = [], 0
+    while at < len(gathered):
+        start = at + _LENGTH.size
+        at = start + _LENGTH.unpack_from(gathered, at)[0]
+        objects.append(pickle.loads(gathered[start:at]))
+    return objects
+
+
+def _entries(params: Parameters) -> list[Any]:
+    return sorted(params.items()) if isinstance(params, Mapping) else list(params)
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _pack(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> bytes:
+    """Options and state, with what ``tensors`` gets left out."""
+    options = [_options(group) for group in optimizer.param_groups]
+    state = [optimizer.state.get(parameter) for parameter in _parameters(optimizer)]
+    buffer = io.BytesIO()
+    _Packer(buffer, tensors).dump((options, state))
+    return buffer.getvalue()
+
+
+def _unpack(optimizer: torch.optim.Optimizer, packed: bytes, tensors: list[torch.Tensor]) -> None:
+    """What ``_pack`` made, with fresh tensors, that ``tensors`` gets and that wait for content."""
+    parameters = _parameters(optimizer)
+    device = parameters[0].device
+    options, state = _Unpacker(io.BytesIO(packed), tensors, device).load()
+    if len(options) != len(optimizer.param_groups) or len(state) != len(parameters):
+        raise ValueError(
+            f"broadcast_optimizer_state: the root has {len(options)} parameter groups with "
+            f"{len(state)} parameters, this rank {len(optimizer.param_groups)} with "
+            f"{len(parameters)}; make the same optimizer on all ranks"
+        )
+    for group, values in zip(optimizer.param_groups, options, strict=True):
+        group.update(values)
+    optimizer.state.clear()
+    for parameter, values in zip(parameters, state, strict=True):
+        if values is not None:
+            optimizer.state[parameter] = values
+
+
+class _Packer(pickle.Pickler):
+    """Leaves tensors out, wherever they are, and says what they look like."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        self._tensors.append(obj.detach())
+        return tuple(obj.shape), str(obj.dtype).removeprefix("torch."), obj.device.type == "cpu"
+
+
+class _Unpacker(pickle.Unpickler):
+    """Makes a tensor for each that was left out, in the same order."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor], device: torch.device) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+        self._device = device
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        shape, dtype, on_cpu = pid
+        device = torch.device("cpu") if on_cpu else self._device
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        self._tensors.append(tensor)
+        return tensor

@@ -1,0 +1,212 @@
+"""The gradients of an optimizer under way: when each is sent, and where its mean goes.
+
+Law: a gradient is sent once in a step, when the last of its backward passes has added to it, or in
+``finish`` if none has: another rank may have one. From then to ``finish`` its memory belongs to the
+reduction.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from reducer_client.horovod.errors import HorovodInternalError
+from reducer_client.horovod.handles import synchronize
+from reducer_client.horovod.process_sets import ProcessSet
+from reducer_client.horovod.requests import Average, ReduceOp
+from reducer_client.horovod.torch.compression import Compressor
+from reducer_client.horovod.torch.ops import allreduce_async_, grouped_allreduce_async_
+from reducer_client.horovod.torch.sparse import sparse_allreduce_async
+
+Bundle = tuple[torch.Tensor, ...]
+Landing = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How gradients are reduced; the arguments of ``DistributedOptimizer``."""
+
+    compression: type[Compressor]
+    op: ReduceOp
+    predivide_factor: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """What is multiplied before and after the sum."""
+        if self.op != Average:
+            return {}
+        before, after = 1.0 / self.predivide_factor, self.predivide_factor
+        return {"prescale_factor": before, "postscale_factor": after}
+
+
+class Gradients:
+    """Sends the gradients of parameters as backward passes make them.
+
+    Args:
+        names: of the parameters; equal on all ranks.
+        bundles: parameters whose gradients are reduced as one; every parameter is in one bundle.
+        passes: how many backward passes add to a gradient before it is sent.
+    """
+
+    def __init__(
+        self,
+        names: dict[torch.Tensor, str],
+        bundles: Sequence[Bundle],
+        passes: int,
+        exchange: Exchange,
+    ) -> None:
+        self.passes = passes
+        self._names = names
+        self._exchange = exchange
+        ranks = exchange.process_set
+        self._takes_part = ranks.included() and len(ranks.ranks) > 1
+        self._bundles: dict[torch.Tensor, Bundle] = {}
+        self._done: dict[torch.Tensor, int] = {}  # passes since the last step
+        self._flights: dict[Bundle, list[Landing]] = {}
+        self._hooks: dict[torch.Tensor, RemovableHandle] = {}
+        self._end = weakref.finalize(self, _remove, self._hooks)
+        self.add(bundles)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there was a backward pass since the last ``finish``."""
+        return bool(self._done or self._flights)
+
+    def add(self, bundles: Sequence[Bundle]) -> None:
+        """Take in parameters that have names by now."""
+        if self._takes_part:
+            self._bundles.update((p, bundle) for bundle in bundles for p in bundle)
+            self._hook_those_that_learn()
+
+    def finish(self) -> None:
+        """Send what was not sent yet, and wait until every gradient is the reduced one.
+
+        Raises the first HorovodInternalError of a gradient; then no gradient may be applied.
+        """
+        for bundle in dict.fromkeys(self._bundles.values()):
+            if bundle not in self._flights:
+                self._start(bundle)
+        failed: list[HorovodInternalError] = []
+        for land in chain.from_iterable(self._flights.values()):
+            try:
+                land()
+            except HorovodInternalError as error:
+                failed.append(error)
+        self.forget()
+        self._hook_those_that_learn()
+        if failed:
+            raise failed[0]
+
+    def forget(self) -> None:
+        """Begin a step as if nothing had been sent."""
+        self._done.clear()
+        self._flights.clear()
+
+    def _hook_those_that_learn(self) -> None:
+        """torch refuses hooks of parameters that are frozen; those may learn from a later step."""
+        accumulated = weakref.WeakMethod(self._accumulated)
+
+        def hook(parameter: torch.Tensor) -> None:
+            if (call := accumulated()) is not None:
+                call(parameter)
+
+        for parameter in self._bundles:
+            if parameter.requires_grad and parameter not in self._hooks:
+                register: Any = parameter.register_post_accumulate_grad_hook  # has no annotations
+                self._hooks[parameter] = register(hook)
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        done = self._done.get(parameter, 0)
+        if done >= self.passes:
+            raise AssertionError(
+                f"gradient of {self._names[parameter]!r}: {done + 1} backward passes before "
+                f"step(), expected {self.passes}: to add up gradients of more, give "
+                "DistributedOptimizer a larger backward_passes_per_step"
+            )
+        self._done[parameter] = done + 1
+        bundle = self._bundles[parameter]
+        if done + 1 == self.passes and all(
+            self._done.get(p) == self.passes for p in _learning(bundle)
+        ):
+            self._start(bundle)
+
+    def _start(self, bundle: Bundle) -> None:
+        members = _learning(bundle)
+        for parameter in members:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gathered = [p for p in members if self._is_gathered(p)]
+        summed = [p for p in members if not self._is_gathered(p)]
+        self._flights[bundle] = [self._gather(p) for p in gathered]
+        for dtype in dict.fromkeys(_grad(p).dtype for p in summed):
+            alike = [p for p in summed if _grad(p).dtype == dtype]
+            self._flights[bundle].append(self._sum(alike, as_one=len(bundle) > 1))
+
+    def _is_gathered(self, parameter: torch.Tensor) -> bool:
+        return _grad(parameter).is_sparse and not self._exchange.sparse_as_dense
+
+    def _gather(self, parameter: torch.Tensor) -> Landing:
+        rule = self._exchange
+        name = self._names[parameter]
+        finish = sparse_allreduce_async(_grad(parameter), name, rule.op, rule.process_set)
+        return lambda: _store(parameter, finish())
+
+    def _sum(self, parameters: list[torch.Tensor], as_one: bool) -> Landing:
+        rule = self._exchange
+        grads = [_grad(p).to_dense() if _grad(p).is_sparse else _grad(p) for p in parameters]
+        sent, contexts = zip(*(rule.compression.compress(grad) for grad in grads), strict=True)
+        options: dict[str, Any] = {
+            "name": self._names[parameters[0]],
+            "op": rule.op,
+            "process_set": rule.process_set,
+            **rule.factors,
+        }
+        if as_one:
+            handle = grouped_allreduce_async_(list(sent), **options)
+        else:
+            handle = allreduce_async_(sent[0], **options)
+
+        def land() -> None:
+            results = synchronize(handle)
+            if not as_one:
+                results = [results]
+            for parameter, result, context in zip(parameters, results, contexts, strict=True):
+                _store(parameter, rule.compression.decompress(result, context))
+
+        return land
+
+
+def _learning(bundle: Bundle) -> list[torch.Tensor]:
+    """Those that are not frozen now; the same ones on all ranks."""
+    return [parameter for parameter in bundle if parameter.requires_grad]
+
+
+def _grad(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _store(parameter: torch.Tensor, reduced: torch.Tensor) -> None:
+    """The reduced gradient, of the layout that the optimizer expects."""
+    grad = _grad(parameter)
+    if reduced is grad:
+        return
+    if not grad.is_sparse:
+        grad.copy_(reduced)
+    elif reduced.is_sparse:
+        parameter.grad = reduced
+    else:
+        parameter.grad = reduced.to_sparse(grad.sparse_dim())
+
+
+def _remove(hooks: dict[torch.Tensor, RemovableHandle]) -> None:
+    for hook in hooks.values():
+        hook.remove()

@@ -1,0 +1,248 @@
+"""``DistributedOptimizer``: any optimizer of torch, fed with the mean of all ranks' gradients."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from reducer_client.horovod.process_sets import ProcessSet, global_process_set
+from reducer_client.horovod.requests import Adasum, Average, ReduceOp
+from reducer_client.horovod.torch.compression import Compression, Compressor
+from reducer_client.horovod.torch.gradients import Bundle, Exchange, Gradients
+
+NamedParameters = Iterable[tuple[str, torch.Tensor]]
+Groups = int | Sequence[Sequence[torch.Tensor]]
+
+
+def DistributedOptimizer(  # noqa: N802 - the name that programs written for Horovod call
+    optimizer: torch.optim.Optimizer,
+    named_parameters: NamedParameters | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The optimizer, with gradients that are reduced over all ranks while backward passes run.
+
+    ``step`` waits for them. What changes gradients before it, such as clipping or the unscaling of
+    a ``GradScaler``, must wait, too::
+
+        loss.backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    A closure that calls ``backward`` may be given to ``step``; its gradients are waited for.
+
+    Args:
+        named_parameters: ``model.named_parameters()``; the names must be unique, and equal on all
+            ranks. By default parameters are numbered.
+        compression: what gradients travel as.
+        backward_passes_per_step: how many backward passes add to the gradients before they are
+            reduced. Their sum is reduced: divide the loss if you want a mean.
+        op: Average or Sum.
+        gradient_predivide_factor: gradients are divided by it before the sum, and by the number of
+            ranks over it afterwards; only with Average.
+        groups: how many groups of gradients are reduced as one each, or lists of parameters that
+            are; a parameter in none of the lists is by itself.
+        num_groups: the old name of ``groups``.
+        sparse_as_dense: sum sparse gradients as dense ones, instead of gathering the entries.
+        process_set: the ranks that take part; the others' gradients are left alone.
+
+    Returns:
+        An object of a subclass of the optimizer's class, with ``synchronize()``,
+        ``skip_synchronize()`` and ``set_backward_passes_per_step(n)``. It shares state and
+        parameter groups with ``optimizer``, which must not be stepped any more.
+
+    Raises ValueError for arguments that do not fit, such as a name that two parameters have.
+    """
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("optimizer: it is distributed already, and would reduce gradients twice")
+    if op == Adasum:
+        raise NotImplementedError("op Adasum: reducers sum; expected op Average or Sum")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError(f"gradient_predivide_factor: expected op Average with it, got {op!r}")
+    if backward_passes_per_step <= 0:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
+    if num_groups:
+        warnings.warn("num_groups: its name is groups now", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    names = _names(optimizer, named_parameters)
+    gradients = Gradients(
+        names,
+        _bundles(parameters, groups),
+        backward_passes_per_step,
+        Exchange(compression, op, gradient_predivide_factor, sparse_as_dense, process_set),
+    )
+    return _distributed(optimizer, names, gradients)
+
+
+class _Distributed(torch.optim.Optimizer):
+    """What the class of a distributed optimizer has before the class that it was made from."""
+
+    _parameter_names: dict[torch.Tensor, str]
+    _gradients: Gradients
+    _is_synchronized: bool
+    _skips: bool
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes add to the gradients before they are reduced."""
+        return self._gradients.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """From the next step on; ValueError in the middle of one."""
+        if self._gradients.under_way:
+            raise ValueError("set_backward_passes_per_step: call it after step(), not before")
+        self._gradients.passes = passes
+
+    def synchronize(self) -> None:
+        """Wait until the gradients are the reduced ones; HorovodInternalError if they cannot be."""
+        self._gradients.finish()
+        self._is_synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """``step`` in this context waits for nothing: ``synchronize`` has been called."""
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Wait for the gradients, then step.
+
+        After ``synchronize`` without ``skip_synchronize`` it warns, and reduces gradients again
+        only if there was another backward pass.
+        """
+        if not self._skips:
+            self._synchronize_for_step(closure is not None)
+        self._is_synchronized = False
+        if closure is None or self._skips:
+            return super().step(closure)
+        return super().step(self._synchronized(closure))
+
+    # Hooks of steps run once, when the gradients are there: in the step of the optimizer's class.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As usual; AssertionError while gradients are being reduced."""
+        if self._gradients.under_way:
+            raise AssertionError(
+                "zero_grad() after backward() and before step() or synchronize(): the gradients "
+                "are being reduced; call it before backward()"
+            )
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As usual; gradients that are under way are forgotten."""
+        self._gradients.forget()
+        self._is_synchronized = False
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As usual; the parameters are numbered, and their gradients reduced one by one."""
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        added = self.param_groups[index]["params"]
+        self._parameter_names.update((p, _number(index, j)) for j, p in enumerate(added))
+        self._gradients.add([(p,) for p in added])
+
+    def _synchronize_for_step(self, has_closure: bool) -> None:
+        if self._is_synchronized:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after "
+                "optimizer.synchronize(): put `with optimizer.skip_synchronize():` around step()",
+                stacklevel=3,
+            )
+        if self._gradients.under_way or not (self._is_synchronized or has_closure):
+            self._gradients.finish()
+
+    def _synchronized(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def evaluate() -> Any:
+            loss = closure()
+            if self._gradients.under_way:
+                self._gradients.finish()
+            return loss
+
+        return evaluate
+
+
+def _distributed(
+    optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], gradients: Gradients
+) -> _Distributed:
+    """An object of a class below that of the optimizer, with everything that the optimizer has."""
+    kind = type(optimizer)
+    made = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
+    distributed: _Distributed = object.__new__(made)
+    # A learning-rate scheduler may have put a step of its own on the object: of the old class.
+    kept = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    vars(distributed).update(kept)
+    distributed._parameter_names = names
+    distributed._gradients = gradients
+    distributed._is_synchronized = distributed._skips = False
+    return distributed
+
+
+def _number(group: int, index: int) -> str:
+    return f"allreduce.noname.{group}.{index}"
+
+
+def _names(
+    optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None
+) -> dict[torch.Tensor, str]:
+    """The name of each parameter of the optimizer."""
+    if named_parameters is None:
+        return {
+            p: _number(i, j)
+            for i, group in enumerate(optimizer.param_groups)
+            for j, p in enumerate(group["params"])
+        }
+    named = list(named_parameters)
+    if any(not isinstance(entry, tuple) for entry in named):
+        raise ValueError("named_parameters: expected pairs, as model.named_parameters() gives")
+    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if twice:
+        raise ValueError(f"named_parameters: names must be unique; more than once: {twice}")
+    names = {parameter: name for name, parameter in named}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    nameless = [tuple(p.shape) for p in parameters if p not in names]
+    if nameless:
+        raise ValueError(
+            "named_parameters: expected every parameter of the optimizer, got none for those of "
+            f"shapes {nameless}"
+        )
+    return names
+
+
+def _bundles(parameters: list[torch.Tensor], groups: Groups | None) -> list[Bundle]:
+    if groups is None:
+        return [(p,) for p in parameters]
+    if isinstance(groups, int):
+        if groups <= 0:
+            raise ValueError(f"groups={groups}: expected 1 or more, or lists of parameters")
+        size, rest = divmod(len(parameters), groups)
+        ends = [(i + 1) * size + min(i + 1, rest) for i in range(groups)]
+        parts = zip([0, *ends], ends, strict=False)
+        return [tuple(parameters[start:end]) for start, end in parts if start < end]
+    listed = [p for group in groups for p in group]
+    if not all(isinstance(p, torch.Tensor) for p in listed):
+        raise ValueError("groups: expected lists of tensors")
+    if len(set(listed)) != len(listed):
+        raise ValueError("groups: a parameter may be in one of the lists only, and once")
+    known = set(parameters)
+    bundles = [tuple(p for p in group if p in known) for group in groups]
+    single = [(p,) for p in parameters if p not in set(listed)]
+    return [*(bundle for bundle in bundles if bundle), *single]

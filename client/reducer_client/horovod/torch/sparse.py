@@ -1,0 +1,39 @@
+"""All-reduce of sparse tensors: what all ranks have, gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from reducer_client.horovod.handles import synchronize
+from reducer_client.horovod.process_sets import ProcessSet, global_process_set
+from reducer_client.horovod.requests import Average, ReduceOp, Sum
+from reducer_client.horovod.torch.ops import allgather_async
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Sum or mean of sparse COO tensors; each rank's entries travel to all others.
+
+    Args:
+        tensor: of equal shape and of equal sparse dimensions on all ranks, with any entries.
+        name: equal on all ranks.
+        op: Average or Sum, else ValueError.
+
+    Returns:
+        What waits for the result, a COO tensor that is not coalesced, when it is called; once.
+    """
+    if op not in (Average, Sum):
+        raise ValueError(f"sparse all-reduce {name!r}: expected op Average or Sum, got {op!r}")
+    # The gathering goes along the first axis, and so must the entries.
+    indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
+    values = allgather_async(tensor._values(), f"{name}.values", process_set)
+
+    def finish() -> torch.Tensor:
+        found, where = synchronize(values), synchronize(indices).t()
+        mean = found / len(process_set.ranks) if op == Average else found
+        return torch.sparse_coo_tensor(where, mean, tensor.shape, check_invariants=False)
+
+    return finish

@@ -1,0 +1,454 @@
+"""DistributedOptimizer and what goes with it: two ranks are as one process on the whole batch."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+import torch  # only where it is installed
+from torch import nn
+
+import reducer_client.horovod as hvd
+from tests.support.digits import BATCH, STEPS, share, together
+from tests.support.horovod import as_tensors, be_horovod, make_model, values
+from tests.support.ranks import run_ranks
+
+WORLD = 2
+Options = dict[str, Any]
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def _sgd(model: nn.Module, lr: float = 0.5) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def _adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def _lbfgs(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+
+def _last_layer_first(model: nn.Module) -> list[list[torch.Tensor]]:
+    parameters = list(model.parameters())
+    return [parameters[2:], parameters[:1]]
+
+
+# What is given to DistributedOptimizer; a function is called with the model.
+TRAININGS: dict[str, tuple[Make, Options]] = {
+    "sgd": (_sgd, {}),
+    "adamw": (_adam, {}),
+    "sum": (lambda model: _sgd(model, lr=0.25), {"op": hvd.Sum}),
+    "numbered": (_sgd, {"named_parameters": lambda model: None}),
+    "two groups": (_sgd, {"groups": 2}),
+    "lists": (_sgd, {"groups": _last_layer_first}),
+    "predivide": (_sgd, {"gradient_predivide_factor": 2.0}),
+    "two passes": (_sgd, {"backward_passes_per_step": 2}),
+    "fp16": (_sgd, {"compression": hvd.Compression.fp16}),
+    "bf16": (_sgd, {"compression": hvd.Compression.bf16}),
+    "closure": (_lbfgs, {}),
+}
+LOOSE = {"fp16": 2e-3, "bf16": 2e-2}
+
+
+def _wrap(optimizer: torch.optim.Optimizer, model: nn.Module, **options: Any) -> Any:
+    options.setdefault("named_parameters", lambda model: model.named_parameters())
+    given = {name: v(model) if type(v) is type(_wrap) else v for name, v in options.items()}
+    return hvd.DistributedOptimizer(optimizer, **given)
+
+
+def _train(
+    model: nn.Module, optimizer: Any, samples: tuple[Any, Any], batch: int, passes: int = 1
+) -> list[np.ndarray[Any, Any]]:
+    images, labels = (part.split(batch) for part in as_tensors(samples))
+    for step in range(0, STEPS, passes):
+
+        def closure(part: int = step) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images[part]), labels[part])
+            loss.backward()
+            return loss
+
+        if isinstance(optimizer, torch.optim.LBFGS):
+            optimizer.step(closure)
+            continue
+        optimizer.zero_grad()
+        for part in range(step, step + passes):
+            loss = nn.functional.cross_entropy(model(images[part]), labels[part])
+            (loss / passes).backward()
+        optimizer.step()
+    return values(model)
+
+
+def _every_training(
+    rank: int, world: int, addresses: list[str], job: str
+) -> dict[str, list[np.ndarray[Any, Any]]]:
+    be_horovod(rank, world, addresses, job)
+    hvd.init()
+    trained = {}
+    for name, (make, options) in TRAININGS.items():
+        model = make_model(seed=rank)  # what is not broadcast would differ
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = _wrap(make(model), model, **options)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        optimizer.zero_grad()
+        assert isinstance(optimizer, type(make(model)))
+        passes = optimizer.backward_passes_per_step
+        trained[name] = _train(model, optimizer, share(rank, world), BATCH, passes)
+    hvd.shutdown()
+    return trained
+
+
+@pytest.mark.timeout(150)
+def test_two_ranks_train_as_one_process_on_the_whole_batch(addresses: list[str], job: str) -> None:
+    first, second = run_ranks(WORLD, _every_training, addresses, job)
+    for name, (make, options) in TRAININGS.items():
+        for ours, theirs in zip(first[name], second[name], strict=True):
+            assert ours.tobytes() == theirs.tobytes(), name
+        model = make_model(seed=0)
+        if name == "sum":
+            make = _sgd
+        passes = options.get("backward_passes_per_step", 1)
+        alone = _train(model, make(model), together(WORLD), WORLD * BATCH, passes)
+        for ours, one in zip(first[name], alone, strict=True):
+            np.testing.assert_allclose(ours, one, rtol=0, atol=LOOSE.get(name, 1e-9), err_msg=name)
+    # Whatever the path, nothing but the bits that compression drops.
+    same = ("numbered", "two groups", "lists", "predivide")
+    assert all(_bytes(first[name]) == _bytes(first["sgd"]) for name in same)
+    assert _bytes(first["fp16"]) != _bytes(first["sgd"])
+
+
+def _bytes(arrays: list[np.ndarray[Any, Any]]) -> bytes:
+    return b"".join(array.tobytes() for array in arrays)
+
+
+def _behaviour(rank: int, world: int, addresses: list[str], job: str) -> None:
+    be_horovod(rank, world, addresses, job)
+    hvd.init()
+    for case in BEHAVIOUR:
+        case(rank, world)
+    hvd.shutdown()
+
+
+def test_behaviour_of_two_ranks(addresses: list[str], job: str) -> None:
+    run_ranks(WORLD, _behaviour, addresses, job)
+
+
+def _net(**options: Any) -> tuple[nn.Linear, Any]:
+    """One weight and one bias, equal on all ranks."""
+    model = nn.Linear(1, 1)
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    return model, hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), **options
+    )
+
+
+def _backward(model: nn.Linear, slope: float) -> None:
+    """The gradient of the weight is `slope`, that of the bias 1."""
+    model(torch.full((1, 1), slope)).sum().backward()
+
+
+def _arguments_that_do_not_fit(rank: int, world: int) -> None:
+    first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+    plain = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    named = [*first.named_parameters(), *second.named_parameters()]
+    wrong: list[tuple[Options, str]] = [
+        ({"named_parameters": named}, r"more than once: \['weight', 'bias'\]"),
+        ({"named_parameters": named[:2]}, r"got none for those of shapes \[\(1, 1\), \(1,\)\]"),
+        ({"named_parameters": [p for _, p in named]}, "expected pairs"),
+        ({"backward_passes_per_step": 0}, "expected 1 or more"),
+        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "expected op Average"),
+        ({"groups": 0}, "groups=0"),
+        ({"groups": [[named[0][1]], [named[0][1]]]}, "one of the lists only"),
+        ({"groups": [["weight"]]}, "lists of tensors"),
+    ]
+    for options, text in wrong:
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(plain, **options)
+    with pytest.raises(NotImplementedError, match="Adasum"):
+        hvd.DistributedOptimizer(plain, op=hvd.Adasum)
+    distributed = hvd.DistributedOptimizer(plain)
+    with pytest.raises(ValueError, match="distributed already"):
+        hvd.DistributedOptimizer(distributed)
+    with pytest.warns(DeprecationWarning, match="groups"):
+        hvd.DistributedOptimizer(plain, num_groups=2)
+    names = hvd.allgather_object(sorted(distributed._parameter_names.values()))
+    assert names == [[f"allreduce.noname.0.{i}" for i in range(4)]] * world
+
+
+def _misuse_of_a_step(rank: int, world: int) -> None:
+    model, optimizer = _net()
+    _backward(model, 1.0)
+    with pytest.raises(AssertionError, match="before step"):
+        optimizer.zero_grad()
+    with pytest.raises(AssertionError, match=r"2 backward passes before step\(\), expected 1"):
+        _backward(model, 1.0)
+    with pytest.raises(ValueError, match="after step"):
+        optimizer.set_backward_passes_per_step(2)
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.set_backward_passes_per_step(2)
+    _backward(model, 1.0)
+    _backward(model, 2.0)
+    optimizer.synchronize()
+    assert model.weight.grad is not None and model.weight.grad.item() == 3.0
+
+
+def _clipping(rank: int, world: int) -> None:
+    model, optimizer = _net()
+    _backward(model, 2.0 + 4.0 * rank)
+    optimizer.synchronize()
+    assert model.weight.grad is not None and model.weight.grad.item() == 4.0
+    nn.utils.clip_grad_value_(model.parameters(), 1.0)
+    with optimizer.skip_synchronize(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+    assert model.weight.item() == 0.5
+    _backward(model, 1.0)
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="step.. called without optimizer.skip_synchronize"):
+        optimizer.step()
+    optimizer.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _backward(model, 1.0)
+        optimizer.step()
+
+
+def _a_sum_is_not_summed_twice(rank: int, world: int) -> None:
+    model, optimizer = _net(op=hvd.Sum)
+    _backward(model, 1.0)
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        optimizer.step()
+    assert model.weight.item() == 0.0
+
+
+def _a_gradient_that_only_one_rank_has(rank: int, world: int) -> None:
+    for options in ({}, {"groups": 1}):
+        model, optimizer = _net(**options)
+        output = torch.full((1, 1), 4.0) @ model.weight if rank == 0 else model.bias
+        output.sum().backward()
+        optimizer.step()
+        assert (model.weight.item(), model.bias.item()) == (0.0, -0.25), options
+
+
+def _parameters_that_freeze_and_thaw(rank: int, world: int) -> None:
+    model = nn.Linear(1, 1)
+    nn.init.ones_(model.weight)
+    model.weight.requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    _backward(model, float(rank))
+    optimizer.step()
+    assert model.weight.grad is None and model.weight.item() == 1.0
+    for expected in (0.75, 0.5):  # reduced when it thaws, and by a hook from then
+        model.weight.requires_grad_(True)
+        optimizer.zero_grad()
+        _backward(model, float(rank))
+        optimizer.step()
+        assert model.weight.item() == expected
+    model.weight.requires_grad_(False)
+    optimizer.zero_grad()
+    _backward(model, 1.0)
+    optimizer.step()
+    assert model.weight.grad is None and model.weight.item() == 0.5
+
+
+def _parameters_that_come_later(rank: int, world: int) -> None:
+    model, optimizer = _net()
+    later = nn.Parameter(torch.ones(1))
+    optimizer.add_param_group({"params": [later]})
+    (model(torch.ones(1, 1)) * later * (1.0 + rank)).sum().backward()
+    optimizer.step()
+    assert later.item() == 0.25
+
+
+def _what_sits_on_an_optimizer(rank: int, world: int) -> None:
+    model, optimizer = _net()
+    seen: list[float] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(model.weight.grad.item()))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(2):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((1, 1), 1.0 + 2.0 * rank)).sum()).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == 0.25 / (1 + step)
+    assert seen == [2.0, 2.0]  # once a step, and what all have
+    assert model.weight.item() == 1.0 - 0.5 * 2 - 0.25 * 2
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+def _an_optimizer_that_is_gone_sends_nothing(rank: int, world: int) -> None:
+    model, optimizer = _net()
+    del optimizer
+    gc.collect()
+    if rank == 0:
+        _backward(model, 1.0)  # would wait for rank 1 for ever
+        model.zero_grad()
+    plain = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    plain.state[model.weight]["momentum_buffer"] = torch.ones(1, 1)
+    plain.register_step_pre_hook(lambda *_: None)
+    again = hvd.DistributedOptimizer(plain)
+    _backward(model, 2.0 * rank)
+    again.step()
+    assert again.state is plain.state and model.weight.item() == 1 - 0.5 * (0.5 + 1)
+
+
+def _sparse_gradients(rank: int, world: int) -> None:
+    rows = [torch.tensor([[1, 2, 4], [4, 3, 2]]), torch.tensor([[1, 3], [4, 0]])]
+    expected = torch.zeros(5, 3)
+    for mine in rows:
+        expected.index_add_(0, mine.flatten(), torch.ones(mine.numel(), 3) / world)
+    for options in ({}, {"sparse_as_dense": True}, {"op": hvd.Sum}):
+        model = nn.Embedding(5, 3, sparse=True)
+        optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, **options)
+        model(rows[rank]).sum().backward()
+        optimizer.step()
+        grad = model.weight.grad
+        assert grad is not None and grad.is_sparse
+        factor = world if "op" in options else 1
+        torch.testing.assert_close(grad.to_dense(), expected * factor)
+    with pytest.raises(ValueError, match="Average or Sum"):
+        hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "x", hvd.Max)
+
+
+def _compressors(rank: int, world: int) -> None:
+    for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        compression = getattr(hvd.Compression, name)
+        for wide in (torch.float32, torch.float64):
+            sent, context = compression.compress(torch.ones(5, dtype=wide))
+            back = compression.decompress(sent, context)
+            assert (sent.dtype, back.dtype) == (dtype, wide) and bool((back == 1).all())
+        for other in (torch.uint8, torch.int64):
+            sent, context = compression.compress(torch.ones(5, dtype=other))
+            assert sent.dtype == other
+            assert compression.decompress(sent, context).dtype == other
+
+
+def _sync_batch_norm(rank: int, world: int) -> None:
+    torch.manual_seed(3)
+    whole = torch.randn(5, 4, 6, dtype=torch.float64) * 3 + 2
+    start, end = ((0, 2), (2, 5))[rank]  # batches of two sizes
+    for momentum in (0.1, None):
+        ours, alone = hvd.SyncBatchNorm(4, momentum=momentum), nn.BatchNorm1d(4, momentum=momentum)
+        mine, all_of_it = whole[start:end].clone().requires_grad_(), whole.clone().requires_grad_()
+        weights = torch.arange(whole.numel(), dtype=torch.float64).view_as(whole)
+        for _ in range(2):
+            ((got := ours.double()(mine)) * weights[start:end]).sum().backward()
+            ((expected := alone.double()(all_of_it)) * weights).sum().backward()
+        torch.testing.assert_close(got, expected[start:end])
+        assert mine.grad is not None and all_of_it.grad is not None
+        torch.testing.assert_close(mine.grad, all_of_it.grad[start:end])
+        torch.testing.assert_close(ours.state_dict(), alone.state_dict())
+        torch.testing.assert_close(ours.eval()(mine), alone.eval()(all_of_it)[start:end])
+    with pytest.raises(ValueError, match=r"expected .N, C"):
+        ours(torch.ones(4))
+
+
+def _parameters_from_one_rank(rank: int, world: int) -> None:
+    for pick in (
+        lambda model: model.state_dict(),
+        lambda model: model.named_parameters(),
+        lambda model: list(model.parameters()),
+    ):
+        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(rank + 1)
+        hvd.broadcast_parameters(pick(model), root_rank=1)
+        assert all(bool((parameter == 2).all()) for parameter in model.parameters())
+    with pytest.raises(TypeError, match="'b': expected a tensor, got int"):
+        hvd.broadcast_parameters({"a": torch.ones(1), "b": 3}, root_rank=0)
+
+
+def _objects(rank: int, world: int) -> None:
+    mine = {"rank": rank, "padding": "x" * 1000 * rank}
+    assert hvd.broadcast_object(mine, root_rank=1)["rank"] == 1
+    assert hvd.broadcast_object(None if rank else [1], root_rank=0, name="mine") == [1]
+    everybodys = hvd.allgather_object(mine)
+    assert [len(found["padding"]) for found in everybodys] == [0, 1000]
+    assert everybodys[rank] == mine
+
+
+def _optimizer_state(rank: int, world: int) -> None:
+    """Of every optimizer of torch, from a rank that has stepped to one that has, or has not."""
+    kinds = [kind for kind in torch.optim.Optimizer.__subclasses__() if _is_of_torch(kind)]
+    assert len(kinds) >= 14
+    for kind in sorted(kinds, key=lambda kind: kind.__name__):
+        for root in range(world):
+            torch.manual_seed(rank)
+            sparse = kind is torch.optim.SparseAdam
+            model = nn.Embedding(6, 4, sparse=True) if sparse else nn.Linear(6, 4, bias=False)
+            optimizer = kind(list(model.parameters()), lr=0.1 + rank)
+            if rank == 0:
+                _step(model, optimizer, sparse)
+            before = copy.deepcopy(optimizer.state_dict())
+            hvd.broadcast_optimizer_state(optimizer, root_rank=root)
+            after = optimizer.state_dict()
+            roots = hvd.broadcast_object(before, root_rank=root)
+            assert str(after["param_groups"]) == str(roots["param_groups"]), kind
+            assert after["state"].keys() == roots["state"].keys(), kind
+            torch.testing.assert_close(after["state"], roots["state"], rtol=0, atol=0)
+            _step(model, optimizer, sparse)  # what came fits the optimizer
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters() if rank else [model.weight], lr=0.1)
+    fails = pytest.raises(ValueError, match="root has 1 parameter groups with 1 parameters")
+    with fails if rank else nullcontext():
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+
+def _is_of_torch(kind: type) -> bool:
+    return kind.__module__.startswith("torch.optim") and not kind.__name__.startswith("_")
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, sparse: bool) -> None:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.tensor([1, 2]) if sparse else torch.ones(2, 6)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+BEHAVIOUR = (
+    _arguments_that_do_not_fit,
+    _misuse_of_a_step,
+    _clipping,
+    _a_sum_is_not_summed_twice,
+    _a_gradient_that_only_one_rank_has,
+    _parameters_that_freeze_and_thaw,
+    _parameters_that_come_later,
+    _what_sits_on_an_optimizer,
+    _an_optimizer_that_is_gone_sends_nothing,
+    _sparse_gradients,
+    _compressors,
+    _sync_batch_norm,
+    _parameters_from_one_rank,
+    _objects,
+    _optimizer_state,
+)

@@ -1,0 +1,39 @@
+"""What programs written for Horovod find around them, and a model that they train."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def be_horovod(rank: int, world: int, addresses: list[str], job: str) -> None:
+    """Set what a launcher and a user set for a Horovod program, in this process."""
+    torch.set_num_threads(1)
+    os.environ.update(
+        HOROVOD_RANK=str(rank),
+        HOROVOD_SIZE=str(world),
+        REDUCER_ADDRS=",".join(addresses),
+        REDUCER_JOB=job,
+    )
+
+
+def make_model(seed: int = 7) -> nn.Sequential:
+    """For digits; in float64, so that sums in another order differ by little."""
+    torch.manual_seed(seed)
+    layers = (nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    return nn.Sequential(*layers).double()
+
+
+def as_tensors(samples: tuple[Any, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images for ``make_model`` and labels, from arrays."""
+    images, labels = samples
+    return torch.from_numpy(images).double(), torch.from_numpy(labels).long()
+
+
+def values(module: nn.Module) -> list[np.ndarray[Any, Any]]:
+    """Copies of the parameters."""
+    return [parameter.detach().numpy().copy() for parameter in module.parameters()]
