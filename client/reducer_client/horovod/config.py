@@ -12,6 +12,7 @@ DEFAULT_FUSION_THRESHOLD = 128 << 20
 DEFAULT_CYCLE_MILLISECONDS = 1.0
 DEFAULT_CACHE_CAPACITY = 1024
 DEFAULT_STALL_SECONDS = 60.0
+DEFAULT_ELASTIC_SECONDS = 600.0
 # A timeline that starts by start_timeline() alone.
 DYNAMIC_TIMELINE = "DYNAMIC"
 
@@ -22,6 +23,7 @@ class HorovodSettings:
 
     ``fusion_threshold`` (bytes) and ``cache_capacity`` (requests) must be equal on all ranks.
     ``timeline`` is a file or ""; ``stall_check`` 0 warns never, ``stall_shutdown`` 0 waits forever.
+    ``elastic_timeout`` is what an ``init`` after the first one has to meet all ranks again.
     """
 
     fusion_threshold: int
@@ -31,6 +33,7 @@ class HorovodSettings:
     mark_cycles: bool
     stall_check: float
     stall_shutdown: float
+    elastic_timeout: float
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ def resolve(environ: Mapping[str, str] | None = None) -> HorovodSettings:
         mark_cycles=_flag(env, "HOROVOD_TIMELINE_MARK_CYCLES"),
         stall_check=0.0 if disabled else stall_check,
         stall_shutdown=_number(env, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
+        elastic_timeout=_number(env, "HOROVOD_ELASTIC_TIMEOUT", DEFAULT_ELASTIC_SECONDS),
     )
 
 

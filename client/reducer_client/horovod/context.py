@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import reducer_client
+from reducer_client.config import DEFAULT_CONNECT_TIMEOUT
 from reducer_client.horovod import config
 from reducer_client.horovod.controller import Controller
 from reducer_client.horovod.errors import HorovodInternalError
@@ -149,7 +150,7 @@ def _join_job() -> Context:
     settings = config.resolve()
     membership = config.resolve_membership()
     timeline = Timeline()
-    group = _connect(membership)
+    group = _connect(membership, settings)
     try:
         topology = find_topology(group, membership.local_rank)
         if membership.rank == 0 and settings.timeline:
@@ -166,13 +167,20 @@ def _join_job() -> Context:
     return Context(membership.rank, membership.size, topology, settings, timeline, sets)
 
 
-def _connect(membership: config.Membership) -> AnyGroup:
+def _connect(membership: config.Membership, settings: config.HorovodSettings) -> AnyGroup:
     start = next(_starts)
     if membership.size == 1 and not membership.reducers:
         return LocalGroup()
     # A run that is complete takes nobody in again: a second init is another run.
     run_id = f"{membership.run_id}.{start}" if membership.run_id and start else None
-    return reducer_client.connect(rank=membership.rank, world_size=membership.size, run_id=run_id)
+    # A rank that was lost may take its launcher a while.
+    patience = settings.elastic_timeout if start else DEFAULT_CONNECT_TIMEOUT
+    return reducer_client.connect(
+        rank=membership.rank,
+        world_size=membership.size,
+        run_id=run_id,
+        connect_timeout=patience,
+    )
 
 
 def _connect_set(group: AnyGroup, name: str, ranks: Sequence[int]) -> AnyGroup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reducer_client.horovod.torch import elastic
 from reducer_client.horovod.torch.compression import Compression
 from reducer_client.horovod.torch.functions import (
     allgather_object,
@@ -58,6 +59,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "elastic",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",

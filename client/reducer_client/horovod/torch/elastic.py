@@ -1,0 +1,78 @@
+"""Trainings that go on after a worker was lost, from the last commit.
+
+The workers of a job are fixed: their number never changes, and a rank that was lost must be started
+again by the launcher. The others wait for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from reducer_client.errors import ReducerError
+from reducer_client.horovod.basics import init, shutdown
+from reducer_client.horovod.errors import HorovodInternalError
+from reducer_client.horovod.torch.sampler import ElasticSampler
+from reducer_client.horovod.torch.state import ObjectState, State, TorchState
+
+__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
+
+T = TypeVar("T")
+_logger = logging.getLogger("reducer_client")
+
+
+class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
+    """Raised by a program on all ranks at once: leave, meet again, and call the function again."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the workers are to meet again")
+        self.skip_sync = skip_sync
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Decorate ``func(state, ...)``, which trains: it is called again after each loss of a worker.
+
+    Whenever ``func`` begins, the state is that of the rank with the most commits, on all ranks: one
+    that was started again, rank 0 included, takes over what the others have. A rank on which
+    ``func`` has returned helps nobody any more.
+
+    Raises HorovodInternalError if not all ranks are back within ``HOROVOD_ELASTIC_TIMEOUT`` (600)
+    seconds, or if ranks submitted different things; and whatever else ``func`` raises.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
+        skip_sync = False
+        while True:
+            try:
+                if not skip_sync:
+                    state.sync()
+                return func(state, *args, **kwargs)
+            except HorovodInternalError as error:
+                if error.reason in ("mismatch", "duplicate"):
+                    raise  # a mistake of the program, that would come again
+                _logger.warning("going back to the last commit: %s", error)
+                _meet_again()
+                state.restore()  # when nothing of the old run can write to the state any more
+                skip_sync = False
+            except HostsUpdatedInterrupt as interrupt:
+                _meet_again()
+                skip_sync = interrupt.skip_sync
+            state.on_reset()
+
+    return wrapper
+
+
+def _meet_again() -> None:
+    shutdown()
+    try:
+        init()
+    except ReducerError as error:
+        raise HorovodInternalError(
+            f"the workers have not met again: {error}. A job has a fixed set of workers: let the "
+            "launcher start a lost rank again, with its old rank and world size, and in time",
+            rank=error.rank,
+            reason=error.reason,
+        ) from error

@@ -1,0 +1,70 @@
+"""Which samples of a data set are whose, also after a training was taken up again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sized
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+
+from reducer_client.horovod.basics import rank, size
+
+
+class ElasticSampler(torch.utils.data.Sampler[int]):
+    """Parts what is left of an epoch among the ranks; a ``TorchState`` keeps what is done.
+
+    Call ``record_batch`` after each batch, and ``set_epoch`` at the end of each epoch. Every rank
+    gets equally many samples; where they do not come out even, some are drawn twice.
+
+    Args:
+        dataset: its length must not change.
+        shuffle: another order each epoch, the same on all ranks.
+        seed: of the order; equal on all ranks.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch with nothing done; call it at the end of the last one."""
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """This rank's batch is done, and so are those of the others."""
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the epoch is; for ``load_state_dict`` of any rank."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Part what is left of the epoch anew."""
+        self.num_replicas, self.rank = size(), rank()
+        order = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.remaining_indices = order[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+
+    def __iter__(self) -> Iterator[int]:
+        total = self.num_samples * self.num_replicas
+        even = islice(cycle(self.remaining_indices), total)
+        return islice(even, self.rank, None, self.num_replicas)
+
+    def __len__(self) -> int:
+        return self.num_samples

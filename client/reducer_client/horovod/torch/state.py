@@ -1,0 +1,175 @@
+"""What an elastic training can go back to: state that is committed, restored, and sent to all.
+
+After a failure some ranks may have come back with nothing, rank 0 among them. The state of the rank
+with the most commits is everybody's then.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from reducer_client.horovod.basics import rank
+from reducer_client.horovod.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from reducer_client.horovod.torch.sampler import ElasticSampler
+
+
+class State:
+    """Base of states; programs that keep theirs in a way of their own derive from it.
+
+    Args:
+        bcast_object: ``f(obj, root_rank)`` that returns the root's object on all ranks.
+        get_rank: the rank of this worker.
+    """
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._reset_callbacks: list[Callable[[], object]] = []
+        self._commits = 0
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
+        """Functions to call when the workers have met again, before the state is sent to all."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """The workers have met again."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def commit(self) -> None:
+        """Keep the state as it is now, in memory: what a failure goes back to."""
+        self.save()
+        self._commits += 1
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Does nothing, as the workers of a job are fixed; programs for Horovod call it."""
+
+    def save(self) -> None:
+        """Keep the state as it is now."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Make the state what was kept last."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Make the state equal on all ranks; every rank calls it."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """What must be made anew when the workers have met again."""
+
+
+class ObjectState(State):
+    """State of plain objects: each keyword becomes an attribute, to be read and assigned."""
+
+    def __init__(
+        self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
+    ) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = kwargs
+        self.restore()
+
+    def save(self) -> None:
+        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
+
+    def restore(self) -> None:
+        for name, value in self._saved_state.items():
+            setattr(self, name, value)
+
+    def sync(self) -> None:
+        commits = allgather_object(self._commits, "elastic.commits")
+        self._commits = max(commits)
+        self.save()
+        self.receive(commits.index(self._commits))
+        self.save()
+
+    def receive(self, root: int) -> None:
+        """Make the state that of ``root``; every rank calls it."""
+        self._saved_state = self._bcast_object(self._saved_state, root)
+        ObjectState.restore(self)
+
+
+class TorchState(ObjectState):
+    """State of a training: models, optimizers, samplers, and any objects that can be pickled.
+
+    Every keyword becomes an attribute. Models, optimizers and ``ElasticSampler`` are copied when
+    they are committed; other objects are kept as they are: assign new ones (``state.batch = 7``).
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        values = {"model": model, "optimizer": optimizer, **kwargs}
+        self._keepers = {name: _Keeper(v) for name, v in values.items() if isinstance(v, _KEPT)}
+        for name in self._keepers:
+            super().__setattr__(name, values.pop(name))
+        super().__init__(broadcast_object, rank, **values)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_keepers", ()):
+            self._keepers[name] = _Keeper(value)
+        super().__setattr__(name, value)
+
+    def save(self) -> None:
+        for keeper in self._keepers.values():
+            keeper.save()
+        super().save()
+
+    def restore(self) -> None:
+        for keeper in self._keepers.values():
+            keeper.restore()
+        super().restore()
+
+    def receive(self, root: int) -> None:
+        for keeper in self._keepers.values():
+            keeper.receive(root)
+        super().receive(root)
+
+    def reset(self) -> None:
+        for keeper in self._keepers.values():
+            keeper.reset()
+
+
+_Kept = torch.nn.Module | torch.optim.Optimizer | ElasticSampler
+_KEPT = (torch.nn.Module, torch.optim.Optimizer, ElasticSampler)
+
+
+class _Keeper:
+    """A copy of the state of one object that has ``state_dict`` and ``load_state_dict``."""
+
+    def __init__(self, value: _Kept) -> None:
+        self._value = value
+        self.save()
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self._value.state_dict())
+
+    def restore(self) -> None:
+        self._value.load_state_dict(copy.deepcopy(self._saved))
+
+    def receive(self, root: int) -> None:
+        if isinstance(self._value, torch.nn.Module):
+            broadcast_parameters(self._value.state_dict(), root)
+        elif isinstance(self._value, torch.optim.Optimizer):
+            broadcast_optimizer_state(self._value, root)
+        else:
+            self._value.load_state_dict(broadcast_object(self._value.state_dict(), root))
+
+    def reset(self) -> None:
+        if isinstance(self._value, ElasticSampler):
+            self._value.reset()

@@ -1,0 +1,169 @@
+"""Elastic trainings: a rank is killed and started again, and nothing else is seen of it."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+import torch  # only where it is installed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import reducer_client.horovod as hvd
+from reducer_client.horovod import HorovodInternalError
+from tests.support.digits import digest, together
+from tests.support.horovod import as_tensors, be_horovod, make_model, values
+from tests.support.ranks import RunningRanks, Tell, start_ranks
+from tests.support.ranks import values as values_of
+
+WORLD = 2
+SAMPLES, BATCH, EPOCHS = 480, 20, 2
+STEPS = SAMPLES // BATCH // WORLD * EPOCHS
+COMMIT_EVERY = 5
+
+
+def _make_state() -> hvd.elastic.TorchState:
+    model = make_model(seed=int.from_bytes(os.urandom(2)))  # rank 0's are everybody's
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    sampler = hvd.elastic.ElasticSampler(range(SAMPLES), seed=3)
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, step=0)
+    if hvd.rank() == 0:
+        state.model.load_state_dict(make_model(seed=7).state_dict())
+    return state
+
+
+def _train(state: Any, tell: Tell | None = None, stops: tuple[int, ...] = ()) -> str:
+    """At the steps `stops` it says so, and goes on when it is told to."""
+    data = TensorDataset(*as_tensors(together(WORLD)))
+    while state.sampler.epoch < EPOCHS:
+        for images, labels in DataLoader(data, BATCH, sampler=state.sampler):
+            if tell is not None and state.step in stops:
+                tell(state.step)
+                tell.hear()
+            state.optimizer.zero_grad()
+            nn.functional.cross_entropy(state.model(images), labels).backward()
+            state.optimizer.step()
+            state.step += 1
+            state.sampler.record_batch(state.step, len(labels))
+            if state.step % COMMIT_EVERY == 0:
+                state.commit()
+        state.sampler.set_epoch(state.sampler.epoch + 1)
+    return digest(values(state.model))
+
+
+def _worker(
+    _: int, __: int, rank: int, addresses: list[str], job: str, stops: tuple[int, ...], tell: Tell
+) -> tuple[str, int, int]:
+    be_horovod(rank, WORLD, addresses, job)
+    hvd.init()
+    resets: list[int] = []
+    state = _make_state()
+    state.register_reset_callbacks([lambda: resets.append(state.step)])
+    ended = hvd.elastic.run(_train)(state, tell, stops)
+    hvd.shutdown()
+    return ended, state.step, len(resets)
+
+
+def _undisturbed() -> str:
+    """The same training in this process: both ranks' gradients, added in their order and halved."""
+    (images, labels), model = as_tensors(together(WORLD)), make_model(seed=7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    for epoch in range(EPOCHS):
+        order = list(range(SAMPLES))
+        random.Random(3 + epoch).shuffle(order)
+        for start in range(0, SAMPLES, BATCH * WORLD):
+            optimizer.zero_grad()
+            for rank in range(WORLD):
+                part = order[start + rank : start + BATCH * WORLD : WORLD]
+                nn.functional.cross_entropy(model(images[part]), labels[part]).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= WORLD
+            optimizer.step()
+    return digest(values(model))
+
+
+def _start(rank: int, addresses: list[str], job: str, stops: tuple[int, ...]) -> RunningRanks:
+    """One process, so that it can be started by itself."""
+    return start_ranks(1, _worker, rank, addresses, job, stops, talk=True)
+
+
+@pytest.mark.timeout(170)
+def test_ranks_that_are_killed_and_started_again_change_nothing(
+    addresses: list[str], job: str
+) -> None:
+    """Rank 1 dies at step 7, two steps after a commit, and rank 0 at step 13."""
+    with ExitStack() as stack:
+
+        def start(rank: int, *stops: int) -> RunningRanks:
+            return stack.enter_context(_start(rank, addresses, job, stops))
+
+        zero, one = start(0, 7, 13), start(1, 7)
+        for ranks in (zero, one):
+            assert ranks.receive(0, 90) == 7
+        one.kill(0)
+        one = start(1, 13)
+        zero.send(0)
+        assert zero.receive(0, 90) == 7  # once more, with the new rank
+        zero.send(0)
+        for ranks in (zero, one):
+            assert ranks.receive(0, 90) == 13
+        zero.kill(0)
+        zero = start(0)
+        one.send(0)
+        assert one.receive(0, 90) == 13
+        one.send(0)
+        outcomes = values_of([zero.collect_one(0, 90), one.collect_one(0, 90)])
+        assert outcomes[0][0] == outcomes[1][0] == _undisturbed()
+        assert [(step, resets) for _, step, resets in outcomes] == [(STEPS, 0), (STEPS, 1)]
+
+
+def _leave(_: int, __: int, rank: int, addresses: list[str], job: str) -> list[str]:
+    """They meet again on request, agree that a mismatch is no loss, and rank 1 goes for good."""
+    be_horovod(rank, WORLD, addresses, job)
+    os.environ["HOROVOD_ELASTIC_TIMEOUT"] = "2"
+    hvd.init()
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
+    said: list[str] = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        if state.step == 0:
+            state.step = 1
+            state.commit()
+            raise hvd.elastic.HostsUpdatedInterrupt
+        with pytest.raises(HorovodInternalError, match="expected"):
+            fail(state)
+        hvd.barrier()
+        if rank == 1:
+            raise LookupError("I am gone")
+        hvd.allreduce(torch.ones(2))
+
+    @hvd.elastic.run
+    def fail(state: Any) -> None:
+        hvd.allreduce(torch.ones(2 + rank), name="fail")
+
+    try:
+        train(state)
+    except (LookupError, HorovodInternalError) as error:
+        said.append(str(error))
+    hvd.shutdown()
+    return said
+
+
+def test_a_rank_that_never_comes_back_is_an_error(addresses: list[str], job: str) -> None:
+    with (
+        start_ranks(1, _leave, 0, addresses, job) as zero,
+        start_ranks(1, _leave, 1, addresses, job) as one,
+    ):
+        waited, left = values_of([ranks.collect_one(0, 90) for ranks in (zero, one)])
+    assert "fixed set of workers: let the launcher start a lost rank again" in waited[0]
+    assert left == ["I am gone"]
