@@ -240,6 +240,7 @@ const char* decode_welcome(std::string_view payload, Welcome* out) {
       .number("heartbeat_ms", &out->heartbeat_ms, 1, 3'600'000)
       .number("instance", &out->instance, 0, kAny64)
       .number("digest_every", &out->digest_every, 0, kAny32)
+      .number("minor", &out->minor, 0, 255)
       .route(&out->route)
       .wrong();
 }

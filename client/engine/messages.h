@@ -54,6 +54,7 @@ struct Welcome {
   uint32_t heartbeat_ms = 0;
   uint64_t instance = 0;
   uint32_t digest_every = 0;
+  uint32_t minor = 0;
   Route route;  // without slots: the first one
 };
 

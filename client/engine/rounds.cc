@@ -42,7 +42,12 @@ std::optional<std::string> check_descriptor(const Descriptor& d, uint32_t world_
     const bool plain = d.op == kNone && d.dtype == kUInt8 && d.count == 0;
     return plain ? std::nullopt : std::optional<std::string>("a barrier is uint8, op 0, count 0");
   }
-  const bool legal = moves_only(d.collective) ? d.op == kCopy : d.op >= kSum && d.op <= kProd;
+  if (is_bitwise(d.op) && !is_integer(d.dtype)) {
+    return "op " + std::to_string(d.op) + " combines bits: it is of integers, got dtype " +
+           std::to_string(d.dtype);
+  }
+  const bool reduces = (d.op >= kSum && d.op <= kProd) || is_bitwise(d.op);
+  const bool legal = moves_only(d.collective) ? d.op == kCopy : reduces;
   return legal ? std::nullopt
                : std::optional<std::string>("op " + std::to_string(d.op) +
                                             " does not fit collective " +
@@ -128,6 +133,16 @@ std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* 
     failure.reason = "closed";
     failure.message = leaving_ ? "this group is closed" : "this group has not joined";
     return failure;
+  }
+  if (is_bitwise(s.descriptor.op)) {
+    for (const Lane* lane : all_lanes_) {
+      if (!lane->welcomed() || lane->welcome.minor >= 1) continue;
+      failure.code = ErrorCode::kVersion;
+      failure.message = lane->name + " speaks protocol " + std::to_string(kProtocolMajor) + "." +
+                        std::to_string(lane->welcome.minor) +
+                        ", and band, bor and bxor are of 1.1: install this release there, too";
+      return failure;
+    }
   }
   return open_round(s, now, out);
 }

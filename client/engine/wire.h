@@ -15,7 +15,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "payloads are little-endian and are not swapped");
 
 constexpr uint8_t kProtocolMajor = 1;
-constexpr uint8_t kProtocolMinor = 0;
+constexpr uint8_t kProtocolMinor = 1;
 constexpr size_t kPrefaceSize = 16;
 constexpr size_t kHeaderSize = 80;
 constexpr uint16_t kNoRank = 0xFFFF;
@@ -76,7 +76,21 @@ enum DType : uint8_t {
   kFloat8E5M2 = 12,
 };
 
-enum Op : uint8_t { kNone = 0, kSum = 1, kMean = 2, kMin = 3, kMax = 4, kProd = 5, kCopy = 6 };
+enum Op : uint8_t {
+  kNone = 0,
+  kSum = 1,
+  kMean = 2,
+  kMin = 3,
+  kMax = 4,
+  kProd = 5,
+  kCopy = 6,
+  kBand = 7,  // this and the next two: bits of integers, since minor 1
+  kBor = 8,
+  kBxor = 9,
+};
+
+constexpr bool is_bitwise(uint8_t op) { return op >= kBand && op <= kBxor; }
+constexpr bool is_integer(uint8_t dtype) { return dtype >= kInt8 && dtype <= kUInt64; }
 
 enum Collective : uint8_t {
   kAllReduce = 1,

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reducer.wire.codes import ITEM_SIZES, NOT_IN_NUMPY, DType, ReduceOp
+from reducer.wire.codes import BITWISE, FLOATS, ITEM_SIZES, NOT_IN_NUMPY, DType, ReduceOp
 
-Op = Literal["sum", "mean", "min", "max", "prod"]
+Op = Literal["sum", "mean", "min", "max", "prod", "band", "bor", "bxor"]
 WireDtype = Literal["float32", "float16", "bfloat16"]
 AnyDtype = np.dtype[Any]
 
@@ -18,6 +18,19 @@ OPS: dict[str, ReduceOp] = {
     "min": ReduceOp.MIN,
     "max": ReduceOp.MAX,
     "prod": ReduceOp.PROD,
+    "band": ReduceOp.BAND,
+    "bor": ReduceOp.BOR,
+    "bxor": ReduceOp.BXOR,
+}
+# Of NumPy's bool, which is a byte of 0 or 1: or, and, exclusive or.
+_OF_BOOL: dict[ReduceOp, ReduceOp] = {
+    ReduceOp.SUM: ReduceOp.MAX,
+    ReduceOp.MAX: ReduceOp.MAX,
+    ReduceOp.BOR: ReduceOp.MAX,
+    ReduceOp.PROD: ReduceOp.MIN,
+    ReduceOp.MIN: ReduceOp.MIN,
+    ReduceOp.BAND: ReduceOp.MIN,
+    ReduceOp.BXOR: ReduceOp.BXOR,
 }
 
 # By kind and size: NumPy has two dtypes of 8-byte integers that compare equal.
@@ -69,6 +82,26 @@ def find_op(op: str) -> ReduceOp:
         return OPS[op]
     except KeyError:
         raise ValueError(f"op={op!r}: expected one of {', '.join(OPS)}") from None
+
+
+def find_reduction(op: str, dtype: AnyDtype, declared: str | None = None) -> tuple[ReduceOp, DType]:
+    """What an operation on such an array is on the wire; bool travels as uint8.
+
+    TypeError for a dtype that cannot be reduced, or not so: floats have no bitwise operations, and
+    bool no mean. ValueError for an operation that there is not.
+    """
+    code = find_op(op)
+    if dtype.kind == "b" and declared is None:
+        if code not in _OF_BOOL:
+            raise TypeError(
+                f"op={op!r} of bool: expected max, sum or bor (or), min, prod or band (and), or "
+                "bxor; for a mean give integers or floats: array.astype('float32')"
+            )
+        return _OF_BOOL[code], DType.UINT8
+    wire = reducible_dtype(dtype, declared)
+    if code in BITWISE and wire in FLOATS:
+        raise TypeError(f"op={op!r} of {wire.name.lower()}: expected integers or bool")
+    return code, wire
 
 
 def narrow_to(dtype: DType, wire_dtype: str | None) -> tuple[DType, bool]:

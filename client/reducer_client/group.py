@@ -15,7 +15,7 @@ from reducer_client.arrays import Array, apart, as_array, check_movable, flat_by
 from reducer_client.completer import Completer
 from reducer_client.config import DEFAULT_STEP_TIMEOUT, Settings
 from reducer_client.debug import about, join_logger, rounds_logger
-from reducer_client.dtypes import Op, WireDtype, find_dtype, find_op, narrow_to, reducible_dtype
+from reducer_client.dtypes import Op, WireDtype, find_dtype, find_reduction, narrow_to
 from reducer_client.engine import Engine, EngineError, Operation
 from reducer_client.errors import from_engine
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
@@ -93,7 +93,9 @@ class Group:
 
         Args:
             array: a NumPy array or any buffer, of equal shape and dtype on all ranks.
-            op: sum, mean, min, max or prod. ``mean`` of integers truncates toward zero.
+            op: sum, mean, min, max or prod; of integers also band, bor or bxor, of their bits.
+                ``mean`` of integers truncates toward zero. Of bool, which travels as uint8, sum,
+                max and bor are "or", prod, min and band are "and", and bxor is "exclusive or".
             out: where the result goes; the array itself for in place.
             wire_dtype: send float32 as ``"bfloat16"`` or ``"float16"``.
             dtype: ``"bfloat16"`` where 16-bit integers hold bfloat16; ``"float8_e4m3fn"`` or
@@ -109,11 +111,12 @@ class Group:
             Work whose result has the array's shape and dtype, the same bits on every rank.
         """
         source = as_array(array)
-        wire, wide = narrow_to(reducible_dtype(source.dtype, dtype), wire_dtype)
+        code, reducible = find_reduction(op, source.dtype, dtype)
+        wire, wide = narrow_to(reducible, wire_dtype)
         target = target_array(out, source.shape, source.dtype)
         return self._submit(
             Collective.ALL_REDUCE,
-            find_op(op),
+            code,
             wire,
             _name(key, "~all_reduce"),
             count=source.size,
@@ -139,8 +142,9 @@ class Group:
             Work whose result is a list of arrays in the order given; they are views of the buffers.
         """
         sources = [as_array(array) for array in arrays]
-        wires = [narrow_to(reducible_dtype(s.dtype), wire_dtype) for s in sources]
-        code, name = find_op(op), _name(key, "~all_reduce_many")
+        reductions = [find_reduction(op, source.dtype) for source in sources]
+        wires = [narrow_to(reducible, wire_dtype) for _, reducible in reductions]
+        name = _name(key, "~all_reduce_many")
         results: list[Array] = [np.empty(0)] * len(sources)
         operations: list[Operation] = []
         buffers = plan_fusion(sources, fusion_threshold)
@@ -150,7 +154,7 @@ class Group:
             wire, wide = wires[buffer.members[0]]
             part: Work[Array] = self._submit(
                 Collective.ALL_REDUCE,
-                code,
+                reductions[buffer.members[0]][0],
                 wire,
                 _fitting(f"{name}/{index}"),
                 count=buffer.count,
@@ -260,11 +264,12 @@ class Group:
                 f"reduce_scatter of shape {source.shape}: the first axis must be divisible by the "
                 f"world size, {self.world_size}; pad the array"
             )
-        wire, wide = narrow_to(reducible_dtype(source.dtype, dtype), wire_dtype)
+        code, reducible = find_reduction(op, source.dtype, dtype)
+        wire, wide = narrow_to(reducible, wire_dtype)
         shape = (source.shape[0] // self.world_size, *source.shape[1:])
         return self._submit(
             Collective.REDUCE_SCATTER,
-            find_op(op),
+            code,
             wire,
             _name(key, "~reduce_scatter"),
             count=source.size // self.world_size,

@@ -6,7 +6,17 @@ from typing import Final
 
 from reducer.core.plan import Plan, make_plan
 from reducer.errors import ProtocolError
-from reducer.wire.codes import BROADCAST, ITEM_SIZES, MAX_CHUNKS, Collective, DType, Flag, ReduceOp
+from reducer.wire.codes import (
+    BITWISE,
+    BROADCAST,
+    FLOATS,
+    ITEM_SIZES,
+    MAX_CHUNKS,
+    Collective,
+    DType,
+    Flag,
+    ReduceOp,
+)
 from reducer.wire.header import Header
 from reducer.wire.messages import ChunkTable
 
@@ -15,12 +25,12 @@ MAX_ROUND: Final = (1 << 39) - 1
 MAX_ROUND_BYTES: Final = 1 << 50
 _PLANS_KEPT: Final = 1_024
 
-_ARITHMETIC: Final = frozenset(
-    (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD)
+_REDUCES: Final = frozenset(
+    (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD, *BITWISE)
 )
 _OPS: dict[int, frozenset[ReduceOp]] = {
-    Collective.ALL_REDUCE: _ARITHMETIC,
-    Collective.REDUCE_SCATTER: _ARITHMETIC,
+    Collective.ALL_REDUCE: _REDUCES,
+    Collective.REDUCE_SCATTER: _REDUCES,
     Collective.BROADCAST: frozenset((ReduceOp.COPY,)),
     Collective.ALL_GATHER: frozenset((ReduceOp.COPY,)),
     Collective.BARRIER: frozenset((ReduceOp.NONE,)),
@@ -65,6 +75,9 @@ class Plans:
             raise ProtocolError(f"unknown dtype {header.dtype} in a contribution")
         if header.op not in _OPS.get(header.collective, ()):
             raise ProtocolError(f"op {header.op} does not belong to collective {header.collective}")
+        if header.op in BITWISE and header.dtype in FLOATS:
+            op, dtype = ReduceOp(header.op).name.lower(), DType(header.dtype).name.lower()
+            raise ProtocolError(f"op {op} is of integers, got {dtype}")
         if header.collective == Collective.BARRIER and header.count:
             raise ProtocolError(f"a barrier of {header.count} elements, expected 0")
         if header.count * ITEM_SIZES[header.dtype] * self._world_size > MAX_ROUND_BYTES:

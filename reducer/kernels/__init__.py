@@ -7,7 +7,8 @@ here knows of rounds, sockets or time.
 The law that both hold: begin from the first operand, never from +0.0; operands in the order
 given, which is rank order; one rounding at the end (float16 is summed in float64, bfloat16 and
 float8 in float32); NaN results are one canonical quiet NaN; min and max propagate NaN, and -0 < +0;
-an integer mean truncates toward zero; integers wrap and say so. Not finite is what holds NaN or
+an integer mean truncates toward zero; integers wrap and say so; band, bor and bxor are of integers
+alone. Not finite is what holds NaN or
 Inf; for min and max NaN alone, since Inf is a number like others there. float8_e4m3fn has no Inf: a
 sum beyond 448 is NaN, as where PyTorch casts.
 """

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from reducer.kernels import PART_SHIFT
 from reducer.kernels.floats import from_float32, to_float32
-from reducer.wire.codes import NOT_IN_NUMPY, DType, Flag, ReduceOp
+from reducer.wire.codes import BITWISE, FLOATS, NOT_IN_NUMPY, DType, Flag, ReduceOp
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc.Buffer is of Python 3.12
@@ -28,6 +28,11 @@ _BLOCK = 16_384  # elements: the widest accumulator block, 128 KiB, stays in the
 _CRC_BLOCK = 1 << 20  # bytes copied at a time, since google_crc32c takes only bytes
 
 _EXTREMA = frozenset((ReduceOp.MIN, ReduceOp.MAX))
+_OF_BITS = {
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+}
 
 # Wire dtype -> how NumPy holds it on the wire, and the accumulator of sum, mean and prod.
 _WIRE: dict[int, np.dtype[Any]] = {
@@ -110,7 +115,8 @@ def finish(
         raise ValueError("finish: nothing to begin from: acc is None and no parts")
     if world < 1:
         raise ValueError(f"finish: world must be at least 1, got {world}")
-    total = None if acc is None else _elements("acc", acc, _accumulator(op, dtype), count)
+    kind = _accumulator(op, dtype)
+    total = None if acc is None else _elements("acc", acc, kind, count)
     sources = _parts(dtype, count, parts)
     target = _elements("out", out, _WIRE[dtype], count, writable=True)
     for name, source in [("acc", total), *((f"parts[{i}]", s) for i, s in enumerate(sources))]:
@@ -158,11 +164,13 @@ def widen(dtype: int, count: int, source: Buffer, out: Buffer) -> None:
 def _accumulator(op: int, dtype: int) -> np.dtype[Any]:
     if dtype not in _WIRE:
         raise ValueError(f"no kernel for dtype {dtype}: expected a DType number, 1 to 12")
-    if op in _EXTREMA:
+    if op in BITWISE and dtype in FLOATS:
+        raise ValueError(f"no kernel for op {op} of dtype {dtype}: bits are combined of integers")
+    if op in _EXTREMA or op in BITWISE:
         return _WIRE[dtype]
     if op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD):
         return _ACCUMULATOR[dtype]
-    raise ValueError(f"no kernel for op {op}: expected a ReduceOp number, 1 (sum) to 5 (prod)")
+    raise ValueError(f"no kernel for op {op}: expected a ReduceOp number that reduces")
 
 
 def _require_16_bit(name: str, dtype: int) -> None:
@@ -243,6 +251,8 @@ def _fold_block(op: int, dtype: int, total: Array, parts: list[Array]) -> int:
         operand = _widened(op, dtype, part)
         if op in _EXTREMA:
             _fold_extremum(op, dtype, total, operand)
+        elif op in BITWISE:
+            _OF_BITS[ReduceOp(op)](total, operand, out=total)
         elif total.dtype.kind == "f":
             (np.multiply if op == ReduceOp.PROD else np.add)(total, operand, out=total)
         elif op == ReduceOp.PROD:

@@ -31,7 +31,16 @@ enum rs_dtype {
   RS_FLOAT8_E4M3FN,
   RS_FLOAT8_E5M2,
 };
-enum rs_op { RS_SUM = 1, RS_MEAN, RS_MIN, RS_MAX, RS_PROD };
+enum rs_op {
+  RS_SUM = 1,
+  RS_MEAN,
+  RS_MIN,
+  RS_MAX,
+  RS_PROD,
+  RS_BAND = 7, /* the bitwise ones are of integers alone */
+  RS_BOR,
+  RS_BXOR,
+};
 enum rs_flag { RS_OVERFLOW = 2, RS_NAN = 4, RS_NONFINITE = 16 };
 
 /* What fold and finish return: flags, and above them the number (from 1) of the first part that

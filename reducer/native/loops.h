@@ -25,7 +25,7 @@ typedef struct {
   rs_loop* round; /* accumulator to wire */
 } rs_loops;
 
-enum { RS_OPS = 6, RS_DTYPES = 13 };
+enum { RS_OPS = 10, RS_DTYPES = 13 };
 
 typedef struct {
   const char* name;

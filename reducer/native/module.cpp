@@ -88,8 +88,11 @@ void require_kernel(int op, int dtype) {
   if (rs_item_size(RS_SUM, dtype) == 0) {
     fail("no kernel for dtype " + std::to_string(dtype) + ": expected a DType number, 1 to 12");
   }
-  fail("no kernel for op " + std::to_string(op) +
-       ": expected a ReduceOp number, 1 (sum) to 5 (prod)");
+  if (rs_item_size(op, RS_INT8) != 0) {
+    fail("no kernel for op " + std::to_string(op) + " of dtype " + std::to_string(dtype) +
+         ": bits are combined of integers");
+  }
+  fail("no kernel for op " + std::to_string(op) + ": expected a ReduceOp number that reduces");
 }
 
 void require_16_bit(const char* name, int dtype) {

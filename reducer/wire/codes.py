@@ -6,7 +6,7 @@ from enum import IntEnum, IntFlag
 from typing import Final
 
 PROTOCOL_MAJOR: Final = 1
-PROTOCOL_MINOR: Final = 0
+PROTOCOL_MINOR: Final = 1
 
 # Limits and their reasons: PROTOCOL.md, section 10.
 MAX_CONTROL_BYTES: Final = 65_536
@@ -79,6 +79,7 @@ ITEM_SIZES: dict[int, int] = {
 
 # Floats that NumPy has not: an array holds their bits, or is of a dtype of ml_dtypes.
 NOT_IN_NUMPY: Final = (DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
+FLOATS: Final = frozenset((DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, *NOT_IN_NUMPY))
 
 
 class ReduceOp(IntEnum):
@@ -89,6 +90,13 @@ class ReduceOp(IntEnum):
     MAX = 4
     PROD = 5
     COPY = 6
+    BAND = 7
+    BOR = 8
+    BXOR = 9
+
+
+# Of the bits of integers; since minor 1.
+BITWISE: Final = frozenset((ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR))
 
 
 class Collective(IntEnum):

@@ -51,7 +51,7 @@ def test_every_dtype_survives_a_world_of_one(solo: Group) -> None:
         assert solo.all_reduce(given, op="mean").wait().tobytes() == given.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["complex64", "bool", "int16", ">f4", "M8[s]", "S3"])
+@pytest.mark.parametrize("dtype", ["complex64", "int16", ">f4", "M8[s]", "S3"])
 def test_a_dtype_that_cannot_be_summed_is_a_type_error_but_can_be_moved(
     solo: Group, dtype: str
 ) -> None:
@@ -118,7 +118,9 @@ def test_the_longest_key_works(solo: Group) -> None:
 
 def test_bad_arguments_name_what_is_allowed(solo: Group) -> None:
     zeros = np.zeros(3, np.float64)
-    with pytest.raises(ValueError, match="expected one of sum, mean, min, max, prod"):
+    with pytest.raises(
+        ValueError, match="expected one of sum, mean, min, max, prod, band, bor, bxor"
+    ):
         solo.all_reduce(zeros, op="avg")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="only float32 arrays"):
         solo.all_reduce(zeros, wire_dtype="bfloat16")
@@ -141,6 +143,30 @@ def test_bits_in_integers_are_summed_as_what_they_are_declared(solo: Group, dtyp
     result = solo.all_reduce(held, op="prod", dtype=dtype.name).wait()
     assert result.dtype == held.dtype
     assert result.tobytes() == given.tobytes()
+
+
+@pytest.mark.parametrize("op", ["band", "bor", "bxor"])
+def test_floats_have_no_bitwise_operations(solo: Group, op: Any) -> None:
+    for dtype in (np.dtype("float32"), np.dtype("float64"), BFLOAT16, *FLOAT8):
+        array = np.zeros(4, dtype)
+        for call in (solo.all_reduce, solo.reduce_scatter):
+            with pytest.raises(TypeError, match=f"'{op}' of {dtype.name}: expected integers"):
+                call(array, op=op)
+    with pytest.raises(TypeError, match=f"'{op}' of bfloat16"):
+        solo.all_reduce(np.zeros(4, np.uint16), op=op, dtype="bfloat16")
+    with pytest.raises(TypeError, match="only float32 arrays can travel"):
+        solo.all_reduce(np.zeros(4, np.int32), op=op, wire_dtype="bfloat16")
+
+
+def test_a_mean_of_bool_says_what_there_is(solo: Group) -> None:
+    bits = np.array([True, False])
+    for call in (solo.all_reduce, solo.reduce_scatter):
+        with pytest.raises(
+            TypeError, match=r"op='mean' of bool: expected max, .*astype\('float32'"
+        ):
+            call(bits, op="mean")
+    with pytest.raises(TypeError, match="op='mean' of bool"):
+        solo.all_reduce_many([np.ones(3), bits], op="mean")
 
 
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])

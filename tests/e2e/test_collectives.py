@@ -13,7 +13,7 @@ import pytest
 import reducer_client
 from reducer.core.credits import PART_OF_FREE
 from reducer_client import Group, NumericError
-from tests.support.arrays import BFLOAT16, DTYPES, OPS, Array, expected, sample
+from tests.support.arrays import BFLOAT16, DTYPES, Array, expected, ops_of, sample
 from tests.support.cluster import Daemon, peak_resident, usage
 from tests.support.ranks import join, run_ranks
 
@@ -49,7 +49,7 @@ def _check_all(
     digest = hashlib.sha256()
     with join(rank, world, addresses, "matrix", chunk_table=table) as group:
         for dtype in DTYPES:
-            _check_all_reduces(group, dtype, OPS, SIZES, digest)
+            _check_all_reduces(group, dtype, ops_of(dtype), SIZES, digest)
         for dtype in (DTYPES[0], DTYPES[3]) if large else ():
             _check_all_reduces(group, dtype, ("mean",), LARGE_SIZES, digest)
         _check_moves(group)
@@ -120,6 +120,33 @@ def _special_values(rank: int, world: int, addresses: list[str], job: str) -> No
 
         means = group.all_reduce(np.array([-rank, rank, -7], np.int32), op="mean").wait(30)
         assert means.tolist() == [0, 0, -7]
+        _bits(group)
+
+
+TRUTH = np.array([[False, False, True, True], [False, True, False, True]])
+OF_BOOL: dict[Any, Any] = {
+    **dict.fromkeys(("sum", "max", "bor"), np.logical_or),
+    **dict.fromkeys(("prod", "min", "band"), np.logical_and),
+    "bxor": np.logical_xor,
+}
+
+
+def _bits(group: Group) -> None:
+    """Every op on every pair of bools, and bitwise ones where each rank gets its part."""
+    for op, of_bool in OF_BOOL.items():
+        result = group.all_reduce(TRUTH[group.rank], op=op).wait(30)
+        assert result.dtype == np.bool_ and np.array_equal(result, of_bool(*TRUTH)), op
+        (many,) = group.all_reduce_many([TRUTH[group.rank]], op=op).wait(30)
+        assert many.dtype == np.bool_ and np.array_equal(many, of_bool(*TRUTH)), op
+        part = group.reduce_scatter(TRUTH[group.rank], op=op).wait(30)
+        mine = slice(2 * group.rank, 2 * group.rank + 2)
+        assert part.dtype == np.bool_ and np.array_equal(part, of_bool(*TRUTH)[mine]), op
+    in_place = TRUTH[group.rank].copy()
+    assert group.all_reduce(in_place, op="sum", out=in_place).wait(30) is in_place
+    masks = np.array([[0b1100, -1], [0b1010, 7]])
+    for bitwise, total in (("band", [8, 7]), ("bor", [14, -1]), ("bxor", [6, -8])):
+        result = group.reduce_scatter(masks[group.rank], op=bitwise).wait(30)  # type: ignore[arg-type]
+        assert result.tolist() == [total[group.rank]]
 
 
 def test_special_values(addresses: list[str], job: str) -> None:

@@ -243,7 +243,7 @@ def test_another_protocol_version_names_both(key_file: str) -> None:
 
     with Impostor(act) as impostor:
         text = refused(ProtocolVersionError, [impostor.address], key_file=key_file)
-    assert "speaks 1.0" in text and "9.2" in text and impostor.address in text
+    assert "speaks 1.1" in text and "9.2" in text and impostor.address in text
 
 
 def test_a_listener_that_closes_without_proof_is_named(key_file: str) -> None:

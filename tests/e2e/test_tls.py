@@ -300,7 +300,7 @@ def test_another_protocol_version_names_both(certs: Files) -> None:
 
     with Impostor(act) as impostor, pytest.raises(ProtocolVersionError) as caught:
         alone([impostor.address], connect_timeout=30, **certs.arguments)
-    assert "1.0" in str(caught.value) and "9.2" in str(caught.value)
+    assert "1.1" in str(caught.value) and "9.2" in str(caught.value)
 
 
 def test_a_listener_that_is_silent_is_tried_again(certs: Files) -> None:

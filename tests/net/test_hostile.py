@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 
 from reducer.wire import messages
-from reducer.wire.codes import Collective, DType, ErrorCode, MessageKind, ReduceOp
+from reducer.wire.codes import (
+    PROTOCOL_MINOR,
+    Collective,
+    DType,
+    ErrorCode,
+    MessageKind,
+    ReduceOp,
+)
 from reducer.wire.decoder import Decoder
 from reducer.wire.header import PREFACE_SIZE, Header, pack_header, pack_preface, unpack_preface
 from tests.support.cluster import Daemon
@@ -101,7 +108,7 @@ def test_another_major_version_is_answered_with_our_preface(daemon: Daemon) -> N
             answer = read_to_end(sock)
         assert len(answer) == PREFACE_SIZE
         assert unpack_preface(answer).major == 1
-        return "the worker speaks protocol 9.0, this reducer 1.0" in daemon.log
+        return f"speaks protocol 9.{PROTOCOL_MINOR}, this reducer 1.{PROTOCOL_MINOR}" in daemon.log
 
     wait_until(is_logged, 5, "the refusal is logged, with both versions", interval=0.3)
 

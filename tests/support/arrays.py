@@ -22,6 +22,7 @@ DTYPES: tuple[np.dtype[Any], ...] = (
     *FLOAT8,
 )
 OPS = ("sum", "mean", "min", "max", "prod")
+BITWISE = ("band", "bor", "bxor")
 
 
 def sample(dtype: np.dtype[Any], shape: int | tuple[int, ...], seed: object) -> Array:
@@ -31,6 +32,10 @@ def sample(dtype: np.dtype[Any], shape: int | tuple[int, ...], seed: object) -> 
         low = -2 if dtype.kind == "i" else 0
         return rng.integers(low, 3, shape).astype(dtype)
     return rng.normal(1.0, 0.5, shape).astype(dtype)
+
+
+def ops_of(dtype: np.dtype[Any]) -> tuple[str, ...]:
+    return (*OPS, *BITWISE) if dtype.kind in "iu" else OPS
 
 
 def expected(op: str, parts: list[Array]) -> Array:

@@ -150,6 +150,9 @@ def _reduce_integer(op: int, dtype: DType, column: Sequence[int]) -> tuple[bytes
             ReduceOp.MIN: min(total, value),
             ReduceOp.MAX: max(total, value),
             ReduceOp.PROD: total * value,
+            ReduceOp.BAND: total & value,
+            ReduceOp.BOR: total | value,
+            ReduceOp.BXOR: total ^ value,
         }.get(ReduceOp(op), total + value)
         total = _wrapped(exact, 64, signed)
         overflow |= total != exact

@@ -89,10 +89,13 @@ class Worker:
         self.now += seconds
         self.state.tick(self.now)
 
-    def submit(self, key: str, values: np.ndarray, target: np.ndarray, priority: int = 0) -> Any:
+    def submit(
+        self, key: str, values: np.ndarray, target: np.ndarray, priority: int = 0,
+        op: ReduceOp = ReduceOp.SUM, dtype: DType = DType.FLOAT32,
+    ) -> Any:  # fmt: skip
         return self.state.submit(
-            Collective.ALL_REDUCE, ReduceOp.SUM, DType.FLOAT32, False, key, 0, values.size,
-            values, target, False, priority,
+            Collective.ALL_REDUCE, op, dtype, False, key, 0, values.size, values, target, False,
+            priority,
         )  # fmt: skip
 
     def contributions(self, reducer: int = 0, lane: int = 0) -> list[Header]:

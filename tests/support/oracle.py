@@ -5,6 +5,7 @@ Arrays are as they travel: float16 as numpy float16, bfloat16 and float8 as thei
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,15 @@ FLOAT8: dict[DType, tuple[Any, int]] = {  # and its canonical NaN
 }
 FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16, *FLOAT8)
 OPS = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD)
+BITWISE = {
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+}
+
+
+def ops_of(dtype: DType) -> tuple[ReduceOp, ...]:
+    return OPS if dtype in FLOATS else (*OPS, *BITWISE)
 
 
 def sample(rng: np.random.Generator, dtype: DType, count: int) -> Array:
@@ -127,6 +137,8 @@ def _reduce_integers(op: ReduceOp, dtype: DType, arrays: Sequence[Array]) -> Arr
         return np.minimum.reduce(arrays)
     if op == ReduceOp.MAX:
         return np.maximum.reduce(arrays)
+    if op in BITWISE:
+        return functools.reduce(BITWISE[op], arrays)
     wide: Any = np.uint64 if np.issubdtype(kind, np.unsignedinteger) else np.int64
     total = arrays[0].astype(wide)
     for part in arrays[1:]:

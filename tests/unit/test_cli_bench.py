@@ -280,7 +280,7 @@ def test_the_header_says_what_was_measured() -> None:
     text = " ".join(_shown(ROWS, Rates()).replace("\n#", " ").split())
     for part in (
         "open-reduction-server ",
-        "protocol 1.0",
+        "protocol 1.1",
         "4 workers, 2 reducers x 8 lanes: a:2222, b:2222",
         "all_reduce; on the wire float32; chunks 64K from 0, 128K from 1M",
         "congestion control of this host: ",

@@ -327,6 +327,8 @@ def test_ranks_whose_credit_lies_in_a_void_round_may_go_on_with_the_next() -> No
         (Spec(), 0, {"dtype": 11}, 32),
         (Spec(), 0, {"op": 6}, 32),
         (Spec(), 0, {"op": 77}, 32),
+        (Spec(op=ReduceOp.BAND), 0, {}, 32),
+        (Spec(op=ReduceOp.BXOR, dtype=DType.BFLOAT16), 0, {}, 16),
         (Spec(), 0, {"collective": 0}, 32),
         (Spec(), 0, {"collective": 9}, 32),
         (Spec(), 0, {"flags": int(Flag.WIDE)}, 32),

@@ -116,7 +116,7 @@ def test_another_version_is_named_beside_ours() -> None:
     worker.get(b"ORSP\x07\x03" + bytes(10))
     code, text = failure(worker)
     assert code == ErrorCode.VERSION
-    assert "1.0" in text
+    assert "1.1" in text
     assert "7.3" in text
 
 

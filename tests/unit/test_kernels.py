@@ -20,6 +20,9 @@ from reducer.wire.codes import ITEM_SIZES, DType, Flag, ReduceOp
 from tests.support.exact import FLOAT8, FLOATS, SIGNED, reduce_bits
 
 OPS = [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD]
+BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
+INTEGERS = [dtype for dtype in DType if dtype not in FLOATS]
+CASES = [*product(OPS, DType), *product(BITWISE, INTEGERS)]
 WORLDS = (1, 2, 3, 5, 8)
 LENGTHS = (0, 1, 3, 63, 64, 65, 1000)
 
@@ -113,7 +116,7 @@ def together(said: list[tuple[int, int]]) -> int:
 def cases() -> list[tuple[ReduceOp, DType, list[bytes], tuple[bytes, int]]]:
     """Op, dtype, contributions and what they must become."""
     made = []
-    for op, dtype, world, count in product(OPS, DType, WORLDS, LENGTHS):
+    for (op, dtype), world, count in product(CASES, WORLDS, LENGTHS):
         rng = random.Random(f"{op} {dtype} {world} {count}")
         parts = [contribution(rng, dtype, count) for _ in range(world)]
         made.append((op, dtype, parts, reduce_bits(op, dtype, parts)))
@@ -133,8 +136,7 @@ def test_cases_hold_every_flag() -> None:
     assert seen == floats | {(False, 0), (False, Flag.OVERFLOW)}
 
 
-@pytest.mark.parametrize("dtype", DType)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "dtype"), CASES)
 def test_splitting_the_parts_changes_no_bit(kernels: KernelSet, op: int, dtype: DType) -> None:
     rng = random.Random(f"{op} {dtype}")
     for world, count in [(2, 65), (5, 4097), (2, 20_011)]:  # the last: beyond NumPy's block
@@ -154,8 +156,7 @@ def test_splitting_the_parts_changes_no_bit(kernels: KernelSet, op: int, dtype: 
             assert (bytes(out), together(said)) == whole, (world, folded, begun)
 
 
-@pytest.mark.parametrize("dtype", DType)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "dtype"), CASES)
 def test_out_may_be_an_operand(kernels: KernelSet, op: int, dtype: DType) -> None:
     rng = random.Random(f"{op} {dtype}")
     count, size = 4097, 4097 * ITEM_SIZES[dtype]
@@ -174,8 +175,7 @@ def test_out_may_be_an_operand(kernels: KernelSet, op: int, dtype: DType) -> Non
     assert (bytes(acc[:size]), together(said)) == whole
 
 
-@pytest.mark.parametrize("dtype", DType)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "dtype"), CASES)
 def test_the_first_part_may_be_the_accumulator(kernels: KernelSet, op: int, dtype: DType) -> None:
     if kernels.acc_itemsize(op, dtype) != ITEM_SIZES[dtype]:
         acc = unaligned(bytes(8))
@@ -311,7 +311,7 @@ def test_integer_mean_truncates_toward_zero(kernels: KernelSet) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype not in FLOATS])
+@pytest.mark.parametrize("dtype", INTEGERS)
 def test_overflow_is_flagged_and_wraps(kernels: KernelSet, dtype: DType) -> None:
     item = ITEM_SIZES[dtype]
     largest = (1 << (8 * item - (dtype in SIGNED))) - 1
@@ -383,8 +383,12 @@ def test_bad_buffers_are_refused_before_a_byte_is_written(kernels: KernelSet) ->
         kernels.finish(total, f32, -1, 1, None, [good], out)
     with pytest.raises(ValueError, match="no kernel for dtype 13"):
         kernels.acc_itemsize(total, 13)
-    with pytest.raises(ValueError, match="no kernel for op 6"):
-        kernels.finish(ReduceOp.COPY, f32, 8, 1, None, [good], out)
+    for op in (0, 6, 10, -1):
+        with pytest.raises(ValueError, match=f"no kernel for op {op}: expected a ReduceOp"):
+            kernels.finish(op, f32, 8, 1, None, [good], out)
+    for op, dtype in product(BITWISE, FLOATS):
+        with pytest.raises(ValueError, match=f"no kernel for op {op} of dtype {dtype}: bits"):
+            kernels.finish(op, dtype, 1, 1, None, [good], out)
     for cast in (kernels.narrow, kernels.widen):
         with pytest.raises(ValueError, match="expected dtype 3"):
             cast(f32, 8, good, out)
@@ -402,6 +406,8 @@ def test_accumulators_have_the_sizes_of_the_law(kernels: KernelSet) -> None:
             assert kernels.acc_itemsize(op, dtype) == sizes.get(dtype, 8)
         for op in (ReduceOp.MIN, ReduceOp.MAX):
             assert kernels.acc_itemsize(op, dtype) == ITEM_SIZES[dtype]
+    for op, dtype in product(BITWISE, INTEGERS):
+        assert kernels.acc_itemsize(op, dtype) == ITEM_SIZES[dtype]
 
 
 def test_load_takes_the_native_kernels() -> None:

@@ -8,13 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 
 from reducer.errors import ProtocolVersionError
 from reducer.wire import messages
 from reducer.wire.checksum import crc32c
-from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR, ErrorCode, MessageKind
+from reducer.wire.codes import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    DType,
+    ErrorCode,
+    MessageKind,
+    ReduceOp,
+)
 from reducer.wire.decoder import Decoder, Frame
+from reducer.wire.handshake import LaneHandshake, extract
 from reducer.wire.header import (
     HEADER_SIZE,
     PREFACE_SIZE,
@@ -23,6 +32,7 @@ from reducer.wire.header import (
     pack_preface,
     unpack_preface,
 )
+from reducer_client.engine import EngineError
 from tests.support.frames import control, frame
 from tests.support.one_worker import Worker
 from tests.support.simlane import SimLane
@@ -68,6 +78,15 @@ def test_kept_frames_say_today_what_they_said(path: Path) -> None:
             assert {field: again[field] for field in values} == values, name
         found += 1
     assert found >= len(MAPS)
+    for name, fields in vectors(path, "psk"):
+        said = {field: bytes.fromhex(text) for field, text in fields.items() if field != "lane"}
+        opening, lane = said["opening"], int(fields["lane"])
+        proven = LaneHandshake(
+            extract(said["master"]), opening[:PREFACE_SIZE], lane, regenerate.INCARNATION,
+            said["lane_nonce"],
+        )  # fmt: skip
+        assert regenerate.say(proven, opening[PREFACE_SIZE:]) == said["answer"], name
+        assert regenerate.say(proven, said["proof"]) == b"" and proven.done, name
     for _, fields in vectors(path, "preface"):
         preface = unpack_preface(bytes.fromhex(fields["hex"]))
         assert (preface.major, str(preface.lane)) == (PROTOCOL_MAJOR, fields["lane"])
@@ -107,6 +126,31 @@ def test_a_lane_of_another_minor_is_joined(minor: int) -> None:
     )
     worker.get(with_names(welcome, **later))
     assert worker.state.error is None and worker.state.joined
+
+
+@pytest.mark.parametrize("minor", range(NEXT + 1))
+def test_bitwise_operations_need_a_lane_of_minor_1(minor: int) -> None:
+    """One that is older is named before a byte is sent to it, and the group works on."""
+    worker = Worker(world_size=1)
+    worker.get(with_names(messages.Pending(1, 0, bytes(16)), minor=minor))
+    welcome = messages.Welcome(
+        "run", 0, 1, 1, 0, bytes(16), 1, 0, 0, ((0, 4_096),), 8_192, 8_192, 250
+    )
+    worker.get(with_names(welcome, minor=minor))
+    worker.sent()
+    values = np.arange(3, dtype=np.int32)
+    if minor == 0:
+        with pytest.raises(EngineError) as caught:
+            worker.submit("bits", values, values, op=ReduceOp.BAND, dtype=DType.INT32)
+        code, text = caught.value.args[:2]
+        assert code == ErrorCode.VERSION
+        assert "speaks protocol 1.0, and band, bor and bxor are of 1.1" in text
+        assert not worker.sent()
+    else:
+        worker.submit("bits", values, values, op=ReduceOp.BAND, dtype=DType.INT32)
+        assert MessageKind.CONTRIBUTION in worker.kinds()
+    worker.submit("sum", values, values, dtype=DType.INT32)
+    assert MessageKind.CONTRIBUTION in worker.kinds()
 
 
 @pytest.mark.parametrize("major", [PROTOCOL_MAJOR - 1, PROTOCOL_MAJOR + 1])

@@ -134,7 +134,7 @@ def test_preface_round_trip_and_refusals() -> None:
     assert unpack_preface(pack_preface(7)).lane == 7
     with pytest.raises(BadFrameError, match="GET / HT"):
         unpack_preface(b"GET / HTTP/1.1\r\n")
-    with pytest.raises(ProtocolVersionError, match=r"speaks protocol 9\.0.*1\.0"):
+    with pytest.raises(ProtocolVersionError, match=r"speaks protocol 9\.0.*1\.1"):
         unpack_preface(b"ORSP\x09" + bytes(11))
     with pytest.raises(BadFrameError, match="reserved"):
         unpack_preface(pack_preface(0)[:-1] + b"\x01")

@@ -67,6 +67,7 @@ def frames() -> dict[str, bytes]:
         kind=MessageKind.CONTRIBUTION, dtype=DType.UINT8, op=ReduceOp.COPY,
         collective=Collective.BROADCAST, rank=1, root=2, key=key_id("w"), count=10,
     )  # fmt: skip
+    bits = contribution.replace(dtype=DType.INT64, op=ReduceOp.BXOR, route=0)
     hello = m.Hello("job-ü", 3, 4, INCARNATION, 1, 2, "run-1", TABLE, 0, "test")
     welcome = m.Welcome("run-1", 1, 2, 4, 3, INCARNATION, 4, 0, 0, TABLE, 4 << 20, (2 << 20), 250)
     waiting = {"key": "a", "round": 3, "age_ms": 10_250, "absent": [1, 2], "absent_count": 2}
@@ -79,6 +80,7 @@ def frames() -> dict[str, bytes]:
         "hello": control(hello),
         "hello_least": control(m.Hello("j", 0, 1, INCARNATION, 0, 1)),
         "hello_rejoin": control(m.Hello("j", 1, 2, INCARNATION, 0, 1, "run-1", rejoin=True)),
+        "hello_group": control(m.Hello("j", 1, 2, INCARNATION, 0, 1, "run-1#rows/0")),
         "pending": control(m.Pending(4, 0, INCARNATION, (1, 3), 2)),
         "welcome": control(welcome),
         "welcome_moved": control(moved),
@@ -95,6 +97,7 @@ def frames() -> dict[str, bytes]:
         "contribution_wide": frame(
             contribution.replace(dtype=DType.BFLOAT16, flags=1), b"\x80\x3f\x00\x40"
         ),
+        "contribution_bits": frame(bits, bytes(range(64))),
         "result": frame(result, bytes(range(63, -1, -1))),
         "result_nonfinite": frame(spoilt, b"\x00\x00\xc0\x7f"),
         "grant": frame(Header(kind=MessageKind.GRANT, key=weight, round=4)),

@@ -58,9 +58,11 @@ void check_preface(const Fields& fields, const std::string& bytes) {
   CHECK(bytes == std::string(reinterpret_cast<char*>(packed), sizeof packed));
 }
 
-// The worker's side of a handshake; the lane's is Python's alone.
+// The worker's side of a handshake; the lane's is Python's alone. It is over the preface, too,
+// which names our own minor: what a worker of another one said is for lanes to understand.
 void check_psk(const Fields& fields) {
   const auto bytes = [&](const char* name) { return unhex(fields.at(name)); };
+  if (bytes("opening")[5] != ors::kProtocolMinor) return;
   const ors::Secret key = ors::job_key(bytes("master"), bytes("job"));
   CHECK(key.bytes() == bytes("key"));
   const auto lane = static_cast<uint16_t>(number(fields, "lane"));

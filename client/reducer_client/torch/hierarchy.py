@@ -28,7 +28,7 @@ from reducer import kernels
 from reducer.wire.codes import ITEM_SIZES, DType
 from reducer_client.arrays import Array, as_array, target_array
 from reducer_client.debug import join_logger
-from reducer_client.dtypes import Op, WireDtype, find_op, narrow_to, reducible_dtype
+from reducer_client.dtypes import Op, WireDtype, find_op, find_reduction, narrow_to
 from reducer_client.errors import ClosedError, MismatchError, NumericError, ReducerError
 from reducer_client.group import Group
 from reducer_client.torch.call import SHARD_BYTES, Call, Piece, as_seconds
@@ -135,8 +135,8 @@ class Hierarchy:
     ) -> Work[Array] | Call:
         """As `Group.all_reduce`. Floats of LEAST_BYTES and more take the hierarchy."""
         source = as_array(array)
-        wire = reducible_dtype(source.dtype, dtype)
-        find_op(op), narrow_to(wire, wire_dtype)
+        _, wire = find_reduction(op, source.dtype, dtype)
+        narrow_to(wire, wire_dtype)
         if wire not in _FLOATS or source.nbytes < LEAST_BYTES:
             return self._group.all_reduce(
                 source,
