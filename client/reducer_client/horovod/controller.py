@@ -34,8 +34,10 @@ from reducer_client.horovod.submissions import Submission
 from reducer_client.horovod.timeline import Timeline
 
 _DRAIN_SECONDS = 10.0
-# How often a rank that waits asks who else does; the engine wakes it at once when a round is done.
+# Seconds, the longest that a work can be waited for at once.
 _LONGEST_WAIT = 3600.0
+# Between rounds in which no rank has anything to say.
+_LONGEST_PAUSE = 0.05
 
 
 class Controller:
@@ -62,6 +64,7 @@ class Controller:
         self._stalls = StallCheck(settings)
         self._changed = threading.Condition()
         self._unnamed: Counter[Kind] = Counter()
+        self._joins = 0
         # From submission to its end: names in use, of them those not announced, and those that
         # wait for other ranks.
         self._names: dict[str, Submission] = {}
@@ -79,12 +82,15 @@ class Controller:
             thread.start()
 
     def name(self, kind: Kind, given: str | None) -> str:
-        """``allreduce.NAME``; without a name, a number: the n-th call without one of this kind."""
+        """``allreduce.NAME``; without a name, a number: the n-th such call of this kind.
+
+        Ranks that have joined made fewer, so after each join the numbers begin anew.
+        """
         if given is not None:
             return f"{kind.name.lower()}.{given}"
         with self._changed:
             self._unnamed[kind] += 1
-            return f"{kind.name.lower()}.noname.{self._unnamed[kind]}"
+            return f"{kind.name.lower()}.noname.{self._joins}.{self._unnamed[kind]}"
 
     def submit(self, submissions: Sequence[Submission]) -> None:
         """Queue them, to be announced together.
@@ -137,26 +143,35 @@ class Controller:
             raise HorovodInternalError("Horovod is being shut down", reason="closed")
 
     def _negotiate(self) -> None:
-        last = 0.0
+        last = pause = 0.0
         try:
-            while self._await_turn(last + self._cycle_time):
+            while self._await_turn(last, pause):
                 last = time.monotonic()
-                self._cycle()
+                heard_something = self._cycle()
+                # Where all ranks wait, each for another one, only a new submission helps.
+                pause = (
+                    0.0 if heard_something else min(2 * pause + self._cycle_time, _LONGEST_PAUSE)
+                )
         except Exception as error:
             self._end(error)
 
-    def _await_turn(self, due: float) -> bool:
-        """Until there is something to say, or to wait for, and the cycle is over."""
+    def _await_turn(self, last: float, pause: float) -> bool:
+        """Until there is something to say, or to wait for, and the cycle is over.
+
+        ``pause``: seconds from the last cycle's begin for a rank that has nothing to say.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._queue or self._announced)
             while not self._stopping and not self._hurried:
-                left = due - time.monotonic()
+                wanted = self._cycle_time if self._queue else max(pause, self._cycle_time)
+                left = last + wanted - time.monotonic()
                 if left <= 0:
                     break
                 self._changed.wait(left)
             return not self._stopping and self._failure is None
 
-    def _cycle(self) -> None:
+    def _cycle(self) -> bool:
+        """A round of negotiation, and the start of what is ready; whether any rank said a thing."""
         with self._changed:
             batch, self._queue = self._queue, []
             self._hurried = False
@@ -170,6 +185,9 @@ class Controller:
         for response in plan.responses:
             self._start(response)
         self._finish_join(plan)
+        if time.monotonic() >= self._next_stall_check():
+            self._check_stalls([])
+        return any(announced)
 
     def _trace(self, announced: Sequence[Sequence[Request]], heard: Sequence[Heard]) -> None:
         for rank, requests in enumerate(announced):
@@ -197,6 +215,8 @@ class Controller:
         if plan.last_joined is None:
             return
         with self._changed:
+            self._joins += 1
+            self._unnamed.clear()
             joins = [s for s in self._announced.values() if s.request.kind is Kind.JOIN]
             for submission in joins:
                 del self._announced[submission.request.name]
@@ -223,23 +243,26 @@ class Controller:
     def _wait_for_ranks(self, work: AnyWork) -> Array:
         """For the end of a round of negotiation, which others enter when they have something."""
         while True:
-            now = time.monotonic()
-            with self._changed:
-                since = [s.since for s in self._announced.values()]
-            left = self._stalls.next_after(now, since) - now
+            left = self._next_stall_check() - time.monotonic()
             try:
-                return work.wait(min(left, _LONGEST_WAIT))
+                return work.wait(max(0.0, min(left, _LONGEST_WAIT)))
             except RoundTimeoutError:
-                if time.monotonic() < now + left:
-                    continue
-            self._check_stalls(self._absent())
+                if time.monotonic() >= self._next_stall_check():
+                    self._check_stalls(self._absent())
+
+    def _next_stall_check(self) -> float:
+        return self._stalls.next_check((s.request.name, s.since) for s in self._waiting())
+
+    def _waiting(self) -> list[Submission]:
+        """For other ranks. Joining is no stall."""
+        with self._changed:
+            return [s for s in self._announced.values() if s.request.kind is not Kind.JOIN]
 
     def _check_stalls(self, absent: list[int]) -> None:
+        """``absent``: who has not entered the round of negotiation that is open, if one is."""
         me = self.ranks[self.group.rank]
-        with self._changed:
-            waiting = [s for s in self._announced.values() if s.request.kind is not Kind.JOIN]
         rows = []
-        for submission in waiting:
+        for submission in self._waiting():
             missing = self._negotiation.missing(submission.request.name)
             # Not in the tables yet: it is in the round that others have not entered.
             rows.append(

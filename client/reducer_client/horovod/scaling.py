@@ -37,18 +37,23 @@ def check_scalable(dtype: str) -> None:
 
 
 def scale_into(target: Array, source: Array, factor: float, dtype: str) -> None:
-    """``target = source * factor``, both stored as `stored_dtype`; they may be the same array."""
+    """``target = source * factor``, both stored as `stored_dtype`; they may be the same array.
+
+    NaN and Inf go through, and finite values may become Inf, without a warning.
+    """
     if factor == 1.0:
         np.copyto(target, source)
-    elif dtype == "bfloat16":
-        wide = (source.astype(np.uint32) << 16).view(np.float32)
-        np.copyto(target, _to_bfloat16(wide * np.float32(factor)))
-    elif source.dtype == np.float16:
-        np.copyto(target, source.astype(np.float32) * np.float32(factor), casting="same_kind")
-    elif source.dtype.kind == "f":
-        np.multiply(source, source.dtype.type(factor), out=target)
-    else:
-        np.copyto(target, source.astype(np.float64) * factor, casting="unsafe")
+        return
+    with np.errstate(invalid="ignore", over="ignore"):
+        if dtype == "bfloat16":
+            wide = (source.astype(np.uint32) << 16).view(np.float32)
+            np.copyto(target, _to_bfloat16(wide * np.float32(factor)))
+        elif source.dtype == np.float16:
+            np.copyto(target, source.astype(np.float32) * np.float32(factor), casting="same_kind")
+        elif source.dtype.kind == "f":
+            np.multiply(source, source.dtype.type(factor), out=target)
+        else:
+            np.copyto(target, source.astype(np.float64) * factor, casting="unsafe")
 
 
 def _to_bfloat16(wide: Array) -> Array:

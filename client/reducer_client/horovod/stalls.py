@@ -19,13 +19,16 @@ class StallCheck:
     def __init__(self, settings: HorovodSettings) -> None:
         self._warn_after = settings.stall_check or float("inf")
         self._end_after = settings.stall_shutdown or float("inf")
+        self._first_after = min(self._warn_after, self._end_after)
         self._warned: set[str] = set()
 
-    def next_after(self, now: float, since: Iterable[float]) -> float:
-        """When to check tensors that wait since then; at least a second from now."""
-        limits = sorted((self._warn_after, self._end_after))
-        times = (begun + limit for begun in since for limit in limits)
-        return min((time for time in times if time > now), default=float("inf"))
+    def next_check(self, waiting: Iterable[tuple[str, float]]) -> float:
+        """When `check` has something to say about these names, which wait since then."""
+        limits = (
+            since + (self._end_after if name in self._warned else self._first_after)
+            for name, since in waiting
+        )
+        return min(limits, default=float("inf"))
 
     def check(self, now: float, waiting: Sequence[tuple[str, float, list[int]]]) -> None:
         """``waiting``: name, since when, and for which ranks, of what this rank has announced.
