@@ -32,11 +32,7 @@ class Tensor:
 
     name: str
     by_rank: dict[int, Request]
-
-    @property
-    def request(self) -> Request:
-        """That of the lowest rank."""
-        return self.by_rank[min(self.by_rank)]
+    request: Request  # of the lowest rank
 
 
 @dataclass
@@ -101,7 +97,8 @@ class Negotiation:
         names = [name for name, by_rank in self._table.items() if len({*by_rank, *joined}) == size]
         ready = []
         for name in names:
-            tensor = Tensor(name, self._table.pop(name))
+            by_rank = self._table.pop(name)
+            tensor = Tensor(name, by_rank, by_rank[min(by_rank)])
             ready.append(Response([tensor], self._error_of(tensor)))
         return ready
 
@@ -110,6 +107,9 @@ class Negotiation:
         return self._mismatch(tensor) or (_joined_error(tensor.request, absent) if absent else "")
 
     def _mismatch(self, tensor: Tensor) -> str:
+        # Known requests are the same objects, whoever announces them.
+        if all(request is tensor.request for request in tensor.by_rank.values()):
+            return ""
         for what in ("kind", *_EQUAL[tensor.request.kind]):
             found: dict[object, list[int]] = {}
             for index, request in sorted(tensor.by_rank.items()):
