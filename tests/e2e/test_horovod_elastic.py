@@ -40,12 +40,12 @@ def _make_state() -> hvd.elastic.TorchState:
     return state
 
 
-def _train(state: Any, tell: Tell | None = None, stops: tuple[int, ...] = ()) -> str:
+def _train(state: Any, tell: Tell, stops: tuple[int, ...]) -> str:
     """At the steps `stops` it says so, and goes on when it is told to."""
     data = TensorDataset(*as_tensors(together(WORLD)))
     while state.sampler.epoch < EPOCHS:
         for images, labels in DataLoader(data, BATCH, sampler=state.sampler):
-            if tell is not None and state.step in stops:
+            if state.step in stops:
                 tell(state.step)
                 tell.hear()
             state.optimizer.zero_grad()
@@ -61,15 +61,24 @@ def _train(state: Any, tell: Tell | None = None, stops: tuple[int, ...] = ()) ->
 
 def _worker(
     _: int, __: int, rank: int, addresses: list[str], job: str, stops: tuple[int, ...], tell: Tell
-) -> tuple[str, int, int]:
+) -> tuple[str, list[int], int]:
+    """What it ends with, at which steps it began, and how often it met the others again."""
     be_horovod(rank, WORLD, addresses, job)
     hvd.init()
-    resets: list[int] = []
     state = _make_state()
+    began: list[int] = []
+    resets: list[int] = []
     state.register_reset_callbacks([lambda: resets.append(state.step)])
-    ended = hvd.elastic.run(_train)(state, tell, stops)
+
+    @hvd.elastic.run
+    def train(state: Any) -> str:
+        began.append(state.step)
+        return _train(state, tell, stops)
+
+    ended = train(state)
+    assert state.step == STEPS
     hvd.shutdown()
-    return ended, state.step, len(resets)
+    return ended, began, len(resets)
 
 
 def _undisturbed() -> str:
@@ -123,7 +132,21 @@ def test_ranks_that_are_killed_and_started_again_change_nothing(
         one.send(0)
         outcomes = values_of([zero.collect_one(0, 90), one.collect_one(0, 90)])
         assert outcomes[0][0] == outcomes[1][0] == _undisturbed()
-        assert [(step, resets) for _, step, resets in outcomes] == [(STEPS, 0), (STEPS, 1)]
+        assert [outcome[1:] for outcome in outcomes] == [([10], 0), ([5, 10], 1)]
+
+
+def _check_sampler(rank: int) -> None:
+    """Five samples for two ranks do not come out even, and one that is left is for both."""
+    sampler = hvd.elastic.ElasticSampler(range(5), shuffle=False)
+    assert list(sampler) == ([1, 3, 0] if rank else [0, 2, 4]) and len(sampler) == 3
+    sampler.record_batch(0, 2)
+    sampler.reset()
+    assert list(sampler) == [4]
+    again = hvd.elastic.ElasticSampler(range(5), shuffle=False)
+    again.load_state_dict(sampler.state_dict())
+    assert list(again) == [4]
+    sampler.set_epoch(1)
+    assert len(sampler) == 3
 
 
 def _leave(_: int, __: int, rank: int, addresses: list[str], job: str) -> list[str]:
@@ -133,6 +156,7 @@ def _leave(_: int, __: int, rank: int, addresses: list[str], job: str) -> list[s
     hvd.init()
     state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
     said: list[str] = []
+    _check_sampler(rank)
 
     @hvd.elastic.run
     def train(state: Any) -> None:

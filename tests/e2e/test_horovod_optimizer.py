@@ -207,6 +207,16 @@ def _misuse_of_a_step(rank: int, world: int) -> None:
     assert model.weight.grad is not None and model.weight.grad.item() == 3.0
 
 
+def _a_step_that_failed_is_forgotten(rank: int, world: int) -> None:
+    model = nn.Linear(1 + rank, 1, bias=False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 1 + rank)).sum().backward()
+        with pytest.raises(hvd.HorovodInternalError, match="shape"):
+            optimizer.step()
+
+
 def _clipping(rank: int, world: int) -> None:
     model, optimizer = _net()
     _backward(model, 2.0 + 4.0 * rank)
@@ -336,6 +346,16 @@ def _sparse_gradients(rank: int, world: int) -> None:
         hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "x", hvd.Max)
 
 
+def _a_process_set_of_one(rank: int, world: int) -> None:
+    alone = hvd.add_process_set([0])
+    model, optimizer = _net(process_set=alone)
+    _backward(model, 2.0 if rank else 1.0)
+    optimizer.step()
+    assert model.weight.item() == (0.0 if rank else 0.5)  # each by itself
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    hvd.remove_process_set(alone)
+
+
 def _compressors(rank: int, world: int) -> None:
     for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         compression = getattr(hvd.Compression, name)
@@ -438,6 +458,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, sparse: bool) -> N
 BEHAVIOUR = (
     _arguments_that_do_not_fit,
     _misuse_of_a_step,
+    _a_step_that_failed_is_forgotten,
     _clipping,
     _a_sum_is_not_summed_twice,
     _a_gradient_that_only_one_rank_has,
@@ -446,6 +467,7 @@ BEHAVIOUR = (
     _what_sits_on_an_optimizer,
     _an_optimizer_that_is_gone_sends_nothing,
     _sparse_gradients,
+    _a_process_set_of_one,
     _compressors,
     _sync_batch_norm,
     _parameters_from_one_rank,

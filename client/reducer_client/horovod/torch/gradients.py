@@ -91,19 +91,16 @@ class Gradients:
 
         Raises the first HorovodInternalError of a gradient; then no gradient may be applied.
         """
-        for bundle in dict.fromkeys(self._bundles.values()):
-            if bundle not in self._flights:
-                self._start(bundle)
-        failed: list[HorovodInternalError] = []
-        for land in chain.from_iterable(self._flights.values()):
-            try:
-                land()
-            except HorovodInternalError as error:
-                failed.append(error)
-        self.forget()
+        try:
+            for bundle in dict.fromkeys(self._bundles.values()):
+                if bundle not in self._flights:
+                    self._start(bundle)
+            errors = [_error_of(land) for land in chain.from_iterable(self._flights.values())]
+        finally:
+            self.forget()
         self._hook_those_that_learn()
-        if failed:
-            raise failed[0]
+        for error in filter(None, errors):
+            raise error
 
     def forget(self) -> None:
         """Begin a step as if nothing had been sent."""
@@ -182,6 +179,15 @@ class Gradients:
                 _store(parameter, rule.compression.decompress(result, context))
 
         return land
+
+
+def _error_of(land: Landing) -> HorovodInternalError | None:
+    """All are waited for, also after one that failed: nothing may write to gradients later."""
+    try:
+        land()
+    except HorovodInternalError as error:
+        return error
+    return None
 
 
 def _learning(bundle: Bundle) -> list[torch.Tensor]:
