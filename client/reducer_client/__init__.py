@@ -3,7 +3,7 @@
     with reducer_client.connect(["host:2222"], job="name", rank=r, world_size=n) as group:
         result = group.all_reduce(array, op="mean").wait()
 
-PyTorch: ``reducer_client.torch``.
+PyTorch: ``reducer_client.torch``; Keras 3, TensorFlow, JAX: ``.keras``, ``.tensorflow``, ``.jax``.
 """
 
 # Imports nothing by itself: torch imports this package in every program (``torch_autoload``).

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.digits import BATCH, STEPS, assert_close, digest, share, together
+from tests.support.digits import BATCH, PATIENCE, STEPS, assert_close, digest, share, together
 from tests.support.frameworks import needs
 from tests.support.ranks import run_ranks
 
@@ -30,6 +31,7 @@ def _start(rank: int, world: int, addresses: list[str], job: str) -> tuple[Any, 
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     hvd = importlib.import_module("reducer_client.horovod.keras")
+    assert "torch" not in sys.modules
     hvd.init()
     return (
         hvd,
@@ -74,7 +76,7 @@ def _operations(rank: int, world: int, addresses: list[str], job: str) -> None:
 
 
 def test_operations(addresses: list[str]) -> None:
-    run_ranks(WORLD, _operations, addresses, "operations")
+    run_ranks(WORLD, _operations, addresses, "operations", timeout=PATIENCE)
 
 
 def _make(keras: Any, seed: int) -> Any:
@@ -143,5 +145,5 @@ def _check_alone(keras: Any, model: Any, history: Any, rates: list[float], world
 
 
 def test_fit_with_all_callbacks_equals_one_process(addresses: list[str], tmp_path: Path) -> None:
-    outcomes = run_ranks(WORLD, _training, addresses, "training", str(tmp_path), timeout=200)
+    outcomes = run_ranks(WORLD, _training, addresses, "training", str(tmp_path), timeout=PATIENCE)
     assert outcomes[0] == outcomes[1]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.digits import (
     BATCH,
+    PATIENCE,
     STEPS,
     assert_close,
     bytes_taken,
@@ -71,7 +72,7 @@ def _jitted(rank: int, world: int, addresses: list[str], job: str) -> tuple[str,
 
 @needs("sklearn")
 def test_a_jitted_step_equals_one_process_on_the_joined_batches(addresses: list[str]) -> None:
-    outcomes = run_ranks(WORLD, _jitted, addresses, "jitted")
+    outcomes = run_ranks(WORLD, _jitted, addresses, "jitted", timeout=PATIENCE)
     assert len(set(outcomes)) == 1
     assert outcomes[0][1] == WORLD * STEPS * PARAMETERS * 4
 
@@ -177,7 +178,7 @@ def _on_each_device(jax: Any, ours: Any, group: Any, how: str) -> Any:
 
 
 def test_values_order_local_devices_and_errors(addresses: list[str]) -> None:
-    for said in run_ranks(WORLD, _many_cases, addresses, "many"):
+    for said in run_ranks(WORLD, _many_cases, addresses, "many", timeout=PATIENCE):
         assert "MismatchError" in said["mismatch"] and "step/0" in said["mismatch"]
         assert "do not support JVP" in said["derivative"]
         for how in ("shard_map", "pmap"):
@@ -197,7 +198,7 @@ def _lose_a_peer(rank: int, world: int, addresses: list[str], job: str, tell: Te
 def test_a_lost_peer_is_named(addresses: list[str]) -> None:
     with start_ranks(WORLD, _lose_a_peer, addresses, "lost", talk=True) as ranks:
         for rank in range(WORLD):
-            assert ranks.receive(rank, 90) == "stepped"
+            assert ranks.receive(rank, PATIENCE) == "stepped"
         ranks.kill(1)
         outcome = ranks.collect_one(0, 60)
     assert outcome.error is None, outcome.trace

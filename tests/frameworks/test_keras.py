@@ -13,6 +13,7 @@ import pytest
 from reducer_client import Group
 from tests.support.digits import (
     BATCH,
+    PATIENCE,
     STEPS,
     assert_close,
     bytes_taken,
@@ -109,7 +110,7 @@ def _train(rank: int, world: int, addresses: list[str], job: str, backend: str) 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fit_equals_one_process_on_the_joined_batches(addresses: list[str], backend: str) -> None:
-    outcomes = run_ranks(WORLD, _train, addresses, f"fit-{backend}", backend, timeout=150)
+    outcomes = run_ranks(WORLD, _train, addresses, f"fit-{backend}", backend, timeout=PATIENCE)
     assert len({found for found, *_ in outcomes}) == 1
     assert outcomes[0][1] == outcomes[1][1]  # the averaged metrics
     gradients = WORLD * EPOCHS * STEPS * PARAMETERS * 4
@@ -300,7 +301,7 @@ def _lose_a_peer(rank: int, world: int, addresses: list[str], job: str, tell: Te
 def test_a_lost_peer_is_named_by_fit(addresses: list[str]) -> None:
     with start_ranks(WORLD, _lose_a_peer, addresses, "lost", talk=True) as ranks:
         for rank in range(WORLD):
-            assert ranks.receive(rank, 90) == "stepped"
+            assert ranks.receive(rank, PATIENCE) == "stepped"
         ranks.kill(1)
         outcome = ranks.collect_one(0, 60)
     assert outcome.error is None, outcome.trace

@@ -12,6 +12,7 @@ import pytest
 from reducer_client import MismatchError
 from tests.support.digits import (
     BATCH,
+    PATIENCE,
     STEPS,
     assert_close,
     bytes_taken,
@@ -74,7 +75,7 @@ def _tape(rank: int, world: int, addresses: list[str], job: str) -> tuple[str, i
 
 @needs("sklearn")
 def test_a_tape_equals_one_process_on_the_joined_batches(addresses: list[str]) -> None:
-    outcomes = run_ranks(WORLD, _tape, addresses, "tape")
+    outcomes = run_ranks(WORLD, _tape, addresses, "tape", timeout=PATIENCE)
     assert len(set(outcomes)) == 1
     assert outcomes[0][1] == WORLD * STEPS * PARAMETERS * 4
 
@@ -189,7 +190,7 @@ def _check_retraced_on_one_rank(tf: Any, ours: Any, group: Any) -> None:
 
 
 def test_values_order_and_errors(addresses: list[str]) -> None:
-    said = run_ranks(WORLD, _many_cases, addresses, "many")
+    said = run_ranks(WORLD, _many_cases, addresses, "many", timeout=PATIENCE)
     for rank in range(WORLD):
         assert "use model.compile(jit_compile=False)" in said[rank]["xla"]
         for how in ("eager", "graph"):
@@ -212,7 +213,7 @@ def _lose_a_peer(rank: int, world: int, addresses: list[str], job: str, tell: Te
 def test_a_lost_peer_is_named(addresses: list[str]) -> None:
     with start_ranks(WORLD, _lose_a_peer, addresses, "lost", talk=True) as ranks:
         for rank in range(WORLD):
-            assert ranks.receive(rank, 90) == "stepped"
+            assert ranks.receive(rank, PATIENCE) == "stepped"
         ranks.kill(1)
         outcome = ranks.collect_one(0, 60)
     assert outcome.error is None, outcome.trace

@@ -13,6 +13,7 @@ from reducer_client import Group
 
 BATCH = 32
 STEPS = 12  # of one epoch
+PATIENCE = 200.0  # seconds for ranks that import TensorFlow on a busy machine
 
 
 @cache
