@@ -33,7 +33,8 @@ from reducer_client import (
 from reducer_client.config import keep_gloo_on_loopback
 from reducer_client.torch.call import SHARD_BYTES
 from reducer_client.torch.hierarchy import LEAST_BYTES, Hierarchy, open_hierarchy
-from tests.support.ranks import Tell, join, start_ranks, values
+from tests.support.process_group import process_group
+from tests.support.ranks import Tell, join, run_ranks, start_ranks, values
 from tests.support.reducers import Reducers
 
 WORLD, LOCAL = 4, 2
@@ -214,6 +215,16 @@ def _refused(rank: int, group: Group, make: partial[Hierarchy]) -> str:
     return str(caught.value)
 
 
+def _through_torch(rank: int, device: str) -> None:
+    """The default group, which takes the hierarchy by itself."""
+    expected = _two_levels(torch.bfloat16, COUNT, "mean")
+    tensors = [_contribution(rank, torch.bfloat16, COUNT).to(device) for _ in range(3)]
+    works = [dist.all_reduce(t, dist.ReduceOp.AVG, async_op=True) for t in tensors]
+    for work, tensor in zip(works, tensors, strict=True):
+        work.wait()
+        assert tensor.cpu().view(torch.int16).equal(expected.view(torch.int16))
+
+
 def _lose_a_reducer(rank: int, hierarchy: Hierarchy, tell: Tell) -> None:
     """Nobody notices, and the bits are the same."""
     tensors = [_contribution(rank, torch.float32, PIECES) for _ in range(6)]
@@ -252,6 +263,10 @@ def _everything(
         found["nonfinite"] = _nonfinite(rank, hierarchy)
         found["ddp"] = _ddp(rank, group, hierarchy, f"{store}-ddp")
         hierarchy.close()
+        options = {"job": f"{job}-torch", "addresses": addresses, "store": f"{store}-torch"}
+        with process_group(rank, world, **options) as torch_group:
+            assert torch_group.layout == hierarchy.layout
+            _through_torch(rank, "cpu")
         for name, step in (("mismatch", _mismatch), ("absent", _absent)):
             hierarchy = make(name)
             found[name] = step(rank, hierarchy)
@@ -317,3 +332,18 @@ def _mean_of_three(rank: int, addresses: list[str], job: str, store: str) -> tor
         _submit(hierarchy, tensor, "mean", "mean").wait(60)
         hierarchy.close()
     return tensor
+
+
+def _on_cuda(rank: int, world: int, addresses: list[str], job: str, store: str) -> bool:
+    os.environ |= {"LOCAL_WORLD_SIZE": str(LOCAL), "LOCAL_RANK": str(rank % LOCAL)}
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    with process_group(rank, world, addresses, store, job=job) as group:
+        assert group.layout.cuda
+        _through_torch(rank, "cuda")
+    return True
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tensors_on_cuda(addresses: list[str], job: str, tmp_path: Path) -> None:
+    assert all(run_ranks(WORLD, _on_cuda, addresses, job, str(tmp_path / "store")))

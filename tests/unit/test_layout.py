@@ -13,7 +13,7 @@ from reducer_client.torch.layout import Layout, Place, refuse, unpack
 
 A, B = b"a" * 16, b"b" * 16
 # Two hosts of two ranks.
-GOOD = [Place(2, 0, None, A), Place(2, 1, None, A), Place(2, 0, None, B), Place(2, 1, None, B)]
+GOOD = [Place(2, rank % 2, None, False, (A, B)[rank // 2]) for rank in range(4)]
 
 
 def test_hosts_of_equally_many_neighbouring_ranks_have_a_hierarchy() -> None:
@@ -32,6 +32,7 @@ def test_hosts_of_equally_many_neighbouring_ranks_have_a_hierarchy() -> None:
             [*GOOD[:2], replace(GOOD[2], local_size=4), GOOD[3]],
             "rank 0 is one of 2.*rank 2 one of 4",
         ),
+        ([*GOOD[:3], replace(GOOD[3], cuda=True)], "ranks 0 and 3 has CUDA devices, the other has"),
         ([replace(place, local_size=1) for place in GOOD], "no host has several ranks"),
         ([replace(place, local_size=0) for place in GOOD], "no host has several ranks"),
         (GOOD[:2], "2 ranks are not several hosts of 2"),
@@ -50,12 +51,12 @@ def test_other_layouts_have_none_and_say_why(places: list[Place], why: str) -> N
 
 def test_what_a_rank_says_travels_as_bytes() -> None:
     for wanted in (None, True, False):
-        place = replace(GOOD[1], wanted=wanted)
+        place = replace(GOOD[1], wanted=wanted, cuda=bool(wanted))
         assert unpack(place.pack()) == place
 
 
 def test_numbers_of_ranks() -> None:
-    layout = Layout(hosts=3, local_size=4, rank=6)
+    layout = Layout(hosts=3, local_size=4, rank=6, cuda=False)
     assert (layout.host, layout.local_rank) == (1, 2)
     assert [layout.neighbour(r) for r in range(4)] == [4, 5, 6, 7]
     assert [layout.counterpart(host) for host in range(3)] == [2, 6, 10]

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from reducer_client.config import find_local_ranks
 from reducer_client.group import Group
 
-_RECORD = struct.Struct("<iib16s")
+_RECORD = struct.Struct("<iib?16s")
 _WANTED = {None: 0, True: 1, False: 2}
 
 
@@ -27,12 +28,13 @@ _WANTED = {None: 0, True: 1, False: 2}
 class Layout:
     """``hosts`` hosts with ``local_size`` ranks each; host h has h * local_size and those behind.
 
-    ``rank``: this worker's.
+    ``rank``: this worker's. ``cuda``: whether the ranks have CUDA devices.
     """
 
     hosts: int
     local_size: int
     rank: int
+    cuda: bool
 
     @property
     def host(self) -> int:
@@ -60,19 +62,19 @@ class Place:
     local_size: int
     local_rank: int
     wanted: bool | None
+    cuda: bool
     machine: bytes
 
     def pack(self) -> bytes:
-        return _RECORD.pack(
-            self.local_size, self.local_rank, _WANTED[self.wanted], self.machine[:16]
-        )
+        wanted = _WANTED[self.wanted]
+        return _RECORD.pack(self.local_size, self.local_rank, wanted, self.cuda, self.machine)
 
 
 def unpack(record: bytes) -> Place:
     """The reverse of `Place.pack`."""
-    local_size, local_rank, wanted, machine = _RECORD.unpack(record)
+    local_size, local_rank, wanted, cuda, machine = _RECORD.unpack(record)
     found = {number: choice for choice, number in _WANTED.items()}[wanted]
-    return Place(local_size, local_rank, found, machine)
+    return Place(local_size, local_rank, found, cuda, machine)
 
 
 def agree(group: Group, name: str, wanted: bool | None) -> tuple[Layout | None, str]:
@@ -85,13 +87,15 @@ def agree(group: Group, name: str, wanted: bool | None) -> tuple[Layout | None, 
         0 if local_size is None else local_size,
         -1 if local_rank is None else local_rank,
         wanted,
+        torch.cuda.is_available(),
         _this_machine(),
     )
     said = group.all_gather(np.frombuffer(mine.pack(), np.uint8), key=f"{name}/layout").wait()
     places = [unpack(record.tobytes()) for record in said]
     why_not = refuse(places)
     if not why_not:
-        return Layout(len(places) // mine.local_size, mine.local_size, group.rank), ""
+        hosts = len(places) // mine.local_size
+        return Layout(hosts, mine.local_size, group.rank, mine.cuda), ""
     demanding = [rank for rank, place in enumerate(places) if place.wanted]
     if demanding:
         raise ValueError(f"hierarchy=True on rank {demanding[0]}, but {why_not}")
@@ -109,6 +113,8 @@ def refuse(places: Sequence[Place]) -> str:
                 f"rank 0 is one of {size} ranks on its host and rank {rank} one of "
                 f"{place.local_size} (LOCAL_WORLD_SIZE): expected equally many on all hosts"
             )
+        if place.cuda != places[0].cuda:
+            return f"one of ranks 0 and {rank} has CUDA devices, the other has none"
     if size < 2:
         return "no host has several ranks (LOCAL_WORLD_SIZE, as launchers set it)"
     if len(places) % size or len(places) == size:
@@ -129,4 +135,4 @@ def _this_machine() -> bytes:
     """Differs where two ranks could not talk over loopback."""
     booted = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     network = os.stat("/proc/self/ns/net").st_ino
-    return hashlib.sha256(booted + str(network).encode()).digest()
+    return hashlib.sha256(booted + str(network).encode()).digest()[:16]

@@ -12,7 +12,7 @@ from reducer_client.dtypes import WireDtype
 from reducer_client.torch.calls import AnyGroup, Calls
 from reducer_client.torch.hierarchy import Hierarchy
 from reducer_client.torch.packing import Packing
-from reducer_client.torch.strands import is_of_callback
+from reducer_client.torch.strands import main_key
 from reducer_client.torch.tensors import reducible, scaled
 from reducer_client.torch.works import CallWork, Handle
 
@@ -92,6 +92,7 @@ class HierarchicalReduction(FlatReduction):
     def __init__(self, calls: Calls, wire_dtype: WireDtype | None, hierarchy: Hierarchy) -> None:
         super().__init__(calls, wire_dtype)
         self.hierarchy = hierarchy
+        self._key = main_key("cuda" if hierarchy.layout.cuda else "cpu")
 
     def close(self) -> None:
         self.hierarchy.close()
@@ -100,8 +101,9 @@ class HierarchicalReduction(FlatReduction):
         self.hierarchy.abort()
 
     def _via(self, key: str) -> AnyGroup | Hierarchy:
-        # What callbacks call comes in another order on each rank; neighbours could not match it.
-        return self._calls.group if is_of_callback(key) else self.hierarchy
+        # What callbacks call, and tensors of another kind of device, come in another order on each
+        # rank; neighbours could not match them.
+        return self.hierarchy if key == self._key else self._calls.group
 
 
 def narrow(tensor: torch.Tensor, wire_dtype: WireDtype | None) -> WireDtype | None:

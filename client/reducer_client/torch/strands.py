@@ -50,12 +50,12 @@ class MainStrand:
         with self._lock:
             number = self._number
             self._number += 1
-        return f"calls/{place}", Strand(f"{self._group}/{number % _NAMES}")
+        return main_key(place), Strand(f"{self._group}/{number % _NAMES}")
 
 
-def is_of_callback(key: str) -> bool:
-    """Whether the call with this key was made in the callback of another one."""
-    return "." in key
+def main_key(place: str) -> str:
+    """The key of the calls that the program makes itself, outside callbacks."""
+    return f"calls/{place}"
 
 
 _entered = threading.local()
