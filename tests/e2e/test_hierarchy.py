@@ -279,6 +279,17 @@ def _everything(
         return found
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mean_of_two_a_host_is_that_of_dividing_once(dtype: torch.dtype) -> None:
+    """Of the bits that the ranks below compare theirs with."""
+    first, second = (
+        (_contribution(rank, dtype, COUNT).float() + _contribution(rank + 1, dtype, COUNT).float())
+        for rank in (0, 2)
+    )
+    once = ((first.to(dtype).float() + second.to(dtype).float()) / WORLD).to(dtype)
+    assert once.equal(_two_levels(dtype, COUNT, "mean"))
+
+
 @pytest.mark.timeout(240)
 def test_two_hosts_of_two_ranks(job: str, tmp_path: Path) -> None:
     arguments = (job, str(tmp_path / "store"))

@@ -10,7 +10,7 @@ A result is a pure function of the contributions and of how many ranks a host ha
 all ranks and in every run. They are other bits than those of the sum over all ranks at once, which
 rounds elsewhere. A mean divides on each level, by the ranks of a host and by the hosts: sums that
 would not fit a 16-bit float never exist. Where a host has 2, 4 or 8 ranks the first division is
-exact, so that the mean is that of dividing once.
+exact but for subnormal numbers, so that the mean is that of dividing once.
 """
 
 from __future__ import annotations
