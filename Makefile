@@ -73,7 +73,7 @@ test-nccl: nccl-plugin ## The plugin under real NCCL without a GPU; 1.7 GB of wh
 
 test-frameworks: $(FRAMEWORKS) ## The frameworks beside plain PyTorch, over real reducers; 2 GB of wheels
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/frameworks \
-	    $(foreach page,keras jax,"tests/e2e/test_docs.py::test_the_commands_of_a_page_run[$(page)]")
+	    $(foreach page,lightning keras jax,"tests/e2e/test_docs.py::test_the_commands_of_a_page_run[$(page)]")
 
 test-gpu: nccl-plugin ## What needs a CUDA device; skipped with the reason where there is none
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m gpu tests/e2e tests/gpu

@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # Documents outside docs/, and the page that each becomes.
 ELSEWHERE = {
+    "examples/README.md": "examples.md",
     "nccl_plugin/README.md": "nccl.md",
     "deploy/README.md": "deployment.md",
     "SECURITY.md": "security.md",

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.entry_points import declare
 from tests.support.frameworks import skip_without
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
@@ -69,7 +70,10 @@ class Shell:
         self._stack = stack
         kept = {name: value for name, value in os.environ.items() if not name.startswith("REDUCER")}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._env = {**kept, "PATH": path, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
+        declared = folder / ".declared"
+        declare(declared)
+        paths = f"{ROOT}:{ROOT / 'client'}:{declared}"
+        self._env = {**kept, "PATH": path, "PYTHONPATH": paths}
         self._env["REDUCER_METRICS_PORT"] = "0"  # for daemons to which a page gives none
         self._programs: list[tuple[str, subprocess.Popen[bytes]]] = []
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.digits import needs
 from tests.support.examples import run_example
+from tests.support.frameworks import needs
 
 # What it needs, and the least bytes: gradients of two ranks in all steps.
 NET = 4 * (65 * 256 + 257 * 10)
