@@ -18,6 +18,7 @@ EXAMPLES = {
     "ddp_backend": 2 * 8 * 30 * NET,
     "ddp_hook": 2 * 8 * 30 * NET,
     "fsdp2": 2 * 5 * 30 * NET,
+    "horovod_digits": 2 * 8 * 30 * NET,
     "numpy_sgd": 2 * 60 * 15 * 4 * 65 * 10,
 }
 ELSEWHERE = {
