@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # Documents outside docs/, and the page that each becomes.
 ELSEWHERE = {
+    "client/README.md": "client.md",
     "examples/README.md": "examples.md",
     "nccl_plugin/README.md": "nccl.md",
     "deploy/README.md": "deployment.md",
@@ -24,6 +25,8 @@ ELSEWHERE = {
     "bench/README.md": "benchmarks.md",
     "reducer/wire/PROTOCOL.md": "protocol.md",
 }
+# Of a page without sections: its text may be as wide as there is room.
+_WITHOUT_CONTENTS = "---\nhide:\n  - toc\n---\n\n"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -38,9 +41,11 @@ def assemble(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     (target / "pages").mkdir(parents=True)
     shutil.copy(ROOT / "docs" / "zensical.toml", target)
+    shutil.copy(ROOT / "docs" / "tables.css", target / "pages")
     for document, page in pages().items():
         text = _LINK.sub(lambda link, at=document: _moved(link, at, target), document.read_text())
-        (target / "pages" / page).write_text(text)
+        head = "" if "\n## " in text else _WITHOUT_CONTENTS
+        (target / "pages" / page).write_text(head + text)
 
 
 def _moved(link: re.Match[str], document: Path, target: Path) -> str:
