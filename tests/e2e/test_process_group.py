@@ -38,6 +38,38 @@ def _sums(rank: int, world: int) -> None:
     assert torch.equal(tensor, sum(everyone).reshape(2, 3).t())
 
 
+# Of what is summed, in the dtype itself: small integers are exact in all of them.
+SUMMED = (torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+SUMMED += (torch.int8, torch.uint8, torch.int32, torch.int64, torch.complex64)
+MOVED = (*SUMMED, torch.int16, torch.uint16, torch.bool, torch.complex128, torch.float8_e8m0fnu)
+
+
+def _dtypes(rank: int, world: int) -> None:
+    for dtype in SUMMED:
+        tensor = _of(0, dtype)
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor.to(torch.complex64), (_of(0) * world).to(torch.complex64)), dtype
+    for dtype in MOVED:
+        gathered = [torch.zeros(6).to(dtype) for _ in range(world)]
+        dist.all_gather(gathered, _of(rank, dtype))
+        for r, tensor in enumerate(gathered):
+            assert bytes(tensor.view(torch.uint8)) == bytes(_of(r, dtype).view(torch.uint8)), dtype
+
+
+def _bools(rank: int, world: int) -> None:
+    """As nccl does: a sum is true where any is, a product where all are."""
+    mine = torch.tensor([True, False, rank == 0, rank != 0])
+    some, every = [True, False, True, True], [True, False, False, False]
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.BOR):
+        tensor = mine.clone()
+        dist.all_reduce(tensor, op=op)
+        assert tensor.tolist() == some
+    for op in (dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.BAND):
+        tensor = mine.clone()
+        dist.all_reduce(tensor, op=op)
+        assert tensor.tolist() == every
+
+
 def _reduce(rank: int, world: int) -> None:
     tensor = _of(rank)
     dist.reduce(tensor, dst=1, op=dist.ReduceOp.AVG)
@@ -49,9 +81,11 @@ def _reduce(rank: int, world: int) -> None:
 def _sparse(rank: int, world: int) -> None:
     """Other rows on every rank, none on the last one, and one that all others share."""
     rows = [] if rank == world - 1 else [rank, world]
-    torch.sparse.check_sparse_tensor_invariants.enable()
     tensor = torch.sparse_coo_tensor(
-        torch.tensor([rows], dtype=torch.int64), torch.full((len(rows), 3), rank + 1.0), (9, 3)
+        torch.tensor([rows], dtype=torch.int64),
+        torch.full((len(rows), 3), rank + 1.0),
+        (9, 3),
+        check_invariants=True,
     )
     expected = torch.zeros(9, 3)
     for r in range(world - 1):
@@ -145,6 +179,8 @@ def _groups(rank: int, world: int) -> None:
 
 
 def _collectives(rank: int, world: int, addresses: list[str], job: str, store: str) -> bool:
+    if world == 2:
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
     with process_group(rank, world, addresses, store, job=job):
         assert dist.get_backend() == "reducer"
         for check in (

@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 
 import torch  # only where it is installed
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -73,17 +74,17 @@ def _parameters(module: nn.Module) -> torch.Tensor:
 
 
 def _step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int, **forward: Any
+    model: Any, optimizer: torch.optim.Optimizer, rank: int, step: int, **forward: Any
 ) -> None:
     model(_inputs(rank, step), **forward).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def _train(model: nn.Module, rank: int, skips: bool = False) -> torch.Tensor:
+def _train(model: Any, rank: int, skips: bool = False) -> torch.Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in range(STEPS):
-        _step(model, optimizer, rank, step, skip=skips and step % 2 == 0)
+        _step(model, optimizer, rank, step, **({"skip": True} if skips and step % 2 else {}))
     return _parameters(model)
 
 
@@ -137,10 +138,28 @@ def _zero(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of TorchScript
 
     model = DistributedDataParallel(_net())
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9)
     for step in range(STEPS):
         _step(model, optimizer, rank, step)
     yield "ZeRO", _parameters(model)
+
+
+def _compiled(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of a graph with functional collectives in it, and of DDP's own."""
+    model = DistributedDataParallel(_net())
+    yield "compiled", _train(torch.compile(model, backend="aot_eager"), rank)
+
+    name = dist.distributed_c10d._get_default_group().group_name
+
+    def gathered(tensor: torch.Tensor) -> torch.Tensor:
+        total = functional.all_reduce(tensor * 2, "sum", name)
+        parts = functional.all_gather_single(total, 0, name)
+        return functional.reduce_scatter_single(parts, "avg", 0, name)
+
+    tensor = _inputs(rank, 0)
+    expected = gathered(tensor) + 0
+    compiled = torch.compile(gathered, backend="aot_eager", fullgraph=True)
+    yield "functional", torch.testing.assert_close(compiled(tensor), expected) or expected
 
 
 def _sharded(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -173,7 +192,7 @@ def _sparse(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _programs(rank: int, world: int) -> dict[str, torch.Tensor]:
-    programs = (_every_option, _hooks, _zero, _sharded, _sparse)
+    programs = (_every_option, _hooks, _zero, _compiled, _sharded, _sparse)
     return {name: found for program in programs for name, found in program(rank, world)}
 
 
@@ -187,7 +206,8 @@ def _gloo(rank: int, world: int, store: str) -> Iterator[None]:
 
 
 def _matrix(rank: int, world: int, addresses: list[str], job: str, folder: str) -> dict[str, str]:
-    with process_group(rank, world, addresses, f"{folder}/ours", job=job):
+    with process_group(rank, world, addresses, f"{folder}/ours", job=job) as group:
+        _assert_gradients_go_through_reducers(group, rank)
         found = _programs(rank, world)
         compressed = _power_sgd(rank, world)
         _checkpoint(rank, world, folder)
@@ -198,6 +218,16 @@ def _matrix(rank: int, world: int, addresses: list[str], job: str, folder: str) 
             )
     found["PowerSGD"] = compressed
     return {name: _digest(value) for name, value in found.items()}
+
+
+def _assert_gradients_go_through_reducers(group: Any, rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(20, 1000))
+    before = group.reducer_group.stats()["bytes_sent"]
+    _train(model, rank)
+    sent = group.reducer_group.stats()["bytes_sent"] - before
+    gradients = STEPS * 4 * sum(p.numel() for p in model.parameters())
+    assert gradients <= sent < 1.1 * gradients
+    assert not group._inner._made  # nor is there a group of gloo that others could go over
 
 
 def _checkpoint(rank: int, world: int, folder: str) -> None:

@@ -44,6 +44,7 @@ from reducer_client.torch.reduction import (
 from reducer_client.torch.solo import SoloGroup
 from reducer_client.torch.sparse import all_reduce_sparse, check_sparse_op
 from reducer_client.torch.tensors import movable, reducible, scaled
+from reducer_client.torch.untraced import untraced
 from reducer_client.torch.works import CallWork, Handle
 
 Tensors = list[torch.Tensor]
@@ -118,6 +119,7 @@ class ReducerProcessGroup(DelegatingGroup):
         group = self.reducer_group
         return "" if group is None else group.run_id
 
+    @untraced
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         options = opts or AllreduceOptions()
         if tensors[0].is_sparse:
@@ -126,9 +128,11 @@ class ReducerProcessGroup(DelegatingGroup):
             tensors, options.reduceOp, options.asyncOp, _seconds(options)
         )
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+    @untraced
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         return self.allreduce(tensors, opts or AllreduceCoalescedOptions())
 
+    @untraced
     def reduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """The tensors of all ranks but the root stay as they are."""
         options = opts or ReduceOptions()
@@ -137,6 +141,7 @@ class ReducerProcessGroup(DelegatingGroup):
             mine, options.reduceOp, options.asyncOp, _seconds(options)
         )
 
+    @untraced
     def broadcast(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         options = opts or BroadcastOptions()
         packing, root = Packing(tensors), options.rootRank
@@ -148,35 +153,42 @@ class ReducerProcessGroup(DelegatingGroup):
         source = packing if root == self.rank() else None
         return self._start(submit, source, packing, tensors, options)
 
+    @untraced
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         return self._gather(Packing(outputs[0]), Packing(inputs), outputs[0], opts)
 
+    @untraced
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         return self._gather(Packing([output]), Packing([input]), [output], opts)
 
+    @untraced
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         return self._gather(Packing(outputs, self.size()), Packing(inputs), outputs, opts)
 
+    @untraced
     def reduce_scatter(
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
         return self._scatter_sums(Packing(outputs), Packing(inputs[0]), outputs, opts)
 
+    @untraced
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         return self._scatter_sums(Packing([output]), Packing([input]), [output], opts)
 
+    @untraced
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         packed = Packing(inputs, self.size())
         return self._scatter_sums(Packing(outputs), packed, outputs, opts)
 
+    @untraced
     def barrier(self, opts: Any = None) -> dist.Work:
         """As gloo's: comes after every call that was started before, on every rank."""
         options = opts or BarrierOptions()
@@ -194,6 +206,7 @@ class ReducerProcessGroup(DelegatingGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @untraced
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
