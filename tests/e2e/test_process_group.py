@@ -36,6 +36,9 @@ def _sums(rank: int, world: int) -> None:
     tensor = _of(rank).reshape(2, 3).t()
     dist.all_reduce(tensor)
     assert torch.equal(tensor, sum(everyone).reshape(2, 3).t())
+    tensor = _of(rank)
+    dist.all_reduce(tensor)
+    assert tensor.untyped_storage().resizable()  # PowerSGD and FSDP change its size
 
 
 # Of what is summed, in the dtype itself: small integers are exact in all of them.
@@ -68,6 +71,17 @@ def _bools(rank: int, world: int) -> None:
         tensor = mine.clone()
         dist.all_reduce(tensor, op=op)
         assert tensor.tolist() == every
+    tensor = torch.tensor([True, rank == 0])
+    dist.all_reduce(tensor, op=dist.ReduceOp.BXOR)
+    assert tensor.tolist() == [world % 2 == 1, True]
+    for op, expected in (
+        (dist.ReduceOp.BAND, 0x100),
+        (dist.ReduceOp.BOR, 0x100 | (1 << world) - 1),
+        (dist.ReduceOp.BXOR, 0x100 * (world % 2) ^ (1 << world) - 1),
+    ):
+        tensor = torch.tensor([0x100 | 1 << rank], dtype=torch.int32)
+        dist.all_reduce(tensor, op=op)
+        assert tensor.tolist() == [expected], op
 
 
 def _reduce(rank: int, world: int) -> None:

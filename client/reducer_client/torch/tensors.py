@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ _COMPLEX: dict[torch.dtype, torch.dtype] = {
     torch.complex128: torch.float64,
 }
 _BYTES: np.dtype[Any] = np.dtype(np.uint8)
-_OPS: dict[object, str] = {
+_OPS: dict[object, Op] = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "mean",
     dist.ReduceOp.MIN: "min",
@@ -47,13 +47,14 @@ _OPS: dict[object, str] = {
     dist.ReduceOp.PREMUL_SUM: "sum",
 }
 # A bool is a byte 0 or 1; as NCCL does, a sum is true where any is.
-_BOOL_OPS: dict[str, str] = {
+_BOOL_OPS: dict[Op, Op] = {
     "sum": "max",
     "max": "max",
     "bor": "max",
     "prod": "min",
     "min": "min",
     "band": "min",
+    "bxor": "bxor",
 }
 
 
@@ -90,14 +91,14 @@ def reducible(flat: torch.Tensor, op: Any) -> Reducible:
     if dtype in _COMPLEX and name in ("sum", "mean"):
         dtype = _COMPLEX[dtype]
     if dtype is torch.bool:
-        return Reducible(_array(flat, _BYTES), cast(Op, _bool_op(name)), None)
+        return Reducible(_array(flat, _BYTES), _bool_op(name), None)
     if dtype in _BY_NAME:
         declared, integers = _BY_NAME[dtype]
-        return Reducible(_array(flat, integers), cast(Op, name), declared)
+        return Reducible(_array(flat, integers), name, declared)
     if dtype not in _DTYPES:
         supported = ", ".join(str(d) for d in (*_DTYPES, *_BY_NAME, *_COMPLEX, torch.bool))
         raise TypeError(f"{name} of {flat.dtype} tensors: the reducers do {supported}")
-    return Reducible(_array(flat, _DTYPES[dtype]), cast(Op, name), None)
+    return Reducible(_array(flat, _DTYPES[dtype]), name, None)
 
 
 def movable(flat: torch.Tensor) -> Array:
@@ -110,10 +111,11 @@ def scaled(flat: torch.Tensor, op: Any) -> torch.Tensor:
     return flat * op.factor if op.op == dist.ReduceOp.PREMUL_SUM else flat
 
 
-def _bool_op(name: str) -> str:
+def _bool_op(name: Op) -> Op:
     try:
         return _BOOL_OPS[name]
     except KeyError:
         raise TypeError(
-            f"{name} of torch.bool: expected SUM, MAX or BOR (any), PRODUCT, MIN or BAND (all)"
+            f"{name} of torch.bool: expected SUM, MAX or BOR (any), PRODUCT, MIN or BAND (all), or "
+            "BXOR"
         ) from None
