@@ -110,6 +110,13 @@ def test_a_known_request_costs_bytes_and_a_known_order_less() -> None:
     assert peers.sent < 2 * 150 * 5
 
 
+def test_requests_that_are_used_stay_known_among_many_that_come_once() -> None:
+    peers, known = Peers(1, capacity=8), [reduce(f"layer{number}.weight") for number in range(4)]
+    for step in range(10):
+        peers.round([*known, *(reduce(f"once.{step}.{number}") for number in range(3))])
+        assert b"layer" not in peers.caches[0].encode(known)
+
+
 def test_a_cache_that_overflows_is_the_same_on_all_ranks() -> None:
     requests = [reduce(f"t{number}") for number in range(10)]
     peers = Peers(2, capacity=4)
