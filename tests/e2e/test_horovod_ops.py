@@ -101,6 +101,18 @@ def allreduce(rank: int, world: int) -> None:
 
 
 @case
+def booleans(rank: int, world: int) -> None:
+    mine = torch.tensor([True, False, rank == 0])
+    for op, expected in ((hvd.Sum, [True, False, True]), (hvd.Product, [True, False, False])):
+        assert hvd.allreduce(mine, op=op).tolist() == expected
+    with pytest.raises(TypeError, match="bool"):
+        hvd.allreduce(mine)
+    with pytest.raises(TypeError, match="bool"):
+        hvd.allreduce(mine, op=hvd.Sum, prescale_factor=2.0)
+    same(hvd.allreduce(torch.ones(2)), torch.ones(2))
+
+
+@case
 def allreduce_in_place(rank: int, world: int) -> None:
     for dtype in (*INTEGERS, *FLOATS):
         expected = stacked(world, (5, 6), dtype).sum(0, dtype=dtype)
@@ -129,6 +141,14 @@ def scale_factors(rank: int, world: int) -> None:
         same(before, ((tensor.to(wide) * factor).to(dtype) * world).to(dtype))
         after = hvd.allreduce(tensor, op=hvd.Sum, postscale_factor=0.3141592653589793)
         same(after, ((tensor * world).to(wide) * factor).to(dtype))
+    tensors = [of(rank, (5, n), torch.float32, n) for n in range(1, 9)]
+    handles = [  # factors differ, and they travel together
+        hvd.allreduce_async(t, op=hvd.Sum, prescale_factor=0.5 * n, postscale_factor=2.0**n)
+        for n, t in enumerate(tensors)
+    ]
+    for n, handle in enumerate(handles):
+        total = stacked(world, (5, n + 1), torch.float32, n + 1).sum(0)
+        same(hvd.synchronize(handle), total * 0.5 * n * 2.0**n)
     nan = torch.tensor([float("nan"), float("inf"), -0.0], dtype=torch.bfloat16)
     found = hvd.allreduce(nan, op=hvd.Max, prescale_factor=2.0)
     same(found, nan)
@@ -445,7 +465,8 @@ def _use_set(mine: hvd.ProcessSet, ranks: Sequence[int], rank: int) -> None:
 
 def _run_cases(rank: int, world: int, addresses: list[str], job: str) -> int:
     torch.set_num_threads(1)
-    with initialized(rank, world, addresses, job):
+    threshold = str(1 << 12 if rank else 1 << 20)  # rank 0's is everyone's
+    with initialized(rank, world, addresses, job, HOROVOD_FUSION_THRESHOLD=threshold):
         for function in CASES:
             try:
                 function(rank, world)

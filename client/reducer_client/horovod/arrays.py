@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from reducer_client.arrays import Array, as_array, check_movable
-from reducer_client.dtypes import reducible_dtype
+from reducer_client.dtypes import find_reduction
 from reducer_client.horovod import context
 from reducer_client.horovod.controller import Controller
 from reducer_client.horovod.execution import OPS
@@ -302,7 +302,7 @@ def _reduce(
     submissions = []
     for index, (own, value) in enumerate(zip(names, arrays, strict=True)):
         source = as_array(value)
-        reducible_dtype(source.dtype, dtype)
+        find_reduction(OPS[op], source.dtype, dtype)
         if kind is Kind.REDUCESCATTER:
             _rows(source)
         request = Request(

@@ -21,7 +21,7 @@ DYNAMIC_TIMELINE = "DYNAMIC"
 class HorovodSettings:
     """What the ``HOROVOD_*`` variables ask for. Times are in seconds.
 
-    ``fusion_threshold`` (bytes) and ``cache_capacity`` (requests) must be equal on all ranks.
+    Of ``fusion_threshold`` (bytes) and ``cache_capacity`` (requests) rank 0's are used by all.
     ``timeline`` is a file or ""; ``stall_check`` 0 warns never, ``stall_shutdown`` 0 waits forever.
     ``elastic_timeout`` is what an ``init`` after the first one has to meet all ranks again.
     """

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -152,6 +152,7 @@ def _join_job() -> Context:
     timeline = Timeline()
     group = _connect(membership, settings)
     try:
+        settings = _agreed(group, settings)
         topology = find_topology(group, membership.local_rank)
         if membership.rank == 0 and settings.timeline:
             timeline.start(settings.timeline, settings.mark_cycles)
@@ -165,6 +166,13 @@ def _join_job() -> Context:
     everyone = Controller(group, range(membership.size), settings, timeline)
     sets = Sets(everyone, join_set)
     return Context(membership.rank, membership.size, topology, settings, timeline, sets)
+
+
+def _agreed(group: AnyGroup, settings: config.HorovodSettings) -> config.HorovodSettings:
+    """With what the plans depend on from rank 0."""
+    own = np.array([settings.fusion_threshold, settings.cache_capacity], np.int64)
+    threshold, capacity = group.broadcast(own, 0, key="settings").wait().tolist()
+    return replace(settings, fusion_threshold=threshold, cache_capacity=capacity)
 
 
 def _connect(membership: config.Membership, settings: config.HorovodSettings) -> AnyGroup:
