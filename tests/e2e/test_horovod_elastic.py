@@ -149,6 +149,35 @@ def _check_sampler(rank: int) -> None:
     assert len(sampler) == 3
 
 
+def _check_state() -> None:
+    """What is assigned takes the place of what it was, also for models."""
+    model = nn.Linear(1, 1)
+    state = hvd.elastic.TorchState(nn.Linear(1, 1), epoch=3)
+    state.model = model
+    kept = model.weight.item()
+    nn.init.constant_(model.weight, 5.0)
+    state.epoch = 4
+    state.restore()
+    assert state.model is model and (model.weight.item(), state.epoch) == (kept, 3)
+
+
+def _check_a_failed_sync(rank: int) -> None:
+    """Rank 0 has not taken over the commit of rank 1, and must not pass on what it has."""
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, value=rank)
+    if rank == 1:
+        state.commit()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(HorovodInternalError, match="lost"):
+        patch.setattr(state, "receive", _lose)
+        state.sync()
+    state.restore()
+    state.sync()
+    assert state.value == 1
+
+
+def _lose(root: int) -> None:
+    raise HorovodInternalError("rank 1 is lost")
+
+
 def _leave(_: int, __: int, rank: int, addresses: list[str], job: str) -> list[str]:
     """They meet again on request, agree that a mismatch is no loss, and rank 1 goes for good."""
     be_horovod(rank, WORLD, addresses, job)
@@ -157,6 +186,8 @@ def _leave(_: int, __: int, rank: int, addresses: list[str], job: str) -> list[s
     state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
     said: list[str] = []
     _check_sampler(rank)
+    _check_state()
+    _check_a_failed_sync(rank)
 
     @hvd.elastic.run
     def train(state: Any) -> None:

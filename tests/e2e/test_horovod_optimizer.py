@@ -260,14 +260,18 @@ def _parameters_that_freeze_and_thaw(rank: int, world: int) -> None:
     model = nn.Linear(1, 1)
     nn.init.ones_(model.weight)
     model.weight.requires_grad_(False)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([model.weight], lr=0.5))
     _backward(model, float(rank))
     optimizer.step()
     assert model.weight.grad is None and model.weight.item() == 1.0
-    for expected in (0.75, 0.5):  # reduced when it thaws, and by a hook from then
+    for expected in (0.75, 0.5):
         model.weight.requires_grad_(True)
         optimizer.zero_grad()
         _backward(model, float(rank))
+        hooked = pytest.raises(AssertionError, match="before step")
+        with hooked if expected == 0.5 else nullcontext():
+            optimizer.zero_grad(set_to_none=False)
+            _backward(model, float(rank))  # not hooked yet, and reduced all the same
         optimizer.step()
         assert model.weight.item() == expected
     model.weight.requires_grad_(False)
@@ -307,8 +311,13 @@ def _what_sits_on_an_optimizer(rank: int, world: int) -> None:
     assert seen == [2.0, 2.0]  # once a step, and what all have
     assert model.weight.item() == 1.0 - 0.5 * 2 - 0.25 * 2
     saved = copy.deepcopy(optimizer.state_dict())
+    model, optimizer = _net()
+    optimizer.register_step_pre_hook(lambda *_: seen.append(model.weight.grad.item()))
     optimizer.load_state_dict(saved)
     assert optimizer.param_groups[0]["lr"] == 0.125
+    _backward(model, 3.0 + 2.0 * rank)
+    optimizer.step()
+    assert seen == [2.0, 2.0, 4.0]
 
 
 def _an_optimizer_that_is_gone_sends_nothing(rank: int, world: int) -> None:

@@ -90,10 +90,11 @@ class ObjectState(State):
 
     def sync(self) -> None:
         commits = allgather_object(self._commits, "elastic.commits")
-        self._commits = max(commits)
+        most = max(commits)
         self.save()
-        self.receive(commits.index(self._commits))
+        self.receive(commits.index(most))
         self.save()
+        self._commits = most  # and not before: what failed on the way is no state to pass on
 
     def receive(self, root: int) -> None:
         """Make the state that of ``root``; every rank calls it."""
