@@ -166,8 +166,10 @@ def _with_loss_scale(keras: Any, group: Group) -> str:
     try:
         model = _make(keras, seed=0)
         scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 1024.0)
-        optimizer = DistributedOptimizer(scaled, group)
+        optimizer = DistributedOptimizer(scaled, group, wire_dtype="bfloat16")
+        before = bytes_taken(group)
         _fit(keras, model, optimizer, (images, labels), BATCH)
+        assert bytes_taken(group) - before == group.world_size * STEPS * PARAMETERS * 2
         refused = DistributedOptimizer(keras.optimizers.SGD(), group)
         text = _text_of(ValueError, lambda: model.compile(refused))
     finally:

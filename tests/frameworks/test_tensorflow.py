@@ -134,6 +134,10 @@ def _check_values(tf: Any, ours: Any, group: Any) -> None:
             np.testing.assert_array_equal(np.asarray(tensor, np.float64), want)
     assert float(ours.all_reduce(tf.constant(float(mine)), group, op="max")) == 2.0
     assert ours.all_reduce_many([], group) == []
+    before = bytes_taken(group)
+    narrow = ours.all_reduce(tf.fill((1000,), float(mine)), group, wire_dtype="bfloat16")
+    assert (narrow.dtype, float(narrow[0])) == (tf.float32, 3.0)
+    assert bytes_taken(group) - before == WORLD * 1000 * 2
     variable = tf.Variable([mine, mine])
     ours.broadcast_variables([variable], group, root=1)
     assert variable.numpy().tolist() == [2, 2]
