@@ -66,7 +66,7 @@ def _compare(rank: int, world: int, addresses: list[str], job: str, store: str) 
 def test_it_trains_as_native_hybrid_sharding_does(
     addresses: list[str], job: str, tmp_path: Path
 ) -> None:
-    shards = run_ranks(WORLD, _compare, addresses, job, str(tmp_path / "store"))
+    shards = run_ranks(WORLD, _compare, addresses, job, str(tmp_path / "store"), timeout=150)
     assert shards[:LOCAL] == shards[LOCAL:]
     assert shards[0] != shards[1]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from reducer_client import (
     RoundTimeoutError,
 )
 from reducer_client.config import keep_gloo_on_loopback
+from reducer_client.debug import join_logger
 from reducer_client.torch.call import SHARD_BYTES
 from reducer_client.torch.hierarchy import LEAST_BYTES, Hierarchy, open_hierarchy
 from tests.support.process_group import process_group
@@ -209,7 +211,13 @@ def _ddp(rank: int, group: Group, hierarchy: Hierarchy, store: str) -> str:
 def _refused(rank: int, group: Group, make: partial[Hierarchy]) -> str:
     """Who demands what is not to be had stops all ranks; who does not is told, and sums flat."""
     os.environ["LOCAL_WORLD_SIZE"] = str(WORLD)
+    heard = BufferingHandler(10)
+    join_logger.addHandler(heard)
+    join_logger.setLevel("INFO")
     assert open_hierarchy(group, None, None, name="none") is None  # type: ignore[arg-type]
+    join_logger.removeHandler(heard)
+    why = "no hierarchy: 4 ranks are not several hosts of 4 (LOCAL_WORLD_SIZE)"
+    assert [record.getMessage() for record in heard.buffer] == ([why] if rank == 0 else [])
     with pytest.raises(ValueError, match="hierarchy=True on rank 2, but 4 ranks are not") as caught:
         make("none", wanted=True if rank == 2 else None)
     os.environ["LOCAL_WORLD_SIZE"] = str(LOCAL)
