@@ -113,6 +113,11 @@ def _absent(rank: int, world: int, addresses: list[str], job: str, store: str) -
         process_group(rank, world, ["127.0.0.1:1"], f"{store}-nowhere", seconds=20, job=job),
     ):
         pass
+    with (
+        pytest.raises(ValueError if rank == 0 else JoinError, match=r"no reducer addresses"),
+        process_group(rank, world, None, f"{store}-none", job=job),
+    ):
+        pass
     if rank == 0:
         with (
             pytest.raises(JoinError, match=r"after 2 s these of 2 ranks are missing: 1$"),

@@ -192,7 +192,9 @@ def _sparse(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _programs(rank: int, world: int) -> dict[str, torch.Tensor]:
-    programs = (_every_option, _hooks, _zero, _compiled, _sharded, _sparse)
+    programs = [_every_option, _hooks, _zero, _sharded, _sparse]
+    if world == 2:
+        programs.append(_compiled)
     return {name: found for program in programs for name, found in program(rank, world)}
 
 

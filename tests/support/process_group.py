@@ -18,7 +18,7 @@ from reducer_client.config import keep_gloo_on_loopback
 def process_group(
     rank: int,
     world: int,
-    addresses: list[str],
+    addresses: list[str] | None,
     store: str,
     seconds: float = 60,
     **options: Any,
