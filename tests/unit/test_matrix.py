@@ -64,11 +64,11 @@ def all_reduces(
 
 
 def cases_of(seed: int) -> list[tuple[DType, ReduceOp, int]]:
-    """Every dtype and op at one of the small sizes, and three of them at a large and odd one."""
+    """Every dtype and op at one of the small sizes, and four of them at a large and odd one."""
     cases = [
         (dtype, op, SIZES[(number + seed) % len(SIZES)]) for number, (dtype, op) in enumerate(CASES)
     ]
-    for number in range(3 * seed, 3 * seed + 3):
+    for number in range(4 * seed, 4 * seed + 4):
         dtype, op = CASES[number % len(CASES)]
         size = LARGE_BYTES[number % len(LARGE_BYTES)]
         cases.append((dtype, op, size // np.dtype(oracle.NUMPY_DTYPES[dtype]).itemsize | 1))
