@@ -28,11 +28,11 @@ from tests.support.reducers import Reducers
 
 
 def test_kills_of_reducers_lose_no_step_and_leave_nothing() -> None:
-    kills.run(500, 1, hush)
+    kills.run(240, 1, hush)
 
 
 def test_rolling_restarts_fail_no_step() -> None:
-    rolling.run(6, 1, hush)
+    rolling.run(3, 1, hush)
 
 
 def test_a_stopped_worker_is_named_with_the_round_on_every_survivor(job: str) -> None:

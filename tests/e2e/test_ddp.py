@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -124,18 +124,21 @@ def _every_option(
     return digests
 
 
+def _two_runs(
+    rank: int, world: int, function: Callable[..., Any], addresses: list[str], job: str, store: str
+) -> list[Any]:
+    """One after the other in these processes: to start them costs more than to train."""
+    return [function(rank, world, addresses, f"{job}-{n}", f"{store}-{n}") for n in range(2)]
+
+
 @pytest.mark.timeout(240)
 def test_every_option_of_ddp_gives_the_same_bits_on_all_ranks_and_in_two_runs(
-    addresses: list[str], tmp_path: Path
+    addresses: list[str], job: str, tmp_path: Path
 ) -> None:
-    runs = [
-        run_ranks(
-            WORLD, _every_option, addresses, f"ddp-{n}", str(tmp_path / f"store{n}"), timeout=110
-        )
-        for n in range(2)
-    ]
+    arguments = (_every_option, addresses, job, str(tmp_path / "store"))
+    runs = run_ranks(WORLD, _two_runs, *arguments, timeout=220)
     first = runs[0][0]
-    assert all(digests == first for run in runs for digests in run)
+    assert all(digests == first for rank in runs for digests in rank)
     # Another layout of the buckets is another set of rounds, and no other sum.
     same = ("default", "small buckets", "gradient_as_bucket_view", "static_graph", "again")
     assert len({first[name] for name in same}) == 1
@@ -179,12 +182,10 @@ class _Sum(nn.Module):
         return torch.stack(outputs).square().sum()
 
 
-def test_two_modules_and_mixed_dtypes(addresses: list[str], tmp_path: Path) -> None:
-    runs = [
-        run_ranks(WORLD, _mixed, addresses, f"mixed-{n}", str(tmp_path / f"store{n}"))
-        for n in range(2)
-    ]
-    assert all(result == runs[0][0] for run in runs for result in run)
+def test_two_modules_and_mixed_dtypes(addresses: list[str], job: str, tmp_path: Path) -> None:
+    arguments = (_mixed, addresses, job, str(tmp_path / "store"))
+    runs = run_ranks(WORLD, _two_runs, *arguments, timeout=160)
+    assert all(result == runs[0][0] for rank in runs for result in rank)
 
 
 def _forked_loaders(rank: int, world: int, addresses: list[str], job: str, store: str) -> str:

@@ -28,9 +28,19 @@ KILL_EVERY = 1.0  # seconds
 
 
 def _train(
-    rank: int, world: int, addresses: list[str], job: str, store: str, steps: int, tell: Tell
+    rank: int,
+    world: int,
+    addresses: list[str],
+    job: str,
+    store: str,
+    steps: int,
+    pause: float,
+    tell: Tell,
 ) -> str:
-    """The digest of the parameters after `steps`; told of each step that rank 0 begins."""
+    """The digest of the parameters after `steps`; told of each step that rank 0 begins.
+
+    `pause`: seconds between steps, for something to happen in.
+    """
     torch.set_num_threads(1)
     keep_gloo_on_loopback()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -48,14 +58,14 @@ def _train(
             model(inputs).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            time.sleep(0.1)
+            time.sleep(pause)
     dist.destroy_process_group()
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
 def _run(reducers: Reducers, job: str, store: Path, kills: bool) -> tuple[str, int]:
-    arguments = (reducers.addresses, job, str(store), STEPS)
+    arguments = (reducers.addresses, job, str(store), STEPS, 0.1 if kills else 0.0)
     killed, due = 0, math.inf
     with start_ranks(WORLD, _train, *arguments, talk=True) as ranks:
         for _ in range(STEPS):
@@ -82,7 +92,7 @@ def test_kills_leave_no_trace_in_the_parameters(job: str, tmp_path: Path) -> Non
 
 def _fail(rank: int, world: int, addresses: list[str], job: str, store: str, tell: Tell) -> str:
     try:
-        return _train(rank, world, addresses, job, store, 10_000, tell)
+        return _train(rank, world, addresses, job, store, 10_000, 0.1, tell)
     except RuntimeError as error:
         tell((time.monotonic(), str(error), isinstance(error, PeerLostError)))
         raise

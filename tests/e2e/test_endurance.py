@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import reducer_client
-from tests.support.cluster import Daemon, Usage, peak_resident, usage
+from tests.soak import hush, orders
+from tests.support.cluster import Daemon, Usage, usage
 from tests.support.ranks import Tell, join, run_ranks, start_ranks
 from tests.support.wait import wait_until
 
@@ -91,40 +92,9 @@ def test_ten_thousand_keys_used_once_leave_nothing_behind(addresses: list[str]) 
     assert run_ranks(2, _many_keys, addresses, "keys") == [(0, 1)] * 2
 
 
-# Whole chunks of 1 MiB; the least room that 4 ranks can have: (4 + 2) x (credit + grant), one chunk
-# each (PROTOCOL.md, section 7).
-WHOLE_CHUNKS = [(0, MEBIBYTE)]
-LEAST_MEMORY = (4 + 2) * 2 * MEBIBYTE
-
-
-def _any_order(rank: int, world: int, addresses: list[str], job: str, turns: int) -> None:
-    order = np.random.default_rng(rank)
-    arrays = [np.full(2 * MEBIBYTE, rank + key, np.float32) for key in range(8)]
-    targets = [np.empty_like(array) for array in arrays]
-    with reducer_client.connect(
-        addresses, job=job, rank=rank, world_size=world, chunk_table=WHOLE_CHUNKS
-    ) as group:
-        for _ in range(turns):
-            works = {
-                key: group.all_reduce(arrays[key], key=f"key{key}", out=targets[key])
-                for key in order.permutation(8)
-            }
-            for key, work in works.items():
-                result = work.wait(100)
-                assert result[0] == result[-1] == sum(r + key for r in range(world))
-
-
-@pytest.mark.timeout(600)
 def test_ranks_may_submit_keys_in_any_order_with_the_least_room() -> None:
-    """8 keys of 8 MiB, 200 times, in every rank's own order: no deadlock, no byte over the budget.
-
-    Without grants it stops at once: tests/unit/test_flow_control.py.
-    """
-    with Daemon("--memory", str(LEAST_MEMORY), "--credit", str(MEBIBYTE)) as daemon:
-        (lane,) = daemon.lane_pids()
-        before = usage(lane).resident
-        run_ranks(4, _any_order, [daemon.address], "orders", 200, timeout=590)
-        assert peak_resident(lane) - before < 1.1 * LEAST_MEMORY
+    """In every rank's own order, on a lane with room for one chunk of each."""
+    orders.run(25, 1, hush)
 
 
 class _Logged(logging.Handler):

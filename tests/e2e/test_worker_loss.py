@@ -136,17 +136,16 @@ def _reduce_once(rank: int, world: int, addresses: list[str], job: str) -> float
 def test_after_a_kill_the_same_job_starts_anew_at_once(job: str) -> None:
     """Another run of the name, also while the lanes still hold the memory of the old one."""
     with Daemon(lanes=2) as daemon:
-        for _ in range(2):
-            arguments = ([daemon.address], job)
-            with start_ranks(WORLD, _reduce_until_lost, *arguments, talk=True) as ranks:
-                for rank in range(WORLD):
-                    assert ranks.receive(rank, 90) == "working"
-                ranks.kill(VICTIM)
-                outcomes = ranks.collect(60)
-            for rank in {0, 1, 2} - {VICTIM}:
-                assert outcomes[rank].error is None, outcomes[rank]
-                lost, round_, key, reason = outcomes[rank].value
-                assert (lost, key, reason) == (VICTIM, "grad", "lost")
-                assert round_ >= 5
-            assert run_ranks(WORLD, _reduce_once, *arguments) == [3.0] * WORLD
+        arguments = ([daemon.address], job)
+        with start_ranks(WORLD, _reduce_until_lost, *arguments, talk=True) as ranks:
+            for rank in range(WORLD):
+                assert ranks.receive(rank, 90) == "working"
+            ranks.kill(VICTIM)
+            outcomes = ranks.collect(60)
+        for rank in {0, 1, 2} - {VICTIM}:
+            assert outcomes[rank].error is None, outcomes[rank]
+            lost, round_, key, reason = outcomes[rank].value
+            assert (lost, key, reason) == (VICTIM, "grad", "lost")
+            assert round_ >= 5
+        assert run_ranks(WORLD, _reduce_once, *arguments) == [3.0] * WORLD
         _nothing_is_left(daemon)
