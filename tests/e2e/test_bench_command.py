@@ -178,24 +178,26 @@ def test_a_killed_worker_is_named() -> None:
         wait_until(lambda: not any(alive(pid) for pid in members), 10, "processes left behind")
 
 
-def test_a_frozen_worker_is_named() -> None:
-    with _started("--local", "1", "--workers", "3", *ENDLESS) as process:
-        _wait_started(process)
-        members = _session(process)
-        os.kill(_workers(process)[2], signal.SIGSTOP)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 1
+def test_a_killed_reducer_and_a_frozen_worker_are_named() -> None:
+    """Of two benchmarks at a time: workers wait 30 s for a reducer before they give up."""
+    with (
+        _started("--local", "1", "--workers", "2", *ENDLESS) as without_reducer,
+        _started("--local", "1", "--workers", "3", *ENDLESS) as with_frozen,
+    ):
+        address = _wait_started(without_reducer)["reducers"][0]
+        daemons = [
+            pid for pid, line in _session(without_reducer).items() if "--metrics-port" in line
+        ]
+        os.kill(min(daemons), signal.SIGKILL)
+        _wait_started(with_frozen)
+        members = _session(with_frozen)
+        os.kill(_workers(with_frozen)[2], signal.SIGSTOP)
+        _, errors = with_frozen.communicate(timeout=60)
+        assert with_frozen.returncode == 1
         assert errors.startswith("Error: rank 0, 1: ") and "rank 2" in errors
         wait_until(lambda: not any(alive(pid) for pid in members), 10, "processes left behind")
-
-
-def test_a_killed_reducer_is_named() -> None:
-    with _started("--local", "1", "--workers", "2", *ENDLESS) as process:
-        address = _wait_started(process)["reducers"][0]
-        daemons = [pid for pid, line in _session(process).items() if "--metrics-port" in line]
-        os.kill(min(daemons), signal.SIGKILL)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 1
+        _, errors = without_reducer.communicate(timeout=60)
+        assert without_reducer.returncode == 1
         assert address in errors and "Traceback" not in errors
 
 
