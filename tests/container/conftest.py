@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,17 +28,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def image() -> str:
-    return containers.build(
-        "localhost/reducer", ROOT / "deploy" / "Dockerfile", containers.base_image()
-    )
+def base() -> str:
+    """The image that ours are built on, made while the wheels come: both wait for the network."""
+    with ThreadPoolExecutor(1) as thread:
+        wheels = thread.submit(containers.wheelhouse)
+        made = containers.base_image()
+        wheels.result()
+    return made
 
 
 @pytest.fixture(scope="session")
-def worker_image() -> str:
-    return containers.build(
-        "localhost/worker", ROOT / "deploy" / "worker.Dockerfile", containers.base_image()
-    )
+def image(base: str) -> str:
+    return containers.build("localhost/reducer", ROOT / "deploy" / "Dockerfile", base)
+
+
+@pytest.fixture(scope="session")
+def worker_image(base: str) -> str:
+    return containers.build("localhost/worker", ROOT / "deploy" / "worker.Dockerfile", base)
 
 
 @pytest.fixture

@@ -72,7 +72,8 @@ def tool(
 def _config() -> Path:
     PLACE.mkdir(parents=True, exist_ok=True)
     path = PLACE / "containers.conf"
-    path.write_text(_CONFIG)
+    if not path.exists() or path.read_text() != _CONFIG:  # another program may be reading it
+        path.write_text(_CONFIG)
     return path
 
 
