@@ -185,8 +185,6 @@ class Controller:
         for response in plan.responses:
             self._start(response)
         self._finish_join(plan)
-        if time.monotonic() >= self._next_stall_check():
-            self._check_stalls([])
         return any(announced)
 
     def _trace(self, announced: Sequence[Sequence[Request]], heard: Sequence[Heard]) -> None:
@@ -259,7 +257,7 @@ class Controller:
             return [s for s in self._announced.values() if s.request.kind is not Kind.JOIN]
 
     def _check_stalls(self, absent: list[int]) -> None:
-        """``absent``: who has not entered the round of negotiation that is open, if one is."""
+        """``absent``: who has not entered the round of negotiation that is open."""
         me = self.ranks[self.group.rank]
         rows = []
         for submission in self._waiting():
