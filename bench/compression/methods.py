@@ -29,8 +29,6 @@ def _torchs_float16(model: DistributedDataParallel, group: Group) -> None:
 
 # The one that the others are compared with.
 WHOLE = "float32"
-# Its ranks take results apart by linear algebra of their own; gradients were seen 2e-9 apart.
-APART = {"PowerSGD rank 2"}
 METHODS: dict[str, Attach] = {
     WHOLE: attach,
     "bfloat16": partial(attach, wire_dtype="bfloat16"),

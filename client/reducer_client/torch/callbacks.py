@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import torch
+
 from reducer_client.reports import logger
 
 _STOPPING = 5.0  # seconds that `stop` waits for a callback that runs
@@ -47,6 +49,9 @@ class CallbackThreads:
                 thread.join(_STOPPING)
 
     def _run(self) -> None:
+        # A new thread takes what `set_num_threads` was given when it is asked for it, and the cores
+        # of the machine before: products of matrices would differ in their last bits by who runs.
+        torch.get_num_threads()
         while (task := self._next()) is not None:
             try:
                 task()
