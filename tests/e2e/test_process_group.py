@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,9 @@ def _asynchronous(rank: int, world: int) -> None:
 
 
 def _groups(rank: int, world: int) -> None:
-    pair = dist.new_group([0, 1])
+    default: Any = dist.group.WORLD
+    pair = dist.new_group([0, 1], pg_options=replace(default.options, job=None))
+    assert rank > 1 or pair.job == default.job
     alone = [dist.new_group([r]) for r in range(world)][rank]
     for group, members in ((pair, [0, 1]), (alone, [rank])):
         if rank in members:

@@ -12,6 +12,7 @@ MismatchError, which says who called what.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
         options = Options() if parent is None else parent.options
     if not isinstance(options, Options):
         raise TypeError(f"pg_options: expected reducer_client.torch.Options, got {options!r}")
+    if parent is not None and parent.job and options.job is None:
+        options = replace(options, job=parent.job)  # its key and certificate open its groups
     name, rank, size = str(backend.group_id), backend.group_rank, backend.group_size
     group: AnyGroup = SoloGroup()
     if size > 1:
@@ -112,6 +115,12 @@ class ReducerProcessGroup(DelegatingGroup):
         """The group on the reducers, for its counters; None for a group of one rank."""
         group = self._calls.group
         return group if isinstance(group, Group) else None
+
+    @property
+    def job(self) -> str:
+        """The name of the job on the reducers; "" for a group of one rank."""
+        group = self.reducer_group
+        return "" if group is None else group.job
 
     @property
     def run_id(self) -> str:
