@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from reducer.wire.header import PREFACE_SIZE
 from reducer_client import Group, ProtocolVersionError, ReducerUnavailableError
 from tests.support.cluster import Daemon, environment
@@ -103,7 +104,7 @@ def test_another_protocol_version_names_both_and_the_address(job: str) -> None:
     with Impostor(act) as impostor, pytest.raises(ProtocolVersionError) as caught:
         join(0, 1, [impostor.address], job, transport="tcp")
     text = str(caught.value)
-    assert "this client speaks 1.0, got 9.2" in text
+    assert f"this client speaks {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}, got 9.2" in text
     assert impostor.address in text
 
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from reducer import __version__, keyfile
 from reducer.cli import main
-from reducer.wire.codes import PROTOCOL_MAJOR
+from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from reducer.wire.header import PREFACE_SIZE
 from tests.support.certs import Files
 from tests.support.cluster import Daemon, environment
@@ -138,7 +138,7 @@ def test_a_reducer_of_another_protocol() -> None:
     with Impostor(answer) as impostor:
         found = findings(impostor.address)
     text = the_fault(found, "version-skew")
-    assert f"{major}.3" in text and f"{PROTOCOL_MAJOR}.0" in text
+    assert f"{major}.3" in text and f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}" in text
 
 
 def test_half_of_the_reducers_down() -> None:
