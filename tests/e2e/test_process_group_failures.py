@@ -22,6 +22,7 @@ from reducer_client import JoinError, MismatchError, ReducerUnavailableError
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, run_ranks, start_ranks
 from tests.support.reducers import Reducers
+from tests.support.wait import wait_until
 
 
 def _mismatches(rank: int, world: int) -> None:
@@ -50,6 +51,101 @@ def _refusals(rank: int, world: int) -> None:
         dist.all_reduce(torch.ones(3, device="meta"))
     with pytest.raises(ValueError, match="monitored_barrier"):  # torch's own limit
         dist.monitored_barrier()
+
+
+def _refused_alone(rank: int, world: int) -> None:
+    """What one rank alone has asked for in vain, it has not asked for."""
+    if rank == 0:
+        for asynchronous in (False, True):
+            with pytest.raises(TypeError, match="bor"):
+                dist.all_reduce(torch.ones(3), dist.ReduceOp.BOR, async_op=asynchronous)
+    dist.barrier()
+    done = dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
+    assert torch.equal(done[0], torch.full((3,), 2.0))
+    again = dist.all_reduce(done[0], async_op=True).get_future().then(_all_reduce_value)
+    assert torch.equal(again.wait(), torch.full((3,), 8.0))
+
+
+def _all_reduce_value(done: Any) -> torch.Tensor:
+    tensor = done.value()[0].clone()
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def _barriers(rank: int, world: int) -> None:
+    """A barrier waits for what was started before it, and not for what is started after it."""
+    threads = dist.group.WORLD._calls._threads
+    tasks: list[Any] = []
+    tensor = torch.ones(3)
+    if rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threads, "submit", tasks.append)  # a thread that is slow to begin
+            barrier = dist.barrier(async_op=True)
+        work = dist.all_reduce(tensor, async_op=True)
+        (task,) = tasks
+        threads.submit(task)
+        barrier.wait()
+    else:
+        dist.barrier(async_op=True).wait()
+        work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+
+
+def _inference(rank: int, world: int) -> None:
+    """Tensors that are made in inference mode can be written to there alone, by any thread."""
+    with torch.inference_mode():
+        turned = torch.ones(2, 3).t()
+        work = dist.all_reduce(turned, async_op=True)
+        work.get_future().wait()
+        gathered = [torch.zeros(3) for _ in range(world)]
+        dist.all_gather(gathered, torch.full((3,), rank + 1.0), async_op=True).get_future().wait()
+        halved = torch.ones(3)
+        dist.all_reduce(halved, dist._make_nccl_premul_sum(0.5), async_op=True).wait()
+    assert torch.equal(turned, torch.full((3, 2), 2.0)) and torch.equal(halved, torch.ones(3))
+    assert [tensor.tolist() for tensor in gathered] == [[1.0] * 3, [2.0] * 3]
+
+
+def _chained(rank: int, world: int) -> None:
+    """Callbacks of callbacks are told apart whether they are registered before the end or after."""
+    told, tensor = torch.zeros(1), torch.ones(2)
+    if rank == 0:
+        dist.recv(told, 1)
+    work = dist.all_reduce(tensor, async_op=True)
+    if rank == 0:
+        work.wait()
+
+    def add(value: float) -> Any:
+        def call(_: object) -> Any:
+            tensor = torch.full((2,), value)
+            return dist.all_reduce(tensor, async_op=True).get_future()
+
+        return call
+
+    first = work.get_future().then(add(1))
+    second = work.get_future().then(add(10))
+    third = first.then(add(100))
+    if rank == 1:
+        dist.send(told, 0)
+    sums = [future.wait().wait()[0].tolist() for future in (first, second, third)]
+    assert sums == [[2.0] * 2, [20.0] * 2, [200.0] * 2]
+
+
+def _completed(rank: int, world: int) -> None:
+    """Outputs are there as soon as a work says that it is done."""
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    turned = torch.ones(2, 3).t()
+    work = dist.group.WORLD.allreduce([turned], options)
+    wait_until(work.is_completed, 20)
+    assert torch.equal(turned, torch.full((3, 2), 2.0))
+    assert work.is_success() and work.exception() is None
+
+
+def _device(rank: int, world: int) -> None:
+    """What torch asks after ``init_process_group(device_id=...)``."""
+    for name in ("cpu", "cuda:0"):
+        backend: Any = dist.group.WORLD._get_backend(torch.device(name))
+        assert backend is dist.group.WORLD and not backend.supports_splitting
 
 
 def _callbacks(rank: int, world: int) -> None:
@@ -85,8 +181,19 @@ def _nested(rank: int, world: int) -> None:
 
 def _wrong_calls(rank: int, world: int, addresses: list[str], job: str, store: str) -> int:
     before = threading.active_count()
-    with process_group(rank, world, addresses, store, job=job) as group:
-        for check in (_mismatches, _refusals, _callbacks, _nested):
+    with process_group(rank, world, addresses, store, 20, job=job) as group:
+        for check in (
+            _device,
+            _mismatches,
+            _refusals,
+            _refused_alone,
+            _barriers,
+            _inference,
+            _completed,
+            _callbacks,
+            _nested,
+            _chained,
+        ):
             check(rank, world)
         dist.barrier()
     group.shutdown()  # twice is once

@@ -49,6 +49,7 @@ class Calls:
     ) -> CallWork:
         """Start a collective; ``source is target`` for one in place.
 
+        What it may be refused for is checked before: the ranks count their calls.
         ``outputs``: the value of the work's future.
         """
         device = _common_device(source, target)
@@ -64,10 +65,9 @@ class Calls:
 
         return self._notified(work, begin) if asynchronous else work.start(begin)
 
-    def wait_for_pending(self) -> None:
-        """Return when every call that was started before is done."""
-        for work in list(self._pending):
-            work.wait()
+    def pending(self) -> list[CallWork]:
+        """The calls that are under way and that nobody need wait for."""
+        return list(self._pending)
 
     def start_task(
         self, run: Callable[[], None], outputs: Sequence[torch.Tensor], asynchronous: bool
@@ -105,7 +105,11 @@ class Calls:
 
     def _notified(self, work: CallWork, begin: Callable[[OnDone | None], Handle]) -> CallWork:
         self._pending.add(work)
-        return work.start_notified(begin, lambda: self._pending.discard(work))
+        try:
+            return work.start_notified(begin, lambda: self._pending.discard(work))
+        except BaseException:  # refused
+            self._pending.discard(work)
+            raise
 
     def _staging_of(self, device: torch.device) -> CudaStaging:
         if device not in self._staging:

@@ -40,7 +40,7 @@ class CallFuture(torch.futures.Future[Any]):
         self._devices = devices
         self._context = context
         self._lock = threading.RLock()
-        self._has_callbacks = False
+        self._callbacks = 0
         self._completing = False
 
     def complete(self, value: Any, error: BaseException | None) -> None:
@@ -49,14 +49,15 @@ class CallFuture(torch.futures.Future[Any]):
             if self._completing:
                 return
             self._completing = True
-            if not self._has_callbacks:
+            if not self._callbacks:
                 self._set(value, error)
                 return
         self._threads.submit(lambda: self._set(value, error))
 
     def then(self, callback: Callback) -> CallFuture:
         """A future with what the callback returns or raises."""
-        child = CallFuture(self._strand, self._threads, self._devices)
+        strand = self._next_branch()
+        child = CallFuture(strand, self._threads, self._devices)
 
         def run(done: CallFuture) -> None:
             try:
@@ -66,19 +67,25 @@ class CallFuture(torch.futures.Future[Any]):
             else:
                 child._set(value, None)
 
-        self.add_done_callback(run)
+        self._call_within(strand, run)
         return child
 
     def add_done_callback(self, callback: Callback) -> None:
         """As torch's; run at once, on this thread, where it is done already."""
+        self._call_within(self._next_branch(), callback)
 
+    def _next_branch(self) -> Strand:
+        with self._lock:
+            self._callbacks += 1
+            return self._strand.branch(self._callbacks)
+
+    def _call_within(self, strand: Strand, callback: Callback) -> None:
         def run(_: object) -> None:
-            with entered(self._strand):
+            with entered(strand):
                 callback(self)
 
         with self._lock:
             if not self._completing:
-                self._has_callbacks = True
                 super().add_done_callback(run)
                 return
         super().add_done_callback(run)

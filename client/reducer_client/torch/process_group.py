@@ -44,7 +44,7 @@ from reducer_client.torch.reduction import (
 )
 from reducer_client.torch.solo import SoloGroup
 from reducer_client.torch.sparse import all_reduce_sparse, check_sparse_op
-from reducer_client.torch.tensors import movable, reducible, scaled
+from reducer_client.torch.tensors import check_reducible, movable, reducible, scaled
 from reducer_client.torch.untraced import untraced
 from reducer_client.torch.works import CallWork, Handle
 
@@ -88,6 +88,8 @@ class ReducerProcessGroup(DelegatingGroup):
         options: what it was made with.
         layout: which ranks share a host, where they sum among themselves first; None: they do not.
     """
+
+    supports_splitting = False  # asked by torch for a group that is bound to a device
 
     def __init__(
         self,
@@ -202,9 +204,11 @@ class ReducerProcessGroup(DelegatingGroup):
         """As gloo's: comes after every call that was started before, on every rank."""
         options = opts or BarrierOptions()
         seconds = _seconds(options)
+        before = self._calls.pending()  # what is started while it waits comes after it
 
         def run() -> None:
-            self._calls.wait_for_pending()
+            for work in before:
+                work.wait()
             self._calls.group.barrier(seconds)
 
         return self._calls.start_task(run, [], options.asyncOp)
@@ -238,6 +242,10 @@ class ReducerProcessGroup(DelegatingGroup):
         return "reducer"
 
     name = _get_backend_name = getBackendName
+
+    def _get_backend(self, device: torch.device) -> ReducerProcessGroup:
+        """Of every kind of device; torch registers backends in groups of its own class alone."""
+        return self
 
     @property
     def group_name(self) -> str:
@@ -288,6 +296,7 @@ class ReducerProcessGroup(DelegatingGroup):
         options = opts or ReduceScatterOptions()
         _check_parts("reduce_scatter", input, output, self.size())
         op = options.reduceOp
+        check_reducible(input.dtype, op)
 
         def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
             what = reducible(scaled(source, op), op)

@@ -13,7 +13,7 @@ from reducer_client.torch.calls import AnyGroup, Calls
 from reducer_client.torch.hierarchy import Hierarchy
 from reducer_client.torch.packing import Packing
 from reducer_client.torch.strands import main_key
-from reducer_client.torch.tensors import reducible, scaled
+from reducer_client.torch.tensors import check_reducible, reducible, scale
 from reducer_client.torch.works import CallWork, Handle
 
 
@@ -54,10 +54,11 @@ class FlatReduction:
         timeout: float | None,
     ) -> CallWork:
         packing = Packing(tensors)
+        check_reducible(packing.dtype, op)
 
         def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
-            source.copy_(scaled(source, op))
             what = reducible(source, op)
+            scale(source, op)
             return self._via(call["key"]).all_reduce(
                 what.array,
                 what.op,

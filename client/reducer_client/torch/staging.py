@@ -87,7 +87,8 @@ class CudaStaging:
 
     def take(self, nbytes: int) -> torch.Tensor:
         """A pinned buffer."""
-        return self._pool.take(nbytes)
+        with torch.inference_mode(False):  # buffers outlive the mode in which they are first needed
+            return self._pool.take(nbytes)
 
     def give(self, buffer: torch.Tensor, idle: torch.cuda.Event) -> None:
         """A buffer that the device reads until the event."""
@@ -139,8 +140,11 @@ class Transfer:
 
     @property
     def done(self) -> bool:
-        """Whether the copy back has been started, or the call has failed."""
-        return self._ended.is_set()
+        """Whether the copy back is over, or the call has failed."""
+        if not self._ended.is_set():
+            return False
+        copied: bool = self._returned.query()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self._error is not None or copied
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the current stream waits for the result; the host waits for the reducers."""
@@ -170,7 +174,8 @@ class Transfer:
         self._end(error)
 
     def _start_back(self) -> None:
-        with self._staging.on_side():
+        # In inference mode all tensors can be written to; outside of it, those made in it cannot.
+        with torch.inference_mode(), self._staging.on_side():
             if self._target is not None and self._write is not None:
                 _copy_back(self._write, self._target)
             self._returned.record()

@@ -2,7 +2,8 @@
 
 A program makes its calls in the same order on all ranks, and one key is enough for them. Callbacks
 of futures call, too (PowerSGD sums twice in them), but when and on which thread they run is chance.
-So each call has a strand for the callbacks of its future, and what they call is named after it.
+So each call has a strand, each callback of its future a branch of that, by the order in which they
+are registered, and what a callback calls is named after its branch.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class Strand:
         number = self._calls.get(group, 0)
         self._calls[group] = number + 1
         return f"{self._name}.{number}"
+
+    def branch(self, number: int) -> Strand:
+        """The strand of the callback that was registered as that number of its future."""
+        return Strand(f"{self._name}/{number}")
 
 
 class MainStrand:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from reducer_client.arrays import Array
-from reducer_client.dtypes import Op
+from reducer_client.dtypes import Op, find_reduction
 
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
@@ -101,6 +101,12 @@ def reducible(flat: torch.Tensor, op: Any) -> Reducible:
     return Reducible(_array(flat, _DTYPES[dtype]), name, None)
 
 
+def check_reducible(dtype: torch.dtype, op: Any) -> None:
+    """TypeError for a pair that the reducers do not have."""
+    what = reducible(torch.empty(0, dtype=dtype), op)
+    find_reduction(what.op, what.array.dtype, what.dtype)
+
+
 def movable(flat: torch.Tensor) -> Array:
     """A contiguous host tensor as an array that is only moved: its elements, else its bytes."""
     return _array(flat, _DTYPES.get(flat.dtype, _BYTES))
@@ -109,6 +115,13 @@ def movable(flat: torch.Tensor) -> Array:
 def scaled(flat: torch.Tensor, op: Any) -> torch.Tensor:
     """The tensor, or for PREMUL_SUM a new one: multiplied by its factor."""
     return flat * op.factor if op.op == dist.ReduceOp.PREMUL_SUM else flat
+
+
+def scale(flat: torch.Tensor, op: Any) -> None:
+    """The same in place."""
+    if op.op == dist.ReduceOp.PREMUL_SUM:
+        with torch.inference_mode():  # else its tensors could not be written to
+            flat.copy_(scaled(flat, op))
 
 
 def _bool_op(name: Op) -> Op:

@@ -110,14 +110,18 @@ class CallWork(dist.Work):
         return future
 
     def is_completed(self) -> bool:
-        return self._started().done
+        """Whether it has failed, or the outputs are there."""
+        handle = self._started()
+        if not handle.done:
+            return False
+        self._settle(handle)
+        return True
 
     def is_success(self) -> bool:
-        handle = self._started()
-        return handle.done and handle.exception() is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        return self._started().exception()
+        return self._error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
         return self._outputs
@@ -143,7 +147,8 @@ class CallWork(dist.Work):
             error = handle.exception()
             if error is None and self._finish is not None:
                 try:
-                    self._finish()
+                    with torch.inference_mode():  # else its tensors could not be written to
+                        self._finish()
                 except Exception as failed:
                     error = failed
             self._error, self._settled, self._finish = error, True, None

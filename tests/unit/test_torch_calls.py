@@ -1,0 +1,29 @@
+"""Calls of a process group that are under way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch  # only where it is installed
+
+from reducer_client.torch.calls import Calls
+from reducer_client.torch.packing import Packing
+from reducer_client.torch.solo import SoloGroup
+from reducer_client.torch.works import Handle
+
+
+def test_nobody_waits_for_a_call_that_was_refused() -> None:
+    calls = Calls(SoloGroup(), "0")
+    packing = Packing([torch.ones(3)])
+
+    def refuse(*args: object, **call: Any) -> Handle:
+        raise TypeError("not so")
+
+    with pytest.raises(TypeError, match="not so"):
+        calls.start(refuse, packing, packing, outputs=[], asynchronous=True, timeout=None)
+    assert calls.pending() == []
+    calls.close()
