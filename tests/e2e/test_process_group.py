@@ -44,8 +44,9 @@ def _sums(rank: int, world: int) -> None:
 
 # Of what is summed, in the dtype itself: small integers are exact in all of them.
 SUMMED = (torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-SUMMED += (torch.int8, torch.uint8, torch.int32, torch.int64, torch.complex64)
-MOVED = (*SUMMED, torch.int16, torch.uint16, torch.bool, torch.complex128, torch.float8_e8m0fnu)
+INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.uint32, torch.int64, torch.uint64)
+SUMMED += (*INTEGERS, torch.complex64, torch.complex128)
+MOVED = (*SUMMED, torch.float32, torch.int16, torch.uint16, torch.bool, torch.float8_e8m0fnu)
 
 
 def _dtypes(rank: int, world: int) -> None:
@@ -54,35 +55,48 @@ def _dtypes(rank: int, world: int) -> None:
         dist.all_reduce(tensor)
         assert torch.equal(tensor.to(torch.complex64), (_of(0) * world).to(torch.complex64)), dtype
     for dtype in MOVED:
+        everyone = [_of(r).remainder(3).to(dtype) for r in range(world)]
         gathered = [torch.zeros(6).to(dtype) for _ in range(world)]
-        dist.all_gather(gathered, _of(rank, dtype))
-        for r, tensor in enumerate(gathered):
-            assert bytes(tensor.view(torch.uint8)) == bytes(_of(r, dtype).view(torch.uint8)), dtype
+        dist.all_gather(gathered, everyone[rank])
+        tensor = everyone[rank].clone()
+        dist.broadcast(tensor, src=1)
+        for got, expected in zip([*gathered, tensor], [*everyone, everyone[1]], strict=True):
+            assert bytes(got.view(torch.uint8)) == bytes(expected.view(torch.uint8)), dtype
 
 
 def _bools(rank: int, world: int) -> None:
-    """As nccl does: a sum is true where any is, a product where all are."""
+    """As nccl does: a sum is true where any is, a product where all are. A byte is 0 or 1."""
     mine = torch.tensor([True, False, rank == 0, rank != 0])
     some, every = [True, False, True, True], [True, False, False, False]
     for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.BOR):
         tensor = mine.clone()
         dist.all_reduce(tensor, op=op)
-        assert tensor.tolist() == some
+        assert tensor.view(torch.uint8).tolist() == some
     for op in (dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.BAND):
         tensor = mine.clone()
         dist.all_reduce(tensor, op=op)
-        assert tensor.tolist() == every
+        assert tensor.view(torch.uint8).tolist() == every
     tensor = torch.tensor([True, rank == 0])
     dist.all_reduce(tensor, op=dist.ReduceOp.BXOR)
     assert tensor.tolist() == [world % 2 == 1, True]
-    for op, expected in (
-        (dist.ReduceOp.BAND, 0x100),
-        (dist.ReduceOp.BOR, 0x100 | (1 << world) - 1),
-        (dist.ReduceOp.BXOR, 0x100 * (world % 2) ^ (1 << world) - 1),
-    ):
-        tensor = torch.tensor([0x100 | 1 << rank], dtype=torch.int32)
-        dist.all_reduce(tensor, op=op)
-        assert tensor.tolist() == [expected], op
+    with pytest.raises(TypeError, match=r"mean of torch\.bool: expected SUM"):
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+
+
+def _bits(rank: int, world: int) -> None:
+    """A bit that all ranks have, and one of each rank; in the last byte of every width."""
+    for dtype in INTEGERS:
+        shift = 8 * (dtype.itemsize - 1)
+        for op, expected in (
+            (dist.ReduceOp.BAND, 0x40),
+            (dist.ReduceOp.BOR, 0x40 | (1 << world) - 1),
+            (dist.ReduceOp.BXOR, 0x40 * (world % 2) ^ (1 << world) - 1),
+        ):
+            tensor = torch.tensor([(0x40 | 1 << rank) << shift], dtype=dtype)
+            dist.all_reduce(tensor, op=op)
+            assert tensor.tolist() == [expected << shift], (op, dtype)
+    with pytest.raises(TypeError, match="bor"):
+        dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BOR)
 
 
 def _reduce(rank: int, world: int) -> None:
@@ -202,6 +216,9 @@ def _collectives(rank: int, world: int, addresses: list[str], job: str, store: s
         assert dist.get_backend() == "reducer"
         for check in (
             _sums,
+            _dtypes,
+            _bools,
+            _bits,
             _reduce,
             _sparse,
             _coalesced,
