@@ -209,6 +209,43 @@ def _groups(rank: int, world: int) -> None:
             assert torch.equal(tensor, sum(_of(r) for r in members))
 
 
+def _narrow(rank: int, world: int) -> None:
+    """Sums of float32 take half the bytes from 1 MiB on; what is smaller, and no sum, is exact."""
+    default: Any = dist.group.WORLD
+    group = dist.new_group(pg_options=replace(default.options, job=None, wire_dtype="bfloat16"))
+    least = (1 << 20) // 4
+    odd = 257.0  # lies between two numbers of bfloat16
+    for count in (1, least - 1):
+        tensor = torch.full((count,), odd)
+        dist.all_reduce(tensor, group=group)
+        assert torch.equal(tensor, torch.full((count,), odd * world))
+        parts = torch.full((world * (count // world or 1),), odd)
+        part = torch.zeros(parts.numel() // world)
+        dist.reduce_scatter_single(part, parts, group=group)
+        assert torch.equal(part, torch.full_like(part, odd * world))
+    for op, expected in ((dist.ReduceOp.MIN, odd), (dist.ReduceOp.MAX, odd + 2 * (world - 1))):
+        tensor = torch.full((least,), odd + 2 * rank)
+        dist.all_reduce(tensor, op=op, group=group)
+        assert torch.equal(tensor, torch.full((least,), expected)), op
+
+    def sent() -> int:
+        return group.reducer_group.stats()["bytes_sent"]
+
+    half, total = 2 * least, float(sum(range(1, world + 1)))
+    for op, expected in (
+        (dist.ReduceOp.SUM, total),
+        (dist.ReduceOp.AVG, total / world),
+        (dist._make_nccl_premul_sum(0.5), total / 2),
+    ):
+        before = sent()
+        tensor, part = torch.full((least,), rank + 1.0), torch.zeros(least // world)
+        dist.reduce_scatter_single(part, tensor, op=op, group=group)
+        dist.all_reduce(tensor, op=op, group=group)
+        assert 2 * half <= sent() - before < 2.1 * half, op
+        assert torch.equal(tensor, torch.full((least,), expected)), op
+        assert torch.equal(part, tensor[: part.numel()]), op
+
+
 def _collectives(rank: int, world: int, addresses: list[str], job: str, store: str) -> bool:
     if world == 2:
         dist.set_debug_level(dist.DebugLevel.DETAIL)
@@ -226,6 +263,7 @@ def _collectives(rank: int, world: int, addresses: list[str], job: str, store: s
             _delegated,
             _asynchronous,
             _groups,
+            _narrow,
         ):
             check(rank, world)
     return True

@@ -22,7 +22,9 @@ class Options:
         addresses: ``host:port`` of every reducer; by default ``REDUCER_ADDRS``.
         job: the name of the training run; by default ``REDUCER_JOB``, else what the launcher says,
             else one that rank 0 makes.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: how sums of float32 tensors travel.
+        wire_dtype: ``"bfloat16"`` or ``"float16"``: how sums and means of float32 travel, from
+            1 MiB in a call. Smaller ones, as counts and losses are, and all other operations stay
+            exact. For ``attach_fsdp`` it is every gradient.
         hierarchy: whether the ranks of a host sum among themselves first, each a part, so that the
             host's NIC carries it once. ``"auto"``: the default group, where the launcher says
             that there are several hosts with equally many ranks. True: ValueError where there are

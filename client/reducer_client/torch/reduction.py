@@ -16,6 +16,11 @@ from reducer_client.torch.strands import main_key
 from reducer_client.torch.tensors import check_reducible, reducible, scale
 from reducer_client.torch.works import CallWork, Handle
 
+# Smaller sums travel whole: counts, losses and norms, of which every digit counts, and which are a
+# round trip in any dtype. DDP's first bucket is closed at 1 MiB, the others are larger.
+LEAST_NARROWED_BYTES = 1 << 20
+_NARROWED_OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
+
 
 class Reduction(Protocol):
     """What a process group asks for sums."""
@@ -63,7 +68,7 @@ class FlatReduction:
                 what.array,
                 what.op,
                 out=what.array,
-                wire_dtype=narrow(source, self._wire_dtype),
+                wire_dtype=narrow(source, op, self._wire_dtype),
                 dtype=what.dtype,
                 **call,
             )
@@ -107,6 +112,7 @@ class HierarchicalReduction(FlatReduction):
         return self.hierarchy if key == self._key else self._calls.group
 
 
-def narrow(tensor: torch.Tensor, wire_dtype: WireDtype | None) -> WireDtype | None:
-    """The dtype in which a tensor travels: only float32 is narrowed."""
-    return wire_dtype if tensor.dtype is torch.float32 else None
+def narrow(flat: torch.Tensor, op: Any, wire_dtype: WireDtype | None) -> WireDtype | None:
+    """The dtype in which a tensor travels: only large sums and means of float32 are narrowed."""
+    narrowed = flat.dtype is torch.float32 and op.op in _NARROWED_OPS
+    return wire_dtype if narrowed and flat.nbytes >= LEAST_NARROWED_BYTES else None
