@@ -2,7 +2,7 @@
 
 mesh = init_device_mesh("cuda", (hosts, local), mesh_dim_names=("hosts", "local"))
 fully_shard(model, mesh=mesh["local"])
-reducer_client.torch.attach_fsdp(model, mesh["hosts"])
+reducer_client.torch.fsdp.attach_fsdp(model, mesh["hosts"])
 """
 
 from __future__ import annotations
