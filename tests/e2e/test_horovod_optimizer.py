@@ -281,6 +281,50 @@ def _parameters_that_freeze_and_thaw(rank: int, world: int) -> None:
     assert model.weight.grad is None and model.weight.item() == 0.5
 
 
+def _a_closure_that_only_one_rank_learns_by(rank: int, world: int) -> None:
+    """Also of a parameter that has just thawed, which has no hook yet; and never summed twice."""
+    model, optimizer = _net(op=hvd.Sum)
+    model.weight.requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([model.weight], lr=0.5), op=hvd.Sum)
+    model.weight.requires_grad_(True)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        reached = model.weight if rank == 0 else torch.ones(1, requires_grad=True)
+        (loss := reached.sum()).backward()
+        return loss
+
+    for expected in (0.5, 0.0):
+        optimizer.step(closure)
+        assert model.weight.item() == expected
+    optimizer.zero_grad()
+    _backward(model, 1.0)
+    optimizer.step(lambda: torch.zeros(1))
+    assert model.weight.item() == -1.0
+
+
+def _gradients_of_a_step_that_is_gone_back_from(rank: int, world: int) -> None:
+    model, optimizer = _net()
+    state = hvd.elastic.TorchState(model, optimizer)
+    for go_back in (state.restore, state.on_reset):
+        _backward(model, 4.0)
+        optimizer.synchronize()
+        go_back()
+        assert model.weight.grad is None and model.bias.grad is None
+        _backward(model, 4.0)
+        hvd.barrier()  # and with it all gradients have arrived
+        go_back()
+        assert model.weight.grad is None and model.bias.grad is None
+        optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            _backward(model, 1.0)
+            optimizer.step()
+        assert model.weight.item() == 0.5
+        optimizer.zero_grad()
+        state.restore()
+
+
 def _parameters_that_come_later(rank: int, world: int) -> None:
     model, optimizer = _net()
     later = nn.Parameter(torch.ones(1))
@@ -472,6 +516,8 @@ BEHAVIOUR = (
     _a_sum_is_not_summed_twice,
     _a_gradient_that_only_one_rank_has,
     _parameters_that_freeze_and_thaw,
+    _a_closure_that_only_one_rank_learns_by,
+    _gradients_of_a_step_that_is_gone_back_from,
     _parameters_that_come_later,
     _what_sits_on_an_optimizer,
     _an_optimizer_that_is_gone_sends_nothing,

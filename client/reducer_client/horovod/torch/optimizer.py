@@ -129,10 +129,11 @@ class _Distributed(torch.optim.Optimizer):
         """
         if not self._skips:
             self._synchronize_for_step(closure is not None)
-        self._is_synchronized = False
-        if closure is None or self._skips:
+            closure = closure and self._synchronized(closure)
+        try:
             return super().step(closure)
-        return super().step(self._synchronized(closure))
+        finally:
+            self._is_synchronized = False
 
     # Hooks of steps run once, when the gradients are there: in the step of the optimizer's class.
     step.hooked = True  # type: ignore[attr-defined]
@@ -168,16 +169,26 @@ class _Distributed(torch.optim.Optimizer):
                 stacklevel=3,
             )
         if self._gradients.under_way or not (self._is_synchronized or has_closure):
-            self._gradients.finish()
+            self.synchronize()
 
     def _synchronized(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def evaluate() -> Any:
             loss = closure()
-            if self._gradients.under_way:
+            # Also where no gradient of this rank came: another rank may have one.
+            if self._gradients.under_way or not self._is_synchronized:
                 self._gradients.finish()
+            self._is_synchronized = False
             return loss
 
         return evaluate
+
+
+def forget_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Make them None; also those of a distributed optimizer that are under way."""
+    if isinstance(optimizer, _Distributed):
+        optimizer._gradients.forget()
+        optimizer._is_synchronized = False
+    optimizer.zero_grad()
 
 
 def _distributed(

@@ -19,6 +19,7 @@ from reducer_client.horovod.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from reducer_client.horovod.torch.optimizer import forget_gradients
 from reducer_client.horovod.torch.sampler import ElasticSampler
 
 
@@ -162,6 +163,7 @@ class _Keeper:
 
     def restore(self) -> None:
         self._value.load_state_dict(copy.deepcopy(self._saved))
+        self._forget_gradients()
 
     def receive(self, root: int) -> None:
         if isinstance(self._value, torch.nn.Module):
@@ -174,3 +176,9 @@ class _Keeper:
     def reset(self) -> None:
         if isinstance(self._value, ElasticSampler):
             self._value.reset()
+        self._forget_gradients()
+
+    def _forget_gradients(self) -> None:
+        """Those of a step that was not made would be added to the next ones."""
+        if isinstance(self._value, torch.optim.Optimizer):
+            forget_gradients(self._value)
