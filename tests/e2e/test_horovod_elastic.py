@@ -64,7 +64,8 @@ def _worker(
 ) -> tuple[str, list[int], int]:
     """What it ends with, at which steps it began, and how often it met the others again."""
     be_horovod(rank, WORLD, addresses, job)
-    hvd.init()
+    alone = hvd.ProcessSet([0])
+    hvd.init(process_sets=[alone])
     state = _make_state()
     began: list[int] = []
     resets: list[int] = []
@@ -73,12 +74,20 @@ def _worker(
     @hvd.elastic.run
     def train(state: Any) -> str:
         began.append(state.step)
+        assert alone.process_set_id == 1
         return _train(state, tell, stops)
 
     ended = train(state)
     assert state.step == STEPS
     hvd.shutdown()
     return ended, began, len(resets)
+
+
+def _die_at_once(_: int, __: int, rank: int, addresses: list[str], job: str) -> None:
+    """While the others meet the new rank: they go on to its process set."""
+    be_horovod(rank, WORLD, addresses, job)
+    hvd.init()
+    os._exit(0)
 
 
 def _undisturbed() -> str:
@@ -109,7 +118,7 @@ def _start(rank: int, addresses: list[str], job: str, stops: tuple[int, ...]) ->
 def test_ranks_that_are_killed_and_started_again_change_nothing(
     addresses: list[str], job: str
 ) -> None:
-    """Rank 1 dies at step 7, two steps after a commit, and rank 0 at step 13."""
+    """Rank 1 dies at step 7, two steps after a commit, and when it is back; rank 0 at step 13."""
     with ExitStack() as stack:
 
         def start(rank: int, *stops: int) -> RunningRanks:
@@ -119,8 +128,10 @@ def test_ranks_that_are_killed_and_started_again_change_nothing(
         for ranks in (zero, one):
             assert ranks.receive(0, 90) == 7
         one.kill(0)
-        one = start(1, 13)
         zero.send(0)
+        with start_ranks(1, _die_at_once, 1, addresses, job) as ranks:
+            assert not ranks.collect(90)[0].reported
+        one = start(1, 13)
         assert zero.receive(0, 90) == 7  # once more, with the new rank
         zero.send(0)
         for ranks in (zero, one):
@@ -178,8 +189,15 @@ def _lose(root: int) -> None:
     raise HorovodInternalError("rank 1 is lost")
 
 
+def _raise_first_of(errors: list[HorovodInternalError]) -> None:
+    if errors:
+        raise errors.pop()
+
+
 def _leave(_: int, __: int, rank: int, addresses: list[str], job: str) -> list[str]:
-    """They meet again on request, agree that a mismatch is no loss, and rank 1 goes for good."""
+    """They meet again on request and in spite of a loss meanwhile, agree that a mistake is no loss,
+    and rank 1 goes for good.
+    """
     be_horovod(rank, WORLD, addresses, job)
     os.environ["HOROVOD_ELASTIC_TIMEOUT"] = "2"
     hvd.init()
@@ -188,15 +206,22 @@ def _leave(_: int, __: int, rank: int, addresses: list[str], job: str) -> list[s
     _check_sampler(rank)
     _check_state()
     _check_a_failed_sync(rank)
+    losses = [HorovodInternalError("rank 1 is lost", reason="lost")] if rank == 0 else []
+    state.register_reset_callbacks([lambda: _raise_first_of(losses)])
+    early, late = hvd.add_process_set([0]), hvd.ProcessSet([1])
 
     @hvd.elastic.run
     def train(state: Any) -> None:
         if state.step == 0:
             state.step = 1
             state.commit()
+            hvd.add_process_set(late)
             raise hvd.elastic.HostsUpdatedInterrupt
         with pytest.raises(HorovodInternalError, match="expected"):
             fail(state)
+        assert not losses and (early.process_set_id, late.process_set_id) == (1, None)
+        with pytest.raises(HorovodInternalError, match="not usable"):
+            use_a_set(state)
         hvd.barrier()
         if rank == 1:
             raise LookupError("I am gone")
@@ -205,6 +230,10 @@ def _leave(_: int, __: int, rank: int, addresses: list[str], job: str) -> list[s
     @hvd.elastic.run
     def fail(state: Any) -> None:
         hvd.allreduce(torch.ones(2 + rank), name="fail")
+
+    @hvd.elastic.run
+    def use_a_set(state: Any) -> None:
+        hvd.allreduce(torch.ones(2), process_set=late)
 
     try:
         train(state)

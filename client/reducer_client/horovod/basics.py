@@ -6,7 +6,12 @@ import atexit
 from collections.abc import Sequence
 
 from reducer_client.horovod import context
-from reducer_client.horovod.process_sets import ProcessSet, add_process_set, global_process_set
+from reducer_client.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    forget_process_sets,
+    global_process_set,
+)
 
 
 def init(
@@ -43,9 +48,10 @@ def init(
 
 
 def shutdown() -> None:
-    """Leave the job; ``init`` may follow. What is pending fails; nothing if not initialized."""
+    """Leave the job; ``init`` may follow. What is pending fails, and process sets are unusable."""
     atexit.unregister(shutdown)
     context.close_context()
+    forget_process_sets()
     global_process_set.process_set_id = None
     global_process_set.ranks = []
 

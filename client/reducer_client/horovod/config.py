@@ -23,7 +23,8 @@ class HorovodSettings:
 
     Of ``fusion_threshold`` (bytes) and ``cache_capacity`` (requests) rank 0's are used by all.
     ``timeline`` is a file or ""; ``stall_check`` 0 warns never, ``stall_shutdown`` 0 waits forever.
-    ``elastic_timeout`` is what an ``init`` after the first one has to meet all ranks again.
+    ``elastic_timeout`` is what an ``init`` after the first one has to meet all ranks again, and the
+    first one, too, where it was given (``elastic``).
     """
 
     fusion_threshold: int
@@ -34,6 +35,7 @@ class HorovodSettings:
     stall_check: float
     stall_shutdown: float
     elastic_timeout: float
+    elastic: bool
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ def resolve(environ: Mapping[str, str] | None = None) -> HorovodSettings:
         stall_check=0.0 if disabled else stall_check,
         stall_shutdown=_number(env, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0),
         elastic_timeout=_number(env, "HOROVOD_ELASTIC_TIMEOUT", DEFAULT_ELASTIC_SECONDS),
+        elastic=bool(env.get("HOROVOD_ELASTIC_TIMEOUT", "").strip()),
     )
 
 

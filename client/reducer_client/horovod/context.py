@@ -12,9 +12,10 @@ import numpy as np
 
 import reducer_client
 from reducer_client.config import DEFAULT_CONNECT_TIMEOUT
+from reducer_client.errors import ReducerError
 from reducer_client.horovod import config
 from reducer_client.horovod.controller import Controller
-from reducer_client.horovod.errors import HorovodInternalError
+from reducer_client.horovod.errors import HorovodInternalError, from_reducer_error
 from reducer_client.horovod.gathering import AnyGroup
 from reducer_client.horovod.local import LocalGroup
 from reducer_client.horovod.requests import Kind, Request
@@ -40,12 +41,14 @@ class Sets:
         if number is None or number not in self._ranks:
             raise HorovodInternalError(
                 "the process set is not usable: expected init(process_sets=[...]) or "
-                "add_process_set() before, and no remove_process_set()"
+                "add_process_set() before, and no remove_process_set()",
+                reason="usage",
             )
         if number not in self._controllers:
             raise HorovodInternalError(
                 f"process set {number} has ranks {', '.join(map(str, self._ranks[number]))}, and "
-                "this rank is not among them"
+                "this rank is not among them",
+                reason="usage",
             )
         return self._controllers[number]
 
@@ -63,7 +66,10 @@ class Sets:
         number, self._next = self._next, self._next + 1
         meet(everyone, f"add_process_set.{number}", members)
         if everyone.ranks[everyone.group.rank] in members:
-            self._controllers[number] = self._join(f"set{number}", members)
+            try:
+                self._controllers[number] = self._join(f"set{number}", members)
+            except ReducerError as error:
+                raise from_reducer_error(error) from error
         meet(everyone, f"added_process_set.{number}", members)
         self._ranks[number] = members
         return number
@@ -109,9 +115,11 @@ def current() -> Context:
     """HorovodInternalError before ``init``, after ``shutdown`` and in forked children."""
     found = _current
     if found is None:
-        raise HorovodInternalError("Horovod is not initialized: call init() first")
+        raise HorovodInternalError("Horovod is not initialized: call init() first", reason="usage")
     if found.pid != os.getpid():
-        raise HorovodInternalError("Horovod belongs to the parent of this forked process")
+        raise HorovodInternalError(
+            "Horovod belongs to the parent of this forked process", reason="forked"
+        )
     return found
 
 
@@ -181,14 +189,21 @@ def _connect(membership: config.Membership, settings: config.HorovodSettings) ->
         return LocalGroup()
     # A run that is complete takes nobody in again: a second init is another run.
     run_id = f"{membership.run_id}.{start}" if membership.run_id and start else None
-    # A rank that was lost may take its launcher a while.
-    patience = settings.elastic_timeout if start else DEFAULT_CONNECT_TIMEOUT
     return reducer_client.connect(
         rank=membership.rank,
         world_size=membership.size,
         run_id=run_id,
-        connect_timeout=patience,
+        connect_timeout=_patience(settings, start),
     )
+
+
+def _patience(settings: config.HorovodSettings, start: int) -> float:
+    """Seconds. A rank that was lost may take its launcher a while, and one that was started again
+    may have to wait for another one.
+    """
+    if start:
+        return settings.elastic_timeout
+    return max(settings.elastic_timeout if settings.elastic else 0.0, DEFAULT_CONNECT_TIMEOUT)
 
 
 def _connect_set(group: AnyGroup, name: str, ranks: Sequence[int]) -> AnyGroup:

@@ -13,7 +13,7 @@ class HorovodInternalError(ReducerError):
     ``reason`` is ``"mismatch"`` where the ranks submitted different things under one name, or one
     of them has joined: then Horovod works on. Otherwise it has ended on this rank (``"lost"``,
     ``"left"``, ``"failed"``: the rank ``rank`` has; ``"stalled"``; ``"closed"``) until ``shutdown``
-    and ``init``.
+    and ``init``. ``"usage"`` is a call that cannot work here, and has changed nothing.
     """
 
 

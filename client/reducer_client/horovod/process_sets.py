@@ -48,6 +48,8 @@ class ProcessSet:
 
 # All ranks; its ranks are there between init and shutdown.
 global_process_set = ProcessSet([])
+# The others that are usable, as they were added.
+_usable: list[ProcessSet] = []
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
@@ -58,6 +60,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     made.process_set_id = context.current().sets.add(made.ranks)
+    _usable.append(made)
     return made
 
 
@@ -71,4 +74,18 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if number is None or process_set is global_process_set:
         return False
     process_set.process_set_id = None
+    if process_set in _usable:
+        _usable.remove(process_set)
     return context.current().sets.remove(number)
+
+
+def usable_process_sets() -> list[ProcessSet]:
+    """But for the global one, in the order in which they were added."""
+    return list(_usable)
+
+
+def forget_process_sets() -> None:
+    """After ``shutdown`` their numbers may be those of other ranks' sets."""
+    for process_set in _usable:
+        process_set.process_set_id = None
+    _usable.clear()
