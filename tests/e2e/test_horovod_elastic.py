@@ -172,6 +172,17 @@ def _check_state() -> None:
     assert state.model is model and (model.weight.item(), state.epoch) == (kept, 3)
 
 
+def _check_a_scheduler() -> None:
+    """It has a state of its own, and cannot be pickled with its optimizer."""
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    state = hvd.elastic.TorchState(optimizer=optimizer, scheduler=scheduler)
+    state.sync()
+    scheduler.last_epoch = 7
+    state.restore()
+    assert state.scheduler is scheduler and scheduler.last_epoch == 0
+
+
 def _check_a_failed_sync(rank: int) -> None:
     """Rank 0 has not taken over the commit of rank 1, and must not pass on what it has."""
     state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, value=rank)
@@ -205,6 +216,7 @@ def _leave(_: int, __: int, rank: int, addresses: list[str], job: str) -> list[s
     said: list[str] = []
     _check_sampler(rank)
     _check_state()
+    _check_a_scheduler()
     _check_a_failed_sync(rank)
     losses = [HorovodInternalError("rank 1 is lost", reason="lost")] if rank == 0 else []
     state.register_reset_callbacks([lambda: _raise_first_of(losses)])

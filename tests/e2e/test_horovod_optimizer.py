@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -180,13 +181,26 @@ def _arguments_that_do_not_fit(rank: int, world: int) -> None:
             hvd.DistributedOptimizer(plain, **options)
     with pytest.raises(NotImplementedError, match="Adasum"):
         hvd.DistributedOptimizer(plain, op=hvd.Adasum)
-    distributed = hvd.DistributedOptimizer(plain)
+    distributed, other = hvd.DistributedOptimizer(plain), hvd.DistributedOptimizer(plain)
     with pytest.raises(ValueError, match="distributed already"):
         hvd.DistributedOptimizer(distributed)
     with pytest.warns(DeprecationWarning, match="groups"):
         hvd.DistributedOptimizer(plain, num_groups=2)
     names = hvd.allgather_object(sorted(distributed._parameter_names.values()))
-    assert names == [[f"allreduce.noname.0.{i}" for i in range(4)]] * world
+    assert names == [[f"optimizer.0.0.{i}" for i in range(4)]] * world
+    assert sorted(other._parameter_names.values()) == [f"optimizer.1.0.{i}" for i in range(4)]
+
+
+def _a_step_through_two_optimizers(rank: int, world: int) -> None:
+    models = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+    optimizers = []
+    for model in models:
+        nn.init.ones_(model.weight)
+        optimizers.append(hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5)))
+    models[1](models[0](torch.ones(1, 1))).sum().backward()
+    for model, optimizer in zip(models, optimizers, strict=True):
+        optimizer.step()
+        assert model.weight.item() == 0.5
 
 
 def _misuse_of_a_step(rank: int, world: int) -> None:
@@ -362,6 +376,14 @@ def _what_sits_on_an_optimizer(rank: int, world: int) -> None:
     _backward(model, 3.0 + 2.0 * rank)
     optimizer.step()
     assert seen == [2.0, 2.0, 4.0]
+    plain = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.5)
+    optimizer = hvd.DistributedOptimizer(plain)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+    with pytest.warns(UserWarning, match="before .optimizer.step"):  # it looks at the plain one
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.25
 
 
 def _an_optimizer_that_is_gone_sends_nothing(rank: int, world: int) -> None:
@@ -389,12 +411,16 @@ def _sparse_gradients(rank: int, world: int) -> None:
         model = nn.Embedding(5, 3, sparse=True)
         optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=0.1)
         optimizer = hvd.DistributedOptimizer(optimizer, **options)
+        hvd.broadcast_optimizer_state(optimizer, 0)
         model(rows[rank]).sum().backward()
         optimizer.step()
         grad = model.weight.grad
         assert grad is not None and grad.is_sparse
         factor = world if "op" in options else 1
         torch.testing.assert_close(grad.to_dense(), expected * factor)
+    model = nn.Embedding(5, 3, sparse=True)
+    hvd.broadcast_optimizer_state(torch.optim.SGD(model.parameters()), 0, nn.Sequential(model))
+    assert model.weight.grad is None
     with pytest.raises(ValueError, match="Average or Sum"):
         hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "x", hvd.Max)
 
@@ -508,8 +534,26 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, sparse: bool) -> N
     optimizer.step(closure)
 
 
+def _a_process_that_is_forked(rank: int, world: int) -> None:
+    """It knows who its parent is, and takes part in nothing."""
+    there, here = os.pipe()
+    if (child := os.fork()) == 0:
+        known = hvd.is_initialized() and (hvd.rank(), hvd.size(), hvd.local_size())
+        try:
+            hvd.barrier()
+        except hvd.HorovodInternalError as error:
+            os.write(here, f"{known} {error.reason}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(here)
+    assert os.read(there, 99).decode() == f"{(rank, world, world)} forked"
+    os.close(there)
+
+
 BEHAVIOUR = (
     _arguments_that_do_not_fit,
+    _a_step_through_two_optimizers,
+    _a_process_that_is_forked,
     _misuse_of_a_step,
     _a_step_that_failed_is_forgotten,
     _clipping,

@@ -142,5 +142,7 @@ def test_the_package_needs_no_torch() -> None:
         "try: hvd.no_such_name\n"
         "except AttributeError: pass\n"
         "assert 'torch' not in sys.modules\n"
+        "import reducer_client.horovod.torch as whole\n"
+        "assert all(getattr(whole, name) is getattr(hvd, name) for name in hvd.__all__)\n"
     )
     subprocess.run([sys.executable, "-c", text], env=environment(), check=True, timeout=60)

@@ -57,43 +57,43 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is between ``init`` and ``shutdown``."""
-    return context.is_open()
+    """Whether this process is between ``init`` and ``shutdown``, or forked from one that is."""
+    return context.is_known()
 
 
 def rank() -> int:
     """This process's number, from 0."""
-    return context.current().rank
+    return context.known().rank
 
 
 def size() -> int:
     """The number of processes."""
-    return context.current().size
+    return context.known().size
 
 
 def local_rank() -> int:
     """This process's number on its host: what the launcher says, else by the ranks' order."""
-    return context.current().topology.local_rank
+    return context.known().topology.local_rank
 
 
 def local_size() -> int:
     """The number of processes on this host."""
-    return context.current().topology.local_size
+    return context.known().topology.local_size
 
 
 def cross_rank() -> int:
     """This process's number among those of the same local rank on all hosts."""
-    return context.current().topology.cross_rank
+    return context.known().topology.cross_rank
 
 
 def cross_size() -> int:
     """The number of processes of the same local rank on all hosts."""
-    return context.current().topology.cross_size
+    return context.known().topology.cross_size
 
 
 def is_homogeneous() -> bool:
     """Whether every host has as many processes."""
-    return context.current().topology.homogeneous
+    return context.known().topology.homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

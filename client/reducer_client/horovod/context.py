@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -100,6 +101,8 @@ class Context:
     settings: config.HorovodSettings
     timeline: Timeline
     sets: Sets
+    # How many distributed optimizers there were, by their process set.
+    optimizers: Counter[int | None] = field(default_factory=Counter)
     pid: int = field(default_factory=os.getpid)
 
     def close(self) -> None:
@@ -113,14 +116,24 @@ _current: Context | None = None
 
 def current() -> Context:
     """HorovodInternalError before ``init``, after ``shutdown`` and in forked children."""
-    found = _current
-    if found is None:
-        raise HorovodInternalError("Horovod is not initialized: call init() first", reason="usage")
+    found = known()
     if found.pid != os.getpid():
         raise HorovodInternalError(
             "Horovod belongs to the parent of this forked process", reason="forked"
         )
     return found
+
+
+def known() -> Context:
+    """``current``, and the parent's in forked children: for what needs no other rank."""
+    found = _current
+    if found is None:
+        raise HorovodInternalError("Horovod is not initialized: call init() first", reason="usage")
+    return found
+
+
+def is_known() -> bool:
+    return _current is not None
 
 
 def is_open() -> bool:

@@ -36,11 +36,11 @@ class ProcessSet:
         """
         if self.process_set_id is None or not self.included():
             return None
-        return self.ranks.index(context.current().rank)
+        return self.ranks.index(context.known().rank)
 
     def included(self) -> bool:
         """Whether this process is in the set; needs ``init``."""
-        return context.current().rank in self.ranks
+        return context.known().rank in self.ranks
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"

@@ -1,7 +1,41 @@
-"""The part of Horovod's API that is about PyTorch; ``reducer_client.horovod`` hands it out."""
+"""All of ``horovod.torch``; ``reducer_client.horovod`` is the same, and imports PyTorch late."""
 
 from __future__ import annotations
 
+from reducer_client.horovod.arrays import barrier
+from reducer_client.horovod.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from reducer_client.horovod.errors import DuplicateNameError, HorovodInternalError
+from reducer_client.horovod.handles import poll, synchronize
+from reducer_client.horovod.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from reducer_client.horovod.requests import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from reducer_client.horovod.torch import elastic
 from reducer_client.horovod.torch.compression import Compression
 from reducer_client.horovod.torch.functions import (
@@ -40,9 +74,20 @@ from reducer_client.horovod.torch.sparse import sparse_allreduce_async
 from reducer_client.horovod.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
+    "Adasum",
+    "Average",
     "Compression",
     "DistributedOptimizer",
+    "DuplicateNameError",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "ReduceOp",
+    "Sum",
     "SyncBatchNorm",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -52,6 +97,7 @@ __all__ = [
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
+    "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_async",
@@ -59,7 +105,15 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
     "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -68,8 +122,26 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
     "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
 ]

@@ -45,10 +45,8 @@ def broadcast_optimizer_state(
     """Make state and options of an optimizer those of ``root_rank``; any optimizer of torch.
 
     The other ranks' state may be of any content, or empty. Where that of the root is empty, every
-    parameter without a gradient gets one of zeros, as programs written for Horovod may expect.
-
-    Args:
-        model: not needed; programs written for Horovod give it for sparse embeddings.
+    parameter without a gradient gets one of zeros, as programs written for Horovod may expect; but
+    for those of ``SparseAdam``, and of ``model``'s modules that are ``sparse``, such as embeddings.
     """
     tensors: list[torch.Tensor] = []
     sends = rank() == root_rank
@@ -59,8 +57,9 @@ def broadcast_optimizer_state(
     named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
     broadcast_parameters(named, root_rank)
     if not any(optimizer.state.values()):
+        sparse = _sparse_parameters(optimizer, model)
         for parameter in _parameters(optimizer):
-            if parameter.requires_grad and parameter.grad is None:
+            if parameter.requires_grad and parameter.grad is None and parameter not in sparse:
                 parameter.grad = torch.zeros_like(parameter)
 
 
@@ -112,6 +111,17 @@ def _bytes(data: bytes) -> torch.Tensor:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _sparse_parameters(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
+) -> set[torch.Tensor]:
+    """Those whose gradients are sparse, as far as that can be known before there are any."""
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        return set(_parameters(optimizer))
+    modules = () if model is None else model.modules()
+    sparse = [module for module in modules if getattr(module, "sparse", False) is True]
+    return {parameter for module in sparse for parameter in module.parameters(recurse=False)}
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

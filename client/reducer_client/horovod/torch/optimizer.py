@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from reducer_client.horovod import context
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Adasum, Average, ReduceOp
 from reducer_client.horovod.torch.compression import Compression, Compressor
@@ -46,7 +47,8 @@ def DistributedOptimizer(  # noqa: N802 - the name that programs written for Hor
 
     Args:
         named_parameters: ``model.named_parameters()``; the names must be unique, and equal on all
-            ranks. By default parameters are numbered.
+            ranks. By default parameters are numbered, and so are the optimizers of each process
+            set: its ranks make them in one order.
         compression: what gradients travel as.
         backward_passes_per_step: how many backward passes add to the gradients before they are
             reduced. Their sum is reduced: divide the loss if you want a mean.
@@ -78,19 +80,23 @@ def DistributedOptimizer(  # noqa: N802 - the name that programs written for Hor
         warnings.warn("num_groups: its name is groups now", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    names = _names(optimizer, named_parameters)
+    made = context.current().optimizers
+    number = made[process_set.process_set_id]
+    names = _names(optimizer, named_parameters, number)
     gradients = Gradients(
         names,
         _bundles(parameters, groups),
         backward_passes_per_step,
         Exchange(compression, op, gradient_predivide_factor, sparse_as_dense, process_set),
     )
-    return _distributed(optimizer, names, gradients)
+    made[process_set.process_set_id] += 1
+    return _distributed(optimizer, number, names, gradients)
 
 
 class _Distributed(torch.optim.Optimizer):
     """What the class of a distributed optimizer has before the class that it was made from."""
 
+    _optimizer_number: int
     _parameter_names: dict[torch.Tensor, str]
     _gradients: Gradients
     _is_synchronized: bool
@@ -151,14 +157,21 @@ class _Distributed(torch.optim.Optimizer):
         """As usual; gradients that are under way are forgotten."""
         self._gradients.forget()
         self._is_synchronized = False
+        groups = self.param_groups
         super().load_state_dict(state_dict)
+        # A scheduler of the optimizer that this was made from goes on with the groups that it has.
+        for group, loaded in zip(groups, self.param_groups, strict=True):
+            group.clear()
+            group.update(loaded)
+        self.param_groups = groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As usual; the parameters are numbered, and their gradients reduced one by one."""
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         added = self.param_groups[index]["params"]
-        self._parameter_names.update((p, _number(index, j)) for j, p in enumerate(added))
+        number = self._optimizer_number
+        self._parameter_names.update((p, _name(number, index, j)) for j, p in enumerate(added))
         self._gradients.add([(p,) for p in added])
 
     def _synchronize_for_step(self, has_closure: bool) -> None:
@@ -192,7 +205,10 @@ def forget_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _distributed(
-    optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], gradients: Gradients
+    optimizer: torch.optim.Optimizer,
+    number: int,
+    names: dict[torch.Tensor, str],
+    gradients: Gradients,
 ) -> _Distributed:
     """An object of a class below that of the optimizer, with everything that the optimizer has."""
     kind = type(optimizer)
@@ -201,23 +217,24 @@ def _distributed(
     # A learning-rate scheduler may have put a step of its own on the object: of the old class.
     kept = {name: value for name, value in vars(optimizer).items() if name != "step"}
     vars(distributed).update(kept)
+    distributed._optimizer_number = number
     distributed._parameter_names = names
     distributed._gradients = gradients
     distributed._is_synchronized = distributed._skips = False
     return distributed
 
 
-def _number(group: int, index: int) -> str:
-    return f"allreduce.noname.{group}.{index}"
+def _name(optimizer: int, group: int, index: int) -> str:
+    return f"optimizer.{optimizer}.{group}.{index}"
 
 
 def _names(
-    optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None
+    optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None, number: int
 ) -> dict[torch.Tensor, str]:
     """The name of each parameter of the optimizer."""
     if named_parameters is None:
         return {
-            p: _number(i, j)
+            p: _name(number, i, j)
             for i, group in enumerate(optimizer.param_groups)
             for j, p in enumerate(group["params"])
         }

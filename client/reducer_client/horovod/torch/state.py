@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -106,8 +106,9 @@ class ObjectState(State):
 class TorchState(ObjectState):
     """State of a training: models, optimizers, samplers, and any objects that can be pickled.
 
-    Every keyword becomes an attribute. Models, optimizers and ``ElasticSampler`` are copied when
-    they are committed; other objects are kept as they are: assign new ones (``state.batch = 7``).
+    Every keyword becomes an attribute. What has ``state_dict`` and ``load_state_dict`` (models,
+    optimizers, schedulers, samplers, ...) is copied so when it is committed; other objects are kept
+    as they are: assign new ones (``state.batch = 7``).
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class TorchState(ObjectState):
         **kwargs: Any,
     ) -> None:
         values = {"model": model, "optimizer": optimizer, **kwargs}
-        self._keepers = {name: _Keeper(v) for name, v in values.items() if isinstance(v, _KEPT)}
+        self._keepers = {name: _Keeper(v) for name, v in values.items() if isinstance(v, _Kept)}
         for name in self._keepers:
             super().__setattr__(name, values.pop(name))
         super().__init__(broadcast_object, rank, **values)
@@ -147,12 +148,15 @@ class TorchState(ObjectState):
             keeper.reset()
 
 
-_Kept = torch.nn.Module | torch.optim.Optimizer | ElasticSampler
-_KEPT = (torch.nn.Module, torch.optim.Optimizer, ElasticSampler)
+@runtime_checkable
+class _Kept(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
 class _Keeper:
-    """A copy of the state of one object that has ``state_dict`` and ``load_state_dict``."""
+    """A copy of the state of one object."""
 
     def __init__(self, value: _Kept) -> None:
         self._value = value
