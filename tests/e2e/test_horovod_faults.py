@@ -192,6 +192,7 @@ def _write_timeline(rank: int, world: int, addresses: list[str], job: str, folde
         arrays.allreduce(np.ones(2), name="unseen")
         hvd.start_timeline(second, mark_cycles=True)
         arrays.allreduce(np.ones(2), name="seen")
+        arrays.join()
         hvd.stop_timeline()
 
 
@@ -222,7 +223,8 @@ def test_a_timeline_shows_phases_and_who_was_late(
     )
     text = (tmp_path / "second.json").read_text()
     assert "allreduce.seen" in text and "CYCLE_START" in text and "unseen" not in text
-    json.loads(text)
+    joins = [e["ph"] for e in json.loads(text) if e["name"] == "NEGOTIATE_JOIN"]
+    assert joins == ["B", "E"]
 
 
 ALONE = """

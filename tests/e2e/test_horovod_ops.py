@@ -125,6 +125,13 @@ def allreduce_in_place(rank: int, world: int) -> None:
         same(turned, expected)
     scalar = torch.tensor(float(rank))
     same(hvd.allreduce_(scalar, op=hvd.Sum), torch.tensor(sum(range(world)) * 1.0))
+    pairs = torch.tensor([1 + 2j, 3 + 4j])
+    negated = pairs.conj().imag  # by a bit of the tensor, and so are conjugated ones
+    assert negated.is_neg()
+    hvd.allreduce_(negated, op=hvd.Sum)
+    assert (negated / world).tolist() == [-2, -4]
+    hvd.broadcast_(conjugated := (pairs + rank).conj(), 1)
+    assert conjugated.is_conj() and (conjugated - 1).real.tolist() == [1, 3]
     leaf = torch.ones(3, requires_grad=True)
     hvd.allreduce_(leaf, op=hvd.Sum)
     assert leaf.tolist() == [world] * 3
@@ -262,7 +269,13 @@ def alltoall(rank: int, world: int) -> None:
         found, received = hvd.alltoall(torch.cat(sent(rank)), splits)
         same(found, expected)
         assert received.tolist() == [r + 1 for r in range(world)]
-    for splits in ([1] * world, torch.ones(world), [-1] * world, [world, *[0] * world]):
+    for splits in (
+        [1] * world,
+        [0] * world,
+        torch.ones(world),
+        [-1] * world,
+        [world, *[0] * world],
+    ):
         with pytest.raises(ValueError, match="split"):
             hvd.alltoall(torch.ones(world - 1), splits)
     with pytest.raises(ValueError, match="without splits"):
@@ -336,14 +349,14 @@ def mismatches(rank: int, world: int) -> None:
         lambda: hvd.allreduce(mixed),
         lambda: hvd.allgather(mixed),
         lambda: hvd.broadcast(mixed, 0),
-        lambda: hvd.alltoall(mixed, [0] * world),
+        lambda: hvd.alltoall(mixed, [3] + [0] * (world - 1)),
         lambda: hvd.reducescatter(mixed),
     )
     refused(
         "shape differs",
         lambda: hvd.allgather(wide),
         lambda: hvd.broadcast(wide, 0),
-        lambda: hvd.alltoall(wide, [0] * world),
+        lambda: hvd.alltoall(wide, [4] + [0] * (world - 1)),
         lambda: hvd.reducescatter(wide),
     )
     refused("root differs", lambda: hvd.broadcast(torch.ones(3), rank))
@@ -351,6 +364,34 @@ def mismatches(rank: int, world: int) -> None:
     refused("op differs .* max on rank 0", lambda: hvd.allreduce(torch.ones(3), op=op))
     refused("prescale", lambda: hvd.allreduce(torch.ones(3), prescale_factor=1.0 + rank))
     same(hvd.allreduce(torch.ones(3)), torch.ones(3))
+
+
+@case
+def refused_on_one_rank(rank: int, world: int) -> None:
+    """What never was announced takes no number of the calls without a name."""
+    if rank == 0:
+        for call in (
+            lambda: hvd.allreduce(torch.ones(3, dtype=torch.int16)),
+            lambda: hvd.allreduce(torch.ones(3, dtype=torch.bool), op=hvd.Sum, prescale_factor=2.0),
+            lambda: hvd.reducescatter(torch.tensor(1.0)),
+            lambda: hvd.allgather(torch.tensor(1.0)),
+        ):
+            with pytest.raises((TypeError, ValueError)):
+                call()
+    same(hvd.allreduce(torch.ones(3)), torch.ones(3))
+    same(hvd.reducescatter(torch.ones(world)), torch.ones(1))
+    same(hvd.allgather(torch.ones(1)), torch.ones(world))
+
+
+@case
+def groups_that_fail_in_part(rank: int, world: int) -> None:
+    pair = [torch.ones(3 + rank), torch.ones(200_000)]
+    refused("shape differs", lambda: hvd.grouped_allreduce_(pair, op=hvd.Sum, name="part"))
+    same(pair[1], torch.full((200_000,), float(world)))  # done, and nothing comes later
+    refused("shape differs", lambda: hvd.grouped_allreduce_(pair, op=hvd.Sum, name="part"))
+    named = [("part.a", pair[0]), ("part.b", pair[1])]
+    for _ in range(2):
+        refused("shape differs", lambda: hvd.broadcast_parameters(named, 0))
 
 
 @case

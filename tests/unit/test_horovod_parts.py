@@ -6,6 +6,7 @@ import logging
 import re
 import subprocess
 import sys
+import threading
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +19,7 @@ from reducer_client.horovod.gathering import ROUND_COST, pads
 from reducer_client.horovod.handles import GroupHandle, MappedHandle, OperationHandle
 from reducer_client.horovod.scaling import check_scalable, scale_into
 from reducer_client.horovod.stalls import StallCheck
+from reducer_client.horovod.timeline import Timeline
 from reducer_client.horovod.topology import arrange
 from tests.support.cluster import environment
 
@@ -115,6 +117,11 @@ def test_a_stall_is_told_once_and_ended_in_time(caplog: pytest.LogCaptureFixture
     with pytest.raises(HorovodInternalError, match=r"missing ranks 1, 2: allreduce\.a") as raised:
         stalls.check(110.0, waiting)
     assert raised.value.reason == "stalled"
+    again = ("allreduce.a", 119.0, [1])  # the next step's tensor of that name
+    assert stalls.next_check([again[:2]]) == 179
+    with caplog.at_level(logging.WARNING, "reducer_client.horovod"):
+        stalls.check(179.0, [again])
+    assert len(caplog.messages) == 3
     never = StallCheck(config.resolve({"HOROVOD_STALL_CHECK_DISABLE": "1"}))
     assert never.next_check(due) == float("inf")
 
@@ -132,6 +139,30 @@ def test_handles() -> None:
     assert handles[1].wait() == 2
     assert not hurried
     assert issubclass(DuplicateNameError, ValueError)
+
+
+def test_a_group_is_done_when_all_of_it_are() -> None:
+    handles = [OperationHandle(name, lambda: None) for name in "abc"]
+    handles[0].fail(HorovodInternalError("first"))
+    handles[2].fail(HorovodInternalError("second"))
+    late = threading.Timer(0.2, handles[1].finish, [1])
+    late.start()
+    with pytest.raises(HorovodInternalError, match="first"):
+        GroupHandle(handles).wait()
+    assert handles[1].done
+    late.join()
+
+
+def test_a_full_disk_ends_the_timeline_alone(caplog: pytest.LogCaptureFixture) -> None:
+    timeline = Timeline()
+    for stops_early in (True, False):
+        timeline.start("/dev/full")
+        for number in range(10 if stops_early else 1000):  # more than the file's buffer
+            timeline.enter([f"allreduce.{number}"], "QUEUE")
+        timeline.stop()
+        timeline.leave(["allreduce.0"])
+    assert len(caplog.messages) == 2
+    assert all(re.search("/dev/full ends .*No space", line) for line in caplog.messages)
 
 
 def test_the_package_needs_no_torch() -> None:

@@ -192,7 +192,7 @@ def alltoall_async(
     ranks send, and not only those that are for it.
 
     Args:
-        splits: rows for each rank, integers; by default equal parts.
+        splits: rows for each rank, integers, all rows in sum; by default equal parts.
         dtype: as for ``allgather_async``.
     """
     controller = _controller(process_set)
@@ -298,13 +298,18 @@ def _reduce(
     controller = _controller(process_set)
     if op not in OPS:
         raise NotImplementedError(f"op={op!r}: expected Average, Sum, Min, Max or Product")
-    names = _names(controller, kind, name, len(arrays), grouped)
-    submissions = []
-    for index, (own, value) in enumerate(zip(names, arrays, strict=True)):
-        source = as_array(value)
+    prescale, postscale = float(scales[0]), float(scales[1])
+    sources = [as_array(value) for value in arrays]
+    for source in sources:
         find_reduction(OPS[op], source.dtype, dtype)
         if kind is Kind.REDUCESCATTER:
             _rows(source)
+        if scales != (1.0, 1.0):
+            check_scalable(dtype or source.dtype.name)
+    targets = _checked_outs(outs, sources)
+    names = _names(controller, kind, name, len(sources), grouped)
+    submissions = []
+    for own, source, target in zip(names, sources, targets, strict=True):
         request = Request(
             own,
             kind,
@@ -312,13 +317,10 @@ def _reduce(
             source.itemsize,
             source.shape,
             ReduceOp(op),
-            prescale=float(scales[0]),
-            postscale=float(scales[1]),
+            prescale=prescale,
+            postscale=postscale,
         )
-        if scales != (1.0, 1.0):
-            check_scalable(request.dtype)
-        out = None if outs is None else _checked_out(outs[index], source)
-        submissions.append(Submission(request, controller.handle(own), source, out))
+        submissions.append(Submission(request, controller.handle(own), source, target))
     controller.submit(submissions)
     return [submission.handle for submission in submissions]
 
@@ -331,10 +333,10 @@ def _gather(
     grouped: bool = False,
 ) -> list[OperationHandle]:
     controller = _controller(process_set)
-    names = _names(controller, Kind.ALLGATHER, name, len(arrays), grouped)
+    sources = [_rows(_movable(value)) for value in arrays]
+    names = _names(controller, Kind.ALLGATHER, name, len(sources), grouped)
     submissions = []
-    for own, value in zip(names, arrays, strict=True):
-        source = _rows(_movable(value))
+    for own, source in zip(names, sources, strict=True):
         request = _moving(Kind.ALLGATHER, own, source, dtype)
         submissions.append(Submission(request, controller.handle(own), source))
     controller.submit(submissions)
@@ -348,6 +350,7 @@ def _controller(process_set: ProcessSet) -> Controller:
 def _names(
     controller: Controller, kind: Kind, name: str | None, count: int, grouped: bool
 ) -> list[str]:
+    """Call it after all checks: a call that is refused on one rank must not take a number."""
     base = controller.name(kind, name)
     return [f"{base}_{index + 1}of{count}" for index in range(count)] if grouped else [base]
 
@@ -385,6 +388,12 @@ def _rows(array: Array) -> Array:
     return array
 
 
+def _checked_outs(outs: Sequence[Array] | None, sources: Sequence[Array]) -> list[Array | None]:
+    if outs is None:
+        return [None] * len(sources)
+    return [_checked_out(out, source) for out, source in zip(outs, sources, strict=True)]
+
+
 def _checked_out(out: Array, like: Array) -> Array:
     if out.shape != like.shape or out.dtype != like.dtype or not out.flags.writeable:
         raise ValueError(
@@ -407,6 +416,8 @@ def _checked_splits(splits: object | None, rows: int, size: int) -> tuple[int, .
             f"splits of shape {given.shape} of {given.dtype}: expected {size} integers, the rows "
             "for each rank"
         )
-    if (given < 0).any() or int(given.sum()) > rows:
-        raise ValueError(f"splits {given.tolist()}: expected at most {rows} rows, the array's")
+    if (given < 0).any() or int(given.sum()) != rows:
+        raise ValueError(
+            f"splits {given.tolist()}: expected numbers that sum to {rows}, the array's rows"
+        )
     return tuple(int(n) for n in given)

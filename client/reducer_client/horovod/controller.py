@@ -36,7 +36,8 @@ from reducer_client.horovod.timeline import Timeline
 _DRAIN_SECONDS = 10.0
 # Seconds, the longest that a work can be waited for at once.
 _LONGEST_WAIT = 3600.0
-# Between rounds in which no rank has anything to say.
+# Between rounds in which no rank has anything to say, seconds.
+_SHORTEST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.05
 
 
@@ -144,14 +145,13 @@ class Controller:
 
     def _negotiate(self) -> None:
         last = pause = 0.0
+        longer = max(self._cycle_time, _SHORTEST_PAUSE)
         try:
             while self._await_turn(last, pause):
                 last = time.monotonic()
                 heard_something = self._cycle()
                 # Where all ranks wait, each for another one, only a new submission helps.
-                pause = (
-                    0.0 if heard_something else min(2 * pause + self._cycle_time, _LONGEST_PAUSE)
-                )
+                pause = 0.0 if heard_something else min(2 * pause + longer, _LONGEST_PAUSE)
         except Exception as error:
             self._end(error)
 
@@ -221,6 +221,7 @@ class Controller:
         for submission in joins:
             self._release(submission)
             submission.handle.finish(self.ranks[plan.last_joined])
+        self._timeline.leave(submission.request.name for submission in joins)
 
     def _collect(self) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from reducer_client.horovod.errors import HorovodInternalError
@@ -63,7 +63,7 @@ class GroupHandle:
         return all(handle.done for handle in self._handles)
 
     def wait(self) -> list[Any]:
-        return [handle.wait() for handle in self._handles]
+        return wait_all(self._handles)
 
 
 class MappedHandle:
@@ -85,6 +85,23 @@ class MappedHandle:
             if self._value is None:
                 self._value = (self._function(value),)
         return self._value[0]
+
+
+def wait_all(handles: Iterable[Handle]) -> list[Any]:
+    """The values, once all are done.
+
+    Raises the first error only then: nothing writes to arrays, or has their names, afterwards.
+    """
+    values: list[Any] = []
+    errors: list[HorovodInternalError] = []
+    for handle in handles:
+        try:
+            values.append(handle.wait())
+        except HorovodInternalError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return values
 
 
 def poll(handle: Handle) -> bool:

@@ -14,18 +14,18 @@ _SHOWN = 10
 
 
 class StallCheck:
-    """Warns once of each tensor that waits too long, and gives up after the shutdown time."""
+    """Warns once of each submission that waits too long, and gives up after the shutdown time."""
 
     def __init__(self, settings: HorovodSettings) -> None:
         self._warn_after = settings.stall_check or float("inf")
         self._end_after = settings.stall_shutdown or float("inf")
         self._first_after = min(self._warn_after, self._end_after)
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, float]] = set()
 
     def next_check(self, waiting: Iterable[tuple[str, float]]) -> float:
         """When `check` has something to say about these names, which wait since then."""
         limits = (
-            since + (self._end_after if name in self._warned else self._first_after)
+            since + (self._end_after if (name, since) in self._warned else self._first_after)
             for name, since in waiting
         )
         return min(limits, default=float("inf"))
@@ -35,11 +35,11 @@ class StallCheck:
 
         Raises HorovodInternalError after the shutdown time.
         """
-        self._warned &= {name for name, _, _ in waiting}
+        self._warned &= {row[:2] for row in waiting}
         late = [row for row in waiting if now - row[1] >= self._warn_after]
-        new = [row for row in late if row[0] not in self._warned]
+        new = [row for row in late if row[:2] not in self._warned]
         if new:
-            self._warned.update(name for name, _, _ in new)
+            self._warned.update(row[:2] for row in new)
             logger.warning("waiting for more than %g s: %s", self._warn_after, describe(new))
         over = [row for row in waiting if now - row[1] >= self._end_after]
         if over:

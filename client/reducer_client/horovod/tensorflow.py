@@ -35,6 +35,7 @@ from reducer_client.horovod.basics import (
     stop_timeline,
 )
 from reducer_client.horovod.errors import HorovodInternalError
+from reducer_client.horovod.handles import wait_all
 from reducer_client.horovod.process_sets import (
     ProcessSet,
     add_process_set,
@@ -194,8 +195,8 @@ def broadcast_variables(
         arrays.broadcast_async(np.asarray(variable.numpy()), root_rank, None, process_set)
         for variable in variables
     ]
-    for variable, handle in zip(variables, handles, strict=True):
-        variable.assign(handle.wait())
+    for variable, value in zip(variables, wait_all(handles), strict=True):
+        variable.assign(value)
 
 
 def DistributedGradientTape(  # noqa: N802 - makes a tape, and programs know it by this name
@@ -285,7 +286,7 @@ def _reduce_arrays(
             )
         )
     results = list(given)
-    for indices, work in zip(members.values(), works, strict=True):
-        for index, result in zip(indices, work.wait(), strict=True):
+    for indices, found in zip(members.values(), wait_all(works), strict=True):
+        for index, result in zip(indices, found, strict=True):
             results[index] = result.view(given[index].dtype)
     return results

@@ -9,14 +9,20 @@ by its own clock, so the last one was late. Then follow ``QUEUE``, ``MEMCPY_IN_F
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterable
 from typing import Any, TextIO
 
+logger = logging.getLogger("reducer_client.horovod")
+
 
 class Timeline:
-    """Writes nothing before ``start`` and after ``stop``. Any thread may call it."""
+    """Writes nothing before ``start`` and after ``stop``. Any thread may call it.
+
+    A file that cannot be written is warned of and given up: no training ends by its timeline.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,16 +43,13 @@ class Timeline:
             # As Horovod names it, for tools that shift the times.
             epoch = {"start_time_since_epoch_in_micros": round(self._started * 1e6)}
             line = {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "cycles"}}
-            self._file.write("[\n" + json.dumps({**line, "args": {**line["args"], **epoch}}))  # type: ignore[dict-item]
+            self._put("[\n" + json.dumps({**line, "args": {**line["args"], **epoch}}))  # type: ignore[dict-item]
 
     def stop(self) -> None:
-        """End the file, which is complete and closed afterwards."""
+        """End the file, which is complete and closed afterwards; a failure is warned of."""
         with self._lock:
-            file, self._file = self._file, None
-            if file is None:
-                return
-            file.write("\n]\n")
-            file.close()
+            self._put("\n]\n")
+            self._close()
 
     def cycle(self) -> None:
         """A round of negotiation begins."""
@@ -103,5 +106,23 @@ class Timeline:
         self._line({"ph": ph, "name": event, "pid": pid, "tid": 0, "ts": micros, **more})
 
     def _line(self, event: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(",\n" + json.dumps(event))
+        self._put(",\n" + json.dumps(event))
+
+    def _put(self, text: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(text)
+        except OSError as error:
+            self._close(error)
+
+    def _close(self, failure: OSError | None = None) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            file.close()
+        except OSError as error:
+            failure = failure or error
+        if failure is not None:
+            logger.warning("timeline %s ends before its time: %s", file.name, failure)

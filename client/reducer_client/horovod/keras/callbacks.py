@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from reducer_client.horovod import arrays, basics
+from reducer_client.horovod.handles import wait_all
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.keras import average_logs, trained_variables
 
@@ -39,8 +40,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
             arrays.broadcast_async(keras.ops.convert_to_numpy(variable), self.root_rank)
             for variable in shared
         ]
-        for variable, handle in zip(shared, handles, strict=True):
-            variable.assign(handle.wait())
+        for variable, value in zip(shared, wait_all(handles), strict=True):
+            variable.assign(value)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]  # untyped

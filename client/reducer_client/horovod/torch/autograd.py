@@ -146,7 +146,7 @@ class ReduceScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Gradients:
         op, scales, process_set = ctx.arguments
-        factor = scales[0] * scales[1] * (process_set.size() if op is Sum else 1)
+        factor = scales[0] * scales[1] * (process_set.size() if op == Sum else 1)
         scaled: Sequence[torch.Tensor] = [gradient * factor for gradient in gradients]
         handle = asynchronous.grouped_allgather_async(scaled, process_set=process_set)
         return (None, None, None, None, None, *handle.wait())

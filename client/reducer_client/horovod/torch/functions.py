@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from reducer_client.horovod.basics import rank
-from reducer_client.horovod.handles import synchronize
+from reducer_client.horovod.handles import wait_all
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.torch.ops import allgather, broadcast_, broadcast_async_
 
@@ -35,8 +35,7 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
                 f"broadcast_parameters of {name!r}: expected a tensor, got "
                 f"{type(tensor).__name__}; broadcast_object is for what is none"
             )
-    for handle in [broadcast_async_(tensor, root_rank, name) for name, tensor in named]:
-        synchronize(handle)
+    wait_all([broadcast_async_(tensor, root_rank, name) for name, tensor in named])
 
 
 def broadcast_optimizer_state(

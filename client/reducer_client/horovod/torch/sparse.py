@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from reducer_client.horovod.handles import synchronize
+from reducer_client.horovod.handles import wait_all
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, ReduceOp, Sum
 from reducer_client.horovod.torch.ops import allgather_async
@@ -32,8 +32,8 @@ def sparse_allreduce_async(
     values = allgather_async(tensor._values(), f"{name}.values", process_set)
 
     def finish() -> torch.Tensor:
-        found, where = synchronize(values), synchronize(indices).t()
+        found, rows = wait_all([values, indices])
         mean = found / len(process_set.ranks) if op == Average else found
-        return torch.sparse_coo_tensor(where, mean, tensor.shape, check_invariants=False)
+        return torch.sparse_coo_tensor(rows.t(), mean, tensor.shape, check_invariants=False)
 
     return finish
