@@ -425,6 +425,50 @@ def _sparse_gradients(rank: int, world: int) -> None:
         hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "x", hvd.Max)
 
 
+def _an_embedding_that_one_rank_does_not_use(rank: int, world: int) -> None:
+    """In the first step, later, or until the other ranks have joined and come back."""
+    for used_by in ([[0], [1], [0, 1], []], [[], [1]], [[0, 1], [0]]):
+        model = nn.Embedding(4, 2, sparse=True)
+        nn.init.zeros_(model.weight)
+        other = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(optimizer)
+        expected = torch.zeros(4, 2)
+        for step, users in enumerate(used_by):
+            optimizer.zero_grad()
+            loss = other(torch.ones(1, 1)).sum()
+            if rank in users:
+                loss = loss + model(torch.tensor([step, rank])).sum()
+            for user in users:
+                expected[step] -= 1 / world
+                expected[user] -= 1 / world
+            loss.backward()
+            optimizer.step()
+            assert model.weight.grad is not None
+            assert model.weight.grad.is_sparse or not used_by[0]
+            torch.testing.assert_close(model.weight.detach(), expected)
+
+
+def _who_had_no_step_before_a_join(rank: int, world: int) -> None:
+    model, optimizer = _net()
+    for epoch in range(2):
+        if rank == 0 or epoch:
+            optimizer.zero_grad()
+            _backward(model, 1.0)
+            optimizer.step()
+        hvd.join()
+    assert model.weight.item() == (0.5 if rank else 0.25)
+
+
+def _a_gradient_of_two_layouts(rank: int, world: int) -> None:
+    model = nn.Embedding(4, 2, sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    loss = model(torch.tensor([1])).sum() if rank else model.weight.sum()
+    loss.backward()
+    with pytest.raises(hvd.HorovodInternalError, match="dense on 1 and sparse on 1 of the ranks"):
+        optimizer.step()
+
+
 def _a_process_set_of_one(rank: int, world: int) -> None:
     alone = hvd.add_process_set([0])
     model, optimizer = _net(process_set=alone)
@@ -515,9 +559,10 @@ def _optimizer_state(rank: int, world: int) -> None:
             _step(model, optimizer, sparse)  # what came fits the optimizer
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters() if rank else [model.weight], lr=0.1)
-    fails = pytest.raises(ValueError, match="root has 1 parameter groups with 1 parameters")
-    with fails if rank else nullcontext():
+    optimizer.state[model.weight]["momentum_buffer"] = before = torch.ones(1, 1)
+    with pytest.raises(ValueError, match=r"rank 1: .*root has 1 parameter groups with 1 parameter"):
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.state[model.weight]["momentum_buffer"] is before
 
 
 def _is_of_torch(kind: type) -> bool:
@@ -566,10 +611,13 @@ BEHAVIOUR = (
     _what_sits_on_an_optimizer,
     _an_optimizer_that_is_gone_sends_nothing,
     _sparse_gradients,
+    _an_embedding_that_one_rank_does_not_use,
+    _who_had_no_step_before_a_join,
     _a_process_set_of_one,
     _compressors,
     _sync_batch_norm,
     _parameters_from_one_rank,
     _objects,
     _optimizer_state,
+    _a_gradient_of_two_layouts,  # leaves it under way
 )

@@ -82,6 +82,11 @@ class Controller:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def joins(self) -> int:
+        """How often all ranks have joined; equal on all of them between their calls."""
+        return self._joins
+
     def name(self, kind: Kind, given: str | None) -> str:
         """``allreduce.NAME``; without a name, a number: the n-th such call of this kind.
 

@@ -16,6 +16,8 @@ from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.torch.ops import allgather, broadcast_, broadcast_async_
 
 Parameters = Mapping[str, torch.Tensor] | Iterable[torch.Tensor | tuple[str, torch.Tensor]]
+# Options by parameter group, state by parameter.
+Unpacked = tuple[list[dict[str, Any]], list[Any]]
 _LENGTH = struct.Struct("<q")
 
 
@@ -46,13 +48,16 @@ def broadcast_optimizer_state(
     The other ranks' state may be of any content, or empty. Where that of the root is empty, every
     parameter without a gradient gets one of zeros, as programs written for Horovod may expect; but
     for those of ``SparseAdam``, and of ``model``'s modules that are ``sparse``, such as embeddings.
+
+    Raises ValueError on all ranks, with nothing changed, where the state does not fit one of them.
     """
     tensors: list[torch.Tensor] = []
     sends = rank() == root_rank
     packed = _pack(optimizer, tensors) if sends else b""
     packed = broadcast_object(packed, root_rank, "optimizer_state")
-    if not sends:
-        _unpack(optimizer, packed, tensors)
+    unpacked = _unpack_where_it_fits(optimizer, b"" if sends else packed, tensors)
+    if unpacked is not None:
+        _put_into(optimizer, *unpacked)
     named = [(f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)]
     broadcast_parameters(named, root_rank)
     if not any(optimizer.state.values()):
@@ -136,21 +141,45 @@ def _pack(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> byte
     return buffer.getvalue()
 
 
-def _unpack(optimizer: torch.optim.Optimizer, packed: bytes, tensors: list[torch.Tensor]) -> None:
+def _unpack_where_it_fits(
+    optimizer: torch.optim.Optimizer, packed: bytes, tensors: list[torch.Tensor]
+) -> Unpacked | None:
+    """``_unpack`` of what was packed, if anything; ValueError on all ranks if it fails on one."""
+    unpacked, problem = None, ""
+    try:
+        unpacked = _unpack(optimizer, packed, tensors) if packed else None
+    except Exception as error:  # pickle's are of any kind
+        problem = f"{type(error).__name__}: {error}"
+    problems = allgather_object(problem, "optimizer_state")
+    texts = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text]
+    if texts:
+        raise ValueError(f"broadcast_optimizer_state: {'; '.join(texts)}")
+    return unpacked
+
+
+def _unpack(
+    optimizer: torch.optim.Optimizer, packed: bytes, tensors: list[torch.Tensor]
+) -> Unpacked:
     """What ``_pack`` made, with fresh tensors, that ``tensors`` gets and that wait for content."""
     parameters = _parameters(optimizer)
     device = parameters[0].device
     options, state = _Unpacker(io.BytesIO(packed), tensors, device).load()
     if len(options) != len(optimizer.param_groups) or len(state) != len(parameters):
         raise ValueError(
-            f"broadcast_optimizer_state: the root has {len(options)} parameter groups with "
+            f"the root has {len(options)} parameter groups with "
             f"{len(state)} parameters, this rank {len(optimizer.param_groups)} with "
             f"{len(parameters)}; make the same optimizer on all ranks"
         )
+    return options, state
+
+
+def _put_into(
+    optimizer: torch.optim.Optimizer, options: list[dict[str, Any]], state: list[Any]
+) -> None:
     for group, values in zip(optimizer.param_groups, options, strict=True):
         group.update(values)
     optimizer.state.clear()
-    for parameter, values in zip(parameters, state, strict=True):
+    for parameter, values in zip(_parameters(optimizer), state, strict=True):
         if values is not None:
             optimizer.state[parameter] = values
 

@@ -1,5 +1,7 @@
 """The gradients of an optimizer under way: when each is sent, and where its mean goes.
 
+Whether it is sent as a dense or as a sparse one: ``layouts``.
+
 Law: a gradient is sent once in a step, when the last of its backward passes has added to it, or in
 ``finish`` if none has: another rank may have one. From then to ``finish`` its memory belongs to the
 reduction.
@@ -21,6 +23,7 @@ from reducer_client.horovod.handles import synchronize
 from reducer_client.horovod.process_sets import ProcessSet
 from reducer_client.horovod.requests import Average, ReduceOp
 from reducer_client.horovod.torch.compression import Compressor
+from reducer_client.horovod.torch.layouts import Layouts, laid_out
 from reducer_client.horovod.torch.ops import allreduce_async_, grouped_allreduce_async_
 from reducer_client.horovod.torch.sparse import sparse_allreduce_async
 
@@ -66,6 +69,7 @@ class Gradients:
         self.passes = passes
         self._names = names
         self._exchange = exchange
+        self._layouts = Layouts(names, exchange.process_set)
         ranks = exchange.process_set
         self._takes_part = ranks.included() and len(ranks.ranks) > 1
         self._bundles: dict[torch.Tensor, Bundle] = {}
@@ -92,6 +96,8 @@ class Gradients:
         Raises the first HorovodInternalError of a gradient; then no gradient may be applied.
         """
         try:
+            if self._takes_part and not self._exchange.sparse_as_dense:
+                self._layouts.agree(p for p in self._bundles if p.requires_grad)
             for bundle in dict.fromkeys(self._bundles.values()):
                 if bundle not in self._flights:
                     self._start(bundle)
@@ -137,18 +143,19 @@ class Gradients:
 
     def _start(self, bundle: Bundle) -> None:
         members = _learning(bundle)
-        for parameter in members:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gathered = [p for p in members if self._is_gathered(p)]
-        summed = [p for p in members if not self._is_gathered(p)]
+        gathered = [p for p in members if self._lay_out(p)]
+        summed = [p for p in members if p not in set(gathered)]
         self._flights[bundle] = [self._gather(p) for p in gathered]
         for dtype in dict.fromkeys(_grad(p).dtype for p in summed):
             alike = [p for p in summed if _grad(p).dtype == dtype]
             self._flights[bundle].append(self._sum(alike, as_one=len(bundle) > 1))
 
-    def _is_gathered(self, parameter: torch.Tensor) -> bool:
-        return _grad(parameter).is_sparse and not self._exchange.sparse_as_dense
+    def _lay_out(self, parameter: torch.Tensor) -> bool:
+        """Give it a gradient of the agreed layout, zeros if it has none; whether it is sparse."""
+        dense = self._exchange.sparse_as_dense
+        axes = 0 if dense else self._layouts.sparse_axes(parameter)
+        parameter.grad = laid_out(parameter, axes)
+        return axes > 0
 
     def _gather(self, parameter: torch.Tensor) -> Landing:
         rule = self._exchange

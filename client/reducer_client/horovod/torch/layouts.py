@@ -1,0 +1,100 @@
+"""How the gradient of each parameter is sent: summed as a dense one, or gathered as a sparse one.
+
+Law: all ranks send it in the same way. A rank that has no gradient cannot tell, such as one whose
+batch never used an embedding. So until the ranks have agreed each sends what it has, at the end of
+the first step they agree, and then the others send theirs. From then on the layout is fixed: a
+gradient of another one, or none, is sent as if it had it. What is sparse on no rank in the first
+step is summed as dense ones for good.
+
+They agree anew after each join and ``init``: there are ranks then that have not taken part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from reducer_client.horovod import context
+from reducer_client.horovod.controller import Controller
+from reducer_client.horovod.errors import HorovodInternalError
+from reducer_client.horovod.process_sets import ProcessSet
+from reducer_client.horovod.requests import Sum
+from reducer_client.horovod.torch.ops import allreduce_async_
+
+_COUNTERS = 3  # ranks with a dense gradient, those with a sparse one, the sum of its sparse axes
+
+
+class Layouts:
+    """What the ranks of the set have agreed on, by parameter.
+
+    Args:
+        names: of the parameters; equal on all ranks.
+    """
+
+    def __init__(self, names: dict[torch.Tensor, str], process_set: ProcessSet) -> None:
+        self._names = names
+        self._process_set = process_set
+        self._agreed_by: tuple[Controller, int] | None = None
+        self._axes: dict[torch.Tensor, int] = {}
+
+    def sparse_axes(self, parameter: torch.Tensor) -> int:
+        """Of its gradient; 0 is a dense one. Before the agreement, those that it has."""
+        self._forget_others()
+        known = self._axes.get(parameter)
+        return _axes_of(parameter.grad) if known is None else known
+
+    def agree(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Learn the layouts of those that are not known, the same ones in one order on all ranks.
+
+        Raises HorovodInternalError on all ranks where one is sparse on some and dense on others:
+        then they have sent it in two ways.
+        """
+        self._forget_others()
+        new = [parameter for parameter in parameters if parameter not in self._axes]
+        if not new:
+            return
+        counters = torch.zeros(len(new), _COUNTERS, dtype=torch.int32)
+        for row, parameter in zip(counters, new, strict=True):
+            if parameter.grad is not None:
+                axes = _axes_of(parameter.grad)
+                row += torch.tensor([axes == 0, axes > 0, axes])
+        name = f"{self._names[new[0]]}.layouts"
+        allreduce_async_(counters, name=name, op=Sum, process_set=self._process_set).wait()
+        for parameter, (dense, sparse, axes) in zip(new, counters.tolist(), strict=True):
+            if dense and sparse:
+                raise HorovodInternalError(
+                    f"gradient of {self._names[parameter]!r}: dense on {dense} and sparse on "
+                    f"{sparse} of the ranks; expected one of them on all, or sparse_as_dense=True",
+                    key=self._names[parameter],
+                    reason="mismatch",
+                )
+            self._axes[parameter] = axes // sparse if sparse else 0
+
+    def _forget_others(self) -> None:
+        """What was agreed with ranks that were others, or before a join."""
+        controller = context.current().sets.controller(self._process_set.process_set_id)
+        agreed_by = (controller, controller.joins)
+        if agreed_by != self._agreed_by:
+            self._agreed_by = agreed_by
+            self._axes.clear()
+
+
+def laid_out(parameter: torch.Tensor, sparse_axes: int) -> torch.Tensor:
+    """The parameter's gradient with so many sparse axes; without entries where there is none."""
+    grad = parameter.grad
+    if grad is None and not sparse_axes:
+        return torch.zeros_like(parameter)
+    if grad is None:
+        indices = torch.empty(sparse_axes, 0, dtype=torch.int64, device=parameter.device)
+        values = parameter.detach().new_empty(0, *parameter.shape[sparse_axes:])
+        return torch.sparse_coo_tensor(
+            indices, values, parameter.shape, check_invariants=False, is_coalesced=True
+        )
+    if sparse_axes and not grad.is_sparse:
+        return grad.to_sparse(sparse_axes)
+    return grad
+
+
+def _axes_of(grad: torch.Tensor | None) -> int:
+    return grad.sparse_dim() if grad is not None and grad.is_sparse else 0
