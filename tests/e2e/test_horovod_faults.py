@@ -178,7 +178,7 @@ def test_a_rank_that_is_idle_is_named_while_it_is_missing(addresses: list[str], 
 
 def _write_timeline(rank: int, world: int, addresses: list[str], job: str, folder: str) -> None:
     first, second = f"{folder}/first.json", f"{folder}/second.json"
-    with initialized(rank, world, addresses, job, HOROVOD_TIMELINE=first):
+    with initialized(rank, world, addresses, job, HOROVOD_TIMELINE=first, HOROVOD_CYCLE_TIME="0"):
         for _ in range(2):
             if rank == 1:
                 time.sleep(0.3)
@@ -192,6 +192,10 @@ def _write_timeline(rank: int, world: int, addresses: list[str], job: str, folde
         arrays.allreduce(np.ones(2), name="unseen")
         hvd.start_timeline(second, mark_cycles=True)
         arrays.allreduce(np.ones(2), name="seen")
+        crossed = arrays.allreduce_async(np.ones(2), name=f"of {rank}")
+        time.sleep(0.5)  # each waits for the other one
+        arrays.allreduce(np.ones(2), name=f"of {1 - rank}")
+        crossed.wait()
         arrays.join()
         hvd.stop_timeline()
 
@@ -223,7 +227,10 @@ def test_a_timeline_shows_phases_and_who_was_late(
     )
     text = (tmp_path / "second.json").read_text()
     assert "allreduce.seen" in text and "CYCLE_START" in text and "unseen" not in text
-    joins = [e["ph"] for e in json.loads(text) if e["name"] == "NEGOTIATE_JOIN"]
+    events = json.loads(text)
+    cycles = [e["ts"] for e in events if e["name"] == "CYCLE_START"]
+    assert len(cycles) < 20 + (cycles[-1] - cycles[0]) / 0.04e6  # the pauses grow to 0.05 s
+    joins = [e["ph"] for e in events if e["name"] == "NEGOTIATE_JOIN"]
     assert joins == ["B", "E"]
 
 
@@ -241,7 +248,7 @@ assert (arrays.allgather(x) == x).all() and (arrays.broadcast(x, 0) == x).all()
 assert (arrays.reducescatter(x) == x).all() and (arrays.alltoall(x)[0] == x).all()
 assert hvd.ProcessSet([0]).size() is None
 hvd.barrier()
-assert arrays.join() == 0
+assert arrays.join() == 0 and hvd.stats()["bytes_sent"] == 0
 try:
     arrays.allreduce(np.ones(3, np.int16))
 except TypeError as error:

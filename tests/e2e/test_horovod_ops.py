@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -14,6 +16,7 @@ pytest.importorskip("torch")
 import torch  # only where it is installed
 
 import reducer_client.horovod as hvd
+from reducer_client.horovod import arrays
 from tests.support.horovod_ranks import initialized
 from tests.support.ranks import run_ranks
 
@@ -94,6 +97,9 @@ def allreduce(rank: int, world: int) -> None:
     same(found, stacked(world, (3,), torch.int64).sum(0))
     with pytest.raises(ValueError, match="expected one of them"):
         hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)
+    plain = np.arange(4).astype(ml_dtypes.bfloat16)  # as TensorFlow's arrays are
+    total = arrays.allreduce(plain, hvd.Sum)
+    assert (total.dtype, total.tolist()) == (plain.dtype, [0, world, 2 * world, 3 * world])
     with pytest.raises(TypeError, match="int16"):
         hvd.allreduce(torch.ones(3, dtype=torch.int16))
     with pytest.raises(NotImplementedError):
@@ -367,6 +373,13 @@ def mismatches(rank: int, world: int) -> None:
 
 
 @case
+def counters(rank: int, world: int) -> None:
+    before = hvd.stats()["bytes_sent"]
+    hvd.allreduce(torch.ones(10_000))
+    assert hvd.stats()["bytes_sent"] - before >= 40_000
+
+
+@case
 def refused_on_one_rank(rank: int, world: int) -> None:
     """What never was announced takes no number of the calls without a name."""
     if rank == 0:
@@ -461,6 +474,22 @@ def joining(rank: int, world: int) -> None:
 
 
 @case
+def process_sets_while_a_rank_has_joined(rank: int, world: int) -> None:
+    kept = hvd.add_process_set(range(world - 1))
+    if rank:
+        refused("rank 0 has joined, and add_process_set cannot", lambda: hvd.add_process_set([1]))
+        refused("and remove_process_set cannot", lambda: hvd.remove_process_set(kept))
+        hvd.barrier()
+    hvd.join()
+    later = hvd.add_process_set([0, world - 1] if world > 2 else [1])
+    if kept.included():
+        same(hvd.allreduce(torch.ones(2), process_set=kept), torch.ones(2))
+    if later.included():
+        same(hvd.allreduce(torch.ones(2), process_set=later), torch.ones(2))
+    assert hvd.remove_process_set(kept) and hvd.remove_process_set(later)
+
+
+@case
 def process_sets(rank: int, world: int) -> None:
     ranks = [r for r in range(world) if r % 2 == rank % 2]
     for _ in range(2):
@@ -482,7 +511,7 @@ def process_sets(rank: int, world: int) -> None:
         with pytest.raises(hvd.HorovodInternalError, match="not usable"):
             hvd.allreduce(torch.ones(1), process_set=mine)
     assert not hvd.remove_process_set(hvd.global_process_set)
-    refused("splits differs", lambda: hvd.add_process_set([1] if rank else [0]))
+    refused("ranks differ between the ranks", lambda: hvd.add_process_set([1] if rank else [0]))
 
 
 def _use_set(mine: hvd.ProcessSet, ranks: Sequence[int], rank: int) -> None:

@@ -64,8 +64,9 @@ class Sets:
             )
         if members in self._ranks.values():
             raise ValueError(f"process set of ranks {list(members)}: it exists already")
-        number, self._next = self._next, self._next + 1
+        number = self._next
         meet(everyone, f"add_process_set.{number}", members)
+        self._next += 1  # on all ranks or, where one of them has joined, on none
         if everyone.ranks[everyone.group.rank] in members:
             try:
                 self._controllers[number] = self._join(f"set{number}", members)

@@ -154,11 +154,11 @@ def _size(tensor: Tensor) -> int:
 
 
 def _joined_error(request: Request, joined: list[int]) -> str:
-    if request.kind is Kind.BARRIER:
+    if request.kind is Kind.BARRIER and not request.splits:
         return ""
     if request.kind is Kind.ALLREDUCE and request.op in _JOINABLE_OPS:
         return ""
-    what = request.kind.name.lower()
+    what = request.name.split(".")[0] if request.splits else request.kind.name.lower()
     if request.kind is Kind.ALLREDUCE:
         what += f" with {request.op.name.lower()}"
     return (
@@ -169,8 +169,9 @@ def _joined_error(request: Request, joined: list[int]) -> str:
 
 def _mismatch_text(name: str, what: str, found: dict[object, list[int]]) -> str:
     parts = [f"{_value(value)} on {_ranks(ranks)}" for value, ranks in found.items()]
+    differs = "ranks differ" if what == "splits" else f"{what.replace('_', ' ')} differs"
     return (
-        f"{name!r}: {what.replace('_', ' ')} differs between the ranks: {', '.join(parts)}; "
+        f"{name!r}: {differs} between the ranks: {', '.join(parts)}; "
         "expected the same on all that take part"
     )
 

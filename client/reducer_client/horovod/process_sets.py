@@ -56,7 +56,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Make a set usable. Every rank must call it, in the same order, with the same ranks.
 
     Returns when its ranks have met. Raises ValueError where it exists, or has ranks that do not,
-    and HorovodInternalError where the ranks do not agree.
+    and HorovodInternalError where the ranks do not agree, or one of them has joined.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     made.process_set_id = context.current().sets.add(made.ranks)
@@ -73,10 +73,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if number is None or process_set is global_process_set:
         return False
+    was_there = context.current().sets.remove(number)
     process_set.process_set_id = None
     if process_set in _usable:
         _usable.remove(process_set)
-    return context.current().sets.remove(number)
+    return was_there
 
 
 def usable_process_sets() -> list[ProcessSet]:

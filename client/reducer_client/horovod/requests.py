@@ -43,8 +43,8 @@ class Request:
     """One tensor of one rank.
 
     ``dtype`` is a name for people and for equality, ``itemsize`` in bytes. ``root`` counts within
-    the process set. ``splits``: for alltoall the rows for each rank; for a barrier any numbers on
-    which the ranks must agree.
+    the process set. ``splits``: for alltoall the rows for each rank; for a barrier of a process set
+    that comes or goes its ranks or its number, and who has joined is needed there, too.
     """
 
     name: str

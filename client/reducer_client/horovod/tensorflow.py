@@ -268,25 +268,23 @@ def _reduce_arrays(
     name: str | None,
     process_set: ProcessSet,
 ) -> list[Array]:
-    """One announcement for each dtype; bfloat16 goes as the bits that it is."""
+    """One announcement for each dtype."""
     members: dict[str, list[int]] = {}
     for index, array in enumerate(given):
         members.setdefault(array.dtype.name, []).append(index)
     works = []
     for dtype, indices in members.items():
-        is_bfloat16 = dtype == "bfloat16"
         works.append(
             arrays.grouped_allreduce_async(
-                [given[i].view(np.uint16) if is_bfloat16 else given[i] for i in indices],
+                [given[i] for i in indices],
                 op,
                 None if name is None else f"{name}.{dtype}",
                 *scales,
                 process_set,
-                dtype=dtype if is_bfloat16 else None,
             )
         )
     results = list(given)
     for indices, found in zip(members.values(), wait_all(works), strict=True):
         for index, result in zip(indices, found, strict=True):
-            results[index] = result.view(given[index].dtype)
+            results[index] = result
     return results
