@@ -21,7 +21,7 @@ ROOT = "reducer"
 # What REDUCER_DEBUG calls them, as NCCL_DEBUG does.
 DEBUG_LEVELS = {"warn": logging.WARNING, "info": logging.INFO, "trace": logging.DEBUG}
 # Loggers below `reducer` in the daemon, and below `reducer_client`: one variable is for both.
-SUBSYSTEMS = ("acceptor", "admin", "auth", "lane", "lanes", "server", "join", "rounds")
+SUBSYSTEMS = ("acceptor", "admin", "auth", "lane", "lanes", "server", "join", "rounds", "horovod")
 
 
 class Debug(NamedTuple):

@@ -20,7 +20,11 @@ def _python(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_an_engine_the_client_says_why() -> None:
-    script = "import sys; sys.modules['reducer_client._engine'] = None; import reducer_client"
+    script = (
+        "import sys; sys.modules['reducer_client._engine'] = None\n"
+        "import reducer_client\n"
+        "reducer_client.connect"
+    )
     ended = _python(script)
     assert ended.returncode == 1
     assert "ImportError: reducer_client has no engine" in ended.stderr
