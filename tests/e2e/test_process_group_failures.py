@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from reducer_client import JoinError, MismatchError, ReducerUnavailableError
+from reducer_client.torch import Options
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, run_ranks, start_ranks
 from tests.support.reducers import Reducers
@@ -231,6 +233,40 @@ def _absent(rank: int, world: int, addresses: list[str], job: str, store: str) -
             process_group(rank, world, addresses, store, seconds=2, job=job),
         ):
             pass
+        Path(f"{store}-given-up").touch()
+    else:
+        wait_until(Path(f"{store}-given-up").exists, 60)
+        with (
+            pytest.raises(JoinError, match=r"rank 0 has failed: .* ranks are missing: 1$"),
+            process_group(rank, world, addresses, store, job=job),
+        ):
+            pass
+    _again(rank, world, addresses, job, f"{store}-again")
+
+
+def _again(rank: int, world: int, addresses: list[str], job: str, store: str) -> None:
+    """Groups one after the other over a store that stays, as after a restart by an agent.
+
+    Three: torch counts names from 0 again only when the first has been destroyed.
+    """
+    shared = dist.FileStore(store, world)
+    for step in (1.0, 2.0, 3.0):
+        dist.init_process_group(
+            "reducer",
+            store=shared,
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=20),
+            pg_options=Options(addresses=addresses, job=job),
+        )
+        # Where they tell each other addresses there is nothing of the group before.
+        met = dist.group.WORLD._inner._store
+        assert not met.check([f"met/{rank}"])
+        met.set(f"met/{rank}", "")
+        parts = torch.zeros(world)
+        dist.all_to_all_single(parts, torch.arange(world) + step)
+        assert parts.tolist() == [rank + step] * world
+        dist.destroy_process_group()
 
 
 def _train(

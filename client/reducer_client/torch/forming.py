@@ -25,7 +25,7 @@ def form_hierarchy(
     options: Options,
     timeout: timedelta,
 ) -> Hierarchy | None:
-    """The hierarchy of a process group's ranks, or None; ``store``: of it alone."""
+    """The hierarchy of a process group's ranks, or None; ``store``: of this run of it alone."""
 
     def join(part: str, host: int, hosts: int) -> Group:
         formation = Formation(part, host, hosts, timeout, is_default=False)
@@ -69,7 +69,6 @@ class Formation:
         here = PrefixStore(str(generation), store)
         here.set(f"rank/{self.rank}", "")
         if self.rank == 0:
-            self._wait(here, [f"rank/{rank}" for rank in range(self.world_size)])
             self._choose(here, options, run_id, generation)
         self._wait(here, ["run"])
         chosen = json.loads(here.get("run"))
@@ -88,8 +87,9 @@ class Formation:
 
     def _choose(self, store: Store, options: Options, run_id: str | None, generation: int) -> None:
         try:
+            self._wait(store, [f"rank/{rank}" for rank in range(self.world_size)])
             job, found = config.resolve_run(options.addresses, options.job)
-        except ValueError as error:
+        except (JoinError, ValueError) as error:  # who comes later need not wait
             store.set("run", json.dumps({"error": str(error)}))
             raise
         name = run_id or found

@@ -70,13 +70,15 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
         run_id = None if parent is None else parent.run_id
         formation = Formation(name, rank, size, backend.timeout, is_default=world is None)
         group = formation.form(PrefixStore("reducer", backend.store), options, run_id)
+    # A store may outlive a group of this name: its connections are not the next one's.
+    run = PrefixStore(group.run_id if isinstance(group, Group) else "", backend.store)
     # Groups beside the default one are seldom whole hosts: they say so.
     levels = options.hierarchy if world is None else not inherited and options.hierarchy is True
     hierarchy = None
     if levels and isinstance(group, Group):
-        store = PrefixStore("hierarchy", backend.store)
+        store = PrefixStore("hierarchy", run)
         hierarchy = form_hierarchy(group, store, name, levels, options, backend.timeout)
-    inner = InnerGroups(PrefixStore("inner", backend.store), rank, size, backend.timeout)
+    inner = InnerGroups(PrefixStore("inner", run), rank, size, backend.timeout)
     return ReducerProcessGroup(group, (rank, size), name, options, inner, hierarchy)
 
 
