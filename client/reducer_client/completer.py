@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 _NAP = 0.2
 _CHECK = 1.0
 _CLOSING = 0.05
-# From an operation's end to its registration by the thread that submitted it, at the most.
+# How long others wait for the registration of an operation that has ended: then it comes out of
+# turn, on the thread that submitted it.
 _REGISTRATION = 10.0
 
 
@@ -43,6 +44,7 @@ class Completer:
         self._changed = threading.Condition()
         self._waiting: dict[Operation, _Expected] = {}
         self._dropped: set[Operation] = set()
+        self._unclaimed: set[Operation] = set()
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -54,11 +56,17 @@ class Completer:
         ``limit``: the seconds after which the work fails.
         """
         with self._changed:
-            deadline = time.monotonic() + limit
-            self._waiting[operation] = _Expected(deadline, limit, callback, work)
-            self._changed.notify_all()
+            ended = operation in self._unclaimed
+            if ended:
+                self._unclaimed.discard(operation)
+            else:
+                deadline = time.monotonic() + limit
+                self._waiting[operation] = _Expected(deadline, limit, callback, work)
+                self._changed.notify_all()
             stopped = self._stopping
-        if stopped:
+        if ended:
+            _call(callback)
+        elif stopped:
             self._fail_rest()
         else:
             self._start()
@@ -110,6 +118,8 @@ class Completer:
                 lambda: operation in self._waiting or self._stopping, _REGISTRATION
             )
             entry = self._waiting.pop(operation, None)
+            if entry is None and not self._stopping:
+                self._unclaimed.add(operation)
         if entry is not None:
             _call(entry.callback)
 
