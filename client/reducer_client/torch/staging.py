@@ -19,8 +19,11 @@ import torch
 from reducer_client.errors import RoundTimeoutError
 from reducer_client.torch.packing import Packing
 
-# Buffers are taken by size class, so that buckets that change layout find one again.
-_GRANULE = 1 << 20
+# The smallest buffer. Sizes are powers of two, so that buckets that change layout find one again;
+# torch's own cache of pinned memory rounds to them, too.
+_LEAST_BYTES = 1 << 20
+# What lies idle beyond this goes back to torch, whose cache is everybody's: 32 buckets of DDP.
+_IDLE_BYTES = 1 << 30
 
 OnDone = Callable[[Any], None]
 
@@ -29,28 +32,53 @@ OnDone = Callable[[Any], None]
 Submit = Callable[..., object]
 
 
-class PinnedPool:
-    """Page-locked byte buffers, used again once the device has read them."""
+def _pinned(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def __init__(self) -> None:
+
+class PinnedPool:
+    """Page-locked byte buffers, used again once the device has read them.
+
+    Args:
+        limit: bytes of buffers that are kept while nobody uses them.
+        allocate: makes a buffer of so many bytes.
+    """
+
+    def __init__(
+        self, limit: int = _IDLE_BYTES, allocate: Callable[[int], torch.Tensor] = _pinned
+    ) -> None:
+        self._limit = limit
+        self._allocate = allocate
         self._lock = threading.Lock()
         self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """A pinned uint8 tensor of at least ``nbytes``."""
-        size = max(1, -(-nbytes // _GRANULE)) * _GRANULE
+        """A pinned uint8 tensor of at least ``nbytes``: of their class, or twice as large."""
+        size = max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length())
         with self._lock:
-            for index, (buffer, idle) in enumerate(self._free):
-                done: bool = idle.query()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-                if buffer.numel() == size and done:
-                    del self._free[index]
-                    return buffer
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            for fitting in (size, 2 * size):
+                for index, (buffer, idle) in enumerate(self._free):
+                    if buffer.numel() == fitting and _happened(idle):
+                        del self._free[index]
+                        return buffer
+        return self._allocate(size)
 
     def give(self, buffer: torch.Tensor, idle: torch.cuda.Event) -> None:
-        """Back to the pool; it is free when the event has happened."""
+        """Back to the pool, free when the event has happened. Above the limit the oldest go."""
         with self._lock:
             self._free.append((buffer, idle))
+            surplus = sum(buffer.numel() for buffer, _ in self._free) - self._limit
+            kept = []
+            for entry in self._free:
+                if surplus > 0 and _happened(entry[1]):
+                    surplus -= entry[0].numel()
+                else:
+                    kept.append(entry)
+            self._free = kept
+
+
+def _happened(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 class CudaStaging:
