@@ -27,6 +27,7 @@ from reducer_client.horovod.basics import (
     start_timeline,
     stop_timeline,
 )
+from reducer_client.horovod.counters import stats
 from reducer_client.horovod.errors import DuplicateNameError, HorovodInternalError
 from reducer_client.horovod.handles import poll, synchronize
 from reducer_client.horovod.process_sets import (
@@ -142,6 +143,7 @@ __all__ = [
     "size",
     "sparse_allreduce_async",
     "start_timeline",
+    "stats",
     "stop_timeline",
     "synchronize",
 ]
