@@ -322,9 +322,9 @@ class Group:
         """
         self._leave(lambda: self._engine.close(timeout))
 
-    def abort(self) -> None:
-        """Leave at once without a word: the other ranks raise PeerLostError."""
-        self._leave(self._engine.abort)
+    def abort(self, timed_out: str = "") -> None:
+        """Leave at once: the other ranks raise PeerLostError; ``timed_out`` tells them why."""
+        self._leave(lambda: self._engine.abort(timed_out))
 
     def __enter__(self) -> Group:
         return self

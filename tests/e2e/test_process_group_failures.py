@@ -19,7 +19,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from reducer_client import JoinError, MismatchError, ReducerUnavailableError
+from reducer_client import (
+    JoinError,
+    MismatchError,
+    PeerLostError,
+    ReducerUnavailableError,
+    RoundTimeoutError,
+)
 from reducer_client.torch import Options
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, run_ranks, start_ranks
@@ -242,6 +248,18 @@ def _absent(rank: int, world: int, addresses: list[str], job: str, store: str) -
         ):
             pass
     _again(rank, world, addresses, job, f"{store}-again")
+    _late(rank, world, addresses, job, f"{store}-late")
+
+
+def _late(rank: int, world: int, addresses: list[str], job: str, store: str) -> None:
+    """A rank that comes after the call's time must not get what the others take for the next."""
+    with process_group(rank, world, addresses, store, seconds=3, job=job):
+        if rank == 1:
+            wait_until(Path(f"{store}-timed-out").exists, 60)
+        error = PeerLostError if rank else RoundTimeoutError
+        with pytest.raises(error, match=r"not finished after 3 s; absent: rank 1"):
+            dist.all_reduce(torch.ones(3))
+        Path(f"{store}-timed-out").touch()
 
 
 def _again(rank: int, world: int, addresses: list[str], job: str, store: str) -> None:

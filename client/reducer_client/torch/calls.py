@@ -63,7 +63,9 @@ class Calls:
         def begin(on_done: OnDone | None) -> Handle:
             return submit(read, write, on_done=on_done)
 
-        return self._notified(work, begin) if asynchronous else work.start(begin)
+        if asynchronous:
+            return self._notified(work, begin)
+        return work.start(begin, self.group.abort)
 
     def pending(self) -> list[CallWork]:
         """The calls that are under way and that nobody need wait for."""

@@ -43,7 +43,7 @@ class SoloGroup:
     def close(self) -> None:
         return
 
-    def abort(self) -> None:
+    def abort(self, timed_out: str = "") -> None:
         return
 
 

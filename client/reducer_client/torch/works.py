@@ -11,9 +11,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from reducer_client.errors import RoundTimeoutError
 from reducer_client.torch.callbacks import CallbackThreads
 from reducer_client.torch.futures import CallFuture, Context
 from reducer_client.torch.strands import Strand
+from reducer_client.work import Work
 
 
 class Handle(Protocol):
@@ -63,9 +65,14 @@ class CallWork(dist.Work):
         self._settled = False
         self._error: Exception | None = None
         self._future: CallFuture | None = None
+        self._give_up: Callable[[str], None] | None = None
 
-    def start(self, submit: Submit) -> CallWork:
-        """For one that somebody waits for at once."""
+    def start(self, submit: Submit, give_up: Callable[[str], None] | None = None) -> CallWork:
+        """For one that somebody waits for at once.
+
+        ``give_up``: called with why when that somebody has waited in vain for the call's time.
+        """
+        self._give_up = give_up
         self._handle = submit(None)
         return self
 
@@ -87,8 +94,15 @@ class CallWork(dist.Work):
 
         Raises what failed: one of ``reducer_client``'s errors, all of which are RuntimeErrors.
         """
-        handle = self._started()
-        handle.wait(timeout.total_seconds() or self._limit)
+        handle, seconds = self._started(), timeout.total_seconds()
+        try:
+            handle.wait(seconds or self._limit)
+        except RoundTimeoutError as error:
+            # A rank that came late would finish the call, and then be one behind us. (A hierarchy
+            # ends by itself.)
+            if not seconds and self._give_up is not None and isinstance(handle, Work):
+                self._give_up(str(error))
+            raise
         self._settle(handle)
         if self._error is not None:
             raise self._error
