@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.counters import bytes_taken
 from tests.support.digits import (
     BATCH,
     PATIENCE,
     STEPS,
     assert_close,
-    bytes_taken,
     digest,
     share,
     together,

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from reducer_client import Group
+from tests.support.counters import bytes_taken
 from tests.support.digits import (
     BATCH,
     PATIENCE,
     STEPS,
     assert_close,
-    bytes_taken,
     digest,
     share,
     together,

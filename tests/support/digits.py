@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from reducer_client import Group
-
 BATCH = 32
 STEPS = 12  # of one epoch
 PATIENCE = 200.0  # seconds for ranks that import TensorFlow on a busy machine
@@ -48,11 +46,3 @@ def assert_close(mine: Sequence[Any], other: Sequence[Any], tolerance: float = 1
     for a, b in zip(mine, other, strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         assert np.abs(a - b).max() <= tolerance * max(1e-3, np.abs(b).max())
-
-
-def bytes_taken(group: Group) -> int:
-    """Payload that the reducers have taken from all ranks so far; all ranks must ask."""
-    group.barrier()
-    taken = sum(lane["bytes_in"] for lane in group.stats()["reducers"])
-    group.barrier()
-    return taken

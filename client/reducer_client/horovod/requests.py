@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-# Of a request on the wire, as a list; see Request for their order.
-FIELDS = 10
-
 
 class Kind(IntEnum):
     """What is asked for; the names are those of timelines."""
