@@ -22,6 +22,7 @@ _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.uint32: np.dtype(np.uint32),
     torch.int64: np.dtype(np.int64),
     torch.uint64: np.dtype(np.uint64),
+    torch.bool: np.dtype(np.bool_),
 }
 # What NumPy has no dtype for: its name for a group, and integers as wide.
 _BY_NAME: dict[torch.dtype, tuple[str, np.dtype[Any]]] = {
@@ -45,16 +46,6 @@ _OPS: dict[object, Op] = {
     dist.ReduceOp.BXOR: "bxor",
     # The factor is applied before the sum.
     dist.ReduceOp.PREMUL_SUM: "sum",
-}
-# A bool is a byte 0 or 1; as NCCL does, a sum is true where any is.
-_BOOL_OPS: dict[Op, Op] = {
-    "sum": "max",
-    "max": "max",
-    "bor": "max",
-    "prod": "min",
-    "min": "min",
-    "band": "min",
-    "bxor": "bxor",
 }
 
 
@@ -90,13 +81,11 @@ def reducible(flat: torch.Tensor, op: Any) -> Reducible:
     name, dtype = _OPS[op.op], flat.dtype
     if dtype in _COMPLEX and name in ("sum", "mean"):
         dtype = _COMPLEX[dtype]
-    if dtype is torch.bool:
-        return Reducible(_array(flat, _BYTES), _bool_op(name), None)
     if dtype in _BY_NAME:
         declared, integers = _BY_NAME[dtype]
         return Reducible(_array(flat, integers), name, declared)
     if dtype not in _DTYPES:
-        supported = ", ".join(str(d) for d in (*_DTYPES, *_BY_NAME, *_COMPLEX, torch.bool))
+        supported = ", ".join(str(d) for d in (*_DTYPES, *_BY_NAME, *_COMPLEX))
         raise TypeError(f"{name} of {flat.dtype} tensors: the reducers do {supported}")
     return Reducible(_array(flat, _DTYPES[dtype]), name, None)
 
@@ -122,13 +111,3 @@ def scale(flat: torch.Tensor, op: Any) -> None:
     if op.op == dist.ReduceOp.PREMUL_SUM:
         with torch.inference_mode():  # else its tensors could not be written to
             flat.copy_(scaled(flat, op))
-
-
-def _bool_op(name: Op) -> Op:
-    try:
-        return _BOOL_OPS[name]
-    except KeyError:
-        raise TypeError(
-            f"{name} of torch.bool: expected SUM, MAX or BOR (any), PRODUCT, MIN or BAND (all), or "
-            "BXOR"
-        ) from None
