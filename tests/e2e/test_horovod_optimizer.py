@@ -161,7 +161,7 @@ def _backward(model: nn.Linear, slope: float) -> None:
     model(torch.full((1, 1), slope)).sum().backward()
 
 
-def _arguments_that_do_not_fit(rank: int, world: int) -> None:
+def test_arguments_that_do_not_fit_are_refused_before_init() -> None:
     first, second = nn.Linear(1, 1), nn.Linear(1, 1)
     plain = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
     named = [*first.named_parameters(), *second.named_parameters()]
@@ -180,6 +180,12 @@ def _arguments_that_do_not_fit(rank: int, world: int) -> None:
             hvd.DistributedOptimizer(plain, **options)
     with pytest.raises(NotImplementedError, match="Adasum"):
         hvd.DistributedOptimizer(plain, op=hvd.Adasum)
+    with pytest.raises(hvd.HorovodInternalError, match="call init"):
+        hvd.DistributedOptimizer(plain, named[:2] + [(f"other.{n}", p) for n, p in named[2:]])
+
+
+def _what_is_distributed_and_how_it_is_numbered(rank: int, world: int) -> None:
+    plain = torch.optim.SGD([torch.nn.Parameter(torch.ones(1)) for _ in range(4)], lr=0.1)
     distributed, other = hvd.DistributedOptimizer(plain), hvd.DistributedOptimizer(plain)
     with pytest.raises(ValueError, match="distributed already"):
         hvd.DistributedOptimizer(distributed)
@@ -479,7 +485,7 @@ def _a_process_set_of_one(rank: int, world: int) -> None:
 
 
 BEHAVIOUR = (
-    _arguments_that_do_not_fit,
+    _what_is_distributed_and_how_it_is_numbered,
     _a_step_through_two_optimizers,
     _misuse_of_a_step,
     _a_step_that_failed_is_forgotten,

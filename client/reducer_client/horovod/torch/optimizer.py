@@ -79,13 +79,15 @@ def DistributedOptimizer(  # noqa: N802 - the name that programs written for Hor
     if num_groups:
         warnings.warn("num_groups: its name is groups now", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    # Arguments are checked before the context is asked for: they are wrong before init, too.
+    given = None if named_parameters is None else _checked_names(optimizer, named_parameters)
+    bundles = _bundles(_parameters(optimizer), groups)
     made = context.current().optimizers
     number = made[process_set.process_set_id]
-    names = _names(optimizer, named_parameters, number)
+    names = _numbered(optimizer, number) if given is None else given
     gradients = Gradients(
         names,
-        _bundles(parameters, groups),
+        bundles,
         backward_passes_per_step,
         Exchange(compression, op, gradient_predivide_factor, sparse_as_dense, process_set),
     )
@@ -228,16 +230,23 @@ def _name(optimizer: int, group: int, index: int) -> str:
     return f"optimizer.{optimizer}.{group}.{index}"
 
 
-def _names(
-    optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None, number: int
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _numbered(optimizer: torch.optim.Optimizer, number: int) -> dict[torch.Tensor, str]:
+    """Names of the parameters for the n-th optimizer of a process set."""
+    return {
+        p: _name(number, i, j)
+        for i, group in enumerate(optimizer.param_groups)
+        for j, p in enumerate(group["params"])
+    }
+
+
+def _checked_names(
+    optimizer: torch.optim.Optimizer, named_parameters: NamedParameters
 ) -> dict[torch.Tensor, str]:
-    """The name of each parameter of the optimizer."""
-    if named_parameters is None:
-        return {
-            p: _name(number, i, j)
-            for i, group in enumerate(optimizer.param_groups)
-            for j, p in enumerate(group["params"])
-        }
+    """The caller's names; ValueError unless every parameter of the optimizer has its own."""
     named = list(named_parameters)
     if any(not isinstance(entry, tuple) for entry in named):
         raise ValueError("named_parameters: expected pairs, as model.named_parameters() gives")
@@ -245,8 +254,7 @@ def _names(
     if twice:
         raise ValueError(f"named_parameters: names must be unique; more than once: {twice}")
     names = {parameter: name for name, parameter in named}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    nameless = [tuple(p.shape) for p in parameters if p not in names]
+    nameless = [tuple(p.shape) for p in _parameters(optimizer) if p not in names]
     if nameless:
         raise ValueError(
             "named_parameters: expected every parameter of the optimizer, got none for those of "
