@@ -39,6 +39,7 @@ class Snapshot:
     """The daemon's numbers at one moment; ``lanes`` as `reducer.server.lane` reports them.
 
     ``time`` and ``started_at``: seconds since 1970; ``usage``: of the main process, as a lane's.
+    ``down``: lanes that have died and are not up again; not in ``lanes``. ``restarts``: by lane.
     """
 
     version: str
@@ -47,6 +48,8 @@ class Snapshot:
     time: float
     started_at: float
     ready: bool
+    down: list[int]
+    restarts: Mapping[int, int]
     accepted: int
     refused: Mapping[str, int]
     dropped_log_lines: int
@@ -91,6 +94,9 @@ REFUSAL_CAUSES = (
     "version",
     "distrust", "ending", "expired", "forged", "left", "oversized", "untrusted",
 )
+_RESTARTS = Series("restarts", "reducer_lane_restarts",
+                   "Lanes that died and were started again; their runs failed over.",
+                   "counter", labels=("lane",))
 _ERRORS = Series("errors", "reducer_errors",
                  "Sessions refused and runs ended, by the error code that the workers were told.",
                  "counter", labels=("lane", "code"))
@@ -99,7 +105,8 @@ _ROUND_SECONDS = Series("round_seconds", "reducer_round_seconds",
                         "histogram", labels=("job_name", "lane"))
 
 _DAEMON_SERIES = _labelled((),
-    ("ready", "reducer_ready", "1 while workers may connect; 0 while it drains.", "gauge", "-"),
+    ("ready", "reducer_ready",
+     "1 while workers may connect; 0 while it drains or starts a lane again.", "gauge", "-"),
     ("started_at", "reducer_start_time_seconds", "When the daemon was ready first, since 1970.",
      "gauge", "-"),
     ("accepted", "reducer_accepted_connections", "Connections passed to a lane.", "counter"),
@@ -183,8 +190,8 @@ _RANK_SERIES = _labelled(("job_name", "lane", "rank"),
 def catalogue() -> tuple[Series, ...]:
     """Every series of a scrape, in its order."""
     return (
-        _INFO, _KERNEL_INFO, *_DAEMON_SERIES, _REFUSED, *_PROCESS_SERIES, *_LANE_SERIES, _ERRORS,
-        *_JOB_SERIES, *_RUN_SERIES, _ROUND_SECONDS, *_RANK_SERIES,
+        _INFO, _KERNEL_INFO, *_DAEMON_SERIES, _REFUSED, _RESTARTS, *_PROCESS_SERIES, *_LANE_SERIES,
+        _ERRORS, *_JOB_SERIES, *_RUN_SERIES, _ROUND_SECONDS, *_RANK_SERIES,
     )  # fmt: skip
 
 
@@ -230,6 +237,7 @@ class _SnapshotCollector(Collector):
             yield _family(series, [((), numbers[series.field])])
         refused = {**dict.fromkeys(REFUSAL_CAUSES, 0), **found.refused}
         yield _family(_REFUSED, [((cause,), n) for cause, n in sorted(refused.items())])
+        yield _family(_RESTARTS, [((str(lane),), n) for lane, n in found.restarts.items()])
 
     def _process_rows(self, field: str) -> Iterator[Row]:
         yield ("main",), self._snapshot.usage[field]

@@ -40,7 +40,7 @@ def serve(options: config.Config, key: bytes = b"") -> int:
 
     The ``key`` is that of mode psk.
     That of `drained_status` after a drain, or when it is stopped before it is ready; 1 when it
-    cannot start, when a lane dies, or when a second signal forces.
+    cannot start, when a lane does not drain, or when a second signal forces.
     """
     log.set_up(options.log_level, options.log_format, options.debug)
     try:
@@ -75,7 +75,7 @@ class Server:
     def __init__(self, options: config.Config, key: bytes) -> None:
         self._options = options
         self._started = time.monotonic()
-        self._ready = False
+        self._serves = False
         self._started_at = 0.0
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -99,7 +99,7 @@ class Server:
             logger.error("%s", error)
             return EXIT_FAILED
         self._install_signals()
-        await self._lanes.spawn()
+        self._lanes.spawn()
         starting = asyncio.create_task(self._lanes.wait_ready())
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -116,7 +116,7 @@ class Server:
         self._acceptor.start()
         await self._admin.start()
         self._say_ready()
-        await _first(self._stop, self._lanes.died)
+        await self._stop.wait()
         return await self._shutdown()
 
     async def _give_up(self, starting: asyncio.Task[None]) -> int:
@@ -135,28 +135,26 @@ class Server:
 
     async def _shutdown(self) -> int:
         # 1. Not ready: load balancers and probes look elsewhere.
-        self._ready = False
+        self._serves = False
         # 2. Stop accepting; sockets without a preface go away.
         self._acceptor.stop()
         # 3. Lanes finish their open rounds by the deadline, send GOAWAY and close.
-        if not self._lanes.died.is_set():
-            logger.info("draining: open rounds have %g s", self._options.drain_timeout)
-            seconds = self._options.drain_timeout + _DRAIN_GRACE_SECONDS
-            drain = asyncio.create_task(self._lanes.drain(seconds))
-            force = asyncio.create_task(self._force.wait())
-            await asyncio.wait({drain, force}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (drain, force):
-                task.cancel()
-            await asyncio.gather(drain, force, return_exceptions=True)
+        logger.info("draining: open rounds have %g s", self._options.drain_timeout)
+        seconds = self._options.drain_timeout + _DRAIN_GRACE_SECONDS
+        drain = asyncio.create_task(self._lanes.drain(seconds))
+        force = asyncio.create_task(self._force.wait())
+        await asyncio.wait({drain, force}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drain, force):
+            task.cancel()
+        await asyncio.gather(drain, force, return_exceptions=True)
         # 4. End what is left, tell why.
         await self._admin.stop()
-        failure = self._lanes.failure()
         await self._lanes.close()
-        if failure:
-            logger.error("the daemon ends: %s", failure)
-            return EXIT_FAILED
         if self._force.is_set():
             logger.warning("a second signal came: ended without finishing open rounds")
+            return EXIT_FAILED
+        if failure := self._lanes.failure():
+            logger.error("the daemon ends without having drained: %s", failure)
             return EXIT_FAILED
         logger.info("drained")
         return self._options.drained_status
@@ -188,7 +186,7 @@ class Server:
         return Admin(listen(options.metrics_host, options.metrics_port, "metrics"), pages)
 
     def _say_ready(self) -> None:
-        self._ready = True
+        self._serves = True
         self._started_at = time.time()
         admin_port = self._admin.port
         port = self._listeners[0].getsockname()[1]
@@ -225,7 +223,9 @@ class Server:
             mode=self._options.mode,
             time=time.time(),
             started_at=self._started_at,
-            ready=self._ready,
+            ready=self._serves and not self._lanes.down(),
+            down=self._lanes.down(),
+            restarts={handle.lane: handle.restarts for handle in self._lanes.handles},
             accepted=self._acceptor.passed,
             refused=dict(refused),
             dropped_log_lines=log.dropped_lines(),
@@ -256,12 +256,8 @@ class Server:
         return text_answer(200, "ok")
 
     async def _ready_page(self) -> Answer:
-        return text_answer(200, "ready") if self._ready else text_answer(503, "not ready")
-
-
-async def _first(*events: asyncio.Event) -> None:
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
-    await asyncio.gather(*waits, return_exceptions=True)
+        if not self._serves:
+            return text_answer(503, "not ready")
+        if down := self._lanes.down():
+            return text_answer(503, f"not ready: lane {down[0]} has died and is started again")
+        return text_answer(200, "ready")

@@ -138,7 +138,6 @@ class LaneProcess:
         await self._close_connections()
         if (timeline := self._shell.executor.timeline) is not None:
             timeline.close()
-        self._answer(drained=True)
         loop.remove_reader(self._orders.fileno())
         self._orders.close()
         self._answers.close()

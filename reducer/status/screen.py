@@ -10,7 +10,7 @@ from rich.text import Text
 
 from reducer.status.rates import Change
 from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
-from reducer.status.table import amount, duration, now_text, ranks_text
+from reducer.status.table import NO_RUN, amount, duration, now_text, ranks_text
 
 # Below this share of the time since the last look, and of the run, a rank is not late.
 _LEAST_NOW = 0.05
@@ -27,7 +27,7 @@ def picture(
     for run in summary.runs:
         parts += [Text(), *_run(run, change.waits.get((run.job, run.run_id), {}))]
     if summary.reducers and not summary.runs:
-        parts += [Text(), Text("no job has joined")]
+        parts += [Text(), Text(NO_RUN)]
     return Group(*parts)
 
 
@@ -67,7 +67,7 @@ def _numbers(reducer: ReducerStatus, change: Change) -> list[Text]:
         Text(str(reducer.jobs)),
         Text(f"{reducer.workers}/{reducer.places}"),
         Text(f"{amount(reducer.memory_reserved)} of {amount(reducer.memory)} {used:4.0%}"),
-        Text("serves", "green") if reducer.ready else Text("drains", "yellow"),
+        Text(reducer.state, "green" if reducer.ready else "yellow"),
     ]
 
 

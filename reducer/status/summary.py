@@ -15,7 +15,8 @@ from typing import Any
 class ReducerStatus:
     """One reducer; `workers` of `places` are connected to all of its lanes. Sizes in bytes.
 
-    A worker has a place in each of its groups.
+    A worker has a place in each of its groups. `down` are lanes that have died and are not up
+    again: nothing else counts them.
 
     `clock`: its own, in seconds, when it said so. `loop_lag`: of the lane where it is largest.
     """
@@ -23,6 +24,7 @@ class ReducerStatus:
     address: str
     version: str
     ready: bool
+    down: list[int]
     lanes: int
     jobs: int
     workers: int
@@ -36,6 +38,13 @@ class ReducerStatus:
     memory_used: int
     loop_lag: float
     clock: float
+
+    @property
+    def state(self) -> str:
+        """What it does now, in a word or two."""
+        if self.down:
+            return f"lane {', '.join(map(str, self.down))} down"
+        return "serves" if self.ready else "drains"
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,7 @@ def _reducer(address: str, answer: dict[str, Any]) -> ReducerStatus:
         address=address,
         version=answer["version"],
         ready=answer["ready"],
+        down=answer["down"],
         lanes=len(lanes),
         jobs=len(jobs),
         workers=sum(min(run["connected"] for run in parts) for parts in runs.values()),
@@ -131,7 +141,7 @@ def _reducer(address: str, answer: dict[str, Any]) -> ReducerStatus:
         memory_reserved=sum(lane["core"]["reserved_bytes"] for lane in lanes),
         memory=sum(lane["core"]["budget_bytes"] for lane in lanes),
         memory_used=sum(lane["buffer_bytes"] for lane in lanes),
-        loop_lag=max(lane["loop_lag_seconds"] for lane in lanes),
+        loop_lag=max((lane["loop_lag_seconds"] for lane in lanes), default=0.0),
         clock=answer["clock"],
     )
 

@@ -9,6 +9,8 @@ from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
 # Below this share of its time a run has lost nothing that is worth a line.
 _LEAST_SHARE = 0.01
 _RANKS_SHOWN = 8
+# Runs that have ended leave nothing behind.
+NO_RUN = "no job is running"
 
 
 def as_text(summary: Summary) -> str:
@@ -17,7 +19,7 @@ def as_text(summary: Summary) -> str:
     for run in summary.runs:
         lines += ["", *_run(run)]
     if not summary.runs:
-        lines += ["", "no job has joined"]
+        lines += ["", NO_RUN]
     return "\n".join(lines)
 
 
@@ -25,7 +27,7 @@ def _reducers(reducers: Sequence[ReducerStatus]) -> Iterator[str]:
     head = ("REDUCER", "LANES", "JOBS", "WORKERS", "ROUNDS", "OPEN", "IN", "OUT", "MEMORY")
     rows = [
         (
-            r.address + ("" if r.ready else " (drains)"),
+            r.address + ("" if r.ready else f" ({r.state})"),
             str(r.lanes),
             str(r.jobs),
             f"{r.workers}/{r.places}",

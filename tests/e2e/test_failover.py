@@ -175,6 +175,25 @@ def test_a_frozen_reducer_is_left_behind_and_harms_nothing_when_it_wakes(
             assert value["slowest"] < 10
 
 
+@pytest.mark.parametrize(("count", "lanes"), [(2, 1), (1, 2)])
+def test_killed_lanes_cost_no_step(job: str, count: int, lanes: int) -> None:
+    """The daemons go on, and start other processes for their lanes."""
+    with Reducers(count, lanes=lanes) as reducers:
+        training = Training(reducers, job, world=2)
+        with training.ranks:
+            for index in range(count):
+                for lane in range(lanes):
+                    training.turn(3)
+                    reducers.kill_lane(index, lane)
+                    training.turn(3)
+            for value in training.finish():
+                assert value["slowest"] < 10
+        for index in range(count):
+            daemon = reducers.daemon(index)
+            assert daemon.stats()["restarts"] == {str(lane): 1 for lane in range(lanes)}
+            assert reducers.terminate(index) == 0
+
+
 def test_a_drained_reducer_costs_no_step(reducers: Reducers, job: str) -> None:
     training = Training(reducers, job)
     with training.ranks:

@@ -102,7 +102,7 @@ def test_a_reducer_that_is_gone_is_named_and_the_others_are_shown() -> None:
         done = run_cli("status", *addresses)
     assert done.returncode == 1
     assert addresses[0] in done.stdout
-    assert "no job has joined" in done.stdout
+    assert "no job is running" in done.stdout
     assert f"Error: {addresses[1]}: Connection refused" in done.stderr
     assert addresses[0] not in done.stderr
 

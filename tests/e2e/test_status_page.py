@@ -45,7 +45,7 @@ def looking_at(daemon: Daemon) -> Iterator[Browser]:
 
 def test_the_slow_rank_is_read_off_the_page() -> None:
     with Daemon(lanes=2) as daemon, looking_at(daemon) as browser:
-        wait_until(lambda: "No job has joined" in browser.text("#runs"), 30, "the page is there")
+        wait_until(lambda: "No job is running" in browser.text("#runs"), 30, "the page is there")
         with at_work(daemon, HOSTILE):
             wait_until(lambda: " late: " in browser.text(".verdict"), 60, "somebody is late")
             # On a busy machine others may be late, too; it comes first.
@@ -64,7 +64,7 @@ def test_the_slow_rank_is_read_off_the_page() -> None:
             assert browser.text("#received") != "0 B/s"
             assert browser.text("#workers") == f"{WORLD} of {WORLD}"
             assert len(daemon.get("/api/status")[1]) < 20_000
-        wait_until(lambda: "No job has joined" in browser.text("#runs"), 30, "the job is gone")
+        wait_until(lambda: "No job is running" in browser.text("#runs"), 30, "the job is gone")
         assert browser.complaints == []
 
 

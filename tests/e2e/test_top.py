@@ -89,7 +89,7 @@ def test_it_runs_until_it_is_told_to_end(
         with on_a_terminal("top", "--interval", "0.2", address) as (process, terminal):
             before = termios.tcgetattr(terminal)
             for _ in range(3):
-                read_until(terminal, "no job has joined")
+                read_until(terminal, "no job is running")
             end(process, terminal)
             read_until(terminal, "\x1b[?1049l")  # what was on the terminal is back
             assert process.wait(30) == 0

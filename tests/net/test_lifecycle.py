@@ -179,14 +179,6 @@ def test_a_signal_during_the_start_ends_it() -> None:
         assert output == b""
 
 
-def test_a_dead_lane_ends_the_daemon_with_the_reason() -> None:
-    with Daemon(lanes=2) as daemon:
-        os.kill(daemon.lane_pids()[1], signal.SIGKILL)
-        assert daemon.wait(10) == 1
-        assert "lane 1" in daemon.log
-        assert "SIGKILL" in daemon.log
-
-
 def test_a_lane_that_cannot_start_ends_the_daemon_with_the_reason() -> None:
     options = ("--require-native", "--port", "0", "--metrics-port", "0")
     ended = run_with_site(WITHOUT_NATIVE, "serve", *options)

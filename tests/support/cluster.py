@@ -126,6 +126,14 @@ class Daemon:
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii")
         return [int(pid) for pid in children.split()]
 
+    def lane_pid(self, lane: int) -> int:
+        """The process of a lane that runs."""
+        for pid in self.lane_pids():
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()  # of a zombie: empty
+            if command and json.loads(command.split(b"\0")[-2])["lane"] == lane:
+                return pid
+        raise AssertionError(f"lane {lane} does not run")
+
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of a page on the metrics port."""
         url = f"http://127.0.0.1:{self.metrics_port}{path}"

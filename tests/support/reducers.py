@@ -52,6 +52,10 @@ class Reducers:
         self.daemon(index).kill()
         self._daemons[index] = None
 
+    def kill_lane(self, index: int, lane: int) -> None:
+        """SIGKILL to one lane; the daemon starts it again."""
+        os.kill(self.daemon(index).lane_pid(lane), signal.SIGKILL)
+
     def strike(self, index: int) -> None:
         """SIGKILL to the daemon and its lanes, at once and from any thread; `kill` buries it."""
         for pid in self._pids(index):

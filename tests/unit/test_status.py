@@ -42,7 +42,7 @@ def answer(*lanes: dict[str, Any], forming: list[dict[str, Any]] | None = None) 
     numbers = {"core": core, "buffer_bytes": 3, "loop_lag_seconds": 0.001, "kernels": "native"}
     reports = [{"runs": [lane], "forming": forming or []} for lane in lanes]
     return {
-        "version": "0", "ready": True, "started": 1.0, "clock": 10.0,
+        "version": "0", "ready": True, "down": [], "started": 1.0, "clock": 10.0,
         "lanes": [{**numbers, "report": report} for report in reports],
     }  # fmt: skip
 

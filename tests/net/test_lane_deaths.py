@@ -1,0 +1,131 @@
+"""Lanes that die, stand still or drain late, and what the daemon does and says about them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from reducer.wire.header import pack_preface
+from tests.support.cluster import ROOT, Daemon
+from tests.support.wait import wait_until
+
+# In a lane: its first snapshot is more than its pipe holds, and it is killed before the rest.
+DIES_IN_A_LINE = """
+import json, os, sys
+if "reducer.server.lane" in sys.orig_argv and not os.path.exists(os.environ["DIED"]):
+    whole = json.dumps
+    def dumps(found, **rest):
+        if "snapshot" not in found:
+            return whole(found, **rest)
+        open(os.environ["DIED"], "w").close()
+        os.write(json.loads(sys.argv[1])["answers_fd"], b'{"snapshot": "' + bytes(100_000))
+        os.kill(os.getpid(), 9)
+    json.dumps = dumps
+"""
+
+
+def restarts(daemon: Daemon) -> dict[str, float]:
+    """By lane, as a scrape shows them."""
+    return {
+        sample.labels["lane"]: sample.value
+        for family in text_string_to_metric_families(daemon.get("/metrics")[1])
+        for sample in family.samples
+        if sample.name == "reducer_lane_restarts_total"
+    }
+
+
+def is_ready(daemon: Daemon) -> bool:
+    return daemon.get("/readyz")[0] == 200
+
+
+def kill(daemon: Daemon, lane: int) -> None:
+    pid = daemon.lane_pid(lane)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: f"lane {lane} (pid {pid}) ended with signal SIGKILL" in daemon.log, 10)
+
+
+def test_a_lane_that_dies_is_started_again_and_the_others_go_on() -> None:
+    with Daemon(lanes=2) as daemon:
+        assert restarts(daemon) == {"0": 0, "1": 0}
+        other = daemon.lane_pid(0)
+        kill(daemon, 1)
+        assert daemon.get("/healthz")[0] == 200
+        wait_until(lambda: is_ready(daemon), 20, "the lane is up again")
+        assert daemon.lane_pid(0) == other
+        assert len(daemon.lane_pids()) == 2
+        assert restarts(daemon) == {"0": 0, "1": 1}
+        assert "started again at once" in daemon.log
+        assert daemon.stop() == 0
+        assert "drained" in daemon.log
+
+
+def test_a_lane_that_dies_again_and_again_is_waited_for() -> None:
+    with Daemon() as daemon:
+        for _ in range(2):
+            kill(daemon, 0)
+            wait_until(lambda: is_ready(daemon), 20, "the lane is up again")
+        kill(daemon, 0)
+        assert "started again in 1 s, after 3 quick deaths" in daemon.log
+        assert daemon.lane_pids() == []
+        status, text = daemon.get("/readyz")
+        assert status == 503
+        assert "lane 0" in text
+        assert daemon.get("/healthz")[0] == 200  # a restart of the whole would help nobody
+        assert "\nreducer_ready 0.0\n" in daemon.get("/metrics")[1]
+        # It waits for the lane, which answers.
+        with socket.create_connection(("127.0.0.1", daemon.port), 5) as sock:
+            sock.sendall(pack_preface(0) + b"no frame at all".ljust(80))
+            sock.settimeout(20)
+            assert sock.recv(4) == b"ORSF"
+        assert is_ready(daemon)
+        assert restarts(daemon) == {"0": 3}
+
+
+def test_a_daemon_may_be_told_to_end_while_a_lane_is_down() -> None:
+    with Daemon(lanes=2) as daemon:
+        for _ in range(2):
+            kill(daemon, 0)
+            wait_until(lambda: is_ready(daemon), 20, "the lane is up again")
+        kill(daemon, 0)
+        assert daemon.stop() == 0
+
+
+def test_a_lane_that_dies_in_the_middle_of_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DIES_IN_A_LINE, encoding="utf-8")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    with Daemon(env={"PYTHONPATH": paths, "DIED": str(tmp_path / "died")}) as daemon:
+        daemon.get("/healthz")
+        wait_until(lambda: restarts(daemon) == {"0": 1}, 20, "its death is noticed")
+        wait_until(lambda: is_ready(daemon), 20, "the lane is up again")
+        assert daemon.stop() == 0
+
+
+def test_a_lane_that_stood_still_while_many_came_is_told_to_drain() -> None:
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon())
+        lane = daemon.lane_pid(0)
+        os.kill(lane, signal.SIGSTOP)
+        for _ in range(600):  # twice as many as fit into the lane's socket pair
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", daemon.port), 5))
+            sock.sendall(pack_preface(0))
+        daemon.signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in daemon.log, 10, "the drain has begun")
+        os.kill(lane, signal.SIGCONT)
+        sock.settimeout(10)
+        assert b"this reducer has shut down" in sock.recv(4096)  # and not: no HELLO came
+        assert daemon.wait(20) == 0
+        assert "drained" in daemon.log
+
+
+def test_a_lane_that_does_not_drain_is_killed_and_the_status_says_so() -> None:
+    with Daemon("--drain-timeout", "10ms") as daemon:
+        os.kill(daemon.lane_pid(0), signal.SIGSTOP)
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait(20) == 1
+        assert "SIGKILL: it did not drain within 5.01 s" in daemon.log
+        assert not daemon.log.endswith("drained\n")
