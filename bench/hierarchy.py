@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.fleet import Fleet, FleetError
 from bench.hierarchy_worker import CONTENDERS
-from bench.netlab import Lab, LabError, Nic
+from bench.netlab import Lab, LabError, Nic, allow_congestion
 
 _SECONDS = 300.0
 
@@ -29,6 +29,7 @@ _SECONDS = 300.0
 def main() -> int:
     options = _parser().parse_args()
     try:
+        options.congestion = allow_congestion(options.congestion)
         times = _measure(options)
     except (LabError, FleetError) as error:
         sys.exit(f"hierarchy: {error}")

@@ -12,8 +12,9 @@ sits at **both** ends of every link, because a qdisc shapes only what leaves its
 the host limits what it sends, the end at the bridge what it receives, incast included.
 
 Every host gets the same TCP congestion control, so it is alike for all programs that are compared.
-A namespace may only choose what the machine allows (``tcp_allowed_congestion_control``); the lab
-extends that list while it lives.
+A namespace may only choose what the machine allows (``tcp_allowed_congestion_control``); a lab adds
+its choice to that list first. Where the list is read-only, as in a container, all hosts keep the
+kernel's default, and `Lab.congestion` names it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from typing import IO, Any, Self
 
 _PREFIX = "orslab"
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+_DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 # A switch has no firewall. Where the machine has br_netfilter, every frame would pass through one,
 # for a twentieth of the CPU time of a reducer.
@@ -85,12 +87,11 @@ class Lab:
         self.hosts = dict(hosts)
         self.congestion = congestion
         self._numbers = {host: number for number, host in enumerate(self.hosts, 1)}
-        self._allowed_before = ""
 
     def __enter__(self) -> Self:
         _require_root()
         clean()
-        _check_congestion(self.congestion)
+        self.congestion = allow_congestion(self.congestion)
         try:
             self._build()
         except BaseException:
@@ -108,8 +109,6 @@ class Lab:
 
     def close(self) -> None:
         """Delete the hosts. The programs in them should have ended: they lose their network."""
-        if self._allowed_before:
-            _ALLOWED.write_text(self._allowed_before, encoding="ascii")
         for name in _namespaces():
             if name.startswith(self.namespace("")):
                 run_tool("ip", "netns", "delete", name)
@@ -135,9 +134,6 @@ class Lab:
         run_tool("ip", "netns", "exec", switch, "sh", "-c", _NO_FIREWALL)
         run_tool("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
         run_tool("ip", "-n", switch, "link", "set", "bridge", "up")
-        self._allowed_before = _ALLOWED.read_text(encoding="ascii").strip()
-        allowed = f"{self._allowed_before} {self.congestion}"
-        _ALLOWED.write_text(allowed, encoding="ascii")
         for host, nic in self.hosts.items():
             self._add_host(host, nic, switch)
 
@@ -156,8 +152,10 @@ class Lab:
 
     def _add_namespace(self, name: str) -> None:
         run_tool("ip", "netns", "add", name)
-        set_default = 'echo "$0" > /proc/sys/net/ipv4/tcp_congestion_control'
-        run_tool("ip", "netns", "exec", name, "sh", "-c", set_default, self.congestion)
+        # A new namespace has the kernel's default, which it could not choose unless it is allowed.
+        set_default = 'test "$0" = "$(cat "$1")" || echo "$0" > "$1"'
+        command = ("sh", "-c", set_default, self.congestion, str(_DEFAULT))
+        run_tool("ip", "netns", "exec", name, *command)
         run_tool("ip", "-n", name, "link", "set", "lo", "up")
 
 
@@ -194,10 +192,29 @@ def _require_root() -> None:
         raise LabError("a lab makes network namespaces: run it as root")
 
 
-def _check_congestion(name: str) -> None:
+def allow_congestion(name: str, list_: Path = _ALLOWED) -> str:
+    """Let namespaces choose ``name``, and return it; return the default where they may not.
+
+    The name stays in the list: another lab may be about to choose it. Raises `LabError` for a name
+    that this kernel does not have.
+    """
     available = _AVAILABLE.read_text(encoding="ascii").split()
     if name not in available:
         raise LabError(f"congestion control {name!r}: this kernel has {', '.join(available)}")
+    allowed = list_.read_text(encoding="ascii").split()
+    if name in allowed:
+        return name
+    try:
+        list_.write_text(" ".join([*allowed, name]), encoding="ascii")
+    except OSError as error:
+        default = _DEFAULT.read_text(encoding="ascii").strip()
+        print(
+            f"netlab: all hosts use {default}, the kernel's default: {name} is not in {list_}, "
+            f"and nobody may write it here ({error.strerror})",
+            file=sys.stderr,
+        )
+        return default
+    return name
 
 
 def run_tool(*arguments: str) -> None:
@@ -288,7 +305,7 @@ def _calibrate_all(options: argparse.Namespace) -> None:
     nic = Nic(options.rate)
     names = [f"h{number}" for number in range(options.hosts)]
     with Lab(dict.fromkeys(names, nic), options.congestion) as lab:
-        print(f"{options.rate} NICs, {options.congestion}; at best {PAYLOAD_SHARE:.1%} is payload")
+        print(f"{options.rate} NICs, {lab.congestion}; at best {PAYLOAD_SHARE:.1%} is payload")
         for sender, receiver in itertools.pairwise(names):
             rate = calibrate(lab, sender, receiver, options.seconds)
             nominal = nic.bytes_per_second or rate

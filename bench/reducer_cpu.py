@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
 
 from bench.fleet import ROOT, Fleet, FleetError, OneHost, Place, cpu_seconds
-from bench.netlab import Lab, LabError, Nic
+from bench.netlab import Lab, LabError, Nic, allow_congestion
 
 BUILT = ROOT / "build" / "reference"
 SERVER = "reducer"  # the host of all servers; without a rate also of the workers
@@ -123,8 +123,8 @@ def start_ours(case: Case, fleet: Fleet) -> Side:
 def main() -> int:
     options = vars(_parser().parse_args())
     as_json = options.pop("json")
-    case = Case(**options)
     try:
+        case = Case(**options | {"congestion": allow_congestion(options["congestion"])})
         measured = _measure(case, as_json)
     except (LabError, FleetError) as error:
         sys.exit(f"reducer_cpu: {error}")

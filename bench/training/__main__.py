@@ -14,7 +14,7 @@ from typing import IO, Any
 import bench.training
 from bench.fleet import FleetError
 from bench.machine import CpuTime, cpu_time, facts
-from bench.netlab import LabError, Nic
+from bench.netlab import LabError, Nic, allow_congestion
 from bench.training.case import COMPUTE, Case, parse_contender
 from bench.training.model import POSITIONS, SHAPES, Bert, gradient_bytes
 from bench.training.progress import progress_bar
@@ -32,8 +32,8 @@ def main() -> int:
     with ExitStack() as stack:
         out = stack.enter_context(options.json.open("a")) if options.json else None
         for workers, rate in itertools.product(options.workers, options.rates):
-            case = _make_case(options, workers, rate)
             try:
+                case = _make_case(options, workers, rate)
                 lines = _measure(case, out)
             except (FleetError, LabError, TrainingError) as error:
                 sys.exit(f"bench.training: {error}")
@@ -82,7 +82,7 @@ def _make_case(options: argparse.Namespace, workers: int, rate: str | None) -> C
         reducers=options.reducers or workers,
         lanes=options.lanes,
         rate=rate,
-        congestion=own if rate is None else options.congestion,
+        congestion=own if rate is None else allow_congestion(options.congestion),
         chunk=options.chunk,
         credit=options.credit,
         batch=options.batch,
