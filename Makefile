@@ -1,8 +1,13 @@
 # Everything runs in .venv, which the first target that needs it makes. PYTHON picks the interpreter.
 PYTHON ?= python3
+export PYTHON
 BIN := .venv/bin
+# The package with what the demo takes; what developers take; the frameworks.
+PACKAGE := .venv/package-installed
 STAMP := .venv/installed
 FRAMEWORKS := .venv/frameworks-installed
+# The first time pip shows its progress.
+PIP = $(BIN)/python -m pip install --no-build-isolation -c constraints.txt $(if $(wildcard $@),--quiet)
 # What `make venv` compiles: C, C++, and the Python that mypyc takes (reducer/native/mypyc.cmake).
 NATIVE := $(wildcard reducer/native/* client/engine/* \
                      reducer/errors.py $(addsuffix /*.py,$(addprefix reducer/,core server wire)))
@@ -12,45 +17,41 @@ FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix nccl_plugin/*.,h cc) $(wildcard nccl_plugin/tests/*.cpp nccl_plugin/tests/*.h) \
                         $(addprefix bench/reference/*.,c h))
 COMMA := ,
-FUZZ_SECONDS ?= 20
+FUZZ_SECONDS ?= 5
 TSAN := halt_on_error=1 suppressions=$(CURDIR)/client/engine/tests/tsan.supp
+# CMake reads these; what was compiled once is not compiled again in another folder.
+ifneq ($(shell command -v ccache),)
+export CMAKE_C_COMPILER_LAUNCHER ?= ccache
+export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+endif
 
-.PHONY: help venv demo docs nccl-plugin test test-container test-nccl test-gpu test-frameworks check format native-test sanitize soak bench clean
+.PHONY: help venv demo docs nccl-plugin test pytest test-container test-nccl test-gpu test-frameworks \
+    check lint format native-test sanitize nightly soak bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 venv: $(STAMP) ## Make or refresh .venv with the project in it
 
-# What a machine must have, said before anything is installed.
-define MACHINE
-import importlib.util, os, shutil, sys, sysconfig
-header = os.path.join(sysconfig.get_path("include"), "Python.h")
-wanted = [
-    (sys.version_info >= (3, 11), "Python 3.11 or later (make PYTHON=python3.12 ...)"),
-    (importlib.util.find_spec("ensurepip"), "venv and pip (Debian: apt-get install python3-venv)"),
-    (os.path.exists(header), f"{header} (Debian: apt-get install python3-dev)"),
-    (shutil.which(os.environ.get("CXX", "c++")), "a C++17 compiler (Debian: apt-get install g++)"),
-]
-sys.exit("\n".join(f"this machine lacks {what}" for there, what in wanted if not there) or None)
-endef
-export MACHINE
-
 # Editable: a changed Python file needs nothing, a compiled one a rebuild of seconds. The build tools
-# come first and from the constraints, instead of a fresh isolated copy each time.
-$(STAMP): pyproject.toml constraints.txt $(NATIVE)
-	@$(PYTHON) -c "$$MACHINE"
+# come first and from the constraints, instead of a fresh isolated copy each time. Python compiles
+# what it imports: pip would spend half a minute on what nobody imports.
+$(PACKAGE): pyproject.toml constraints.txt $(NATIVE)
+	@tests/machine.sh install build
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt \
-	    cmake "mypy[mypyc]" nanobind ninja pip scikit-build-core
-	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[demo,dev]"
+	$(PIP) --upgrade cmake "mypy[mypyc]" nanobind ninja pip scikit-build-core
+	$(PIP) --no-compile -e ".[demo]"
+	touch $@
+
+$(STAMP): $(PACKAGE)
+	$(PIP) --no-compile --group dev
 	touch $@
 
 $(FRAMEWORKS): $(STAMP)
-	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e ".[frameworks]"
+	$(PIP) -e ".[frameworks]"
 	touch $@
 
-demo: $(STAMP) ## Train on 4 workers with 2 reducers, beside the same run over gloo
+demo: $(PACKAGE) ## Train on 4 workers with 2 reducers, beside the same run over gloo
 	$(BIN)/reducer demo
 
 docs: $(STAMP) ## The documentation as a site, build/docs/site
@@ -59,10 +60,21 @@ docs: $(STAMP) ## The documentation as a site, build/docs/site
 
 nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-net-reducer.so
 	$(call NATIVE_BUILD,native,)
+	test -e build/native/nccl_plugin/libnccl-net-reducer.so
 
-test: check native-test ## All checks, then all tests, two at a time; those of whole jobs first
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/e2e tests/gpu
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/nccl tests/net tests/unit
+# On a machine that has everything no test may skip but for a reason in tests/support/skips.py.
+STRICT = $(shell test $$(id -u) = 0 && tests/machine.sh complete test && echo -p tests.support.skips)
+
+test: ## All checks and tests; installs what this machine lacks, as root or with sudo
+	@tests/machine.sh install test
+	$(MAKE) --no-print-directory venv
+	$(MAKE) --no-print-directory -j2 --output-sync=line lint native-test
+	$(MAKE) --no-print-directory pytest
+
+# Two at a time, whole jobs first.
+pytest:
+	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 2 --dist loadfile tests/e2e tests/gpu
+	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 2 --dist loadfile tests/nccl tests/net tests/unit
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=900 tests/container
@@ -78,13 +90,15 @@ test-frameworks: $(FRAMEWORKS) ## The frameworks beside plain PyTorch, over real
 test-gpu: nccl-plugin ## What needs a CUDA device; skipped with the reason where there is none
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m gpu tests/e2e tests/gpu
 
-check: docs ## Linters, types, formats, layers, documents, that benchmarks run, fuzzing
+check: lint ## What lint does, layers and documents
+	$(BIN)/python -m pytest -q tests/unit/test_layering.py tests/unit/test_changelog.py \
+	    tests/unit/test_documents.py
+
+lint: docs ## Linters, types, formats, the site, that benchmarks run, a little fuzzing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
-	$(BIN)/python -m pytest -q tests/unit/test_layering.py tests/unit/test_changelog.py \
-	    tests/unit/test_documents.py
 	$(BIN)/python -m pytest -q bench/micro --benchmark-disable
 	$(BIN)/python -m tests.fuzz.decoder --seconds $(FUZZ_SECONDS)
 
@@ -107,7 +121,7 @@ define NATIVE_TESTS
 	    $(BIN)/ctest --test-dir build/$(1) --output-on-failure
 	TSAN_OPTIONS="$(TSAN)" \
 	    $(BIN)/python -m tests.support.engine_worker build/$(1)/engine/tests/engine_worker
-	TSAN_OPTIONS="$(TSAN)" \
+	test ! -d build/$(1)/nccl_plugin || TSAN_OPTIONS="$(TSAN)" \
 	    $(BIN)/python -m tests.support.nccl_ranks build/$(1)/nccl_plugin/tests/nccl_collnet
 endef
 
