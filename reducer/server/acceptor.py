@@ -42,6 +42,7 @@ _SWEEP_SECONDS = 0.05  # deadlines that near to one another are met together, by
 MAX_WAITING = 4096
 # Bytes that a refused peer may still send while it reads our answer; then it is cut off.
 _MAX_DISCARDED = 1 << 20
+_REST_SECONDS = 0.1  # of a listener whose connections can neither be accepted nor refused
 _AT_ONCE = 64  # connections, and sockets with bytes; then the rest of the process gets its turn
 
 _MODE_FLAGS = {"open": 0, "psk": PrefaceFlag.PSK, "tls": PrefaceFlag.TLS}
@@ -103,7 +104,8 @@ class Acceptor:
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
         self._room = min(MAX_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._limit = RateLimit(1.0)
-        self._reserve = os.open(os.devnull, os.O_RDONLY)
+        self._reserve = _open_reserve()
+        self._resting: dict[int, asyncio.TimerHandle] = {}  # listeners, by descriptor
         # One reader and one timer of the loop for all: strangers come by the thousand, and those of
         # each would cost more than its connection.
         self._epoll = select.epoll()
@@ -121,10 +123,13 @@ class Acceptor:
             self._deadline.cancel()
         for waiting in list(self._waiting.values()):
             self._end(waiting)
+        for timer in self._resting.values():
+            timer.cancel()
         self._epoll.close()
         for listener in self._listeners.values():
             listener.close()
-        os.close(self._reserve)
+        if self._reserve is not None:
+            os.close(self._reserve)
 
     def _on_ready(self) -> None:
         for fd, _ in self._epoll.poll(0, _AT_ONCE):
@@ -150,13 +155,28 @@ class Acceptor:
 
     def _refuse_one(self, listener: socket.socket, error: OSError) -> None:
         """Without this a pending connection that cannot be accepted would wake us for ever."""
+        self._note("descriptors", None, os.strerror(error.errno or 0))
+        if self._reserve is None:
+            self._rest(listener.fileno())
+            return
         os.close(self._reserve)
+        self._reserve = None  # its number may be a client's before it is opened again
         with contextlib.suppress(OSError), listener.accept()[0] as sock:
             sock.setblocking(False)
             text = f"this reducer cannot accept: {error.strerror}; raise its limit (ulimit -n)"
             sock.send(self._error(ErrorCode.UNAVAILABLE, text))
-        self._note("descriptors", None, os.strerror(error.errno or 0))
-        self._reserve = os.open(os.devnull, os.O_RDONLY)
+        self._reserve = _open_reserve()
+
+    def _rest(self, fd: int) -> None:
+        """Leave the connections of a listener to its backlog for a moment."""
+        self._epoll.unregister(fd)
+        loop = asyncio.get_running_loop()
+        self._resting[fd] = loop.call_later(_REST_SECONDS, self._resume, fd)
+
+    def _resume(self, fd: int) -> None:
+        del self._resting[fd]
+        self._reserve = _open_reserve() if self._reserve is None else self._reserve
+        self._epoll.register(fd, select.EPOLLIN)
 
     def _welcome(self, sock: socket.socket, address: object) -> None:
         now = asyncio.get_running_loop().time()
@@ -293,6 +313,16 @@ class Acceptor:
         payload = messages.encode(messages.Error(code=code, message=text))
         header = Header(MessageKind.ERROR, length=len(payload), payload_crc=self._crc32c(payload))
         return pack_header(header, self._crc32c) + payload
+
+
+def _open_reserve() -> int | None:
+    """A descriptor to be given up for a connection; None where there is none."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in _EXHAUSTED:
+            raise
+        return None
 
 
 def _guess(data: bytes) -> str:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 import numpy as np
 import pytest
 
+from reducer.wire.header import pack_preface
 from tests.support.cluster import Daemon, usage
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, connect
@@ -44,6 +45,39 @@ def test_no_descriptors_harm_no_running_job() -> None:
             later.bye()
         assert worker.all_reduce("k", 1, values) == values.tobytes()
         assert daemon.stats()["refused"]["descriptors"] >= 1
+
+
+def test_the_spare_descriptor_is_nobody_elses_once_it_is_lost() -> None:
+    """Not even the spare one can be opened again: as if the whole system had none (ENFILE)."""
+    values = np.ones(1000, np.float32)
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon())
+
+        def join_in() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", daemon.port), 10))
+
+        def exhaust() -> None:
+            usual = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+            before = usage(daemon.pid).descriptors
+            resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (3, usual[1]))
+            join_in()
+            wait_until(lambda: usage(daemon.pid).descriptors < before, 5, "the spare one is lost")
+            resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, usual)
+
+        before = usage(daemon.pid).descriptors
+        exhaust()
+        held = [join_in() for _ in range(5)]
+        for sock in held:
+            sock.sendall(pack_preface(0)[:8])
+        wait_until(lambda: usage(daemon.pid).descriptors >= before + len(held), 5, "all are here")
+        exhaust()
+        for sock in held:  # one of them has the number that the spare one had
+            sock.sendall(pack_preface(0)[8:] + b"no frame".ljust(80))
+            assert sock.recv(4) == b"ORSF"
+        worker = stack.enter_context(Worker(daemon.port, "j", 0, 1))
+        worker.join()
+        assert worker.all_reduce("k", 0, values) == values.tobytes()
+        assert daemon.stats()["refused"]["descriptors"] < 1_000  # it does not spin
 
 
 def unpassed(daemon: Daemon) -> int:
