@@ -52,6 +52,7 @@ class Snapshot:
     restarts: Mapping[int, int]
     accepted: int
     refused: Mapping[str, int]
+    metrics_dropped: Mapping[str, int]
     dropped_log_lines: int
     usage: Mapping[str, float]
     lanes: list[dict[str, Any]]
@@ -94,6 +95,9 @@ REFUSAL_CAUSES = (
     "version",
     "distrust", "ending", "expired", "forged", "left", "oversized", "untrusted",
 )
+_METRICS_DROPPED = Series("metrics_dropped", "reducer_metrics_dropped_connections",
+                          "Connections to the metrics port that were cut off, by cause.",
+                          "counter", labels=("cause",))
 _RESTARTS = Series("restarts", "reducer_lane_restarts",
                    "Lanes that died and were started again; their runs failed over.",
                    "counter", labels=("lane",))
@@ -190,8 +194,9 @@ _RANK_SERIES = _labelled(("job_name", "lane", "rank"),
 def catalogue() -> tuple[Series, ...]:
     """Every series of a scrape, in its order."""
     return (
-        _INFO, _KERNEL_INFO, *_DAEMON_SERIES, _REFUSED, _RESTARTS, *_PROCESS_SERIES, *_LANE_SERIES,
-        _ERRORS, *_JOB_SERIES, *_RUN_SERIES, _ROUND_SECONDS, *_RANK_SERIES,
+        _INFO, _KERNEL_INFO, *_DAEMON_SERIES, _REFUSED, _METRICS_DROPPED, _RESTARTS,
+        *_PROCESS_SERIES, *_LANE_SERIES, _ERRORS, *_JOB_SERIES, *_RUN_SERIES, _ROUND_SECONDS,
+        *_RANK_SERIES,
     )  # fmt: skip
 
 
@@ -237,6 +242,7 @@ class _SnapshotCollector(Collector):
             yield _family(series, [((), numbers[series.field])])
         refused = {**dict.fromkeys(REFUSAL_CAUSES, 0), **found.refused}
         yield _family(_REFUSED, [((cause,), n) for cause, n in sorted(refused.items())])
+        yield _family(_METRICS_DROPPED, [((c,), n) for c, n in found.metrics_dropped.items()])
         yield _family(_RESTARTS, [((str(lane),), n) for lane, n in found.restarts.items()])
 
     def _process_rows(self, field: str) -> Iterator[Row]:

@@ -1,6 +1,7 @@
 """A tiny HTTP server for the status page, /metrics, /healthz, /readyz, /api/stats and /api/status.
 
-One request a connection, at most 8 KiB of it, within 5 s: it answers tools, it is no web server.
+One request a connection, at most 8 KiB of it, within 2 s: it answers tools, it is no web server. Of
+64 connections the oldest that nobody works for makes room: a crowd keeps no probe out.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 logger = logging.getLogger("reducer.admin")
 
 _MAX_REQUEST = 8192
-_REQUEST_SECONDS = 5.0
-_MAX_CONNECTIONS = 64
+_REQUEST_SECONDS = 2.0  # for the request, as for prefaces
+_ANSWER_SECONDS = 5.0  # to read the answer, and to close
+MAX_CONNECTIONS = 64
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d*)?")
 _REASONS = {
     200: "OK",
@@ -54,6 +57,14 @@ class Answer(NamedTuple):
 Page = Callable[[], Awaitable[Answer]]
 
 
+class _Phase(IntEnum):
+    """What a connection waits for; the lower one makes room first."""
+
+    REQUEST = 0
+    READER = 1  # the client has its answer, or reads it
+    PAGE = 2
+
+
 def text_answer(status: int, text: str) -> Answer:
     return Answer(status, "text/plain; charset=utf-8", text.encode() + b"\n")
 
@@ -63,14 +74,18 @@ def json_answer(found: object) -> Answer:
 
 
 class Admin:
-    """Serves ``pages`` (path -> coroutine) on ``listeners`` until `stop`."""
+    """Serves ``pages`` (path -> coroutine) on ``listeners`` until `stop`.
+
+    ``dropped`` counts by cause the connections that were cut off.
+    """
 
     def __init__(self, listeners: Sequence[socket.socket], pages: Mapping[str, Page]) -> None:
         self._listeners = listeners
         self._on_loopback = all(_is_loopback(each.getsockname()[0]) for each in listeners)
         self._pages = pages
         self._servers: list[asyncio.Server] = []
-        self._open: set[asyncio.Task[None]] = set()
+        self.dropped = {"crowded": 0, "slow": 0}
+        self._open: dict[asyncio.Task[None], _Phase] = {}  # the oldest first
 
     @property
     def port(self) -> int:
@@ -87,7 +102,7 @@ class Admin:
         """Close the listeners and end what is still being answered."""
         for server in self._servers:
             server.close()
-        for task in self._open:
+        for task in list(self._open):
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
         for listener in self._listeners:
@@ -96,43 +111,45 @@ class Admin:
     async def _on_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._open) >= _MAX_CONNECTIONS:
+        if len(self._open) >= MAX_CONNECTIONS and not self._make_room():
             writer.transport.abort()
             return
-        self._open.add(task)
         try:
-            async with asyncio.timeout(_REQUEST_SECONDS):
-                await self._serve(reader, writer)
-        except (TimeoutError, OSError, asyncio.CancelledError):
+            await self._serve(task, reader, writer)
+        except TimeoutError:
+            self.dropped["slow"] += 1
+            writer.transport.abort()
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
         finally:
-            self._open.discard(task)
+            self._open.pop(task, None)
             writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _make_room(self) -> bool:
+        """Cut off the oldest connection that waits for its client; False where none does."""
+        self.dropped["crowded"] += 1
+        task = min(self._open, key=self._open.__getitem__)
+        if self._open[task] is _Phase.PAGE:
+            return False
+        del self._open[task]
+        task.cancel()
+        return True
+
+    async def _serve(
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._open[task] = _Phase.REQUEST
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
         except (asyncio.LimitOverrunError, asyncio.IncompleteReadError):
             method, answer = "GET", text_answer(400, "expected one HTTP request of at most 8 KiB")
         else:
+            self._open[task] = _Phase.PAGE
             method, answer = await self._answer(head)
-        lines = [
-            f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
-            f"Content-Type: {answer.content_type}",
-            f"Content-Length: {len(answer.body)}",
-            f"Content-Security-Policy: {answer.policy}",
-            *_HEADERS,
-        ]
-        writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n")
-        if method != "HEAD":
-            writer.write(answer.body)
-        await writer.drain()
-        if writer.can_write_eof():
-            writer.write_eof()
-            # Until the client has closed: unread bytes of it would turn our close into a RST.
-            with contextlib.suppress(OSError):
-                while await reader.read(_MAX_REQUEST):
-                    pass
+        self._open[task] = _Phase.READER
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            await _tell(reader, writer, method, answer)
 
     async def _answer(self, head: bytes) -> tuple[str, Answer]:
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
@@ -153,6 +170,29 @@ class Admin:
         except Exception:
             logger.exception("page %s", target)
             return method, text_answer(500, "internal error; see the log")
+
+
+async def _tell(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, method: str, answer: Answer
+) -> None:
+    """Send the answer, and wait until the client has closed."""
+    lines = [
+        f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
+        f"Content-Type: {answer.content_type}",
+        f"Content-Length: {len(answer.body)}",
+        f"Content-Security-Policy: {answer.policy}",
+        *_HEADERS,
+    ]
+    writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n")
+    if method != "HEAD":
+        writer.write(answer.body)
+    await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()
+        # Until the client has closed: unread bytes of it would turn our close into a RST.
+        with contextlib.suppress(OSError):
+            while await reader.read(_MAX_REQUEST):
+                pass
 
 
 def _is_loopback(address: str) -> bool:

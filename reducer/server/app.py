@@ -228,6 +228,7 @@ class Server:
             restarts={handle.lane: handle.restarts for handle in self._lanes.handles},
             accepted=self._acceptor.passed,
             refused=dict(refused),
+            metrics_dropped=dict(self._admin.dropped),
             dropped_log_lines=log.dropped_lines(),
             usage=own_usage(),
             lanes=lanes,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
+from reducer.server.admin import MAX_CONNECTIONS
 from tests.support.cluster import Daemon
 
 
@@ -103,16 +105,36 @@ def test_what_is_no_page_may_load_nothing_at_all(daemon: Daemon, path: str) -> N
     assert b"X-Content-Type-Options: nosniff\r\n" in answer
 
 
-def test_a_crowd_that_asks_nothing_is_bounded(daemon: Daemon) -> None:
-    crowd = [socket.create_connection(("127.0.0.1", daemon.metrics_port), 5) for _ in range(100)]
+def dropped(daemon: Daemon, cause: str) -> int:
+    return int(daemon.stats()["metrics_dropped"][cause])
+
+
+def call(daemon: Daemon, stack: ExitStack) -> socket.socket:
+    return stack.enter_context(socket.create_connection(("127.0.0.1", daemon.metrics_port), 10))
+
+
+def is_cut_off(sock: socket.socket) -> bool:
     try:
-        crowd[-1].settimeout(5)
-        try:
-            refused = crowd[-1].recv(1) == b""
-        except ConnectionResetError:
-            refused = True
-        assert refused
-    finally:
-        for sock in crowd:
-            sock.close()
-    assert daemon.get("/healthz")[0] == 200
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_crowd_that_asks_nothing_keeps_no_probe_out(daemon: Daemon) -> None:
+    before = dropped(daemon, "crowded")
+    with ExitStack() as stack:
+        crowd = [call(daemon, stack) for _ in range(MAX_CONNECTIONS + 36)]
+        assert daemon.get("/healthz")[0] == 200
+        assert dropped(daemon, "crowded") >= before + 36
+        assert is_cut_off(crowd[0])
+        crowd[-1].sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert crowd[-1].recv(8) == b"HTTP/1.1"
+
+
+def test_who_is_slow_is_cut_off_and_counted(daemon: Daemon) -> None:
+    before = dropped(daemon, "slow")
+    with ExitStack() as stack:
+        slow = [call(daemon, stack) for _ in range(2)]
+        slow[1].sendall(b"GET /healthz HTTP/1.1\r\nX-Never: ends")
+        assert all(map(is_cut_off, slow))
+    assert dropped(daemon, "slow") == before + 2

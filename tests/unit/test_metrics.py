@@ -67,7 +67,7 @@ def scrape(*lanes: dict[str, Any]) -> dict[tuple[str, frozenset[tuple[str, str]]
     """Every sample, by its name and labels."""
     snapshot = metrics.Snapshot(
         version="1", protocol="1.0", mode="open", time=0.0, started_at=1.0, ready=True, accepted=0,
-        down=[2], restarts={0: 0, 1: 0, 2: 3},
+        down=[2], metrics_dropped={"slow": 4}, restarts={0: 0, 1: 0, 2: 3},
         refused={"garbage": 2}, dropped_log_lines=0,
         usage={"cpu_seconds": 1.5, "resident_bytes": 7}, lanes=list(lanes),
     )  # fmt: skip
