@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, cast
 
@@ -20,7 +21,11 @@ from reducer_client.engine import Engine, EngineError, Operation
 from reducer_client.errors import from_engine
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
 from reducer_client.reports import StallReports
+from reducer_client.spread import KeysInTurn
 from reducer_client.work import Timeout, Work, WorkContext
+
+# Of calls that may do without a key.
+_KINDS = ("all_reduce", "all_reduce_many", "broadcast", "all_gather", "reduce_scatter")
 
 OnDone = Callable[[Work[Any]], None]
 
@@ -28,8 +33,8 @@ OnDone = Callable[[Work[Any]], None]
 class Group:
     """A joined job; made by ``connect``. A context manager: leaves cleanly, or aborts on an error.
 
-    Any thread may call it. Calls without a ``key`` share one key for each kind of call, so all
-    ranks must make them in the same order; with keys, ranks may submit in any order.
+    Any thread may call it. Calls without a ``key`` take the keys of their kind of call in turns, so
+    all ranks must make them in the same order; with keys, ranks may submit in any order.
     Keys that begin with ``~`` are the client's own.
     """
 
@@ -48,6 +53,7 @@ class Group:
             fail_on_nonfinite=settings.on_nonfinite == "error",
         )
         self._run_id = engine.run_id
+        self._unnamed = {kind: KeysInTurn(f"~{kind}", self.reducers) for kind in _KINDS}
         self._completer = Completer(engine, reports)
         self._end = weakref.finalize(self, _shut_down, engine, self._completer)
 
@@ -70,6 +76,11 @@ class Group:
     def job(self) -> str:
         """The name of the job."""
         return self._settings.job
+
+    @property
+    def reducers(self) -> int:
+        """The number of reducers that the job began with."""
+        return len(self._settings.addresses)
 
     @property
     def step_timeout(self) -> float | None:
@@ -114,19 +125,20 @@ class Group:
         code, reducible = find_reduction(op, source.dtype, dtype)
         wire, wide = narrow_to(reducible, wire_dtype)
         target = target_array(out, source.shape, source.dtype)
-        return self._submit(
-            Collective.ALL_REDUCE,
-            code,
-            wire,
-            _name(key, "~all_reduce"),
-            count=source.size,
-            source=source,
-            target=target,
-            wide=wide,
-            priority=priority,
-            on_done=on_done,
-            timeout=timeout,
-        )
+        with self._named(key, "all_reduce") as name:
+            return self._submit(
+                Collective.ALL_REDUCE,
+                code,
+                wire,
+                name,
+                count=source.size,
+                source=source,
+                target=target,
+                wide=wide,
+                priority=priority,
+                on_done=on_done,
+                timeout=timeout,
+            )
 
     def all_reduce_many(
         self,
@@ -144,27 +156,27 @@ class Group:
         sources = [as_array(array) for array in arrays]
         reductions = [find_reduction(op, source.dtype) for source in sources]
         wires = [narrow_to(reducible, wire_dtype) for _, reducible in reductions]
-        name = _name(key, "~all_reduce_many")
+        buffers = plan_fusion(sources, fusion_threshold)
         results: list[Array] = [np.empty(0)] * len(sources)
         operations: list[Operation] = []
-        buffers = plan_fusion(sources, fusion_threshold)
-        _fitting(f"{name}/{len(buffers)}")  # before the first of them is under way
-        for index, buffer in enumerate(buffers):
-            fused = buffer.pack(sources)
-            wire, wide = wires[buffer.members[0]]
-            part: Work[Array] = self._submit(
-                Collective.ALL_REDUCE,
-                reductions[buffer.members[0]][0],
-                wire,
-                _fitting(f"{name}/{index}"),
-                count=buffer.count,
-                source=fused,
-                target=fused,
-                wide=wide,
-            )
-            operations.extend(part._operations)
-            for member, view in zip(buffer.members, buffer.views(fused, sources), strict=True):
-                results[member] = view
+        with self._named(key, "all_reduce_many") as name:
+            _fitting(_part(name, len(buffers)))  # before the first of them is under way
+            for index, buffer in enumerate(buffers):
+                fused = buffer.pack(sources)
+                wire, wide = wires[buffer.members[0]]
+                part: Work[Array] = self._submit(
+                    Collective.ALL_REDUCE,
+                    reductions[buffer.members[0]][0],
+                    wire,
+                    _part(name, index),
+                    count=buffer.count,
+                    source=fused,
+                    target=fused,
+                    wide=wide,
+                )
+                operations.extend(part._operations)
+                for member, view in zip(buffer.members, buffer.views(fused, sources), strict=True):
+                    results[member] = view
         return Work(self._context, name, operations, results)
 
     def broadcast(
@@ -192,19 +204,20 @@ class Group:
         sends = root == self.rank
         if sends and target is not source:
             np.copyto(target, source)
-        return self._submit(
-            Collective.BROADCAST,
-            ReduceOp.COPY,
-            wire,
-            _name(key, "~broadcast"),
-            count=count,
-            source=source if sends else None,
-            target=None if sends else target,
-            result=target,
-            root=root,
-            on_done=on_done,
-            timeout=timeout,
-        )
+        with self._named(key, "broadcast") as name:
+            return self._submit(
+                Collective.BROADCAST,
+                ReduceOp.COPY,
+                wire,
+                name,
+                count=count,
+                source=source if sends else None,
+                target=None if sends else target,
+                result=target,
+                root=root,
+                on_done=on_done,
+                timeout=timeout,
+            )
 
     def all_gather(
         self,
@@ -225,17 +238,18 @@ class Group:
         """
         source = as_array(array)
         wire, count = _as_moved(source)
-        return self._submit(
-            Collective.ALL_GATHER,
-            ReduceOp.COPY,
-            wire,
-            _name(key, "~all_gather"),
-            count=count,
-            source=source,
-            target=target_array(out, (self.world_size, *source.shape), source.dtype),
-            on_done=on_done,
-            timeout=timeout,
-        )
+        with self._named(key, "all_gather") as name:
+            return self._submit(
+                Collective.ALL_GATHER,
+                ReduceOp.COPY,
+                wire,
+                name,
+                count=count,
+                source=source,
+                target=target_array(out, (self.world_size, *source.shape), source.dtype),
+                on_done=on_done,
+                timeout=timeout,
+            )
 
     def reduce_scatter(
         self,
@@ -267,18 +281,19 @@ class Group:
         code, reducible = find_reduction(op, source.dtype, dtype)
         wire, wide = narrow_to(reducible, wire_dtype)
         shape = (source.shape[0] // self.world_size, *source.shape[1:])
-        return self._submit(
-            Collective.REDUCE_SCATTER,
-            code,
-            wire,
-            _name(key, "~reduce_scatter"),
-            count=source.size // self.world_size,
-            source=source,
-            target=target_array(out, shape, source.dtype),
-            wide=wide,
-            on_done=on_done,
-            timeout=timeout,
-        )
+        with self._named(key, "reduce_scatter") as name:
+            return self._submit(
+                Collective.REDUCE_SCATTER,
+                code,
+                wire,
+                name,
+                count=source.size // self.world_size,
+                source=source,
+                target=target_array(out, shape, source.dtype),
+                wide=wide,
+                on_done=on_done,
+                timeout=timeout,
+            )
 
     def barrier(self, timeout: Timeout | None = None) -> None:
         """Return when every rank has called it; None takes the group's ``step_timeout``."""
@@ -339,6 +354,10 @@ class Group:
             self.close()
         else:
             self.abort()
+
+    def _named(self, key: str | None, kind: str) -> AbstractContextManager[str]:
+        """The key of a call: its own, or the next one of its kind."""
+        return self._unnamed[kind].next() if key is None else nullcontext(_checked(key))
 
     def _leave(self, leave: Callable[[], None]) -> None:
         if self._end.detach() is None or self._engine.forked:
@@ -411,14 +430,17 @@ def _shut_down(engine: Engine, completer: Completer) -> None:
         completer.stop()
 
 
-def _name(key: str | None, default: str) -> str:
-    if key is None:
-        return default
+def _checked(key: str) -> str:
     if not isinstance(key, str):
         raise TypeError(f"key {key!r}: expected a str, got {type(key).__name__}")
     if key.startswith("~"):
         raise ValueError(f"key {key!r}: keys that begin with ~ are the client's own")
     return _fitting(key)
+
+
+def _part(name: str, index: int) -> str:
+    """The key of a fusion buffer; the first one's is that of the call, whose place is chosen."""
+    return f"{name}/{index}" if index else name
 
 
 def _fitting(key: str) -> str:

@@ -114,6 +114,12 @@ def _every_option(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
         for step in range(STEPS + rank):
             _step(model, optimizer, rank, step)
     yield "join", _parameters(model)
+    model = DistributedDataParallel(nn.Linear(20, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(STEPS + rank):
+            _step(model, optimizer, rank, step)
+    yield "join of those that are left", _parameters(model)
 
 
 def _hooks(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:

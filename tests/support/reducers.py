@@ -37,9 +37,13 @@ class Reducers:
 
     def bytes_in(self) -> int:
         """Payload that all running reducers have taken for the jobs that are on them now."""
-        daemons = (daemon for daemon in self._daemons if daemon is not None)
-        lanes = [lane for daemon in daemons for lane in daemon.stats()["lanes"]]
-        return sum(job["bytes_in"] for lane in lanes for job in lane["core"]["jobs"].values())
+        running = [index for index, daemon in enumerate(self._daemons) if daemon is not None]
+        return sum(sum(self.lane_bytes_in(index)) for index in running)
+
+    def lane_bytes_in(self, index: int) -> list[int]:
+        """That of a reducer, by lane."""
+        lanes = self.daemon(index).stats()["lanes"]
+        return [sum(j["bytes_in"] for j in lane["core"]["jobs"].values()) for lane in lanes]
 
     def restart(self, index: int) -> int:
         """`terminate`, then `start`; the exit status."""

@@ -15,7 +15,7 @@ from reducer_client.torch.solo import SoloGroup
 from reducer_client.torch.staging import CudaStaging
 from reducer_client.torch.strands import MainStrand, Strand
 from reducer_client.torch.tasks import Task
-from reducer_client.torch.works import CallWork, Handle, OnDone
+from reducer_client.torch.works import CallWork, Handle, Keeper, OnDone
 
 AnyGroup = Group | SoloGroup
 
@@ -30,11 +30,12 @@ class Calls:
 
     def __init__(self, group: AnyGroup, name: str) -> None:
         self.group = group
-        self._strand = MainStrand(name)
+        self._strand = MainStrand(name, group.reducers)
         self._threads = CallbackThreads()
         self._pending: set[CallWork] = set()
+        self._keeper = Keeper()
         self._staging: dict[torch.device, CudaStaging] = {}
-        # One for all devices, whose calls are rounds of one key; starts a thread when first used.
+        # One for all devices, whose calls have one order; starts a thread when first used.
         self._stager = ThreadPoolExecutor(1, thread_name_prefix="reducer-stager")
 
     def start(
@@ -53,12 +54,14 @@ class Calls:
         ``outputs``: the value of the work's future.
         """
         device = _common_device(source, target)
-        key, strand = self._strand.next_call(device.type)
-        submit = partial(submit, key=key, timeout=timeout)
         if device.type == "cuda":
+            key, strand = self._strand.next_call(device.type)
+            submit = partial(submit, key=key, timeout=timeout)
             return self._start_on_device(submit, source, target, outputs, strand, device)
         read, write, finish = _on_host(source, target)
-        work = CallWork(outputs, strand, self._threads, finish, timeout)
+        key, strand = self._strand.next_call(device.type)
+        submit = partial(submit, key=key, timeout=timeout)
+        work = CallWork(outputs, strand, self._threads, self._keeper, finish, timeout)
 
         def begin(on_done: OnDone | None) -> Handle:
             return submit(read, write, on_done=on_done)
@@ -76,7 +79,7 @@ class Calls:
     ) -> CallWork:
         """Start something that waits, and may make calls of its own; equal on all ranks."""
         _, strand = self._strand.next_call("task")
-        work = CallWork(outputs, strand, self._threads)
+        work = CallWork(outputs, strand, self._threads, self._keeper)
 
         def begin(on_done: OnDone | None) -> Handle:
             task = Task(run, strand, on_done)
@@ -95,7 +98,14 @@ class Calls:
         device: torch.device,
     ) -> CallWork:
         staging = self._staging_of(device)
-        work = CallWork(outputs, strand, self._threads, devices=[device], context=staging.on_side)
+        work = CallWork(
+            outputs,
+            strand,
+            self._threads,
+            self._keeper,
+            devices=[device],
+            context=staging.on_side,
+        )
 
         def begin(on_done: OnDone | None) -> Handle:
             assert on_done is not None

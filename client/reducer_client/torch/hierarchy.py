@@ -131,11 +131,16 @@ class Hierarchy:
         wire_dtype: WireDtype | None = None,
         *,
         dtype: str | None = None,
+        flat_key: str | None = None,
         priority: int = 0,
         on_done: Callable[[Any], None] | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array] | Call:
-        """As `Group.all_reduce`. Floats of LEAST_BYTES and more take the hierarchy."""
+        """As `Group.all_reduce`. Floats of LEAST_BYTES and more take the hierarchy.
+
+        Args:
+            flat_key: the key of a call that does not take it; by default ``key``.
+        """
         source = as_array(array)
         _, wire = find_reduction(op, source.dtype, dtype)
         narrow_to(wire, wire_dtype)
@@ -143,7 +148,7 @@ class Hierarchy:
             return self._group.all_reduce(
                 source,
                 op,
-                key,
+                flat_key or key,
                 out,
                 wire_dtype,
                 dtype=dtype,

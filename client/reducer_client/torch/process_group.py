@@ -7,7 +7,7 @@ rank something else, goes over an inner group of gloo (CPU) or nccl (CUDA), made
 ``monitored_barrier`` is refused by torch itself: it takes gloo alone.
 
 The ranks must make the calls of a group in the same order. Where they do not, every one raises
-MismatchError, which says who called what, if the calls are rounds of one key. A barrier and a sum,
+MismatchError, which says who called what, if the calls take the same keys. A barrier and a sum,
 a CPU and a CUDA tensor, and in a hierarchy a large and a small sum are not: each waits for its
 like, and raises RoundTimeoutError in the end.
 """

@@ -8,11 +8,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from reducer_client.dtypes import WireDtype
-from reducer_client.torch.calls import AnyGroup, Calls
+from reducer_client.arrays import Array
+from reducer_client.dtypes import Op, WireDtype
+from reducer_client.torch.calls import Calls
 from reducer_client.torch.hierarchy import Hierarchy
 from reducer_client.torch.packing import Packing
-from reducer_client.torch.strands import main_key
+from reducer_client.torch.strands import main_prefix
 from reducer_client.torch.tensors import check_reducible, reducible, scale
 from reducer_client.torch.works import CallWork, Handle
 
@@ -64,7 +65,7 @@ class FlatReduction:
         def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
             what = reducible(source, op)
             scale(source, op)
-            return self._via(call["key"]).all_reduce(
+            return self._submit(
                 what.array,
                 what.op,
                 out=what.array,
@@ -88,8 +89,8 @@ class FlatReduction:
     def abort(self) -> None:
         """Likewise."""
 
-    def _via(self, key: str) -> AnyGroup | Hierarchy:
-        return self._calls.group
+    def _submit(self, array: Array, op: Op, *, key: str, **call: Any) -> Handle:
+        return self._calls.group.all_reduce(array, op, key=key, **call)
 
 
 class HierarchicalReduction(FlatReduction):
@@ -98,7 +99,7 @@ class HierarchicalReduction(FlatReduction):
     def __init__(self, calls: Calls, wire_dtype: WireDtype | None, hierarchy: Hierarchy) -> None:
         super().__init__(calls, wire_dtype)
         self.hierarchy = hierarchy
-        self._key = main_key("cuda" if hierarchy.layout.cuda else "cpu")
+        self._prefix = main_prefix("cuda" if hierarchy.layout.cuda else "cpu")
 
     def close(self) -> None:
         self.hierarchy.close()
@@ -106,10 +107,12 @@ class HierarchicalReduction(FlatReduction):
     def abort(self) -> None:
         self.hierarchy.abort()
 
-    def _via(self, key: str) -> AnyGroup | Hierarchy:
+    def _submit(self, array: Array, op: Op, *, key: str, **call: Any) -> Handle:
         # What callbacks call, and tensors of another kind of device, come in another order on each
         # rank; neighbours could not match them.
-        return self.hierarchy if key == self._key else self._calls.group
+        if not key.startswith(f"{self._prefix}/"):
+            return super()._submit(array, op, key=key, **call)
+        return self.hierarchy.all_reduce(array, op, self._prefix, flat_key=key, **call)
 
 
 def narrow(flat: torch.Tensor, op: Any, wire_dtype: WireDtype | None) -> WireDtype | None:

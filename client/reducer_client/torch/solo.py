@@ -25,6 +25,8 @@ class _Done:
 class SoloGroup:
     """``reducer_client.Group`` for a world of one, as far as process groups use it."""
 
+    reducers = 1
+
     def all_reduce(self, array: Array, op: str, *, out: Array, **options: Any) -> _Done:
         return _copy(array, out, **options)
 

@@ -1,6 +1,6 @@
 """Names for the rounds of calls, equal on all ranks whatever threads do.
 
-A program makes its calls in the same order on all ranks, and one key is enough for them. Callbacks
+A program makes its calls in the same order on all ranks, and takes some keys in turns. Callbacks
 of futures call, too (PowerSGD sums twice in them), but when and on which thread they run is chance.
 So each call has a strand, each callback of its future a branch of that, by the order in which they
 are registered, and what a callback calls is named after its branch.
@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from reducer_client.spread import KeysInTurn
 
 # Names come round after so many calls of a group; until then all ranks must have run the callbacks
 # of the first of them. Bounds the keys that engine and reducers know.
@@ -38,10 +40,12 @@ class Strand:
 class MainStrand:
     """The calls of the program on one group."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, reducers: int) -> None:
         self._group = group
+        self._reducers = reducers
         self._lock = threading.Lock()
         self._number = 0
+        self._keys: dict[str, KeysInTurn] = {}
 
     def next_call(self, place: str) -> tuple[str, Strand]:
         """The key of the next call, and the strand of its callbacks.
@@ -55,11 +59,12 @@ class MainStrand:
         with self._lock:
             number = self._number
             self._number += 1
-        return main_key(place), Strand(f"{self._group}/{number % _NAMES}")
+            keys = self._keys.setdefault(place, KeysInTurn(main_prefix(place), self._reducers))
+        return keys.take(), Strand(f"{self._group}/{number % _NAMES}")
 
 
-def main_key(place: str) -> str:
-    """The key of the calls that the program makes itself, outside callbacks."""
+def main_prefix(place: str) -> str:
+    """Begins the keys of the calls that the program makes itself, outside callbacks."""
     return f"calls/{place}"
 
 

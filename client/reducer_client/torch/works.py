@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -31,11 +32,34 @@ OnDone = Callable[[Any], None]
 Submit = Callable[[OnDone | None], Handle]
 
 
+class Keeper:
+    """Keeps works whose Python half the program has dropped while torch's C++ may hold the other.
+
+    ``DistributedDataParallel.join`` gives a work to the reducer in C++, and drops it. Without its
+    Python half a work is the bare base class, whose ``wait`` never returns. Nothing says when the
+    C++ half is gone; the reducer has one work at a time and reads it in the next backward pass.
+    """
+
+    # More than the asynchronous calls of a forward pass and the backward pass that follows.
+    _WORKS = 1024
+    # What DDP hands over is one number; memory of the program's own is not held.
+    _BYTES = 4096
+
+    def __init__(self) -> None:
+        self._works: deque[CallWork] = deque(maxlen=self._WORKS)
+
+    def keep(self, work: CallWork, outputs: Sequence[torch.Tensor]) -> None:
+        """Let the work live until so many others have been dropped."""
+        if sum(tensor.nbytes for tensor in outputs) <= self._BYTES:
+            self._works.append(work)
+
+
 class CallWork(dist.Work):
     """One collective. Any thread may wait for it, any number of times.
 
     Args:
         outputs: what the future has as its value.
+        keeper: takes an asynchronous call that nobody in Python has any more.
         limit: seconds that ``wait`` waits by default; None takes the timeout of the group.
         devices, context: of the future.
         finish: brings the result to the outputs, once, when the call has succeeded.
@@ -46,6 +70,7 @@ class CallWork(dist.Work):
         outputs: Sequence[torch.Tensor],
         strand: Strand,
         threads: CallbackThreads,
+        keeper: Keeper,
         finish: Callable[[], None] | None = None,
         limit: float | None = None,
         devices: Sequence[torch.device] = (),
@@ -55,6 +80,7 @@ class CallWork(dist.Work):
         self._outputs = list(outputs)
         self._strand = strand
         self._threads = threads
+        self._keeper = keeper
         self._finish = finish
         self._limit = limit
         self._devices = devices
@@ -66,6 +92,10 @@ class CallWork(dist.Work):
         self._error: Exception | None = None
         self._future: CallFuture | None = None
         self._give_up: Callable[[str], None] | None = None
+
+    def __del__(self) -> None:
+        if self._notified:  # what is waited for at once is not handed on
+            self._keeper.keep(self, self._outputs)
 
     def start(self, submit: Submit, give_up: Callable[[str], None] | None = None) -> CallWork:
         """For one that somebody waits for at once.
