@@ -20,6 +20,7 @@ from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
 from reducer_client.group import Group
+from reducer_client.local_gradients import LocalVariables
 
 __all__ = ["BroadcastGlobalVariables", "DistributedOptimizer", "MetricAverage"]
 
@@ -60,8 +61,12 @@ def DistributedOptimizer(  # noqa: N802 - makes an optimizer, and users know it 
     return with_reduction(optimizer, _find_reduce(group, op, options))
 
 
-def with_reduction(optimizer: Any, reduce: Reduce) -> Any:
-    """An optimizer of the same class, settings and state that applies what ``reduce`` returns."""
+def with_reduction(optimizer: Any, reduce: Reduce, local: LocalVariables | None = None) -> Any:
+    """An optimizer of the same class, settings and state that applies what ``reduce`` returns.
+
+    Args:
+        local: variables whose gradients are not reduced.
+    """
     if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, _Reducing):
         raise TypeError(
             "expected an optimizer of Keras 3 that is not distributed yet, got "
@@ -71,7 +76,11 @@ def with_reduction(optimizer: Any, reduce: Reduce) -> Any:
     base = type(optimizer)
     # Named as its base, and so it is saved. The reduction belongs to the class, for Keras makes
     # instances from their configuration alone.
-    attributes = {"__module__": base.__module__, "_reduce_all": staticmethod(reduce)}
+    attributes = {
+        "__module__": base.__module__,
+        "_reduce_all": staticmethod(reduce),
+        "_local": LocalVariables() if local is None else local,
+    }
     kind: Any = type(base.__name__, (_ReducingScaled if scales else _Reducing, base), attributes)
     made = kind.from_config(optimizer.get_config())
     if optimizer.built:
@@ -150,15 +159,17 @@ class _Reducing:
     """In front of an optimizer's class: reduces before it applies."""
 
     _reduce_all: Reduce
+    _local: LocalVariables
+    _trainable_variables: list[Any]
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        return super().apply(self._reduced(grads), trainable_variables)  # type: ignore[misc]
+        given = trainable_variables
+        variables = self._trainable_variables if given is None else list(given)
+        return super().apply(self._reduced(grads, variables), given)  # type: ignore[misc]
 
-    def _reduced(self, grads: Sequence[Any]) -> list[Any]:
+    def _reduced(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Those that are None (a variable without a gradient) stay so, on all ranks alike."""
-        there = [gradient for gradient in grads if gradient is not None]
-        reduced = iter(self._reduce_all(there))
-        return [None if gradient is None else next(reduced) for gradient in grads]
+        return self._local.reduce_others(grads, variables, self._reduce_all)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # LossScaleOptimizer takes the factor from what it is put around, and says no more to it.
@@ -176,7 +187,7 @@ class _ReducingScaled(_Reducing):
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, variables: Any) -> Any:
         applied: Any = super().stateless_apply  # type: ignore[misc]  # of the class behind
-        return applied(optimizer_variables, self._reduced(grads), variables)
+        return applied(optimizer_variables, self._reduced(grads, variables), variables)
 
 
 def _find_reduce(group: Group, op: Op, options: dict[str, Any]) -> Reduce:

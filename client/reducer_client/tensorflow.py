@@ -22,6 +22,7 @@ from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
 from reducer_client.group import Group
+from reducer_client.local_gradients import LocalVariables
 
 __all__ = ["DistributedGradientTape", "all_reduce", "all_reduce_many", "broadcast_variables"]
 
@@ -89,11 +90,18 @@ class ReducedTape:
     Args:
         tape: what records.
         reduce: from a list of gradients to their reductions.
+        local: sources whose gradients are not reduced.
     """
 
-    def __init__(self, tape: Any, reduce: Callable[[list[Any]], list[Any]]) -> None:
+    def __init__(
+        self,
+        tape: Any,
+        reduce: Callable[[list[Any]], list[Any]],
+        local: LocalVariables | None = None,
+    ) -> None:
         self._tape = tape
         self._reduce = reduce
+        self._local = LocalVariables() if local is None else local
 
     def __enter__(self) -> Self:
         self._tape.__enter__()
@@ -117,9 +125,8 @@ class ReducedTape:
         """
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
         flat = tf.nest.flatten(gradients)
-        reduced = iter(self._reduce([gradient for gradient in flat if gradient is not None]))
-        filled = [None if gradient is None else next(reduced) for gradient in flat]
-        return tf.nest.pack_sequence_as(gradients, filled)
+        reduced = self._local.reduce_others(flat, tf.nest.flatten(sources), self._reduce)
+        return tf.nest.pack_sequence_as(gradients, reduced)
 
 
 class DistributedGradientTape(ReducedTape):
@@ -159,24 +166,28 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -
 
 
 def call_in_order(
-    owner: object, function: Callable[..., Sequence[Array]], tensors: Sequence[Any], shapes: Any
+    owner: object,
+    function: Callable[..., Sequence[Array]],
+    tensors: Sequence[Any],
+    shapes: Any,
+    dtypes: Sequence[Any] | None = None,
 ) -> list[Any]:
     """Call a function of arrays on the values of tensors, in the program's order of the owner's.
 
     Args:
         owner: whose calls come one after the other; anything that can be referred to weakly.
-        function: its results have the dtypes of the tensors.
         shapes: of the results, as far as they are known.
+        dtypes: of the results; by default those of the tensors.
     """
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(array) for array in function(*(t.numpy() for t in tensors))]
-    _refuse_xla()
+    _refuse_what_cannot_run()
     if owner not in _turns:
         with tf.init_scope(), tf.device("/CPU:0"):
             _turns[owner] = tf.Variable(0, trainable=False, dtype=tf.int64, name="reducer_turn")
     turn = _turns[owner]
     with tf.control_dependencies([turn.assign_add(1)]):
-        results = tf.numpy_function(function, tensors, [tensor.dtype for tensor in tensors])
+        results = tf.numpy_function(function, tensors, dtypes or [t.dtype for t in tensors])
     with tf.control_dependencies(results):
         turn.assign_add(1)
     for tensor, shape in zip(results, shapes, strict=True):
@@ -186,17 +197,28 @@ def call_in_order(
 
 def own_derivative(call: Callable[..., list[Any]], tensors: Sequence[Any]) -> list[Any]:
     """The call's results; back through it goes what the same call makes of the gradients."""
+    return with_derivative(call, call, tensors)
+
+
+def with_derivative(
+    call: Callable[..., list[Any]], back: Callable[..., list[Any]], tensors: Sequence[Any]
+) -> list[Any]:
+    """The call's results; ``back`` makes the inputs' gradients from those of the results."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types here
     def differentiable(*inputs: Any) -> tuple[list[Any], Any]:
-        return call(*inputs), lambda *upstream: call(*upstream)
+        return call(*inputs), back
 
     return list(differentiable(*tensors))
 
 
-def _refuse_xla() -> None:
-    """XLA would fail at the first step, with a text that names neither cause nor cure."""
+def _refuse_what_cannot_run() -> None:
+    """TensorFlow would fail later, with a text that names neither cause nor cure."""
     graph = tf.compat.v1.get_default_graph()
+    if not graph.building_function:
+        raise NotImplementedError(
+            "reducer_client in a graph of TensorFlow 1: expected eager execution or a tf.function"
+        )
     while graph is not None:
         context = graph._get_control_flow_context()
         while context is not None:

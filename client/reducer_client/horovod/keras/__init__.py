@@ -39,13 +39,19 @@ if keras.backend.backend() != "tensorflow":
         "tensorflow; reducer_client.keras is for the other backends"
     )
 
-from reducer_client.horovod.tensorflow import Compression, reduction_of_gradients
+from reducer_client.horovod.tensorflow import Compression, broadcast_global_variables
+from reducer_client.horovod.tensorflow.gradients import (
+    local_variables,
+    reduction_of_gradients,
+    weights_of,
+)
 
 __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "PartialDistributedOptimizer",
     "ReduceOp",
     "Sum",
     "allgather",
@@ -88,15 +94,38 @@ def DistributedOptimizer(  # noqa: N802 - makes an optimizer, and programs know 
     As ``reducer_client.keras.DistributedOptimizer``, and compile with ``jit_compile=False``, too.
     Arguments that say where and in which groups to reduce are not needed; ``name`` is not used.
     """
-    reduce = reduction_of_gradients(compression, op, gradient_predivide_factor, process_set)
+    reduce = reduction_of_gradients(
+        compression, op, gradient_predivide_factor, process_set, sparse_as_dense
+    )
     return with_reduction(optimizer, reduce)
 
 
-def broadcast_global_variables(root_rank: int) -> None:
-    """Not in TensorFlow 2, which has no global variables."""
-    raise NotImplementedError(
-        "broadcast_global_variables: TensorFlow 2 has no global variables; use "
-        "callbacks.BroadcastGlobalVariablesCallback or tensorflow.broadcast_variables"
+def PartialDistributedOptimizer(  # noqa: N802 - makes an optimizer, and programs know it so
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: ReduceOp = Average,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """`DistributedOptimizer` that leaves the gradients of some layers to each rank.
+
+    Args:
+        local_layers: a Keras layer or several; each must be built.
+        scale_local_gradients: divide their gradients by the number of ranks.
+    """
+    reduce = reduction_of_gradients(
+        compression, op, gradient_predivide_factor, process_set, sparse_as_dense
+    )
+    weights = weights_of(local_layers)
+    return with_reduction(
+        optimizer, reduce, local_variables(weights, process_set, scale_local_gradients)
     )
 
 

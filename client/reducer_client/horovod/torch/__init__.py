@@ -30,6 +30,7 @@ from reducer_client.horovod.basics import (
 from reducer_client.horovod.counters import stats
 from reducer_client.horovod.errors import DuplicateNameError, HorovodInternalError
 from reducer_client.horovod.handles import poll, synchronize
+from reducer_client.horovod.objects import allgather_object, broadcast_object
 from reducer_client.horovod.process_sets import (
     ProcessSet,
     add_process_set,
@@ -39,12 +40,7 @@ from reducer_client.horovod.process_sets import (
 from reducer_client.horovod.requests import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from reducer_client.horovod.torch import elastic
 from reducer_client.horovod.torch.compression import Compression
-from reducer_client.horovod.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from reducer_client.horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from reducer_client.horovod.torch.ops import (
     allgather,
     allgather_async,

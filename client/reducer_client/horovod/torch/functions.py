@@ -1,10 +1,9 @@
-"""Objects, parameters and optimizer state from one rank to all; objects from all to all."""
+"""Parameters and optimizer state from one rank to all."""
 
 from __future__ import annotations
 
 import io
 import pickle
-import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,13 +11,12 @@ import torch
 
 from reducer_client.horovod.basics import rank
 from reducer_client.horovod.handles import wait_all
-from reducer_client.horovod.process_sets import ProcessSet, global_process_set
-from reducer_client.horovod.torch.ops import allgather, broadcast_, broadcast_async_
+from reducer_client.horovod.objects import allgather_object, broadcast_object
+from reducer_client.horovod.torch.ops import broadcast_async_
 
 Parameters = Mapping[str, torch.Tensor] | Iterable[torch.Tensor | tuple[str, torch.Tensor]]
 # Options by parameter group, state by parameter.
 Unpacked = tuple[list[dict[str, Any]], list[Any]]
-_LENGTH = struct.Struct("<q")
 
 
 def broadcast_parameters(params: Parameters, root_rank: int) -> None:
@@ -67,50 +65,8 @@ def broadcast_optimizer_state(
                 parameter.grad = torch.zeros_like(parameter)
 
 
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """The object of ``root_rank``, pickled; that rank gets its own back.
-
-    Args:
-        root_rank: a rank of the job, not of the process set.
-        name: of the operation; equal on all ranks, and only needed where threads call it at once.
-    """
-    name = name or "broadcast_object"
-    if rank() == root_rank:
-        data = _bytes(pickle.dumps(obj))
-        broadcast_(torch.tensor([data.numel()]), root_rank, f"{name}.sz", process_set)
-        broadcast_(data, root_rank, f"{name}.t", process_set)
-        return obj
-    size = broadcast_(torch.zeros(1, dtype=torch.int64), root_rank, f"{name}.sz", process_set)
-    data = torch.empty(int(size), dtype=torch.uint8)
-    return pickle.loads(broadcast_(data, root_rank, f"{name}.t", process_set).numpy().data)
-
-
-def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
-    """The objects of all ranks, pickled, by rank."""
-    data = pickle.dumps(obj)
-    framed = _bytes(_LENGTH.pack(len(data)) + data)
-    gathered = allgather(framed, name or "allgather_object", process_set).numpy().tobytes()
-    objects, at = [], 0
-    while at < len(gathered):
-        start = at + _LENGTH.size
-        at = start + _LENGTH.unpack_from(gathered, at)[0]
-        objects.append(pickle.loads(gathered[start:at]))
-    return objects
-
-
 def _entries(params: Parameters) -> list[Any]:
     return sorted(params.items()) if isinstance(params, Mapping) else list(params)
-
-
-def _bytes(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -13,12 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from reducer_client.horovod.basics import rank
-from reducer_client.horovod.torch.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
+from reducer_client.horovod.objects import allgather_object, broadcast_object
+from reducer_client.horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from reducer_client.horovod.torch.optimizer import forget_gradients
 from reducer_client.horovod.torch.sampler import ElasticSampler
 

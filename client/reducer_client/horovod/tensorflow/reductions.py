@@ -1,0 +1,234 @@
+"""The operations that reduce, with Horovod's derivatives; Min, Max and Product have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from reducer_client.arrays import Array
+from reducer_client.horovod import arrays
+from reducer_client.horovod.handles import wait_all
+from reducer_client.horovod.process_sets import ProcessSet, global_process_set
+from reducer_client.horovod.requests import Average, ReduceOp, Sum
+from reducer_client.horovod.tensorflow.calls import run
+from reducer_client.horovod.tensorflow.compression import Compression
+from reducer_client.horovod.tensorflow.movements import any_rows, grouped_allgather
+from reducer_client.tensorflow import own_derivative, with_derivative
+
+Scales = tuple[float, float]
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """As `grouped_allreduce`, of one tensor."""
+    scales = (prescale_factor, postscale_factor)
+    return reduce_all([tensor], _find_op(op, average), scales, compression, name, process_set)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """The tensors reduced over the ranks of the set, announced and so fused together.
+
+    The result of IndexedSlices is IndexedSlices with the slices of all ranks, by rank. Averages of
+    integer slices are floating point, as TensorFlow divides integers.
+
+    Args:
+        average: of old programs; ``op`` is Average or Sum.
+        name: equal on all ranks; without it the n-th call of all ranks is one operation.
+        prescale_factor: multiplied before the reduction, ``postscale_factor`` after it.
+
+    Raises:
+        HorovodInternalError: eagerly, and it is a tf.errors.FailedPreconditionError, too; in a
+            tf.function a tf.errors.OpError with its text.
+        NotImplementedError: IndexedSlices with another op than Average and Sum, or with factors.
+    """
+    scales = (prescale_factor, postscale_factor)
+    return reduce_all(tensors, _find_op(op, average), scales, compression, name, process_set)
+
+
+def reduce_all(
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    scales: Scales,
+    compression: Any,
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[Any]:
+    """The reductions of tensors and IndexedSlices, in the order given."""
+    slices = [tensor for tensor in tensors if isinstance(tensor, tf.IndexedSlices)]
+    dense = [tensor for tensor in tensors if not isinstance(tensor, tf.IndexedSlices)]
+    gathered = iter(_reduce_slices(slices, op, scales, name, process_set))
+    reduced = iter(_reduce_dense(dense, op, scales, compression, name, process_set))
+    return [next(gathered if isinstance(t, tf.IndexedSlices) else reduced) for t in tensors]
+
+
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """This rank's rows of the reduction.
+
+    Of n rows on s ranks the first n % s ranks get one more than the others.
+    """
+    scales = (prescale_factor, postscale_factor)
+
+    def scatter(array: Array) -> list[Array]:
+        return [arrays.reducescatter(array, op, name, *scales, process_set)]
+
+    return _scatter([tensor], scatter, op, scales, compression, process_set)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """`reducescatter` of tensors that are announced together."""
+    scales = (prescale_factor, postscale_factor)
+
+    def scatter(*given: Array) -> list[Array]:
+        return arrays.grouped_reducescatter_async(given, op, None, *scales, process_set).wait()
+
+    return _scatter(tensors, scatter, op, scales, compression, process_set) if tensors else []
+
+
+def _find_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
+    if op is not None and average is not None:
+        raise ValueError(f"op={op!r} and average={average!r}: expected one of them")
+    return ReduceOp(op) if op is not None else Sum if average is False else Average
+
+
+def _reduce_dense(
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    scales: Scales,
+    compression: Any,
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[Any]:
+    def reduce(*given: Array) -> list[Array]:
+        return _reduce_arrays(given, op, scales, name, process_set)
+
+    def call(*given: Any) -> list[Any]:
+        return run(reduce, given, [tensor.shape for tensor in given])
+
+    if not tensors:
+        return []
+    sent, contexts = _compressed(tensors, compression)
+    reduced = own_derivative(call, sent) if op in (Average, Sum) else call(*sent)
+    return [compression.decompress(r, c) for r, c in zip(reduced, contexts, strict=True)]
+
+
+def _reduce_slices(
+    slices: Sequence[Any],
+    op: ReduceOp,
+    scales: Scales,
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[Any]:
+    if not slices:
+        return []
+    if op not in (Average, Sum) or scales != (1.0, 1.0):
+        raise NotImplementedError(
+            f"IndexedSlices with op {op!r} and factors {scales}: expected Average or Sum, and no "
+            "factors; otherwise make them dense, by sparse_as_dense=True or tf.convert_to_tensor"
+        )
+    parts = [part for each in slices for part in (each.values, each.indices)]
+    gathered = grouped_allgather(parts, name, process_set)
+    values = gathered[::2]
+    if op == Average:
+        values = [part / tf.cast(process_set.size(), part.dtype) for part in values]
+    return [
+        tf.IndexedSlices(part, indices, each.dense_shape)
+        for part, indices, each in zip(values, gathered[1::2], slices, strict=True)
+    ]
+
+
+def _reduce_arrays(
+    given: Sequence[Array],
+    op: ReduceOp,
+    scales: Scales,
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[Array]:
+    """One announcement for each dtype."""
+    members: dict[str, list[int]] = {}
+    for index, array in enumerate(given):
+        members.setdefault(array.dtype.name, []).append(index)
+    works = []
+    for dtype, indices in members.items():
+        works.append(
+            arrays.grouped_allreduce_async(
+                [given[i] for i in indices],
+                op,
+                None if name is None else f"{name}.{dtype}",
+                *scales,
+                process_set,
+            )
+        )
+    results = list(given)
+    for indices, found in zip(members.values(), wait_all(works), strict=True):
+        for index, result in zip(indices, found, strict=True):
+            results[index] = result
+    return results
+
+
+def _scatter(
+    tensors: Sequence[Any],
+    scatter: Callable[..., list[Array]],
+    op: ReduceOp,
+    scales: Scales,
+    compression: Any,
+    process_set: ProcessSet,
+) -> list[Any]:
+    sent, contexts = _compressed(tensors, compression)
+    shapes = [any_rows(tensor.shape) for tensor in sent]
+
+    def call(*given: Any) -> list[Any]:
+        return run(scatter, given, shapes)
+
+    def back(*upstream: Any) -> list[Any]:
+        factor = scales[0] * scales[1] * ((process_set.size() or 1) if op == Sum else 1)
+        scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in upstream]
+        return grouped_allgather(scaled, None, process_set)
+
+    parts = with_derivative(call, back, sent) if op in (Average, Sum) else call(*sent)
+    return [compression.decompress(p, c) for p, c in zip(parts, contexts, strict=True)]
+
+
+def _compressed(tensors: Sequence[Any], compression: Any) -> tuple[list[Any], list[Any]]:
+    """What is sent, and what must be known to undo it."""
+    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    return [tensor for tensor, _ in pairs], [context for _, context in pairs]
