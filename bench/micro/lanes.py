@@ -17,7 +17,7 @@ from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
-from reducer.wire.header import Header, pack_header
+from reducer.wire.header import NO_RANK, Header, pack_header
 from reducer.wire.keys import position
 
 KERNELS = load(require_native=True)
@@ -69,7 +69,7 @@ def contribution(rank: int, round_: int, chunk: int, chunks: int, payload: bytes
 
 
 class CoreLane:
-    """The core alone. A Finish is answered at once; every other output is dropped."""
+    """The core alone. Folds and Finishes are answered; every other output is dropped."""
 
     def __init__(self, world: int, chunk: int, credit: int) -> None:
         self.lane = bare_lane(credit)
@@ -83,7 +83,9 @@ class CoreLane:
         for event in arrived:
             for output in handle(event, 0.0):
                 if type(output) is events.Finish:
-                    handle(events.Reduced(output.chunk, 0), 0.0)
+                    handle(events.Reduced(output.run, output.work, 0, 0, NO_RANK), 0.0)
+                elif type(output) is events.Fold:
+                    handle(events.Folded(output.run, output.work, None, 0, NO_RANK), 0.0)
 
     @property
     def rounds(self) -> int:

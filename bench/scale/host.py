@@ -15,8 +15,8 @@ from reducer.core import events
 from reducer.core.lane import Lane
 from reducer.core.settings import LaneSettings
 from reducer.server.buffers import size_class
-from reducer.wire.codes import MAX_CHUNK_BYTES, MessageKind
-from reducer.wire.header import HEADER_SIZE, unpack_header
+from reducer.wire.codes import ITEM_SIZES, MAX_CHUNK_BYTES, MessageKind
+from reducer.wire.header import HEADER_SIZE, NO_RANK, unpack_header
 
 KERNELS = kernels.load()
 ZEROS = memoryview(bytes(MAX_CHUNK_BYTES * 2))
@@ -89,7 +89,7 @@ class LaneHost:
         self._send = send
         self._result_crc = result_crc
         self._placed: dict[int, list[SizedBuffer]] = {}
-        self._actions: dict[type[Any], Callable[[Any], None]] = {
+        self._actions: dict[type[Any], Callable[[Any], events.Effect | None]] = {
             events.Send: self._on_send,
             events.Fold: self._on_fold,
             events.Finish: self._on_finish,
@@ -141,8 +141,13 @@ class LaneHost:
         since = thread_time()
         outputs = self.lane.handle(event, self._clock.now)
         self.times.add(type(event).__name__, since)
+        came: list[events.Effect] = []
         for output in outputs:
-            self._actions[type(output)](output)
+            effect = self._actions[type(output)](output)
+            if effect is not None:
+                came.append(effect)
+        for effect in came:
+            self._feed(effect)
 
     def _on_send(self, send: events.Send) -> None:
         header = unpack_header(send.frame[:HEADER_SIZE], KERNELS.crc32c)
@@ -155,20 +160,20 @@ class LaneHost:
             frame = Frame(header, payload)
             self._clock.at(self.core.spend(self._prices.of(size)), self._send, session, frame)
 
-    def _on_fold(self, fold: events.Fold) -> None:
-        if fold.chunk.acc is None:
-            fold.chunk.acc = self._take(fold.count * KERNELS.acc_itemsize(fold.op, fold.dtype))
+    def _on_fold(self, fold: events.Fold) -> events.Folded:
+        taken = None
+        if fold.acc is None:
+            taken = self._take(fold.count * KERNELS.acc_itemsize(fold.op, fold.dtype))
+        return events.Folded(fold.run, fold.work, taken, 0, NO_RANK)
 
-    def _on_finish(self, finish: events.Finish) -> None:
+    def _on_finish(self, finish: events.Finish) -> events.Reduced:
         self.chunks += 1
-        plan = finish.chunk.round.plan
-        assert plan is not None
-        crc = self._result_crc(plan.bytes(finish.chunk.index))
-        self._feed(events.Reduced(finish.chunk, crc))
+        crc = self._result_crc(finish.count * ITEM_SIZES[finish.dtype])
+        return events.Reduced(finish.run, finish.work, crc, 0, NO_RANK)
 
     def _on_free(self, free: events.Free | events.Discard) -> None:
-        buffer: Any = free.buffer
-        self.held -= buffer.size
+        buffers: Any = free.buffers
+        self.held -= sum(buffer.size for buffer in buffers)
 
     def _take(self, length: int) -> SizedBuffer:
         buffer = SizedBuffer(length)

@@ -1,7 +1,13 @@
 """What goes into a lane and what comes out of it: the whole surface between core and shell.
 
+Effects are values. An output carries numbers and buffers, nothing that the shell could change, and
+the core takes no effect for granted: what came of a Fold or a Finish is an event, and an output
+that failed is one too (Failed), which ends the run that the output is of. The shell hands these
+events in once the whole list of outputs is carried out, and before any other event.
+
 What comes with each contribution is a class of its own: mypyc makes that a C struct, where a
-named tuple is built and read as any Python object (a sixth of the lane's instructions).
+named tuple is built and read as any Python object (a sixth of the lane's instructions). What holds
+an Exception is a class too: mypyc does not know it in a named tuple.
 """
 
 from __future__ import annotations
@@ -12,8 +18,7 @@ from typing import Final, NamedTuple
 
 from reducer.core.buffer import Buffer
 from reducer.core.permit import Permit
-from reducer.core.round import Chunk, Wait
-from reducer.errors import ReductionError
+from reducer.core.round import Wait
 from reducer.wire.header import Header
 
 NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
@@ -50,21 +55,62 @@ class Contributed:
         self.buffer = buffer
 
 
+class Folded:
+    """A Fold was carried out; `taken` is the buffer that the shell took for its accumulator, if so.
+
+    `flags` is what the kernel has seen; `culprit` is the lowest rank of the Fold whose part is not
+    finite, else NO_RANK.
+    """
+
+    __slots__ = ("culprit", "flags", "run", "taken", "work")
+
+    def __init__(self, run: int, work: int, taken: Buffer | None, flags: int, culprit: int) -> None:
+        self.run = run
+        self.work = work
+        self.taken = taken
+        self.flags = flags
+        self.culprit = culprit
+
+
 class Reduced:
-    """A Finish was carried out and noted; CRC-32C of the result."""
+    """A Finish was carried out; `crc` is the CRC-32C of the result, the rest as in Folded."""
 
-    __slots__ = ("chunk", "crc")
+    __slots__ = ("crc", "culprit", "flags", "run", "work")
 
-    def __init__(self, chunk: Chunk, crc: int) -> None:
-        self.chunk = chunk
+    def __init__(self, run: int, work: int, crc: int, flags: int, culprit: int) -> None:
+        self.run = run
+        self.work = work
         self.crc = crc
+        self.flags = flags
+        self.culprit = culprit
 
 
-class Broken(NamedTuple):
-    """The peer of a session broke the rules: the decoder, `admit` or `handle` raised."""
+class Failed:
+    """An output of `run` (0: of none) could not be carried out.
 
-    session: int
-    error: ReductionError
+    `sessions` may have missed what it was to bring them. The shell keeps no buffer that it took
+    for the output.
+    """
+
+    __slots__ = ("error", "run", "sessions")
+
+    def __init__(self, run: int, sessions: Sequence[int], error: Exception) -> None:
+        self.run = run
+        self.sessions = sessions
+        self.error = error
+
+
+class Broken:
+    """A session cannot go on: its peer broke the rules (ReductionError), or it met a bug of ours.
+
+    A bug ends the whole run that the session is in.
+    """
+
+    __slots__ = ("error", "session")
+
+    def __init__(self, session: int, error: Exception) -> None:
+        self.session = session
+        self.error = error
 
 
 class Lost(NamedTuple):
@@ -90,20 +136,24 @@ class Shutdown(NamedTuple):
     reason: str
 
 
-Event = Opened | ControlReceived | Contributed | Reduced | Broken | Lost | Tick | Drain | Shutdown
+Effect = Folded | Reduced | Failed
+Event = Opened | ControlReceived | Contributed | Effect | Broken | Lost | Tick | Drain | Shutdown
 
 
 # --- outputs, to be carried out in their order ------------------------------------------------
+#
+# `run` is the number of the run that an output is of, 0 for none.
 
 
 class Send:
     """Write `frame`, then the first `length` bytes of `buffer`, to each session."""
 
-    __slots__ = ("buffer", "frame", "length", "sessions")
+    __slots__ = ("buffer", "frame", "length", "run", "sessions")
 
     def __init__(
-        self, sessions: Sequence[int], frame: bytes, buffer: Buffer | None, length: int
+        self, run: int, sessions: Sequence[int], frame: bytes, buffer: Buffer | None, length: int
     ) -> None:
+        self.run = run
         self.sessions = sessions
         self.frame = frame
         self.buffer = buffer
@@ -111,18 +161,18 @@ class Send:
 
 
 class Fold:
-    """Fold `parts`, of `ranks`, in order into the accumulator of `chunk`.
+    """Fold `parts`, of `ranks`, in order into `acc`; answered with Folded.
 
-    `acc` None: take a buffer for `count` accumulator elements, begin it from parts[0], and set
-    `chunk.acc` to it. `acc` parts[0]: begin from it, in place. What the kernel has seen goes to
-    `chunk.note`.
+    `acc` None: take a buffer for `count` accumulator elements and begin it from parts[0]. `acc`
+    parts[0]: begin from it, in place. `work` is the run's number for it.
     """
 
-    __slots__ = ("acc", "chunk", "count", "dtype", "op", "parts", "ranks")
+    __slots__ = ("acc", "count", "dtype", "op", "parts", "ranks", "run", "work")
 
     def __init__(
         self,
-        chunk: Chunk,
+        run: int,
+        work: int,
         op: int,
         dtype: int,
         count: int,
@@ -130,7 +180,8 @@ class Fold:
         parts: Sequence[Buffer],
         ranks: Sequence[int],
     ) -> None:
-        self.chunk = chunk
+        self.run = run
+        self.work = work
         self.op = op
         self.dtype = dtype
         self.count = count
@@ -140,17 +191,16 @@ class Fold:
 
 
 class Finish:
-    """Reduce `acc` (may be None: read `chunk.acc` is the same) and `parts` into `out`.
+    """Reduce `acc`, if any, and `parts`, of `ranks`, into `out`; answered with Reduced."""
 
-    What the kernel has seen goes to `chunk.note`; then hand Reduced(chunk, CRC of the result) back
-    before the outputs that follow.
-    """
-
-    __slots__ = ("acc", "chunk", "count", "dtype", "op", "out", "parts", "ranks", "world")
+    __slots__ = (
+        "acc", "count", "dtype", "op", "out", "parts", "ranks", "run", "work", "world",
+    )  # fmt: skip
 
     def __init__(
         self,
-        chunk: Chunk,
+        run: int,
+        work: int,
         op: int,
         dtype: int,
         count: int,
@@ -160,7 +210,8 @@ class Finish:
         ranks: Sequence[int],
         out: Buffer,
     ) -> None:
-        self.chunk = chunk
+        self.run = run
+        self.work = work
         self.op = op
         self.dtype = dtype
         self.count = count
@@ -172,23 +223,26 @@ class Finish:
 
 
 class Free:
-    """The buffer may be used again at once: nobody reads it any more."""
+    """The buffers may be used again at once: nobody reads them any more."""
 
-    __slots__ = ("buffer",)
+    __slots__ = ("buffers", "run")
 
-    def __init__(self, buffer: Buffer) -> None:
-        self.buffer = buffer
+    def __init__(self, run: int, buffers: Sequence[Buffer]) -> None:
+        self.run = run
+        self.buffers = buffers
 
 
 class Discard(NamedTuple):
-    """Forget the buffer, do not use it again: a socket may still hold a part of it unsent."""
+    """Forget the buffers, do not use them again: a socket may still hold a part of them unsent."""
 
-    buffer: Buffer
+    run: int
+    buffers: Sequence[Buffer]
 
 
 class Close(NamedTuple):
     """Flush what was sent to the session, then close its connection; or end it `at_once`."""
 
+    run: int
     session: int
     reason: str
     at_once: bool = False
@@ -201,6 +255,7 @@ class Traced(NamedTuple):
     was given.
     """
 
+    run: int
     job: str
     key: str
     round: int
@@ -211,15 +266,28 @@ class Traced(NamedTuple):
     ended_at: float
 
 
-class Log(NamedTuple):
+class Log:
     """A line for the operator; `level` as in the logging module.
 
-    `about`: the fields of the line beside its text: job, run, rank, key, round, code.
+    `about`: the fields of the line beside its text: job, run, rank, key, round, code. `error`: a
+    bug of ours, to be counted, and logged with its stack.
     """
 
-    level: int
-    text: str
-    about: Mapping[str, object] = NOTHING
+    __slots__ = ("about", "error", "level", "run", "text")
+
+    def __init__(
+        self,
+        run: int,
+        level: int,
+        text: str,
+        about: Mapping[str, object] = NOTHING,
+        error: Exception | None = None,
+    ) -> None:
+        self.run = run
+        self.level = level
+        self.text = text
+        self.about = about
+        self.error = error
 
 
 Output = Send | Fold | Finish | Free | Discard | Close | Traced | Log

@@ -53,7 +53,8 @@ class Grants:
                 kind=MessageKind.GRANT, epoch=self._seats.epoch, chunk=stream.home, key=oldest.key,
                 round=oldest.number, route=stream.since,
             )  # fmt: skip
-            out.append(Send((session,), pack_header(header, self._crc), None, 0))
+            frame = pack_header(header, self._crc)
+            out.append(Send(self._seats.run, (session,), frame, None, 0))
 
     def again(self, rank: int, out: list[Output]) -> None:
         """The rank may not have heard of what it was granted."""

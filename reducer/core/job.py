@@ -20,6 +20,7 @@ from reducer.core.events import (
     Contributed,
     Finish,
     Fold,
+    Folded,
     Free,
     Log,
     Output,
@@ -71,10 +72,15 @@ class Counters:
 
 
 class Job:
-    """The lane keeps `seats`, and the job what the ranks there have sent."""
+    """The lane keeps `seats`, and the job what the ranks there have sent.
+
+    `number` is the lane's for the run. `_works` are the chunks that a kernel is at work on, by the
+    number that its Fold or Finish carries.
+    """
 
     def __init__(
         self,
+        number: int,
         name: str,
         run_id: str,
         slot: int,
@@ -88,6 +94,7 @@ class Job:
         acc_itemsize: Callable[[int, int], int],
         traced: bool,
     ) -> None:
+        self.number = number
         self.name = name
         self.run_id = run_id
         self.title = title = run_title(name, run_id)  # in texts and metrics, as ranks are its own
@@ -97,7 +104,7 @@ class Job:
         self.world_size = world_size
         self.table = table
         self.ledger = Ledger(window, world_size)
-        self.seats = Seats(world_size, 0, crc)
+        self.seats = Seats(number, world_size, 0, crc)
         self.departed: int | None = None
         self.counters = Counters()
         self.late = [0] * world_size  # rounds that each rank was the last in
@@ -114,6 +121,8 @@ class Job:
         self._acc_itemsize = acc_itemsize
         self._traced = traced
         self._plans = Plans(world_size, table)
+        self._works: dict[int, Chunk] = {}
+        self._last_work = 0
 
     def about(self) -> dict[str, object]:
         """For log lines."""
@@ -135,7 +144,7 @@ class Job:
                 for rank in range(self.world_size):
                     self.ledger.settle(rank, round_.unanswered(rank))
             self.open.drop(stream)
-            out += stream.drop()
+            out += stream.drop(self.number)
         self._grants.to_stuck(out)
         return out
 
@@ -169,7 +178,7 @@ class Job:
         plan = self._plans.of(header)
         stream = self.streams.find(rank, self.route.home(header.key, header.chunk), header.route)
         if stream is None:  # a route has moved it while it was on its way
-            out += [Free(buffer)] if buffer is not None else []
+            self._free(buffer, out)
             return
         self.counters.contributions += 1
         self.counters.bytes_in += header.length
@@ -285,22 +294,31 @@ class Job:
 
     def _maybe_fold(self, chunk: Chunk, header: Header, plan: Plan, out: list[Output]) -> None:
         """Fold what has its turn, where the accumulator is no larger than what it replaces."""
-        if header.op == COPY or not header.length:
+        if header.op == COPY or not header.length or len(chunk.parts) < FOLD_AT_ONCE:
             return
-        in_order = _in_order(header.op, header.dtype)
-        ready = chunk.ready(in_order)
-        if ready < FOLD_AT_ONCE:
+        ranks = chunk.ready(_in_order(header.op, header.dtype))
+        if len(ranks) < FOLD_AT_ONCE:
             return
         width = self._acc_itemsize(header.op, header.dtype) // plan.item
-        if chunk.acc is None and ready < width:
+        if chunk.acc is None and len(ranks) < width:
             return
-        ranks, parts = chunk.take_ready(in_order)
-        spent = parts
-        if chunk.acc is None and width == 1:
-            chunk.acc, spent = parts[0], parts[1:]
+        parts = [chunk.parts[rank] for rank in ranks]
+        acc = parts[0] if chunk.acc is None and width == 1 else chunk.acc
         count = plan.elements(chunk.index)
-        out.append(Fold(chunk, header.op, header.dtype, count, chunk.acc, parts, ranks))
-        out += map(Free, spent)
+        work = self._begin_work(chunk)
+        chunk.folding = ranks
+        out.append(Fold(self.number, work, header.op, header.dtype, count, acc, parts, ranks))
+
+    def _begin_work(self, chunk: Chunk) -> int:
+        self._last_work += 1
+        self._works[self._last_work] = chunk
+        return self._last_work
+
+    def folded(self, event: Folded, out: list[Output]) -> None:
+        """The kernel is done with `folding`: the parts are in the accumulator."""
+        chunk = self._works.pop(event.work)
+        chunk.note(event.flags, event.culprit)
+        out.append(Free(self.number, chunk.folded_into(event.taken)))
 
     def _finish(
         self,
@@ -322,39 +340,46 @@ class Job:
         ranks = sorted(chunk.parts)
         parts = [chunk.parts[r] for r in ranks]
         if not parts:
-            out += self._answer(key, chunk, 0, None, now)
+            self._answer(key, chunk, 0, None, now, out)
         elif header.op == COPY:
             sender = next(iter(chunk.parts))
-            out += self._answer(key, chunk, chunk.crcs[sender], parts[0], now)
+            self._answer(key, chunk, chunk.crcs[sender], parts[0], now, out)
         else:
             count = plan.elements(chunk.index)
+            work = self._begin_work(chunk)
             out.append(
-                Finish(chunk, header.op, header.dtype, count, self.world_size, chunk.acc,
-                       parts, ranks, parts[-1])
+                Finish(self.number, work, header.op, header.dtype, count, self.world_size,
+                       chunk.acc, parts, ranks, parts[-1])
             )  # fmt: skip
 
-    def reduced(self, event: Reduced, now: float) -> list[Output]:
+    def reduced(self, event: Reduced, now: float, out: list[Output]) -> None:
         """The kernel is done: answer every rank, and keep the result until it is stable."""
-        chunk = event.chunk
+        chunk = self._works.pop(event.work)
+        chunk.note(event.flags, event.culprit)
         key = chunk.round.stream.keys[chunk.round.key]
-        if chunk.phase is not Phase.FOLDING:
-            return []
         *spent, result = (chunk.parts[r] for r in sorted(chunk.parts))
-        spent += [chunk.acc] if chunk.acc is not None else []
+        if chunk.acc is not None:
+            spent.append(chunk.acc)
         if chunk.culprit != NO_RANK:
             self.nonfinite[chunk.culprit] += 1
-        out = self._answer(key, chunk, event.crc, result, now)
-        return [*map(Free, spent), *out]
+        if spent:
+            out.append(Free(self.number, spent))
+        self._answer(key, chunk, event.crc, result, now, out)
 
     def _answer(
-        self, key: KeyProgress, chunk: Chunk, crc: int, result: Buffer | None, now: float
-    ) -> list[Output]:
+        self,
+        key: KeyProgress,
+        chunk: Chunk,
+        crc: int,
+        result: Buffer | None,
+        now: float,
+        out: list[Output],
+    ) -> None:
         round_ = chunk.round
         assert round_.plan is not None
         chunk.complete(result, crc)
         key.keep(chunk)
         self.ledger.settle_all(round_.plan.cost(chunk.index))
-        out: list[Output] = []
         # Lanes finish neighbouring chunks at the same time: not all at the same worker's NIC.
         first = chunk.index % self.world_size
         ranks = chain(range(first, self.world_size), range(first))
@@ -366,14 +391,13 @@ class Job:
             self._grants.end(round_, out)
             if self._traced:
                 out.append(self._trace(key, round_, now))
-        return out
 
     def _trace(self, key: KeyProgress, round_: Round, now: float) -> Traced:
         assert round_.plan is not None and round_.wait is not None
         size = round_.plan.count * round_.plan.item
         return Traced(
-            self.title, key.name or key.label, round_.number, size, round_.opened_at, round_.wait,
-            round_.touched_at, now,
+            self.number, self.title, key.name or key.label, round_.number, size, round_.opened_at,
+            round_.wait, round_.touched_at, now,
         )  # fmt: skip
 
     def _send_result(
@@ -402,10 +426,10 @@ class Job:
         )  # fmt: skip
         if full:
             frame = pack_header(header, self._crc)
-            out.append(Send(full, frame, chunk.result, size))
+            out.append(Send(self.number, full, frame, chunk.result, size))
         if empty:
             frame = pack_header(header.replace(length=0, payload_crc=0), self._crc)
-            out.append(Send(empty, frame, None, 0))
+            out.append(Send(self.number, empty, frame, None, 0))
         self.counters.results += len(full) + len(empty)
         self.counters.bytes_out += size * len(full)
         return len(full) + len(empty)
@@ -431,8 +455,11 @@ class Job:
 
     def _drop_duplicate(self, buffer: Buffer | None, out: list[Output]) -> None:
         self.counters.duplicates += 1
+        self._free(buffer, out)
+
+    def _free(self, buffer: Buffer | None, out: list[Output]) -> None:
         if buffer is not None:
-            out.append(Free(buffer))
+            out.append(Free(self.number, (buffer,)))
 
     # --- done and stable ------------------------------------------------------------------------
 
@@ -463,7 +490,8 @@ class Job:
         freed = stream.keys.report(key, rank, done)
         if freed is None:
             return
-        out += map(Free, freed)
+        if freed:
+            out.append(Free(self.number, freed))
         if stream.since:
             self._forget_passed(key, out)
         if 2 * stream.keys.unreported >= self.ledger.window.credit:
@@ -480,7 +508,7 @@ class Job:
                 for rank in chunk.present():
                     self.ledger.settle(rank, chunk.cost)
                 chunk.step(Step.VOIDED)
-                out += map(Free, chunk.drop())
+                out.append(Free(self.number, chunk.drop()))
                 del round_.chunks[chunk.index]
                 round_.left -= 1
             if over:
@@ -519,11 +547,12 @@ class Job:
         if not stalled:
             return []
         rows = tuple(stall_entry(r.stream.keys[r.key], r, now) for r in stalled)
-        logs = [
-            Log(logging.WARNING, f"job {self.title!r}: {stall_text(key, r, now)}", about(key, r))
-            for key, r in ((r.stream.keys[r.key], r) for r in stalled)
-        ]
-        return [self.seats.to_all(messages.Stall(rows)), *logs]
+        return [self.seats.to_all(messages.Stall(rows)), *(self._stalled(r, now) for r in stalled)]
+
+    def _stalled(self, round_: Round, now: float) -> Log:
+        key = round_.stream.keys[round_.key]
+        text = f"job {self.title!r}: {stall_text(key, round_, now)}"
+        return Log(self.number, logging.WARNING, text, about(key, round_))
 
     def waiting(self, now: float) -> tuple[dict[str, Any], ...]:
         """The oldest rounds that are open, and who is absent from them."""
@@ -562,9 +591,10 @@ class Job:
 
     def drop_all(self) -> list[Output]:
         """The run is over: give every buffer back."""
-        out = [output for stream in self.streams for output in stream.drop()]
+        out = [output for stream in self.streams for output in stream.drop(self.number)]
         self.streams.clear()
         self.open.clear()
+        self._works.clear()
         return out
 
 

@@ -30,7 +30,7 @@ class Joining:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._settings = roster.settings
-        self._instances = 0
+        self._runs = 0
 
     def hello(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
         """Take the rank into its run, or refuse it; raises the ProtocolError family."""
@@ -70,7 +70,7 @@ class Joining:
         peer.forming = forming
         count = f"{len(forming.sessions)} of {forming.world_size} are here"
         text = f"rank {peer.rank} of job {forming.title!r} joins: {count}"
-        out.append(Log(logging.DEBUG, text, {"job": hello.job, "rank": peer.rank}))
+        out.append(Log(0, logging.DEBUG, text, {"job": hello.job, "rank": peer.rank}))
         if forming.complete:
             return out + self._complete(forming, now)
         return [*out, self.pending(forming, (peer.id,))]
@@ -90,7 +90,7 @@ class Joining:
             settings.lanes, settings.lane, settings.incarnation, tuple(absent[:PENDING_RANKS]),
             len(absent),
         )  # fmt: skip
-        return self._roster.send(pending, sessions)
+        return self._roster.send(0, pending, sessions)
 
     def _name(self, peer: Session, job: str) -> list[Output] | None:
         """Count the connection for its job; raises QuotaError for one too many.
@@ -106,7 +106,8 @@ class Joining:
         allowed = allowed_connections(workers)
         if count > 2 * allowed:
             peer.state = SessionState.CLOSED
-            return [Close(peer.id, f"job {job!r} has {count:,} connections", at_once=True)]
+            reason = f"job {job!r} has {count:,} connections"
+            return [Close(0, peer.id, reason, at_once=True)]
         if count > allowed:
             raise too_many_connections(job, workers, count)
         return None
@@ -137,19 +138,19 @@ class Joining:
             return out
         # Until a ROUTE says more, the lanes of the other slots do not matter.
         route = Route.first((settings.lanes,) * forming.reducers)
+        self._runs += 1
         job = Job(
-            forming.job, forming.run_id, forming.slot, settings.lane, route, forming.world_size,
-            forming.table, window, settings.job_keys, settings.crc32c, settings.acc_itemsize,
-            settings.traced,
+            self._runs, forming.job, forming.run_id, forming.slot, settings.lane, route,
+            forming.world_size, forming.table, window, settings.job_keys, settings.crc32c,
+            settings.acc_itemsize, settings.traced,
         )  # fmt: skip
-        self._instances += 1
-        run = Run(job, forming.incarnations, self._instances, forming.digest_every, now)
-        self._roster.runs[job.name, job.run_id] = run
+        run = Run(job, forming.incarnations, forming.digest_every, now)
+        self._roster.begin(run)
         for rank, session in forming.sessions.items():
             run.seat(self._roster.sessions[session], rank)
         text = f"job {job.name!r} run {job.run_id!r}: {job.world_size} workers joined"
         out.append(self._welcome(run, tuple(forming.sessions.values())))
-        return [*out, Log(logging.INFO, text, job.about())]
+        return [*out, Log(job.number, logging.INFO, text, job.about())]
 
     def _welcome(self, run: Run, sessions: tuple[int, ...]) -> Send:
         settings, job, route = self._settings, run.job, run.job.route
@@ -158,13 +159,13 @@ class Joining:
             job.run_id, job.streams.slot, len(route.live), settings.lanes, settings.lane,
             settings.incarnation, job.world_size, job.seats.epoch, route.number, job.table,
             job.ledger.window.credit, job.ledger.window.grant, int(settings.heartbeat * 1000),
-            instance=run.instance,
+            instance=job.number,
             since=route.since if moved else (),
             live=route.live if moved else (),
             lanes_by_slot=route.lanes if moved else (),
             digest_every=run.digest_every,
         )  # fmt: skip
-        return self._roster.send(welcome, sessions)
+        return self._roster.send(job.number, welcome, sessions)
 
     def _rejoin(self, run: Run, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
         """A complete run admits only its own members, back on a new connection."""
@@ -180,11 +181,12 @@ class Joining:
         out.append(self._welcome(run, (peer.id,)))
         absent = run.absent(now - self._settings.lost_grace)
         if absent.absent or absent.left:
-            out.append(self._roster.send(absent, (peer.id,)))
+            out.append(self._roster.send(job.number, absent, (peer.id,)))
         if self._roster.draining:
-            out.append(self._roster.send(messages.Goaway(self._roster.draining), (peer.id,)))
+            goaway = messages.Goaway(self._roster.draining)
+            out.append(self._roster.send(job.number, goaway, (peer.id,)))
         text = f"{peer} is back on a new connection"
-        out.append(Log(logging.DEBUG, text, peer.about()))
+        out.append(Log(job.number, logging.DEBUG, text, peer.about()))
         return out + job.rejoined(peer.rank, now)
 
     def _replace(self, session: int | None, now: float) -> list[Output]:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from reducer.core import events
-from reducer.core.events import Event, Free, Log, Output, Send
+from reducer.core.buffer import Buffer
+from reducer.core.events import NOTHING, Close, Discard, Event, Free, Log, Output, Send
 from reducer.core.frames import payload_frame
 from reducer.core.job import Job
 from reducer.core.joining import Joining
 from reducer.core.report import forming_report, job_numbers, run_report
-from reducer.core.roster import Roster
+from reducer.core.roster import Roster, fault_text
 from reducer.core.route import Route
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
@@ -24,6 +25,7 @@ from reducer.core.settings import LaneSettings
 from reducer.errors import (
     PEER_ERRORS,
     IntegrityError,
+    InternalError,
     PeerLostError,
     ProtocolError,
     ReductionError,
@@ -56,7 +58,9 @@ class Lane:
         self._next_beat = 0.0
         self._next_sweep = 0.0
         self._handlers: dict[type[Any], Callable[[Any, float], list[Output]]] = {
+            events.Folded: self._folded,
             events.Reduced: self._reduced,
+            events.Failed: self._failed,
             events.ControlReceived: self._control,
             events.Opened: self._opened,
             events.Lost: self._lost,
@@ -81,7 +85,10 @@ class Lane:
     # --- the surface ----------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Output]:
-        """What to do about `event`; never raises for what a peer has sent."""
+        """What to do about `event`; never raises for what a peer has sent.
+
+        What raises in the data path ends its run; elsewhere the shell reports it as Broken.
+        """
         if isinstance(event, events.Contributed):
             return self._contributed(event, now)
         return self._handlers[type(event)](event, now)
@@ -142,17 +149,26 @@ class Lane:
         peer.heard_at = now
         out: list[Output] = []
         try:
+            self._take(peer, event, now, out)
+        except Exception as bug:
+            run = self._roster.runs_by_number.get(peer.run)
+            self._fault(run, bug, event.buffer, out)
+        return out
+
+    def _take(
+        self, peer: Session, event: events.Contributed, now: float, out: list[Output]
+    ) -> None:
+        try:
             job = self._ready_job(peer)
             if event.buffer is None:  # nobody has asked for memory, so nobody has checked it
                 job.admit(peer.rank, event.header)
             job.contributed(peer.rank, event, now, out)
         except PEER_ERRORS as error:
             if event.buffer is not None:
-                out.append(Free(event.buffer))
-            out += self._failed(peer, error, now)
-        return out
+                out.append(Free(peer.run, (event.buffer,)))
+            out += self._untaken(peer, error, now)
 
-    def _failed(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
+    def _untaken(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
         """A contribution could not be taken: end the session, or the job where that is the law."""
         job = peer.job
         if peer.state == SessionState.CLOSED or job is None:
@@ -163,9 +179,54 @@ class Lane:
             return self._roster.fail(job, ErrorCode.INTEGRITY, str(error), peer.rank, "integrity")
         return self._roster.refuse(peer, error, now)
 
+    def _folded(self, event: events.Folded, now: float) -> list[Output]:
+        out: list[Output] = []
+        run = self._roster.runs_by_number.get(event.run)
+        if run is None:  # it has ended meanwhile
+            if event.taken is not None:
+                out.append(Free(event.run, (event.taken,)))
+            return out
+        try:
+            run.job.folded(event, out)
+        except Exception as bug:
+            self._fault(run, bug, event.taken, out)
+        return out
+
     def _reduced(self, event: events.Reduced, now: float) -> list[Output]:
-        run = self._roster.runs.get(event.chunk.round.job)
-        return [] if run is None else run.job.reduced(event, now)
+        out: list[Output] = []
+        run = self._roster.runs_by_number.get(event.run)
+        if run is None:
+            return out
+        try:
+            run.job.reduced(event, now, out)
+        except Exception as bug:
+            self._fault(run, bug, None, out)
+        return out
+
+    def _failed(self, event: events.Failed, now: float) -> list[Output]:
+        """An output could not be carried out: its run ends, or the sessions that it was for."""
+        run = self._roster.runs_by_number.get(event.run)
+        if run is not None:
+            return self._roster.fault(run, event.error)
+        text = fault_text(event.error)
+        peers = [p for s in event.sessions if (p := self._roster.sessions.get(s)) is not None]
+        out: list[Output] = [Log(event.run, logging.ERROR, text, NOTHING, event.error)]
+        for peer in peers:
+            self._roster.close(peer, text, now)
+            out.append(Close(event.run, peer.id, text, at_once=True))
+        return out
+
+    def _fault(
+        self, run: Run | None, error: Exception, buffer: Buffer | None, out: list[Output]
+    ) -> None:
+        """A bug of ours while the run's state changed. `buffer` may be the run's or the event's."""
+        if run is None:
+            out.append(Log(0, logging.ERROR, fault_text(error), NOTHING, error))
+        else:
+            out += self._roster.fault(run, error)
+        given = [o.buffers for o in out if isinstance(o, (Free, Discard))]
+        if buffer is not None and not any(buffer is b for buffers in given for b in buffers):
+            out.append(Free(0, (buffer,)))
 
     def _ready_job(self, peer: Session) -> Job:
         if peer.job is None or peer.state != SessionState.READY:
@@ -216,7 +277,7 @@ class Lane:
         return [
             *moved,
             job.seats.to_others(peer.rank, message),
-            Log(logging.INFO, text, peer.about()),
+            Log(job.number, logging.INFO, text, peer.about()),
         ]
 
     def _suspect(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
@@ -233,7 +294,7 @@ class Lane:
 
     def _stats(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         job = self._job_of(peer)
-        return [self._roster.send(job.stats(job.waiting(now)), (peer.id,))]
+        return [self._roster.send(job.number, job.stats(job.waiting(now)), (peer.id,))]
 
     def _heartbeat(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         return self._job_of(peer).heartbeat(peer.rank, event.header, event.payload, now)
@@ -286,7 +347,16 @@ class Lane:
 
     def _broken(self, event: events.Broken, now: float) -> list[Output]:
         peer = self._roster.sessions.get(event.session)
-        return [] if peer is None else self._roster.refuse(peer, event.error, now)
+        if peer is None:
+            return []
+        if isinstance(event.error, PEER_ERRORS):
+            return self._roster.refuse(peer, event.error, now)
+        run = self._roster.runs_by_number.get(peer.run)
+        if run is not None:
+            return self._roster.fault(run, event.error)
+        text = fault_text(event.error)
+        line = Log(0, logging.ERROR, f"{peer}: {text}", peer.about(), event.error)
+        return [line, *self._roster.refuse(peer, InternalError(text), now)]
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -318,7 +388,7 @@ class Lane:
                 forming.changed = False
                 out.append(self._joining.pending(forming, sessions))
             else:
-                out.append(Send(sessions, heartbeat, None, 0))
+                out.append(Send(0, sessions, heartbeat, None, 0))
         return out
 
     def _forget_idle(self, run: Run, now: float) -> None:
@@ -330,7 +400,8 @@ class Lane:
         job = run.job
         if run.deserted(now - self._settings.deserted_after):
             text = f"job {job.name!r} run {job.run_id!r}: nobody has come back"
-            return [*self._roster.end(run), Log(logging.WARNING, text, job.about())]
+            line = Log(job.number, logging.WARNING, text, job.about())
+            return [*self._roster.end(run), line]
         absence = run.absence(now - self._settings.lost_grace)
         out: list[Output] = [] if absence is None else [job.seats.to_all(absence)]
         return out + self._maybe_stall(run, now)

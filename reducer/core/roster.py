@@ -20,7 +20,7 @@ from reducer.wire.keys import split_run_id
 
 
 class Roster:
-    """Sessions by their numbers, runs by (job, run id); what they may take of the lane together.
+    """Sessions by their numbers, runs by (job, run id) and by number; what they may take together.
 
     `draining` is why nobody new is taken, if so.
     """
@@ -32,6 +32,7 @@ class Roster:
         self.sessions: dict[int, Session] = {}
         self.forming: dict[FormingId, Forming] = {}
         self.runs: dict[tuple[str, str], Run] = {}
+        self.runs_by_number: dict[int, Run] = {}
         self.draining = ""
         self.errors = dict.fromkeys(ErrorCode, 0)  # sessions refused, and runs ended, so far
 
@@ -47,7 +48,7 @@ class Roster:
         if peer.state == SessionState.READY:
             self._note_loss(peer, now, reason)
         text = f"{peer}: the connection has ended: {reason}"
-        return [Log(logging.DEBUG, text, peer.about())]
+        return [Log(peer.run, logging.DEBUG, text, peer.about())]
 
     def _unjoin(self, peer: Session, forming: Forming) -> None:
         peer.forming = None
@@ -70,16 +71,16 @@ class Roster:
         message = messages.Error(int(error.code), str(error)[:4_000])
         self.errors[error.code] += 1
         about = {**peer.about(), "code": error.code.name.lower()}
-        log = Log(logging.WARNING, f"{peer}: {error}", about)
+        log = Log(peer.run, logging.WARNING, f"{peer}: {error}", about)
         if peer.forming is not None:
             self._unjoin(peer, peer.forming)
-        return [log, self.send(message, (peer.id,)), *self.close(peer, str(error), now)]
+        return [log, self.send(peer.run, message, (peer.id,)), *self.close(peer, str(error), now)]
 
     def close(self, peer: Session, reason: str, now: float) -> list[Output]:
         if peer.state == SessionState.READY:
             self._note_loss(peer, now, reason)
         peer.state = SessionState.CLOSED
-        return [Close(peer.id, reason)]
+        return [Close(peer.run, peer.id, reason)]
 
     def fail(self, job: Job, code: ErrorCode, text: str, rank: int, reason: str) -> list[Output]:
         """The run is over for every rank, for one reason that all are told."""
@@ -87,23 +88,50 @@ class Roster:
         error = messages.Error(int(code), text[:4_000], rank, reason[:1_000])
         self.errors[code] += 1
         about = {**job.about(), "rank": rank, "code": code.name.lower()}
-        return [Log(logging.ERROR, f"job {job.title!r}: {text}", about), *self.end(run, error)]
+        line = Log(job.number, logging.ERROR, f"job {job.title!r}: {text}", about)
+        return [line, *self.end(run, error)]
+
+    def fault(self, run: Run, error: Exception) -> list[Output]:
+        """A bug of ours, or no memory, where the run was served: nobody knows what it lacks now.
+
+        The run ends for every rank. The workers come back and send again what was not answered.
+        """
+        job = run.job
+        text = fault_text(error)
+        about = {**job.about(), "code": ErrorCode.INTERNAL.name.lower()}
+        line = Log(job.number, logging.ERROR, f"job {job.title!r}: {text}", about, error)
+        self.errors[ErrorCode.INTERNAL] += 1
+        out: list[Output] = [line]
+        try:
+            out.append(job.seats.to_all(messages.Error(int(ErrorCode.INTERNAL), text[:4_000])))
+        except Exception as worse:  # then the connections end without a word
+            text = f"{text}; and no ERROR could be made: {worse}"
+        return out + self._end(run, text)
+
+    def begin(self, run: Run) -> None:
+        self.runs[run.job.name, run.job.run_id] = run
+        self.runs_by_number[run.job.number] = run
 
     def end(self, run: Run, error: messages.Error | None = None) -> list[Output]:
-        """Give back what the run had; its members are told why, if there is a reason."""
+        """The run is over; its members are told why, if there is a reason."""
         job = run.job
-        del self.runs[job.name, job.run_id]
-        out: list[Output] = [job.seats.to_all(error)] if error is not None else []
+        if error is not None:
+            return [job.seats.to_all(error), *self._end(run, error.message)]
+        text = f"job {job.name!r} run {job.run_id!r}: all have left"
+        line = Log(job.number, logging.INFO, text, job.about())
+        return [*self._end(run, "the run is over"), line]
+
+    def _end(self, run: Run, reason: str) -> list[Output]:
+        """Give back what the run had, and close its connections."""
+        job = run.job
+        out: list[Output] = []
+        del self.runs[job.name, job.run_id], self.runs_by_number[job.number]
         for peer in self.sessions.values():
             if peer.job is job and peer.state == SessionState.READY:
                 peer.state = SessionState.CLOSED
-                out.append(Close(peer.id, error.message if error else "the run is over"))
+                out.append(Close(job.number, peer.id, reason))
         self.budget.close(job.name, job.ledger.window, job.world_size)
-        out += job.drop_all()
-        if error is None:
-            text = f"job {job.name!r} run {job.run_id!r}: all have left"
-            out.append(Log(logging.INFO, text, job.about()))
-        return out
+        return out + job.drop_all()
 
     def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
         """Earlier runs of the job that nobody is in make room for this one.
@@ -126,5 +154,9 @@ class Roster:
         for run in self.runs.values():
             run.shift_clocks(seconds, now)
 
-    def send(self, message: messages.Message, sessions: tuple[int, ...]) -> Send:
-        return Send(sessions, control_frame(message, self.settings.crc32c), None, 0)
+    def send(self, run: int, message: messages.Message, sessions: tuple[int, ...]) -> Send:
+        return Send(run, sessions, control_frame(message, self.settings.crc32c), None, 0)
+
+
+def fault_text(error: Exception) -> str:
+    return f"internal error of the reducer: {type(error).__name__}: {error}"

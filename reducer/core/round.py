@@ -91,14 +91,15 @@ class Chunk:
     """One chunk on its owner: who has contributed, what is parked, what is folded.
 
     `crcs[rank]` is the CRC of that rank's contribution, ABSENT before it: bitmap and duplicate
-    check in one. Ranks below `folded` are in `acc`; `parts` holds the others that have come.
-    `half_at`: when half of the ranks had contributed. `culprit` is the lowest rank whose
-    contribution is known not to be finite, else NO_RANK.
+    check in one. `parts` holds the contributions that are not in `acc`. A part leaves `parts` only
+    when a kernel has read it: the ranks that a kernel is `folding` are still there. Where the order
+    matters, ranks below `folded` are in `acc`. `half_at`: when half of the ranks had contributed.
+    `culprit` is the lowest rank whose contribution is known not to be finite, else NO_RANK.
     """
 
     __slots__ = (
-        "acc", "crcs", "culprit", "flags", "folded", "half_at", "index", "missing", "parts",
-        "phase", "result", "result_crc", "round",
+        "acc", "crcs", "culprit", "flags", "folded", "folding", "half_at", "index", "missing",
+        "parts", "phase", "result", "result_crc", "round",
     )  # fmt: skip
 
     def __init__(self, round_: Round, index: int, world_size: int) -> None:
@@ -110,6 +111,7 @@ class Chunk:
         self.half_at = 0.0
         self.parts: dict[int, Buffer] = {}
         self.folded = 0
+        self.folding: list[int] = []
         self.acc: Buffer | None = None
         self.flags = 0
         self.culprit = NO_RANK
@@ -143,23 +145,25 @@ class Chunk:
             self.parts[rank] = buffer
         self.step(_CONTRIBUTED if self.missing else _LAST_CONTRIBUTED)
 
-    def take_ready(self, in_order: bool) -> tuple[list[int], list[Buffer]]:
-        """Unpark what may be folded now: the contiguous ranks, or all where order is free."""
-        if in_order:
-            ranks = list(range(self.folded, self.folded + self.ready(in_order)))
-            self.folded += len(ranks)
-        else:
-            ranks = sorted(self.parts)
-        return ranks, [self.parts.pop(rank) for rank in ranks]
-
-    def ready(self, in_order: bool) -> int:
-        """How many parts `take_ready` would give."""
+    def ready(self, in_order: bool) -> list[int]:
+        """The ranks that may be folded now: the contiguous ones, or all where order is free."""
         if not in_order:
-            return len(self.parts)
+            return sorted(self.parts)
         rank = self.folded
         while rank in self.parts:
             rank += 1
-        return rank - self.folded
+        return list(range(self.folded, rank))
+
+    def folded_into(self, taken: Buffer | None) -> list[Buffer]:
+        """`folding` is in the accumulator, which is `taken` if that is new; the spent parts."""
+        ranks, self.folding = self.folding, []
+        spent = [self.parts.pop(rank) for rank in ranks]
+        if taken is not None:
+            self.acc = taken
+        elif self.acc is None:
+            self.acc = spent.pop(0)
+        self.folded = ranks[-1] + 1
+        return spent
 
     def note(self, flags: int, culprit: int) -> None:
         """What a kernel has seen; `culprit`: the lowest of its ranks that is not finite."""

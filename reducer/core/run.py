@@ -15,21 +15,18 @@ class Run:
     """A job with its members; `left` are the ranks that said BYE."""
 
     __slots__ = (
-        "_lost", "_told", "began_at", "digest_every", "incarnations", "instance", "job", "left",
-        "next_stall",
+        "_lost", "_told", "began_at", "digest_every", "incarnations", "job", "left", "next_stall",
     )  # fmt: skip
 
     def __init__(
         self,
         job: Job,
         incarnations: dict[int, bytes],
-        instance: int,
         digest_every: int,
         now: float,
     ) -> None:
         self.job = job
         self.incarnations = incarnations
-        self.instance = instance
         self.digest_every = digest_every  # for the ranks to agree on; nothing here reads it
         self.left: set[int] = set()
         self.began_at = now

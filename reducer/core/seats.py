@@ -15,7 +15,8 @@ from reducer.wire.header import Crc
 class Seats:
     """`sessions[rank]` is kept by the lane: the session to answer, None while it has none."""
 
-    def __init__(self, world_size: int, epoch: int, crc: Crc) -> None:
+    def __init__(self, run: int, world_size: int, epoch: int, crc: Crc) -> None:
+        self.run = run
         self.sessions: list[int | None] = [None] * world_size
         self.epoch = epoch
         self._crc = crc
@@ -25,21 +26,21 @@ class Seats:
         return [session for session in self.sessions if session is not None]
 
     def to_all(self, message: messages.Message) -> Send:
-        return Send(self.present, self._frame(message), None, 0)
+        return Send(self.run, self.present, self._frame(message), None, 0)
 
     def to_others(self, rank: int, message: messages.Message) -> Send:
         own = self.sessions[rank]
-        return Send([s for s in self.present if s != own], self._frame(message), None, 0)
+        return Send(self.run, [s for s in self.present if s != own], self._frame(message), None, 0)
 
     def to_rank(self, rank: int, message: messages.Message) -> Send:
-        return Send(self._of((rank,)), self._frame(message), None, 0)
+        return Send(self.run, self._of((rank,)), self._frame(message), None, 0)
 
     def about(
         self, stream: Stream, ranks: Iterable[int], message: messages.Message, key: int, round: int
     ) -> Send:
         """A message about one round of a key in the stream."""
         frame = self._frame(message, chunk=stream.home, route=stream.since, key=key, round=round)
-        return Send(self._of(ranks), frame, None, 0)
+        return Send(self.run, self._of(ranks), frame, None, 0)
 
     def heartbeats(
         self, stream: Stream, payloads: Iterable[bytes], sessions: Sequence[int]
@@ -47,11 +48,11 @@ class Seats:
         """Stable positions of the stream's keys, one frame for each payload."""
         place = {"chunk": stream.home, "route": stream.since}
         frames = [payload_frame(MessageKind.HEARTBEAT, p, self._crc, **place) for p in payloads]
-        return [Send(sessions, frame, None, 0) for frame in frames]
+        return [Send(self.run, sessions, frame, None, 0) for frame in frames]
 
     def empty_heartbeat(self) -> Send:
         frame = payload_frame(MessageKind.HEARTBEAT, b"", self._crc)
-        return Send(self.present, frame, None, 0)
+        return Send(self.run, self.present, frame, None, 0)
 
     def _of(self, ranks: Iterable[int]) -> list[int]:
         sessions = [self.sessions[rank] for rank in ranks]

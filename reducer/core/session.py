@@ -37,6 +37,11 @@ class Session:
         self.rank = -1
         self.named = ""
 
+    @property
+    def run(self) -> int:
+        """The number of its run, 0 before it is in one."""
+        return 0 if self.job is None else self.job.number
+
     def about(self) -> dict[str, object]:
         """For log lines."""
         if self.job is None:

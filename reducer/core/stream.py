@@ -37,16 +37,17 @@ class Stream:
             for chunk in round_.chunks.values():
                 yield from chunk.buffers()
 
-    def drop(self) -> list[Output]:
+    def drop(self, run: int) -> list[Output]:
         """Give every buffer back; the stream is not to be used any more."""
-        out: list[Output] = []
+        freed: list[Buffer] = []
+        sent: list[Buffer] = []
         for round_ in self.rounds():
             for chunk in round_.chunks.values():
-                out += map(Free, chunk.drop())
+                freed += chunk.drop()
                 if chunk.result is not None:
-                    out.append(Discard(chunk.result))
+                    sent.append(chunk.result)
         self.keys.clear()
-        return out
+        return [Free(run, freed), Discard(run, sent)]
 
 
 class Streams:

@@ -54,7 +54,7 @@ class Verdicts:
         self._ledger.charge(rank, cost)
         round_.owed[rank] = round_.owed.get(rank, 0) + cost
         if buffer is not None:
-            out.append(Free(buffer))
+            out.append(Free(self._seats.run, (buffer,)))
         self.hear(key, round_, rank, header, out)
 
     def hear(
@@ -72,7 +72,8 @@ class Verdicts:
         round_.refused = messages.Refused(int(ErrorCode.MISMATCH), text)
         self.refused += 1
         out.append(self._refuse(round_, range(self._world_size)))
-        out.append(Log(logging.WARNING, f"job {self._job!r}: {text}", about(key, round_)))
+        text = f"job {self._job!r}: {text}"
+        out.append(Log(self._seats.run, logging.WARNING, text, about(key, round_)))
         self._open.judged(round_)
 
     def abandon(self, round_: Round, rank: int, cause: messages.Abandon, out: list[Output]) -> None:
@@ -102,7 +103,7 @@ class Verdicts:
         self._open.judged(round_)
 
     def _void(self, round_: Round, out: list[Output]) -> None:
-        out += map(Free, round_.make_void())
+        out.append(Free(self._seats.run, round_.make_void()))
         self._grants.end(round_, out)
 
     def _refuse(self, round_: Round, ranks: Collection[int]) -> Send:

@@ -64,8 +64,9 @@ def size_class(length: int) -> int:
 class BufferPool:
     """Buffers by size class; ``limit`` bounds what is out and cached together, in bytes.
 
-    Taking never fails: the core has reserved room for every byte before. Only the cache gives
-    way when the limit is near.
+    Taking never fails for the limit: the core has reserved room for every byte before. Only the
+    cache gives way when the limit is near. Where the system has no memory, MemoryError is raised
+    and nothing is counted.
     """
 
     def __init__(self, limit: int) -> None:
@@ -86,16 +87,23 @@ class BufferPool:
     def take(self, length: int) -> PooledBuffer:
         """A buffer of at least ``length`` bytes and the slack; contents are undefined."""
         wanted = size_class(length)
-        self.out += 1
-        self.out_bytes += wanted
         stack = self._free.get(wanted)
         if stack:
             self.cached_bytes -= wanted
-            return stack.pop()
-        if self.cached_bytes and self.out_bytes + self.cached_bytes > self._limit:
-            self._trim(max(0, self._limit - self.out_bytes))
+            buffer = stack.pop()
+        else:
+            buffer = self._allocate(wanted)
+        self.out += 1
+        self.out_bytes += wanted
+        return buffer
+
+    def _allocate(self, wanted: int) -> PooledBuffer:
+        left = self._limit - self.out_bytes - wanted
+        if self.cached_bytes > left:
+            self._trim(max(0, left))
+        buffer = PooledBuffer(wanted)
         self.allocated += 1
-        return PooledBuffer(wanted)
+        return buffer
 
     def give_back(self, buffer: PooledBuffer) -> None:
         self.out -= 1

@@ -1,5 +1,8 @@
 """Carries out what the core asks for, in order: send, fold, finish, free, discard, close, and tell.
 
+What came of it goes back to the core as events. An output that raises is such an event too, and
+takes none of those behind it with it: they may be of other runs.
+
 Kernels run inline: they release the GIL, but a lane has one thread, and a chunk of 64 KiB folds
 in less time than a hand-over to another thread takes.
 """
@@ -8,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from reducer import log
@@ -24,8 +28,19 @@ from reducer.wire.header import NO_RANK
 logger = logging.getLogger("reducer.lane")
 
 WARNING_INTERVAL: Final = 0.1  # seconds
+_FLAGS: Final = (1 << PART_SHIFT) - 1
 
 Feed = Callable[[Any], None]
+
+
+@dataclass
+class ShellCounters:
+    """Numbers that only the shell can know."""
+
+    accepted: int = 0
+    internal_errors: int = 0
+    protocol_errors: int = 0
+    silent_dropped: int = 0
 
 
 class Executor:
@@ -37,12 +52,14 @@ class Executor:
         pool: BufferPool,
         connections: Mapping[int, Connection],
         slow_reader_bytes: int,
+        counters: ShellCounters,
         feed: Feed,
     ) -> None:
         self._kernels = kernels
         self._pool = pool
         self._connections = connections
         self._slow_reader_bytes = slow_reader_bytes
+        self._counters = counters
         self._feed = feed
         self.slow_readers = 0
         self.fold_seconds = 0.0
@@ -50,25 +67,36 @@ class Executor:
         self._warnings = log.RateLimit(WARNING_INTERVAL)
 
     def run(self, outputs: list[events.Output]) -> None:
-        """Execute in order; a Finish reports back before the next output is executed."""
+        """Carry all of them out, in order; then tell the core what came of them."""
+        came: list[events.Effect] = []
         for output in outputs:
-            if isinstance(output, events.Free):
-                self._free(output)
-            elif isinstance(output, events.Send):
-                self._send(output)
-            elif isinstance(output, events.Fold):
-                self._fold(output)
-            elif isinstance(output, events.Finish):
-                self._finish(output)
-            elif isinstance(output, events.Discard):
-                self._discard(output)
-            elif isinstance(output, events.Close):
-                self._close(output)
-            elif isinstance(output, events.Traced):
-                if self.timeline is not None:
-                    self.timeline.add(output)
-            else:
-                self._log(output)
+            try:
+                if isinstance(output, events.Free):
+                    self._free(output)
+                elif isinstance(output, events.Send):
+                    self._send(output)
+                elif isinstance(output, events.Fold):
+                    came.append(self._fold(output))
+                elif isinstance(output, events.Finish):
+                    came.append(self._finish(output))
+                else:
+                    self._others(output)
+            except Exception as error:
+                if not _is_last_word(output):
+                    came.append(events.Failed(output.run, missed(output), error))
+        for event in came:
+            self._feed(event)
+
+    def _others(self, output: events.Discard | events.Close | events.Traced | events.Log) -> None:
+        """Outputs that no chunk needs."""
+        if isinstance(output, events.Discard):
+            self._discard(output)
+        elif isinstance(output, events.Close):
+            self._close(output)
+        elif isinstance(output, events.Log):
+            self._log(output)
+        elif self.timeline is not None:
+            self.timeline.add(output)
 
     def _send(self, send: events.Send) -> None:
         parts: list[bytes | memoryview] = [send.frame]
@@ -90,22 +118,27 @@ class Executor:
             self.slow_readers += 1
             logger.warning("session %d is a slow reader: %s", connection.session, what)
 
-    def _fold(self, fold: events.Fold) -> None:
-        # An earlier Fold of the same list may have set it.
-        acc = fold.chunk.acc
-        first = acc is None or acc is fold.parts[0]
-        if acc is None:
-            acc = self._pool.take(fold.count * self._kernels.acc_itemsize(fold.op, fold.dtype))
-            fold.chunk.acc = acc
+    def _fold(self, fold: events.Fold) -> events.Folded:
+        if fold.acc is not None:
+            seen = self._fold_into(fold, fold.acc, fold.acc is fold.parts[0])
+            return folded(fold, None, seen)
+        taken = self._pool.take(fold.count * self._kernels.acc_itemsize(fold.op, fold.dtype))
+        try:
+            return folded(fold, taken, self._fold_into(fold, taken, True))
+        except Exception:
+            self._pool.give_back(taken)
+            raise
+
+    def _fold_into(self, fold: events.Fold, acc: Buffer, first: bool) -> int:
         started = time.perf_counter()
         seen = self._kernels.fold(
             fold.op, fold.dtype, fold.count, acc.view, _views(fold.parts), first
         )
         self.fold_seconds += time.perf_counter() - started
-        note(fold, seen)
+        return seen
 
-    def _finish(self, finish: events.Finish) -> None:
-        acc = finish.chunk.acc
+    def _finish(self, finish: events.Finish) -> events.Reduced:
+        acc = finish.acc
         out = finish.out.view
         started = time.perf_counter()
         seen = self._kernels.finish(
@@ -118,15 +151,22 @@ class Executor:
             out,
         )
         self.fold_seconds += time.perf_counter() - started
-        note(finish, seen)
         crc = self._kernels.crc32c(out[: finish.count * ITEM_SIZES[finish.dtype]])
-        self._feed(events.Reduced(finish.chunk, crc))
+        return reduced(finish, crc, seen)
 
     def _free(self, free: events.Free) -> None:
-        self._pool.give_back(_ours(free.buffer))
+        failure: Exception | None = None
+        for buffer in free.buffers:
+            try:
+                self._pool.give_back(_ours(buffer))
+            except Exception as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     def _discard(self, discard: events.Discard) -> None:
-        self._pool.forget(_ours(discard.buffer))
+        for buffer in discard.buffers:
+            self._pool.forget(_ours(buffer))
 
     def _close(self, close: events.Close) -> None:
         connection = self._connections.get(close.session)
@@ -138,6 +178,10 @@ class Executor:
             connection.close(close.reason)
 
     def _log(self, line: events.Log) -> None:
+        if line.error is not None:
+            self._counters.internal_errors += 1
+            logger.error("%s", line.text, extra={"about": line.about}, exc_info=line.error)
+            return
         if line.level != logging.WARNING:
             logger.log(line.level, "%s", line.text, extra={"about": line.about})
             return
@@ -148,11 +192,35 @@ class Executor:
             logger.warning("%s%s", line.text, more, extra={"about": line.about})
 
 
-def note(output: events.Fold | events.Finish, seen: int) -> None:
-    """Tell the chunk what the kernel has returned for the parts of `output`."""
+def folded(fold: events.Fold, taken: Buffer | None, seen: int) -> events.Folded:
+    """What the core is told of a Fold for which the kernel has returned `seen`."""
+    culprit = _culprit(fold.ranks, seen)
+    return events.Folded(fold.run, fold.work, taken, seen & _FLAGS, culprit)
+
+
+def reduced(finish: events.Finish, crc: int, seen: int) -> events.Reduced:
+    """What the core is told of a Finish for which the kernel has returned `seen`."""
+    culprit = _culprit(finish.ranks, seen)
+    return events.Reduced(finish.run, finish.work, crc, seen & _FLAGS, culprit)
+
+
+def _culprit(ranks: Sequence[int], seen: int) -> int:
     part = seen >> PART_SHIFT
-    culprit = output.ranks[part - 1] if part else NO_RANK
-    output.chunk.note(seen & (1 << PART_SHIFT) - 1, culprit)
+    return ranks[part - 1] if part else NO_RANK
+
+
+def missed(output: events.Output) -> Sequence[int]:
+    """The sessions that miss something where the output fails."""
+    if isinstance(output, events.Send):
+        return output.sessions
+    if isinstance(output, events.Close) and not output.at_once:
+        return (output.session,)
+    return ()
+
+
+def _is_last_word(output: events.Output) -> bool:
+    """Whether the output reports a failure: that this fails too can be told to nobody."""
+    return isinstance(output, events.Log) and output.error is not None
 
 
 def _ours(buffer: Buffer) -> PooledBuffer:

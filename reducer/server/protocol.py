@@ -85,8 +85,8 @@ class Connection:
                 self._shell.frame(self, frame, buffer)
         except PEER_ERRORS as error:
             self._shell.broken(self, error)
-        except Exception as error:
-            self._shell.failed(self, error)
+        except Exception as bug:  # mypyc: another type than `error` needs a name of its own
+            self._shell.failed(self, bug)
 
     def _take_turns(self, nbytes: int) -> None:
         self._read += nbytes
@@ -111,10 +111,10 @@ class Connection:
     def connection_lost(self, exc: Exception | None) -> None:
         if self._linger:
             self._linger.cancel()
-        while self._placed:
-            self._shell.release(self._placed.popleft())
         reason = self._closing or (str(exc) if exc else "the worker closed the connection")
         self._shell.lost(self, reason)
+        while self._placed:
+            self._shell.release(self._placed.popleft())
 
     def send(self, parts: list[bytes | memoryview], length: int) -> int:
         """Queue one frame; ``parts`` must stay unchanged until they are sent.
@@ -132,17 +132,17 @@ class Connection:
         self._waiting_bytes += length
         self.bytes_out += length
         if self._waiting_bytes >= SEND_AT_ONCE:
-            self.flush()
+            self._shell.flush(self)
         elif is_first:
             self._shell.flush_soon(self)
         return unsent + length
 
     def flush(self) -> None:
         """Hand what waits to the transport."""
-        if self._waiting and self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(self._waiting)
-        self._waiting = []
+        waiting, self._waiting = self._waiting, []
         self._waiting_bytes = 0
+        if waiting and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(waiting)
 
     def is_closing(self) -> bool:
         """Whether `close` or `abort` was called: nothing more is read or sent."""

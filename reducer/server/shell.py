@@ -7,16 +7,15 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from reducer.core import events
 from reducer.core.lane import Lane
 from reducer.core.permit import Permit
-from reducer.errors import BadFrameError, InternalError, ReductionError
+from reducer.errors import BadFrameError, ReductionError
 from reducer.kernels import KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
-from reducer.server.executor import Executor
+from reducer.server.executor import Executor, ShellCounters
 from reducer.server.protocol import Connection
 from reducer.wire.codes import CONTRIBUTION, MessageKind
 from reducer.wire.decoder import Frame
@@ -27,16 +26,6 @@ logger = logging.getLogger("reducer.lane")
 # Connections that have not said HELLO; as for prefaces, the oldest makes room, but of those that
 # may join the same, where these are the most: who has proven one job cannot keep another out.
 MAX_SILENT: Final = 256
-
-
-@dataclass
-class ShellCounters:
-    """Numbers that only the shell can know."""
-
-    accepted: int = 0
-    internal_errors: int = 0
-    protocol_errors: int = 0
-    silent_dropped: int = 0
 
 
 class LaneShell:
@@ -60,7 +49,9 @@ class LaneShell:
         self._next_session = 1
         self._silent: dict[int, Connection] = {}
         self._unflushed: list[Connection] = []
-        self.executor = Executor(kernels, pool, self.connections, slow_reader_bytes, self.feed)
+        self.executor = Executor(
+            kernels, pool, self.connections, slow_reader_bytes, self.counters, self.feed
+        )
 
     def connection(self, permit: Permit | None = None) -> Connection:
         """A protocol object for a socket that the main process has passed on.
@@ -117,24 +108,35 @@ class LaneShell:
     def _flush(self) -> None:
         waiting, self._unflushed = self._unflushed, []
         for connection in waiting:
-            try:
-                connection.flush()
-            except Exception as error:
-                self.failed(connection, error)
+            self.flush(connection)
+
+    def flush(self, connection: Connection) -> None:
+        """Frames to one connection; one that does not take them ends alone, and its rank is back.
+
+        Nothing more may be written there, as a frame may be cut.
+        """
+        try:
+            connection.flush()
+        except Exception as error:
+            self._note_bug(connection, error)
+            connection.abort(f"it cannot be written: {error}")
 
     def broken(self, connection: Connection, error: ReductionError) -> None:
+        """The peer broke the rules: its session ends, the others go on."""
         self.counters.protocol_errors += 1
+        self._end(connection, error)
+
+    def failed(self, connection: Connection, error: Exception) -> None:
+        """A bug of ours showed in this session: its run ends, the others go on."""
+        self._end(connection, error)
+
+    def _end(self, connection: Connection, error: Exception) -> None:
         try:
             self.feed(events.Broken(connection.session, error))
         except Exception as again:
             self._note_bug(connection, again)
+        if not connection.is_closing():  # the decoder must not be used any more
             connection.abort("internal error")
-
-    def failed(self, connection: Connection, error: Exception) -> None:
-        """A bug of ours showed in this session: it ends, the others go on."""
-        self._note_bug(connection, error)
-        text = f"internal error of the reducer: {type(error).__name__}: {error}"
-        self.broken(connection, InternalError(text))
 
     def lost(self, connection: Connection, reason: str) -> None:
         self._silent.pop(connection.session, None)

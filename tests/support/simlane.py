@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from reducer.core import events
@@ -10,12 +10,16 @@ from reducer.core.lane import Lane
 from reducer.core.settings import LaneSettings
 from reducer.errors import PEER_ERRORS
 from reducer.kernels import KernelSet, load
-from reducer.server.executor import note
+from reducer.server.executor import folded, missed, reduced
 from reducer.wire.codes import ITEM_SIZES, MessageKind
 from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
 
 KIND_OFFSET = 5  # of a frame's kind in its header
+
+
+class InjectedError(MemoryError):
+    """What `SimLane.inject` raises."""
 
 
 class SimBuffer:
@@ -66,7 +70,7 @@ class SimSession:
                 self._handle(frame)
                 if self.closed is not None:
                     return
-        except PEER_ERRORS as error:
+        except (*PEER_ERRORS, InjectedError) as error:
             self.lane.feed(events.Broken(self.number, error))
 
     def _handle(self, frame: Frame) -> None:
@@ -100,7 +104,11 @@ class SimSession:
 
 
 class SimLane:
-    """`now` is the time of the simulation; `held` are the buffers that are out."""
+    """`now` is the time of the simulation; `held` are the buffers that are out.
+
+    `inject` is called with each output before it is carried out, and with a size before memory of
+    that size is taken; it may raise InjectedError.
+    """
 
     def __init__(self, kernels: KernelSet | None = None, **settings: Any) -> None:
         self.kernels = kernels if kernels is not None else load()
@@ -123,6 +131,7 @@ class SimLane:
         self.unsent: frozenset[int] = frozenset()  # kinds of frames that are dropped instead
         # CRCs of contributions by key, round, chunk and rank: of one job, on all its lanes.
         self.bodies: dict[tuple[int, int, int, int], int] | None = None
+        self.inject: Callable[[events.Output | int], None] = lambda what: None
         self._opened = 0
 
     def connect(self) -> SimSession:
@@ -145,8 +154,18 @@ class SimLane:
         self.feed(events.Tick())
 
     def feed(self, event: events.Event) -> None:
+        """As the shell does: carry out all, then tell the core what came of it."""
+        came: list[events.Effect] = []
         for output in self.core.handle(event, self.now):
-            self._execute(output)
+            try:
+                self.inject(output)
+                came += self._execute(output)
+            except InjectedError as error:
+                came.append(events.Failed(output.run, missed(output), error))
+                if isinstance(output, events.Free | events.Discard):
+                    self._give_back_all(output)  # as the real pool does, although it fails
+        for effect in came:
+            self.feed(effect)
 
     def compare(self, header: Header) -> None:
         """A rank's contribution to a chunk is the same each time that it is sent."""
@@ -157,6 +176,7 @@ class SimLane:
         assert before == header.payload_crc, f"I4: rank {header.rank} sent two bodies of {id_[:3]}"
 
     def take(self, size: int) -> SimBuffer:
+        self.inject(size)
         buffer = SimBuffer(size)
         self.held.add(buffer)
         self.peak = max(self.peak, sum(len(b.memory) for b in self.held))
@@ -167,21 +187,26 @@ class SimLane:
         buffer.freed = True
         self.held.remove(buffer)
 
-    def _execute(self, output: events.Output) -> None:
+    def _give_back_all(self, output: events.Free | events.Discard) -> None:
+        for buffer in output.buffers:
+            self.give_back(buffer)
+
+    def _execute(self, output: events.Output) -> list[events.Effect]:
         match output:
             case events.Send():
                 self._send(output)
             case events.Fold():
-                self._fold(output)
+                return [self._fold(output)]
             case events.Finish():
-                self._finish(output)
-            case events.Free(buffer=buffer) | events.Discard(buffer):
-                self.give_back(buffer)
-            case events.Close(session, reason):
+                return [self._finish(output)]
+            case events.Free() | events.Discard():
+                self._give_back_all(output)
+            case events.Close(_, session, reason):
                 self.sessions[session].closed = reason
-            case events.Log(_, text, about):
-                self.logs.append(text)
-                self.about.append(dict(about))
+            case events.Log():
+                self.logs.append(output.text)
+                self.about.append(dict(output.about))
+        return []
 
     def _send(self, output: events.Send) -> None:
         if output.frame[KIND_OFFSET] in self.unsent:
@@ -196,18 +221,18 @@ class SimLane:
             session.welcomed |= output.frame[5] == MessageKind.WELCOME
             session.outbox += output.frame + payload
 
-    def _fold(self, output: events.Fold) -> None:
-        chunk, acc = output.chunk, output.acc
+    def _fold(self, output: events.Fold) -> events.Folded:
+        acc, taken = output.acc, None
         first = acc is None or acc is output.parts[0]
         if acc is None:
-            acc = self.take(output.count * self.kernels.acc_itemsize(output.op, output.dtype))
-            chunk.acc = acc
+            size = output.count * self.kernels.acc_itemsize(output.op, output.dtype)
+            acc = taken = self.take(size)
         seen = self.kernels.fold(
             output.op, output.dtype, output.count, acc.view, list(_views(output.parts)), first
         )
-        note(output, seen)
+        return folded(output, taken, seen)
 
-    def _finish(self, output: events.Finish) -> None:
+    def _finish(self, output: events.Finish) -> events.Reduced:
         acc = output.acc
         out = output.out.view
         seen = self.kernels.finish(
@@ -215,8 +240,7 @@ class SimLane:
             acc.view if acc is not None else None, list(_views(output.parts)), out,
         )  # fmt: skip
         size = output.count * ITEM_SIZES[output.dtype]
-        note(output, seen)
-        self.feed(events.Reduced(output.chunk, self.kernels.crc32c(out[:size])))
+        return reduced(output, self.kernels.crc32c(out[:size]), seen)
 
 
 def _of(buffer: Any) -> SimBuffer:

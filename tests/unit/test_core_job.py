@@ -265,8 +265,9 @@ def test_a_bug_of_ours_is_not_taken_for_the_peers_fault() -> None:
     barrier = Spec(key="b", collective=Collective.BARRIER, op=ReduceOp.NONE, count=0)
     workers[0].contribute(barrier)
     bugs.append(InternalError("planted"))
-    with pytest.raises(InternalError, match="planted"):
-        workers[1].contribute(barrier)  # the answer
+    workers[1].contribute(barrier)  # the answer
+    for worker in workers:
+        assert worker.error().code == ErrorCode.INTERNAL
 
 
 # --- flow control ---------------------------------------------------------------------------

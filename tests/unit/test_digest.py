@@ -36,11 +36,13 @@ def lie(lane: SimLane, about: Callable[[Header], bool], ranks: set[int]) -> None
         payload = bytearray(output.buffer.view[: output.length])  # type: ignore[union-attr]
         payload[7] ^= 0x10
         forged = pack_header(header.replace(payload_crc=crc32c(payload)), crc32c)
+        what = (output.frame, output.buffer, output.length)
         for session in output.sessions:
             if session in victims:
                 lane.sessions[session].outbox += forged + payload
             else:
-                honest(events.Send((session,), output.frame, output.buffer, output.length))
+                one = events.Send(output.run, (session,), *what)
+                honest(one)
         return None
 
     lane._send = send  # type: ignore[method-assign]
@@ -219,7 +221,8 @@ def test_a_reducer_of_an_older_release_is_named() -> None:
             welcome = msgpack.unpackb(output.frame[HEADER_SIZE:])
             assert welcome.pop("digest_every") == 1
             changed = frame(header, msgpack.packb(welcome))
-            output = events.Send(output.sessions, changed, output.buffer, output.length)
+            what = (changed, output.buffer, output.length)
+            output = events.Send(output.run, output.sessions, *what)
         honest(output)
 
     lane._send = send  # type: ignore[method-assign]

@@ -25,6 +25,9 @@ What holds at every moment:
    than its ranks have reserved.
 4. A result is kept until every rank holds it, and its buffer is used again only then.
 5. Nothing of a round with two descriptors is ever summed or sent.
+6. A part leaves the chunk only when the shell has told that a kernel has read it (Folded,
+   Reduced). Where a Fold, a Finish or any other output fails, the run ends for every rank: a chunk
+   whose part may be missing is never summed over.
 """
 
 

@@ -18,7 +18,7 @@ from tests.support.cluster import run_cli
 
 def traced(round_: int, opened: float, ended: float) -> Traced:
     wait = Wait(3, opened + 0.1, ended - 0.2)
-    return Traced("job", "grad", round_, 4_000, opened, wait, ended - 0.05, ended)
+    return Traced(1, "job", "grad", round_, 4_000, opened, wait, ended - 0.05, ended)
 
 
 def read(file: Timeline) -> list[dict[str, Any]]:
