@@ -25,7 +25,7 @@ export CMAKE_C_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 endif
 
-.PHONY: help venv demo docs nccl-plugin test pytest test-container test-nccl test-gpu test-frameworks \
+.PHONY: help venv demo docs nccl-plugin test pytest test-container test-nccl test-gpu test-frameworks test-outside \
     check lint format native-test sanitize nightly soak bench clean
 
 help: ## Show the targets
@@ -86,6 +86,9 @@ test-nccl: nccl-plugin ## The plugin under real NCCL without a GPU; 1.7 GB of wh
 test-frameworks: $(FRAMEWORKS) ## The frameworks beside plain PyTorch, over real reducers; 2 GB of wheels
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/frameworks \
 	    $(foreach page,lightning keras jax,"tests/e2e/test_docs.py::test_the_commands_of_a_page_run[$(page)]")
+
+test-outside: $(FRAMEWORKS) ## The test suites of others on real reducers (tests/outside/README.md)
+	$(BIN)/python -m tests.outside
 
 test-gpu: nccl-plugin ## What needs a CUDA device; skipped with the reason where there is none
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m gpu tests/e2e tests/gpu
