@@ -13,6 +13,7 @@ import pytest
 
 from reducer import compiled, keyfile
 from reducer.errors import InternalError
+from tests.support import ranks
 from tests.support.certs import Authority, Files
 from tests.support.wait import wait_until
 
@@ -37,12 +38,20 @@ def _descriptors() -> dict[int, str]:
         # The runner's own: captured output, /proc being listed, libraries' devices.
         if target.startswith(("socket:", "pipe:", "anon_inode:")):
             found[int(name)] = target
+    found.pop(ranks.server()[1] or -1, None)
     return found
 
 
 def _children() -> set[int]:
+    """Ours, and the ranks."""
+    server = ranks.server()[0]
+    found = _children_of(os.getpid()) | (_children_of(server) if server else set())
+    return found - {server}
+
+
+def _children_of(pid: int) -> set[int]:
     try:
-        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
     except OSError:
         return set()
     return {int(pid) for pid in text.split()}

@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tests.support.counts import draws
 from tests.support.interpreted import run_interpreted
 
-SEEDS = 100
+SEEDS = draws(25, 100)
 ROUNDS = 10
 
 

@@ -1,7 +1,13 @@
-"""Ranks as real processes: each runs one function and sends its result or its error back."""
+"""Ranks as real processes: each runs one function and sends its result or its error back.
+
+They are forked from a server that has torch and the client loaded (`tests.support.warm`), so that a
+rank starts in milliseconds. A rank that must start like any program, with an environment that the
+dynamic linker or an import reads, is `fresh`.
+"""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import multiprocessing
 import os
@@ -10,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -20,6 +26,8 @@ from reducer_client import Group
 
 _PR_SET_PDEATHSIG = 1
 _SPAWN = multiprocessing.get_context("spawn")
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.support.warm"])
 # One helper process of multiprocessing lives as long as ours: it is there before any test counts.
 resource_tracker.ensure_running()
 
@@ -130,15 +138,27 @@ def join(rank: int, world_size: int, addresses: list[str], job: str, **options: 
     return reducer_client.connect(addresses, job=job, rank=rank, world_size=world_size, **options)
 
 
+def server() -> tuple[int | None, int | None]:
+    """The pid of the server that ranks are forked from, and our descriptor that keeps the server
+    alive, both once the first rank has started."""
+    running = forkserver._forkserver
+    return running._forkserver_pid, running._forkserver_alive_fd
+
+
 def start_ranks(
-    world_size: int, function: Callable[..., Any], *args: Any, talk: bool = False
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    talk: bool = False,
+    fresh: bool = False,
 ) -> RunningRanks:
-    """Start ``function(rank, world_size, *args)`` in ``world_size`` fresh processes."""
+    """Start ``function(rank, world_size, *args)`` in ``world_size`` processes."""
+    context = _SPAWN if fresh else _FORKS
     started = []
     for rank in range(world_size):
-        here, there = _SPAWN.Pipe()
-        arguments = (there, os.getpid(), talk, function, rank, world_size, args)
-        process = _SPAWN.Process(target=_main, args=arguments, name=f"rank-{rank}")
+        here, there = context.Pipe()
+        arguments = (there, dict(os.environ), talk, function, rank, world_size, args)
+        process = context.Process(target=_main, args=arguments, name=f"rank-{rank}")
         process.start()
         there.close()
         started.append((process, here))
@@ -146,10 +166,14 @@ def start_ranks(
 
 
 def run_ranks(
-    world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 90.0
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float = 90.0,
+    fresh: bool = False,
 ) -> list[Any]:
     """The values of all ranks; AssertionError with the traces if any failed or is late."""
-    with start_ranks(world_size, function, *args) as ranks:
+    with start_ranks(world_size, function, *args, fresh=fresh) as ranks:
         return values(ranks.collect(timeout))
 
 
@@ -164,16 +188,16 @@ def values(outcomes: Sequence[Outcome]) -> list[Any]:
 
 def _main(
     connection: Connection,
-    parent: int,
+    environment: dict[str, str],
     talk: bool,
     function: Callable[..., Any],
     rank: int,
     world_size: int,
     args: tuple[Any, ...],
 ) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    _die_with_the_test()
+    os.environ.clear()  # of the server
+    os.environ.update(environment)
     # A test run in the background of a shell inherits an ignored SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     extra = (Tell(connection),) if talk else ()
@@ -184,3 +208,16 @@ def _main(
         outcome = Outcome(rank, error=error, trace=traceback.format_exc())
     connection.send(outcome)
     connection.close()
+    if server()[1] is not None:
+        atexit._run_exitfuncs()  # multiprocessing ends forked processes without
+
+
+def _die_with_the_test() -> None:
+    """The server ends when no process holds its descriptor any more, and then its ranks end."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if not parent.is_alive():
+        os._exit(1)
+    if (alive := server()[1]) is not None:
+        os.close(alive)

@@ -8,6 +8,7 @@ import numpy as np
 
 from reducer.core.job import MAX_UNPAID_ROUNDS
 from reducer.wire.codes import MessageKind
+from tests.support.counts import draws
 from tests.support.simcluster import SimCluster, StuckError
 
 CHUNK = 64 << 10
@@ -53,8 +54,8 @@ def run_in_own_orders(
     return cluster
 
 
-def test_two_hundred_random_orders_end_within_the_smallest_budget() -> None:
-    for seed in range(200):
+def test_random_orders_end_within_the_smallest_budget() -> None:
+    for seed in range(draws(60, 200)):
         cluster = run_in_own_orders(seed)
         (lane,) = cluster.lanes.values()
         assert lane.peak <= lane.settings.budget * 1.1

@@ -13,9 +13,10 @@ import numpy as np
 
 from reducer.wire.codes import DType, ErrorCode
 from tests.support import oracle
+from tests.support.counts import draws
 from tests.support.simcluster import SimCluster
 
-SEEDS = 1_000
+SEEDS = draws(300, 1_000)
 KEYS = "ab"
 DESCRIPTIONS = [
     (DType.FLOAT32, 100),

@@ -1,0 +1,29 @@
+"""Imports for the server that ranks are forked from: a rank imports nothing of this again.
+
+The server must have one thread when it forks, so nothing here may start another.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import suppress
+from importlib import import_module
+
+MODULES = (
+    "numpy",
+    "pytest",
+    "reducer_client.torch",
+    "reducer_client.horovod.torch",
+    "torch._dynamo",  # every optimizer imports it when it is made
+    "sklearn.datasets",  # the digits
+)
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # OpenBLAS starts its threads when NumPy is imported
+for name in MODULES:
+    with suppress(ImportError):
+        import_module(name)
+gc.collect()
+gc.freeze()  # a collection in a rank would copy the pages of all these objects
+THREADS = len(os.listdir("/proc/self/task"))
+assert THREADS == 1, f"{THREADS} threads: a forked rank would inherit their locks, not them"
