@@ -27,7 +27,7 @@ from reducer_client import (
 from tests.support.cluster import Daemon
 from tests.support.keys import SAME_ID
 from tests.support.ranks import Outcome, Tell, join, run_ranks, start_ranks
-from tests.support.wait import wait_until
+from tests.support.wait import LOST_SECONDS, wait_until
 
 
 def _errors(outcomes: list[Outcome], kind: type[Exception]) -> list[Any]:
@@ -175,9 +175,10 @@ def test_a_killed_worker_is_named_to_every_survivor(addresses: list[str], job: s
     for error in _errors(outcomes, PeerLostError):
         assert (error.rank, error.key, error.round) == (1, "grad", 0)
         assert error.reason == "lost"
-        assert f"rank 1 of job {job!r} is lost: the worker closed the connection" in str(error)
-    # The promise is 1 s on a quiet machine; connections must be gone for 0.5 s before it counts.
-    assert took < 5
+        # What a lane sees first depends on what the kernel of the dead worker had not read.
+        end = r"(the worker closed the connection|.*\[Errno 104\])"
+        assert re.search(f"rank 1 of job {job!r} is lost: {end}", str(error)), error
+    assert took < LOST_SECONDS
 
 
 def test_a_worker_that_leaves_early_is_named(addresses: list[str], job: str) -> None:

@@ -30,6 +30,8 @@ def run(count: int, seed: int, say: Say) -> Figures:
             storm.active = False
             duplicates = sum(lane["duplicates"] for lane in groups.ranks[0].stats()["reducers"])
         links = sum(proxies.made)
+    harmed = storm.done.total() / storm.frames
+    assert SHARE / 2 < harmed < SHARE * 2, f"{harmed:.1%} of the frames were harmed"
     return {
         "rounds": f"{count:,}",
         "frames": f"{storm.frames:,}",

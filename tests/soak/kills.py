@@ -16,6 +16,8 @@ REDUCERS = 3
 KILL_EVERY = (10, 28)  # turns
 BUDGET = 256 << 20
 MEBIBYTE = 1 << 20
+MOST_GROWTH = 16 * MEBIBYTE  # resident, of a rank in the second half
+MOST_SECONDS = 10.0  # of a turn in which a reducer died: twice the 5 s after which silence counts
 
 
 class Victims:
@@ -87,11 +89,15 @@ def run(count: int, seed: int, say: Say) -> Figures:
         accounts = training.finish()
         victims.settle()
     growth = max(account.resident[1] - account.resident[0] for account in accounts)
+    slowest = max(account.slowest for account in accounts)
+    assert growth < MOST_GROWTH, f"a rank grew by {growth:,} bytes in the second half"
+    assert slowest < MOST_SECONDS, f"a turn took {slowest:.1f} s"
+    assert victims.kills >= (count - 1) // KILL_EVERY[1] // 2, "too few kills to show anything"
     return {
         "turns": f"{accounts[0].turns:,} of 3 rounds on 4 ranks",
         "kills": f"{victims.kills:,}",
         "wrong sums, lost steps, hangs": "0",
-        "slowest turn": f"{max(account.slowest for account in accounts):.2f} s",
+        "slowest turn": f"{slowest:.2f} s",
         "lanes at most": f"{victims.most / MEBIBYTE:.1f} MiB of {BUDGET / MEBIBYTE:.0f}",
         "ranks grew by": f"{growth / MEBIBYTE:.1f} MiB in the second half",
     }

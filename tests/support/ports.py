@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 import socket
+from pathlib import Path
 
-# Below those that Linux gives to outgoing connections (net.ipv4.ip_local_port_range): one of those
-# could be taken meanwhile.
-_PORTS = range(20_000, 32_768)
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
     """Different ports of 127.0.0.1."""
     found: list[int] = []
+    ports = _ports()
     while len(found) < count:
-        port = random.SystemRandom().choice(_PORTS)
+        port = random.SystemRandom().choice(ports)
         if port not in found and _is_free(port):
             found.append(port)
     return found
@@ -22,6 +22,14 @@ def free_ports(count: int) -> list[int]:
 
 def free_port() -> int:
     return free_ports(1)[0]
+
+
+def _ports() -> range:
+    """The longer part of those that Linux does not give to outgoing connections: one of those could
+    be taken meanwhile. All, where an administrator has left less than a thousand."""
+    low, high = map(int, _OUTGOING.read_text(encoding="ascii").split())
+    longer = max(range(1024, low), range(high + 1, 65_536), key=len)
+    return longer if len(longer) >= 1_000 else range(1024, 65_536)
 
 
 def _is_free(port: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +29,19 @@ def check_it_lives_on(daemon: Daemon, **proof: Any) -> None:
 def refused(daemon: Daemon, cause: str) -> int:
     found: int = daemon.stats()["refused"].get(cause, 0)
     return found
+
+
+def total_refused(daemon: Daemon) -> int:
+    return sum(daemon.stats()["refused"].values())
+
+
+def client_hello(context: ssl.SSLContext) -> bytes:
+    """The first message of an honest worker of mode tls."""
+    outgoing = ssl.MemoryBIO()
+    tls = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="127.0.0.1")
+    with suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
 
 
 def opened(port: int, *data: bytes) -> socket.socket:

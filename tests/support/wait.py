@@ -8,6 +8,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# "At once", where a test can only tell it by the clock: a busy machine takes a part of a second for
+# nothing, so no test has a tighter limit.
+AT_ONCE = 2.0
+
+# The promises are 1 s from the death of a worker until each other rank has its error, and 6 s where
+# it is only silent, on a quiet machine. The first limit is below the 5 s after which silence counts
+# as death.
+LOST_SECONDS = 1.0 + AT_ONCE
+SILENT_SECONDS = 6.0 + AT_ONCE
+
 
 def wait_until(
     predicate: Callable[[], T], timeout: float, what: str = "", interval: float = 0.02
