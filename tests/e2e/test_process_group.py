@@ -146,6 +146,26 @@ def _coalesced(rank: int, world: int) -> None:
         assert torch.equal(part, world * _of(rank, count=n))
 
 
+def _coalesced_on_a_device(rank: int, world: int) -> None:
+    """One work for calls of any kind, those that go over an inner group among them."""
+    whole, mine, root = torch.zeros(world * 2), _of(rank, count=2), _of(rank)
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as started:
+        dist.all_gather_single(whole, mine)
+    started.wait()
+    assert torch.equal(whole, torch.cat([_of(r, count=2) for r in range(world)]))
+    got = torch.zeros(3)
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as started:
+        dist.broadcast(root, src=1, async_op=True)
+        dist.isend(_of(rank, count=3), (rank + 1) % world)
+        dist.irecv(got, (rank - 1) % world)
+    started.wait()
+    assert torch.equal(root, _of(1)) and torch.equal(got, _of((rank - 1) % world, count=3))
+    tensor = _of(rank)
+    with dist._coalescing_manager(device=torch.device("cpu")):
+        dist.all_reduce(tensor)
+    assert torch.equal(tensor, sum(_of(r) for r in range(world)))
+
+
 def _moves(rank: int, world: int) -> None:
     everyone = [_of(r) for r in range(world)]
     tensor = _of(rank)
@@ -257,6 +277,7 @@ def _collectives(rank: int, world: int, addresses: list[str], job: str, store: s
             _reduce,
             _sparse,
             _coalesced,
+            _coalesced_on_a_device,
             _moves,
             _delegated,
             _asynchronous,

@@ -149,6 +149,23 @@ def _completed(rank: int, world: int) -> None:
     assert work.is_success() and work.exception() is None
 
 
+def _patient(rank: int, world: int) -> None:
+    """A wait with a time of its own fails alone: the call goes on, and the group with it."""
+    told, tensor = torch.zeros(1), torch.ones(3)
+    if rank == 0:
+        options = dist.AllreduceOptions()
+        options.asyncOp = False
+        work = dist.group.WORLD.allreduce([tensor], options)
+        with pytest.raises(RoundTimeoutError, match="absent: rank 1"):
+            work.wait(timedelta(milliseconds=200))
+        dist.send(told, 1)
+        assert work.wait()
+    else:
+        dist.recv(told, 0)
+        dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((3,), 2.0))
+
+
 def _device(rank: int, world: int) -> None:
     """What torch asks after ``init_process_group(device_id=...)``."""
     for name in ("cpu", "cuda:0"):
@@ -198,6 +215,7 @@ def _wrong_calls(rank: int, world: int, addresses: list[str], job: str, store: s
             _barriers,
             _inference,
             _completed,
+            _patient,
             _callbacks,
             _nested,
             _chained,

@@ -256,14 +256,17 @@ def _checkpoint(rank: int, world: int, folder: str) -> None:
     mesh = init_device_mesh("cpu", (world,))
     model = fully_shard(nn.Linear(20, 8), mesh=mesh)
     expected = [p.full_tensor().clone() for p in model.parameters()]
-    checkpoint.save({"model": model.state_dict()}, checkpoint_id=f"{folder}/checkpoint")
-    for parameter in model.parameters():
-        nn.init.zeros_(parameter)
-    state = {"model": model.state_dict()}
-    checkpoint.load(state, checkpoint_id=f"{folder}/checkpoint")
-    model.load_state_dict(state["model"])
-    for parameter, value in zip(model.parameters(), expected, strict=True):
-        assert torch.equal(parameter.full_tensor(), value)
+    checkpoint.save({"model": model.state_dict()}, checkpoint_id=f"{folder}/saved")
+    saving = checkpoint.async_save({"model": model.state_dict()}, checkpoint_id=f"{folder}/later")
+    saving.result(60)
+    for name in ("saved", "later"):
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        state = {"model": model.state_dict()}
+        checkpoint.load(state, checkpoint_id=f"{folder}/{name}")
+        model.load_state_dict(state["model"])
+        for parameter, value in zip(model.parameters(), expected, strict=True):
+            assert torch.equal(parameter.full_tensor(), value)
 
 
 def _digest(value: torch.Tensor) -> str:

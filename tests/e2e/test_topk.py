@@ -245,8 +245,9 @@ def _resumed(group: Group) -> None:
         TopKState(_make(Vector(5)), group).load_state_dict(saved["top-k"])
 
 
-def _whole_at_first(group: Group) -> None:
-    whole, topk = _make(_net()), _make(_net())
+def _whole_at_first(group: Group, **options: Any) -> None:
+    """For so many iterations, not buckets."""
+    whole, topk = _make(_net(), **options), _make(_net(), **options)
     reducer_torch.attach(whole, group)
     reducer_torch.attach_topk(topk, group, ratio=RATIO, start_iter=2)
     ends = [[digest(model) for _ in _steps(model, group.rank, range(4))] for model in (whole, topk)]
@@ -274,6 +275,7 @@ def _every_case(
         _sparse_gradients_are_refused(group)
         _resumed(group)
         _whole_at_first(group)
+        _whole_at_first(group, bucket_cap_mb=0.002)
         found["bytes"] = _bytes_are_counted(group)
         found["undisturbed"] = _disturbed(group, lambda: None)
         with join(rank, world, fragile, "fragile") as other:

@@ -79,6 +79,19 @@ class Calls:
     ) -> CallWork:
         """Start something that waits, and may make calls of its own; equal on all ranks."""
         _, strand = self._strand.next_call("task")
+        return self._run(run, strand, outputs, asynchronous)
+
+    def start_waiting(self, run: Callable[[], None]) -> CallWork:
+        """Start something that only waits, on any ranks."""
+        return self._run(run, Strand("waiting"), [], asynchronous=True)
+
+    def _run(
+        self,
+        run: Callable[[], None],
+        strand: Strand,
+        outputs: Sequence[torch.Tensor],
+        asynchronous: bool,
+    ) -> CallWork:
         work = CallWork(outputs, strand, self._threads, self._keeper)
 
         def begin(on_done: OnDone | None) -> Handle:

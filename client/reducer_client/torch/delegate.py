@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllToAllOptions, GatherOptions, ScatterOptions
 
+from reducer_client.torch.collective import collective
 from reducer_client.torch.inner import InnerGroups
-from reducer_client.torch.untraced import untraced
 
 Tensors = list[torch.Tensor]
 
@@ -27,35 +27,37 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
     def __init__(self, rank: int, world_size: int, inner: InnerGroups) -> None:
         super().__init__(rank, world_size)
         self._inner = inner
+        # The works of the calls that are made inside a coalescing manager of torch.
+        self.coalescing: list[Any] | None = None
 
-    @untraced
+    @collective("send")
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> Any:  # noqa: N803
         return self._inner.find(tensors[0].device).send(tensors, dstRank, tag)
 
-    @untraced
+    @collective("recv")
     def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> Any:  # noqa: N803
         return self._inner.find(tensors[0].device).recv(tensors, srcRank, tag)
 
-    @untraced
+    @collective("recv_anysource")
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         return self._inner.find(tensors[0].device).recv_anysource(tensors, tag)
 
-    @untraced
+    @collective("scatter")
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         options = opts or ScatterOptions()
         return self._inner.find(outputs[0].device).scatter(outputs, inputs, options)
 
-    @untraced
+    @collective("gather")
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         options = opts or GatherOptions()
         return self._inner.find(inputs[0].device).gather(outputs, inputs, options)
 
-    @untraced
+    @collective("all_to_all")
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         options = opts or AllToAllOptions()
         return self._inner.find(inputs[0].device).alltoall(outputs, inputs, options)
 
-    @untraced
+    @collective("all_to_all")
     def all_to_all_single(
         self,
         output: torch.Tensor,

@@ -32,6 +32,7 @@ from torch._C._distributed_c10d import (
 
 from reducer_client.group import Group
 from reducer_client.torch.calls import AnyGroup, Calls, Submit
+from reducer_client.torch.collective import collective, untraced
 from reducer_client.torch.delegate import DelegatingGroup
 from reducer_client.torch.forming import Formation, form_hierarchy
 from reducer_client.torch.hierarchy import Hierarchy
@@ -47,7 +48,6 @@ from reducer_client.torch.reduction import (
 from reducer_client.torch.solo import SoloGroup
 from reducer_client.torch.sparse import all_reduce_sparse, check_sparse_op
 from reducer_client.torch.tensors import check_reducible, movable, reducible, scaled
-from reducer_client.torch.untraced import untraced
 from reducer_client.torch.works import CallWork, Handle
 
 Tensors = list[torch.Tensor]
@@ -93,7 +93,9 @@ class ReducerProcessGroup(DelegatingGroup):
         layout: which ranks share a host, where they sum among themselves first; None: they do not.
     """
 
-    supports_splitting = False  # asked by torch for a group that is bound to a device
+    # What torch asks of the backend of a device.
+    supports_splitting = False
+    supports_time_estimate = False
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class ReducerProcessGroup(DelegatingGroup):
         group = self.reducer_group
         return "" if group is None else group.run_id
 
-    @untraced
+    @collective("all_reduce")
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         options = opts or AllreduceOptions()
         if tensors[0].is_sparse:
@@ -147,7 +149,7 @@ class ReducerProcessGroup(DelegatingGroup):
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         return self.allreduce(tensors, opts or AllreduceCoalescedOptions())
 
-    @untraced
+    @collective("reduce")
     def reduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """The tensors of all ranks but the root stay as they are."""
         options = opts or ReduceOptions()
@@ -156,7 +158,7 @@ class ReducerProcessGroup(DelegatingGroup):
             mine, options.reduceOp, options.asyncOp, _seconds(options)
         )
 
-    @untraced
+    @collective("broadcast")
     def broadcast(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         options = opts or BroadcastOptions()
         packing, root = Packing(tensors), options.rootRank
@@ -168,42 +170,42 @@ class ReducerProcessGroup(DelegatingGroup):
         source = packing if root == self.rank() else None
         return self._start(submit, source, packing, tensors, options)
 
-    @untraced
+    @collective("all_gather")
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         return self._gather(Packing(outputs[0]), Packing(inputs), outputs[0], opts)
 
-    @untraced
+    @collective("all_gather")
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         return self._gather(Packing([output]), Packing([input]), [output], opts)
 
-    @untraced
+    @collective("all_gather")
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         return self._gather(Packing(outputs, self.size()), Packing(inputs), outputs, opts)
 
-    @untraced
+    @collective("reduce_scatter")
     def reduce_scatter(
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
         return self._scatter_sums(Packing(outputs), Packing(inputs[0]), outputs, opts)
 
-    @untraced
+    @collective("reduce_scatter")
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         return self._scatter_sums(Packing([output]), Packing([input]), [output], opts)
 
-    @untraced
+    @collective("reduce_scatter")
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         packed = Packing(inputs, self.size())
         return self._scatter_sums(Packing(outputs), packed, outputs, opts)
 
-    @untraced
+    @collective("barrier")
     def barrier(self, opts: Any = None) -> dist.Work:
         """As gloo's: comes after every call that was started before, on every rank."""
         options = opts or BarrierOptions()
@@ -223,12 +225,27 @@ class ReducerProcessGroup(DelegatingGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    @untraced
+    @collective("all_gather")
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         flat = [tensor for of_rank in outputs for tensor in of_rank]
         return self._gather(Packing(flat), Packing(inputs), flat, opts)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Calls are started as they come; until the end their works are gathered."""
+        self.coalescing = []
+
+    @untraced
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        """One work for all calls since the start."""
+        works, self.coalescing = self.coalescing or [], None
+
+        def run() -> None:
+            for work in works:
+                work.wait()
+
+        return self._calls.start_waiting(run)
 
     def shutdown(self) -> None:
         """Leave, once every rank has our results; twice is once."""
@@ -250,6 +267,12 @@ class ReducerProcessGroup(DelegatingGroup):
     def _get_backend(self, device: torch.device) -> ReducerProcessGroup:
         """Of every kind of device; torch registers backends in groups of its own class alone."""
         return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Of the tensors that it takes."""
+        names = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        return [torch.device(name) for name in names]
 
     @property
     def group_name(self) -> str:

@@ -103,7 +103,12 @@ def movable(flat: torch.Tensor) -> Array:
 
 def scaled(flat: torch.Tensor, op: Any) -> torch.Tensor:
     """The tensor, or for PREMUL_SUM a new one: multiplied by its factor."""
-    return flat * op.factor if op.op == dist.ReduceOp.PREMUL_SUM else flat
+    return flat * _factor(op) if op.op == dist.ReduceOp.PREMUL_SUM else flat
+
+
+def _factor(op: Any) -> Any:
+    """Of PREMUL_SUM; torch 2.12 and earlier show the factor in a pickle alone."""
+    return op.__getstate__()[1]
 
 
 def scale(flat: torch.Tensor, op: Any) -> None:

@@ -89,6 +89,7 @@ class CallWork(dist.Work):
         self._handle: Handle | None = None
         self._notified = False
         self._settled = False
+        self._when_settled: Callable[[], None] | None = None
         self._error: Exception | None = None
         self._future: CallFuture | None = None
         self._give_up: Callable[[str], None] | None = None
@@ -137,6 +138,14 @@ class CallWork(dist.Work):
         if self._error is not None:
             raise self._error
         return True
+
+    def when_settled(self, call: Callable[[], None]) -> None:
+        """Have it called, on any thread, before anybody learns that the outputs are there."""
+        with self._lock:
+            if not self._settled:
+                self._when_settled = call
+                return
+        call()
 
     def get_future(self) -> CallFuture:
         """A future with the list of outputs, or the error."""
@@ -196,6 +205,8 @@ class CallWork(dist.Work):
                 except Exception as failed:
                     error = failed
             self._error, self._settled, self._finish = error, True, None
+            if self._when_settled is not None:
+                self._when_settled()
 
     def _wait_and_complete(self) -> None:
         assert self._future is not None
