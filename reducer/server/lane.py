@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -315,14 +316,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log.set_up(options.log_level, options.log_format, options.debug, lane=options.lane)
     last_words = os.dup(options.answers_fd)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
             runner.run(LaneProcess(options).run())
-    except BaseException as error:
-        logger.critical("the lane fails", exc_info=error)
-        line = json.dumps({"failed": f"{type(error).__name__}: {error}"})
-        os.write(last_words, line.encode() + b"\n")
-        return 1
+        except BaseException as error:
+            logger.critical("the lane fails", exc_info=error)
+            line = json.dumps({"failed": f"{type(error).__name__}: {error}"})
+            with contextlib.suppress(OSError):
+                os.write(last_words, line.encode() + b"\n")
+            logging.shutdown()
+            # To close the loop around what is still open may fail, and then never ends.
+            os._exit(1)
     return 0
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from reducer.wire.header import pack_preface
-from tests.support.cluster import ROOT, Daemon
+from tests.support.cluster import ROOT, Daemon, usage
 from tests.support.wait import wait_until
+from tests.support.worker import Worker
 
 # In a lane: its first snapshot is more than its pipe holds, and it is killed before the rest.
 DIES_IN_A_LINE = """
@@ -27,6 +30,26 @@ if "reducer.server.lane" in sys.orig_argv and not os.path.exists(os.environ["DIE
         os.kill(os.getpid(), 9)
     json.dumps = dumps
 """
+
+# In a lane: once the file is there, its ticks cannot tell the time. (No frame is seen of compiled
+# code: the caller is then `_tick`.)
+HAS_NO_TIME = """
+import os, sys, time
+if "reducer.server.lane" in sys.orig_argv:
+    tell = time.monotonic
+    def monotonic():
+        caller = sys._getframe(1).f_code.co_name
+        if caller.strip("_") == "tick" and os.path.exists(os.environ["BROKEN"]):
+            raise RuntimeError("the clock is broken")
+        return tell()
+    time.monotonic = monotonic
+"""
+
+
+def with_site(code: str, folder: Path, **variables: str) -> Daemon:
+    """A daemon whose processes run ``code`` first."""
+    (folder / "sitecustomize.py").write_text(code, encoding="utf-8")
+    return Daemon(env={"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), **variables})
 
 
 def restarts(daemon: Daemon) -> dict[str, float]:
@@ -96,13 +119,43 @@ def test_a_daemon_may_be_told_to_end_while_a_lane_is_down() -> None:
 
 
 def test_a_lane_that_dies_in_the_middle_of_an_answer(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(DIES_IN_A_LINE, encoding="utf-8")
-    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
-    with Daemon(env={"PYTHONPATH": paths, "DIED": str(tmp_path / "died")}) as daemon:
+    with with_site(DIES_IN_A_LINE, tmp_path, DIED=str(tmp_path / "died")) as daemon:
         daemon.get("/healthz")
         wait_until(lambda: restarts(daemon) == {"0": 1}, 20, "its death is noticed")
         wait_until(lambda: is_ready(daemon), 20, "the lane is up again")
         assert daemon.stop() == 0
+
+
+def test_a_lane_whose_ticks_fail_ends_with_the_reason(tmp_path: Path) -> None:
+    """Without ticks it has no deadlines: it must not go on."""
+    broken = tmp_path / "broken"
+    daemon = with_site(HAS_NO_TIME, tmp_path, BROKEN=str(broken))
+    try:
+        broken.touch()
+        wait_until(lambda: "exit status 1: RuntimeError: the clock is broken" in daemon.log, 20)
+        broken.unlink()
+        wait_until(lambda: is_ready(daemon), 40, "the lane is up again")
+        assert restarts(daemon)["0"] >= 1
+    finally:
+        daemon.kill()
+
+
+def test_a_timeline_that_cannot_be_written_ends_alone(tmp_path: Path) -> None:
+    values = np.ones(1000, np.float32)
+    with Daemon("--timeline", str(tmp_path)) as daemon, Worker(daemon.port, "j", 0, 1) as worker:
+        worker.join()
+        worker.all_reduce("k", 0, values)
+        (file,) = tmp_path.iterdir()
+        wait_until(lambda: file.stat().st_size, 10, "the first round is written")
+        # As on a full disk: the file takes no more.
+        limit = file.stat().st_size
+        resource.prlimit(daemon.lane_pid(0), resource.RLIMIT_FSIZE, (limit, limit))
+        worker.all_reduce("k", 1, values)
+        wait_until(lambda: f"the timeline {file} ends: File too large" in daemon.log, 10)
+        assert worker.all_reduce("k", 2, values) == values.tobytes()
+        daemon.signal(signal.SIGTERM)  # the end of a drain is found by a tick
+        assert daemon.wait() == 0
+        assert daemon.log.count("the timeline") == 1
 
 
 def test_a_lane_that_stood_still_while_many_came_is_told_to_drain() -> None:
@@ -110,14 +163,18 @@ def test_a_lane_that_stood_still_while_many_came_is_told_to_drain() -> None:
         daemon = stack.enter_context(Daemon())
         lane = daemon.lane_pid(0)
         os.kill(lane, signal.SIGSTOP)
+        before = usage(daemon.pid).descriptors
+        socks = []
         for _ in range(600):  # twice as many as fit into the lane's socket pair
-            sock = stack.enter_context(socket.create_connection(("127.0.0.1", daemon.port), 5))
+            sock = socket.create_connection(("127.0.0.1", daemon.port), 10)
+            socks.append(stack.enter_context(sock))
             sock.sendall(pack_preface(0))
+        wait_until(lambda: usage(daemon.pid).descriptors > before + 200, 10, "these wait")
         daemon.signal(signal.SIGTERM)
         wait_until(lambda: "draining" in daemon.log, 10, "the drain has begun")
         os.kill(lane, signal.SIGCONT)
-        sock.settimeout(10)
-        assert b"this reducer has shut down" in sock.recv(4096)  # and not: no HELLO came
+        # One that had to wait, and that no later one has pushed out; not: no HELLO came.
+        assert b"this reducer has shut down" in socks[400].recv(4096)
         assert daemon.wait(20) == 0
         assert "drained" in daemon.log
 
