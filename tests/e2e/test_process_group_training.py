@@ -28,6 +28,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.counters import bytes_taken
+from tests.support.counts import LONG
 from tests.support.process_group import process_group
 from tests.support.ranks import run_ranks
 
@@ -274,7 +275,7 @@ def _digest(value: torch.Tensor) -> str:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, 4] if LONG else [4])
 def test_what_trains_over_gloo_trains_over_the_reducers(
     world: int, addresses: list[str], job: str, tmp_path: Path
 ) -> None:
