@@ -31,6 +31,7 @@ from tests.support.counters import bytes_taken
 from tests.support.counts import LONG
 from tests.support.process_group import process_group
 from tests.support.ranks import run_ranks
+from tests.support.torch_names import functional_all_gather, functional_reduce_scatter
 
 STEPS = 4
 
@@ -169,8 +170,8 @@ def _compiled(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
 
     def gathered(tensor: torch.Tensor) -> torch.Tensor:
         total = functional.all_reduce(tensor * 2, "sum", name)
-        parts = functional.all_gather_single(total, 0, name)
-        return functional.reduce_scatter_single(parts, "avg", 0, name)
+        parts = functional_all_gather(total, 0, name)
+        return functional_reduce_scatter(parts, "avg", 0, name)
 
     tensor = _inputs(rank, 0)
     expected = gathered(tensor) + 0
