@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from reducer import keyfile
 from reducer.wire.header import pack_preface
 from tests.support.cluster import ROOT, Daemon, usage
 from tests.support.wait import wait_until
@@ -85,6 +86,16 @@ def test_a_lane_that_dies_is_started_again_and_the_others_go_on() -> None:
         assert "started again at once" in daemon.log
         assert daemon.stop() == 0
         assert "drained" in daemon.log
+
+
+def test_a_lane_that_is_started_again_has_the_key(key_file: str) -> None:
+    values = np.ones(1000, np.float32)
+    with Daemon("--key-file", key_file) as daemon:
+        kill(daemon, 0)
+        wait_until(lambda: is_ready(daemon), 20, "the lane is up again")
+        with Worker(daemon.port, "j", 0, 1, key=keyfile.read(key_file)) as worker:
+            worker.join()
+            assert worker.all_reduce("k", 0, values) == values.tobytes()
 
 
 def test_a_lane_that_dies_again_and_again_is_waited_for() -> None:
