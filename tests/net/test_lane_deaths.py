@@ -104,7 +104,7 @@ def test_a_lane_that_dies_again_and_again_is_waited_for() -> None:
             kill(daemon, 0)
             wait_until(lambda: is_ready(daemon), 20, "the lane is up again")
         kill(daemon, 0)
-        assert "started again in 1 s, after 3 quick deaths" in daemon.log
+        assert "started again in 2 s, after 3 quick deaths" in daemon.log
         assert daemon.lane_pids() == []
         status, text = daemon.get("/readyz")
         assert status == 503
