@@ -34,11 +34,7 @@ _LAST_PAUSE = 10.0
 
 
 def pause_before_restart(quick_deaths: int) -> float:
-    """Seconds before the next start, after so many quick deaths in a row.
-
-    >>> [pause_before_restart(deaths) for deaths in (1, 2, 3, 4, 5, 1_000_000)]
-    [0.0, 0.0, 2.0, 4.0, 8.0, 10.0]
-    """
+    """Seconds before the next start, after so many quick deaths in a row."""
     if quick_deaths < _QUICK_DEATHS:
         return 0.0
     doublings = min(quick_deaths - _QUICK_DEATHS, 16)

@@ -13,6 +13,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from reducer import keyfile
+from reducer.server.lanes import pause_before_restart
 from reducer.wire.header import pack_preface
 from tests.support.cluster import ROOT, Daemon, usage
 from tests.support.wait import wait_until
@@ -118,6 +119,11 @@ def test_a_lane_that_dies_again_and_again_is_waited_for() -> None:
             assert sock.recv(4) == b"ORSF"
         assert is_ready(daemon)
         assert restarts(daemon) == {"0": 3}
+
+
+def test_the_wait_grows_and_is_bounded() -> None:
+    waits = [pause_before_restart(deaths) for deaths in (1, 2, 3, 4, 5, 6, 1_000_000)]
+    assert waits == [0, 0, 2, 4, 8, 10, 10]
 
 
 def test_a_daemon_may_be_told_to_end_while_a_lane_is_down() -> None:
