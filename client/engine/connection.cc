@@ -27,10 +27,6 @@ std::string shown(const uint8_t* bytes, size_t size) {
   return text + "\" (hex " + hex + ")";
 }
 
-std::string version(const Preface& preface) {
-  return std::to_string(preface.major) + "." + std::to_string(preface.minor);
-}
-
 }  // namespace
 
 Receiver::Receiver(std::string peer) : peer_(std::move(peer)), buffer_(kBufferSize) {}

@@ -22,10 +22,6 @@ std::string mac(const Secret& key, std::string_view label, const std::string& tr
   return std::string(view(hmac_sha256(key.bytes(), std::string(label) + transcript)));
 }
 
-std::string version(const Preface& preface) {
-  return std::to_string(preface.major) + "." + std::to_string(preface.minor);
-}
-
 const uint8_t* raw(const std::string& bytes) {
   return reinterpret_cast<const uint8_t*>(bytes.data());
 }

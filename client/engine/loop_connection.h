@@ -9,7 +9,8 @@
 
 namespace ors {
 
-constexpr double kFirstRetry = 0.05;  // seconds
+constexpr double kFirstRetry = 0.05;    // seconds
+constexpr double kProofPatience = 5.0;  // seconds; a lane gives a worker 2
 
 inline double monotonic() {
   using std::chrono::steady_clock;

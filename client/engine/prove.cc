@@ -9,11 +9,6 @@
 #include "random.h"
 
 namespace ors {
-namespace {
-
-constexpr double kProofPatience = 5.0;  // seconds; a lane gives a worker 2
-
-}  // namespace
 
 void Engine::begin_proof(Connection* c, double now) {
   c->handshake = std::make_unique<Handshake>(key_, state_.options().job,

@@ -6,11 +6,6 @@
 #include "loop_connection.h"
 
 namespace ors {
-namespace {
-
-constexpr double kProofPatience = 5.0;  // seconds; a lane gives a worker 2
-
-}  // namespace
 
 void Engine::begin_tls(Connection* c, double now) {
   const std::string& address = state_.options().addresses[c->lane->reducer];

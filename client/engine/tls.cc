@@ -47,10 +47,6 @@ bool is_address(const std::string& host) {
          ::inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
 }
 
-std::string version(const Preface& preface) {
-  return std::to_string(preface.major) + "." + std::to_string(preface.minor);
-}
-
 }  // namespace
 
 std::shared_ptr<const TlsContext> TlsContext::make(const OpenSsl& api, const TlsFiles& files,

@@ -125,6 +125,10 @@ const char* unpack_header(const uint8_t* in, Header* h, ErrorCode* code) {
   return check_length(h->kind, h->length);
 }
 
+std::string version(const Preface& preface) {
+  return std::to_string(preface.major) + "." + std::to_string(preface.minor);
+}
+
 void pack_preface(const Preface& preface, uint8_t* out) {
   std::memset(out, 0, kPrefaceSize);
   std::memcpy(out, kPrefaceMagic, sizeof kPrefaceMagic);

@@ -192,6 +192,9 @@ struct Preface {
   uint16_t lane = 0;
 };
 
+// "1.2"
+std::string version(const Preface& preface);
+
 void pack_preface(const Preface& preface, uint8_t* out);
 
 // Reads kPrefaceSize bytes; major, minor and flags are the caller's to judge.
