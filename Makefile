@@ -1,13 +1,18 @@
 # Everything runs in .venv, which the first target that needs it makes. PYTHON picks the interpreter.
 PYTHON ?= python3
 export PYTHON
-BIN := .venv/bin
-# The package with what the demo takes; what developers take; the frameworks.
-PACKAGE := .venv/package-installed
-STAMP := .venv/installed
-FRAMEWORKS := .venv/frameworks-installed
-# The first time pip shows its progress.
-PIP = $(BIN)/python -m pip install --no-build-isolation -c constraints.txt $(if $(wildcard $@),--quiet)
+VENV ?= .venv
+BIN := $(VENV)/bin
+# What compiles; what the demo takes; the package; what developers take on top; the frameworks.
+TOOLS := $(VENV)/tools-installed
+DEMO := $(VENV)/demo-installed
+PACKAGE := $(VENV)/package-installed
+STAMP := $(VENV)/installed
+FRAMEWORKS := $(VENV)/frameworks-installed
+# The first time pip shows its progress. Python compiles what it imports: pip would spend half a
+# minute on modules that nobody does.
+PIP = $(BIN)/python -m pip install --no-build-isolation --no-compile -c constraints.txt \
+    $(if $(wildcard $@),--quiet)
 # What `make venv` compiles: C, C++, and the Python that mypyc takes (reducer/native/mypyc.cmake).
 NATIVE := $(wildcard reducer/native/* client/engine/* \
                      reducer/errors.py $(addsuffix /*.py,$(addprefix reducer/,core server wire)))
@@ -31,27 +36,37 @@ endif
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-venv: $(STAMP) ## Make or refresh .venv with the project in it
+# The package is compiled while what it needs is fetched.
+venv: ## Make or refresh .venv with the project in it
+	@$(MAKE) --no-print-directory -j2 $(PACKAGE) $(DEMO)
+	@$(MAKE) --no-print-directory $(STAMP)
 
-# Editable: a changed Python file needs nothing, a compiled one a rebuild of seconds. The build tools
-# come first and from the constraints, instead of a fresh isolated copy each time. Python compiles
-# what it imports: pip would spend half a minute on what nobody imports.
-$(PACKAGE): pyproject.toml constraints.txt $(NATIVE)
+# The build tools come first and from the constraints, instead of a fresh isolated copy each time.
+$(TOOLS): pyproject.toml constraints.txt
 	@tests/machine.sh install build
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade cmake "mypy[mypyc]" nanobind ninja pip scikit-build-core
-	$(PIP) --no-compile -e ".[demo]"
-	touch $@
+	@touch $@
 
-$(STAMP): $(PACKAGE)
-	$(PIP) --no-compile --group dev
-	touch $@
+$(DEMO): $(TOOLS)
+	$(PIP) --only-deps ".[demo]"
+	@touch $@
+
+# Editable: a changed Python file needs nothing, a compiled one a rebuild of seconds.
+$(PACKAGE): $(TOOLS) $(NATIVE)
+	$(PIP) $(if $(wildcard $@),,--verbose) --no-deps -e .
+	@touch $@
+
+$(STAMP): $(DEMO) $(PACKAGE)
+	$(PIP) --group dev
+	@touch $@
 
 $(FRAMEWORKS): $(STAMP)
-	$(PIP) -e ".[frameworks]"
-	touch $@
+	$(PIP) --only-deps ".[frameworks]"
+	@touch $@
 
-demo: $(PACKAGE) ## Train on 4 workers with 2 reducers, beside the same run over gloo
+demo: ## Train on 4 workers with 2 reducers, beside the same run over gloo
+	@$(MAKE) --no-print-directory -j2 $(PACKAGE) $(DEMO)
 	$(BIN)/reducer demo
 
 docs: $(STAMP) ## The documentation as a site, build/docs/site
@@ -63,7 +78,6 @@ nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-n
 	test -e build/native/nccl_plugin/libnccl-net-reducer.so
 
 # On a machine that has everything no test may skip but for a reason in tests/support/skips.py.
-BY_FILE := --dist loadfile --no-loadscope-reorder
 STRICT = $(shell test $$(id -u) = 0 && tests/machine.sh complete test && echo -p tests.support.skips)
 
 test: ## All checks and tests; installs what this machine lacks, as root or with sudo
@@ -72,10 +86,10 @@ test: ## All checks and tests; installs what this machine lacks, as root or with
 	$(MAKE) --no-print-directory -j2 --output-sync=line lint native-test
 	$(MAKE) --no-print-directory pytest
 
-# Files in the order of tests/conftest.py. The tests of net wait more than they compute.
+# Two at a time, whole jobs first.
 pytest:
-	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 2 $(BY_FILE) tests/e2e tests/gpu tests/nccl tests/unit
-	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 4 $(BY_FILE) tests/net
+	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 2 --dist loadfile tests/e2e tests/gpu
+	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 2 --dist loadfile tests/nccl tests/net tests/unit
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=900 tests/container
@@ -135,6 +149,9 @@ native-test: $(STAMP) ## The tests in C and C++
 sanitize: $(STAMP) ## The same under ASan with UBSan, then under TSan
 	$(call NATIVE_TESTS,sanitize-address,address$(COMMA)undefined)
 	$(call NATIVE_TESTS,sanitize-thread,thread)
+
+nightly: $(STAMP) nccl-plugin ## What is too long for every commit; hours, gigabytes of wheels
+	$(BIN)/python -m tests.nightly $(PARTS)
 
 soak: $(STAMP) nccl-plugin ## Fuzzing, forging, storms, models, kills by the hundred, all tests three times
 	$(BIN)/python -m tests.support.storm --seeds 5200 --rounds 100

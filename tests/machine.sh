@@ -92,11 +92,11 @@ install() {
     if may_install; then
         echo "installing: ${elevate[*]} apt-get install ${packages[*]}"
         install_packages "${packages[@]}" || echo "apt-get failed"
+        rows=$(missing "$1")
+        [[ -z $rows ]] || echo "still missing: $(cut -d'|' -f2 <<< "$rows" | paste -sd' ')"
     else
         echo "as root: apt-get install --no-install-recommends ${packages[*]}"
     fi
-    rows=$(missing "$1")
-    [[ -z $rows ]] || echo "still missing: $(cut -d'|' -f2 <<< "$rows" | paste -sd' ')"
     [[ -z $(missing build) ]] || { echo "nothing can be built without them" >&2; return 1; }
 }
 

@@ -28,10 +28,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.counters import bytes_taken
-from tests.support.counts import LONG
 from tests.support.process_group import process_group
 from tests.support.ranks import run_ranks
-from tests.support.torch_names import functional_all_gather, functional_reduce_scatter
 
 STEPS = 4
 
@@ -170,8 +168,8 @@ def _compiled(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
 
     def gathered(tensor: torch.Tensor) -> torch.Tensor:
         total = functional.all_reduce(tensor * 2, "sum", name)
-        parts = functional_all_gather(total, 0, name)
-        return functional_reduce_scatter(parts, "avg", 0, name)
+        parts = functional.all_gather_single(total, 0, name)
+        return functional.reduce_scatter_single(parts, "avg", 0, name)
 
     tensor = _inputs(rank, 0)
     expected = gathered(tensor) + 0
@@ -276,7 +274,7 @@ def _digest(value: torch.Tensor) -> str:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("world", [2, 4] if LONG else [4])
+@pytest.mark.parametrize("world", [2, 4])
 def test_what_trains_over_gloo_trains_over_the_reducers(
     world: int, addresses: list[str], job: str, tmp_path: Path
 ) -> None:

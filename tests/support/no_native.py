@@ -1,0 +1,25 @@
+"""A plugin of pytest (`-p tests.support.no_native`): modules that need a compiled part skip.
+
+For an installation with REDUCER_NO_NATIVE=1, which has neither the client's engine nor the native
+kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+import pytest
+
+_LACKS = re.compile(r"ImportError: .*(_engine|_native|no engine).*|No module named '\S+\._engine'")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.failed and (found := _LACKS.search(str(report.longrepr))):
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, found[0])
+    return report
