@@ -470,19 +470,22 @@ class Job:
             stream.keys.announce(header.key, name, now)
 
     def heartbeat(
-        self, rank: int, header: Header, payload: memoryview | None, now: float
-    ) -> list[Output]:
+        self,
+        rank: int,
+        header: Header,
+        payload: memoryview | None,
+        now: float,
+        out: list[Output],
+    ) -> None:
         """HEARTBEAT of a worker: done positions of keys in a stream."""
-        out: list[Output] = []
         if payload is None:
-            return out
+            return
         stream = self.streams.find(rank, header.chunk, header.route)
         if stream is None:
-            return out
+            return
         for key, done in stream.keys.entries(payload, now):
             self._report_done(stream, key, rank, done, out)
             stream.keys.maybe_idle(key)
-        return out
 
     def _report_done(
         self, stream: Stream, key: KeyProgress, rank: int, done: int, out: list[Output]

@@ -151,8 +151,7 @@ class Lane:
         try:
             self._take(peer, event, now, out)
         except Exception as bug:
-            run = self._roster.runs_by_number.get(peer.run)
-            self._fault(run, bug, event.buffer, out)
+            self._fault(self._roster.runs_by_number.get(peer.run), bug, event.buffer, out)
         return out
 
     def _take(
@@ -268,8 +267,6 @@ class Lane:
             raise ProtocolError(
                 f"{peer} sent a route of {len(route.live)} slots, the job has {len(job.route.live)}"
             )
-        if not any(route.live):
-            raise ProtocolError(f"{peer} sent a route without a live slot")
         if route.number <= job.route.number:
             return []
         text = f"job {job.title!r}: route {route.number}, live slots {_slots(route)}"
@@ -297,7 +294,15 @@ class Lane:
         return [self._roster.send(job.number, job.stats(job.waiting(now)), (peer.id,))]
 
     def _heartbeat(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
-        return self._job_of(peer).heartbeat(peer.rank, event.header, event.payload, now)
+        out: list[Output] = []
+        job = self._job_of(peer)
+        try:
+            job.heartbeat(peer.rank, event.header, event.payload, now, out)
+        except PEER_ERRORS as error:
+            out += self._roster.refuse(peer, error, now)
+        except Exception as bug:
+            self._fault(self._roster.runs_by_number.get(peer.run), bug, None, out)
+        return out
 
     def _describe(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         return self._job_of(peer).describe(peer.rank, event.header, now)
@@ -373,14 +378,20 @@ class Lane:
             for run in self._roster.runs.values():
                 self._forget_idle(run, now)
         for run in list(self._roster.runs.values()):
-            out += self._check_run(run, now)
+            try:
+                out += self._check_run(run, now)
+            except Exception as bug:
+                self._fault(run, bug, None, out)
         out += self._check_sessions(now)
         return out
 
     def _beat(self, now: float) -> list[Output]:
         out: list[Output] = []
-        for run in self._roster.runs.values():
-            out += run.job.beat()
+        for run in list(self._roster.runs.values()):
+            try:
+                out += run.job.beat()
+            except Exception as bug:
+                self._fault(run, bug, None, out)
         heartbeat = payload_frame(MessageKind.HEARTBEAT, b"", self._settings.crc32c)
         for forming in self._roster.forming.values():
             sessions = tuple(forming.sessions.values())

@@ -82,8 +82,9 @@ class Executor:
                 else:
                     self._others(output)
             except Exception as error:
-                if not _is_last_word(output):
-                    came.append(events.Failed(output.run, missed(output), error))
+                failed = failure_of(output, error)
+                if failed is not None:
+                    came.append(failed)
         for event in came:
             self._feed(event)
 
@@ -209,18 +210,16 @@ def _culprit(ranks: Sequence[int], seen: int) -> int:
     return ranks[part - 1] if part else NO_RANK
 
 
-def missed(output: events.Output) -> Sequence[int]:
-    """The sessions that miss something where the output fails."""
+def failure_of(output: events.Output, error: Exception) -> events.Failed | None:
+    """What the core is told of an output that raised; None for the report of a failure itself."""
+    sessions: Sequence[int] = ()
     if isinstance(output, events.Send):
-        return output.sessions
-    if isinstance(output, events.Close) and not output.at_once:
-        return (output.session,)
-    return ()
-
-
-def _is_last_word(output: events.Output) -> bool:
-    """Whether the output reports a failure: that this fails too can be told to nobody."""
-    return isinstance(output, events.Log) and output.error is not None
+        sessions = output.sessions
+    elif isinstance(output, events.Close) and not output.at_once:
+        sessions = (output.session,)
+    elif isinstance(output, events.Log) and output.error is not None:
+        return None
+    return events.Failed(output.run, sessions, error)
 
 
 def _ours(buffer: Buffer) -> PooledBuffer:

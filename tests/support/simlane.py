@@ -10,7 +10,7 @@ from reducer.core.lane import Lane
 from reducer.core.settings import LaneSettings
 from reducer.errors import PEER_ERRORS
 from reducer.kernels import KernelSet, load
-from reducer.server.executor import folded, missed, reduced
+from reducer.server.executor import failure_of, folded, reduced
 from reducer.wire.codes import ITEM_SIZES, MessageKind
 from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
@@ -161,7 +161,8 @@ class SimLane:
                 self.inject(output)
                 came += self._execute(output)
             except InjectedError as error:
-                came.append(events.Failed(output.run, missed(output), error))
+                failed = failure_of(output, error)
+                came += [failed] if failed is not None else []
                 if isinstance(output, events.Free | events.Discard):
                     self._give_back_all(output)  # as the real pool does, although it fails
         for effect in came:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
 from reducer.core import events
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.header import Header
 from reducer.wire.keys import key_id, position
-from tests.support.frames import control, heartbeat
+from tests.support.frames import control, frame, heartbeat
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -301,6 +303,21 @@ def test_a_route_of_other_slots_is_refused(route: messages.Route) -> None:
     _, workers = survivors()
     workers[0].session.send(control(route))
     assert "the job has 2" in workers[0].error().message
+
+
+def test_a_route_without_a_live_slot_is_refused_and_moves_nothing() -> None:
+    _, workers = survivors()
+    spec = spec_of_home(1)
+    dead = msgpack.packb({**msgpack.unpackb(messages.encode(MOVED)), "live": (0, 0)})
+    workers[0].session.send(frame(Header(kind=MessageKind.ROUTE), dead))
+    error = workers[0].error()
+    assert error.code == ErrorCode.PROTOCOL and "no live slot" in error.message
+    assert not workers[1].read(MessageKind.ROUTE)
+    workers[0] = again(workers[0])
+    for worker in workers:
+        worker.contribute(spec, data=data(worker.rank))
+        assert worker.session.closed is None
+    assert workers[1].results() == [total(2)]
 
 
 def test_who_comes_back_to_a_lane_that_drains_goes_on_there() -> None:

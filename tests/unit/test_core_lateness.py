@@ -51,6 +51,14 @@ def test_of_two_ranks_the_second_one_is_late() -> None:
     assert waited(lane) == {0: 2.0}
 
 
+def test_the_last_rank_of_a_round_is_counted_once_however_many_chunks_it_sends() -> None:
+    lane, workers = lane_of(2)
+    for number, last in enumerate((1, 0, 1)):
+        for rank in (1 - last, last):
+            workers[rank].contribute_all(Spec(number=number, count=3_072), 3 * CHUNK)
+    assert dict(lane.core.snapshot()["jobs"]["job"]["late"]) == {1: 2, 0: 1}
+
+
 def test_a_second_counts_once_however_many_chunks_wait_in_it() -> None:
     lane, workers = lane_of(2)
     for key in ("a", "b"):
