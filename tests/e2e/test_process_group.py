@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from tests.support.process_group import process_group
 from tests.support.ranks import run_ranks
+from tests.support.torch_names import all_gather_single, reduce_scatter_single
 
 
 def _of(rank: int, dtype: torch.dtype = torch.float32, count: int = 6) -> torch.Tensor:
@@ -135,13 +136,13 @@ def _coalesced(rank: int, world: int) -> None:
     wholes = [torch.zeros(world * n) for n in counts]
     with dist._coalescing_manager(async_ops=True) as started:
         for whole, part in zip(wholes, parts, strict=True):
-            dist.all_gather_single(whole, part)
+            all_gather_single(whole, part)
     started.wait()
     for whole, n in zip(wholes, counts, strict=True):
         assert torch.equal(whole, torch.cat([_of(r, count=n) for r in range(world)]))
     with dist._coalescing_manager():
         for whole, part in zip(wholes, parts, strict=True):
-            dist.reduce_scatter_single(part, whole)
+            reduce_scatter_single(part, whole)
     for part, n in zip(parts, counts, strict=True):
         assert torch.equal(part, world * _of(rank, count=n))
 
@@ -150,7 +151,7 @@ def _coalesced_on_a_device(rank: int, world: int) -> None:
     """One work for calls of any kind, those that go over an inner group among them."""
     whole, mine, root = torch.zeros(world * 2), _of(rank, count=2), _of(rank)
     with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as started:
-        dist.all_gather_single(whole, mine)
+        all_gather_single(whole, mine)
     started.wait()
     assert torch.equal(whole, torch.cat([_of(r, count=2) for r in range(world)]))
     got = torch.zeros(3)
@@ -175,10 +176,10 @@ def _moves(rank: int, world: int) -> None:
     dist.all_gather(gathered, _of(rank))
     assert all(map(torch.equal, gathered, everyone))
     single = torch.zeros(world, 6)
-    dist.all_gather_single(single, _of(rank))
+    all_gather_single(single, _of(rank))
     assert torch.equal(single, torch.stack(everyone))
     part = torch.zeros(3)
-    dist.reduce_scatter_single(part, torch.arange(3.0 * world) + rank)
+    reduce_scatter_single(part, torch.arange(3.0 * world) + rank)
     whole = torch.arange(3.0 * world) * world + sum(range(world))
     assert torch.equal(part, whole[3 * rank : 3 * rank + 3])
     dist.reduce_scatter(part, [_of(rank, count=3) + r for r in range(world)])
@@ -239,7 +240,7 @@ def _narrow(rank: int, world: int) -> None:
         assert torch.equal(tensor, torch.full((count,), odd * world))
         parts = torch.full((world * (count // world or 1),), odd)
         part = torch.zeros(parts.numel() // world)
-        dist.reduce_scatter_single(part, parts, group=group)
+        reduce_scatter_single(part, parts, group=group)
         assert torch.equal(part, torch.full_like(part, odd * world))
     for op, expected in ((dist.ReduceOp.MIN, odd), (dist.ReduceOp.MAX, odd + 2 * (world - 1))):
         tensor = torch.full((least,), odd + 2 * rank)
@@ -257,7 +258,7 @@ def _narrow(rank: int, world: int) -> None:
     ):
         before = sent()
         tensor, part = torch.full((least,), rank + 1.0), torch.zeros(least // world)
-        dist.reduce_scatter_single(part, tensor, op=op, group=group)
+        reduce_scatter_single(part, tensor, op=op, group=group)
         dist.all_reduce(tensor, op=op, group=group)
         assert 2 * half <= sent() - before < 2.1 * half, op
         assert torch.equal(tensor, torch.full((least,), expected)), op

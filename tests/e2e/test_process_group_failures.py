@@ -30,6 +30,7 @@ from reducer_client.torch import Options
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, run_ranks, start_ranks
 from tests.support.reducers import Reducers
+from tests.support.torch_names import all_gather_single
 from tests.support.wait import wait_until
 
 
@@ -54,7 +55,7 @@ def _refusals(rank: int, world: int) -> None:
     with pytest.raises(TypeError, match=r"'mean' of bool: expected max, sum"):
         dist.all_reduce(torch.ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG)
     with pytest.raises(ValueError, match=r"all_gather over 2 ranks: .*got 7 .* and 3 "):
-        dist.all_gather_single(torch.ones(7), torch.ones(3))
+        all_gather_single(torch.ones(7), torch.ones(3))
     with pytest.raises(TypeError, match="expected all on the cpu"):
         dist.all_reduce(torch.ones(3, device="meta"))
     with pytest.raises(ValueError, match="monitored_barrier"):  # torch's own limit

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.counters import bytes_taken
+from tests.support.counts import LONG
 from tests.support.process_group import process_group
 from tests.support.ranks import run_ranks
+from tests.support.torch_names import (
+    functional_all_gather,
+    functional_reduce_scatter,
+    reduce_scatter_single,
+)
 
 STEPS = 4
 
@@ -98,7 +105,10 @@ def _train(model: Any, rank: int, skip_every: int | None = None) -> torch.Tensor
 def _every_option(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
     # How often the branch is left out: torch asks that what it skips be unused in every step.
     skips = {"find_unused_parameters": 2, "skip_all_reduce_unused_params": 1}
+    known = inspect.signature(DistributedDataParallel.__init__).parameters.keys()
     for name, options in OPTIONS.items():
+        if not options.keys() <= known:  # of a later torch
+            continue
         model = DistributedDataParallel(_net(), **options)
         yield name, _train(model, rank, skips.get(name))
     model = DistributedDataParallel(_net())
@@ -127,9 +137,10 @@ def _hooks(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
         model = DistributedDataParallel(_net(), bucket_cap_mb=0.01)
         model.register_comm_hook(None, hook)
         yield hook.__name__, _train(model, rank)
-    model = DistributedDataParallel(_net())
-    with pytest.raises(TypeError, match="BF16"):  # torch's own limit
-        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    if not dist.is_nccl_available():  # torch's own limit
+        model = DistributedDataParallel(_net())
+        with pytest.raises(TypeError, match="BF16"):
+            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
 
 
 def _power_sgd(rank: int, world: int) -> torch.Tensor:
@@ -168,8 +179,8 @@ def _compiled(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
 
     def gathered(tensor: torch.Tensor) -> torch.Tensor:
         total = functional.all_reduce(tensor * 2, "sum", name)
-        parts = functional.all_gather_single(total, 0, name)
-        return functional.reduce_scatter_single(parts, "avg", 0, name)
+        parts = functional_all_gather(total, 0, name)
+        return functional_reduce_scatter(parts, "avg", 0, name)
 
     tensor = _inputs(rank, 0)
     expected = gathered(tensor) + 0
@@ -228,7 +239,13 @@ def _matrix(rank: int, world: int, addresses: list[str], job: str, folder: str) 
         _assert_nothing_went_over_gloo()
         _checkpoint(rank, world, folder)
     with _gloo(rank, world, f"{folder}/gloo"):
+        part = torch.zeros(1)
+        reduce_scatter_single(part, torch.ones(world), op=dist.ReduceOp.AVG)
+        # The gloo of torch 2.8 sums here instead.
+        wrong = () if part.item() == 1 else ("FSDP2", "HSDP", "functional")
         for name, expected in _programs(rank, world).items():
+            if name in wrong:
+                continue
             torch.testing.assert_close(
                 found[name], expected, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
             )
@@ -274,7 +291,7 @@ def _digest(value: torch.Tensor) -> str:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, 4] if LONG else [4])
 def test_what_trains_over_gloo_trains_over_the_reducers(
     world: int, addresses: list[str], job: str, tmp_path: Path
 ) -> None:

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.outside import horovod
+from tests.outside import horovod, torch_distributed
 from tests.outside.cases import OUTCOMES, Cases, UnavailableError, differences, expectation
 
 # Each takes a folder of its own, and returns the cases of each rank.
 SUITES: dict[str, Callable[[Path], list[Cases]]] = {
     "horovod-torch": horovod.run_torch,
     "horovod-tensorflow": horovod.run_tensorflow,
+    "torch": torch_distributed.run,
 }
 FOLDER = Path("build/outside").resolve()
 

@@ -40,6 +40,7 @@ def test_it_takes_tensors_in_host_memory(tmp_path: Path, backend: str) -> None:
         assert torch.equal(tensor, torch.ones(2))
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.8 itself
 def test_a_checkpoint_is_saved_in_the_background(tmp_path: Path) -> None:
     saved = {"weight": torch.arange(4.0)}
     with _group(tmp_path, "cpu:reducer"):

@@ -100,6 +100,8 @@ def test_what_is_dropped_is_let_go_in_time(group: Any) -> None:
     dist.all_reduce(torch.ones(100_000), async_op=True)
     dist.all_reduce(torch.ones(1))
     assert not keeper._works
+    dist.all_reduce(torch.ones(100, 100).to_sparse(), async_op=True).wait()
+    assert not any(tensor.is_sparse for work in keeper._works for tensor in work.result())
     for _ in range(keeper._WORKS + 10):
         dist.all_reduce(torch.ones(1), async_op=True)
     assert len(keeper._works) == keeper._WORKS

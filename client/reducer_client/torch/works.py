@@ -48,10 +48,13 @@ class Keeper:
     def __init__(self) -> None:
         self._works: deque[CallWork] = deque(maxlen=self._WORKS)
 
-    def keep(self, work: CallWork, outputs: Sequence[torch.Tensor]) -> None:
+    def wants(self, outputs: Sequence[torch.Tensor]) -> bool:
+        """Whether a work with these outputs is to be kept."""
+        return sum(t.numel() * t.element_size() for t in outputs) <= self._BYTES
+
+    def keep(self, work: CallWork) -> None:
         """Let the work live until so many others have been dropped."""
-        if sum(tensor.nbytes for tensor in outputs) <= self._BYTES:
-            self._works.append(work)
+        self._works.append(work)
 
 
 class CallWork(dist.Work):
@@ -81,6 +84,7 @@ class CallWork(dist.Work):
         self._strand = strand
         self._threads = threads
         self._keeper = keeper
+        self._kept = False
         self._finish = finish
         self._limit = limit
         self._devices = devices
@@ -95,8 +99,9 @@ class CallWork(dist.Work):
         self._give_up: Callable[[str], None] | None = None
 
     def __del__(self) -> None:
-        if self._notified:  # what is waited for at once is not handed on
-            self._keeper.keep(self, self._outputs)
+        # No tensor is looked at here: torch.compile traces what runs where a work is dropped.
+        if self._kept:
+            self._keeper.keep(self)
 
     def start(self, submit: Submit, give_up: Callable[[str], None] | None = None) -> CallWork:
         """For one that somebody waits for at once.
@@ -110,6 +115,7 @@ class CallWork(dist.Work):
     def start_notified(self, submit: Submit, ended: Callable[[], None]) -> CallWork:
         """For one that goes on by itself, and finishes on a thread of the client."""
         self._notified = True
+        self._kept = self._keeper.wants(self._outputs)  # others are waited for at once
 
         def on_done(handle: Handle) -> None:
             try:
