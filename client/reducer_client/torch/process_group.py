@@ -270,7 +270,12 @@ class ReducerProcessGroup(DelegatingGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Of the tensors that it takes."""
+        """Of the tensors that it takes; none until torch has made the group.
+
+        Torch 2.15 hangs a recorder on a new group with devices, by a backend that ours has not.
+        """
+        if self not in dist.distributed_c10d._world.pg_map:
+            return []
         names = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         return [torch.device(name) for name in names]
 
