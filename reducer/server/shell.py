@@ -96,8 +96,12 @@ class LaneShell:
         else:
             if header.kind == MessageKind.HELLO:
                 self._silent.pop(connection.session, None)
+            elif header.kind == MessageKind.STATS and not connection.may_ask():
+                return
             event = events.ControlReceived(connection.session, header, frame.payload)
         self.feed(event)
+        if header.kind == MessageKind.STATS:
+            connection.answered()
 
     def flush_soon(self, connection: Connection) -> None:
         """Once the loop has read all that has come: one call of it for all connections."""

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import reducer_client
-from tests.soak import hush, orders
+from tests.soak import orders
 from tests.support.cluster import Daemon, Usage, usage
+from tests.support.counts import draws
 from tests.support.ranks import Tell, join, run_ranks, start_ranks
 from tests.support.wait import wait_until
 
@@ -66,7 +67,8 @@ def test_a_thousand_rounds_grow_nothing() -> None:
 
 
 def _assert_no_growth(before: Usage, after: Usage, who: str) -> None:
-    assert after.resident - before.resident < 4 * MEBIBYTE, who
+    # Far more than an allocator keeps, and less than a leak of one chunk in each round would take.
+    assert after.resident - before.resident < 48 * MEBIBYTE, who
     assert (after.descriptors, after.threads) == (before.descriptors, before.threads), who
 
 
@@ -94,7 +96,7 @@ def test_ten_thousand_keys_used_once_leave_nothing_behind(addresses: list[str]) 
 
 def test_ranks_may_submit_keys_in_any_order_with_the_least_room() -> None:
     """In every rank's own order, on a lane with room for one chunk of each."""
-    orders.run(25, 1, hush)
+    orders.turns(draws(15, 25))
 
 
 class _Logged(logging.Handler):

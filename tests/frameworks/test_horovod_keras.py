@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import pickle
 import sys
 from pathlib import Path
@@ -13,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.frameworks.imports import import_keras
+from tests.frameworks.keras_models import fit, make_model, train_on_words
 from tests.support.digits import BATCH, PATIENCE, STEPS, assert_close, digest, share, together
 from tests.support.frameworks import needs
+from tests.support.horovod_ranks import launched
 from tests.support.ranks import run_ranks
 
 pytestmark = [needs("keras", "tensorflow", "sklearn"), pytest.mark.timeout(300)]
@@ -23,22 +25,12 @@ EPOCHS = 3
 
 
 def _start(rank: int, world: int, addresses: list[str], job: str) -> tuple[Any, Any, Any]:
-    os.environ |= {
-        "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(world),
-        "REDUCER_ADDRS": ",".join(addresses),
-        "REDUCER_JOB": job,
-        "KERAS_BACKEND": "tensorflow",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
+    launched(rank, world, addresses, job)
+    keras = import_keras("tensorflow")
     hvd = importlib.import_module("reducer_client.horovod.keras")
     assert "torch" not in sys.modules
     hvd.init()
-    return (
-        hvd,
-        importlib.import_module("reducer_client.horovod.tensorflow"),
-        importlib.import_module("keras"),
-    )
+    return hvd, importlib.import_module("reducer_client.horovod.tensorflow"), keras
 
 
 def _operations(rank: int, world: int, addresses: list[str], job: str) -> None:
@@ -236,24 +228,12 @@ def test_operations(addresses: list[str]) -> None:
     run_ranks(WORLD, _operations, addresses, "operations", timeout=PATIENCE)
 
 
-def _make(keras: Any, seed: int) -> Any:
-    keras.utils.set_random_seed(seed)
-    return keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
-
-
-def _fit(keras: Any, model: Any, optimizer: Any, data: Any, batch: int, callbacks: Any) -> Any:
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, jit_compile=False)
-    options = {"shuffle": False, "verbose": 0, "callbacks": callbacks, "epochs": EPOCHS}
-    return model.fit(*data, batch_size=batch, **options).history
-
-
 def _training(rank: int, world: int, addresses: list[str], job: str, folder: str) -> Any:
     hvd, _, keras = _start(rank, world, addresses, job)
     warned: list[str] = []
     logging.getLogger("reducer_client").addFilter(lambda r: bool(warned.append(r.getMessage())))
     rates: list[float] = []
-    model = _make(keras, seed=rank)
+    model = make_model(keras, rank)
     best = Path(folder) / f"rank{rank}.keras"
     warmup = hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=1)
     decay = hvd.callbacks.LearningRateScheduleCallback(0.2, lambda epoch: 0.5, start_epoch=2)
@@ -269,7 +249,8 @@ def _training(rank: int, world: int, addresses: list[str], job: str, folder: str
         hvd.callbacks.BestModelCheckpoint(best, monitor="loss", mode="min"),
     ]
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.2, momentum=0.5))
-    history = _fit(keras, model, optimizer, share(rank, world), BATCH, callbacks)
+    options = {"epochs": EPOCHS, "callbacks": callbacks}
+    history = fit(keras, model, optimizer, share(rank, world), BATCH, **options)
     assert len(warned) == 2 and "no momentum correction" in warned[0]
     ramp = [0.1 + 0.1 * (step + 1) / STEPS for step in range(STEPS)]
     np.testing.assert_allclose(rates, ramp + [0.2] * STEPS + [0.1] * STEPS, rtol=1e-6)
@@ -309,32 +290,21 @@ def _check_local_layers(rank: int, hvd: Any, keras: Any) -> None:
 
 
 def _check_shared_rows(rank: int, world: int, hvd: Any, keras: Any) -> list[Any]:
-    """An Embedding's gradient names the rows of this rank's words alone: gathered, or as dense."""
+    """An Embedding's gradients: slices that are gathered, or dense sums."""
 
-    def train(optimizer: Any, data: tuple[Any, Any], batch: int) -> Any:
-        keras.utils.set_random_seed(4)
-        layers = [keras.Input((64,), dtype="int32"), keras.layers.Embedding(17, 4)]
-        model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10)])
-        words = (data[0] * 16).astype(np.int32)
-        _fit(keras, model, optimizer, (words, data[1]), batch, [])
-        return model.get_weights()
-
-    def sgd() -> Any:
-        # Without clipping: Keras' norm of slices counts each slice of a row by itself.
-        return keras.optimizers.SGD(0.1, momentum=0.5)
-
-    expected = train(sgd(), together(world), world * BATCH)
+    plain = keras.optimizers.SGD(0.1)
+    expected = train_on_words(keras, plain, together(world), world * BATCH)
     found: list[Any] = []
     for as_dense in (False, True):
-        optimizer = hvd.DistributedOptimizer(sgd(), sparse_as_dense=as_dense)
-        found += train(optimizer, share(rank, world), BATCH)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sparse_as_dense=as_dense)
+        found += train_on_words(keras, optimizer, share(rank, world), BATCH)
         assert_close(found[-len(expected) :], expected, 2e-5)
     return found
 
 
 def _check_alone(keras: Any, model: Any, history: Any, rates: list[float], world: int) -> None:
     """One process, with the rates that the ranks had."""
-    alone = _make(keras, seed=0)
+    alone = make_model(keras, 0)
     given = iter(rates)
 
     def give(batch: int, logs: Any) -> None:
@@ -342,7 +312,8 @@ def _check_alone(keras: Any, model: Any, history: Any, rates: list[float], world
 
     sgd = keras.optimizers.SGD(0.2, momentum=0.5)
     giving = [keras.callbacks.LambdaCallback(on_train_batch_begin=give)]
-    expected = _fit(keras, alone, sgd, together(world), world * BATCH, giving)
+    options = {"epochs": EPOCHS, "callbacks": giving}
+    expected = fit(keras, alone, sgd, together(world), world * BATCH, **options)
     assert_close(model.get_weights(), alone.get_weights(), 2e-5)
     np.testing.assert_allclose(history["loss"], expected["loss"], rtol=2e-5)
 

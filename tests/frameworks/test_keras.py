@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,8 @@ import numpy as np
 import pytest
 
 from reducer_client import Group
+from tests.frameworks.imports import import_keras, text_of
+from tests.frameworks.keras_models import fit, make_model, train_on_words
 from tests.support.counters import bytes_taken
 from tests.support.digits import (
     BATCH,
@@ -22,12 +22,13 @@ from tests.support.digits import (
     together,
 )
 from tests.support.frameworks import needs
-from tests.support.ranks import Tell, join, run_ranks, start_ranks
+from tests.support.ranks import join, run_ranks
 
 pytestmark = [needs("sklearn"), pytest.mark.timeout(300)]
 WORLD = 2
 EPOCHS = 2
-PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10
+HIDDEN = 32
+PARAMETERS = 64 * HIDDEN + HIDDEN + HIDDEN * 10 + 10
 BACKENDS = [
     pytest.param("tensorflow", marks=needs("keras", "tensorflow")),
     pytest.param("jax", marks=needs("keras", "jax")),
@@ -35,44 +36,9 @@ BACKENDS = [
 ]
 
 
-def _import_keras(backend: str) -> Any:
-    os.environ["KERAS_BACKEND"] = backend
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    if backend == "torch":
-        import torch
-
-        torch.set_num_threads(1)
-    import keras
-
-    assert keras.backend.backend() == backend
-    return keras
-
-
-def _make(keras: Any, seed: int) -> Any:
-    keras.utils.set_random_seed(seed)
-    return keras.Sequential(
-        [
-            keras.Input((64,)),
-            keras.layers.Dense(32, activation="relu"),
-            keras.layers.Dense(10),
-        ]
-    )
-
-
 def _adam(keras: Any) -> Any:
     # Clipping acts on what was reduced: the norm of the ranks' own gradients is another one.
     return keras.optimizers.Adam(0.01, global_clipnorm=0.5, weight_decay=0.01, name="adam")
-
-
-def _fit(keras: Any, model: Any, optimizer: Any, data: Any, batch: int, **options: Any) -> Any:
-    compiling = {"jit_compile": keras.backend.backend() == "jax"}
-    compiling |= {
-        name: options.pop(name)
-        for name in ("run_eagerly", "jit_compile", "steps_per_execution") & options.keys()
-    }
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, metrics=["accuracy"], **compiling)
-    return model.fit(*data, batch_size=batch, shuffle=False, verbose=0, **options).history
 
 
 def _weights(model: Any) -> list[Any]:
@@ -80,14 +46,14 @@ def _weights(model: Any) -> list[Any]:
 
 
 def _train(rank: int, world: int, addresses: list[str], job: str, backend: str) -> Any:
-    keras = _import_keras(backend)
+    keras = import_keras(backend)
     from reducer_client.keras import BroadcastGlobalVariables, DistributedOptimizer, MetricAverage
 
     with join(rank, world, addresses, job) as group:
-        model = _make(keras, seed=rank)
+        model = make_model(keras, rank, HIDDEN)
         optimizer = DistributedOptimizer(_adam(keras), group)
         before = bytes_taken(group)
-        history = _fit(
+        history = fit(
             keras,
             model,
             optimizer,
@@ -98,8 +64,8 @@ def _train(rank: int, world: int, addresses: list[str], job: str, backend: str) 
         )
         taken = bytes_taken(group) - before
         found = digest(_weights(model) + [np.asarray(v) for v in optimizer.variables])
-        alone = _make(keras, seed=0)
-        expected = _fit(keras, alone, _adam(keras), together(world), world * BATCH, epochs=EPOCHS)
+        alone = make_model(keras, 0, HIDDEN)
+        expected = fit(keras, alone, _adam(keras), together(world), world * BATCH, epochs=EPOCHS)
     if rank == 0:
         assert_close(_weights(model), _weights(alone), 2e-5)
         for name in ("loss", "accuracy"):
@@ -122,7 +88,7 @@ def test_fit_equals_one_process_on_the_joined_batches(addresses: list[str], back
 def _many_cases(
     rank: int, world: int, addresses: list[str], job: str, backend: str, folder: str
 ) -> list[str]:
-    keras = _import_keras(backend)
+    keras = import_keras(backend)
     with join(rank, world, addresses, job) as group:
         found = [
             _with_loss_scale(keras, group),
@@ -133,7 +99,7 @@ def _many_cases(
         if backend == "tensorflow":
             found.append(_otherwise(keras, group))
             _check_xla_is_refused(keras, group)
-        texts = _text_of(Exception, lambda: _with_another_dtype(keras, group))
+        texts = text_of(Exception, lambda: _with_another_dtype(keras, group))
     assert "MismatchError" in texts and "float32" in texts and "float64" in texts, texts
     return found
 
@@ -148,12 +114,6 @@ def test_loss_scales_sparse_gradients_checkpoints_and_errors(
     assert found[0] == found[1]
 
 
-def _text_of(kind: type[Exception], call: Callable[[], Any]) -> str:
-    with pytest.raises(kind) as caught:
-        call()
-    return str(caught.value)
-
-
 def _with_loss_scale(keras: Any, group: Group) -> str:
     """One rank's gradients are not finite in one step: no rank takes it, and all scale down."""
     from reducer_client.keras import DistributedOptimizer
@@ -164,14 +124,14 @@ def _with_loss_scale(keras: Any, group: Group) -> str:
         images[3 * BATCH] = np.inf
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        model = _make(keras, seed=0)
+        model = make_model(keras, 0, HIDDEN)
         scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 1024.0)
         optimizer = DistributedOptimizer(scaled, group, wire_dtype="bfloat16")
         before = bytes_taken(group)
-        _fit(keras, model, optimizer, (images, labels), BATCH)
+        fit(keras, model, optimizer, (images, labels), BATCH)
         assert bytes_taken(group) - before == group.world_size * STEPS * PARAMETERS * 2
         refused = DistributedOptimizer(keras.optimizers.SGD(), group)
-        text = _text_of(ValueError, lambda: model.compile(refused))
+        text = text_of(ValueError, lambda: model.compile(refused))
     finally:
         keras.config.set_dtype_policy("float32")
     assert "Use DistributedOptimizer(LossScaleOptimizer(optimizer), group)" in text
@@ -182,24 +142,13 @@ def _with_loss_scale(keras: Any, group: Group) -> str:
 
 
 def _with_shared_rows(keras: Any, group: Group) -> str:
-    """An Embedding's gradient names the rows of this rank's words alone."""
     from reducer_client.keras import DistributedOptimizer
 
-    def make() -> Any:
-        keras.utils.set_random_seed(4)
-        layers = [keras.Input((64,), dtype="int32"), keras.layers.Embedding(17, 4)]
-        return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10)])
-
-    def words(data: tuple[Any, Any]) -> tuple[Any, Any]:
-        return (data[0] * 16).astype(np.int32), data[1]
-
-    model, alone = make(), make()
     optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), group)
-    _fit(keras, model, optimizer, words(share(group.rank, group.world_size)), BATCH)
-    plain = keras.optimizers.SGD(0.1)
-    _fit(keras, alone, plain, words(together(group.world_size)), group.world_size * BATCH)
-    assert_close(_weights(model), _weights(alone))
-    return digest(_weights(model))
+    found = train_on_words(keras, optimizer, share(group.rank, group.world_size), BATCH)
+    every = together(group.world_size), group.world_size * BATCH
+    assert_close(found, train_on_words(keras, keras.optimizers.SGD(0.1), *every))
+    return digest(found)
 
 
 def _from_a_checkpoint(keras: Any, group: Group, path: Path) -> str:
@@ -207,20 +156,20 @@ def _from_a_checkpoint(keras: Any, group: Group, path: Path) -> str:
     from reducer_client.keras import BroadcastGlobalVariables, DistributedOptimizer
 
     data = share(group.rank, group.world_size)
-    model = _make(keras, seed=0)
-    _fit(keras, model, DistributedOptimizer(_adam(keras), group), data, BATCH)
+    model = make_model(keras, 0, HIDDEN)
+    fit(keras, model, DistributedOptimizer(_adam(keras), group), data, BATCH)
     model.save(path)
     loaded = keras.saving.load_model(path)
     assert type(loaded.optimizer) is keras.optimizers.Adam
     if group.rank:
-        loaded = _make(keras, seed=9)
+        loaded = make_model(keras, 9, HIDDEN)
         loaded.optimizer = _adam(keras)
     went_on = DistributedOptimizer(loaded.optimizer, group)
     settings = [optimizer.get_config() for optimizer in (went_on, model.optimizer)]
     assert settings[0] == settings[1], settings
     sharing = [BroadcastGlobalVariables(group)]
-    _fit(keras, loaded, went_on, data, BATCH, callbacks=sharing)
-    _fit(keras, model, model.optimizer, data, BATCH)
+    fit(keras, loaded, went_on, data, BATCH, callbacks=sharing)
+    fit(keras, model, model.optimizer, data, BATCH)
     for mine, other in zip(_weights(loaded), _weights(model), strict=True):
         np.testing.assert_array_equal(mine, other)
     return digest(_weights(loaded))
@@ -231,8 +180,8 @@ def _otherwise(keras: Any, group: Group) -> str:
     from reducer_client.keras import DistributedOptimizer
 
     def train(sgd: Any, data: tuple[Any, Any], batch: int, **options: Any) -> list[Any]:
-        model = _make(keras, seed=0)
-        _fit(keras, model, sgd, data, batch, **options)
+        model = make_model(keras, 0, HIDDEN)
+        fit(keras, model, sgd, data, batch, **options)
         return _weights(model)
 
     world = group.world_size
@@ -260,9 +209,9 @@ def _check_xla_is_refused(keras: Any, group: Group) -> None:
     from reducer_client.keras import DistributedOptimizer
 
     optimizer = DistributedOptimizer(keras.optimizers.SGD(), group)
-    model, data = _make(keras, seed=0), share(group.rank, group.world_size)
-    text = _text_of(
-        NotImplementedError, lambda: _fit(keras, model, optimizer, data, BATCH, jit_compile=True)
+    model, data = make_model(keras, 0, HIDDEN), share(group.rank, group.world_size)
+    text = text_of(
+        NotImplementedError, lambda: fit(keras, model, optimizer, data, BATCH, jit_compile=True)
     )
     assert "use model.compile(jit_compile=False)" in text
 
@@ -276,35 +225,4 @@ def _with_another_dtype(keras: Any, group: Group) -> None:
 
         jax.config.update("jax_enable_x64", True)
     optimizer = DistributedOptimizer(keras.optimizers.SGD(), group)
-    _fit(keras, _make(keras, 0), optimizer, share(group.rank, group.world_size), BATCH)
-
-
-def _lose_a_peer(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> str:
-    keras = _import_keras("tensorflow")
-    from reducer_client.keras import DistributedOptimizer
-
-    class Stop(keras.callbacks.Callback):  # type: ignore[misc]  # no types there
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if batch == 3:
-                tell("stepped")
-                if rank == 1:
-                    tell.hear()
-
-    with join(rank, world, addresses, job) as group:
-        optimizer = DistributedOptimizer(keras.optimizers.SGD(), group)
-        data = share(rank, world)
-        return _text_of(
-            Exception,
-            lambda: _fit(keras, _make(keras, 0), optimizer, data, BATCH, callbacks=[Stop()]),
-        )
-
-
-@needs("keras", "tensorflow")
-def test_a_lost_peer_is_named_by_fit(addresses: list[str]) -> None:
-    with start_ranks(WORLD, _lose_a_peer, addresses, "lost", talk=True) as ranks:
-        for rank in range(WORLD):
-            assert ranks.receive(rank, PATIENCE) == "stepped"
-        ranks.kill(1)
-        outcome = ranks.collect_one(0, 60)
-    assert outcome.error is None, outcome.trace
-    assert "PeerLostError" in outcome.value and "rank 1" in outcome.value
+    fit(keras, make_model(keras, 0, HIDDEN), optimizer, share(group.rank, group.world_size), BATCH)

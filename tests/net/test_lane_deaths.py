@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from reducer import keyfile
+from reducer.server.lanes import pause_before_restart
 from reducer.wire.header import pack_preface
 from tests.support.cluster import ROOT, Daemon, usage
 from tests.support.wait import wait_until
@@ -87,13 +89,23 @@ def test_a_lane_that_dies_is_started_again_and_the_others_go_on() -> None:
         assert "drained" in daemon.log
 
 
+def test_a_lane_that_is_started_again_has_the_key(key_file: str) -> None:
+    values = np.ones(1000, np.float32)
+    with Daemon("--key-file", key_file) as daemon:
+        kill(daemon, 0)
+        wait_until(lambda: is_ready(daemon), 20, "the lane is up again")
+        with Worker(daemon.port, "j", 0, 1, key=keyfile.read(key_file)) as worker:
+            worker.join()
+            assert worker.all_reduce("k", 0, values) == values.tobytes()
+
+
 def test_a_lane_that_dies_again_and_again_is_waited_for() -> None:
     with Daemon() as daemon:
         for _ in range(2):
             kill(daemon, 0)
             wait_until(lambda: is_ready(daemon), 20, "the lane is up again")
         kill(daemon, 0)
-        assert "started again in 1 s, after 3 quick deaths" in daemon.log
+        assert "started again in 2 s, after 3 quick deaths" in daemon.log
         assert daemon.lane_pids() == []
         status, text = daemon.get("/readyz")
         assert status == 503
@@ -107,6 +119,11 @@ def test_a_lane_that_dies_again_and_again_is_waited_for() -> None:
             assert sock.recv(4) == b"ORSF"
         assert is_ready(daemon)
         assert restarts(daemon) == {"0": 3}
+
+
+def test_the_wait_grows_and_is_bounded() -> None:
+    waits = [pause_before_restart(deaths) for deaths in (1, 2, 3, 4, 5, 6, 1_000_000)]
+    assert waits == [0, 0, 2, 4, 8, 10, 10]
 
 
 def test_a_daemon_may_be_told_to_end_while_a_lane_is_down() -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from tests.support.horovod_ranks import launched
+
 
 def be_horovod(rank: int, world: int, addresses: list[str], job: str) -> None:
     """Set what a launcher and a user set for a Horovod program, in this process."""
     torch.set_num_threads(1)
-    os.environ.update(
-        HOROVOD_RANK=str(rank),
-        HOROVOD_SIZE=str(world),
-        REDUCER_ADDRS=",".join(addresses),
-        REDUCER_JOB=job,
-    )
+    launched(rank, world, addresses, job)
 
 
 def make_model(seed: int = 7) -> nn.Sequential:

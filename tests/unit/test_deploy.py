@@ -118,6 +118,12 @@ def test_the_units_variables_are_options() -> None:
     config.check_protection(config.load({}, env=given).config)
 
 
+def test_the_unit_outlives_a_lane_that_is_killed_for_memory() -> None:
+    """By default systemd stops the whole service for it; the daemon starts the lane again."""
+    text = (DEPLOY / "systemd" / "reducer.service").read_text()
+    assert re.findall(r"^OOMPolicy=(.*)$", text, re.M) == ["continue"]
+
+
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_images_are_built_from_what_the_user_names(path: Path) -> None:
     text = path.read_text()
