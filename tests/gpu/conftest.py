@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.fleet import NCCL_PLUGIN
-from tests.support import cuda, gpu_job
+from tests.support import cuda, gpu_job, ranks
 from tests.support.reducers import Reducers
 
 
@@ -38,3 +38,9 @@ def reducers(library: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reducers
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join(path for path in paths if path))
     with Reducers(2) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def fresh_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dynamic linker of a rank reads LD_LIBRARY_PATH."""
+    monkeypatch.setattr(ranks, "all_fresh", True)

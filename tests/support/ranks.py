@@ -28,6 +28,8 @@ _PR_SET_PDEATHSIG = 1
 _SPAWN = multiprocessing.get_context("spawn")
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.support.warm"])
+all_fresh = False
+"""Set by tests of what should not be loaded beside torch, or reads the environment when loaded."""
 # One helper process of multiprocessing lives as long as ours: it is there before any test counts.
 resource_tracker.ensure_running()
 
@@ -153,7 +155,7 @@ def start_ranks(
     fresh: bool = False,
 ) -> RunningRanks:
     """Start ``function(rank, world_size, *args)`` in ``world_size`` processes."""
-    context = _SPAWN if fresh else _FORKS
+    context = _SPAWN if fresh or all_fresh else _FORKS
     started = []
     for rank in range(world_size):
         here, there = context.Pipe()
