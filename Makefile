@@ -110,8 +110,7 @@ test-gpu: nccl-plugin ## What needs a CUDA device; skipped with the reason where
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m gpu tests/e2e tests/gpu
 
 check: lint ## What lint does, layers and documents
-	$(BIN)/python -m pytest -q tests/unit/test_layering.py tests/unit/test_changelog.py \
-	    tests/unit/test_documents.py
+	$(BIN)/python -m pytest -q $(addprefix tests/unit/project/test_,layering.py changelog.py documents.py)
 
 lint: docs ## Linters, types, formats, the site, that benchmarks run, a little fuzzing
 	$(BIN)/ruff check

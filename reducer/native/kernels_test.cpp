@@ -1,7 +1,7 @@
 // The kernels under sanitizers: every op, dtype, level and tail length on buffers of exactly the
 // size needed, at an odd address, so that one byte too far is a report. Results are checked
 // against the baseline level, and that against the CRC of all results: the same bits on every
-// machine. That they are the right ones is what tests/unit/test_kernels.py says.
+// machine. That they are the right ones is what tests/unit/kernels/test_kernels.py says.
 #include "kernels.h"
 
 #include <cstdint>

@@ -6,7 +6,7 @@ passes each worker's NIC, each way, and W x N is spread over R reducers; the slo
 decides. Rates are Gbit/s (10^9 bits), sizes bytes, times seconds.
 
 Not in the model: latency, the filling of the pipeline (some R chunks: design for arrays of MiB) and
-cores that are full. `tests/unit/test_planner_measured.py` holds it against saved measurements.
+cores that are full. `tests/unit/planner/test_planner_measured.py` compares it with measurements.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ TINY_CHUNKS = ((0, 1024), (4096, 4096))
 
 WORLDS, REDUCERS, LANES = (1, 2, 3, 5, 8), (1, 2, 3), (1, 2)
 # (world size, reducers, lanes): every pair of two of them; the full matrix is in one process, in
-# tests/unit/test_matrix.py.
+# tests/unit/sim/test_matrix.py.
 MATRIX = [
     (world, reducers, LANES[(row + column) % 2])
     for row, world in enumerate(WORLDS)

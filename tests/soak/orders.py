@@ -40,7 +40,7 @@ def _any_order(rank: int, world: int, addresses: list[str], job: str, turns: int
 def turns(count: int) -> int:
     """`count` turns of 8 keys of 8 MiB end; the most bytes by which the lane's process grew.
 
-    Without grants they stop at once: tests/unit/test_flow_control.py.
+    Without grants they stop at once: tests/unit/sim/test_flow_control.py.
     """
     with (
         Daemon("--memory", str(LEAST_MEMORY), "--credit", str(MEBIBYTE)) as daemon,

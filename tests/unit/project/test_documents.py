@@ -16,7 +16,7 @@ import pytest
 from reducer import cli
 from tests.support.frameworks import skip_without
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("*/README.md")),

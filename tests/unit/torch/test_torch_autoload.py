@@ -40,7 +40,7 @@ def test_torch_finds_the_backend_and_imports_little(tmp_path: Path) -> None:
 
 
 def test_the_entry_point_is_the_declared_one() -> None:
-    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    pyproject = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert (
         '[project.entry-points."torch.backends"]\n'
         + ENTRY_POINTS.split("\n")[1].replace("= ", '= "')

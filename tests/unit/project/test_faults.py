@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 README = (TESTS / "faults" / "README.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \| (.*?) ?\|$", README, re.M)
 ENGINE = ("reconnect", "routes", "suspicion", "absence")
 NAMES = {
     "bars": ["e2e/test_bars.py"],
-    "core": ["unit/test_core_failover.py"],
-    "engine": [f"unit/test_engine_{part}.py" for part in ENGINE],
+    "core": ["unit/core/test_core_failover.py"],
+    "engine": [f"unit/engine/test_engine_{part}.py" for part in ENGINE],
     "proxy": ["net/test_proxy.py"],
-    "sim": ["unit/test_storm.py"],
+    "sim": ["unit/sim/test_storm.py"],
 }
 
 

@@ -15,7 +15,7 @@ from bench.report.results import Series, load
 from reducer.planner import model
 from reducer.planner.plan import Step
 
-RESULTS = Path(__file__).parents[2] / "bench" / "results"
+RESULTS = Path(__file__).parents[3] / "bench" / "results"
 HEADLINES = ("allreduce-4+4-1gbit", "allreduce-8+8-500mbit", "allreduce-few-reducers")
 WITHIN = 0.10
 # Above this share of all cores a time is that of the cores, not that of the NICs.

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from reducer import cli, config
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 # The recipes that build an image of somebody's own.
 DOCKERFILES = sorted(DEPLOY.glob("*Dockerfile"))
 

@@ -22,7 +22,7 @@ from reducer.status import ask
 from reducer.units import parse_size
 from reducer_client import config as client_config
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
 KUBERNETES = "1.34"
 Manifest = dict[str, Any]

@@ -1,4 +1,4 @@
-"""ROUNDS.md shows the table as it is: `python -m tests.unit.test_rounds_doc` writes it."""
+"""ROUNDS.md shows the table as it is: `python -m tests.unit.core.test_rounds_doc` writes it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import reducer.core.round as rounds
 
-PATH = Path(__file__).parents[2] / "reducer/core/ROUNDS.md"
+PATH = Path(__file__).parents[3] / "reducer/core/ROUNDS.md"
 INTRO = """\
 # The life of a chunk on its owner
 
-Written from `TRANSITIONS` in `round.py` by `python -m tests.unit.test_rounds_doc`.
+Written from `TRANSITIONS` in `round.py` by `python -m tests.unit.core.test_rounds_doc`.
 
 """
 LAWS = """

@@ -30,7 +30,7 @@ from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
 from reducer.wire.header import HEADER_SIZE, pack_header
-from tests.unit.test_compiled import SOURCES
+from tests.unit.server.test_compiled import SOURCES
 
 WORLD = 6  # the first four parts of bfloat16 are folded into an accumulator of their own
 CHUNK = 4_096

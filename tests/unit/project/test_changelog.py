@@ -8,7 +8,7 @@ from pathlib import Path
 
 import reducer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_newest_entry_is_the_version() -> None:

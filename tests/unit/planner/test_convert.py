@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reducer.cli import main
 from reducer.cli.documents import parse_document
 from reducer.planner import specs
-from tests.unit.test_planner_specs import CUSTOM, tier
+from tests.unit.planner.test_planner_specs import CUSTOM, tier
 
 IMAGES = ("--reducer-image", "registry/reducer:1", "--worker-image", "registry/train:1")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PACKAGES = {"reducer": ROOT / "reducer", "reducer_client": ROOT / "client" / "reducer_client"}
 
 # The first prefix of a module's name that matches gives what it may import beside the standard

@@ -14,7 +14,7 @@ import pytest
 
 from reducer import log
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What a scrape shows; METRICS.md, which `python -m tests.unit.test_metrics` writes."""
+"""What a scrape shows; METRICS.md, which `python -m tests.unit.server.test_metrics` writes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from reducer.core.ranking import MAX_RANKS
 from tests.support.scripted import Spec, join_all
 from tests.support.simlane import SimLane
 
-PATH = Path(__file__).parents[2] / "reducer/METRICS.md"
+PATH = Path(__file__).parents[3] / "reducer/METRICS.md"
 INTRO = f"""\
 # Metrics
 
 What `/metrics` of a reducer shows (`--metrics-host`, `--metrics-port`: loopback, 2223), written
-from `reducer/metrics.py` by `python -m tests.unit.test_metrics`. The lanes count; a scrape asks
-each of them.
+from `reducer/metrics.py` by `python -m tests.unit.server.test_metrics`. The lanes count; a scrape
+asks each of them.
 
 - **over lanes** says how the lanes of a reducer, and reducers, make one number. Bytes and events
   are each lane's own: `sum`. Rounds, times and ranks are seen by all lanes at the same time: `max`.
