@@ -25,12 +25,15 @@ from reducer.wire.codes import (
 )
 from reducer.wire.handshake import MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
 
-DEFAULT_CONNECT_TIMEOUT = 60.0
 DEFAULT_STEP_TIMEOUT = 300.0
-# A peer or reducer that is alive sends something every heartbeat (0.25 s).
-DEFAULT_SILENCE = 1.0
-# A pod that is rescheduled, or a daemon that is restarted, is back in less.
-DEFAULT_REDUCER_WAIT = 30.0
+# Settings in seconds that a variable may give: its name, and the default.
+_SECONDS = {
+    "connect_timeout": ("REDUCER_CONNECT_TIMEOUT", 60.0),
+    # A reducer that is alive sends something every heartbeat (0.25 s).
+    "silence": ("REDUCER_SILENCE", 1.0),
+    # A pod that is rescheduled, or a daemon that is restarted, is back in less.
+    "reducer_wait": ("REDUCER_WAIT", 30.0),
+}
 # (least bytes of a round for each reducer, bytes of its chunks). Until each reducer's first chunk
 # is there, no result travels: that costs reducers x chunk / round, here 0.4 % of large rounds.
 # Small rounds still spread over all reducers. Beyond 256 KiB a chunk saves no more CPU, and a lane
@@ -83,10 +86,10 @@ def resolve(
     rank: int | None = None,
     world_size: int | None = None,
     run_id: str | None = None,
-    connect_timeout: float = DEFAULT_CONNECT_TIMEOUT,
+    connect_timeout: float | None = None,
     step_timeout: float | None = None,
-    silence: float = DEFAULT_SILENCE,
-    reducer_wait: float = DEFAULT_REDUCER_WAIT,
+    silence: float | None = None,
+    reducer_wait: float | None = None,
     on_overflow: OnOverflow = "flag",
     on_nonfinite: OnNonfinite = "propagate",
     chunk_table: Sequence[tuple[int, int]] | None = None,
@@ -112,10 +115,10 @@ def resolve(
         rank=ranks[0],
         world_size=ranks[1],
         run_id=_resolve_run_id(env, run_id, ranks[0]),
-        connect_timeout=_positive("connect_timeout", connect_timeout),
+        connect_timeout=resolve_seconds("connect_timeout", connect_timeout, env),
         step_timeout=None if step_timeout is None else _positive("step_timeout", step_timeout),
-        silence=_positive("silence", silence),
-        reducer_wait=_positive("reducer_wait", reducer_wait),
+        silence=resolve_seconds("silence", silence, env),
+        reducer_wait=resolve_seconds("reducer_wait", reducer_wait, env),
         on_overflow=on_overflow,
         on_nonfinite=on_nonfinite,
         chunk_table=check_chunk_table(table),
@@ -125,6 +128,22 @@ def resolve(
         digest_every=_resolve_digest_every(env, digest_every),
         timeline=env.get("REDUCER_TIMELINE", "") if timeline is None else os.fspath(timeline),
     )
+
+
+def resolve_seconds(
+    name: str, given: float | None = None, environ: Mapping[str, str] | None = None
+) -> float:
+    """``connect_timeout``, ``silence`` or ``reducer_wait``: given, or of its variable, or the
+    default; ValueError names what is no good.
+    """
+    variable, default = _SECONDS[name]
+    if given is not None:
+        return _positive(name, given)
+    text = (os.environ if environ is None else environ).get(variable, "")
+    try:
+        return _positive(variable, float(text or default))
+    except ValueError:
+        raise ValueError(f"{variable}={text!r}: expected seconds above 0") from None
 
 
 def resolve_key(

@@ -17,10 +17,10 @@ def connect(
     rank: int | None = None,
     world_size: int | None = None,
     run_id: str | None = None,
-    connect_timeout: float = config.DEFAULT_CONNECT_TIMEOUT,
+    connect_timeout: float | None = None,
     step_timeout: float | None = None,
-    silence: float = config.DEFAULT_SILENCE,
-    reducer_wait: float = config.DEFAULT_REDUCER_WAIT,
+    silence: float | None = None,
+    reducer_wait: float | None = None,
     on_overflow: config.OnOverflow = "flag",
     on_nonfinite: config.OnNonfinite = "propagate",
     chunk_table: Sequence[tuple[int, int]] | None = None,
@@ -48,12 +48,14 @@ def connect(
         run_id: one run of that name; by default rank 0 makes a random one for all. ``RUN#NAME`` is
             a group of workers of the run RUN, with ranks and a world size of its own: all its ranks
             give it, and any number of groups form at the same time.
-        connect_timeout: seconds to reach every reducer and to meet all ranks.
+        connect_timeout: seconds to reach every reducer and to meet all ranks; by default
+            ``REDUCER_CONNECT_TIMEOUT``, else 60.
         step_timeout: seconds that ``Work.wait`` and ``barrier`` wait by default, else 300; and that
             a bucket of DDP has, else the timeout of the module's process group.
         silence: seconds without a byte after which a reducer is suspected; if there is another
-            one, its part of the work goes there.
-        reducer_wait: seconds that open rounds wait for a reducer when there is no other.
+            one, its part of the work goes there. By default ``REDUCER_SILENCE``, else 1.
+        reducer_wait: seconds that open rounds wait for a reducer when there is no other; by default
+            ``REDUCER_WAIT``, else 30.
         on_overflow: ``"error"`` makes ``wait`` raise NumericError where an integer result wrapped;
             ``"flag"`` only sets ``Work.overflow``.
         on_nonfinite: ``"error"`` makes ``wait`` raise NumericError where a rank contributed NaN or

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 import reducer_client
-from reducer_client.config import DEFAULT_CONNECT_TIMEOUT
+from reducer_client.config import resolve_seconds
 from reducer_client.errors import ReducerError
 from reducer_client.horovod import config
 from reducer_client.horovod.controller import Controller
@@ -217,7 +217,8 @@ def _patience(settings: config.HorovodSettings, start: int) -> float:
     """
     if start:
         return settings.elastic_timeout
-    return max(settings.elastic_timeout if settings.elastic else 0.0, DEFAULT_CONNECT_TIMEOUT)
+    patience = resolve_seconds("connect_timeout")
+    return max(settings.elastic_timeout if settings.elastic else 0.0, patience)
 
 
 def _connect_set(group: AnyGroup, name: str, ranks: Sequence[int]) -> AnyGroup:

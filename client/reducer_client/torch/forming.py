@@ -81,7 +81,7 @@ class Formation:
             rank=self.rank,
             world_size=self.world_size,
             run_id=chosen["run_id"],
-            connect_timeout=min(seconds, config.DEFAULT_CONNECT_TIMEOUT),
+            connect_timeout=min(seconds, config.resolve_seconds("connect_timeout")),
             step_timeout=seconds,
         )
 

@@ -32,6 +32,21 @@ def test_the_environment_is_enough() -> None:
     assert (settings.transport, settings.congestion) == ("auto", "")
 
 
+@pytest.mark.parametrize(
+    ("name", "variable", "default"),
+    [
+        ("connect_timeout", "REDUCER_CONNECT_TIMEOUT", 60),
+        ("silence", "REDUCER_SILENCE", 1),
+        ("reducer_wait", "REDUCER_WAIT", 30),
+    ],
+)
+def test_times_come_from_the_environment(name: str, variable: str, default: float) -> None:
+    assert getattr(resolve(), name) == default
+    assert getattr(resolve(BASE | {variable: ""}), name) == default
+    assert getattr(resolve(BASE | {variable: "2.5"}), name) == 2.5
+    assert getattr(resolve(BASE | {variable: "2.5"}, **{name: 7}), name) == 7
+
+
 def test_debug_is_checked() -> None:
     assert config.resolve_debug({}) is None
     wanted = config.resolve_debug({"REDUCER_DEBUG": "trace:join", "REDUCER_LOG_FORMAT": "json"})
@@ -166,12 +181,14 @@ def test_a_bad_value_is_named(arguments: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
-        ({}, "no rank: pass connect.rank=...., or set|no rank"),
+        ({}, r"no rank: pass connect\(rank=\.\.\.\), or set REDUCER_RANK"),
         (BASE | {"RANK": "first"}, "RANK='first': expected an integer"),
         (BASE | {"REDUCER_WORLD_SIZE": "2.0"}, "REDUCER_WORLD_SIZE='2.0'"),
         (BASE | {"REDUCER_TRANSPORT": "shm"}, "REDUCER_TRANSPORT='shm'"),
         (BASE | {"REDUCER_CONGESTION": "pigeon"}, "REDUCER_CONGESTION='pigeon'"),
         (BASE | {"REDUCER_SOURCE": "eth99"}, "REDUCER_SOURCE='eth99'"),
+        (BASE | {"REDUCER_CONNECT_TIMEOUT": "1m"}, "REDUCER_CONNECT_TIMEOUT='1m': expected sec"),
+        (BASE | {"REDUCER_WAIT": "0"}, "REDUCER_WAIT='0': expected seconds above 0"),
         ({k: v for k, v in BASE.items() if k != "REDUCER_JOB"}, "REDUCER_JOB"),
         ({k: v for k, v in BASE.items() if k != "REDUCER_ADDRS"}, "REDUCER_ADDRS"),
     ],
