@@ -395,11 +395,13 @@ void State::maybe_say_bye(double now) {
 bool State::others_have_left() const {
   std::set<uint32_t> left = {options_.rank};
   bool connected = false;
+  bool all = false;  // as a lane counts them, which names no more than a list can hold
   for (const Lane* lane : all_lanes_) {
     connected = connected || lane->welcomed();
+    all = all || lane->absence.left_count + 1 >= options_.world_size;
     left.insert(lane->absence.left.begin(), lane->absence.left.end());
   }
-  return !connected || left.size() >= options_.world_size;
+  return !connected || all || left.size() >= options_.world_size;
 }
 
 }  // namespace ors

@@ -1,5 +1,7 @@
 #include "messages.h"
 
+#include <algorithm>
+
 namespace ors {
 namespace {
 
@@ -307,7 +309,13 @@ const char* decode_suspect(std::string_view payload, Suspicion* out) {
 }
 
 const char* decode_absent(std::string_view payload, Absence* out) {
-  return Fields(payload).reasons("absent", &out->absent).ranks("left", &out->left).wrong();
+  const char* wrong = Fields(payload)
+                          .reasons("absent", &out->absent)
+                          .ranks("left", &out->left)
+                          .number("left_count", &out->left_count, 0, kMaxWorldSize)
+                          .wrong();
+  out->left_count = std::max(out->left_count, static_cast<uint32_t>(out->left.size()));
+  return wrong;
 }
 
 }  // namespace ors

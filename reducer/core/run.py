@@ -6,6 +6,7 @@ from typing import Final
 
 from reducer.core.job import Job
 from reducer.core.session import Session, SessionState
+from reducer.wire.codes import MAX_CONTROL_ITEMS
 from reducer.wire.messages import Absent
 
 MAX_ABSENT: Final = 64
@@ -71,13 +72,14 @@ class Run:
     def absent(self, before: float) -> Absent:
         """The ranks that have been gone since `before`, and why; those that have left."""
         gone = [(rank, why[:200]) for rank, (at, why) in self._lost.items() if at <= before]
-        return Absent(tuple(gone[:MAX_ABSENT]), tuple(sorted(self.left)))
+        left = tuple(sorted(self.left)[:MAX_CONTROL_ITEMS])
+        return Absent(tuple(gone[:MAX_ABSENT]), left, len(self.left))
 
     def absence(self, before: float) -> Absent | None:
         """The same, when it is not what was last asked for."""
         absent = self.absent(before)
-        told = (*(rank for rank, _ in absent.absent), -1, *absent.left)
-        if told == self._told or (not self._told and told == (-1,)):
+        told = (*(rank for rank, _ in absent.absent), -1, absent.left_count)
+        if told == self._told or (not self._told and told == (-1, 0)):
             return None
         self._told = told
         return absent

@@ -317,11 +317,12 @@ class Suspect:
 class Absent:
     """Ranks that the lane has no connection of, each with the reason; ranks that said BYE.
 
-    `left` ends at the limit of a list, 4,096 ranks.
+    `left` ends at the limit of a list, 4,096 ranks; `left_count` counts them all.
     """
 
     absent: tuple[tuple[int, str], ...] = _wire(_absent, default=())
     left: tuple[int, ...] = _wire(_ranks(MAX_CONTROL_ITEMS), default=())
+    left_count: int = _wire(_COUNT, default=0)
 
 
 @dataclass(frozen=True, slots=True)

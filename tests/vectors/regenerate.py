@@ -106,6 +106,7 @@ def frames() -> dict[str, bytes]:
         "suspect": control(m.Suspect(2, 1, 4, "nothing came for 1.0 s")),
         "absent": control(m.Absent(((2, "the worker closed the connection"),), (1, 3))),
         "absent_nobody": control(m.Absent()),
+        "absent_crowd": control(m.Absent(left=(1, 3), left_count=4_098)),
         "describe": frame(contribution.replace(kind=MessageKind.DESCRIBE, chunk=0, done=0), b""),
         "heartbeat_empty": heartbeat(),
         "heartbeat": heartbeat((weight, (6 << 24) + 1), (1, 0)),

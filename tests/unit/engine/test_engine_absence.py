@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
+from reducer.core.credits import Window
+from reducer.core.job import Job
+from reducer.core.route import Route
+from reducer.core.run import Run
 from reducer.wire import messages
+from reducer.wire.checksum import crc32c
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import Header
 from reducer_client import _engine
@@ -11,6 +18,7 @@ from tests.support.one_worker import (
     CHUNK,
     KEY,
     ROOMY,
+    TABLE,
     decoded,
     home,
     joined,
@@ -18,6 +26,13 @@ from tests.support.one_worker import (
     route,
     submit,
 )
+
+
+def _job(world_size: int) -> Job:
+    route, window = Route.first((1,)), Window(ROOMY, ROOMY, CHUNK)
+    return Job(
+        "job", "run", 0, 0, route, world_size, TABLE, window, 100, crc32c, lambda *_: 4, False
+    )
 
 
 def absent(*ranks: int, left: tuple[int, ...] = (), why: str = "the worker closed it") -> bytes:
@@ -92,6 +107,24 @@ def test_a_rank_that_left_while_it_is_needed_is_lost() -> None:
     code, text, rank, reason, *_ = operation.error
     assert (code, rank, reason) == (ErrorCode.PEER_LOST, 0, "left")
     assert "rank 0 of job 'job' has left" in text
+
+
+@pytest.mark.parametrize("others", [8_191, 8_190])
+def test_the_largest_run_ends_when_all_others_have_left(others: int) -> None:
+    """Rank 0 goes last: a lane names 4,096 ranks that left, and counts the rest."""
+    run = Run(_job(8_192), {}, 1, 0, 0.0)
+    run.left.update(range(1, 1 + others))
+    message = run.absence(0.0)
+    assert message is not None
+    assert len(message.left) == 4_096
+    assert run.absence(0.0) is None
+    worker = joined(world_size=8_192)
+    worker.get(control(message))
+    worker.state.leave(worker.now)
+    assert worker.state.error is None
+    assert worker.state.left == (others == 8_191)
+    run.left.add(0)
+    assert run.absence(0.0) is not None  # though the list says nothing new
 
 
 def test_open_rounds_wait_for_a_reducer_that_they_need_and_no_longer() -> None:

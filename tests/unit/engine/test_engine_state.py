@@ -69,7 +69,8 @@ def test_absent_ranks_are_named() -> None:
         ({"run_id": "other"}, "run id 'other', expected 'run'"),
         ({"world_size": 3}, "world size 3, expected 2"),
         ({"reducers": 2}, "slot 0 of 2"),
-        ({"credit": CHUNK - 1}, ""),
+        ({"credit": CHUNK - 1}, "a bad WELCOME: a number of the map is out of range"),
+        ({"chunk_table": ((0, 2 * CHUNK),), "credit": CHUNK}, "credit or grant 4096, expected"),
     ],
 )
 def test_a_welcome_to_another_run_is_no_welcome(changes: dict[str, Any], text: str) -> None:
@@ -88,6 +89,18 @@ def test_one_reducer_under_two_addresses_is_named() -> None:
     assert code == ErrorCode.JOIN
     assert "r0" in text
     assert "r1" in text
+
+
+def test_one_reducer_under_two_addresses_that_ends_the_first_connection_is_named() -> None:
+    """As a lane does for a rank that is back, before the answer on the second one is read."""
+    worker = Worker(reducers=2)
+    worker.pending(1)
+    worker.connect()
+    worker.lose(0, why="closed by the reducer")
+    worker.get(control(messages.Pending(1, 0, bytes(16), (1,), 1)), reducer=1)
+    code, text = failure(worker)
+    assert code == ErrorCode.JOIN
+    assert "addresses r0 and r1 are the same reducer" in text
 
 
 def test_a_reducer_that_closes_at_once_is_tried_again() -> None:
@@ -265,6 +278,7 @@ def test_a_refused_round_is_abandoned_and_the_next_one_goes_on() -> None:
         {"collective": 2},
         {"count": 11},
         {"epoch": 1},
+        {"rank": 2},
     ],
 )
 def test_a_result_that_nobody_asked_for_costs_the_connection(changes: dict[str, Any]) -> None:
