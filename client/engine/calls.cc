@@ -114,9 +114,8 @@ std::optional<Failure> Engine::submit(const Submission& submission, OperationRef
   if (lent) return std::nullopt;  // who sends a chunk copies it before
   try {
     publish(submission, round);
-  } catch (...) {  // out of memory in the middle of a round that others wait for
+  } catch (const std::bad_alloc&) {  // the operation is the engine's, which ends it with the group
     give_up();
-    throw;
   }
   return std::nullopt;
 }
@@ -129,10 +128,11 @@ bool Engine::claim_wake() {
   return !std::exchange(woken_, true);
 }
 
+// There was no memory in the middle of a round that others wait for.
 void Engine::give_up() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    abort_ = true;
+    gave_up_ = true;
   }
   wake();
 }

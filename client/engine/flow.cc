@@ -26,8 +26,8 @@ constexpr double kLateTick = 0.5;
 
 void State::kick(Lane* lane) {
   if (lane->kicked) return;
-  lane->kicked = true;
   kicked_.push_back(lane);
+  lane->kicked = true;
 }
 
 void State::forget_kicked() {

@@ -95,13 +95,16 @@ void Engine::serve() {
     std::string timed_out;
     bool failed;
     bool leaving;
+    bool gave_up;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       aborted = abort_;
+      gave_up = gave_up_;
       if (aborted) timed_out = timed_out_;
       failed = state_.failure().has_value();
       leaving = state_.bye_queued();
     }
+    if (gave_up) return fail(ErrorCode::kInternal, "engine", "no memory was left for a round");
     if (aborted && !timed_out.empty()) return fail(ErrorCode::kTimeout, "timeout", timed_out);
     if (aborted) return fail(ErrorCode::kUnavailable, "closed", "this group is closed");
     if (failed || (leaving && finish_leaving(now))) return;

@@ -68,6 +68,8 @@ class Engine {
   std::optional<Failure> failure();
 
   std::optional<std::string> check(const Submission& submission) const;
+  // A failure, or std::bad_alloc: nothing was submitted. Else the operation ends, and until then
+  // the target is the engine's.
   std::optional<Failure> submit(const Submission& submission, OperationRef* operation);
   // True when it is finished; false after `seconds`, or earlier when a signal came.
   bool wait(const OperationRef& operation, double seconds);
@@ -146,6 +148,7 @@ class Engine {
   bool started_ = false;
   bool ended_ = false;
   bool abort_ = false;
+  bool gave_up_ = false;
   std::string timed_out_;               // why abort() was called, if not to close the group
   bool woken_ = false;                  // by a submitter; nobody has come out of epoll_wait yet
   const Operation* awaited_ = nullptr;  // by the driver, while it sleeps in epoll_wait

@@ -75,7 +75,7 @@ struct Suspicion {
 
 struct Absence {
   std::vector<std::pair<uint32_t, std::string>> absent;  // ranks and why
-  std::vector<uint32_t> left;  // kMaxControlItems of them at most
+  std::vector<uint32_t> left;                            // kMaxControlItems of them at most
   uint32_t left_count = 0;
 };
 

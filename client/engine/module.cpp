@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <list>
+#include <new>
 #include <system_error>
 #include <unordered_map>
 
@@ -105,19 +106,31 @@ class PyEngine {
     Engine& engine = alive();
     reap();
     auto pins = std::make_shared<Pins>();
-    const Submission submission = make_submission(collective, op, dtype, wide, key, root, count,
-                                                  source, target, notify, priority, pins.get());
+    Submission submission = make_submission(collective, op, dtype, wide, key, root, count, source,
+                                            target, notify, priority, pins.get());
     if (auto wrong = engine.check(submission)) throw nb::value_error(wrong->c_str());
-    OperationRef operation;
+    // Once the engine has the operation it writes to the target: what may fail comes before.
+    submission.operation = std::make_shared<Operation>(key, notify);
+    std::list<Pinned> pinned;
+    pinned.emplace_back(submission.operation, pins);
+    nb::object object = wrap(submission.operation, pins);
+    if (notify) notified_.emplace(submission.operation.get(), object);
     std::optional<Failure> failure;
-    {
+    try {
       const WithoutGil without_gil;
-      failure = engine.submit(submission, &operation);
+      OperationRef taken;
+      failure = engine.submit(submission, &taken);
+    } catch (const std::bad_alloc&) {
+      notified_.erase(submission.operation.get());
+      throw;
     }
-    if (failure) raise(*failure);
+    if (failure) {
+      notified_.erase(submission.operation.get());
+      raise(*failure);
+    }
     pins->source.reset();  // it was copied
-    if (pins->target) pinned_.emplace_back(operation, pins);
-    return notify ? meet(operation, std::move(pins)) : wrap(operation, std::move(pins));
+    if (pins->target) pinned_.splice(pinned_.end(), pinned);
+    return object;
   }
 
   nb::object next_finished(double timeout) {
@@ -129,7 +142,10 @@ class PyEngine {
     });
     reap();
     if (operation == nullptr) return nb::none();
-    return meet(operation, std::make_shared<Pins>());
+    const auto found = notified_.find(operation.get());  // submit() has put it there
+    nb::object object = std::move(found->second);
+    notified_.erase(found);
+    return object;
   }
 
   bool wait(PyOperation& operation, std::optional<double> timeout) {
@@ -201,17 +217,6 @@ class PyEngine {
                     nb::rv_policy::take_ownership);
   }
 
-  // submit() and next_finished() return one and the same object: whoever comes first makes it.
-  nb::object meet(const OperationRef& operation, std::shared_ptr<Pins> pins) {
-    const auto found = notified_.find(operation.get());
-    if (found == notified_.end()) {
-      return notified_.emplace(operation.get(), wrap(operation, std::move(pins))).first->second;
-    }
-    nb::object object = std::move(found->second);
-    notified_.erase(found);
-    return object;
-  }
-
   // Lets go of the buffers of what is finished: the engine thread must not take the GIL to do so.
   void reap() {
     std::list<Pinned> done;
@@ -235,7 +240,7 @@ class PyEngine {
   using Pinned = std::pair<OperationRef, std::shared_ptr<Pins>>;
 
   std::list<Pinned> pinned_;  // targets that the engine thread may write to
-  std::unordered_map<const Operation*, nb::object> notified_;
+  std::unordered_map<const Operation*, nb::object> notified_;  // that next_finished() returns
   Engine* const engine_;  // outlives nothing of the above: see the destructor
   const int generation_;
 };

@@ -39,8 +39,13 @@ constexpr uint32_t kSmallBytes = 32 << 10;
 
 class Operation {
  public:
-  Operation(std::string key, uint64_t round, bool notify, bool small)
-      : key_(std::move(key)), round_(round), notify_(notify), small_(small) {}
+  Operation(std::string key, bool notify) : key_(std::move(key)), notify_(notify) {}
+
+  // Called once, when the state has taken it; before that it has no round.
+  void begin(uint64_t round, bool small) {
+    round_ = round;
+    small_ = small;
+  }
 
   const std::string& key() const { return key_; }
   uint64_t round() const { return round_; }
@@ -75,9 +80,9 @@ class Operation {
 
  private:
   const std::string key_;
-  const uint64_t round_;
   const bool notify_;
-  const bool small_;
+  uint64_t round_ = 0;
+  bool small_ = false;
   std::mutex mutex_;
   std::condition_variable finished_;
   std::atomic<bool> done_{false};

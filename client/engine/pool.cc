@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 namespace ors {
 namespace {
@@ -16,9 +17,12 @@ void destroy(Buffer* buffer) {
 
 Buffer* create(int size_class) {
   const size_t capacity = kSmallest << size_class;
-  auto* data = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, capacity));
-  if (data == nullptr) throw std::bad_alloc();
-  return new Buffer{data, capacity, size_class};
+  auto buffer = std::make_unique<Buffer>();
+  buffer->data = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, capacity));
+  if (buffer->data == nullptr) throw std::bad_alloc();
+  buffer->capacity = capacity;
+  buffer->size_class = size_class;
+  return buffer.release();
 }
 
 }  // namespace
@@ -28,37 +32,43 @@ Pool::~Pool() { trim(); }
 BufferRef Pool::take(size_t size) {
   int size_class = 0;
   while (size_class + 1 < kClasses && (kSmallest << size_class) < size) ++size_class;
-  Buffer* buffer = nullptr;
-  {
+  Buffer* buffer = take_idle(size_class);
+  if (buffer == nullptr) {
+    buffer = create(size_class);
     const std::lock_guard<std::mutex> lock(mutex_);
-    used_bytes_ += kSmallest << size_class;
-    auto& idle = idle_[static_cast<size_t>(size_class)];
-    if (!idle.empty()) {
-      buffer = idle.back();
-      idle.pop_back();
-      idle_bytes_ -= buffer->capacity;
-    }
+    used_bytes_ += buffer->capacity;
   }
-  if (buffer == nullptr) buffer = create(size_class);
   return BufferRef(buffer, [pool = shared_from_this()](Buffer* b) { pool->put_back(b); });
 }
 
-void Pool::put_back(Buffer* buffer) {
+Buffer* Pool::take_idle(int size_class) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Buffer*& first = idle_[static_cast<size_t>(size_class)];
+  Buffer* buffer = first;
+  if (buffer == nullptr) return nullptr;
+  first = buffer->next;
+  idle_bytes_ -= buffer->capacity;
+  used_bytes_ += buffer->capacity;
+  return buffer;
+}
+
+void Pool::put_back(Buffer* buffer) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   used_bytes_ -= buffer->capacity;
   idle_bytes_ += buffer->capacity;
-  idle_[static_cast<size_t>(buffer->size_class)].push_back(buffer);
+  Buffer*& first = idle_[static_cast<size_t>(buffer->size_class)];
+  buffer->next = std::exchange(first, buffer);
 }
 
 void Pool::trim() {
-  std::array<std::vector<Buffer*>, kClasses> idle;
+  std::array<Buffer*, kClasses> idle{};
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     idle.swap(idle_);
     idle_bytes_ = 0;
   }
-  for (auto& buffers : idle) {
-    for (Buffer* buffer : buffers) destroy(buffer);
+  for (Buffer* first : idle) {
+    while (first != nullptr) destroy(std::exchange(first, first->next));
   }
 }
 

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 namespace ors {
 
@@ -16,6 +15,7 @@ struct Buffer {
   uint8_t* data = nullptr;
   size_t capacity = 0;
   int size_class = 0;
+  Buffer* next = nullptr;  // of the idle ones
 };
 
 // Shared by the round that keeps the bytes and the send that is reading them.
@@ -35,10 +35,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
  private:
   static constexpr int kClasses = 15;  // 256 B, 512 B, ... 4 MiB
 
-  void put_back(Buffer* buffer);
+  Buffer* take_idle(int size_class);
+  void put_back(Buffer* buffer) noexcept;
 
   mutable std::mutex mutex_;
-  std::array<std::vector<Buffer*>, kClasses> idle_;
+  std::array<Buffer*, kClasses> idle_{};  // the last one that was put back, and from it the others
   size_t used_bytes_ = 0;
   size_t idle_bytes_ = 0;
 };

@@ -98,25 +98,29 @@ std::optional<std::string> State::check(const Submission& s) const {
                       target_count(d, options_.world_size), item, !barrier && !root);
 }
 
-std::optional<Failure> State::key_record(const std::string& name, KeyRecord** record) {
+std::optional<Failure> State::key_record(const std::string& name, double now, KeyRecord** record) {
   const uint64_t id = key_id(name);
-  auto& slot = keys_[id];
-  if (slot == nullptr) {
-    slot = std::make_unique<KeyRecord>();
-    slot->id = id;
-    slot->name = name;
-    slot->next_round = forgotten_.get(id);
-  } else if (slot->name.empty()) {
-    slot->name = name;
-  } else if (slot->name != name) {
+  auto found = keys_.find(id);
+  if (found == keys_.end()) {
+    auto fresh = std::make_unique<KeyRecord>();
+    fresh->id = id;
+    fresh->name = name;
+    fresh->next_round = forgotten_.get(id);
+    fresh->idle_since = now;
+    idle_keys_.emplace_back(now, id);  // until it has a round
+    found = keys_.emplace(id, std::move(fresh)).first;
+  }
+  KeyRecord* known = found->second.get();
+  if (known->name.empty()) known->name = name;
+  if (known->name != name) {
     Failure failure;
     failure.code = ErrorCode::kMismatch;
     failure.message =
-        "keys '" + name + "' and '" + slot->name + "' have the same 64-bit id: rename one of them";
+        "keys '" + name + "' and '" + known->name + "' have the same 64-bit id: rename one of them";
     failure.key = name;
     return failure;
   }
-  *record = slot.get();
+  *record = known;
   return std::nullopt;
 }
 
@@ -156,23 +160,31 @@ std::optional<Failure> State::open_round(const Submission& s, double now, RoundR
     return failure;
   }
   KeyRecord* record = nullptr;
-  if (auto collision = key_record(s.key, &record)) return collision;
-  last_used_ = now;
+  if (auto collision = key_record(s.key, now, &record)) return collision;
   auto round = std::make_shared<Round>(s.descriptor, *plan);
   round->key = record;
-  round->number = record->next_round++;
+  round->number = record->next_round;
   round->target = s.target;
   round->moments.submitted = now;
   round->priority = s.priority;
-  round->order = submitted_++;
+  round->order = submitted_;
   const bool in_place = s.source == s.target && s.descriptor.collective == kAllReduce;
   if ((s.lent || in_place) && plan->chunks() > 1) round->source = s.source;
-  const bool small = plan->chunks() == 1 && plan->bytes(0) <= kSmallBytes;
-  round->operation = std::make_shared<Operation>(s.key, round->number, s.notify, small);
+  round->operation = s.operation ? s.operation : std::make_shared<Operation>(s.key, s.notify);
   round->chunks.resize(plan->chunks());
   round->unanswered = plan->chunks();
-  share_out(round);
-  record->rounds.emplace(round->number, round);
+  try {
+    share_out(round);
+    record->rounds.emplace(round->number, round);
+  } catch (...) {
+    take_back(*round);
+    throw;
+  }
+  // From here on nothing can fail: the round is taken.
+  round->operation->begin(round->number, plan->chunks() == 1 && plan->bytes(0) <= kSmallBytes);
+  last_used_ = now;
+  ++record->next_round;
+  ++submitted_;
   ++open_rounds_;
   ++live_rounds_;
   *out = std::move(round);
@@ -235,6 +247,20 @@ void State::share_out(const RoundRef& round) {
         lane->granted_round == round->number && lane->granted_home == share->home) {
       lane->granted = {round, share};
     }
+  }
+}
+
+// Undoes a share_out() that has found no memory, as far as it came.
+void State::take_back(const Round& round) {
+  for (const auto& owned : round.shares) {
+    const auto is_it = [&](const Lane::Queued& entry) { return entry.share == owned.get(); };
+    for (auto* queue : {&owned->lane->queue, &owned->lane->undescribed}) {
+      queue->erase(std::remove_if(queue->begin(), queue->end(), is_it), queue->end());
+    }
+    if (owned->lane->granted.share == owned.get()) owned->lane->granted = {};
+    if (owned->key_lane == nullptr) continue;
+    auto& shares = owned->key_lane->shares;
+    if (!shares.empty() && shares.back() == owned.get()) shares.pop_back();
   }
 }
 

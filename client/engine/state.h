@@ -59,6 +59,7 @@ struct Submission {
   bool lent = false;     // nobody changes the source before the operation is done
   int32_t priority = 0;  // of rounds that wait, the higher goes first; ranks need not agree
   bool notify = false;
+  OperationRef operation;  // that is to be finished; null: a new one
 };
 
 struct Staged {
@@ -98,6 +99,7 @@ class State {
   // --- rounds (rounds.cc) ---
   // Which rule of a call the submission breaks; independent of any state.
   std::optional<std::string> check(const Submission& submission) const;
+  // Throws std::bad_alloc: then nothing was submitted.
   std::optional<Failure> submit(const Submission& submission, double now, RoundRef* round);
   // The chunk's bytes are ready to be sent. A lane's chunks of a round become ready in ascending
   // order. Rounds whose source is lent are copied as to_stage() says, all others at once.
@@ -237,11 +239,12 @@ class State {
 
   // rounds.cc
   std::optional<Failure> open_round(const Submission& submission, double now, RoundRef* round);
-  std::optional<Failure> key_record(const std::string& name, KeyRecord** record);
+  std::optional<Failure> key_record(const std::string& name, double now, KeyRecord** record);
   KeyLane* find_stream(const KeyRecord& record, const Lane* lane, uint32_t home) const;
   KeyLane* key_lane(KeyRecord* record, Lane* lane, uint32_t home, uint64_t round);
   void cut_shares(Round* round, const std::vector<uint32_t>& chunks);
   void share_out(const RoundRef& round);
+  void take_back(const Round& round);
   void finish(Round* round, std::optional<Failure> failure);
   void trace(const Round& round, const std::optional<Failure>& failure);
   std::optional<Failure> find_chunk(Lane* lane, const Header& header, RoundRef* round);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "failing_new.h"
 #include "tiny_lane.h"
 
 namespace {
@@ -73,6 +74,16 @@ std::string drain(ors::State* state, ors::Lane* lane, double now) {
   }
 }
 
+ors::Submission submission(const std::vector<float>& source, std::vector<float>* target) {
+  ors::Submission s;
+  s.descriptor = {ors::kAllReduce, ors::kSum, ors::kFloat32, false, source.size(), 0};
+  s.source = reinterpret_cast<const uint8_t*>(source.data());
+  s.source_bytes = source.size() * sizeof(float);
+  s.target = reinterpret_cast<uint8_t*>(target->data());
+  s.target_bytes = s.source_bytes;
+  return s;
+}
+
 struct Cluster {
   Cluster() {
     for (uint32_t r = 0; r < kWorld; ++r)
@@ -122,13 +133,8 @@ struct Cluster {
 
   ors::OperationRef submit(uint32_t rank, const std::string& key, const std::vector<float>& source,
                            std::vector<float>* target) {
-    ors::Submission s;
-    s.descriptor = {ors::kAllReduce, ors::kSum, ors::kFloat32, false, source.size(), 0};
+    ors::Submission s = submission(source, target);
     s.key = key;
-    s.source = reinterpret_cast<const uint8_t*>(source.data());
-    s.source_bytes = source.size() * sizeof(float);
-    s.target = reinterpret_cast<uint8_t*>(target->data());
-    s.target_bytes = s.source_bytes;
     ors::State* state = states[rank].get();
     CHECK(!state->check(s));
     ors::RoundRef round;
@@ -210,6 +216,45 @@ void test_refusal() {
   for (const auto& state : cluster.states) {
     CHECK(state->counters().at("staging_bytes") == 0);
     CHECK(state->counters().at("unanswered") == 0);
+  }
+}
+
+// A submission that finds no memory has not happened, whichever allocation fails.
+void test_submission_without_memory(bool fresh) {
+  Cluster cluster;
+  std::vector<std::vector<float>> targets(kWorld, std::vector<float>(60001));
+  uint64_t rounds = 0;
+  for (long n = 0;; ++n) {
+    const std::string key = fresh ? "key" + std::to_string(n) : "key";
+    const std::vector<float> source(60001, 1);
+    ors::Submission s = submission(source, &targets[0]);
+    s.key = key;
+    ors::State* state = cluster.states[0].get();
+    const auto before = state->counters();
+    ors::RoundRef round;
+    bool refused = false;
+    fail_allocation(n);
+    try {
+      CHECK(!state->submit(s, cluster.now, &round));
+    } catch (const std::bad_alloc&) {
+      refused = true;
+    }
+    CHECK(allocation_failed() == refused);
+    if (!refused) return;
+    CHECK(round == nullptr);
+    for (const char* name : {"open_rounds", "live_rounds", "queued", "staging_bytes"}) {
+      CHECK(state->counters().at(name) == before.at(name));
+    }
+    const auto calls = call_all(&cluster, key, 60001);
+    cluster.settle();
+    for (const Call& call : calls) {
+      CHECK(call.operation->done() && !call.operation->failure());
+      CHECK(call.operation->round() == (fresh ? 0 : rounds));
+      for (const float value : call.target) CHECK(value == 6);
+    }
+    ++rounds;
+    cluster.pass(0.5);
+    CHECK(state->counters().at("live_rounds") == 0);
   }
 }
 
@@ -341,6 +386,8 @@ void test_hostile_lanes() {
 int main() {
   test_sums_and_stability();
   test_refusal();
+  test_submission_without_memory(true);
+  test_submission_without_memory(false);
   test_lost_lanes();
   test_target_is_let_go(true);
   test_target_is_let_go(false);
