@@ -164,9 +164,14 @@ std::optional<Failure> Receiver::end_payload(FrameSink* sink) {
                                              std::to_string(header_.chunk) + " of round " +
                                              std::to_string(header_.round) + ")");
   }
+  const uint8_t* place = target_.bytes;
+  size_t size = header_.length;
   if (target_.wide != nullptr) {
     widen(header_.dtype, scratch_.data(), target_.wide, header_.length / sizeof(uint16_t));
+    place = reinterpret_cast<const uint8_t*>(target_.wide);
+    size *= sizeof(float) / sizeof(uint16_t);
   }
+  if (target_.reread) header_.payload_crc = crc32c(place, size);
   return sink->result_ends(header_);
 }
 

@@ -24,6 +24,7 @@ namespace ors {
 struct Target {
   uint8_t* bytes = nullptr;  // as it is on the wire
   float* wide = nullptr;     // or widened to float32; neither: nobody wants it
+  bool reread = false;       // result_ends() gets the CRC of the bytes as they lie there
 };
 
 // Who is told of the frames. Every failure ends the connection.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "crc.h"
 #include "state.h"
 
 namespace ors {
@@ -102,16 +101,17 @@ std::optional<Comparison> Digests::next_due() {
 
 // --- the state's part ---
 
+// Whether its digest is of the results as they lie in the caller's memory: who reads the socket
+// takes those CRCs, without a lock.
+bool State::rereads(const Round& round) const {
+  return round.descriptor.collective == kAllReduce && round.comparison == nullptr &&
+         digests_.ends_window(round.number);
+}
+
 // A result is here. Ranks that scatter get different parts: there is nothing to compare.
 void State::digest_result(Round* round, const Header& h) {
-  const Descriptor& d = round->descriptor;
-  if (d.collective == kReduceScatter || round->comparison != nullptr) return;
-  uint32_t crc = h.length > 0 ? h.payload_crc : round->chunks[h.chunk].crc;
-  if (d.collective == kAllReduce && digests_.ends_window(round->number)) {
-    const Range range = round->plan.range(h.chunk);  // as it lies in the caller's memory
-    const uint64_t item = caller_item_bytes(d);
-    crc = crc32c(round->target + range.offset * item, range.elements * item);
-  }
+  if (round->descriptor.collective == kReduceScatter || round->comparison != nullptr) return;
+  const uint32_t crc = h.length > 0 ? h.payload_crc : round->chunks[h.chunk].crc;
   round->digest += digest_of(h.key, position(h.round, h.chunk), crc);
 }
 

@@ -21,6 +21,8 @@ constexpr size_t kReadTurn = 2 << 20;  // bytes of one connection before the oth
 constexpr size_t kWriteTurn = Sender::kMaxBytes;
 constexpr int kMaxEvents = 64;
 constexpr double kLongest = 60;  // seconds in epoll_wait
+// Who cannot have the sockets lets their holder work, and asks again: it may be gone to sleep.
+constexpr double kAskAgain = 0.001;
 
 }  // namespace
 
@@ -175,9 +177,14 @@ bool Engine::wait(const OperationRef& operation, double seconds) {
 
 // Does the I/O until the operation is finished, the deadline is over, or a signal came; true if it
 // leaves because the engine thread has to open or to close connections.
-bool Engine::drive(const Operation& operation, double deadline) {
+bool Engine::drive(Operation& operation, double deadline) {
   try {
-    std::unique_lock<std::mutex> io(io_mutex_);
+    std::unique_lock<std::mutex> io(io_mutex_, std::try_to_lock);
+    while (!io.owns_lock()) {
+      const double left = deadline - monotonic();
+      if (operation.wait(std::clamp(left, 0.0, kAskAgain)) || left <= 0) return false;
+      (void)io.try_lock();
+    }
     for (bool interrupted = false;;) {
       const double now = monotonic();
       read_rest(now);

@@ -1,7 +1,8 @@
 // The engine: the protocol state, one thread, and the sockets between them.
 //
 // Law of locking. `mutex_` guards State; it is held for bookkeeping only, never across a system
-// call, nor a copy, a cast or a CRC of payload bytes.
+// call, nor a copy, a cast or a CRC of a caller's payload. (The engine's own comparisons, 64 KiB at
+// most, are copied under it.)
 //  - Who holds `io_mutex_` alone touches sockets, Receivers and Senders, brings frames into the
 //    State, fails it, and finishes operations. It reads and writes payloads without `mutex_`: a
 //    target stays valid until its operation is finished, which only it does, and staging memory is
@@ -103,7 +104,7 @@ class Engine {
   void give_up();
   void run();
   void serve();
-  bool drive(const Operation& operation, double deadline);
+  bool drive(Operation& operation, double deadline);
   void let_go(std::unique_lock<std::mutex>* io);
   bool has_work() const;
   bool errands();

@@ -368,6 +368,7 @@ std::optional<Failure> State::result_begins(Lane* lane, const Header& h, Target*
   } else {
     target->bytes = place;
   }
+  target->reread = digests_.on() && rereads(*round);
   return std::nullopt;
 }
 

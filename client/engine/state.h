@@ -233,6 +233,7 @@ class State {
   std::optional<std::string> lost_reason(uint32_t rank, double now) const;
 
   // digest.cc
+  bool rereads(const Round& round) const;
   void digest_result(Round* round, const Header& header);
   void digest_round(const Round& round, bool well);
   void compare_digests(double now);

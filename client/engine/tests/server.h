@@ -55,7 +55,8 @@ class Server {
   }
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   uint32_t byes() const { return byes_; }
-  void cut() { cut_ = true; }  // drop all connections, after a heartbeat
+  void flood(bool on) { flood_ = on; }  // what takes long to read, to rank 0, for 10 s at most
+  void cut() { cut_ = true; }           // drop all connections, after a heartbeat
 
  private:
   struct Peer {
@@ -81,6 +82,7 @@ class Server {
         next_beat_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
         lane_.beat();
       }
+      if (flood_) flood();
       if (cut_.exchange(false)) {
         for (Peer& peer : peers_) cut(&peer);
       }
@@ -92,6 +94,28 @@ class Server {
     const int on = 1;
     CHECK(::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0);
     peers_.push_back({fd, {}, -1});
+  }
+
+  void flood() {
+    std::string payload;
+    const std::vector<ors::Value> list(ors::kMaxControlItems);
+    ors::msgpack_encode(ors::Value::of_map({{"late", ors::Value::of_list(list)}}), &payload);
+    ors::Header h;
+    h.kind = ors::kStats;
+    h.length = static_cast<uint32_t>(payload.size());
+    h.payload_crc = ors::crc32c(payload.data(), payload.size());
+    std::string stats(ors::kHeaderSize, '\0');
+    ors::pack_header(h, reinterpret_cast<uint8_t*>(stats.data()));
+    stats += payload;
+    std::string bytes;
+    while (bytes.size() < (1 << 20)) bytes += stats;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (flood_ && std::chrono::steady_clock::now() < end) {
+      for (const Peer& peer : peers_) {
+        if (peer.rank == 0) write_all(peer.fd, bytes);
+      }
+    }
+    flood_ = false;
   }
 
   // The last frame and the end in one segment.
@@ -140,6 +164,7 @@ class Server {
   std::vector<Peer> peers_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> cut_{false};
+  std::atomic<bool> flood_{false};
   std::atomic<uint32_t> byes_{0};
   std::thread thread_;
 };

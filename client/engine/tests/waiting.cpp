@@ -167,6 +167,31 @@ void test_large_beside_a_driver() {
   driver.join();
 }
 
+// Reducers that never stop sending keep the engine thread at its sockets: who waits for a small
+// round gives up all the same when its time is over.
+void test_flood() {
+  std::vector<std::unique_ptr<Server>> servers;
+  std::vector<std::string> addresses;
+  for (uint32_t slot = 0; slot < 8; ++slot) {
+    servers.push_back(std::make_unique<Server>(slot, 8u));
+    addresses.push_back(servers.back()->address());
+  }
+  const Engines engines = join(addresses);
+  const Round round(engines[0].get(), "key", kSmallCount);
+  for (const auto& server : servers) server->flood(true);
+  CHECK(!round.operation->wait(0.2));  // they are at it
+  double longest = 0;
+  for (int n = 0; n < 20; ++n) {
+    const auto start = Clock::now();
+    CHECK(!engines[0]->wait(round.operation, 0.05));
+    longest = std::max(longest, seconds_since(start));
+  }
+  for (const auto& server : servers) server->flood(false);
+  CHECK(longest < 2);
+  const Round peer(engines[1].get(), "key", kSmallCount);
+  CHECK(engines[0]->wait(round.operation, kLong) && !round.operation->failure());
+}
+
 std::atomic<int> signals{0};
 
 // A signal sends the driver home, so that its caller can run the program's handlers.
@@ -201,5 +226,6 @@ int main() {
   test_reconnect_under_a_driver();
   test_leave();
   test_large_beside_a_driver();
+  test_flood();
   test_signal();
 }
