@@ -104,6 +104,7 @@ Options options_of(const Settings& settings, const Digest& group, int rank, int 
   options.chunk_table = {{0, settings.chunk_bytes}};
   options.connect_timeout = settings.connect_timeout;
   options.silence = settings.silence;
+  options.worker_silence = settings.worker_silence;
   options.reducer_wait = settings.reducer_wait;
   options.congestion = settings.congestion;
   options.source = settings.source;

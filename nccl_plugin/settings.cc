@@ -99,6 +99,8 @@ const std::vector<Parameter>& parameters() {
        seconds(&S::connect_timeout), shown(&S::connect_timeout)},
       {"REDUCER_SILENCE", "seconds without a byte before a reducer is suspected",
        seconds(&S::silence), shown(&S::silence)},
+      {"REDUCER_WORKER_SILENCE", "seconds without a byte before a rank is lost; rank 0's counts",
+       seconds(&S::worker_silence), shown(&S::worker_silence)},
       {"REDUCER_WAIT", "seconds that requests wait for a reducer when there is no other",
        seconds(&S::reducer_wait), shown(&S::reducer_wait)},
       {"REDUCER_CHUNK_BYTES", "bytes that go to one reducer at a time, a multiple of 64",

@@ -19,6 +19,7 @@ struct Settings {
   bool local_sockets = true;
   double connect_timeout = 60;
   double silence = 1;
+  double worker_silence = 5;
   double reducer_wait = 30;
   uint32_t chunk_bytes = 64 << 10;
   uint64_t min_bytes = 1 << 20;

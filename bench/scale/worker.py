@@ -251,7 +251,7 @@ class EngineWorker:
         self.refused = ""
         self._state = _engine.State(
             reducers=reducers, job="bench", run_id="run" if rank == 0 else "", rank=rank,
-            world_size=world_size, chunk_table=list(table), silence=1e9,
+            world_size=world_size, chunk_table=list(table), silence=1e9, worker_silence=3_600.0,
         )  # fmt: skip
         self._places = places
         self._lane_at = {place: lane for lane, place in enumerate(places)}

@@ -340,7 +340,7 @@ void State::maybe_heartbeat(Lane* lane, double now) {
 void State::tick(double now) {
   if (failure_) return;
   begin(now);
-  if (ticked_at_ >= 0 && now - ticked_at_ > kLateTick) shift_clocks(now - ticked_at_);
+  if (ticked_at_ >= 0 && now - ticked_at_ > kLateTick) wake_up(now - ticked_at_, now);
   ticked_at_ = now;
   if (!joined_ && now - started_at_ >= options_.connect_timeout) return fail(not_joined());
   if (joined_ && !bye_queued_) {

@@ -1,5 +1,6 @@
 // Joining a run: PROTOCOL.md, section 4, and the control frames of a lane.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <set>
 
@@ -17,6 +18,8 @@ bool ends_the_run(const Failure& failure) {
   return failure.rank >= 0 || failure.code == ErrorCode::kPeerLost ||
          failure.code == ErrorCode::kMismatch || failure.code == ErrorCode::kIntegrity;
 }
+
+uint32_t in_ms(double value) { return static_cast<uint32_t>(std::lround(value * 1000)); }
 
 std::string seconds(double value) {
   char text[32];
@@ -37,6 +40,9 @@ std::optional<std::string> check_options(const Options& o) {
            std::to_string(o.world_size);
   }
   if (const char* wrong = check_chunk_table(o.chunk_table)) return wrong;
+  if (!(o.worker_silence >= 1 && o.worker_silence * 1000 <= kMaxSilenceMs)) {
+    return "worker_silence must be 1 to 3600 seconds, got " + seconds(o.worker_silence);
+  }
   if (o.incarnation.size() != 16) return "an incarnation has 16 bytes";
   return std::nullopt;
 }
@@ -96,6 +102,7 @@ void State::say_hello(Lane* lane) {
   if (options_.rank == 0) {
     hello.chunk_table = options_.chunk_table;
     hello.digest_every = options_.digest_every;
+    hello.worker_silence_ms = in_ms(options_.worker_silence);
   }
   hello.client = "open-reduction-server engine";
   hello.rejoin = joined_;
@@ -325,26 +332,17 @@ std::optional<Failure> State::on_welcome(Lane* lane, std::string_view payload, d
 
 std::optional<Failure> State::maybe_join(double now) {
   std::vector<uint32_t> lanes_by_slot(reducers_.size(), 0);
-  const Lane* least = nullptr;
   for (const Reducer& reducer : reducers_) {
     if (reducer.lanes.empty()) return std::nullopt;
     for (const auto& lane : reducer.lanes) {
       if (lane == nullptr || !lane->welcomed()) return std::nullopt;
-      const bool less =
-          least == nullptr || lane->welcome.digest_every < least->welcome.digest_every;
-      if (less) least = lane.get();
     }
     const Welcome& welcome = reducer.lanes[0]->welcome;
     if (reducer.lanes.size() != welcome.lanes) return std::nullopt;
     lanes_by_slot[welcome.slot] = welcome.lanes;
   }
+  if (auto failure = take_rules()) return failure;
   const Welcome& welcome = reducers_[0].lanes[0]->welcome;
-  if (options_.rank == 0 && least->welcome.digest_every != options_.digest_every) {
-    return lane_failure(ErrorCode::kVersion, *least,
-                        "does not pass digest_every on: it is of an older release; install the "
-                        "same one everywhere, or leave digest_every at 0");
-  }
-  digests_.compare_every(least->welcome.digest_every);
   run_id_ = welcome.run_id;
   chunk_table_ = welcome.chunk_table;
   epoch_ = welcome.epoch;
@@ -368,6 +366,31 @@ std::optional<Failure> State::maybe_join(double now) {
       return failure;
     }
     if (all_lanes_[i]->drains) suspect(all_lanes_[i], "it drains", now);
+  }
+  return std::nullopt;
+}
+
+// What rank 0 has said for all ranks, as the lanes pass it on.
+std::optional<Failure> State::take_rules() {
+  const auto less = [](const Lane* a, const Lane* b) {
+    return a->welcome.digest_every < b->welcome.digest_every;
+  };
+  const Lane* least = *std::min_element(all_lanes_.begin(), all_lanes_.end(), less);
+  digests_.compare_every(least->welcome.digest_every);
+  worker_silence_ = all_lanes_[0]->welcome.worker_silence_ms / 1000.0;
+  if (options_.rank != 0) return std::nullopt;
+  const auto older = [this](const Lane& lane, const std::string& setting) {
+    return lane_failure(ErrorCode::kVersion, lane,
+                        "does not pass " + setting +
+                            " on: it is of an older release; install the same one everywhere, or "
+                            "leave " +
+                            setting + " at its default");
+  };
+  if (least->welcome.digest_every != options_.digest_every) return older(*least, "digest_every");
+  for (const Lane* lane : all_lanes_) {
+    if (lane->welcome.worker_silence_ms != in_ms(options_.worker_silence)) {
+      return older(*lane, "worker_silence");
+    }
   }
   return std::nullopt;
 }

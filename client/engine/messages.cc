@@ -181,7 +181,8 @@ std::string encode_hello(const Hello& hello) {
                  {"minor", Value::of(kProtocolMinor)},
                  {"client", Value::str(hello.client)},
                  {"rejoin", Value::of_bool(hello.rejoin)},
-                 {"digest_every", Value::of(hello.digest_every)}});
+                 {"digest_every", Value::of(hello.digest_every)},
+                 {"worker_silence_ms", Value::of(hello.worker_silence_ms)}});
 }
 
 std::string encode_key(std::string_view name) { return packed({{"name", Value::str(name)}}); }
@@ -227,24 +228,27 @@ const char* decode_pending(std::string_view payload, Pending* out) {
 }
 
 const char* decode_welcome(std::string_view payload, Welcome* out) {
-  return Fields(payload)
-      .text("run_id", &out->run_id, kMaxRunIdBytes)
-      .number("slot", &out->slot, 0, kMaxReducers - 1)
-      .number("reducers", &out->reducers, 1, kMaxReducers)
-      .number("lanes", &out->lanes, 1, kMaxLanes)
-      .number("lane", &out->lane, 0, kMaxLanes - 1)
-      .incarnation(&out->incarnation)
-      .number("world_size", &out->world_size, 1, kMaxWorldSize)
-      .number("epoch", &out->epoch, 0, kAny32)
-      .chunk_table(&out->chunk_table)
-      .number("credit", &out->credit, kMinChunkCost, kAny64)
-      .number("grant", &out->grant, kMinChunkCost, kAny64)
-      .number("heartbeat_ms", &out->heartbeat_ms, 1, 3'600'000)
-      .number("instance", &out->instance, 0, kAny64)
-      .number("digest_every", &out->digest_every, 0, kAny32)
-      .number("minor", &out->minor, 0, 255)
-      .route(&out->route)
-      .wrong();
+  const char* wrong = Fields(payload)
+                          .text("run_id", &out->run_id, kMaxRunIdBytes)
+                          .number("slot", &out->slot, 0, kMaxReducers - 1)
+                          .number("reducers", &out->reducers, 1, kMaxReducers)
+                          .number("lanes", &out->lanes, 1, kMaxLanes)
+                          .number("lane", &out->lane, 0, kMaxLanes - 1)
+                          .incarnation(&out->incarnation)
+                          .number("world_size", &out->world_size, 1, kMaxWorldSize)
+                          .number("epoch", &out->epoch, 0, kAny32)
+                          .chunk_table(&out->chunk_table)
+                          .number("credit", &out->credit, kMinChunkCost, kAny64)
+                          .number("grant", &out->grant, kMinChunkCost, kAny64)
+                          .number("heartbeat_ms", &out->heartbeat_ms, 1, 3'600'000)
+                          .number("instance", &out->instance, 0, kAny64)
+                          .number("digest_every", &out->digest_every, 0, kAny32)
+                          .number("worker_silence_ms", &out->worker_silence_ms, 0, kMaxSilenceMs)
+                          .number("minor", &out->minor, 0, 255)
+                          .route(&out->route)
+                          .wrong();
+  if (out->worker_silence_ms == 0) out->worker_silence_ms = kWorkerSilenceMs;
+  return wrong;
 }
 
 const char* decode_error(std::string_view payload, Failure* out) {

@@ -28,7 +28,8 @@ struct Hello {
   ChunkTable chunk_table;
   std::string client;
   bool rejoin = false;
-  uint32_t digest_every = 0;  // rank 0's
+  uint32_t digest_every = 0;       // rank 0's
+  uint32_t worker_silence_ms = 0;  // rank 0's
 };
 
 struct Pending {
@@ -54,6 +55,7 @@ struct Welcome {
   uint32_t heartbeat_ms = 0;
   uint64_t instance = 0;
   uint32_t digest_every = 0;
+  uint32_t worker_silence_ms = 0;
   uint32_t minor = 0;
   Route route;  // without slots: the first one
 };

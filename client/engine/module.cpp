@@ -250,7 +250,7 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
                      const std::vector<std::pair<uint64_t, uint64_t>>& table,
                      double connect_timeout, double silence, double reducer_wait,
                      const std::string& congestion, const std::string& source, bool local_sockets,
-                     uint32_t digest_every) {
+                     uint32_t digest_every, double worker_silence) {
   Options options;
   options.addresses = std::move(addresses);
   options.job = job;
@@ -265,6 +265,7 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
   options.source = source;
   options.local_sockets = local_sockets;
   options.digest_every = digest_every;
+  options.worker_silence = worker_silence;
   options.incarnation = random_bytes(16);
   if (auto wrong = check_options(options)) throw nb::value_error(wrong->c_str());
   for (const std::string& address : options.addresses) {
@@ -415,11 +416,12 @@ NB_MODULE(_engine, m) {
              double silence, double reducer_wait, const std::string& congestion,
              const std::string& source, bool local_sockets, nb::bytes key,
              const std::optional<PyTlsFiles>& tls, uint32_t digest_every,
-             const std::string& timeline) {
+             const std::string& timeline, double worker_silence) {
             Secret secret = secret_of(key);
-            Options options = make_options(std::move(addresses), job, run_id, rank, world_size,
-                                           table, connect_timeout, silence, reducer_wait,
-                                           congestion, source, local_sockets, digest_every);
+            Options options =
+                make_options(std::move(addresses), job, run_id, rank, world_size, table,
+                             connect_timeout, silence, reducer_wait, congestion, source,
+                             local_sockets, digest_every, worker_silence);
             auto context = tls ? tls_context(*tls) : nullptr;
             auto file = open_timeline(timeline, options);
             new (self) PyEngine(std::move(options), std::move(secret), std::move(context),
@@ -430,7 +432,7 @@ NB_MODULE(_engine, m) {
           nb::arg("silence"), nb::arg("reducer_wait"), nb::arg("congestion") = "",
           nb::arg("source") = "", nb::arg("local_sockets") = true,
           nb::arg("key") = nb::bytes("", 0), nb::arg("tls").none() = nb::none(),
-          nb::arg("digest_every") = 0, nb::arg("timeline") = "")
+          nb::arg("digest_every") = 0, nb::arg("timeline") = "", nb::arg("worker_silence") = 5.0)
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),

@@ -96,6 +96,7 @@ void State::reset_share(Share* share) {
 void State::welcomed_again(Lane* lane, double now) {
   ++reconnects_;
   lane->attempts = 0;
+  stood_still_ = 0;  // the run has not ended without this worker
   lane->lost_at = -1;
   lane->last_heard = now;
   lane->silent = false;
@@ -156,7 +157,15 @@ void State::tell_failure() {
   }
 }
 
-// This process stood still for so long: nobody is to blame for what was not heard meanwhile.
+// This process stood still for so long, in which it sent nothing either.
+void State::wake_up(double seconds, double now) {
+  shift_clocks(seconds);
+  if (seconds + 2 * heartbeat_ < worker_silence_) return;
+  stood_still_ = seconds;
+  woke_at_ = now;
+}
+
+// Nobody is to blame for what was not heard meanwhile.
 void State::shift_clocks(double seconds) {
   const auto shift = [seconds](double* at) {
     if (*at >= 0) *at += seconds;

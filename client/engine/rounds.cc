@@ -13,8 +13,9 @@ namespace {
 
 constexpr double kKeyIdleSeconds = 1.0;  // then its records go; the lanes keep theirs longer
 
-// What is stable to this rank may not be to another that has lost a lane, until a route moves it.
-constexpr double kKeyRecentSeconds = 30.0;
+// What is stable to this rank may not be to another that has lost a lane, or stands still, until a
+// route moves it: so long beside the time for which a rank may be silent.
+constexpr double kKeyRecentSeconds = 25.0;
 
 bool moves_only(uint8_t collective) { return collective == kBroadcast || collective == kAllGather; }
 
@@ -539,7 +540,8 @@ void State::retire(Round* round) {
 }
 
 void State::forget_idle_keys(double now) {
-  while (!recent_.empty() && now - recent_.front().first > kKeyRecentSeconds) recent_.pop_front();
+  const double recent = kKeyRecentSeconds + worker_silence_;
+  while (!recent_.empty() && now - recent_.front().first > recent) recent_.pop_front();
   for (size_t left = idle_keys_.size(); left > 0; --left) {
     const auto [since, id] = idle_keys_.front();
     if (now - since < kKeyIdleSeconds) return;

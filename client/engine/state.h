@@ -37,6 +37,7 @@ struct Options {
   ChunkTable chunk_table;
   double connect_timeout = 60;
   double silence = 1;         // seconds without a byte before a welcomed lane is suspected
+  double worker_silence = 5;  // rank 0's: seconds without a byte before lanes call a worker lost
   double reducer_wait = 30;   // seconds that open rounds wait for a reducer
   uint32_t digest_every = 0;  // rank 0's: rounds of a key between comparisons; 0: none
   double leave_wait = 10;     // seconds that rank 0 waits for the others to leave first
@@ -171,6 +172,7 @@ class State {
   std::optional<Failure> check_welcome(const Lane& lane, const Welcome& welcome) const;
   std::optional<Failure> learn_lanes(Lane* lane, uint32_t lanes, const std::string& incarnation);
   std::optional<Failure> maybe_join(double now);
+  std::optional<Failure> take_rules();
   Failure not_joined() const;
   std::optional<Failure> on_error(Lane* lane, std::string_view payload, double now);
   std::optional<Failure> on_stats(Lane* lane, std::string_view payload);
@@ -188,7 +190,10 @@ class State {
   void bind(Lane* lane);
   void tell_again(Lane* lane, double now);
   void tell_failure();
+  void wake_up(double seconds, double now);
   void shift_clocks(double seconds);
+  bool was_given_up() const;
+  Failure stood_still() const;
 
   // streams.cc: routes, and the streams that they move
   std::optional<Failure> on_route(Lane* lane, std::string_view payload, double now);
@@ -300,6 +305,9 @@ class State {
   std::vector<uint32_t> by_slot_;  // our own number of the reducer
   std::vector<Lane*> to_drop_;
   double ticked_at_ = -1;
+  double worker_silence_ = 5;  // until the welcome says
+  double stood_still_ = 0;     // seconds, if so long that lanes may have called this worker lost;
+  double woke_at_ = -1;        // until when it did
 
   std::unordered_map<uint64_t, std::unique_ptr<KeyRecord>> keys_;
   std::deque<std::pair<double, uint64_t>> idle_keys_;

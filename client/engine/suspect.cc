@@ -15,6 +15,7 @@ constexpr double kMostPatience = 30.0;
 constexpr double kSteady = 60.0;        // a slot that was in for so long starts over
 constexpr double kUnreachedLane = 5.0;  // then its word on other ranks is not waited for
 constexpr double kHelloPatience = 5.0;  // for an answer to a HELLO after the join
+constexpr double kComeBack = 3.0;       // for ranks that stood still together to meet again
 
 std::string seconds(double value) {
   char text[32];
@@ -206,7 +207,32 @@ bool State::needed(const Reducer& reducer) const {
   return false;
 }
 
+// Every lane answers, and has the run no more: it has ended since this worker was stopped.
+bool State::was_given_up() const {
+  if (stood_still_ <= 0) return false;
+  return std::all_of(reducers_.begin(), reducers_.end(), [this](const Reducer& reducer) {
+    const auto waits = [](const auto& lane) { return lane->phase == Lane::Phase::kPending; };
+    return !live(reducer) || std::all_of(reducer.lanes.begin(), reducer.lanes.end(), waits);
+  });
+}
+
+Failure State::stood_still() const {
+  Failure failure;
+  failure.code = ErrorCode::kPeerLost;
+  failure.rank = options_.rank;
+  failure.reason = "lost";
+  failure.message = "rank " + std::to_string(options_.rank) + " of job '" + options_.job +
+                    "', this process itself, stood still for " + seconds(stood_still_) +
+                    " (it was stopped or starved): the reducers call a worker lost after " +
+                    seconds(worker_silence_) +
+                    " without a byte, and the run has ended without it; where such pauses are "
+                    "ordinary, raise worker_silence (REDUCER_WORKER_SILENCE) on rank 0";
+  return failure;
+}
+
 void State::watch_reducers(double now) {
+  const bool given_up = was_given_up();
+  if (given_up && now - woke_at_ >= kComeBack) return fail(stood_still());
   for (Reducer& reducer : reducers_) {
     const bool lost = !reached(reducer);
     if (!lost) reducer.lost_at = -1;
@@ -215,7 +241,7 @@ void State::watch_reducers(double now) {
     if (!blocked) reducer.blocked_at = -1;
     if (blocked && reducer.blocked_at < 0) reducer.blocked_at = now;
     if (blocked && now - reducer.blocked_at >= options_.reducer_wait) {
-      return fail(no_reducer(now));
+      return fail(given_up ? stood_still() : no_reducer(now));
     }
     const bool again = now - reducer.told_at >= heartbeat_;
     if (suspicious(reducer) != nullptr && again) tell_suspicion(&reducer, now);

@@ -37,6 +37,8 @@ constexpr uint64_t kMaxLanes = 1'024;
 constexpr size_t kMaxAbsent = 64;
 constexpr size_t kMaxTextBytes = 16'384;
 constexpr uint64_t kMinChunkCost = 4'096;
+constexpr uint32_t kWorkerSilenceMs = 5'000;  // where WELCOME does not say
+constexpr uint32_t kMaxSilenceMs = 3'600'000;
 constexpr int kPositionBits = 24;
 
 enum Kind : uint8_t {

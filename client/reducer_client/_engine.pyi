@@ -57,6 +57,7 @@ class Engine:
         tls: tuple[str, str, str] | None = None,
         digest_every: int = 0,
         timeline: str = "",
+        worker_silence: float = 5.0,
     ) -> None:
         """Opens no connection. Raises ValueError for options outside PROTOCOL.md.
 
@@ -136,6 +137,7 @@ class State:
         leave_wait: float = 10.0,
         incarnation: bytes | None = None,
         digest_every: int = 0,
+        worker_silence: float = 5.0,
     ) -> None: ...
     def wanted(self) -> list[tuple[int, int]]:
         """(reducer, lane) of connections to open now; each is named once."""

@@ -31,6 +31,8 @@ _SECONDS = {
     "connect_timeout": ("REDUCER_CONNECT_TIMEOUT", 60.0),
     # A reducer that is alive sends something every heartbeat (0.25 s).
     "silence": ("REDUCER_SILENCE", 1.0),
+    # A worker that is alive does, too; a false alarm costs the job, so lanes wait for longer.
+    "worker_silence": ("REDUCER_WORKER_SILENCE", 5.0),
     # A pod that is rescheduled, or a daemon that is restarted, is back in less.
     "reducer_wait": ("REDUCER_WAIT", 30.0),
 }
@@ -68,6 +70,7 @@ class Settings:
     connect_timeout: float
     step_timeout: float | None
     silence: float
+    worker_silence: float
     reducer_wait: float
     on_overflow: OnOverflow
     on_nonfinite: OnNonfinite
@@ -89,6 +92,7 @@ def resolve(
     connect_timeout: float | None = None,
     step_timeout: float | None = None,
     silence: float | None = None,
+    worker_silence: float | None = None,
     reducer_wait: float | None = None,
     on_overflow: OnOverflow = "flag",
     on_nonfinite: OnNonfinite = "propagate",
@@ -118,6 +122,7 @@ def resolve(
         connect_timeout=resolve_seconds("connect_timeout", connect_timeout, env),
         step_timeout=None if step_timeout is None else _positive("step_timeout", step_timeout),
         silence=resolve_seconds("silence", silence, env),
+        worker_silence=resolve_seconds("worker_silence", worker_silence, env),
         reducer_wait=resolve_seconds("reducer_wait", reducer_wait, env),
         on_overflow=on_overflow,
         on_nonfinite=on_nonfinite,
@@ -133,8 +138,8 @@ def resolve(
 def resolve_seconds(
     name: str, given: float | None = None, environ: Mapping[str, str] | None = None
 ) -> float:
-    """``connect_timeout``, ``silence`` or ``reducer_wait``: given, or of its variable, or the
-    default; ValueError names what is no good.
+    """A setting of `_SECONDS`: given, or of its variable, or the default; ValueError names what is
+    no good.
     """
     variable, default = _SECONDS[name]
     if given is not None:

@@ -20,6 +20,7 @@ def connect(
     connect_timeout: float | None = None,
     step_timeout: float | None = None,
     silence: float | None = None,
+    worker_silence: float | None = None,
     reducer_wait: float | None = None,
     on_overflow: config.OnOverflow = "flag",
     on_nonfinite: config.OnNonfinite = "propagate",
@@ -54,6 +55,9 @@ def connect(
             a bucket of DDP has, else the timeout of the module's process group.
         silence: seconds without a byte after which a reducer is suspected; if there is another
             one, its part of the work goes there. By default ``REDUCER_SILENCE``, else 1.
+        worker_silence: seconds, 1 to 3600, without a byte after which the reducers call a worker
+            lost, and the job ends: more than this process may be stopped, or its machine suspended.
+            By default ``REDUCER_WORKER_SILENCE``, else 5. Rank 0's is used by all.
         reducer_wait: seconds that open rounds wait for a reducer when there is no other; by default
             ``REDUCER_WAIT``, else 30.
         on_overflow: ``"error"`` makes ``wait`` raise NumericError where an integer result wrapped;
@@ -104,6 +108,7 @@ def connect(
         connect_timeout=connect_timeout,
         step_timeout=step_timeout,
         silence=silence,
+        worker_silence=worker_silence,
         reducer_wait=reducer_wait,
         on_overflow=on_overflow,
         on_nonfinite=on_nonfinite,
@@ -139,6 +144,7 @@ def connect(
             source=settings.source,
             local_sockets=settings.transport == "auto",
             digest_every=settings.digest_every,
+            worker_silence=settings.worker_silence,
             timeline=settings.timeline,
             key=proof,
             tls=tls,

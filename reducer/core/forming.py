@@ -34,6 +34,7 @@ class Forming:
         self.slot = -1
         self.table: messages.ChunkTable = ()
         self.digest_every = 0
+        self.worker_silence_ms = 0
         self.sessions: dict[int, int] = {}
         self.incarnations: dict[int, bytes] = {}
         self.changed = False
@@ -73,6 +74,7 @@ class Forming:
         self.slot = hello.slot
         self.table = hello.chunk_table
         self.digest_every = hello.digest_every
+        self.worker_silence_ms = hello.worker_silence_ms
 
     def _agree(self, who: str, what: str, got: int, expected: int) -> None:
         if got != expected:

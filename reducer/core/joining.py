@@ -144,7 +144,8 @@ class Joining:
             forming.world_size, forming.table, window, settings.job_keys, settings.crc32c,
             settings.acc_itemsize, settings.traced,
         )  # fmt: skip
-        run = Run(job, forming.incarnations, forming.digest_every, now)
+        silence = forming.worker_silence_ms / 1000 or settings.silence
+        run = Run(job, forming.incarnations, forming.digest_every, silence, now)
         self._roster.begin(run)
         for rank, session in forming.sessions.items():
             run.seat(self._roster.sessions[session], rank)
@@ -164,6 +165,7 @@ class Joining:
             live=route.live if moved else (),
             lanes_by_slot=route.lanes if moved else (),
             digest_every=run.digest_every,
+            worker_silence_ms=round(min(run.silence, 3_600) * 1000),
         )  # fmt: skip
         return self._roster.send(job.number, welcome, sessions)
 

@@ -35,9 +35,9 @@ from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import Header
 
-# A rank may miss what became stable until its connection is known to be dead (`silence`); and it
-# announces an idle key again after 1 s. The lane keeps the key longer than both.
-KEY_IDLE_SECONDS: Final = 12.0
+# A rank may miss what became stable until its connection is known to be dead (Run.silence); and it
+# announces an idle key again after 1 s. The lane keeps the key for so much longer than that time.
+KEY_IDLE_SECONDS: Final = 7.0
 # What one rank says of another holds for all: they raise the same.
 _VERDICTS: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
 # So long after the one before, a tick is late: this process stood still. The engine has the same.
@@ -405,7 +405,7 @@ class Lane:
     def _forget_idle(self, run: Run, now: float) -> None:
         if run.complete:  # else who is back must be told
             for stream in run.job.streams:
-                stream.keys.forget_idle(now - KEY_IDLE_SECONDS)
+                stream.keys.forget_idle(now - run.silence - KEY_IDLE_SECONDS)
 
     def _check_run(self, run: Run, now: float) -> list[Output]:
         job = run.job
@@ -431,11 +431,11 @@ class Lane:
             if peer.state == SessionState.NEW and now - peer.opened_at > settings.hello_deadline:
                 text = f"no HELLO within {settings.hello_deadline:g} s"
                 out += self._roster.refuse(peer, ProtocolError(text), now)
-            elif peer.state == SessionState.READY and silent > settings.silence:
+            elif peer.state == SessionState.READY and silent > peer.silence:
                 # No ERROR: it may only be this lane that does not hear it.
                 text = f"nothing was heard of it for {silent:.1f} s"
                 out += self._roster.close(peer, text, now - settings.lost_grace)
-            elif peer.state == SessionState.LEFT and silent > settings.silence:
+            elif peer.state == SessionState.LEFT and silent > peer.silence:
                 out += self._roster.close(peer, "has left and does not close", now)
         return out
 

@@ -17,6 +17,7 @@ class Run:
 
     __slots__ = (
         "_lost", "_told", "began_at", "digest_every", "incarnations", "job", "left", "next_stall",
+        "silence",
     )  # fmt: skip
 
     def __init__(
@@ -24,11 +25,13 @@ class Run:
         job: Job,
         incarnations: dict[int, bytes],
         digest_every: int,
+        silence: float,
         now: float,
     ) -> None:
         self.job = job
         self.incarnations = incarnations
         self.digest_every = digest_every  # for the ranks to agree on; nothing here reads it
+        self.silence = silence  # seconds without a byte before a rank counts as lost
         self.left: set[int] = set()
         self.began_at = now
         self.next_stall = now
@@ -38,6 +41,7 @@ class Run:
     def seat(self, peer: Session, rank: int) -> None:
         """The rank is here, on this session."""
         peer.state, peer.rank, peer.job, peer.forming = SessionState.READY, rank, self.job, None
+        peer.silence = self.silence
         self.job.seats.sessions[rank] = peer.id
         self._lost.pop(rank, None)
 

@@ -20,10 +20,14 @@ class SessionState(IntEnum):
 
 
 class Session:
-    """`named` is the job for which it is counted, from its HELLO on."""
+    """`named` is the job for which it is counted, from its HELLO on.
+
+    `silence` is how long it may send nothing once it is in a run, in seconds.
+    """
 
     __slots__ = (
-        "forming", "heard_at", "id", "job", "named", "opened_at", "permit", "rank", "state",
+        "forming", "heard_at", "id", "job", "named", "opened_at", "permit", "rank", "silence",
+        "state",
     )  # fmt: skip
 
     def __init__(self, id_: int, now: float, permit: Permit | None = None) -> None:
@@ -35,6 +39,7 @@ class Session:
         self.forming: Forming | None = None
         self.job: Job | None = None
         self.rank = -1
+        self.silence = 0.0
         self.named = ""
 
     @property

@@ -22,7 +22,7 @@ class LaneSettings:
     heartbeat: float = 0.25
     stall_after: float = 10.0
     hello_deadline: float = 2.0
-    silence: float = 5.0
+    silence: float = 5.0  # of a worker whose job does not say
     lost_grace: float = 0.5
     deserted_after: float = 5.0
     job_budget: int = 0  # of one job; 0: as much as there is

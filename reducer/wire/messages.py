@@ -149,6 +149,7 @@ def _late(name: str, value: Any) -> tuple[tuple[int, int], ...]:
 
 _COUNT: Final = _integer(0, _INT64 - 1)
 _RANK: Final = _integer(0, MAX_WORLD_SIZE - 1)
+_MILLISECONDS: Final = _integer(0, 3_600_000)
 _RANK_OR_NONE: Final = _integer(-1, MAX_WORLD_SIZE - 1)
 _ROUTE: Final = _integer(0, (1 << 32) - 1)
 _SINCE: Final = _integers(_ROUTE)
@@ -190,6 +191,7 @@ class Hello:
     client: str = _wire(_text(128), default="")
     rejoin: bool = _wire(_boolean, default=False)
     digest_every: int = _wire(_integer(0, (1 << 32) - 1), default=0)
+    worker_silence_ms: int = _wire(_MILLISECONDS, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,7 @@ class Welcome:
     live: tuple[int, ...] = _wire(_LIVE, default=())
     lanes_by_slot: tuple[int, ...] = _wire(_LANES_BY_SLOT, default=())
     digest_every: int = _wire(_integer(0, (1 << 32) - 1), default=0)
+    worker_silence_ms: int = _wire(_MILLISECONDS, default=0)
 
     def __post_init__(self) -> None:
         if not (self.since or self.live or self.lanes_by_slot):

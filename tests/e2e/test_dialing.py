@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -126,7 +126,8 @@ def _client_with_hosts(hosts: Path, address: str) -> Iterator[subprocess.Popen[s
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
     process = subprocess.Popen(
         [*command, sys.executable, "-c", _NAMED, address],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=environment({"REDUCER_CONNECT_TIMEOUT": "20"}),
     )  # fmt: skip
     with process:
         try:
@@ -164,3 +165,30 @@ def test_a_name_is_resolved_anew_at_each_reconnect(tmp_path: Path) -> None:
                 assert new.stats()["accepted"] >= 1
                 client.stdin.close()
                 assert client.wait(30) == 0
+
+
+@contextmanager
+def _black_hole(port: int) -> Iterator[None]:
+    """A listener that answers nothing: its queue is full, so the kernel drops every SYN."""
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", port))
+        listener.listen(0)
+        for _ in range(4):
+            filler = sockets.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        yield
+
+
+@pytest.mark.skipif(not _may_mount(), reason="needs a mount namespace of its own (root)")
+def test_an_address_that_answers_nothing_makes_room_for_the_next(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"127.0.0.1 {NAME}\n127.0.0.2 {NAME}\n")
+    with (
+        Daemon("--host", "127.0.0.2") as daemon,
+        _black_hole(daemon.port),
+        _client_with_hosts(hosts, f"{NAME}:{daemon.port}") as client,
+    ):
+        answer, _ = client.communicate("1.0\n", timeout=40)
+    assert answer == "1.0\n"

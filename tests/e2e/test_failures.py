@@ -25,6 +25,7 @@ from reducer_client import (
     RoundTimeoutError,
 )
 from tests.support.cluster import Daemon
+from tests.support.groups import Groups
 from tests.support.keys import SAME_ID
 from tests.support.ranks import Outcome, Tell, join, run_ranks, start_ranks
 from tests.support.wait import LOST_SECONDS, wait_until
@@ -143,6 +144,15 @@ def test_waiting_for_peers_is_no_silence(addresses: list[str], job: str) -> None
     assert [o.error for o in outcomes] == [None, None], outcomes
 
 
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_reducer_under_two_names_is_named(addresses: list[str], job: str, transport: str) -> None:
+    twice = [addresses[0], addresses[0].replace("127.0.0.1", "localhost")]
+    for attempt in range(5):
+        with pytest.raises(JoinError) as caught:
+            join(0, 2, twice, f"{job}-{attempt}", transport=transport)
+        assert f"addresses {twice[0]} and {twice[1]} are the same reducer" in str(caught.value)
+
+
 def test_no_reducer_at_the_address_is_an_error_that_names_it(job: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -161,6 +171,47 @@ def _wait_for_rank_1(rank: int, world: int, addresses: list[str], job: str, tell
             tell.hear()
             return
         group.all_reduce(np.ones(1 << 20), key="grad").wait(60)
+
+
+def _sum_after_a_word(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> None:
+    with join(rank, world, addresses, job, worker_silence=1 if rank == 0 else 60) as group:
+        group.barrier()
+        tell("joined")
+        tell.hear()
+        group.all_reduce(np.ones(1 << 20), key="grad").wait(60)
+
+
+def test_a_worker_that_was_stopped_for_too_long_says_so(addresses: list[str], job: str) -> None:
+    """Rank 0's `worker_silence` holds, and nobody else is blamed."""
+    with start_ranks(2, _sum_after_a_word, addresses, job, talk=True) as ranks:
+        for rank in range(2):
+            assert ranks.receive(rank) == "joined"
+        ranks.kill(1, signal.SIGSTOP)
+        ranks.send(0)
+        other = ranks.collect_one(0)
+        ranks.kill(1, signal.SIGCONT)
+        ranks.send(1)
+        stopped = ranks.collect_one(1)
+    (error,) = _errors([other], PeerLostError)
+    assert (error.rank, error.reason) == (1, "lost")
+    assert re.search(
+        r"rank 1 of job .* is lost: nothing was heard of it for [1-4]\.\d s", str(error)
+    )
+    (error,) = _errors([stopped], PeerLostError)
+    assert error.rank == 1
+    assert re.search(r"this process itself, stood still for \d+\.\d s", str(error))
+    assert "lost after 1.0 s without a byte" in str(error)
+
+
+def test_sys_exit_in_a_block_leaves_as_its_end_does(addresses: list[str], job: str) -> None:
+    """Any other exception aborts: what this rank still owed will not come."""
+    for error, reason in ((SystemExit, "left"), (KeyError, "lost")):
+        with Groups(2, addresses, f"{job}-{reason}") as groups:
+            with pytest.raises(error), groups.ranks[1]:
+                raise error
+            with pytest.raises(PeerLostError) as caught:
+                groups.ranks[0].all_reduce(np.ones(3)).wait(30)
+        assert (caught.value.rank, caught.value.reason) == (1, reason)
 
 
 def test_a_killed_worker_is_named_to_every_survivor(addresses: list[str], job: str) -> None:

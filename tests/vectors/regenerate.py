@@ -8,6 +8,7 @@ is in its folder stays as it is: both languages go on reading it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ def frames() -> dict[str, bytes]:
         collective=Collective.BROADCAST, rank=1, root=2, key=key_id("w"), count=10,
     )  # fmt: skip
     bits = contribution.replace(dtype=DType.INT64, op=ReduceOp.BXOR, route=0)
+    patient = m.Hello("j", 0, 1, INCARNATION, 0, 1, "run-1", TABLE, worker_silence_ms=60_000)
     hello = m.Hello("job-ü", 3, 4, INCARNATION, 1, 2, "run-1", TABLE, 0, "test")
     welcome = m.Welcome("run-1", 1, 2, 4, 3, INCARNATION, 4, 0, 0, TABLE, 4 << 20, (2 << 20), 250)
     waiting = {"key": "a", "round": 3, "age_ms": 10_250, "absent": [1, 2], "absent_count": 2}
@@ -81,9 +83,11 @@ def frames() -> dict[str, bytes]:
         "hello_least": control(m.Hello("j", 0, 1, INCARNATION, 0, 1)),
         "hello_rejoin": control(m.Hello("j", 1, 2, INCARNATION, 0, 1, "run-1", rejoin=True)),
         "hello_group": control(m.Hello("j", 1, 2, INCARNATION, 0, 1, "run-1#rows/0")),
+        "hello_patient": control(patient),
         "pending": control(m.Pending(4, 0, INCARNATION, (1, 3), 2)),
         "welcome": control(welcome),
         "welcome_moved": control(moved),
+        "welcome_patient": control(replace(welcome, worker_silence_ms=60_000)),
         "error": control(m.Error(6, "rank 2 left", 2, "left", "layer1.weight", 7)),
         "goaway": control(m.Goaway("SIGTERM", 0)),
         "bye": frame(Header(kind=MessageKind.BYE)),

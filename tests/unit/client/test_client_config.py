@@ -37,6 +37,7 @@ def test_the_environment_is_enough() -> None:
     [
         ("connect_timeout", "REDUCER_CONNECT_TIMEOUT", 60),
         ("silence", "REDUCER_SILENCE", 1),
+        ("worker_silence", "REDUCER_WORKER_SILENCE", 5),
         ("reducer_wait", "REDUCER_WAIT", 30),
     ],
 )

@@ -172,7 +172,7 @@ OTHERS = [
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("odd_rank", [0, 2])
 def test_a_mismatch_is_one_text_for_all_and_the_key_goes_on(other: Spec, odd_rank: int) -> None:
-    lane = SimLane(silence=100.0)
+    lane = SimLane()
     workers = join_all(lane, 3)
     for rank in (1, 0, 2):
         spec = other if rank == odd_rank else BASE
@@ -199,8 +199,10 @@ def test_a_mismatch_is_one_text_for_all_and_the_key_goes_on(other: Spec, odd_ran
     assert all(len(worker.results()) == 1 for worker in workers)
     for worker in workers:
         worker.report("x", position(2, 0))
-    lane.tick(12.5)
-    lane.tick(1.0)
+    for _ in range(5):
+        lane.tick(2.7)
+        for worker in workers:
+            worker.report("none", 0)  # all are there
     assert lane.core.snapshot()["jobs"]["job"]["keys"] == 0
 
 
@@ -569,6 +571,25 @@ def test_a_silent_rank_is_lost() -> None:
     assert absent.absent == ((1, "nothing was heard of it for 5.1 s"),)
     assert workers[1].session.closed
     assert not workers[1].read(MessageKind.ERROR)  # it may be only this lane that is deaf
+
+
+def test_a_job_says_how_long_a_rank_may_be_silent() -> None:
+    lane = SimLane()
+    patient = join_all(lane, 2, worker_silence_ms=20_000)
+    (welcome,) = patient[1].read(MessageKind.WELCOME)
+    assert messages.decode(messages.Welcome, welcome.payload).worker_silence_ms == 20_000
+    for _ in range(195):
+        lane.tick(0.1)
+        patient[0].report("none", 0)
+    assert not absences(patient[0])
+    assert not patient[1].session.closed
+    for _ in range(15):
+        lane.tick(0.1)
+        patient[0].report("none", 0)
+    (absent,) = absences(patient[0])
+    ((rank, reason),) = absent.absent
+    assert rank == 1
+    assert reason.startswith("nothing was heard of it for 20.")
 
 
 def test_a_lane_that_stood_still_blames_nobody() -> None:

@@ -31,7 +31,7 @@ from tests.support.one_worker import (
 def _job(world_size: int) -> Job:
     route, window = Route.first((1,)), Window(ROOMY, ROOMY, CHUNK)
     return Job(
-        "job", "run", 0, 0, route, world_size, TABLE, window, 100, crc32c, lambda *_: 4, False
+        1, "job", "run", 0, 0, route, world_size, TABLE, window, 100, crc32c, lambda *_: 4, False
     )
 
 
@@ -112,7 +112,7 @@ def test_a_rank_that_left_while_it_is_needed_is_lost() -> None:
 @pytest.mark.parametrize("others", [8_191, 8_190])
 def test_the_largest_run_ends_when_all_others_have_left(others: int) -> None:
     """Rank 0 goes last: a lane names 4,096 ranks that left, and counts the rest."""
-    run = Run(_job(8_192), {}, 1, 0, 0.0)
+    run = Run(_job(8_192), {}, 0, 5.0, 0.0)
     run.left.update(range(1, 1 + others))
     message = run.absence(0.0)
     assert message is not None

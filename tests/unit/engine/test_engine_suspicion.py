@@ -85,6 +85,56 @@ def test_a_late_tick_blames_nobody() -> None:
     assert worker.state.suspected == [1]
 
 
+def _given_up(seconds: float, **options: Any) -> Worker:
+    """A worker that was stopped, and whose lanes have lost the run meanwhile."""
+    worker = joined(reducers=2, rank=1, **options)
+    submit(worker, 2)
+    worker.tick(0.05)
+    worker.tick(seconds)
+    for reducer in (0, 1):
+        worker.lose(reducer, why="closed by the reducer")
+    assert set(worker.connect()) == {(0, 0), (1, 0)}
+    for reducer in (0, 1):
+        worker.pending(0, reducer=reducer)
+    return worker
+
+
+def test_a_worker_that_was_stopped_for_too_long_says_so() -> None:
+    worker = _given_up(6.2)
+    worker.pass_time(2.9)
+    assert worker.state.error is None  # others may have stood still with it, and come back
+    worker.pass_time(0.2)
+    code, text, rank, reason, *_ = worker.state.error
+    assert (code, rank, reason) == (ErrorCode.PEER_LOST, 1, "lost")
+    assert "rank 1 of job 'job', this process itself, stood still for 6.2 s" in text
+    assert "lost after 5.0 s without a byte" in text and "REDUCER_WORKER_SILENCE" in text
+
+
+def test_a_worker_that_was_stopped_for_a_while_waits_for_the_reducers() -> None:
+    worker = _given_up(4.0)
+    worker.pass_time(10.0)
+    assert worker.state.error is None
+
+
+def test_ranks_that_were_stopped_together_meet_again() -> None:
+    worker = _given_up(6.2)
+    for reducer in (0, 1):
+        worker.welcome(reducer, instance=2)
+    worker.pass_time(5.0, 0, 1)
+    assert worker.state.error is None
+
+
+def test_a_lane_that_does_not_keep_rank_0_s_time_is_named() -> None:
+    worker = Worker(worker_silence=60.0)
+    worker.welcome(worker_silence_ms=60_000)
+    assert worker.state.joined
+    worker = Worker(worker_silence=60.0)
+    worker.welcome()  # as an older release
+    assert "does not pass worker_silence on: it is of an older release" in worker.state.error[1]
+    with pytest.raises(ValueError, match=r"worker_silence must be 1 to 3600 seconds, got 0\.5 s"):
+        Worker(worker_silence=0.5)
+
+
 def test_goaway_is_suspicion_until_the_slot_is_out() -> None:
     worker = joined(reducers=2, rank=1)
     worker.get(control(messages.Goaway("SIGTERM")), 1)
