@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from reducer import compiled, keyfile
 from reducer.errors import InternalError
@@ -36,6 +37,11 @@ LONGEST = (
     "test_process_group_failures",
     "test_top",
 )
+
+
+# The machine may be busy: no example has a deadline.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 def pytest_configure() -> None:

@@ -34,10 +34,10 @@ class Laws:
                 self._route_grows(rank, state.route["route"])
         for place, lane in self._cluster.lanes.items():
             for run in lane.core._roster.runs.values():
-                self._route_grows((lane, run.instance), run.job.route.number)
+                self._route_grows((lane, run.job.number), run.job.route.number)
                 self._stays_within_its_room(place, lane, run.job)
                 for stream in run.job.streams:
-                    self._stable_is_held((lane, run.instance), stream)
+                    self._stable_is_held((lane, run.job.number), stream)
 
     def _route_grows(self, who: object, number: int) -> None:
         before = self._routes.get(who, 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reducer.cli import main
@@ -244,7 +244,6 @@ FULL = json.loads(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(FULL["trainingInput"])), DATA, st.booleans())
 def test_a_good_config_with_one_bad_field_is_converted_or_refused(
     name: str, value: Any, nested: bool

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reducer.planner import cost, model
@@ -24,7 +24,6 @@ SECONDS = st.floats(0, 10)
 PARTS = st.floats(0, 1)
 
 
-@settings(deadline=None)
 @given(HOSTS)
 def test_the_optimum_is_between_a_ring_and_line_rate(hosts: tuple[int, float, int, float]) -> None:
     workers, ours, _, theirs = hosts
@@ -59,7 +58,6 @@ def test_the_mix_is_balanced() -> None:
     assert model.mixed_seconds(10**6, n, 1, k, 1) == pytest.approx(sent_by_worker * once)
 
 
-@settings(deadline=None)
 @given(SECONDS, SECONDS, PARTS)
 def test_a_measured_step_gives_back_its_computation(
     compute: float, ring: float, overlap: float
@@ -77,7 +75,6 @@ def test_overlap_hides_what_fits() -> None:
     assert cost.step_seconds(1.0, 0.4, 0.5) == 1.0
 
 
-@settings(deadline=None)
 @given(HOSTS, SECONDS, PARTS, st.floats(0.01, 100))
 def test_at_the_break_even_price_both_cost_the_same(
     hosts: tuple[int, float, int, float], compute: float, overlap: float, price: float

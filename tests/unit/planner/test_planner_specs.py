@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reducer.cli import main
@@ -418,7 +418,6 @@ def read_or_refuse(document: Any) -> None:
     assert "\n" not in message and len(message) < 600
 
 
-@settings(deadline=None)
 @given(DATA)
 def test_any_data_is_read_or_refused(document: Any) -> None:
     read_or_refuse(document)
@@ -437,7 +436,6 @@ CUSTOM_DOCUMENT = {
 }
 
 
-@settings(deadline=None)
 @given(st.sampled_from([REDUCTION_SERVER_JOB, CUSTOM_DOCUMENT]), st.data())
 def test_a_good_specification_with_one_bad_place(document: Any, data: st.DataObject) -> None:
     *path, last = data.draw(st.sampled_from(places(document)))
