@@ -125,33 +125,42 @@ class Joining:
 
     def _complete(self, forming: Forming, now: float) -> list[Output]:
         """All ranks are here: reserve the room, and welcome them."""
-        del self._roster.forming[forming.id]
-        settings = self._settings
         out = self._roster.end_deserted(forming.job, forming.run_id, now)
         try:
-            if (forming.job, forming.run_id) in self._roster.runs:
-                raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
-            window = self._roster.budget.open(forming.job, forming.world_size, forming.table)
+            run = self._found(forming, now)
         except PEER_ERRORS as error:
             for session in list(forming.sessions.values()):
                 out += self._roster.refuse(self._roster.sessions[session], error, now)
             return out
-        # Until a ROUTE says more, the lanes of the other slots do not matter.
-        route = Route.first((settings.lanes,) * forming.reducers)
-        self._runs += 1
-        job = Job(
-            self._runs, forming.job, forming.run_id, forming.slot, settings.lane, route,
-            forming.world_size, forming.table, window, settings.job_keys, settings.crc32c,
-            settings.acc_itemsize, settings.traced,
-        )  # fmt: skip
-        silence = forming.worker_silence_ms / 1000 or settings.silence
-        run = Run(job, forming.incarnations, forming.digest_every, silence, now)
+        job = run.job
+        del self._roster.forming[forming.id]
         self._roster.begin(run)
         for rank, session in forming.sessions.items():
             run.seat(self._roster.sessions[session], rank)
         text = f"job {job.name!r} run {job.run_id!r}: {job.world_size} workers joined"
         out.append(self._welcome(run, tuple(forming.sessions.values())))
         return [*out, Log(job.number, logging.INFO, text, job.about())]
+
+    def _found(self, forming: Forming, now: float) -> Run:
+        """The run with its room; nothing is reserved where this raises."""
+        settings, budget = self._settings, self._roster.budget
+        if (forming.job, forming.run_id) in self._roster.runs:
+            raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
+        window = budget.open(forming.job, forming.world_size, forming.table)
+        try:
+            # Until a ROUTE says more, the lanes of the other slots do not matter.
+            route = Route.first((settings.lanes,) * forming.reducers)
+            self._runs += 1
+            job = Job(
+                self._runs, forming.job, forming.run_id, forming.slot, settings.lane, route,
+                forming.world_size, forming.table, window, settings.job_keys, settings.crc32c,
+                settings.acc_itemsize, settings.traced,
+            )  # fmt: skip
+            silence = forming.worker_silence_ms / 1000 or settings.silence
+            return Run(job, forming.incarnations, forming.digest_every, silence, now)
+        except Exception:
+            budget.close(forming.job, window, forming.world_size)
+            raise
 
     def _welcome(self, run: Run, sessions: tuple[int, ...]) -> Send:
         settings, job, route = self._settings, run.job, run.job.route

@@ -105,6 +105,11 @@ class Lane:
         if peer is not None:
             peer.heard_at = now
 
+    def run_of(self, session: int) -> int:
+        """The number of the run that it is in, 0 for none."""
+        peer = self._roster.sessions.get(session)
+        return 0 if peer is None else peer.run
+
     @property
     def runs(self) -> int:
         """Complete ones that live here."""

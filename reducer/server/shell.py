@@ -49,6 +49,7 @@ class LaneShell:
         self._next_session = 1
         self._silent: dict[int, Connection] = {}
         self._unflushed: list[Connection] = []
+        self._failure: Exception | None = None  # of the end of a run: the lane cannot go on
         self.executor = Executor(
             kernels, pool, self.connections, slow_reader_bytes, self.counters, self.feed
         )
@@ -122,8 +123,8 @@ class LaneShell:
         try:
             connection.flush()
         except Exception as error:
+            connection.abort("it cannot be written")
             self._note_bug(connection, error)
-            connection.abort(f"it cannot be written: {error}")
 
     def broken(self, connection: Connection, error: ReductionError) -> None:
         """The peer broke the rules: its session ends, the others go on."""
@@ -135,10 +136,11 @@ class LaneShell:
         self._end(connection, error)
 
     def _end(self, connection: Connection, error: Exception) -> None:
+        run = self._lane.run_of(connection.session)
         try:
             self.feed(events.Broken(connection.session, error))
         except Exception as again:
-            self._note_bug(connection, again)
+            self._end_run(connection, run, again)
         if not connection.is_closing():  # the decoder must not be used any more
             connection.abort("internal error")
 
@@ -146,16 +148,30 @@ class LaneShell:
         self._silent.pop(connection.session, None)
         if self.connections.pop(connection.session, None) is None:
             return
+        run = self._lane.run_of(connection.session)
         try:
             self.feed(events.Lost(connection.session, reason))
         except Exception as error:
-            self._note_bug(connection, error)
+            self._end_run(connection, run, error)
+
+    def _end_run(self, connection: Connection, run: int, error: Exception) -> None:
+        """What the core should know of a session it does not: the run cannot go on."""
+        self._note_bug(connection, error)
+        try:
+            self.feed(events.Failed(run, (), error))
+        except Exception as again:
+            self._failure = again
 
     def release(self, buffer: PooledBuffer) -> None:
         self._pool.give_back(buffer)
 
     def tick(self) -> None:
-        """Every 50 ms: the core's timers, readers that are stuck, buffers sent meanwhile."""
+        """Every 50 ms: the core's timers, readers that are stuck, buffers sent meanwhile.
+
+        Raises what has kept a run from being ended: somebody would wait for ever in it.
+        """
+        if self._failure is not None:
+            raise self._failure
         now = time.monotonic()
         for connection in list(self.connections.values()):
             if connection.bytes_in != connection.bytes_noted:
@@ -170,7 +186,10 @@ class LaneShell:
 
     def _note_bug(self, connection: Connection, error: Exception) -> None:
         self.counters.internal_errors += 1
-        logger.error("a bug of ours, session %d ends", connection.session, exc_info=error)
+        try:  # noqa: SIM105  # suppress() takes memory, which may be what has ended
+            logger.error("a bug of ours, session %d ends", connection.session, exc_info=error)
+        except Exception:
+            pass
 
 
 def _claim(connection: Connection) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,6 +32,13 @@ class Socket(Sink):
 
     def abort(self) -> None:
         self.aborted = True
+
+
+class FullDisk(logging.Handler):
+    """Raises where the real handlers print: as where memory ends before one is called."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise OSError("the log is full")
 
 
 async def a_round_of_two_chunks(*, broken: bool) -> tuple[LaneShell, list[Socket]]:
@@ -63,4 +71,16 @@ def test_frames_of_one_turn_of_the_loop_go_out_together() -> None:
 def test_a_socket_that_cannot_be_written_takes_no_other_with_it() -> None:
     shell, (bad, good) = asyncio.run(a_round_of_two_chunks(broken=True))
     assert bad.aborted and shell.counters.internal_errors
+    assert good.taken >= 2 * (HEADER_SIZE + len(PAYLOAD)) and not good.aborted
+
+
+def test_a_socket_that_cannot_be_written_ends_although_the_log_fails() -> None:
+    """A lost frame on a connection that goes on would be waited for without end."""
+    log, handler = logging.getLogger("reducer.lane"), FullDisk()
+    log.addHandler(handler)
+    try:
+        _, (bad, good) = asyncio.run(a_round_of_two_chunks(broken=True))
+    finally:
+        log.removeHandler(handler)
+    assert bad.aborted
     assert good.taken >= 2 * (HEADER_SIZE + len(PAYLOAD)) and not good.aborted

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -143,7 +143,7 @@ class Bench:
     def __init__(self, faults: Faults, sock: socket.socket) -> None:
         self.faults = faults
         self._sock = sock
-        kernels: Any = Kernels(faults)
+        self.kernels = kernels = cast(Any, Kernels(faults))
         settings = LaneSettings(
             lane=0, lanes=1, incarnation=bytes(16), budget=BUDGET, crc32c=kernels.crc32c,
             acc_itemsize=kernels.acc_itemsize, traced=True,
@@ -258,6 +258,32 @@ def test_a_fault_ends_one_run_and_no_sum_is_wrong(where: str) -> None:
     total = calls()[where]
     for n in range(1, total + 1):
         asyncio.run(play(Faults(where, n)))
+
+
+class UnspeakableError(Exception):
+    """Nothing can be said of it: what is to report it fails as well."""
+
+    def __str__(self) -> str:
+        raise self
+
+
+async def a_run_that_cannot_be_ended() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        bench = Bench(Faults(), near)
+
+        def finish(*args: Any) -> int:
+            raise UnspeakableError
+
+        bench.kernels.finish = finish
+        await bench.round(0)
+        with pytest.raises(UnspeakableError):
+            bench.shell.tick()
+
+
+def test_a_run_that_cannot_be_ended_ends_the_lane() -> None:
+    """Else its ranks would wait for ever; the lane is started again, and its runs fail over."""
+    asyncio.run(a_run_that_cannot_be_ended())
 
 
 def bound_twice(source: str) -> list[str]:
