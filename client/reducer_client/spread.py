@@ -58,7 +58,7 @@ class KeysInTurn:
         key = self.take()
         try:
             yield key
-        except BaseException:
+        except Exception:
             with self._lock:
                 self._turns -= 1
             raise

@@ -50,25 +50,25 @@ class Calls:
     ) -> CallWork:
         """Start a collective; ``source is target`` for one in place.
 
-        What it may be refused for is checked before: the ranks count their calls.
+        The ranks count their calls. One that is refused here, on whatever rank, does not count;
+        on a CUDA device it is refused later, and counts.
         ``outputs``: the value of the work's future.
         """
         device = _common_device(source, target)
         if device.type == "cuda":
-            key, strand = self._strand.next_call(device.type)
-            submit = partial(submit, key=key, timeout=timeout)
-            return self._start_on_device(submit, source, target, outputs, strand, device)
+            with self._strand.next_call(device.type) as (key, strand):
+                submit = partial(submit, key=key, timeout=timeout)
+                return self._start_on_device(submit, source, target, outputs, strand, device)
         read, write, finish = _on_host(source, target)
-        key, strand = self._strand.next_call(device.type)
-        submit = partial(submit, key=key, timeout=timeout)
-        work = CallWork(outputs, strand, self._threads, self._keeper, finish, timeout)
+        with self._strand.next_call(device.type) as (key, strand):
+            work = CallWork(outputs, strand, self._threads, self._keeper, finish, timeout)
 
-        def begin(on_done: OnDone | None) -> Handle:
-            return submit(read, write, on_done=on_done)
+            def begin(on_done: OnDone | None) -> Handle:
+                return submit(read, write, key=key, on_done=on_done, timeout=timeout)
 
-        if asynchronous:
-            return self._notified(work, begin)
-        return work.start(begin, self.group.abort)
+            if asynchronous:
+                return self._notified(work, begin)
+            return work.start(begin, self.group.abort)
 
     def pending(self) -> list[CallWork]:
         """The calls that are under way and that nobody need wait for."""
@@ -78,8 +78,8 @@ class Calls:
         self, run: Callable[[], None], outputs: Sequence[torch.Tensor], asynchronous: bool
     ) -> CallWork:
         """Start something that waits, and may make calls of its own; equal on all ranks."""
-        _, strand = self._strand.next_call("task")
-        return self._run(run, strand, outputs, asynchronous)
+        with self._strand.next_call("task") as (_, strand):
+            return self._run(run, strand, outputs, asynchronous)
 
     def start_waiting(self, run: Callable[[], None]) -> CallWork:
         """Start something that only waits, on any ranks."""

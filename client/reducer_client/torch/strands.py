@@ -26,11 +26,17 @@ class Strand:
         self._name = name
         self._calls: dict[str, int] = {}
 
-    def next_key(self, group: str) -> str:
-        """The key of its next call of a group."""
+    @contextmanager
+    def next_call(self, group: str) -> Iterator[tuple[str, Strand]]:
+        """The key and the strand of its next call of a group, as those of `MainStrand`."""
         number = self._calls.get(group, 0)
         self._calls[group] = number + 1
-        return f"{self._name}.{number}"
+        key = f"{self._name}.{number}"
+        try:
+            yield key, Strand(key)
+        except Exception:
+            self._calls[group] -= 1
+            raise
 
     def branch(self, number: int) -> Strand:
         """The strand of the callback that was registered as that number of its future."""
@@ -47,20 +53,30 @@ class MainStrand:
         self._number = 0
         self._keys: dict[str, KeysInTurn] = {}
 
-    def next_call(self, place: str) -> tuple[str, Strand]:
-        """The key of the next call, and the strand of its callbacks.
+    @contextmanager
+    def next_call(self, place: str) -> Iterator[tuple[str, Strand]]:
+        """The key of the call that is made inside, and the strand of its callbacks.
 
         Calls of other places ("cpu", "cuda") are other rounds: they reach the engine by other ways.
+        A call that raises has not had its turn: it may have been refused on this rank alone.
         """
-        inside: Strand | None = getattr(_entered, "strand", None)
-        if inside is not None:
-            key = inside.next_key(self._group)
-            return key, Strand(key)
+        within: Strand | None = getattr(_entered, "strand", None)
+        with self._next_call(place) if within is None else within.next_call(self._group) as call:
+            yield call
+
+    @contextmanager
+    def _next_call(self, place: str) -> Iterator[tuple[str, Strand]]:
         with self._lock:
             number = self._number
             self._number += 1
             keys = self._keys.setdefault(place, KeysInTurn(main_prefix(place), self._reducers))
-        return keys.take(), Strand(f"{self._group}/{number % _NAMES}")
+        try:
+            with keys.next() as key:
+                yield key, Strand(f"{self._group}/{number % _NAMES}")
+        except Exception:
+            with self._lock:
+                self._number -= 1
+            raise
 
 
 def main_prefix(place: str) -> str:

@@ -9,30 +9,73 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch  # only where it is installed
+
 from reducer_client.torch.calls import Calls
+from reducer_client.torch.packing import Packing
 from reducer_client.torch.reduction import HierarchicalReduction
 from reducer_client.torch.solo import SoloGroup
-from reducer_client.torch.strands import MainStrand, entered, main_prefix
+from reducer_client.torch.strands import MainStrand, Strand, entered, main_prefix
+
+
+def _next(strand: MainStrand, place: str = "cpu") -> tuple[str, Strand]:
+    with strand.next_call(place) as call:
+        return call
 
 
 def test_calls_of_callbacks_are_told_apart() -> None:
     strand = MainStrand("0", reducers=2)
-    key, of_callback = strand.next_call("cpu")
+    key, of_callback = _next(strand)
     assert key.startswith(main_prefix("cpu")) and main_prefix("cpu") != main_prefix("cuda")
     with entered(of_callback):
-        inner, deeper = strand.next_call("cpu")
+        inner, deeper = _next(strand)
         assert not inner.startswith(main_prefix("cpu"))
         with entered(deeper):
-            assert strand.next_call("cpu")[0] not in (key, inner)
-    assert strand.next_call("cpu")[0].startswith(main_prefix("cpu"))
+            assert _next(strand)[0] not in (key, inner)
+    assert _next(strand)[0].startswith(main_prefix("cpu"))
 
 
 def test_calls_of_one_place_are_counted_apart() -> None:
     """A barrier, or a call on a device, takes no key of the calls in host memory."""
     ours, theirs = MainStrand("0", reducers=2), MainStrand("0", reducers=2)
     for place in ("task", "cuda", "task"):
-        ours.next_call(place)
-    assert ours.next_call("cpu")[0] == theirs.next_call("cpu")[0]
+        _next(ours, place)
+    assert _next(ours)[0] == _next(theirs)[0]
+
+
+def test_a_call_that_was_refused_is_not_counted() -> None:
+    """By itself, or in a callback: the other ranks may not have made it."""
+    ours, theirs = MainStrand("0", reducers=2), MainStrand("0", reducers=2)
+    of_callback = [_next(strand)[1] for strand in (ours, theirs)]
+    with pytest.raises(TypeError), ours.next_call("cpu"):
+        raise TypeError("not so")
+    with pytest.raises(TypeError), entered(of_callback[0]), ours.next_call("cpu"):
+        raise TypeError("not so")
+    keys = []
+    for strand, entering in zip((ours, theirs), of_callback, strict=True):
+        key, following = _next(strand)
+        with entered(following):
+            keys.append([key, _next(strand)[0]])
+        with entered(entering):
+            keys[-1].append(_next(strand)[0])
+    assert keys[0] == keys[1]
+
+
+def test_a_process_group_counts_no_call_that_was_refused() -> None:
+    calls = Calls(SoloGroup(), "0")
+    keys: list[str] = []
+
+    def submit(*_: object, key: str, **__: object) -> Any:
+        keys.append(key)
+        raise ValueError("not so")
+
+    packing = Packing([torch.ones(2)])
+    for asynchronous in (False, True):
+        with pytest.raises(ValueError, match="not so"):
+            calls.start(
+                submit, packing, packing, outputs=[], asynchronous=asynchronous, timeout=None
+            )
+    assert keys[0] == keys[1] and not calls.pending()
 
 
 class _Hierarchy(SoloGroup):
@@ -51,13 +94,13 @@ def test_only_calls_in_the_same_order_on_all_ranks_take_the_hierarchy(cuda: bool
     reduction = HierarchicalReduction(Calls(SoloGroup(), "0"), None, hierarchy)
     array = np.ones(3, np.float32)
     for place in ("cpu", "cuda"):
-        key, of_callback = MainStrand("0", reducers=2).next_call(place)
+        key, of_callback = _next(MainStrand("0", reducers=2), place)
         reduction._submit(array, "sum", key=key, out=array)
         # A large call has one key, whose parts the hierarchy numbers; a small one takes its turn.
         taken = cuda == (place == "cuda")
         assert hierarchy.keys == ([(main_prefix(place), key)] if taken else [])
         hierarchy.keys.clear()
         with entered(of_callback):
-            key, _ = MainStrand("0", reducers=2).next_call(place)
+            key, _ = _next(MainStrand("0", reducers=2), place)
         reduction._submit(array, "sum", key=key, out=array)
         assert not hierarchy.keys
