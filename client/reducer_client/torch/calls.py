@@ -71,8 +71,8 @@ class Calls:
             return work.start(begin, self.group.abort)
 
     def pending(self) -> list[CallWork]:
-        """The calls that are under way and that nobody need wait for."""
-        return list(self._pending)
+        """The calls that have been started, are under way, and that nobody need wait for."""
+        return [work for work in list(self._pending) if work.started]
 
     def start_task(
         self, run: Callable[[], None], outputs: Sequence[torch.Tensor], asynchronous: bool
@@ -95,8 +95,8 @@ class Calls:
         work = CallWork(outputs, strand, self._threads, self._keeper)
 
         def begin(on_done: OnDone | None) -> Handle:
-            task = Task(run, strand, on_done)
-            self._threads.submit(task.run) if asynchronous else task.run()
+            task = Task(strand, on_done)
+            self._threads.submit(partial(task.run, run)) if asynchronous else task.run(run)
             return task
 
         return work.start_notified(begin, lambda: None) if asynchronous else work.start(begin)

@@ -11,12 +11,12 @@ from reducer_client.torch.works import OnDone
 
 
 class Task:
-    """A function that waits for calls; runs once, on any thread, within a strand."""
+    """A function that waits for calls; run once, on any thread, within a strand.
 
-    def __init__(
-        self, function: Callable[[], None], strand: Strand, on_done: OnDone | None
-    ) -> None:
-        self._function = function
+    Works live longer than what they wait for: the function, which knows that, is not kept.
+    """
+
+    def __init__(self, strand: Strand, on_done: OnDone | None) -> None:
         self._strand = strand
         self._on_done = on_done
         self._ended = threading.Event()
@@ -26,10 +26,10 @@ class Task:
     def done(self) -> bool:
         return self._ended.is_set()
 
-    def run(self) -> None:
+    def run(self, function: Callable[[], None]) -> None:
         try:
             with entered(self._strand):
-                self._function()
+                function()
         except Exception as error:
             self._error = error
         self._ended.set()

@@ -38,23 +38,34 @@ class Keeper:
     ``DistributedDataParallel.join`` gives a work to the reducer in C++, and drops it. Without its
     Python half a work is the bare base class, whose ``wait`` never returns. Nothing says when the
     C++ half is gone; the reducer has one work at a time and reads it in the next backward pass.
+    What a program waits for, and drops then, pushes out nothing that has not been asked yet.
     """
 
-    # More than the asynchronous calls of a forward pass and the backward pass that follows.
+    # More than a program drops unasked between a forward pass and its backward pass.
     _WORKS = 1024
     # What DDP hands over is one number; memory of the program's own is not held.
     _BYTES = 4096
 
     def __init__(self) -> None:
-        self._works: deque[CallWork] = deque(maxlen=self._WORKS)
+        self._unasked: deque[CallWork] = deque(maxlen=self._WORKS)
+        # C++ may have asked while the call was under way, and asks for more.
+        self._asked: deque[CallWork] = deque(maxlen=self._WORKS)
 
-    def wants(self, outputs: Sequence[torch.Tensor]) -> bool:
-        """Whether a work with these outputs is to be kept."""
-        return sum(t.numel() * t.element_size() for t in outputs) <= self._BYTES
+    def share(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The outputs of a work as it is kept, without their graph; None: it is not to be kept."""
+        if sum(map(_held, outputs)) > self._BYTES:
+            return None
+        return [tensor.detach() for tensor in outputs]
 
-    def keep(self, work: CallWork) -> None:
-        """Let the work live until so many others have been dropped."""
-        self._works.append(work)
+    def keep(self, work: CallWork, asked: bool) -> None:
+        """Let the work live until so many others have been dropped, asked or unasked as it is."""
+        (self._asked if asked else self._unasked).append(work)
+
+
+def _held(tensor: torch.Tensor) -> float:
+    """The bytes that are not free as long as a tensor lives: those of all that it is a part of."""
+    strided = tensor.layout is torch.strided
+    return tensor.untyped_storage().nbytes() if strided else float("inf")
 
 
 class CallWork(dist.Work):
@@ -84,7 +95,8 @@ class CallWork(dist.Work):
         self._strand = strand
         self._threads = threads
         self._keeper = keeper
-        self._kept = False
+        self._shared: list[torch.Tensor] | None = None
+        self._asked = False
         self._finish = finish
         self._limit = limit
         self._devices = devices
@@ -100,8 +112,9 @@ class CallWork(dist.Work):
 
     def __del__(self) -> None:
         # No tensor is looked at here: torch.compile traces what runs where a work is dropped.
-        if self._kept:
-            self._keeper.keep(self)
+        if self._shared is not None:
+            self._outputs, self._future = self._shared, None
+            self._keeper.keep(self, self._asked)
 
     def start(self, submit: Submit, give_up: Callable[[str], None] | None = None) -> CallWork:
         """For one that somebody waits for at once.
@@ -115,7 +128,7 @@ class CallWork(dist.Work):
     def start_notified(self, submit: Submit, ended: Callable[[], None]) -> CallWork:
         """For one that goes on by itself, and finishes on a thread of the client."""
         self._notified = True
-        self._kept = self._keeper.wants(self._outputs)  # others are waited for at once
+        self._shared = self._keeper.share(self._outputs)  # others are waited for at once
 
         def on_done(handle: Handle) -> None:
             try:
@@ -131,6 +144,7 @@ class CallWork(dist.Work):
 
         Raises what failed: one of ``reducer_client``'s errors, all of which are RuntimeErrors.
         """
+        self._asked = True
         handle, seconds = self._started(), timeout.total_seconds()
         try:
             handle.wait(seconds or self._limit)
@@ -155,6 +169,7 @@ class CallWork(dist.Work):
 
     def get_future(self) -> CallFuture:
         """A future with the list of outputs, or the error."""
+        self._asked = True
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -167,6 +182,11 @@ class CallWork(dist.Work):
         elif not notified:
             self._threads.submit(self._wait_and_complete)
         return future
+
+    @property
+    def started(self) -> bool:
+        """Whether it may be waited for; False while another thread starts it."""
+        return self._handle is not None
 
     def is_completed(self) -> bool:
         """Whether it has failed, or the outputs are there."""

@@ -19,6 +19,10 @@ from torch._C import _distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 import reducer_client.torch  # noqa: F401  # makes the backend known
+from reducer_client.torch.packing import Packing
+from reducer_client.torch.strands import Strand
+from reducer_client.torch.tasks import Task
+from tests.support.wait import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -94,14 +98,101 @@ def test_a_dropped_work_still_fails(group: Any) -> None:
     assert "no such luck" in str(_returns(lambda: dist.Work.unbox(box).wait()))
 
 
+def test_ddp_joins_beside_many_other_calls(group: Any) -> None:
+    """Those that the program waits for, by themselves or by their futures."""
+    model = DistributedDataParallel(nn.Linear(3, 3))
+
+    def train() -> str:
+        with model.join(divide_by_initial_world_size=False):
+            loss = model(torch.ones(2, 3)).sum()
+            for _ in range(group._calls._keeper._WORKS):
+                dist.all_reduce(torch.ones(1), async_op=True).wait()
+                dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
+            loss.backward()
+        return "trained"
+
+    assert _returns(train) == "trained"
+
+
+def _started_late(group: Any, tensor: torch.Tensor, on_start: Callable[[], object]) -> Any:
+    """A work that is under way, and what ends it; ``on_start`` is called while it is started."""
+    handles: list[Any] = []
+
+    def submit(*_: object, on_done: Any, **__: object) -> Any:
+        on_start()
+        handles.append(Task(Strand("late"), on_done))
+        return handles[0]
+
+    packing = Packing([tensor])
+    work = group._calls.start(
+        submit, packing, packing, outputs=[tensor], asynchronous=True, timeout=20
+    )
+    return work, lambda: handles[0].run(lambda: None)
+
+
+def test_a_work_that_is_asked_while_it_is_under_way_may_be_asked_again(group: Any) -> None:
+    """As DDP does: it waits, and takes the future then."""
+    work, end = _started_late(group, torch.ones(2), lambda: None)
+    box = _boxed(work)
+    del work
+    barrier = dist.barrier(async_op=True)  # waits for it, too
+    end()
+    assert _returns(lambda: dist.Work.unbox(box).wait()) is True
+    barrier.wait()
+    del barrier, end
+    gc.collect()
+    assert _returns(lambda: dist.Work.unbox(box).get_future().wait())
+
+
+def test_a_barrier_comes_before_what_another_thread_only_starts(group: Any) -> None:
+    _, end = _started_late(group, torch.ones(2), dist.barrier)
+    end()
+
+
+def _coalesced(tensor: torch.Tensor) -> None:
+    with dist.distributed_c10d._coalescing_manager(device=tensor.device, async_ops=True) as works:
+        dist.broadcast(tensor, 0, async_op=True)
+    works.wait()
+
+
+HOLDING: dict[str, Callable[[Any, torch.Tensor], object]] = {
+    "large": lambda group, tensor: dist.all_reduce(tensor, async_op=True),
+    "part": lambda group, tensor: dist.all_reduce(tensor[:2], async_op=True),
+    "no part": lambda group, tensor: dist.broadcast(tensor[:0], 0, async_op=True),
+    "graph": lambda group, tensor: dist.all_reduce(
+        tensor.requires_grad_().square().sum(), async_op=True
+    ),
+    "graph of a future": lambda group, tensor: (
+        dist.all_reduce(tensor.requires_grad_().square().sum(), async_op=True).get_future().wait()
+    ),
+    "sparse": lambda group, tensor: dist.all_reduce(
+        torch.sparse_coo_tensor([[0, 1]], tensor[:2], (4,), check_invariants=True),
+        async_op=True,
+    ),
+    "coalesced": lambda group, tensor: _coalesced(tensor),
+    "task": lambda group, tensor: group._calls.start_waiting(tensor.sum),
+}
+
+
+@pytest.mark.parametrize("name", HOLDING)
+def test_what_is_dropped_holds_no_memory_of_the_program(group: Any, name: str) -> None:
+    tensor = torch.ones(100_000)
+    memory = tensor.untyped_storage()._weak_ref()
+    HOLDING[name](group, tensor)
+    del tensor
+
+    def freed() -> bool:
+        gc.collect()
+        return torch.UntypedStorage._expired(memory)
+
+    wait_until(freed, 20)
+
+
 def test_what_is_dropped_is_let_go_in_time(group: Any) -> None:
-    """Memory of the program's own at once, small works after a thousand others."""
     keeper = group._calls._keeper
-    dist.all_reduce(torch.ones(100_000), async_op=True)
     dist.all_reduce(torch.ones(1))
-    assert not keeper._works
-    dist.all_reduce(torch.ones(100, 100).to_sparse(), async_op=True).wait()
-    assert not any(tensor.is_sparse for work in keeper._works for tensor in work.result())
+    assert not keeper._unasked and not keeper._asked
     for _ in range(keeper._WORKS + 10):
         dist.all_reduce(torch.ones(1), async_op=True)
-    assert len(keeper._works) == keeper._WORKS
+        dist.all_reduce(torch.ones(1), async_op=True).wait()
+    assert len(keeper._unasked) == len(keeper._asked) == keeper._WORKS
