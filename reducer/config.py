@@ -121,6 +121,14 @@ class Config:
         least=4096,
         most=1 << 30,
     )
+    records: int = _option(
+        "2MiB",
+        "Bytes that a lane keeps for each worker's share of a run's records: keys, names, rounds.",
+        parse_size,
+        unit="size",
+        least=32_768,
+        most=1 << 30,
+    )
     stall_after: float = _option(
         "10s",
         "Age of an open round that is reported as stalled.",

@@ -55,6 +55,10 @@ class QuotaError(ProtocolError):
     code = ErrorCode.QUOTA
 
 
+class RecordsError(QuotaError):
+    """A run has filled its room for keys, rounds and texts: it ends for all of its ranks."""
+
+
 class CorruptedError(ProtocolError):
     """A CRC does not match: bytes were changed in transit, and the connection is done for."""
 

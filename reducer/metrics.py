@@ -169,6 +169,8 @@ _JOB_SERIES = _labelled(("job_name", "lane"),
      "Buffers held: contributions, and results that a rank may still ask for."),
     ("parked_bytes", "reducer_parked_bytes",
      "Of them, contributions that wait for those of lower ranks."),
+    ("record_bytes", "reducer_record_bytes",
+     "Memory charged for records of the job's runs: keys, names, rounds (--records)."),
     ("world_size", "reducer_world_size", "Ranks of the job.", "gauge", "max"),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from reducer.core.plan import Plan, make_plan
+from reducer.core.records import PLAN, Records
 from reducer.errors import ProtocolError
 from reducer.wire.codes import (
     BITWISE,
@@ -42,15 +43,19 @@ _SIXTEEN_BIT: Final = frozenset((int(DType.FLOAT16), int(DType.BFLOAT16)))
 class Plans:
     """The plans of a job's rounds, remembered by what they depend on."""
 
-    def __init__(self, world_size: int, table: ChunkTable) -> None:
+    def __init__(self, world_size: int, table: ChunkTable, records: Records) -> None:
         self._world_size = world_size
+        self._records = records
         self._table = table
         self._plans: dict[tuple[int, int, int, int], Plan] = {}
         self._last = Header(kind=0)  # what `_of_last` was the plan of
         self._of_last: Plan | None = None
 
     def of(self, header: Header) -> Plan:
-        """The plan of a header's round; raises ProtocolError for one that makes no sense."""
+        """The plan of a header's round; raises ProtocolError for one that makes no sense.
+
+        Raises RecordsError where there is no room to remember it.
+        """
         last = self._last
         if (
             self._of_last is not None
@@ -65,7 +70,9 @@ class Plans:
         if plan is None:
             plan = self._make(header)
             if len(self._plans) >= _PLANS_KEPT:
+                self._records.give(PLAN * len(self._plans))
                 self._plans.clear()
+            self._records.take(PLAN)
             self._plans[known] = plan
         self._last, self._of_last = header, plan
         return plan

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from reducer.core.plan import MIN_COST
+from reducer.core.records import SLOT
 from reducer.errors import QuotaError
 from reducer.wire.messages import ChunkTable
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 SHARES_BESIDE_RANKS: Final = 2
 # Chunks that one grant covers: two, so that the next one travels while the first is folded.
 GRANT_CHUNKS: Final = 2
+# Of each share, what keeps the records of the run (`records.py`): this part of it where memory is
+# short, and as much as the records of its ranks and of a small model need.
+PART_OF_SHARE: Final = 8
+LEAST_RECORDS: Final = 32_768
 # A run takes no more than this part of what is free, if it can work with that: groups of its own
 # workers come after it, and other jobs.
 PART_OF_FREE: Final = 4
@@ -28,32 +33,40 @@ PART_OF_FREE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Bytes that a rank may have unanswered on a lane, and beside that under a grant."""
+    """Bytes of a rank on a lane: what it may have unanswered, more under a grant, records."""
 
     credit: int
     grant: int
     largest: int
+    records: int
 
     @property
     def limit(self) -> int:
         return self.credit + self.grant
 
     def reserve(self, world_size: int) -> int:
-        return (world_size + SHARES_BESIDE_RANKS) * self.limit
+        return (world_size + SHARES_BESIDE_RANKS) * (self.limit + self.records)
+
+    def room_for_records(self, world_size: int) -> int:
+        """What `reserve` holds for them, for all ranks together."""
+        return (world_size + SHARES_BESIDE_RANKS) * self.records
 
 
 class Budget:
     """The memory of one lane, handed out to jobs; `job_total` is the most of one, 0: all."""
 
-    def __init__(self, total: int, credit: int, job_total: int = 0) -> None:
+    def __init__(self, total: int, credit: int, job_total: int = 0, records: int = 0) -> None:
         self.total = total
         self.reserved = 0
         self._credit = credit
+        self._records = records
         self._job_total = job_total
         self._reserved_by: dict[str, int] = {}
 
-    def open(self, job: str, world_size: int, table: ChunkTable) -> Window:
+    def open(self, job: str, world_size: int, table: ChunkTable, slots: int = 1) -> Window:
         """Reserve a run's room; the credit shrinks to its part of what is left, down to one chunk.
+
+        The room for records shrinks with it.
 
         Raises QuotaError when not even that fits.
         """
@@ -63,12 +76,16 @@ class Budget:
         bounded = left < free
         free = min(left, free)
         shares = world_size + SHARES_BESIDE_RANKS
-        needed = shares * 2 * largest
-        part = min(free, max(free // PART_OF_FREE, needed))
+        least = max(LEAST_RECORDS, 2 * SLOT * slots // shares)
+        needed = shares * (2 * largest + least)
+        share = min(free, max(free // PART_OF_FREE, needed)) // shares
+        records = max(least, min(self._records, share // PART_OF_SHARE))
+        if share - records < 2 * largest:
+            records = least
         grant = GRANT_CHUNKS * largest
-        if part < shares * (largest + grant):
+        if share - records < largest + grant:
             grant = largest
-        credit = min(max(self._credit, largest), part // shares - grant)
+        credit = min(max(self._credit, largest), share - records - grant)
         if credit < largest:
             text = (
                 f"job {job!r} needs {needed:,} bytes on each lane ({world_size} workers, chunks "
@@ -79,7 +96,7 @@ class Budget:
                 raise QuotaError(text + "raise --job-memory, or use smaller chunks")
             text += f"{free:,} of {self.total:,} are free: raise --memory, "
             raise QuotaError(text + "start more reducers, or use smaller chunks")
-        window = Window(credit, grant, largest)
+        window = Window(credit, grant, largest, records)
         self._add(job, window.reserve(world_size))
         return window
 

@@ -35,13 +35,14 @@ from reducer.core.open_rounds import OpenRounds
 from reducer.core.plan import Plan
 from reducer.core.progress import KeyProgress
 from reducer.core.ranking import most
+from reducer.core.records import LIST_PLACE, MARK, RANK, ROUND, SLOT, Records
 from reducer.core.round import ABSENT, Chunk, Phase, Round, Step, Wait, descriptor_of
 from reducer.core.route import Route
 from reducer.core.seats import Seats
 from reducer.core.stream import Stream, Streams
 from reducer.core.texts import about, stall_entry, stall_text
 from reducer.core.verdicts import Verdicts
-from reducer.errors import IntegrityError, PeerLostError, ProtocolError, QuotaError
+from reducer.errors import IntegrityError, PeerLostError, ProtocolError
 from reducer.wire import messages
 from reducer.wire.codes import ALL_REDUCE, COPY, RESULT, DType, ReduceOp
 from reducer.wire.header import NO_RANK, Crc, Header, pack_header
@@ -51,8 +52,6 @@ MAX_STALLS: Final = 16
 # Parts that are folded in one pass, before the last has come: a pass for each would read and write
 # the accumulator as often.
 FOLD_AT_ONCE: Final = 4
-# Contributions are bounded by credit; the records that DESCRIBE and ABANDON leave, by this.
-MAX_UNPAID_ROUNDS: Final = 1_024
 _FREE_DTYPE: Final = int(DType.FLOAT16)
 _FREE_OPS: Final = frozenset((int(ReduceOp.SUM), int(ReduceOp.MEAN)))
 
@@ -98,9 +97,12 @@ class Job:
         self.name = name
         self.run_id = run_id
         self.title = title = run_title(name, run_id)  # in texts and metrics, as ranks are its own
+        self.records = records = Records(title, window.room_for_records(world_size))
+        records.take(RANK * world_size + SLOT * len(route.live))
         self.streams = Streams(
-            slot, lane, route, lambda moved: KeyTable(title, world_size, max_keys, moved)
-        )
+            slot, lane, route, records,
+            lambda moved: KeyTable(title, world_size, max_keys, moved, records),
+        )  # fmt: skip
         self.world_size = world_size
         self.table = table
         self.ledger = Ledger(window, world_size)
@@ -120,7 +122,7 @@ class Job:
         self._crc = crc
         self._acc_itemsize = acc_itemsize
         self._traced = traced
-        self._plans = Plans(world_size, table)
+        self._plans = Plans(world_size, table, self.records)
         self._works: dict[int, Chunk] = {}
         self._last_work = 0
 
@@ -172,7 +174,7 @@ class Job:
         """Take one admitted contribution; outputs are added to `out`, also where it raises.
 
         Raises PeerLostError (a rank that the round needs has left), IntegrityError (a duplicate
-        with other bytes) or QuotaError (keys); the buffer is then still the caller's.
+        with other bytes) or RecordsError; the buffer is then still the caller's.
         """
         header, buffer = event.header, event.buffer
         plan = self._plans.of(header)
@@ -216,56 +218,48 @@ class Job:
             self._finish(key, chunk, rank, header, plan, now, out)
         self._grants.maybe_grant(rank, out)
 
-    def describe(self, rank: int, header: Header, now: float) -> list[Output]:
+    def describe(self, rank: int, header: Header, now: float, out: list[Output]) -> None:
         """DESCRIBE: what a round is, said by a rank that cannot send of it yet."""
         check_fields(header, rank, self.seats.epoch, self.world_size)
         plan = self._plans.of(header)
         stream = self.streams.find(rank, self.route.home(header.key, 0), header.route)
         if stream is None:
-            return []
+            return
         if not stream.place.owns(header.key, 0):
             raise ProtocolError(f"rank {rank} described a round to a lane that does not judge it")
-        out: list[Output] = []
         key = stream.keys.open(header.key, now)
         known = header.round in key.rounds
         # A description only makes a verdict come sooner: too many of them are not kept.
-        if position(header.round, 0) < key.stable or not (known or _has_room(key)):
+        keep = known or self.records.half_free(ROUND + LIST_PLACE * self.world_size)
+        if position(header.round, 0) < key.stable or not keep:
             stream.keys.maybe_idle(key)
-            return out
+            return
         round_ = self._round(stream, key, header, plan, now)
         if not round_.void and not round_.agrees(header, plan):
             self._verdicts.mismatch(round_, out)
         if round_.void:
             self._verdicts.hear(key, round_, rank, header, out)
-        else:
-            round_.described.add(rank)
-        return out
+        elif self.records.half_free(MARK):
+            round_.mark(round_.described, rank)
 
     def abandon(
-        self, rank: int, header: Header, cause: messages.Abandon, now: float
-    ) -> list[Output]:
+        self, rank: int, header: Header, cause: messages.Abandon, now: float, out: list[Output]
+    ) -> None:
         """ABANDON: the rank has given up a round."""
-        out: list[Output] = []
         stream = self.streams.find(rank, header.chunk, header.route)
         if stream is None:
-            return out
+            return
         key = stream.keys.open(header.key, now)
         # Known rounds first: a rank that had no part in one here may have passed it already.
         round_ = key.rounds.get(header.round)
         if round_ is None:
             if position(header.round + 1, 0) <= key.stable:
                 stream.keys.maybe_idle(key)
-                return out
-            if not _has_room(key):
-                raise QuotaError(
-                    f"rank {rank} abandons more than {MAX_UNPAID_ROUNDS:,} rounds of key "
-                    f"{key.label} that this lane does not know"
-                )
+                return
             round_ = self._new_round(stream, key, header.round, now)
         self._verdicts.abandon(round_, rank, cause, out)
         key.forget_if_over(round_)
         stream.keys.maybe_idle(key)
-        return out
 
     def _round(
         self, stream: Stream, key: KeyProgress, header: Header, plan: Plan, now: float
@@ -512,11 +506,11 @@ class Job:
                     self.ledger.settle(rank, chunk.cost)
                 chunk.step(Step.VOIDED)
                 out.append(Free(self.number, chunk.drop()))
-                del round_.chunks[chunk.index]
+                round_.forget_chunk(chunk)
                 round_.left -= 1
             if over:
                 self._verdicts.forget(round_)
-                key.rounds.pop(round_.number)
+                key.forget(round_)
             if over or round_.left == 0:
                 self._grants.end(round_, out)
 
@@ -604,11 +598,6 @@ class Job:
 def _in_order(op: int, dtype: int) -> bool:
     """Law 2: sums of float16 in float64 are exact (at most 8,192 ranks), their order is free."""
     return dtype != _FREE_DTYPE or op not in _FREE_OPS
-
-
-def _has_room(key: KeyProgress) -> bool:
-    """Whether one more round of the key may be recorded without a contribution."""
-    return len(key.rounds) < MAX_UNPAID_ROUNDS
 
 
 def _is_here(stream: Stream, rank: int, header: Header) -> bool:

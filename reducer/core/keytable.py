@@ -9,7 +9,8 @@ from typing import Final
 
 from reducer.core.buffer import Buffer
 from reducer.core.progress import KeyProgress
-from reducer.errors import ProtocolError, QuotaError
+from reducer.core.records import KEY, KEY_RANK, Records, text_bytes
+from reducer.errors import ProtocolError, RecordsError
 from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES
 from reducer.wire.keys import key_id
 
@@ -23,13 +24,18 @@ class KeyTable:
     is new (PROTOCOL.md, section 11).
     """
 
-    def __init__(self, job: str, world_size: int, max_keys: int, moved: bool) -> None:
+    def __init__(
+        self, job: str, world_size: int, max_keys: int, moved: bool, records: Records
+    ) -> None:
+        self.records = records
         self._job = job
         self._world_size = world_size
+        self._size = KEY + KEY_RANK * world_size
         self._max_keys = max_keys
         self._moved = moved
         self._keys: dict[int, KeyProgress] = {}
         self._stable_changed: dict[int, KeyProgress] = {}
+        # Each key once at most: whoever repeats that it has nothing new makes nothing longer.
         self._idle: deque[tuple[float, KeyProgress]] = deque()
         self.unreported = 0
 
@@ -46,14 +52,16 @@ class KeyTable:
         return iter(self._keys.values())
 
     def open(self, id_: int, now: float) -> KeyProgress:
-        """The record of a key, made when it is new; raises QuotaError."""
+        """The record of a key, made when it is new; raises RecordsError."""
         key = self._keys.get(id_)
         if key is None:
             if len(self._keys) >= self._max_keys:
-                raise QuotaError(
+                raise RecordsError(
                     f"job {self._job!r} has {len(self._keys):,} keys in use, "
                     f"the limit is {self._max_keys:,} (--job-keys): are keys made anew each step?"
                 )
+            self.records.take(self._size)
+            self.records.keys += 1
             key = self._keys[id_] = KeyProgress(id_, self._world_size)
         key.touched_at = now
         return key
@@ -67,7 +75,9 @@ class KeyTable:
             raise ProtocolError(
                 f"keys {key.name!r} and {name!r} have the same id {id_:#x}: rename one of them"
             )
-        key.name = name
+        if not key.name:
+            self.records.take(text_bytes(name))
+            key.name = name
         self.maybe_idle(key)
 
     def report(self, key: KeyProgress, rank: int, done: int) -> list[Buffer] | None:
@@ -84,12 +94,15 @@ class KeyTable:
     def entries(self, payload: memoryview, now: float) -> Iterator[tuple[KeyProgress, int]]:
         """The keys of a worker's HEARTBEAT, each with its done position.
 
-        Raises ProtocolError for a broken list, and QuotaError.
+        Raises ProtocolError for a broken list, and RecordsError, before the first is given.
         """
         if len(payload) % _ENTRY.size:
             raise ProtocolError(f"a heartbeat of {len(payload)} bytes is no list of entries")
+        if self._moved:
+            for id_, _ in _ENTRY.iter_unpack(payload):
+                self.open(id_, now)
         for id_, done in _ENTRY.iter_unpack(payload):
-            key = self.open(id_, now) if self._moved else self._keys.get(id_)
+            key = self._keys.get(id_)
             if key is not None:
                 key.touched_at = now
                 yield key, done
@@ -116,17 +129,36 @@ class KeyTable:
         return _payloads(key for key in self._keys.values() if key.stable)
 
     def maybe_idle(self, key: KeyProgress) -> None:
-        if not key.rounds:
+        if not key.rounds and not key.idles:
+            key.idles = True
             self._idle.append((key.touched_at, key))
 
     def forget_idle(self, before: float) -> None:
-        """Drop the records of keys of which nothing is open since `before`."""
+        """Drop the records of keys of which nothing is open since `before`.
+
+        One that was touched meanwhile waits again: nothing else may come that puts it into the
+        queue.
+        """
         while self._idle and self._idle[0][0] < before:
             _, key = self._idle.popleft()
-            if not key.rounds and key.touched_at < before and self._keys.get(key.id) is key:
+            key.idles = False
+            if key.touched_at >= before:
+                self.maybe_idle(key)
+            elif not key.rounds:
                 del self._keys[key.id]
+                self._give_back(key)
+
+    def _give_back(self, key: KeyProgress) -> None:
+        self.records.give(self._size)
+        self.records.keys -= 1
+        if key.name:
+            self.records.give(text_bytes(key.name))
 
     def clear(self) -> None:
+        for key in self._keys.values():
+            for round_ in key.rounds.values():
+                round_.give_back()
+            self._give_back(key)
         self._keys.clear()
         self._stable_changed.clear()
         self._idle.clear()

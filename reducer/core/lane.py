@@ -28,6 +28,7 @@ from reducer.errors import (
     InternalError,
     PeerLostError,
     ProtocolError,
+    RecordsError,
     ReductionError,
     UnavailableError,
 )
@@ -173,7 +174,7 @@ class Lane:
             out += self._untaken(peer, error, now)
 
     def _untaken(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
-        """A contribution could not be taken: end the session, or the job where that is the law."""
+        """A frame could not be taken: end the session, or the run where that is the law."""
         job = peer.job
         if peer.state == SessionState.CLOSED or job is None:
             return []
@@ -181,6 +182,8 @@ class Lane:
             return self._roster.fail(job, ErrorCode.PEER_LOST, str(error), job.departed, "left")
         if isinstance(error, IntegrityError):
             return self._roster.fail(job, ErrorCode.INTEGRITY, str(error), peer.rank, "integrity")
+        if isinstance(error, RecordsError):
+            return self._roster.fail(job, ErrorCode.QUOTA, str(error), peer.rank, "records")
         return self._roster.refuse(peer, error, now)
 
     def _folded(self, event: events.Folded, now: float) -> list[Output]:
@@ -256,6 +259,8 @@ class Lane:
                     return []
                 raise ProtocolError(f"{peer} sent frames before the welcome")
             return handler(peer, event, now)
+        except RecordsError as full:  # compiled, a name has one type: not `error` twice
+            return self._untaken(peer, full, now)
         except PEER_ERRORS as error:
             return self._roster.refuse(peer, error, now)
 
@@ -310,11 +315,21 @@ class Lane:
         return out
 
     def _describe(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
-        return self._job_of(peer).describe(peer.rank, event.header, now)
+        out: list[Output] = []
+        try:
+            self._job_of(peer).describe(peer.rank, event.header, now, out)
+        except RecordsError as error:
+            out += self._untaken(peer, error, now)
+        return out
 
     def _abandon(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         cause = messages.decode(messages.Abandon, event.payload or b"")
-        return self._job_of(peer).abandon(peer.rank, event.header, cause, now)
+        out: list[Output] = []
+        try:
+            self._job_of(peer).abandon(peer.rank, event.header, cause, now, out)
+        except RecordsError as error:
+            out += self._untaken(peer, error, now)
+        return out
 
     def _error(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         """A member gives up: the run is over for all, for its reason or because of it."""
@@ -326,7 +341,9 @@ class Lane:
             code = ErrorCode(error.code)
             return self._roster.fail(job, code, error.message, error.rank, error.reason)
         text = f"rank {peer.rank} of job {job.title!r} has failed: {error.message}"
-        return self._roster.fail(job, ErrorCode.PEER_LOST, text, peer.rank, "failed")
+        # Where lanes welcomed it to different runs, nobody can join: no rank is to blame.
+        code = ErrorCode.JOIN if error.code == ErrorCode.JOIN else ErrorCode.PEER_LOST
+        return self._roster.fail(job, code, text, peer.rank, "failed")
 
     def _bye(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         """The rank leaves cleanly; whatever still needs it is lost."""
@@ -359,6 +376,8 @@ class Lane:
         peer = self._roster.sessions.get(event.session)
         if peer is None:
             return []
+        if isinstance(event.error, RecordsError):
+            return self._untaken(peer, event.error, now)
         if isinstance(event.error, PEER_ERRORS):
             return self._roster.refuse(peer, event.error, now)
         run = self._roster.runs_by_number.get(peer.run)

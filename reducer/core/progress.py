@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from reducer.core.buffer import Buffer
 from reducer.core.round import Chunk, Round, Step
 
@@ -13,11 +11,13 @@ class KeyProgress:
 
     `stable` is the minimum of `done` over the ranks; `_at_least` counts the ranks that stand
     there, so that the minimum is sought only when the last of them has moved on. `unreported` is
-    the cost of what became stable and no frame has told the ranks yet.
+    the cost of what became stable and no frame has told the ranks yet. `idles`: the key is in the
+    queue of its table for keys that may be forgotten.
     """
 
     __slots__ = (
-        "_at_least", "done", "held", "id", "name", "rounds", "stable", "touched_at", "unreported",
+        "_at_least", "done", "held", "id", "idles", "name", "rounds", "stable", "touched_at",
+        "unreported",
     )  # fmt: skip
 
     def __init__(self, id_: int, world_size: int) -> None:
@@ -27,8 +27,9 @@ class KeyProgress:
         self.stable = 0
         self._at_least = world_size
         self.rounds: dict[int, Round] = {}
-        self.held: deque[Chunk] = deque()
+        self.held: list[Chunk] = []  # as long as credits allow; a deque takes more, empty
         self.touched_at = 0.0
+        self.idles = False
         self.unreported = 0
 
     @property
@@ -59,7 +60,7 @@ class KeyProgress:
         freed: list[Buffer] = []
         cost = 0
         while self.held and self.held[0].position < self.stable:
-            chunk = self.held.popleft()
+            chunk = self.held.pop(0)
             chunk.step(Step.ALL_DONE)
             if chunk.result is not None:
                 freed.append(chunk.result)
@@ -67,7 +68,7 @@ class KeyProgress:
             round_ = chunk.round
             if round_.plan is not None:
                 cost += round_.plan.cost(chunk.index)
-            round_.chunks.pop(chunk.index, None)
+            round_.forget_chunk(chunk)
             self.forget_if_over(round_)
         return freed, cost
 
@@ -77,4 +78,8 @@ class KeyProgress:
             return
         over = len(round_.abandoned) == len(self.done) if round_.void else round_.left == 0
         if over:
-            self.rounds.pop(round_.number, None)
+            self.forget(round_)
+
+    def forget(self, round_: Round) -> None:
+        if self.rounds.pop(round_.number, None) is not None:
+            round_.give_back()

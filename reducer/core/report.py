@@ -24,6 +24,7 @@ def job_numbers(job: Job) -> dict[str, Any]:
         "failovers": job.counters.failovers,
         "refused_rounds": job.refused_rounds,
         "parked_bytes": job.parked_bytes(),
+        "record_bytes": job.records.used,
         "lateness": most(job.lateness.waited),
         "nonfinite": most(job.nonfinite),
         "round_counts": tuple(enumerate(job.durations.counts)),

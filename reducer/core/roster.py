@@ -27,7 +27,9 @@ class Roster:
 
     def __init__(self, settings: LaneSettings) -> None:
         self.settings = settings
-        self.budget = Budget(settings.budget, settings.credit, settings.job_budget)
+        self.budget = Budget(
+            settings.budget, settings.credit, settings.job_budget, settings.records
+        )
         self.connections = Connections()
         self.sessions: dict[int, Session] = {}
         self.forming: dict[FormingId, Forming] = {}
@@ -72,13 +74,13 @@ class Roster:
         self.errors[error.code] += 1
         about = {**peer.about(), "code": error.code.name.lower()}
         log = Log(peer.run, logging.WARNING, f"{peer}: {error}", about)
-        if peer.forming is not None:
-            self._unjoin(peer, peer.forming)
         return [log, self.send(peer.run, message, (peer.id,)), *self.close(peer, str(error), now)]
 
     def close(self, peer: Session, reason: str, now: float) -> list[Output]:
         if peer.state == SessionState.READY:
             self._note_loss(peer, now, reason)
+        if peer.forming is not None:  # else the run could be complete with who is gone
+            self._unjoin(peer, peer.forming)
         peer.state = SessionState.CLOSED
         return [Close(peer.run, peer.id, reason)]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from reducer.core.buffer import Buffer
 from reducer.core.plan import Plan
+from reducer.core.records import CHUNK, LIST_PLACE, MARK, ROUND, WORD
 from reducer.errors import InternalError
 from reducer.wire.codes import Collective, DType, Flag, ReduceOp
 from reducer.wire.header import NO_RANK, Header
@@ -215,12 +216,12 @@ class Round:
     `verdict` collects every rank's word once two of them differ. A void round only waits to be
     forgotten: `owed` is each rank's cost that its ABANDON will settle; `refused` is what the ranks
     are `told`, once it is known. `wait` is the longest that it has waited for a rank, where that is
-    traced.
+    traced. `charged` is what its records take of the run's room.
     """
 
     __slots__ = (
-        "abandoned", "begun", "chunks", "contributed", "described", "descriptor", "job", "key",
-        "left", "number", "opened_at", "owed", "owned", "plan", "refused", "stream", "told",
+        "abandoned", "begun", "charged", "chunks", "contributed", "described", "descriptor", "job",
+        "key", "left", "number", "opened_at", "owed", "owned", "plan", "refused", "stream", "told",
         "touched_at", "verdict", "void", "wait",
     )  # fmt: skip
 
@@ -233,8 +234,12 @@ class Round:
         world_size: int,
         now: float,
     ) -> None:
-        self.job = job
+        """Raises RecordsError."""
+        self.charged = 0
         self.stream = stream
+        self.charge(ROUND + LIST_PLACE * world_size)
+        stream.keys.records.rounds += 1
+        self.job = job
         self.key = key
         self.number = number
         self.descriptor: Descriptor | None = None
@@ -249,11 +254,35 @@ class Round:
         self.begun = False  # a contribution has come
         self.void = False
         self.refused: Refused | None = None
-        self.told: set[int] = set()
-        self.described: set[int] = set()
+        # Sets of ranks; dicts, which take less while they are empty.
+        self.told: dict[int, None] = {}
+        self.described: dict[int, None] = {}
+        self.abandoned: dict[int, None] = {}
         self.verdict: dict[int, Descriptor] | None = None
-        self.abandoned: set[int] = set()
         self.owed: dict[int, int] = {}
+
+    def charge(self, size: int) -> None:
+        """Take room for one more record of the round; raises RecordsError."""
+        self.stream.keys.records.take(size)
+        self.charged += size
+
+    def give_back(self) -> None:
+        """The round is forgotten, with all that it holds."""
+        records = self.stream.keys.records
+        records.give(self.charged)
+        records.rounds -= 1
+
+    def mark(self, ranks: dict[int, None], rank: int) -> None:
+        """Note the rank in one of the round's sets; raises RecordsError."""
+        if rank not in ranks:
+            self.charge(MARK)
+            ranks[rank] = None
+
+    def owe(self, rank: int, cost: int) -> None:
+        """The rank has sent so much of a void round; raises RecordsError."""
+        if rank not in self.owed:
+            self.charge(MARK)
+        self.owed[rank] = self.owed.get(rank, 0) + cost
 
     def describe(self, descriptor: Descriptor, plan: Plan, owned: int) -> None:
         self.descriptor = descriptor
@@ -270,40 +299,55 @@ class Round:
         return descriptor_of(header) == described
 
     def chunk(self, index: int) -> Chunk:
+        """The record of a chunk, made when it is new; raises RecordsError."""
         chunk = self.chunks.get(index)
         if chunk is None:
-            chunk = self.chunks[index] = Chunk(self, index, len(self.contributed))
+            world_size = len(self.contributed)
+            self.charge(CHUNK + LIST_PLACE * world_size)
+            chunk = self.chunks[index] = Chunk(self, index, world_size)
         return chunk
 
+    def forget_chunk(self, chunk: Chunk) -> None:
+        if self.chunks.pop(chunk.index, None) is not None:
+            size = CHUNK + LIST_PLACE * len(self.contributed)
+            self.stream.keys.records.give(size)
+            self.charged -= size
+
     def make_void(self) -> list[Buffer]:
-        """Free everything that is not on its way to the ranks, and note what each rank paid."""
+        """Free everything that is not on its way to the ranks, and note what each rank paid.
+
+        Raises RecordsError before anything is freed.
+        """
+        collecting = [c for c in self.chunks.values() if c.phase == Phase.COLLECTING]
+        for chunk in collecting:
+            for rank in chunk.present():
+                self.owe(rank, chunk.cost)
         self.void = True
         freed: list[Buffer] = []
-        for index, chunk in list(self.chunks.items()):
-            if chunk.phase != Phase.COLLECTING:
-                continue
-            for rank in chunk.present():
-                self.owed[rank] = self.owed.get(rank, 0) + chunk.cost
+        for chunk in collecting:
             chunk.step(Step.VOIDED)
             freed += chunk.drop()
-            del self.chunks[index]
+            self.forget_chunk(chunk)
         return freed
 
     def spoken(self) -> set[int]:
         """The ranks that have said what the round is."""
         if self.verdict is not None:
             return set(self.verdict)
-        return {r for r, n in enumerate(self.contributed) if n} | self.described
+        return {r for r, n in enumerate(self.contributed) if n} | set(self.described)
 
     def doubt(self) -> None:
         """Two descriptors have met: from now on every rank's word is collected."""
         assert self.descriptor is not None
-        self.verdict = dict.fromkeys(self.spoken(), self.descriptor)
+        spoken = self.spoken()
+        self.charge(MARK * len(spoken))
+        self.verdict = dict.fromkeys(spoken, self.descriptor)
 
     def hear(self, rank: int, descriptor: Descriptor) -> bool:
         """Take a rank's word for the verdict; True when it was the last one."""
         if self.verdict is None or rank in self.verdict:
             return False
+        self.charge(WORD)
         self.verdict[rank] = descriptor
         return len(self.verdict) == len(self.contributed)
 

@@ -53,18 +53,23 @@ class Route:
         slot = living[q % len(living)]
         return slot, q // len(living) % self.lanes[slot]
 
-    def place(self, home: int, slot: int, lane: int) -> Place | None:
-        """Where the chunks of `home` are that this lane owns; None if it owns none of them."""
-        slots = len(self.live)
-        if self.live[home]:
-            if home != slot:
-                return None
-            return Place(slots * self.lanes[slot], lane * slots + home)
+    def places(self, slot: int, lane: int) -> list[tuple[int, Place]]:
+        """The home slots of which this lane owns chunks, and which; in time linear in the slots.
+
+        They are its own slot and every dead one; none where its own is dead.
+        """
         if not self.live[slot]:
-            return None
+            return []
+        slots, lanes = len(self.live), self.lanes[slot]
         living = self._living()
         q = living.index(slot) + len(living) * lane
-        return Place(slots * len(living) * self.lanes[slot], q * slots + home)
+        found: list[tuple[int, Place]] = []
+        for home, live in enumerate(self.live):
+            if home == slot:
+                found.append((home, Place(slots * lanes, lane * slots + home)))
+            elif not live:
+                found.append((home, Place(slots * len(living) * lanes, q * slots + home)))
+        return found
 
     def _living(self) -> list[int]:
         return [slot for slot, live in enumerate(self.live) if live]

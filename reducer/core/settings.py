@@ -25,6 +25,7 @@ class LaneSettings:
     silence: float = 5.0  # of a worker whose job does not say
     lost_grace: float = 0.5
     deserted_after: float = 5.0
+    records: int = 2 << 20  # of each share of a run, at most: what its records may take
     job_budget: int = 0  # of one job; 0: as much as there is
     max_jobs: int = 1_000
     max_runs: int = 1_000  # of one job

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from reducer.core.buffer import Buffer
 from reducer.core.events import Discard, Free, Output
 from reducer.core.keytable import KeyTable
+from reducer.core.records import STREAM, Records
 from reducer.core.round import Round
 from reducer.core.route import Place, Route
 from reducer.errors import ProtocolError
@@ -47,6 +48,7 @@ class Stream:
                 if chunk.result is not None:
                     sent.append(chunk.result)
         self.keys.clear()
+        self.keys.records.give(STREAM)
         return [Free(run, freed), Discard(run, sent)]
 
 
@@ -54,14 +56,20 @@ class Streams:
     """What lane `lane` of slot `slot` owns under `route`, by home slot."""
 
     def __init__(
-        self, slot: int, lane: int, route: Route, new_table: Callable[[bool], KeyTable]
+        self,
+        slot: int,
+        lane: int,
+        route: Route,
+        records: Records,
+        new_table: Callable[[bool], KeyTable],
     ) -> None:
         self.slot = slot
         self.lane = lane
         self.route = route
+        self._records = records
         self._new_table = new_table
         self._by_home: dict[int, Stream] = {}
-        self._open()
+        self.move(route)
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._by_home.values())
@@ -70,12 +78,21 @@ class Streams:
         return bool(self._by_home)
 
     def move(self, route: Route) -> list[Stream]:
-        """Take a newer route; the streams that it moves away from here."""
+        """Take a newer route; the streams that it moves away from here.
+
+        Raises RecordsError before anything has changed.
+        """
         moved = [s for s in self._by_home.values() if route.since[s.home] != s.since]
+        staying = self._by_home.keys() - {stream.home for stream in moved}
+        places = route.places(self.slot, self.lane)
+        begun = [(home, place) for home, place in places if home not in staying]
+        self._records.take(STREAM * len(begun))
         for stream in moved:
             del self._by_home[stream.home]
         self.route = route
-        self._open()
+        for home, place in begun:
+            since = route.since[home]
+            self._by_home[home] = Stream(home, since, place, self._new_table(since > 0))
         return moved
 
     def find(self, rank: int, home: int, since: int) -> Stream | None:
@@ -98,9 +115,3 @@ class Streams:
 
     def clear(self) -> None:
         self._by_home.clear()
-
-    def _open(self) -> None:
-        for home, since in enumerate(self.route.since):
-            place = self.route.place(home, self.slot, self.lane)
-            if place is not None and home not in self._by_home:
-                self._by_home[home] = Stream(home, since, place, self._new_table(since > 0))

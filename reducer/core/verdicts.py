@@ -11,6 +11,7 @@ from reducer.core.events import Free, Log, Output, Send
 from reducer.core.grants import Grants
 from reducer.core.open_rounds import OpenRounds
 from reducer.core.progress import KeyProgress
+from reducer.core.records import text_bytes
 from reducer.core.round import Round, descriptor_of
 from reducer.core.seats import Seats
 from reducer.core.texts import about, mismatch_text
@@ -20,7 +21,10 @@ from reducer.wire.header import Header
 
 
 class Verdicts:
-    """Law 7: the owner of chunk 0 judges, one text goes to all, nothing is summed."""
+    """Law 7: the owner of chunk 0 judges, one text goes to all, nothing is summed.
+
+    What keeps a record raises RecordsError where there is no room for it; the run then ends.
+    """
 
     def __init__(
         self, job: str, world_size: int, ledger: Ledger, open_: OpenRounds, seats: Seats,
@@ -51,11 +55,11 @@ class Verdicts:
         out: list[Output],
     ) -> None:
         """A contribution to a void round: count its cost until the ABANDON, drop its bytes."""
+        round_.owe(rank, cost)
         self._ledger.charge(rank, cost)
-        round_.owed[rank] = round_.owed.get(rank, 0) + cost
+        self.hear(key, round_, rank, header, out)
         if buffer is not None:
             out.append(Free(self._seats.run, (buffer,)))
-        self.hear(key, round_, rank, header, out)
 
     def hear(
         self, key: KeyProgress, round_: Round, rank: int, header: Header, out: list[Output]
@@ -69,8 +73,7 @@ class Verdicts:
             return
         assert round_.verdict is not None
         text = mismatch_text(key, round_, round_.verdict)
-        round_.refused = messages.Refused(int(ErrorCode.MISMATCH), text)
-        self.refused += 1
+        self._judge(round_, messages.Refused(int(ErrorCode.MISMATCH), text))
         out.append(self._refuse(round_, range(self._world_size)))
         text = f"job {self._job!r}: {text}"
         out.append(Log(self._seats.run, logging.WARNING, text, about(key, round_)))
@@ -82,13 +85,12 @@ class Verdicts:
         if not round_.void:
             self._void(round_, out)
         self._ledger.settle(rank, round_.owed.pop(rank, 0))
-        round_.abandoned.add(rank)
+        round_.mark(round_.abandoned, rank)
         if round_.refused is None and round_.stream.place.owns(round_.key, 0):
             # The verdict was another lane's, which has died since; whoever spoke here missed it.
-            round_.refused = messages.Refused(cause.code, cause.message)
-            self.refused += 1
+            self._judge(round_, messages.Refused(cause.code, cause.message))
             self._open.judged(round_)
-            out.append(self._refuse(round_, spoken - round_.abandoned))
+            out.append(self._refuse(round_, spoken.difference(round_.abandoned)))
 
     def again(self, round_: Round, rank: int, out: list[Output]) -> None:
         """The rank may have missed the verdict; what it has sent of the round it sends again."""
@@ -106,7 +108,14 @@ class Verdicts:
         out.append(Free(self._seats.run, round_.make_void()))
         self._grants.end(round_, out)
 
+    def _judge(self, round_: Round, refused: messages.Refused) -> None:
+        """The verdict is known, and kept for ranks that may miss it."""
+        round_.charge(text_bytes(refused.message))
+        round_.refused = refused
+        self.refused += 1
+
     def _refuse(self, round_: Round, ranks: Collection[int]) -> Send:
         assert round_.refused is not None
-        round_.told.update(ranks)
+        for rank in ranks:
+            round_.mark(round_.told, rank)
         return self._seats.about(round_.stream, ranks, round_.refused, round_.key, round_.number)

@@ -68,6 +68,7 @@ class LaneOptions:
     answers_fd: int
     memory: int
     credit: int
+    records: int
     stall_after: float
     drain_timeout: float
     slow_reader_bytes: int
@@ -288,6 +289,7 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
         incarnation=secrets.token_bytes(16),
         budget=options.memory,
         credit=options.credit,
+        records=options.records,
         crc32c=kernels.crc32c,
         acc_itemsize=kernels.acc_itemsize,
         stall_after=options.stall_after,

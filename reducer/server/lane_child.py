@@ -140,6 +140,7 @@ def _lane_options(
         answers_fd=answers_fd,
         memory=options.memory // options.lane_count,
         credit=options.credit,
+        records=options.records,
         stall_after=options.stall_after,
         drain_timeout=options.drain_timeout,
         slow_reader_bytes=options.slow_reader_bytes,

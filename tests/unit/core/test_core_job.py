@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from reducer.core.credits import LEAST_RECORDS
 from reducer.core.events import Send
-from reducer.core.job import MAX_UNPAID_ROUNDS
 from reducer.core.keytable import KeyTable
+from reducer.core.records import ROUND, Records
 from reducer.core.round import TRANSITIONS, Chunk, Phase, Round, Step
 from reducer.core.route import Place
 from reducer.core.stream import Stream
@@ -104,7 +105,8 @@ def test_parked_and_accumulated_bytes_never_exceed_what_was_sent() -> None:
 
 
 def test_every_illegal_step_is_a_bug_of_ours() -> None:
-    stream = Stream(0, 0, Place(1, 0), KeyTable("j", 2, 10, moved=False))
+    records = Records("j", 1 << 20)
+    stream = Stream(0, 0, Place(1, 0), KeyTable("j", 2, 10, moved=False, records=records))
     for phase, step in itertools.product(Phase, Step):
         chunk = Chunk(Round(("j", "r"), stream, 1, 0, 2, 0.0), 0, 2)
         chunk.phase = phase
@@ -219,7 +221,7 @@ def test_the_verdict_waits_for_every_rank() -> None:
 
 
 def test_an_abandoned_round_restores_the_credit_of_what_was_sent() -> None:
-    lane = SimLane(credit=4_096, budget=4 * 3 * 4_096)
+    lane = SimLane(credit=4_096, budget=4 * (3 * 4_096 + LEAST_RECORDS))
     workers = join_all(lane, 2)
     for number in range(50):
         for rank, worker in enumerate(workers):
@@ -237,17 +239,19 @@ def describe(worker: Scripted, spec: Spec) -> None:
 
 
 def test_descriptions_leave_a_bounded_number_of_records() -> None:
-    lane = SimLane()
+    """They fill half of the room for records; the others are dropped, and the job goes on."""
+    lane = SimLane(records=LEAST_RECORDS)
     workers = join_all(lane, 2)
-    for number in range(MAX_UNPAID_ROUNDS + 10):
+    kept = 4 * LEAST_RECORDS // 2 // ROUND
+    for number in range(10 * kept):
         describe(workers[0], Spec(number=number))
-    for number in (3, MAX_UNPAID_ROUNDS + 5):  # kept, and not
+    numbers = lane.core.snapshot()["jobs"]["job"]
+    assert numbers["record_bytes"] <= 2 * LEAST_RECORDS
+    for number in (3, kept + 5):  # kept, and not
         describe(workers[1], Spec(number=number, count=9))
     (refused,) = workers[0].read(MessageKind.REFUSED)
     assert refused.header.round == 3
     assert workers[0].session.closed is None
-    workers[0].abandon(Spec(number=MAX_UNPAID_ROUNDS + 7))
-    assert workers[0].error().code == ErrorCode.QUOTA
 
 
 def test_a_bug_of_ours_is_not_taken_for_the_peers_fault() -> None:
@@ -398,7 +402,7 @@ def test_two_names_of_one_id_are_refused_and_named() -> None:
 
 
 def test_ten_thousand_keys_used_once_leave_nothing_behind() -> None:
-    lane = SimLane()
+    lane = SimLane(records=4 << 20, budget=1 << 30)
     workers = join_all(lane, 2)
     for number in range(10_000):
         spec = Spec(key=f"key-{number}")

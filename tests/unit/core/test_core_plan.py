@@ -23,10 +23,7 @@ def test_every_chunk_has_one_owner_and_every_lane_knows_its_number() -> None:
         for slot, lanes in enumerate(lanes_by_slot):
             for lane in range(lanes):
                 mine: list[int] = []
-                for home in range(len(lanes_by_slot)):
-                    place = route.place(home, slot, lane)
-                    if place is None:
-                        continue
+                for home, place in route.places(slot, lane):
                     owned = [chunk for chunk in range(chunks) if place.owns(key, chunk)]
                     assert all(route.home(key, chunk) == home for chunk in owned)
                     assert place.owned(key, chunks) == len(owned)

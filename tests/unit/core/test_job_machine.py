@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from reducer.core.credits import LEAST_RECORDS
 from reducer.wire.codes import DType, ErrorCode, ReduceOp
 from tests.support import oracle
 from tests.support.simcluster import SimCluster
@@ -46,7 +47,12 @@ class JobMachine(RuleBasedStateMachine):
     )
     def start(self, world: int, lanes: tuple[int, ...], seed: int, credit: int) -> None:
         self.cluster = SimCluster(
-            world, lanes, ((0, 4_096),), seed, credit=credit, budget=(world + 2) * 3 * 16_384
+            world,
+            lanes,
+            ((0, 4_096),),
+            seed,
+            credit=credit,
+            budget=(world + 2) * (3 * 16_384 + LEAST_RECORDS),
         )
         self.cluster.join()
         self.random = np.random.default_rng(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from reducer.core.credits import LEAST_RECORDS
 from reducer.core.quotas import allowed_connections
 from reducer.wire.codes import ErrorCode, MessageKind
 from tests.support.scripted import Scripted, Spec, join_all
@@ -11,7 +12,7 @@ from tests.support.simlane import SimLane
 
 # What one rank of a job reserves on a lane with this credit and the chunks of `Scripted`.
 CREDIT = 8_192
-SHARE = CREDIT + 2 * 4_096
+SHARE = CREDIT + 2 * 4_096 + LEAST_RECORDS
 
 
 def refused_for(worker: Scripted) -> str:
@@ -45,8 +46,10 @@ def test_a_job_has_its_share_of_memory() -> None:
     lane = SimLane(budget=80 * SHARE, credit=CREDIT, job_budget=40 * SHARE)
     join_all(lane, 4, job="a", run_id="one")
     for text in map(refused_for, join_all(lane, 67, job="a", run_id="two")):
-        assert "job 'a' needs 565,248 bytes on each lane (67 workers" in text
-        assert "557,056 of the 655,360 that one job may have are left: raise --job-memory" in text
+        assert "job 'a' needs 2,826,240 bytes on each lane (67 workers" in text
+        assert (
+            "1,671,168 of the 1,966,080 that one job may have are left: raise --job-memory" in text
+        )
     assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, 4, job="b"))
 
 
@@ -62,22 +65,22 @@ def test_a_share_of_memory_is_given_back() -> None:
 
 def test_a_run_that_wants_all_memory_leaves_room_for_those_that_come_after_it() -> None:
     """The run of a mesh of 8 x 2, then its columns and rows; none needs its full credit."""
-    lane = SimLane(budget=200 * SHARE, credit=1 << 30)
-    free = 200 * SHARE
+    lane = SimLane(budget=400 * SHARE, credit=1 << 30)
+    free = 400 * SHARE
     for members, count in ((16, 1), (8, 2), (2, 8)):
         for number in range(count):
             name = f"run#{members}/{number}"
             workers = join_all(lane, members, run_id=name)
             assert all(worker.read(MessageKind.WELCOME) for worker in workers), name
-            taken = free - (200 * SHARE - lane.core.snapshot()["reserved_bytes"])
+            taken = free - (400 * SHARE - lane.core.snapshot()["reserved_bytes"])
             assert free / 5 < taken <= free / 4
             free -= taken
 
 
 def test_the_least_that_a_run_can_work_with_may_be_all_that_is_free() -> None:
-    lane = SimLane(budget=3 * SHARE, credit=CREDIT)
+    lane = SimLane(budget=6 * (2 * 4_096 + LEAST_RECORDS), credit=CREDIT)
     join_all(lane, 4, job="a")
-    assert "0 of 49,152 are free: raise --memory" in refused_for(Scripted(lane, 0, 1, job="b"))
+    assert "0 of 245,760 are free: raise --memory" in refused_for(Scripted(lane, 0, 1, job="b"))
 
 
 def test_a_job_has_its_share_of_connections() -> None:

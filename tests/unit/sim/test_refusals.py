@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from reducer.core.credits import LEAST_RECORDS
 from reducer.wire.codes import DType, ErrorCode
 from tests.support import oracle
 from tests.support.counts import draws
@@ -36,7 +37,7 @@ def storm(seed: int) -> None:
         ((0, 4_096),),
         seed,
         credit=rng.choice((4_096, 16_384)),
-        budget=(world + 2) * 3 * 16_384,
+        budget=(world + 2) * (3 * 16_384 + LEAST_RECORDS),
     )
     cluster.join()
     lengths = {key: rng.randrange(1, 6) for key in KEYS}
