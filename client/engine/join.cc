@@ -291,7 +291,9 @@ std::optional<Failure> State::check_welcome(const Lane& lane, const Welcome& w) 
     if (other->phase != Phase::kWelcomed) continue;
     if (other->welcome.run_id != w.run_id) {
       return differs("run id", "'" + w.run_id + "'",
-                     "'" + other->welcome.run_id + "' of " + other->name);
+                     "'" + other->welcome.run_id + "' of " + other->name +
+                         ": rank 0 was started again when the run had begun on a part of the "
+                         "lanes; start all ranks again");
     }
     if (!(other->welcome.chunk_table == w.chunk_table) || other->welcome.epoch != w.epoch) {
       return differs("another chunk table or epoch", "here", "that of " + other->name);

@@ -20,6 +20,9 @@ def forming_id(hello: messages.Hello) -> FormingId:
 class Forming:
     """The ranks of a run until it is complete; `sessions` and `incarnations` by rank.
 
+    A rank whose connection has ended is forgotten, with all that it has said: a process that was
+    started again takes its place, rank 0 with a run id of its own.
+
     Of a run that was complete before, this lane has lost the state or never had it. Only the
     processes that were in it come back, so nobody else may take part.
     """
@@ -30,7 +33,6 @@ class Forming:
         self.title = run_title(self.job, self.id[1])
         self.world_size = hello.world_size
         self.reducers = hello.reducers
-        self.run_id = ""
         self.slot = -1
         self.table: messages.ChunkTable = ()
         self.digest_every = 0
@@ -38,6 +40,7 @@ class Forming:
         self.sessions: dict[int, int] = {}
         self.incarnations: dict[int, bytes] = {}
         self.changed = False
+        self._run_ids: dict[int, str] = {}  # of the ranks that have given one
         self._first_rank = hello.rank
 
     def admit(self, hello: messages.Hello, session: int) -> int | None:
@@ -52,14 +55,14 @@ class Forming:
             raise JoinError(f"{who} is outside its world size {hello.world_size}")
         if self.incarnations.get(hello.rank, hello.incarnation) != hello.incarnation:
             raise JoinError(f"{who} has joined already, from another process: start each rank once")
-        if hello.run_id:
-            if self.run_id and hello.run_id != self.run_id:
-                raise JoinError(
-                    f"{who} asks for run {hello.run_id!r}, but run {self.run_id!r} is forming"
-                )
-            self.run_id = hello.run_id
+        if hello.run_id and self.run_id and hello.run_id != self.run_id:
+            raise JoinError(
+                f"{who} asks for run {hello.run_id!r}, but run {self.run_id!r} is forming"
+            )
         if hello.rank == 0:
             self._take_rules(who, hello)
+        if hello.run_id:
+            self._run_ids[hello.rank] = hello.run_id
         before = self.sessions.get(hello.rank)
         self.sessions[hello.rank] = session
         self.incarnations[hello.rank] = hello.incarnation
@@ -86,7 +89,13 @@ class Forming:
     def leave(self, rank: int) -> None:
         self.sessions.pop(rank, None)
         self.incarnations.pop(rank, None)
+        self._run_ids.pop(rank, None)
         self.changed = True
+
+    @property
+    def run_id(self) -> str:
+        """What the ranks that are here call the run; "" before any of them has said so."""
+        return next(iter(self._run_ids.values()), "")
 
     @property
     def complete(self) -> bool:

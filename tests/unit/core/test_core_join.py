@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from reducer.core import events
+from reducer.core.credits import LEAST_RECORDS
 from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode, MessageKind
+from tests.support.frames import control
 from tests.support.scripted import TABLE, Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -86,6 +88,87 @@ def test_a_hello_that_does_not_fit_is_refused_and_harms_nobody(
     assert welcome(join).run_id == "run"
 
 
+@pytest.mark.parametrize("given", ["", "night"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_started_again_while_its_run_forms_takes_its_place(
+    rank: int, given: str
+) -> None:
+    """A pod that restarts at start-up; rank 0 makes another run id, where nobody gave one."""
+    lane = SimLane()
+    first = Scripted(lane, rank, 3, run_id=given or ("first" if rank == 0 else ""))
+    other = Scripted(lane, 2, 3, run_id=given)
+    first.session.lose()
+    last = Scripted(lane, 1 - rank, 3, run_id=given or ("run" if rank == 1 else ""))
+    assert not last.read(MessageKind.WELCOME)  # who has gone does not count
+    new = b"n" * 16
+    again = Scripted(lane, rank, 3, incarnation=new, run_id=given or ("run" if rank == 0 else ""))
+    assert {welcome(worker).run_id for worker in (again, other, last)} == {given or "run"}
+    # The new process is the member, and the old one is none.
+    back = Scripted(lane, rank, 3, incarnation=new, run_id=given or "run", rejoin=True)
+    assert welcome(back).run_id == (given or "run")
+    old = Scripted(lane, rank, 3, run_id=given or "run", rejoin=True)
+    assert "cannot join it from a new process" in old.error().message
+
+
+def test_a_rank_of_a_forming_run_that_is_still_there_is_not_replaced() -> None:
+    lane = SimLane()
+    first = Scripted(lane, 0, 2)
+    again = Scripted(lane, 0, 2, incarnation=b"n" * 16, run_id="run-2")
+    assert "has joined already, from another process" in again.error().message
+    again.session.lose()
+    Scripted(lane, 1, 2)
+    assert welcome(first).run_id == "run"
+
+
+def test_rank_0_may_not_change_the_run_id_that_another_rank_was_given() -> None:
+    lane = SimLane()
+    Scripted(lane, 0, 3, run_id="night").session.lose()
+    other = Scripted(lane, 1, 3, run_id="night")
+    wrong = Scripted(lane, 0, 3, incarnation=b"n" * 16, run_id="random")
+    assert "asks for run 'random', but run 'night' is forming" in wrong.error().message
+    wrong.session.lose()
+    Scripted(lane, 2, 3)
+    Scripted(lane, 0, 3, incarnation=b"m" * 16, run_id="night")
+    assert welcome(other).run_id == "night"
+
+
+def test_a_rank_0_that_is_refused_leaves_no_run_id_behind() -> None:
+    lane = SimLane()
+    other = Scripted(lane, 1, 2)
+    bad = Scripted(lane, 0, 2, run_id="bad", chunk_table=())
+    assert "must name a run id and a chunk table" in bad.error().message
+    Scripted(lane, 0, 2, incarnation=b"n" * 16)
+    assert welcome(other).run_id == "run"
+
+
+@pytest.mark.parametrize("last_words", ["bye", "error"])
+def test_a_rank_that_leaves_while_its_run_forms_is_no_member(last_words: str) -> None:
+    """Its connection may stand for a while yet."""
+    lane = SimLane()
+    gone = Scripted(lane, 0, 2)
+    if last_words == "bye":
+        gone.bye()
+    else:
+        gone.session.send(control(messages.Error(int(ErrorCode.JOIN), "enough")))
+    assert gone.session.closed
+    last = Scripted(lane, 1, 2)
+    assert not last.read(MessageKind.WELCOME)
+    again = Scripted(lane, 0, 2, incarnation=b"n" * 16)
+    gone.session.lose()
+    assert welcome(again) == welcome(last)
+
+
+def test_a_run_that_two_lanes_name_differently_ends_with_a_join_error() -> None:
+    """Rank 0 was started again when a lane had welcomed all: the others have both run ids."""
+    lane = SimLane()
+    workers = join_all(lane, 3)
+    text = "names run id 'b', expected 'a' of lane 0: start all ranks again"
+    workers[1].session.send(control(messages.Error(int(ErrorCode.JOIN), text)))
+    for worker in (workers[0], workers[2]):
+        error = worker.error()
+        assert error.code == ErrorCode.JOIN and text in error.message
+
+
 def test_a_complete_run_admits_its_own_members_alone() -> None:
     lane = SimLane()
     workers = join_all(lane, 2)
@@ -140,7 +223,7 @@ def test_the_memory_of_a_job_is_reserved_at_join_and_given_back() -> None:
 
 
 def test_a_small_budget_shrinks_the_credit_to_one_chunk() -> None:
-    lane = SimLane(budget=4 * 2 * 4_096)
+    lane = SimLane(budget=4 * (2 * 4_096 + LEAST_RECORDS))
     told = welcome(join_all(lane, 2)[0])
     assert (told.credit, told.grant) == (4_096, 4_096)
 
@@ -205,7 +288,7 @@ def test_a_run_id_may_be_used_again_as_soon_as_all_have_gone() -> None:
         worker.session.lose()
     again = [Scripted(lane, rank, 2, run_id="run", incarnation=b"n" * 16) for rank in range(2)]
     assert {welcome(worker).run_id for worker in again} == {"run"}
-    assert lane.core.snapshot()["reserved_bytes"] == 4 * (4 << 20) + 4 * 2 * 4_096
+    assert lane.core.snapshot()["reserved_bytes"] == 4 * ((4 << 20) + 2 * 4_096 + (2 << 20))
 
 
 def test_what_a_dead_run_held_is_freed_even_if_its_successor_is_refused() -> None:
