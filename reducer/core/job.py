@@ -68,6 +68,8 @@ class Counters:
     rounds: int = 0
     reconnects: int = 0
     failovers: int = 0
+    stats_walks: int = 0
+    stats_shared: int = 0
 
 
 class Job:
@@ -107,6 +109,8 @@ class Job:
         self.table = table
         self.ledger = Ledger(window, world_size)
         self.seats = Seats(number, world_size, 0, crc)
+        self._asking: dict[int, None] = {}  # sessions whose STATS is not answered yet
+        self._stats_from = 0.0  # when the next may be answered at once
         self.departed: int | None = None
         self.counters = Counters()
         self.late = [0] * world_size  # rounds that each rank was the last in
@@ -477,7 +481,7 @@ class Job:
         stream = self.streams.find(rank, header.chunk, header.route)
         if stream is None:
             return
-        for key, done in stream.keys.entries(payload, now):
+        for key, done in stream.keys.entries(payload, rank, now):
             self._report_done(stream, key, rank, done, out)
             stream.keys.maybe_idle(key)
 
@@ -550,6 +554,32 @@ class Job:
         key = round_.stream.keys[round_.key]
         text = f"job {self.title!r}: {stall_text(key, round_, now)}"
         return Log(self.number, logging.WARNING, text, about(key, round_))
+
+    def ask_stats(self, session: int, now: float, interval: float) -> messages.Stats | None:
+        """STATS walks all records: what is asked within `interval` of an answer shares the next.
+
+        None: `shared_stats` answers.
+        """
+        if now >= self._stats_from:
+            return self._walk(now, interval)
+        self._asking[session] = None
+        self.counters.stats_shared += 1
+        return None
+
+    def shared_stats(
+        self, now: float, interval: float
+    ) -> tuple[messages.Stats, tuple[int, ...]] | None:
+        """The answer to the questions that wait, and the sessions that asked; at every beat."""
+        if not self._asking:
+            return None
+        sessions = tuple(self._asking)
+        self._asking.clear()
+        return self._walk(now, interval), sessions
+
+    def _walk(self, now: float, interval: float) -> messages.Stats:
+        self._stats_from = now + interval
+        self.counters.stats_walks += 1
+        return self.stats(self.waiting(now))
 
     def waiting(self, now: float) -> tuple[dict[str, Any], ...]:
         """The oldest rounds that are open, and who is absent from them."""

@@ -91,8 +91,8 @@ class KeyTable:
         self.maybe_idle(key)
         return freed
 
-    def entries(self, payload: memoryview, now: float) -> Iterator[tuple[KeyProgress, int]]:
-        """The keys of a worker's HEARTBEAT, each with its done position.
+    def entries(self, payload: memoryview, rank: int, now: float) -> list[tuple[KeyProgress, int]]:
+        """The entries of a rank's HEARTBEAT that say more of a key than is known.
 
         Raises ProtocolError for a broken list, and RecordsError, before the first is given.
         """
@@ -100,12 +100,15 @@ class KeyTable:
             raise ProtocolError(f"a heartbeat of {len(payload)} bytes is no list of entries")
         if self._moved:
             for id_, _ in _ENTRY.iter_unpack(payload):
-                self.open(id_, now)
+                self.maybe_idle(self.open(id_, now))
+        found: list[tuple[KeyProgress, int]] = []
         for id_, done in _ENTRY.iter_unpack(payload):
             key = self._keys.get(id_)
             if key is not None:
                 key.touched_at = now
-                yield key, done
+                if key.is_news(rank, done):
+                    found.append((key, done))
+        return found
 
     def told(self, key: KeyProgress) -> None:
         """A RESULT has carried the key's stable position to every rank of the job."""

@@ -301,7 +301,8 @@ class Lane:
 
     def _stats(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         job = self._job_of(peer)
-        return [self._roster.send(job.number, job.stats(job.waiting(now)), (peer.id,))]
+        stats = job.ask_stats(peer.id, now, self._settings.heartbeat)
+        return [] if stats is None else [self._roster.send(job.number, stats, (peer.id,))]
 
     def _heartbeat(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         out: list[Output] = []
@@ -309,7 +310,7 @@ class Lane:
         try:
             job.heartbeat(peer.rank, event.header, event.payload, now, out)
         except PEER_ERRORS as error:
-            out += self._roster.refuse(peer, error, now)
+            out += self._untaken(peer, error, now)
         except Exception as bug:
             self._fault(self._roster.runs_by_number.get(peer.run), bug, None, out)
         return out
@@ -414,6 +415,9 @@ class Lane:
         for run in list(self._roster.runs.values()):
             try:
                 out += run.job.beat()
+                shared = run.job.shared_stats(now, self._settings.heartbeat)
+                if shared is not None:
+                    out.append(self._roster.send(run.job.number, *shared))
             except Exception as bug:
                 self._fault(run, bug, None, out)
         heartbeat = payload_frame(MessageKind.HEARTBEAT, b"", self._settings.crc32c)

@@ -9,23 +9,24 @@ from reducer.core.round import Chunk, Round, Step
 class KeyProgress:
     """One key of one job (PROTOCOL.md, section 8).
 
-    `stable` is the minimum of `done` over the ranks; `_at_least` counts the ranks that stand
-    there, so that the minimum is sought only when the last of them has moved on. `unreported` is
-    the cost of what became stable and no frame has told the ranks yet. `idles`: the key is in the
-    queue of its table for keys that may be forgotten.
+    `stable` is the minimum of the ranks' done positions. `_tree` has these in its second half, and
+    in each place n before the lesser of places 2n and 2n + 1: so the minimum, in place 1, costs no
+    more than the logarithm of the ranks, whatever the ranks report. `unreported` is the cost of
+    what became stable and no frame has told the ranks yet. `idles`: the key is in the queue of its
+    table for keys that may be forgotten.
     """
 
     __slots__ = (
-        "_at_least", "done", "held", "id", "idles", "name", "rounds", "stable", "touched_at",
+        "_tree", "_world_size", "held", "id", "idles", "name", "rounds", "stable", "touched_at",
         "unreported",
     )  # fmt: skip
 
     def __init__(self, id_: int, world_size: int) -> None:
         self.id = id_
         self.name = ""
-        self.done = [0] * world_size
+        self._tree = [0] * (2 * world_size)
+        self._world_size = world_size
         self.stable = 0
-        self._at_least = world_size
         self.rounds: dict[int, Round] = {}
         self.held: list[Chunk] = []  # as long as credits allow; a deque takes more, empty
         self.touched_at = 0.0
@@ -36,19 +37,25 @@ class KeyProgress:
     def label(self) -> str:
         return repr(self.name) if self.name else f"{self.id:#018x}"
 
+    def is_news(self, rank: int, position: int) -> bool:
+        """Whether the rank has not reported as much before."""
+        return position > self._tree[self._world_size + rank]
+
     def report(self, rank: int, position: int) -> bool:
         """Take a rank's done position; True when `stable` has risen."""
-        before = self.done[rank]
-        if position <= before:
+        tree = self._tree
+        at = self._world_size + rank
+        if position <= tree[at]:
             return False
-        self.done[rank] = position
-        if before != self.stable:
-            return False
-        self._at_least -= 1
-        if self._at_least:
-            return False
-        self.stable = min(self.done)
-        self._at_least = self.done.count(self.stable)
+        tree[at] = position
+        while at > 1:
+            beside = tree[at ^ 1]
+            at >>= 1
+            least = beside if beside < position else position
+            if tree[at] == least:
+                return False
+            tree[at] = position = least
+        self.stable = position
         return True
 
     def keep(self, chunk: Chunk) -> None:
@@ -76,7 +83,7 @@ class KeyProgress:
         """Drop a round of which nothing is left to do or to hold."""
         if round_.chunks:
             return
-        over = len(round_.abandoned) == len(self.done) if round_.void else round_.left == 0
+        over = len(round_.abandoned) == self._world_size if round_.void else round_.left == 0
         if over:
             self.forget(round_)
 

@@ -22,6 +22,8 @@ def job_numbers(job: Job) -> dict[str, Any]:
         **dataclasses.asdict(job.stats()),
         "reconnects": job.counters.reconnects,
         "failovers": job.counters.failovers,
+        "stats_walks": job.counters.stats_walks,
+        "stats_shared": job.counters.stats_shared,
         "refused_rounds": job.refused_rounds,
         "parked_bytes": job.parked_bytes(),
         "record_bytes": job.records.used,

@@ -34,6 +34,10 @@ SEND_AT_ONCE: Final = 1 << 20
 # Bytes of one connection that are read before the others get their turn, where a lane serves more
 # than one run: else who has the most on its way is served the most.
 READ_AT_ONCE: Final = 256 << 10
+# In such bytes: what any frame takes beside its bytes, and a byte of a control frame (a heartbeat's
+# entry, a value of a map) more than one of a contribution.
+FRAME_WORK: Final = 4_096
+CONTROL_WORK: Final = 8
 
 
 class Connection:
@@ -75,22 +79,27 @@ class Connection:
         if self._closing:
             return
         self.bytes_in += nbytes
-        if self._shell.shared:
-            self._take_turns(nbytes)
+        work = nbytes
         try:
             self._decoder.received(nbytes)
             while not self._closing and (frame := self._decoder.next_frame()) is not None:
                 buffer = None
-                if frame.payload is not None and frame.header.kind == CONTRIBUTION:
-                    buffer = self._placed.popleft()
+                work += FRAME_WORK
+                if frame.payload is not None:
+                    if frame.header.kind == CONTRIBUTION:
+                        buffer = self._placed.popleft()
+                    else:
+                        work += CONTROL_WORK * frame.header.length
                 self._shell.frame(self, frame, buffer)
+            if self._shell.shared and not self._closing:
+                self._take_turns(work)
         except PEER_ERRORS as error:
             self._shell.broken(self, error)
         except Exception as bug:  # mypyc: another type than `error` needs a name of its own
             self._shell.failed(self, bug)
 
-    def _take_turns(self, nbytes: int) -> None:
-        self._read += nbytes
+    def _take_turns(self, work: int) -> None:
+        self._read += work
         if self._read >= READ_AT_ONCE and self._transport is not None:
             self._read = 0
             self._transport.pause_reading()

@@ -20,6 +20,7 @@ from reducer.wire.codes import (
     MAX_CONTROL_BYTES,
     MAX_CONTROL_DEPTH,
     MAX_CONTROL_ITEMS,
+    MAX_CONTROL_VALUES,
     MAX_JOB_BYTES,
     MAX_KEY_BYTES,
     MAX_LANES,
@@ -98,12 +99,16 @@ def _ranks(limit: int) -> Check:
     return check
 
 
-def _integers(item: Check) -> Check:
+def _integers(low: int, high: int) -> Check:
     """One integer for each slot."""
+    item = _integer(low, high)
 
     def check(name: str, value: Any) -> tuple[int, ...]:
         if type(value) not in (list, tuple) or len(value) > MAX_REDUCERS:
             raise BadFrameError(f"{name} must be a list of at most {MAX_REDUCERS} slots")
+        # All at once: a route has thousands. One by one only to say which is wrong.
+        if set(map(type, value)) == {int} and min(value) >= low and max(value) <= high:
+            return tuple(value)
         return tuple(item(name, each) for each in value)
 
     return check
@@ -152,9 +157,9 @@ _RANK: Final = _integer(0, MAX_WORLD_SIZE - 1)
 _MILLISECONDS: Final = _integer(0, 3_600_000)
 _RANK_OR_NONE: Final = _integer(-1, MAX_WORLD_SIZE - 1)
 _ROUTE: Final = _integer(0, (1 << 32) - 1)
-_SINCE: Final = _integers(_ROUTE)
-_LIVE: Final = _integers(_integer(0, 1))
-_LANES_BY_SLOT: Final = _integers(_integer(1, MAX_LANES))
+_SINCE: Final = _integers(0, (1 << 32) - 1)
+_LIVE: Final = _integers(0, 1)
+_LANES_BY_SLOT: Final = _integers(1, MAX_LANES)
 
 
 def _wire(check: Check, **kwargs: Any) -> Any:
@@ -395,7 +400,7 @@ def _unpack(payload: Buffer) -> dict[str, Any]:
         raise BadFrameError(
             f"a control map of {len(payload)} bytes, the limit is {MAX_CONTROL_BYTES}"
         )
-    check_shape(payload, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS)
+    check_shape(payload, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, MAX_CONTROL_VALUES)
     try:
         values = msgpack.unpackb(
             payload,

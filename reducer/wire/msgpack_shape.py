@@ -22,15 +22,22 @@ _ARRAYS: Final = {0xDC: 2, 0xDD: 4}
 _MAPS: Final = {0xDE: 2, 0xDF: 4}
 
 
-def check_shape(data: Buffer, max_depth: int, max_items: int) -> None:
-    """Raises BadFrameError unless `data` is exactly one msgpack value within the limits."""
+def check_shape(data: Buffer, max_depth: int, max_items: int, max_values: int) -> None:
+    """Raises BadFrameError unless `data` is exactly one msgpack value within the limits.
+
+    `max_values` bounds all values together, and so the time that one frame takes.
+    """
+    data = bytes(data)
     waiting = [1]
-    at = 0
+    at = seen = 0
     while waiting:
         if waiting[-1] == 0:
             waiting.pop()
             continue
         waiting[-1] -= 1
+        seen += 1
+        if seen > max_values:
+            raise BadFrameError(f"a control frame holds over {max_values} values")
         at, items, values = _step(data, at)
         if items > max_items:
             raise BadFrameError(f"a list or map in a control frame claims over {max_items} items")
@@ -73,6 +80,8 @@ def _step(data: Buffer, at: int) -> tuple[int, int, int]:
 
 def _number(data: Buffer, at: int, width: int) -> int:
     _skip(data, at, width)
+    if width == 1:
+        return data[at]
     return int.from_bytes(data[at : at + width], "big")
 
 

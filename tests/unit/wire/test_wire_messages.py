@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from reducer.errors import BadFrameError
 from reducer.wire import messages as m
-from reducer.wire.codes import MAX_CONTROL_BYTES, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS
+from reducer.wire.codes import (
+    MAX_CONTROL_BYTES,
+    MAX_CONTROL_DEPTH,
+    MAX_CONTROL_ITEMS,
+    MAX_CONTROL_VALUES,
+)
 from reducer.wire.msgpack_shape import check_shape
 
 HELLO = m.Hello("job", 1, 4, bytes(16), 0, 2, "run", ((0, 64), (100, 128)))
@@ -179,10 +184,10 @@ def test_the_shape_of_what_msgpack_writes_is_accepted_up_to_the_depth(value: Any
         return 0
 
     if depth(value) <= MAX_CONTROL_DEPTH:
-        check_shape(data, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS)
+        check_shape(data, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, MAX_CONTROL_VALUES)
     elif depth(value) > MAX_CONTROL_DEPTH + 1:
         with pytest.raises(BadFrameError, match="deeper"):
-            check_shape(data, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS)
+            check_shape(data, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, MAX_CONTROL_VALUES)
 
 
 @given(st.dictionaries(st.text(max_size=20), VALUES, max_size=5))

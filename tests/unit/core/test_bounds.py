@@ -1,0 +1,137 @@
+"""Work that a job can cause with a frame grows no faster than the frame (SECURITY.md)."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import msgpack  # type: ignore[import-untyped]
+import pytest
+
+from reducer.core.progress import KeyProgress
+from reducer.core.route import Route
+from reducer.errors import BadFrameError
+from reducer.wire import messages
+from reducer.wire.codes import MAX_REDUCERS, MAX_WORLD_SIZE, MessageKind
+from reducer.wire.header import Header
+from reducer.wire.keys import key_id
+from tests.support.frames import frame, heartbeat
+from tests.support.scripted import Scripted, Spec, join_all
+from tests.support.simlane import SimLane
+
+
+def cpu(act: Callable[[], object]) -> float:
+    """The least of some runs, in seconds of this thread."""
+    times = []
+    for _ in range(5):
+        start = time.thread_time()
+        act()
+        times.append(time.thread_time() - start)
+    return max(min(times), 1e-5)
+
+
+def ask(worker: Scripted) -> None:
+    worker.session.send(frame(Header(kind=MessageKind.STATS)))
+
+
+def answers(worker: Scripted) -> list[messages.Stats]:
+    frames = worker.read(MessageKind.STATS)
+    return [messages.decode(messages.Stats, found.payload or b"") for found in frames]
+
+
+def test_questions_share_one_walk_over_the_records_a_heartbeat() -> None:
+    """A flood of STATS stood a lane still for 27 s."""
+    lane = SimLane()
+    workers = join_all(lane, 3)
+    for _ in range(1_000):
+        for worker in workers:
+            ask(worker)
+    numbers = lane.core.snapshot()["jobs"]["job"]
+    assert (numbers["stats_walks"], numbers["stats_shared"]) == (1, 2_999)
+    assert [len(answers(worker)) for worker in workers] == [1, 0, 0]
+    workers[0].contribute(Spec(), data=bytes(32))
+    lane.tick(lane.settings.heartbeat)
+    for worker in workers:
+        (answer,) = answers(worker)
+        assert answer.contributions == 1  # as it is when it is given
+    assert lane.core.snapshot()["jobs"]["job"]["stats_walks"] == 2
+    lane.tick(2 * lane.settings.heartbeat)
+    assert not answers(workers[0])
+    ask(workers[1])
+    assert len(answers(workers[1])) == 1
+
+
+def test_a_question_of_a_connection_that_has_ended_is_forgotten() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    ask(workers[0])
+    ask(workers[1])
+    workers[1].session.lose()
+    lane.tick(lane.settings.heartbeat)
+    assert len(answers(workers[0])) == 1
+    assert lane.core.snapshot()["jobs"]["job"]["stats_walks"] == 2
+
+
+def test_the_places_of_a_route_take_time_linear_in_its_slots() -> None:
+    def places(slots: int) -> float:
+        live = tuple(slot % 2 for slot in range(slots))
+        route = Route(1, (1,) * slots, live, (1,) * slots)
+        assert len(route.places(1, 0)) == slots // 2 + 1
+        return cpu(lambda: route.places(1, 0))
+
+    assert places(MAX_REDUCERS) < 40 * places(MAX_REDUCERS // 16)
+
+
+def test_a_route_of_all_slots_is_parsed_in_a_part_of_a_heartbeat() -> None:
+    slots = MAX_REDUCERS
+    route = messages.Route(7, (7,) * slots, (0,) * (slots - 1) + (1,), (1_024,) * slots)
+    payload = messages.encode(route)
+    assert messages.decode(messages.Route, payload) == route
+    assert cpu(lambda: messages.decode(messages.Route, payload)) < 0.2
+
+
+def test_a_map_with_more_values_than_any_message_has_is_refused() -> None:
+    """64 KiB of one-byte values in lists of 4,096: each costs more than its byte."""
+    lists = {f"unknown-{n}": [0] * 4_000 for n in range(5)}
+    with pytest.raises(BadFrameError, match="over 16384 values"):
+        messages.decode(messages.Key, msgpack.packb({"name": "k", **lists}))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7, 64, 100])
+def test_stable_is_the_least_done_of_all_ranks(world: int) -> None:
+    key, done, rng = KeyProgress(1, world), [0] * world, random.Random(world)
+    for _ in range(2_000):
+        rank, position = rng.randrange(world), rng.randrange(1, 60)
+        before = min(done)
+        assert key.is_news(rank, position) == (position > done[rank])
+        done[rank] = max(done[rank], position)
+        assert key.report(rank, position) == (min(done) > before)
+        assert key.stable == min(done)
+
+
+def test_what_one_rank_reports_costs_no_more_for_all_the_others() -> None:
+    """The last rank moves stable with every entry: the minimum of all was sought each time."""
+
+    def last_of(world: int) -> float:
+        key = KeyProgress(1, world)
+        for rank in range(1, world):
+            key.report(rank, 1 << 60)
+        numbers = iter(range(1, 1 << 30))
+        return cpu(lambda: [key.report(0, next(numbers)) for _ in range(500)])
+
+    assert last_of(MAX_WORLD_SIZE) < 10 * last_of(8)
+
+
+def test_heartbeats_that_say_nothing_new_leave_nothing_behind() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    entries = []
+    for number in range(100):
+        workers[0].announce(f"key-{number}")
+        entries.append((key_id(f"key-{number}"), 1))
+    for _ in range(50):
+        workers[0].session.send(heartbeat(*entries))
+    (run,) = lane.core._roster.runs.values()
+    (stream,) = run.job.streams
+    assert len(stream.keys._idle) == 100
