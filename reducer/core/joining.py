@@ -146,9 +146,7 @@ class Joining:
         settings, budget = self._settings, self._roster.budget
         if (forming.job, forming.run_id) in self._roster.runs:
             raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
-        window = budget.open(
-            forming.job, forming.world_size, forming.table, forming.reducers
-        )
+        window = budget.open(forming.job, forming.world_size, forming.table, forming.reducers)
         try:
             # Until a ROUTE says more, the lanes of the other slots do not matter.
             route = Route.first((settings.lanes,) * forming.reducers)

@@ -97,12 +97,18 @@ class LaneShell:
         else:
             if header.kind == MessageKind.HELLO:
                 self._silent.pop(connection.session, None)
-            elif header.kind == MessageKind.STATS and not connection.may_ask():
-                return
             event = events.ControlReceived(connection.session, header, frame.payload)
+            if header.kind == MessageKind.STATS:
+                self._ask(connection, event)
+                return
         self.feed(event)
-        if header.kind == MessageKind.STATS:
-            connection.answered()
+
+    def _ask(self, connection: Connection, question: events.ControlReceived) -> None:
+        """Not while an answer waits, in the core for its time or here for the peer."""
+        if connection.may_ask():
+            before = connection.bytes_out
+            self.feed(question)
+            connection.asked(connection.bytes_out > before)
 
     def flush_soon(self, connection: Connection) -> None:
         """Once the loop has read all that has come: one call of it for all connections."""
