@@ -14,6 +14,7 @@ like, and raises RoundTimeoutError in the end.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -207,14 +208,18 @@ class ReducerProcessGroup(DelegatingGroup):
 
     @collective("barrier")
     def barrier(self, opts: Any = None) -> dist.Work:
-        """As gloo's: comes after every call that was started before, on every rank."""
+        """As gloo's: comes after every call that was started before, on every rank.
+
+        That one of them has failed is told by its own work: it may be over on another rank.
+        """
         options = opts or BarrierOptions()
         seconds = _seconds(options)
         before = self._calls.pending()  # what is started while it waits comes after it
 
         def run() -> None:
             for work in before:
-                work.wait()
+                with suppress(Exception):
+                    work.wait()
             self._calls.group.barrier(seconds)
 
         return self._calls.start_task(run, [], options.asyncOp)

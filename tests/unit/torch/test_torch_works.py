@@ -90,11 +90,12 @@ def test_a_dropped_work_still_ends(start: Callable[..., Any]) -> None:
             assert torch.equal(value, torch.ones(2))
 
 
-def test_a_dropped_work_still_fails(group: Any) -> None:
-    def fail() -> None:
-        raise RuntimeError("no such luck")
+def _fail() -> None:
+    raise RuntimeError("no such luck")
 
-    box = _boxed(group._calls.start_task(fail, [], asynchronous=True))
+
+def test_a_dropped_work_still_fails(group: Any) -> None:
+    box = _boxed(group._calls.start_task(_fail, [], asynchronous=True))
     assert "no such luck" in str(_returns(lambda: dist.Work.unbox(box).wait()))
 
 
@@ -127,7 +128,7 @@ def _started_late(group: Any, tensor: torch.Tensor, on_start: Callable[[], objec
     work = group._calls.start(
         submit, packing, packing, outputs=[tensor], asynchronous=True, timeout=20
     )
-    return work, lambda: handles[0].run(lambda: None)
+    return work, lambda end=lambda: None: handles[0].run(end)
 
 
 def test_a_work_that_is_asked_while_it_is_under_way_may_be_asked_again(group: Any) -> None:
@@ -142,6 +143,17 @@ def test_a_work_that_is_asked_while_it_is_under_way_may_be_asked_again(group: An
     del barrier, end
     gc.collect()
     assert _returns(lambda: dist.Work.unbox(box).get_future().wait())
+
+
+def test_a_barrier_comes_after_what_fails() -> None:
+    """Which is over on another rank, where the barrier knows nothing of it."""
+    work, end = _started_late(dist.group.WORLD, torch.ones(2), lambda: None)
+    barrier = dist.barrier(async_op=True)
+    assert not barrier.is_completed()
+    end(_fail)
+    assert barrier.wait()
+    with pytest.raises(RuntimeError, match="no such luck"):
+        work.wait()
 
 
 def test_a_barrier_comes_before_what_another_thread_only_starts(group: Any) -> None:
