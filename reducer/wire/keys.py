@@ -38,6 +38,13 @@ def split_run_id(run_id: str) -> tuple[str, str]:
 
 
 def run_title(job: str, run_id: str) -> str:
-    """A job and, for a group, its name: ranks are counted anew in each of these."""
+    """A job and, for a group, its name: ranks are counted anew in each of these.
+
+    The mark is percent-encoded in the job's name, so that no job has the title of another's group.
+
+    >>> run_title("night", "7#rows"), run_title("night#rows", "7"), run_title("50%", "7")
+    ('night#rows', 'night%23rows', '50%25')
+    """
+    job = job.replace("%", "%25").replace(GROUP_MARK, "%23")
     group = split_run_id(run_id)[1]
     return f"{job}{GROUP_MARK}{group}" if group else job

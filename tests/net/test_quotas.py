@@ -16,7 +16,9 @@ from reducer.server.shell import MAX_SILENT
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
+from reducer.wire.keys import key_id
 from tests.support.cluster import Daemon
+from tests.support.frames import control
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, connect, crc32c, frame_of
 
@@ -32,7 +34,7 @@ def key(key_file: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def daemon(key_file: str) -> Iterator[Daemon]:
-    shares = ("--max-runs", str(MAX_RUNS), "--job-keys", str(MAX_KEYS))
+    shares = ("--max-runs", str(MAX_RUNS), "--job-keys", str(MAX_KEYS), "--records", "128KiB")
     with Daemon("--key-file", key_file, *shares) as running:
         yield running
 
@@ -123,6 +125,29 @@ def test_keys_of_one_job_are_bounded(daemon: Daemon, key: bytes, calm: Worker) -
     assert error.code == ErrorCode.QUOTA
     assert f"job 'greedy' has {MAX_KEYS} keys in use" in error.message
     assert "--job-keys" in error.message
+
+
+def test_what_a_job_makes_a_lane_remember_is_bounded(
+    daemon: Daemon, key: bytes, calm: Worker
+) -> None:
+    """Texts of ABANDON, 16 KB a round: they took the lane's memory, and every job with it."""
+    with (
+        Worker(daemon.port, "greedy", 0, 2, key=key) as worker,
+        Worker(daemon.port, "greedy", 1, 2, key=key) as other,
+    ):
+        worker.start()
+        other.join()
+        worker.join_started()
+        cause = messages.Abandon(int(ErrorCode.MISMATCH), "x" * 16_000)
+        with suppress(ConnectionError):
+            for number in range(2_000):
+                frame = control(cause, key=key_id("k"), round=number)
+                worker.links[0].sock.sendall(frame)
+        for member in (worker, other):
+            error = member.wait_for_error()
+            assert error.code == ErrorCode.QUOTA
+            assert "job 'greedy' has filled" in error.message
+            assert "raise --records" in error.message
 
 
 def test_connections_of_one_job_are_bounded(daemon: Daemon, key: bytes, calm: Worker) -> None:

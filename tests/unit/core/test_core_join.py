@@ -366,6 +366,18 @@ def test_a_new_group_ends_no_other_of_its_run_that_is_between_two_connections() 
     assert {run["run_id"] for run in lane.core.report(lane.now)["runs"]} == {"run#b", "next#a"}
 
 
+def test_a_job_that_is_named_as_another_ones_group_is_told_apart() -> None:
+    """In metrics and texts: each of the two counted the other's ranks."""
+    lane = SimLane()
+    join_all(lane, 2, job="victim", run_id="run#g")
+    join_all(lane, 3, job="victim#g")
+    join_all(lane, 1, job="victim%23g")
+    jobs = lane.core.snapshot()["jobs"]
+    assert {title: job["world_size"] for title, job in jobs.items()} == {
+        "victim#g": 2, "victim%23g": 3, "victim%2523g": 1,
+    }  # fmt: skip
+
+
 def test_an_error_names_the_group_whose_ranks_it_means() -> None:
     lane = SimLane()
     rows = group(lane, "rows")

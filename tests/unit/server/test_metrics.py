@@ -27,7 +27,8 @@ asks each of them.
   are each lane's own: `sum`. Rounds, times and ranks are seen by all lanes at the same time: `max`.
 - Labels are bounded: `job_name` by `--max-jobs`, `rank` to the {MAX_RANKS} ranks of a job and lane
   with the largest numbers, the others by the code. What has a `job_name` label goes with the job.
-- A group of a job's workers is a run with ranks of its own: `job_name` is then `JOB#GROUP`.
+- A group of a job's workers is a run with ranks of its own: `job_name` is then `JOB#GROUP`. In the
+  name of a job, `#` is shown as `%23`, and `%` as `%25`.
 - A round of one chunk is on one lane alone: `max` over lanes may count few of many small rounds.
 
 `deploy/grafana/reducer.json` is a dashboard of them, `deploy/prometheus/alerts.yaml` has alerts.
