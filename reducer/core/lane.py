@@ -106,6 +106,11 @@ class Lane:
         if peer is not None:
             peer.heard_at = now
 
+    def job_named_by(self, session: int) -> str:
+        """The job that the session has said HELLO for; "" if it has not, or was not let in."""
+        peer = self._roster.sessions.get(session)
+        return "" if peer is None else peer.named
+
     def run_of(self, session: int) -> int:
         """The number of the run that it is in, 0 for none."""
         peer = self._roster.sessions.get(session)

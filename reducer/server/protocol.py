@@ -34,6 +34,10 @@ SEND_AT_ONCE: Final = 1 << 20
 # Bytes of one connection that are read before the others get their turn, where a lane serves more
 # than one run: else who has the most on its way is served the most.
 READ_AT_ONCE: Final = 256 << 10
+# What comes after the end of a connection is thrown away: so much at once, for peers that read only
+# when they have sent all, then READ_AT_ONCE in so many seconds.
+THROW_AWAY_AT_ONCE: Final = 16 << 20
+THROW_AWAY_SECONDS: Final = 0.05
 # In such bytes: what any frame takes beside its bytes, and a byte of a control frame (a heartbeat's
 # entry, a value of a map) more than one of a contribution.
 FRAME_WORK: Final = 4_096
@@ -64,6 +68,8 @@ class Connection:
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
         self._read = 0  # since the others had their turn
+        self._held = False
+        self._thrown_away = 0
         self._sent_mark = 0
         self._sent_at = 0.0
         self._answer_end = 0  # as `_sent`, once the kernel has the last answer to a STATS
@@ -77,6 +83,7 @@ class Connection:
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._closing:
+            self._throw_away(nbytes)
             return
         self.bytes_in += nbytes
         work = nbytes
@@ -105,9 +112,33 @@ class Connection:
             self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._read_on, self._transport)
 
+    def _throw_away(self, nbytes: int) -> None:
+        self._thrown_away += nbytes
+        if self._thrown_away < THROW_AWAY_AT_ONCE:
+            self._take_turns(nbytes)
+            return
+        self._read += nbytes
+        if self._read >= READ_AT_ONCE and self._transport is not None:
+            self._read = 0
+            self._transport.pause_reading()
+            loop = asyncio.get_running_loop()
+            loop.call_later(THROW_AWAY_SECONDS, self._read_on, self._transport)
+
     def _read_on(self, transport: asyncio.Transport) -> None:
-        if not transport.is_closing():
+        if not self._held and not transport.is_closing():
             transport.resume_reading()
+
+    def hold(self) -> None:
+        """Read nothing until `let_go`."""
+        transport = self._transport
+        if transport is not None and not self._closing and not transport.is_closing():
+            self._held = True
+            transport.pause_reading()
+
+    def let_go(self) -> None:
+        if self._held and self._transport is not None:
+            self._held = False
+            self._read_on(self._transport)
 
     def eof_received(self) -> bool:
         return False
@@ -189,6 +220,7 @@ class Connection:
             return
         self.flush()
         self._closing = reason
+        self.let_go()  # else the end of the peer would not be noticed
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._linger_on(self._transport, self._unread(self._transport))

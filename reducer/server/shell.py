@@ -15,6 +15,7 @@ from reducer.core.permit import Permit
 from reducer.errors import BadFrameError, ReductionError
 from reducer.kernels import KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
+from reducer.server.control_shares import ControlShares
 from reducer.server.executor import Executor, ShellCounters
 from reducer.server.protocol import Connection
 from reducer.wire.codes import CONTRIBUTION, MessageKind
@@ -43,6 +44,7 @@ class LaneShell:
         self.connections: dict[int, Connection] = {}
         self.counters = ShellCounters()
         self.shared = False  # between several runs, at the last tick
+        self.control_shares = ControlShares()
         self._lane = lane
         self._pool = pool
         self._slow_reader_seconds = slow_reader_seconds
@@ -91,17 +93,25 @@ class LaneShell:
         return self._pool.take(header.length)
 
     def frame(self, connection: Connection, frame: Frame, buffer: PooledBuffer | None) -> None:
-        header = frame.header
-        if header.kind == CONTRIBUTION:
-            event: Any = events.Contributed(connection.session, header, buffer)
-        else:
-            if header.kind == MessageKind.HELLO:
-                self._silent.pop(connection.session, None)
-            event = events.ControlReceived(connection.session, header, frame.payload)
-            if header.kind == MessageKind.STATS:
-                self._ask(connection, event)
-                return
+        if frame.header.kind == CONTRIBUTION:
+            self.feed(events.Contributed(connection.session, frame.header, buffer))
+            return
+        started = time.thread_time()  # a busy machine is not the job's fault
+        self._control(connection, frame)
+        if self.shared:
+            self.control_shares.spend(connection, time.thread_time() - started)
+
+    def _control(self, connection: Connection, frame: Frame) -> None:
+        session, kind = connection.session, frame.header.kind
+        event = events.ControlReceived(session, frame.header, frame.payload)
+        if kind == MessageKind.STATS:
+            self._ask(connection, event)
+            return
         self.feed(event)
+        if kind == MessageKind.HELLO and self._silent.pop(session, None) is not None:
+            job = self._lane.job_named_by(session)
+            if job and session in self.connections:
+                self.control_shares.enter(connection, job)
 
     def _ask(self, connection: Connection, question: events.ControlReceived) -> None:
         """Not while an answer waits, in the core for its time or here for the peer."""
@@ -152,6 +162,7 @@ class LaneShell:
 
     def lost(self, connection: Connection, reason: str) -> None:
         self._silent.pop(connection.session, None)
+        self.control_shares.leave(connection)
         if self.connections.pop(connection.session, None) is None:
             return
         run = self._lane.run_of(connection.session)
@@ -188,6 +199,7 @@ class LaneShell:
                 self.executor.drop_slow_reader(connection, f"nothing was read for {stuck:.1f} s")
         self.feed(events.Tick())
         self.shared = self._lane.runs > 1
+        self.control_shares.tick()
         self._pool.tick(now)
 
     def _note_bug(self, connection: Connection, error: Exception) -> None:

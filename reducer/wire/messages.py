@@ -24,6 +24,7 @@ from reducer.wire.codes import (
     MAX_JOB_BYTES,
     MAX_KEY_BYTES,
     MAX_LANES,
+    MAX_LIST_VALUES,
     MAX_REDUCERS,
     MAX_RUN_ID_BYTES,
     MAX_WORLD_SIZE,
@@ -376,6 +377,10 @@ KIND_OF: dict[type[Message], MessageKind] = {
 }
 
 
+# Maps with lists by slot or rank.
+_OF_LISTS: Final = (Welcome, Route, Absent)
+
+
 def encode(message: Message) -> bytes:
     """The msgpack map of `message`."""
     values = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
@@ -385,7 +390,7 @@ def encode(message: Message) -> bytes:
 
 def decode(kind: type[M], payload: Buffer) -> M:
     """Parse and check the map of one control frame; raises BadFrameError only."""
-    values = _unpack(payload)
+    values = _unpack(payload, MAX_LIST_VALUES if kind in _OF_LISTS else MAX_CONTROL_VALUES)
     known: dict[str, Any] = {}
     for f in dataclasses.fields(kind):
         if f.name in values:
@@ -395,12 +400,12 @@ def decode(kind: type[M], payload: Buffer) -> M:
     return kind(**known)
 
 
-def _unpack(payload: Buffer) -> dict[str, Any]:
+def _unpack(payload: Buffer, max_values: int) -> dict[str, Any]:
     if len(payload) > MAX_CONTROL_BYTES:
         raise BadFrameError(
             f"a control map of {len(payload)} bytes, the limit is {MAX_CONTROL_BYTES}"
         )
-    check_shape(payload, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, MAX_CONTROL_VALUES)
+    check_shape(payload, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, max_values)
     try:
         values = msgpack.unpackb(
             payload,

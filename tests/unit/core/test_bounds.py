@@ -93,9 +93,14 @@ def test_a_route_of_all_slots_is_parsed_in_a_part_of_a_heartbeat() -> None:
 
 def test_a_map_with_more_values_than_any_message_has_is_refused() -> None:
     """64 KiB of one-byte values in lists of 4,096: each costs more than its byte."""
+    lists = {f"unknown-{n}": [0] * 250 for n in range(4)}
+    assert messages.decode(messages.Key, msgpack.packb({"name": "k", **lists})).name == "k"
+    lists["more"] = [0] * 100
+    with pytest.raises(BadFrameError, match="over 1024 values"):
+        messages.decode(messages.Key, msgpack.packb({"name": "k", **lists}))
     lists = {f"unknown-{n}": [0] * 4_000 for n in range(5)}
     with pytest.raises(BadFrameError, match="over 16384 values"):
-        messages.decode(messages.Key, msgpack.packb({"name": "k", **lists}))
+        messages.decode(messages.Absent, msgpack.packb(lists))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 64, 100])
