@@ -109,8 +109,8 @@ class Job:
         self.table = table
         self.ledger = Ledger(window, world_size)
         self.seats = Seats(number, world_size, 0, crc)
-        self._asking: dict[int, None] = {}  # sessions whose STATS is not answered yet
-        self._stats_from = 0.0  # when the next may be answered at once
+        self._walked: tuple[int, tuple[dict[str, Any], ...]] = (0, ())  # for STATS
+        self._walk_from = 0.0  # when it may be made anew
         self.departed: int | None = None
         self.counters = Counters()
         self.late = [0] * world_size  # rounds that each rank was the last in
@@ -555,43 +555,27 @@ class Job:
         text = f"job {self.title!r}: {stall_text(key, round_, now)}"
         return Log(self.number, logging.WARNING, text, about(key, round_))
 
-    def ask_stats(self, session: int, now: float, interval: float) -> messages.Stats | None:
-        """STATS walks all records: what is asked within `interval` of an answer shares the next.
-
-        None: `shared_stats` answers.
-        """
-        if now >= self._stats_from:
-            return self._walk(now, interval)
-        self._asking[session] = None
-        self.counters.stats_shared += 1
-        return None
-
-    def shared_stats(
-        self, now: float, interval: float
-    ) -> tuple[messages.Stats, tuple[int, ...]] | None:
-        """The answer to the questions that wait, and the sessions that asked; at every beat."""
-        if not self._asking:
-            return None
-        sessions = tuple(self._asking)
-        self._asking.clear()
-        return self._walk(now, interval), sessions
-
-    def _walk(self, now: float, interval: float) -> messages.Stats:
-        self._stats_from = now + interval
-        self.counters.stats_walks += 1
-        return self.stats(self.waiting(now))
+    def ask_stats(self, now: float, interval: float) -> messages.Stats:
+        """The answer to a STATS. What takes a walk over all records is as old as `interval`."""
+        if now >= self._walk_from:
+            self._walk_from = now + interval
+            self._walked = (self.held_bytes(), self.waiting(now))
+            self.counters.stats_walks += 1
+        else:
+            self.counters.stats_shared += 1
+        return self.stats(*self._walked)
 
     def waiting(self, now: float) -> tuple[dict[str, Any], ...]:
         """The oldest rounds that are open, and who is absent from them."""
         oldest = islice(self.open, MAX_STALLS)
         return tuple(stall_entry(r.stream.keys[r.key], r, now) for r in oldest)
 
-    def stats(self, waiting: tuple[dict[str, Any], ...] = ()) -> messages.Stats:
+    def stats(self, held_bytes: int, waiting: tuple[dict[str, Any], ...] = ()) -> messages.Stats:
         counters = self.counters
         return messages.Stats(
             counters.bytes_in, counters.bytes_out, counters.contributions, counters.results,
             counters.duplicates, counters.rounds, len(self.open), self.key_count(),
-            self.held_bytes(), most(self.late), waiting,
+            held_bytes, most(self.late), waiting,
         )  # fmt: skip
 
     @property

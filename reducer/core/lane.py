@@ -306,8 +306,8 @@ class Lane:
 
     def _stats(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         job = self._job_of(peer)
-        stats = job.ask_stats(peer.id, now, self._settings.heartbeat)
-        return [] if stats is None else [self._roster.send(job.number, stats, (peer.id,))]
+        stats = job.ask_stats(now, self._settings.heartbeat)
+        return [self._roster.send(job.number, stats, (peer.id,))]
 
     def _heartbeat(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
         out: list[Output] = []
@@ -420,9 +420,6 @@ class Lane:
         for run in list(self._roster.runs.values()):
             try:
                 out += run.job.beat()
-                shared = run.job.shared_stats(now, self._settings.heartbeat)
-                if shared is not None:
-                    out.append(self._roster.send(run.job.number, *shared))
             except Exception as bug:
                 self._fault(run, bug, None, out)
         heartbeat = payload_frame(MessageKind.HEARTBEAT, b"", self._settings.crc32c)

@@ -19,7 +19,7 @@ MAX_ROUNDS: Final = 16
 def job_numbers(job: Job) -> dict[str, Any]:
     """For metrics: what may be added up over runs; tuples are of (rank or place, number)."""
     return {
-        **dataclasses.asdict(job.stats()),
+        **dataclasses.asdict(job.stats(job.held_bytes())),
         "reconnects": job.counters.reconnects,
         "failovers": job.counters.failovers,
         "stats_walks": job.counters.stats_walks,

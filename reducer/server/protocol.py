@@ -206,9 +206,9 @@ class Connection:
         """Whether a STATS is answered: the answer before it waits for the peer no more."""
         return self._sent() >= self._answer_end
 
-    def asked(self, answered: bool) -> None:
-        """The answer to a STATS is the last frame that was queued, or among the next ones."""
-        self._answer_end = self.bytes_out + self.overhead + (0 if answered else 1)
+    def answered(self) -> None:
+        """The answer to a STATS is the last frame that was queued."""
+        self._answer_end = self.bytes_out + self.overhead
 
     def _sent(self) -> int:
         """Bytes that the kernel has taken."""

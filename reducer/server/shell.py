@@ -103,22 +103,15 @@ class LaneShell:
 
     def _control(self, connection: Connection, frame: Frame) -> None:
         session, kind = connection.session, frame.header.kind
-        event = events.ControlReceived(session, frame.header, frame.payload)
-        if kind == MessageKind.STATS:
-            self._ask(connection, event)
+        if kind == MessageKind.STATS and not connection.may_ask():
             return
-        self.feed(event)
-        if kind == MessageKind.HELLO and self._silent.pop(session, None) is not None:
+        self.feed(events.ControlReceived(session, frame.header, frame.payload))
+        if kind == MessageKind.STATS:
+            connection.answered()
+        elif kind == MessageKind.HELLO and self._silent.pop(session, None) is not None:
             job = self._lane.job_named_by(session)
             if job and session in self.connections:
                 self.control_shares.enter(connection, job)
-
-    def _ask(self, connection: Connection, question: events.ControlReceived) -> None:
-        """Not while an answer waits, in the core for its time or here for the peer."""
-        if connection.may_ask():
-            before = connection.bytes_out
-            self.feed(question)
-            connection.asked(connection.bytes_out > before)
 
     def flush_soon(self, connection: Connection) -> None:
         """Once the loop has read all that has come: one call of it for all connections."""

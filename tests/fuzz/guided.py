@@ -175,11 +175,12 @@ def main() -> int:
     folder = arguments.corpus / arguments.target
     folder.mkdir(parents=True, exist_ok=True)
     corpus(folder, arguments.target)
-    # libFuzzer compares the peak of resident memory, which Linux lets a program inherit through exec.
+    # libFuzzer compares the peak of resident memory, which a program inherits through exec.
     inherited = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     options = [
         f"-max_total_time={arguments.seconds}", f"-timeout={arguments.hang}",
-        f"-rss_limit_mb={inherited + MEGABYTES}", "-max_len=2048", f"-artifact_prefix={arguments.corpus}/",
+        f"-rss_limit_mb={inherited + MEGABYTES}", "-max_len=2048",
+        f"-artifact_prefix={arguments.corpus}/",
     ]  # fmt: skip
     atheris.Setup([sys.argv[0], *options, *(arguments.inputs or [str(folder)])], target)
     atheris.Fuzz()  # ends the process
