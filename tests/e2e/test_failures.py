@@ -114,7 +114,7 @@ def test_a_job_without_room_is_refused_with_what_to_try(job: str) -> None:
         outcomes = _connect_all([daemon.address], job, [{}] * 4)
     for error in _errors(outcomes, QuotaExceededError):
         assert re.search(
-            r"needs 3,145,728 bytes .*4 workers.* 1,048,576 of 1,048,576 are free: "
+            r"needs 3,342,336 bytes .*4 workers.* 1,048,576 of 1,048,576 are free: "
             r"raise --memory, start more reducers, or use smaller chunks",
             str(error),
         ), error
@@ -125,7 +125,7 @@ def test_a_job_beyond_its_share_of_the_memory_is_refused_alone(job: str) -> None
         outcomes = _connect_all([daemon.address], job, [{}] * 4)
         for error in _errors(outcomes, QuotaExceededError):
             assert re.search(
-                r"needs 3,145,728 bytes .*2,097,152 of the 2,097,152 that one job may have are "
+                r"needs 3,342,336 bytes .*2,097,152 of the 2,097,152 that one job may have are "
                 r"left: raise --job-memory, or use smaller chunks",
                 str(error),
             ), error
