@@ -31,14 +31,16 @@ def test_phases_follow_one_another(tmp_path: Path) -> None:
     file.add(traced(0, 10.0, 11.0))
     file.close()
     whole, *phases = [event for event in read(file) if event["ph"] == "X"]
+    waited = pytest.approx(700_000, abs=1)  # times are rounded after the clock's offset
     assert whole["args"] == {
-        "job": "job", "round": 0, "bytes": 4_000, "last_rank": 3, "waited_us": 700_000
+        "job": "job", "round": 0, "bytes": 4_000, "last_rank": 3, "waited_us": waited
     }  # fmt: skip
-    assert [(p["name"], p["dur"]) for p in phases] == [
-        ("collecting", 100_000), ("waiting for rank 3", 700_000), ("collecting", 150_000),
-        ("summing", 50_000),
+    assert [p["name"] for p in phases] == [
+        "collecting", "waiting for rank 3", "collecting", "summing",
     ]  # fmt: skip
-    assert whole["dur"] == 1_000_000
+    durations = [100_000, 700_000, 150_000, 50_000]
+    assert [p["dur"] for p in phases] == pytest.approx(durations, abs=1)
+    assert whole["dur"] == pytest.approx(1_000_000, abs=1)
 
 
 def test_rounds_that_overlap_are_on_tracks_of_their_own(tmp_path: Path) -> None:
