@@ -396,7 +396,7 @@ def test_leaving_waits_for_stability() -> None:
 
 
 def test_ten_thousand_keys_used_once_leave_nothing() -> None:
-    cluster = SimCluster(2, (1,), TABLE, credit=1 << 20)
+    cluster = SimCluster(2, (1,), TABLE, credit=1 << 20, budget=1 << 30, records=8 << 20)
     cluster.cut = 1 << 20
     cluster.join()
     values = np.ones(4, np.float32)
