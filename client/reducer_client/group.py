@@ -24,7 +24,7 @@ from reducer_client.reports import StallReports
 from reducer_client.spread import KeysInTurn
 from reducer_client.work import Timeout, Work, WorkContext
 
-# Of calls that may do without a key.
+# Kinds of calls that may do without a key.
 _KINDS = ("all_reduce", "all_reduce_many", "broadcast", "all_gather", "reduce_scatter")
 
 OnDone = Callable[[Work[Any]], None]
@@ -356,7 +356,7 @@ class Group:
             self.abort()
 
     def _named(self, key: str | None, kind: str) -> AbstractContextManager[str]:
-        """The key of a call: its own, or the next one of its kind."""
+        """The key that the caller gave, or else the next key of this kind of call."""
         return self._unnamed[kind].next() if key is None else nullcontext(_checked(key))
 
     def _leave(self, leave: Callable[[], None]) -> None:
@@ -439,7 +439,7 @@ def _checked(key: str) -> str:
 
 
 def _part(name: str, index: int) -> str:
-    """The key of a fusion buffer; the first one's is that of the call, whose place is chosen."""
+    """The key of a fusion buffer; the first buffer has the key of the call, which spreads load."""
     return f"{name}/{index}" if index else name
 
 

@@ -1,4 +1,4 @@
-"""Gradients that are not reduced: those of variables that each rank has for itself."""
+"""Local variables: each rank has its own, and their gradients are not reduced."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class LocalVariables:
-    """Variables by identity, and what becomes of their gradients instead of a reduction.
+    """Variables by identity, and the function that their gradients pass through instead.
 
     Args:
-        keep: from a local gradient to the one that is applied; by default it is left as it is.
+        keep: turns a local gradient into the one that is applied; by default nothing changes.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class LocalVariables:
         variables: Sequence[Any],
         reduce: Callable[[list[Any]], Sequence[Any]],
     ) -> list[Any]:
-        """All gradients, with those of the other variables reduced in one call; None stays None."""
+        """Reduce the gradients of all other variables in one call; None stays None."""
         pairs = list(zip(gradients, variables, strict=True))
         shared = [g for g, variable in pairs if g is not None and variable not in self]
         reduced = iter(reduce(shared) if shared else ())

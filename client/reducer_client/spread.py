@@ -54,7 +54,7 @@ class KeysInTurn:
 
     @contextmanager
     def next(self) -> Iterator[str]:
-        """The key of a call that is made inside; a call that raises has not had its turn."""
+        """The key of the call that is made inside the block; a call that raises is not counted."""
         key = self.take()
         try:
             yield key

@@ -172,12 +172,12 @@ def call_in_order(
     shapes: Any,
     dtypes: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Call a function of arrays on the values of tensors, in the program's order of the owner's.
+    """Call a function of arrays on the values of tensors; an owner's calls keep program order.
 
     Args:
         owner: whose calls come one after the other; anything that can be referred to weakly.
-        shapes: of the results, as far as they are known.
-        dtypes: of the results; by default those of the tensors.
+        shapes: the results' shapes, as far as they are known.
+        dtypes: the results' dtypes; by default the tensors' dtypes.
     """
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(array) for array in function(*(t.numpy() for t in tensors))]
@@ -196,14 +196,14 @@ def call_in_order(
 
 
 def own_derivative(call: Callable[..., list[Any]], tensors: Sequence[Any]) -> list[Any]:
-    """The call's results; back through it goes what the same call makes of the gradients."""
+    """Call, and let the same call turn the results' gradients into the inputs' gradients."""
     return with_derivative(call, call, tensors)
 
 
 def with_derivative(
     call: Callable[..., list[Any]], back: Callable[..., list[Any]], tensors: Sequence[Any]
 ) -> list[Any]:
-    """The call's results; ``back`` makes the inputs' gradients from those of the results."""
+    """Call, and let ``back`` turn the results' gradients into the inputs' gradients."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types here
     def differentiable(*inputs: Any) -> tuple[list[Any], Any]:

@@ -66,8 +66,11 @@ class KeyProgress:
         """Forget the chunks below `stable`: their buffers and their cost."""
         freed: list[Buffer] = []
         cost = 0
-        while self.held and self.held[0].position < self.stable:
-            chunk = self.held.pop(0)
+        passed = 0
+        for chunk in self.held:
+            if chunk.position >= self.stable:
+                break
+            passed += 1
             chunk.step(Step.ALL_DONE)
             if chunk.result is not None:
                 freed.append(chunk.result)
@@ -77,6 +80,7 @@ class KeyProgress:
                 cost += round_.plan.cost(chunk.index)
             round_.forget_chunk(chunk)
             self.forget_if_over(round_)
+        del self.held[:passed]
         return freed, cost
 
     def forget_if_over(self, round_: Round) -> None:

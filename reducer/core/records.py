@@ -4,7 +4,7 @@ The law: a record is charged before it is made and given back when it is forgott
 reserved when the run is complete, with that of its contributions, so no job takes from another.
 
 The sizes are bytes as tracemalloc counts them in the compiled build, containers and their largest
-growth included, rounded up; `tests/unit/test_records.py` measures them again.
+growth included, rounded up; `tests/unit/core/test_records.py` measures them again.
 """
 
 from __future__ import annotations

@@ -1,31 +1,36 @@
 """What the control frames of one job may take of a lane that serves others beside it.
 
-Contributions are bounded by credit; heartbeats, routes, questions and the like by nothing but the
-speed of a socket. A job whose control frames have taken their part of the time between two ticks
+Credit bounds contributions. Nothing but the speed of a socket bounds heartbeats, routes, questions
+and the like. A job whose control frames have taken their part of the time between two ticks
 is not read until later ticks have made up for it: what it sends waits in the kernel, nothing is
 lost, and no other job waits for it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    from reducer.server.protocol import Connection
-
-# Of the 50 ms between two ticks: what any job may take, and more for each of its connections. An
+# CPU time that a job may take between two ticks (50 ms), and more for each of its connections: an
 # honest job of 1,000 workers sends 200 heartbeats a tick, of 20 us each.
 SECONDS_PER_TICK: Final = 0.002
 SECONDS_PER_CONNECTION: Final = 0.000_02
-# Beside what is measured, for what reads and parses a frame.
+# Added to the measured time of each frame: reading and parsing it.
 SECONDS_PER_FRAME: Final = 0.000_005
 # A frame that took very long is not held against the job for longer: its ranks would seem silent.
 MOST_TICKS: Final = 10
 
 
+class Pausable(Protocol):
+    """A connection that can be left unread for a while."""
+
+    def hold(self) -> None: ...
+
+    def let_go(self) -> None: ...
+
+
 class _Share:
     def __init__(self) -> None:
-        self.members: set[Connection] = set()
+        self.members: set[Pausable] = set()
         self.spent = 0.0
         self.held = False
 
@@ -40,9 +45,9 @@ class ControlShares:
     def __init__(self) -> None:
         self.holds = 0
         self._by_job: dict[str, _Share] = {}
-        self._of: dict[Connection, str] = {}
+        self._of: dict[Pausable, str] = {}
 
-    def enter(self, connection: Connection, job: str) -> None:
+    def enter(self, connection: Pausable, job: str) -> None:
         """The connection has said that it is of the job; once for each connection."""
         share = self._by_job.setdefault(job, _Share())
         share.members.add(connection)
@@ -50,7 +55,7 @@ class ControlShares:
         if share.held:
             connection.hold()
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: Pausable) -> None:
         job = self._of.pop(connection, None)
         if job is not None:
             share = self._by_job[job]
@@ -58,7 +63,7 @@ class ControlShares:
             if not share.members:
                 del self._by_job[job]
 
-    def spend(self, connection: Connection, seconds: float) -> None:
+    def spend(self, connection: Pausable, seconds: float) -> None:
         """A control frame of the connection has taken so long of the CPU."""
         job = self._of.get(connection)
         if job is None:

@@ -96,10 +96,12 @@ class LaneShell:
         if frame.header.kind == CONTRIBUTION:
             self.feed(events.Contributed(connection.session, frame.header, buffer))
             return
+        if not self.shared:
+            self._control(connection, frame)
+            return
         started = time.thread_time()  # a busy machine is not the job's fault
         self._control(connection, frame)
-        if self.shared:
-            self.control_shares.spend(connection, time.thread_time() - started)
+        self.control_shares.spend(connection, time.thread_time() - started)
 
     def _control(self, connection: Connection, frame: Frame) -> None:
         session, kind = connection.session, frame.header.kind

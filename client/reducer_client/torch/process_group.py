@@ -275,9 +275,10 @@ class ReducerProcessGroup(DelegatingGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Of the tensors that it takes; none until torch has made the group.
+        """The devices whose tensors the group takes; empty until torch has made the group.
 
-        Torch 2.15 hangs a recorder on a new group with devices, by a backend that ours has not.
+        Torch 2.15 attaches a recorder to a new group that has devices, through a backend that our
+        group lacks.
         """
         if self not in dist.distributed_c10d._world.pg_map:
             return []

@@ -28,7 +28,7 @@ class Strand:
 
     @contextmanager
     def next_call(self, group: str) -> Iterator[tuple[str, Strand]]:
-        """The key and the strand of its next call of a group, as those of `MainStrand`."""
+        """Name the next call that a callback makes on a group: its key, and its own strand."""
         number = self._calls.get(group, 0)
         self._calls[group] = number + 1
         key = f"{self._name}.{number}"
@@ -55,10 +55,10 @@ class MainStrand:
 
     @contextmanager
     def next_call(self, place: str) -> Iterator[tuple[str, Strand]]:
-        """The key of the call that is made inside, and the strand of its callbacks.
+        """Name the call that is made inside the block: its key, and the strand of its callbacks.
 
         Calls of other places ("cpu", "cuda") are other rounds: they reach the engine by other ways.
-        A call that raises has not had its turn: it may have been refused on this rank alone.
+        A call that raises is not counted: other ranks may not have been refused.
         """
         within: Strand | None = getattr(_entered, "strand", None)
         with self._next_call(place) if within is None else within.next_call(self._group) as call:

@@ -12,7 +12,7 @@ class NoneCompressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """What is sent, and what ``decompress`` must know to undo it."""
+        """Return the tensor to send, and the context that ``decompress`` needs."""
         return tensor, None
 
     @staticmethod
@@ -26,7 +26,7 @@ class FP16Compressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """What is sent, and the dtype before."""
+        """Return the tensor to send, and the dtype to cast back to."""
         narrow = tf.cast(tensor, tf.float16) if tensor.dtype.is_floating else tensor
         return narrow, tensor.dtype
 

@@ -229,6 +229,6 @@ def _scatter(
 
 
 def _compressed(tensors: Sequence[Any], compression: Any) -> tuple[list[Any], list[Any]]:
-    """What is sent, and what must be known to undo it."""
+    """Return the tensors to send, and for each the context that ``decompress`` needs."""
     pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
     return [tensor for tensor, _ in pairs], [context for _, context in pairs]

@@ -15,7 +15,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """What is sent, and what ``decompress`` must know to undo it."""
+        """Return the tensor to send, and the context that ``decompress`` needs."""
         raise NotImplementedError
 
     @staticmethod
