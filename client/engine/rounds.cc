@@ -13,8 +13,9 @@ namespace {
 
 constexpr double kKeyIdleSeconds = 1.0;  // then its records go; the lanes keep theirs longer
 
-// A chunk that is stable here may not be stable on a rank that has lost a lane, or stands still, until
-// a route moves the chunk. Records of keys are kept for this long, and for the worker silence.
+// A chunk that is stable here may not be stable on a rank that has lost a lane, or stands still,
+// until a route moves the chunk. Records of keys are kept for this long, and for the worker
+// silence.
 constexpr double kKeyRecentSeconds = 25.0;
 
 bool moves_only(uint8_t collective) { return collective == kBroadcast || collective == kAllGather; }
