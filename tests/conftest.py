@@ -102,6 +102,13 @@ class _Unseen(logging.Handler):
         self._found.append(record.getMessage())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen_imports() -> None:
+    """What was imported stays: `no_noise` need not search all of torch after each test."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_noise() -> Iterator[None]:
     """Fail on leaked descriptors, child processes, threads, and exceptions nobody saw.

@@ -70,7 +70,7 @@ class Lane:
             events.Drain: self._drain,
             events.Shutdown: self._shutdown,
         }
-        self._controls: dict[int, Callable[[Session, Any, float], list[Output]]] = {
+        self._controls: dict[int, Callable[[Session, Any, float, list[Output]], None]] = {
             MessageKind.HELLO: self._hello,
             MessageKind.BYE: self._bye,
             MessageKind.KEY: self._key,
@@ -182,7 +182,7 @@ class Lane:
         """A frame could not be taken: end the session, or the run where that is the law."""
         job = peer.job
         if peer.state == SessionState.CLOSED or job is None:
-            return []
+            return self._roster.refuse(peer, error, now)
         if isinstance(error, PeerLostError) and job.departed is not None:
             return self._roster.fail(job, ErrorCode.PEER_LOST, str(error), job.departed, "left")
         if isinstance(error, IntegrityError):
@@ -252,28 +252,41 @@ class Lane:
         if peer.state >= SessionState.LEFT:
             return []
         peer.heard_at = now
-        handler = self._controls.get(event.header.kind)
+        out: list[Output] = []
         try:
-            if handler is None:
-                kind = MessageKind(event.header.kind).name
-                raise ProtocolError(f"{peer} sent {kind}, which only lanes send")
-            if event.header.kind != MessageKind.HELLO and peer.job is None:
-                if event.header.kind in (MessageKind.ERROR, MessageKind.BYE):
-                    return self._roster.close(peer, "left before it joined", now)
-                if event.header.kind == MessageKind.HEARTBEAT:
-                    return []
-                raise ProtocolError(f"{peer} sent frames before the welcome")
-            return handler(peer, event, now)
-        except RecordsError as full:  # compiled, a name has one type: not `error` twice
-            return self._untaken(peer, full, now)
+            self._dispatch(peer, event, now, out)
         except PEER_ERRORS as error:
-            return self._roster.refuse(peer, error, now)
+            out += self._untaken(peer, error, now)
+        except Exception as bug:
+            run = self._roster.runs_by_number.get(peer.run)
+            if run is None:
+                raise
+            self._fault(run, bug, None, out)
+        return out
 
-    def _hello(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
+    def _dispatch(
+        self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
+    ) -> None:
+        kind = event.header.kind
+        handler = self._controls.get(kind)
+        if handler is None:
+            raise ProtocolError(f"{peer} sent {MessageKind(kind).name}, which only lanes send")
+        if kind == MessageKind.HELLO or peer.job is not None:
+            handler(peer, event, now, out)
+        elif kind in (MessageKind.ERROR, MessageKind.BYE):
+            out += self._roster.close(peer, "left before it joined", now)
+        elif kind != MessageKind.HEARTBEAT:
+            raise ProtocolError(f"{peer} sent frames before the welcome")
+
+    def _hello(
+        self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
+    ) -> None:
         hello = messages.decode(messages.Hello, event.payload or b"")
-        return self._joining.hello(peer, hello, now)
+        out += self._joining.hello(peer, hello, now)
 
-    def _route(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
+    def _route(
+        self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
+    ) -> None:
         """A route that is new here moves streams, and goes on to all other ranks."""
         message = messages.decode(messages.Route, event.payload or b"")
         job = self._job_of(peer)
@@ -283,86 +296,83 @@ class Lane:
                 f"{peer} sent a route of {len(route.live)} slots, the job has {len(job.route.live)}"
             )
         if route.number <= job.route.number:
-            return []
+            return
         text = f"job {job.title!r}: route {route.number}, live slots {_slots(route)}"
-        moved = job.move(route)
-        return [
-            *moved,
-            job.seats.to_others(peer.rank, message),
-            Log(job.number, logging.INFO, text, peer.about()),
-        ]
+        out += job.move(route)
+        out.append(job.seats.to_others(peer.rank, message))
+        out.append(Log(job.number, logging.INFO, text, peer.about()))
 
-    def _suspect(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
+    def _suspect(
+        self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
+    ) -> None:
         """To rank 0, which decides."""
         message = messages.decode(messages.Suspect, event.payload or b"")
         if message.rank != peer.rank:
             raise ProtocolError(f"{peer} sent a suspicion of rank {message.rank}")
-        return [self._job_of(peer).seats.to_rank(0, message)]
+        out.append(self._job_of(peer).seats.to_rank(0, message))
 
-    def _key(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
+    def _key(
+        self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
+    ) -> None:
         message = messages.decode(messages.Key, event.payload or b"")
         self._job_of(peer).announce(peer.rank, event.header, message.name, now)
-        return []
 
-    def _stats(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
+    def _stats(
+        self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
+    ) -> None:
         job = self._job_of(peer)
         stats = job.ask_stats(now, self._settings.heartbeat)
-        return [self._roster.send(job.number, stats, (peer.id,))]
+        out.append(self._roster.send(job.number, stats, (peer.id,)))
 
-    def _heartbeat(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
-        out: list[Output] = []
-        job = self._job_of(peer)
-        try:
-            job.heartbeat(peer.rank, event.header, event.payload, now, out)
-        except PEER_ERRORS as error:
-            out += self._untaken(peer, error, now)
-        except Exception as bug:
-            self._fault(self._roster.runs_by_number.get(peer.run), bug, None, out)
-        return out
+    def _heartbeat(
+        self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
+    ) -> None:
+        self._job_of(peer).heartbeat(peer.rank, event.header, event.payload, now, out)
 
-    def _describe(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
-        out: list[Output] = []
-        try:
-            self._job_of(peer).describe(peer.rank, event.header, now, out)
-        except RecordsError as error:
-            out += self._untaken(peer, error, now)
-        return out
+    def _describe(
+        self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
+    ) -> None:
+        self._job_of(peer).describe(peer.rank, event.header, now, out)
 
-    def _abandon(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
+    def _abandon(
+        self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
+    ) -> None:
         cause = messages.decode(messages.Abandon, event.payload or b"")
-        out: list[Output] = []
-        try:
-            self._job_of(peer).abandon(peer.rank, event.header, cause, now, out)
-        except RecordsError as error:
-            out += self._untaken(peer, error, now)
-        return out
+        self._job_of(peer).abandon(peer.rank, event.header, cause, now, out)
 
-    def _error(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
+    def _error(
+        self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
+    ) -> None:
         """A member gives up: the run is over for all, for its reason or because of it."""
         error = messages.decode(messages.Error, event.payload or b"")
         if peer.state != SessionState.READY:
-            return self._roster.close(peer, error.message, now)
+            out += self._roster.close(peer, error.message, now)
+            return
         job = self._job_of(peer)
         if error.code in _VERDICTS and error.rank >= 0:
             code = ErrorCode(error.code)
-            return self._roster.fail(job, code, error.message, error.rank, error.reason)
+            out += self._roster.fail(job, code, error.message, error.rank, error.reason)
+            return
         text = f"rank {peer.rank} of job {job.title!r} has failed: {error.message}"
         # Where lanes welcomed it to different runs, nobody can join: no rank is to blame.
         code = ErrorCode.JOIN if error.code == ErrorCode.JOIN else ErrorCode.PEER_LOST
-        return self._roster.fail(job, code, text, peer.rank, "failed")
+        out += self._roster.fail(job, code, text, peer.rank, "failed")
 
-    def _bye(self, peer: Session, event: events.ControlReceived, now: float) -> list[Output]:
+    def _bye(
+        self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
+    ) -> None:
         """The rank leaves cleanly; whatever still needs it is lost."""
         job = self._job_of(peer)
         run = self._roster.runs[job.name, job.run_id]
         run.leave(peer)
         if len(run.left) == job.world_size:
-            return self._roster.end(run)
+            out += self._roster.end(run)
+            return
         waiting = job.open.that_wants(peer.rank)
         if waiting is None:
-            return []
+            return
         text = f"rank {peer.rank} left job {job.title!r} before round {waiting.number} was complete"
-        return self._roster.fail(job, ErrorCode.PEER_LOST, text, peer.rank, "left")
+        out += self._roster.fail(job, ErrorCode.PEER_LOST, text, peer.rank, "left")
 
     def _job_of(self, peer: Session) -> Job:
         if peer.job is None:
