@@ -87,10 +87,10 @@ test: ## All checks and tests; installs what this machine lacks, as root or with
 	$(MAKE) --no-print-directory -j2 --output-sync=line lint native-test
 	$(MAKE) --no-print-directory pytest
 
-# Files in the order of tests/conftest.py. The tests of net wait more than they compute.
+# Files in the order of tests/conftest.py. Many tests wait, so two cores carry four of them.
 pytest:
-	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 2 $(BY_FILE) tests/e2e tests/gpu tests/nccl tests/unit
-	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 4 $(BY_FILE) tests/net
+	$(BIN)/python -m pytest $(STRICT) $(PYTEST_ARGS) -n 4 $(BY_FILE) \
+	    tests/e2e tests/gpu tests/nccl tests/net tests/unit
 
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=900 tests/container

@@ -16,25 +16,35 @@ from reducer import compiled, keyfile
 from reducer.errors import InternalError
 from tests.support import ranks
 from tests.support.certs import Authority, Files
+from tests.support.counts import LONG
 from tests.support.wait import wait_until
 
 SETTLE_SECONDS = 5.0
 # By what they take on two quiet cores; xdist begins files in this order (--no-loadscope-reorder).
 LONGEST = (
     "test_failover",
-    "test_collectives",
     "test_bars",
-    "test_process_group_training",
+    "test_bench_command",
+    "test_collectives",
     "test_tls",
     "test_endurance",
-    "test_bench_command",
-    "test_proxy",
     "test_matrix",
-    "test_storm",
-    "test_topk",
-    "test_discovery",
-    "test_failures",
+    "test_process_group_training",
     "test_process_group_failures",
+    "test_check",
+    "test_collnet",
+    "test_failover_model",
+    "test_docs",
+    "test_failures",
+    "test_demo",
+    "test_transport",
+    "test_proxy",
+    "test_storm",
+    "test_worker_loss",
+    "test_psk",
+    "test_dialing",
+    "test_hierarchy",
+    "test_horovod_elastic",
     "test_top",
 )
 
@@ -52,8 +62,11 @@ def pytest_configure() -> None:
         raise pytest.UsageError(str(error)) from None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: of those that begin last, no worker must wait for one."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """No long tests but by night; and the longest files first, so that no worker waits for one."""
+    if not LONG:
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("long")])
+        items[:] = [i for i in items if not i.get_closest_marker("long")]
     longest = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: longest.get(item.path.stem, len(longest)))
 

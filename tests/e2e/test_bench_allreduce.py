@@ -46,6 +46,7 @@ def cases(lines: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [(*(line[name] for name in names), len(line["seconds"])) for line in lines]
 
 
+@pytest.mark.long
 def test_contenders_are_measured_over_loopback(tmp_path: Path) -> None:
     results, plot = tmp_path / "results.jsonl", tmp_path / "plot.png"
     table, lines = measure(
@@ -71,6 +72,7 @@ def test_contenders_are_measured_over_loopback(tmp_path: Path) -> None:
     assert shown.stdout == table, shown.stderr
 
 
+@pytest.mark.long
 def test_limited_nics_limit(tmp_path: Path) -> None:
     try:
         with Lab({"host": Nic("1gbit")}) as lab:
@@ -94,6 +96,7 @@ def test_limited_nics_limit(tmp_path: Path) -> None:
         assert min(line["seconds"]) > 0.7 * line_rate
 
 
+@pytest.mark.long
 def test_the_plugin_for_nccl_is_a_contender(tmp_path: Path) -> None:
     table, lines = measure(
         *(tmp_path / "results.jsonl", "--loopback", "--reducers", "2", "--sizes", "5M"),

@@ -50,6 +50,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_each_contender_trains_from_the_same_to_the_same(results: Path) -> None:
     [(case, lines)] = load([results])
     assert (case.workers, case.reducers, case.contenders) == (2, 2, CONTENDERS)
@@ -64,6 +65,7 @@ def test_each_contender_trains_from_the_same_to_the_same(results: Path) -> None:
     assert 0 < by_name["reducers-bf16"]["largest_difference_from_gloo"] < 1e-2
 
 
+@pytest.mark.long
 def test_the_gradients_of_the_reducers_alone_went_through_reducers(results: Path) -> None:
     [(case, lines)] = load([results])
     for line in lines:
@@ -72,6 +74,7 @@ def test_the_gradients_of_the_reducers_alone_went_through_reducers(results: Path
         assert line["reduced_bytes"] == through, line["contender"]
 
 
+@pytest.mark.long
 def test_the_losses_fall_and_the_seconds_are_those_of_steps(results: Path) -> None:
     [(case, lines)] = load([results])
     for line in lines:
@@ -82,6 +85,7 @@ def test_the_losses_fall_and_the_seconds_are_those_of_steps(results: Path) -> No
             assert line["losses"][-1] < line["losses"][0]
 
 
+@pytest.mark.long
 def test_the_report_reads_the_lines_again(results: Path) -> None:
     done = _bench("bench.training.report", str(results))
     assert done.returncode == 0, done.stderr

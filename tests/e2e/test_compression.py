@@ -56,6 +56,7 @@ def _compare(
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_compressed_gradients_reach_the_accuracy_of_whole_ones(
     addresses: list[str], tmp_path: Path
 ) -> None:

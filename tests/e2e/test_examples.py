@@ -21,6 +21,8 @@ EXAMPLES = {
     "horovod_digits": 2 * 8 * 30 * NET,
     "numpy_sgd": 2 * 60 * 15 * 4 * 65 * 10,
 }
+# Each takes 15 CPU seconds; the backend, FSDP2 and Horovod have tests of their own.
+AT_NIGHT = ("compression", "ddp_backend", "fsdp2", "horovod_digits")
 ELSEWHERE = {
     "accelerate_digits",
     "hf_trainer",
@@ -30,7 +32,10 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in AT_NIGHT)) for name in EXAMPLES],
+)
 def test_an_example_learns_the_digits_through_the_reducers(
     name: str, addresses: list[str], tmp_path: Path
 ) -> None:

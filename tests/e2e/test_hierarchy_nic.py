@@ -24,6 +24,7 @@ HOSTS, LOCAL = 2, 2
 PAYLOAD = ELEMENTS * 4 * STEPS
 
 
+@pytest.mark.long  # 19 CPU seconds; tests/e2e/test_hierarchy.py checks the sums
 def test_a_nic_carries_gradients_once_and_runs_have_the_same_bits(tmp_path: Path) -> None:
     try:
         with Lab(dict.fromkeys(("host0", "host1", "reducer"), Nic())) as lab:

@@ -1,6 +1,6 @@
-"""How much the random tests draw: a little at each commit, all of it in ``make nightly``.
+"""How much is tested: what fits into a commit, or all of it, as in ``make nightly``.
 
-``LONG_TESTS=1`` is the one switch.
+``LONG_TESTS=1`` is the one switch: random tests draw more, and those that are marked ``long`` run.
 """
 
 from __future__ import annotations
