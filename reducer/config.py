@@ -137,7 +137,10 @@ class Config:
         least=0.1,
     )
     drain_timeout: float = _option(
-        "10s", "Time that open rounds have to finish after SIGTERM.", parse_seconds, unit="time"
+        "10s",
+        "Time that open rounds have to finish after SIGTERM; if they do not, the exit status is 1.",
+        parse_seconds,
+        unit="time",
     )
     drained_status: int = _option(
         "0",

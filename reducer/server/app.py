@@ -40,7 +40,8 @@ def serve(options: config.Config, key: bytes = b"") -> int:
 
     The ``key`` is that of mode psk.
     That of `drained_status` after a drain, or when it is stopped before it is ready; 1 when it
-    cannot start, when a lane does not drain, or when a second signal forces.
+    cannot start, when open rounds outlast `drain_timeout`, when a lane does not drain, or when a
+    second signal forces.
     """
     log.set_up(options.log_level, options.log_format, options.debug)
     try:

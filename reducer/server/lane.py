@@ -114,11 +114,15 @@ class LaneProcess:
         self._drain_until: float | None = None
         self._unpassed = 0
         self._failure: Exception | None = None
+        self._in_time = True
         self._answers: asyncio.WriteTransport
         self._finished: asyncio.Event
 
-    async def run(self) -> None:
-        """Serve until the drain is over; raises what makes going on impossible."""
+    async def run(self) -> bool:
+        """Serve until the drain is over; whether all rounds ended in time.
+
+        Raises what makes going on impossible.
+        """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log.unhandled)
         self._finished = asyncio.Event()
@@ -143,6 +147,7 @@ class LaneProcess:
         loop.remove_reader(self._orders.fileno())
         self._orders.close()
         self._answers.close()
+        return self._in_time
 
     def _on_orders(self) -> None:
         # Few at a time: their first frames must be read before they count as silent.
@@ -222,7 +227,10 @@ class LaneProcess:
         if self._lane.drained(time.monotonic()):
             self._finished.set()
         elif time.monotonic() > deadline and not self._finished.is_set():
-            logger.warning("open rounds did not finish within %g s", self._options.drain_timeout)
+            text = f"open rounds did not finish within {self._options.drain_timeout:g} s"
+            logger.warning(text)
+            self._answer(failed=text)
+            self._in_time = False
             self._finished.set()
 
     async def _close_connections(self) -> None:
@@ -321,7 +329,7 @@ def main() -> int:
     last_words = os.dup(options.answers_fd)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(LaneProcess(options).run())
+            in_time = runner.run(LaneProcess(options).run())
         except BaseException as error:
             logger.critical("the lane fails", exc_info=error)
             line = json.dumps({"failed": f"{type(error).__name__}: {error}"})
@@ -330,7 +338,7 @@ def main() -> int:
             logging.shutdown()
             # To close the loop around what is still open may fail, and then never ends.
             os._exit(1)
-    return 0
+    return 0 if in_time else 1
 
 
 if __name__ == "__main__":

@@ -135,8 +135,9 @@ def test_a_drain_ends_at_its_deadline() -> None:
         wait_until(lambda: daemon.lane_total("buffers_out") > 0, 5, "the round is open")
         daemon.signal(signal.SIGTERM)
         assert "shut down" in first.wait_for_error().message
-        assert daemon.wait(10) == 0
-        assert "did not finish" in daemon.log
+        assert daemon.wait(10) == 1
+        assert "without having drained" in daemon.log
+        assert "exit status 1: open rounds did not finish within 0.3 s" in daemon.log
 
 
 def test_who_starts_it_says_with_which_status_it_has_drained() -> None:
@@ -205,6 +206,7 @@ def test_lanes_die_with_a_daemon_that_is_killed() -> None:
         finally:
             for lane in filter(alive, lanes):
                 os.kill(lane, signal.SIGKILL)
+        daemon.process.wait(5)
 
 
 def test_lanes_ignore_the_signals_of_the_group() -> None:
