@@ -23,13 +23,14 @@ from tests.soak import (
     rolling,
 )
 from tests.soak.training import Training
+from tests.support.counts import draws
 from tests.support.ranks import join, start_ranks
 from tests.support.reducers import Reducers
 from tests.support.wait import AT_ONCE, SILENT_SECONDS
 
 
 def test_kills_of_reducers_lose_no_step_and_leave_nothing() -> None:
-    kills.run(240, 1, hush)
+    kills.run(draws(120, 240), 1, hush)
 
 
 def test_rolling_restarts_fail_no_step() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from tests.fuzz.guided import NO_ATHERIS, TARGETS
 from tests.support.cluster import ROOT, environment
+from tests.support.counts import draws
 
-SECONDS = 6
+SECONDS = draws(3, 6)
 
 
 @pytest.mark.parametrize("target", TARGETS)
