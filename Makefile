@@ -9,6 +9,8 @@ DEMO := $(VENV)/demo-installed
 PACKAGE := $(VENV)/package-installed
 STAMP := $(VENV)/installed
 FRAMEWORKS := $(VENV)/frameworks-installed
+# Thousands of processes import the same: the first one writes bytecode for all others.
+unexport PYTHONDONTWRITEBYTECODE
 # The first time pip shows its progress. Python compiles what it imports: pip would spend half a
 # minute on modules that nobody does.
 PIP = $(BIN)/python -m pip install --no-build-isolation --no-compile -c constraints.txt \
