@@ -41,6 +41,7 @@ LONGEST = (
     "test_proxy",
     "test_storm",
     "test_worker_loss",
+    "test_proofs",
     "test_psk",
     "test_dialing",
     "test_hierarchy",

@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[1]
 PLACE = ROOT / "build" / "nightly"
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 TORCHES = ("2.8.0", "2.14.1")
-UNIT_AND_NET = "python -m pytest -q -n 2 --dist loadfile tests/unit tests/net"
+UNIT_AND_NET = "python -m pytest -q -n 4 --dist loadfile tests/unit tests/net"
 OF_TORCH = (
-    "python -m pytest -q -n 2 --dist loadfile tests/unit/torch tests/e2e/test_ddp*.py "
+    "python -m pytest -q -n 4 --dist loadfile tests/unit/torch tests/e2e/test_ddp*.py "
     "tests/e2e/test_fsdp_hook.py tests/e2e/test_process_group*.py"
 )
 

@@ -3,7 +3,6 @@ wrong with whose certificate."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
 import socket
@@ -20,7 +19,6 @@ from reducer.wire.header import PREFACE_SIZE, PrefaceFlag, pack_preface
 from reducer_client import (
     AuthenticationError,
     Group,
-    ProtocolVersionError,
     ReducerUnavailableError,
 )
 from tests.support.certs import Authority, Files
@@ -61,49 +59,6 @@ def refused(addresses: list[str], **options: Any) -> str:
 
 
 # --- groups ---------------------------------------------------------------------------------
-
-
-def _sums(rank: int, world: int, addresses: list[str], tls: dict[str, str], local: int) -> str:
-    values = np.arange(1_000_000, dtype=np.float32) * (rank + 1)
-    digest = hashlib.sha256()
-    with join(rank, world, addresses, "tls", **tls) as group:
-        for step in range(5):
-            digest.update(group.all_reduce(values + step, key="k").wait(60).tobytes())
-            digest.update(group.all_reduce(values[:9], key="small").wait(60).tobytes())
-        stats = group.stats()
-    assert (stats["connections"], stats["local_connections"]) == (4, local)
-    return digest.hexdigest()
-
-
-def test_the_sums_are_those_of_an_open_reducer(addresses: list[str], certs: Files) -> None:
-    results = set(run_ranks(3, _sums, addresses, certs.arguments, 0))
-    with reducer_client.local_reducers(2, lanes=2) as plain:
-        results |= set(run_ranks(3, _sums, plain, {}, 4))
-    assert len(results) == 1
-
-
-def _ddp(
-    rank: int, world: int, store: str, places: list[tuple[list[str], dict[str, str]]]
-) -> set[str]:
-    """The parameters after the same training at each place."""
-    from tests.e2e import test_ddp as ddp
-
-    digests = set()
-    with ddp._process_group(rank, world, store):
-        for addresses, tls in places:
-            with join(rank, world, addresses, "tls-ddp", **tls) as group:
-                model = ddp._make(group)
-                ddp._train(model, rank)
-                digests.add(ddp._digest(model))
-    return digests
-
-
-def test_a_ddp_hook(addresses: list[str], certs: Files, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    with reducer_client.local_reducers(2, lanes=2) as plain:
-        places = [(addresses, certs.arguments), (plain, {})]
-        first, second = run_ranks(2, _ddp, str(tmp_path / "store"), places)
-    assert first == second and len(first) == 1
 
 
 def test_files_from_the_environment(
@@ -294,31 +249,6 @@ def test_another_server(certs: Files, answer: bytes) -> None:
             text = refused([impostor.address], **certs.arguments)
             assert "no reducer" in text and "HTTP" not in text
     assert impostor.received[:PREFACE_SIZE] == pack_preface(0, PrefaceFlag.TLS)
-
-
-def test_another_protocol_version_names_both(certs: Files) -> None:
-    def act(sock: socket.socket, number: int) -> None:
-        impostor.read(sock, PREFACE_SIZE)
-        sock.sendall(b"ORSP\x09\x02" + bytes(10))
-        sock.recv(65_536)
-
-    with Impostor(act) as impostor, pytest.raises(ProtocolVersionError) as caught:
-        alone([impostor.address], connect_timeout=30, **certs.arguments)
-    assert "1.1" in str(caught.value) and "9.2" in str(caught.value)
-
-
-def test_a_listener_that_is_silent_is_tried_again(certs: Files) -> None:
-    with (
-        Impostor(lambda sock, number: _wait_for_end(sock)) as impostor,
-        pytest.raises(ReducerUnavailableError, match="no end of the TLS handshake"),
-    ):
-        alone([impostor.address], connect_timeout=7.0, **certs.arguments)
-    assert impostor.connections == 2
-
-
-def _wait_for_end(sock: socket.socket) -> None:
-    while sock.recv(65_536):
-        pass
 
 
 # --- files ----------------------------------------------------------------------------------

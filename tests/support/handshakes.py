@@ -19,6 +19,7 @@ from reducer.wire.header import PREFACE_SIZE
 from reducer_client import _engine
 from reducer_client.engine import EngineError
 
+PSK_OPENING = PREFACE_SIZE + CHALLENGE_SIZE  # what a worker sends first
 MASTER = bytes(range(100, 132))
 INCARNATION = bytes(range(16))
 
