@@ -7,12 +7,12 @@ from itertools import count, product
 
 import pytest
 
-from bench.micro.lanes import KERNELS, CoreLane, ShellLane, contribution
 from bench.micro.measure import Measure
 from reducer.core import events
 from reducer.core.credits import Budget, Ledger
 from reducer.server.buffers import PooledBuffer
 from reducer.wire.header import HEADER_SIZE, pack_header
+from tests.support.bare_lane import KERNELS, CoreLane, ShellLane, contribution
 
 CREDIT = 4 << 20
 CHUNKS = 64

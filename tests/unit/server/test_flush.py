@@ -7,10 +7,10 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from bench.micro.lanes import BUDGET, KERNELS, Sink, bare_lane, contribution, hello, receive
 from reducer.server.buffers import BufferPool
 from reducer.server.shell import LaneShell
 from reducer.wire.header import HEADER_SIZE, pack_header
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, contribution, hello, receive
 
 PAYLOAD = bytes(4_096)
 

@@ -19,7 +19,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bench.micro.lanes import BUDGET, KERNELS, contribution, hello, receive
 from reducer.core import events
 from reducer.core.lane import Lane
 from reducer.core.settings import LaneSettings
@@ -30,6 +29,7 @@ from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
 from reducer.wire.header import HEADER_SIZE, pack_header
+from tests.support.bare_lane import BUDGET, KERNELS, contribution, hello, receive
 from tests.unit.server.test_compiled import SOURCES
 
 WORLD = 6  # the first four parts of bfloat16 are folded into an accumulator of their own

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from bench.micro.lanes import BUDGET, KERNELS, Sink, bare_lane, contribution, hello, receive
 from reducer.server.buffers import BufferPool
 from reducer.server.shell import LaneShell
 from reducer.wire.header import pack_header
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, contribution, hello, receive
 
 CHUNK = 64 << 10
 PIECES = 64  # more than 0.5 s between two ticks would be time in which the lane stood still

@@ -7,7 +7,6 @@ import socket
 
 import pytest
 
-from bench.micro.lanes import BUDGET, KERNELS, Sink, bare_lane, contribution, hello, receive
 from reducer.server.buffers import BufferPool
 from reducer.server.control_shares import MOST_TICKS
 from reducer.server.protocol import READ_AT_ONCE, THROW_AWAY_AT_ONCE
@@ -15,6 +14,7 @@ from reducer.server.shell import LaneShell
 from reducer.wire import messages
 from reducer.wire.header import pack_header
 from reducer.wire.keys import key_id
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, contribution, hello, receive
 from tests.support.frames import control, heartbeat
 
 CHUNK = 64 << 10

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from bench.micro.lanes import BUDGET, KERNELS, Sink, bare_lane, hello, receive
 from reducer.server.buffers import BufferPool
 from reducer.server.shell import LaneShell
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import Header, pack_header
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
 from tests.support.simlane import KIND_OFFSET
 
 QUESTION = pack_header(Header(MessageKind.STATS), KERNELS.crc32c)
