@@ -1,4 +1,4 @@
-"""A plugin of pytest (`-p tests.support.no_native`): modules that need a compiled part skip.
+"""A plugin of pytest (`-p tests.support.no_native`): what needs a compiled part skips.
 
 For an installation with REDUCER_NO_NATIVE=1, which has neither the client's engine nor the native
 kernels.
@@ -11,7 +11,10 @@ from collections.abc import Generator
 
 import pytest
 
-_LACKS = re.compile(r"ImportError: .*(_engine|_native|no engine).*|No module named '\S+\._engine'")
+_LACKS = re.compile(
+    r"ImportError\W+.*(_engine|_native|no engine).*|No module named '\S+\._engine'"
+    r"|sums run on the numpy kernels"
+)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -22,4 +25,15 @@ def pytest_make_collect_report(
     if report.failed and (found := _LACKS.search(str(report.longrepr))):
         report.outcome = "skipped"
         report.longrepr = (str(collector.path), 0, found[0])
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and (found := _LACKS.search(str(report.longrepr))):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), 0, found[0])
     return report

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import reducer_client
-from reducer_client import Group
+
+if TYPE_CHECKING:  # an installation without compiled parts has no engine
+    from reducer_client import Group
 
 _PR_SET_PDEATHSIG = 1
 _SPAWN = multiprocessing.get_context("spawn")
