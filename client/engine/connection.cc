@@ -58,7 +58,6 @@ int Receiver::prepare(struct iovec* out) {
 }
 
 std::optional<Failure> Receiver::received(size_t size, FrameSink* sink) {
-  heard_ = heard_ || size > 0;
   if (payload_left_ > 0) {
     const auto part = std::min(size, window_);
     take(nullptr, part);

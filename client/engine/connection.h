@@ -51,8 +51,6 @@ class Receiver {
   // The memory of the payload that is arriving is no longer ours: throw the rest away.
   void discard();
 
-  bool heard() const { return heard_; }
-
  private:
   size_t have() const { return end_ - begin_; }
   std::optional<Failure> check_first_bytes();
@@ -63,7 +61,6 @@ class Receiver {
   Failure broken(ErrorCode code, const std::string& what) const;
 
   std::string peer_;
-  bool heard_ = false;
   bool checked_ = false;
   std::vector<uint8_t> buffer_;
   size_t begin_ = 0;

@@ -124,23 +124,14 @@ void State::unreachable(Lane* lane, const std::string& why, double now) {
 
 void State::closed(Lane* lane, const std::string& why, double now) {
   if (lane->phase == Phase::kClosed) return;
-  // Proxies and listeners that are just starting accept and close: that is not an answer.
-  if (!failure_ && !joined_ && lane->phase == Phase::kHello && !lane->receiver.heard()) {
-    return unreachable(lane, why, now);
-  }
-  // Under two names a reducer ends the first connection for the second: its answer there will tell.
-  if (!failure_ && !joined_ && another_is_asked(*lane)) return unreachable(lane, why, now);
+  // Before the welcome only an ERROR is an answer. An end is that of a proxy or a listener that is
+  // just starting, of a lane that died and is started again, or, where a reducer is listed under
+  // two names, of the first connection to it: the second one's answer will tell.
+  if (!failure_ && !joined_ && lane->phase < Phase::kWelcomed) return unreachable(lane, why, now);
   if (joined_ && !failure_ && !bye_queued_) return lose(lane, why, now);
   lane->phase = Phase::kClosed;
   if (failure_ || bye_queued_) return;
   fail(lane_failure(ErrorCode::kUnavailable, *lane, "the connection has ended: " + why));
-}
-
-// A lane of this number, of another reducer, has not answered the hello yet.
-bool State::another_is_asked(const Lane& lane) const {
-  return std::any_of(all_lanes_.begin(), all_lanes_.end(), [&lane](const Lane* other) {
-    return other->number == lane.number && other != &lane && other->phase == Phase::kHello;
-  });
 }
 
 Failure State::lane_failure(ErrorCode code, const Lane& lane, const std::string& what) const {

@@ -162,7 +162,6 @@ class State {
   // join.cc
   void say_hello(Lane* lane);
   Lane* want(uint32_t reducer, uint32_t lane);
-  bool another_is_asked(const Lane& lane) const;
   std::optional<Failure> run_control(Lane* lane, const Header& header, std::string_view payload,
                                      double now);
   Failure unexpected(const Lane& lane, const Header& header) const;

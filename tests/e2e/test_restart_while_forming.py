@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from contextlib import ExitStack
 
 import numpy as np
@@ -49,4 +51,15 @@ def test_a_rank_that_is_started_again_while_the_others_wait_takes_part(rank: int
         ends = values([running.collect_one(0) for running in ranks])
     (run_id,) = {run for run, _ in ends}
     assert run_id
+    assert {total for _, total in ends} == {6.0}
+
+
+def test_a_lane_that_is_killed_while_a_run_forms_takes_part_when_it_is_back() -> None:
+    with Reducers(2, lanes=2) as reducers, ExitStack() as stack:
+        waiting = [_start(stack, rank, reducers.addresses) for rank in range(2)]
+        daemon = reducers.daemon(1)
+        wait_until(lambda: _joined(daemon) == [2, 2], 30, "two ranks are on every lane")
+        os.kill(daemon.lane_pid(0), signal.SIGKILL)
+        ranks = [*waiting, _start(stack, 2, reducers.addresses)]
+        ends = values([running.collect_one(0) for running in ranks])
     assert {total for _, total in ends} == {6.0}
