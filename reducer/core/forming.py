@@ -101,5 +101,12 @@ class Forming:
     def complete(self) -> bool:
         return len(self.sessions) == self.world_size
 
-    def absent(self) -> list[int]:
-        return [rank for rank in range(self.world_size) if rank not in self.sessions]
+    def absent(self, most: int) -> list[int]:
+        """The first ones: no walk over all ranks of a world size that is only claimed."""
+        found: list[int] = []
+        for rank in range(self.world_size):
+            if len(found) == most:
+                break
+            if rank not in self.sessions:
+                found.append(rank)
+        return found

@@ -84,12 +84,12 @@ class Joining:
 
     def pending(self, forming: Forming, sessions: tuple[int, ...]) -> Send:
         """Whom the run still waits for, to those who are there."""
-        absent = forming.absent()
         settings = self._settings
+        absent = tuple(forming.absent(PENDING_RANKS))
+        count = forming.world_size - len(forming.sessions)
         pending = messages.Pending(
-            settings.lanes, settings.lane, settings.incarnation, tuple(absent[:PENDING_RANKS]),
-            len(absent),
-        )  # fmt: skip
+            settings.lanes, settings.lane, settings.incarnation, absent, count
+        )
         return self._roster.send(0, pending, sessions)
 
     def _name(self, peer: Session, job: str) -> list[Output] | None:

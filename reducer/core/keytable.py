@@ -92,7 +92,7 @@ class KeyTable:
         return freed
 
     def entries(self, payload: memoryview, rank: int, now: float) -> list[tuple[KeyProgress, int]]:
-        """The entries of a rank's HEARTBEAT that say more of a key than is known.
+        """What a rank's HEARTBEAT says more of a key than is known, once for each key.
 
         Raises ProtocolError for a broken list, and RecordsError, before the first is given.
         """
@@ -101,14 +101,15 @@ class KeyTable:
         if self._moved:
             for id_, _ in _ENTRY.iter_unpack(payload):
                 self.maybe_idle(self.open(id_, now))
-        found: list[tuple[KeyProgress, int]] = []
+        found: dict[int, tuple[KeyProgress, int]] = {}
         for id_, done in _ENTRY.iter_unpack(payload):
             key = self._keys.get(id_)
             if key is not None:
                 key.touched_at = now
-                if key.is_news(rank, done):
-                    found.append((key, done))
-        return found
+                before = found.get(id_)
+                if key.is_news(rank, done) and (before is None or done > before[1]):
+                    found[id_] = (key, done)
+        return list(found.values())
 
     def told(self, key: KeyProgress) -> None:
         """A RESULT has carried the key's stable position to every rank of the job."""

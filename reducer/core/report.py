@@ -61,12 +61,11 @@ def run_report(run: Run, now: float) -> dict[str, Any]:
 
 def forming_report(forming: Forming) -> dict[str, Any]:
     """Of a run that some ranks have not joined yet; `run_id` is "" while not all need name it."""
-    absent = forming.absent()
     return {
         "job": forming.job,
         "title": forming.title,
         "run_id": forming.id[1],
         "world_size": forming.world_size,
         "joined": len(forming.sessions),
-        "absent": absent[:MAX_RANKS],
+        "absent": forming.absent(MAX_RANKS),
     }

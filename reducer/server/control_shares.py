@@ -56,12 +56,10 @@ class ControlShares:
             connection.hold()
 
     def leave(self, connection: Pausable) -> None:
+        """What the connection has taken stays its job's until ticks have made up for it."""
         job = self._of.pop(connection, None)
         if job is not None:
-            share = self._by_job[job]
-            share.members.remove(connection)
-            if not share.members:
-                del self._by_job[job]
+            self._by_job[job].members.remove(connection)
 
     def spend(self, connection: Pausable, seconds: float) -> None:
         """A control frame of the connection has taken so long of the CPU."""
@@ -83,3 +81,6 @@ class ControlShares:
                 share.held = False
                 for member in share.members:
                     member.let_go()
+        over = [job for job, s in self._by_job.items() if not s.members and not s.spent]
+        for job in over:
+            del self._by_job[job]

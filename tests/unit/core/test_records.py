@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+import struct
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 
+import msgpack
 import pytest
 
 from reducer.core.credits import LEAST_RECORDS, SHARES_BESIDE_RANKS
+from reducer.core.keytable import KeyTable
+from reducer.core.records import Records, text_bytes
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.keys import key_id, position
@@ -192,3 +197,20 @@ def test_a_key_that_a_reconnect_has_touched_is_forgotten_all_the_same() -> None:
         for worker in workers:
             worker.report("none", 0)
     assert jobs(lane, "job")[0]["keys"] == 0
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "字", "🙂"])
+def test_a_text_costs_the_same_before_and_after_it_is_sent(letter: str) -> None:
+    """To encode a text leaves its UTF-8 beside it."""
+    text = letter * 1_000
+    before = text_bytes(text)
+    msgpack.packb(text)
+    assert text_bytes(text) == before >= sys.getsizeof(text)
+
+
+def test_a_heartbeat_counts_for_each_key_once() -> None:
+    """Each entry may walk all rounds of its key."""
+    table = KeyTable("j", 2, 10, moved=True, records=Records("j", 1 << 20))
+    payload = b"".join(struct.pack("<QQ", key, done) for key in (1, 2) for done in (4, 9, 7))
+    found = [(key.id, done) for key, done in table.entries(memoryview(payload), 0, 0.0)]
+    assert found == [(1, 9), (2, 9)]
