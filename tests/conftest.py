@@ -118,7 +118,7 @@ class _Unseen(logging.Handler):
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen_imports() -> None:
-    """What was imported stays: `no_noise` need not search all of torch after each test."""
+    """Take imported modules from what `no_noise` searches after each test: torch is large."""
     gc.collect()
     gc.freeze()
 

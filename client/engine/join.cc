@@ -124,9 +124,9 @@ void State::unreachable(Lane* lane, const std::string& why, double now) {
 
 void State::closed(Lane* lane, const std::string& why, double now) {
   if (lane->phase == Phase::kClosed) return;
-  // Before the welcome only an ERROR is an answer. An end is that of a proxy or a listener that is
-  // just starting, of a lane that died and is started again, or, where a reducer is listed under
-  // two names, of the first connection to it: the second one's answer will tell.
+  // Before the welcome only an ERROR is an answer. A proxy or a listener that is just starting ends
+  // connections, and a lane that dies and is started again. A reducer that is listed under two
+  // names ends the first connection for the second, whose answer tells the reason.
   if (!failure_ && !joined_ && lane->phase < Phase::kWelcomed) return unreachable(lane, why, now);
   if (joined_ && !failure_ && !bye_queued_) return lose(lane, why, now);
   lane->phase = Phase::kClosed;

@@ -392,10 +392,8 @@ class Lane:
         peer = self._roster.sessions.get(event.session)
         if peer is None:
             return []
-        if isinstance(event.error, RecordsError):
-            return self._untaken(peer, event.error, now)
         if isinstance(event.error, PEER_ERRORS):
-            return self._roster.refuse(peer, event.error, now)
+            return self._untaken(peer, event.error, now)
         run = self._roster.runs_by_number.get(peer.run)
         if run is not None:
             return self._roster.fault(run, event.error)

@@ -34,8 +34,8 @@ SEND_AT_ONCE: Final = 1 << 20
 # Bytes of one connection that are read before the others get their turn, where a lane serves more
 # than one run: else who has the most on its way is served the most.
 READ_AT_ONCE: Final = 256 << 10
-# What comes after the end of a connection is thrown away: so much at once, for peers that read only
-# when they have sent all, then READ_AT_ONCE in so many seconds.
+# Bytes that come after the end of a connection are thrown away. The first ones are read at once, as
+# some peers read only when they have sent everything; then READ_AT_ONCE is read in so many seconds.
 THROW_AWAY_AT_ONCE: Final = 16 << 20
 THROW_AWAY_SECONDS: Final = 0.05
 # In such bytes: what any frame takes beside its bytes, and a byte of a control frame (a heartbeat's

@@ -17,14 +17,20 @@ _LACKS = re.compile(
 )
 
 
+def _skip(
+    report: pytest.CollectReport | pytest.TestReport, node: pytest.Item | pytest.Collector
+) -> None:
+    if report.failed and (found := _LACKS.search(str(report.longrepr))):
+        report.outcome = "skipped"
+        report.longrepr = (str(node.path), 0, found[0])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
-    if report.failed and (found := _LACKS.search(str(report.longrepr))):
-        report.outcome = "skipped"
-        report.longrepr = (str(collector.path), 0, found[0])
+    _skip(report, collector)
     return report
 
 
@@ -33,7 +39,5 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed and (found := _LACKS.search(str(report.longrepr))):
-        report.outcome = "skipped"
-        report.longrepr = (str(item.path), 0, found[0])
+    _skip(report, item)
     return report
