@@ -36,6 +36,18 @@ def test_ranks_wait_for_each_other_and_get_the_rules_of_rank_0() -> None:
     assert "rank 0 of job 'job' says number of reducers 2, rank 2 says 1" in zero.error().message
 
 
+def test_of_many_absent_ranks_the_first_are_named_and_all_are_counted() -> None:
+    lane = SimLane()
+    worker = Scripted(lane, 5, 8_192)
+    (frame,) = worker.read(MessageKind.PENDING)
+    told = messages.decode(messages.Pending, frame.payload or b"")
+    assert told.absent == (*range(5), *range(6, 65))
+    assert told.absent_count == 8_191
+    (forming,) = lane.core.report(lane.now)["forming"]
+    assert (forming["joined"], forming["absent"][:6]) == (1, [0, 1, 2, 3, 4, 6])
+    assert len(forming["absent"]) < 100
+
+
 def test_a_complete_run_is_welcomed_with_one_run_id() -> None:
     lane = SimLane(credit=1 << 20)
     workers = [Scripted(lane, rank, 3) for rank in (2, 0, 1)]
