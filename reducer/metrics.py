@@ -91,8 +91,8 @@ _REFUSED = Series("refused", "reducer_refused_connections",
 # Why connections are refused: before the preface is whole, for it, and without a proof. From the
 # start with 0, or the first of a cause would be no increase of it.
 REFUSAL_CAUSES = (
-    "busy", "crowded", "descriptors", "garbage", "keyless", "lane", "plain", "slow", "uncertified",
-    "version",
+    "busy", "crowded", "descriptors", "garbage", "keyless", "lane", "late", "plain", "slow",
+    "uncertified", "version",
     "distrust", "ending", "expired", "forged", "left", "oversized", "untrusted",
 )
 _METRICS_DROPPED = Series("metrics_dropped", "reducer_metrics_dropped_connections",

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import logging
 import os
-import resource
 import select
 import socket
 from collections import Counter, OrderedDict
@@ -20,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from reducer.errors import BadFrameError, ProtocolVersionError
 from reducer.log import RateLimit
+from reducer.server import descriptors
 from reducer.server.listening import peer_name
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
@@ -39,7 +39,6 @@ logger = logging.getLogger("reducer.acceptor")
 
 PREFACE_SECONDS = 2.0  # the value of NATS
 _SWEEP_SECONDS = 0.05  # deadlines that near to one another are met together, by the first
-MAX_WAITING = 4096
 # Bytes that a refused peer may still send while it reads our answer; then it is cut off.
 _MAX_DISCARDED = 1 << 20
 _REST_SECONDS = 0.1  # of a listener whose connections can neither be accepted nor refused
@@ -102,7 +101,7 @@ class Acceptor:
         self._mode = mode
         # The oldest first; a plain dict would look through all that left before it.
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
-        self._room = min(MAX_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._room = descriptors.room_for_waiting()
         self._limit = RateLimit(1.0)
         self._reserve = _open_reserve()
         self._resting: dict[int, asyncio.TimerHandle] = {}  # listeners, by descriptor

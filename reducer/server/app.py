@@ -19,6 +19,7 @@ import uvloop
 
 from reducer import __version__, compiled, config, log, metrics, units
 from reducer.errors import InternalError
+from reducer.server import descriptors
 from reducer.server.acceptor import Acceptor
 from reducer.server.admin import Admin, Answer, json_answer, text_answer
 from reducer.server.lanes import LaneGroup
@@ -49,7 +50,7 @@ def serve(options: config.Config, key: bytes = b"") -> int:
     except InternalError as error:
         logger.error("%s", error)
         return EXIT_FAILED
-    _raise_descriptor_limit()
+    descriptors.raise_limit()
     if options.mode == "open" and not config.is_loopback(options.host):
         logger.warning(
             "serving on %s without authentication: whoever reaches it can join, read and change "
@@ -61,13 +62,6 @@ def serve(options: config.Config, key: bytes = b"") -> int:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Server(options, key).run())
-
-
-def _raise_descriptor_limit() -> None:
-    """Every worker holds a connection to every lane; the soft limit is often only 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Server:
@@ -218,6 +212,7 @@ class Server:
         refused = Counter(self._acceptor.refused)
         for lane in lanes:
             refused.update(lane["refused"])
+        refused["late"] = sum(handle.late for handle in self._lanes.handles)
         return metrics.Snapshot(
             version=__version__,
             protocol=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
@@ -254,7 +249,7 @@ class Server:
         return json_answer(numbers(f"{self._options.host}:{port}", port, await self._stats()))
 
     async def _health_page(self) -> Answer:
-        await self._lanes.snapshots()
+        await self._lanes.ping()
         return text_answer(200, "ok")
 
     async def _ready_page(self) -> Answer:

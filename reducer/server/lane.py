@@ -36,6 +36,13 @@ from reducer.server.auth import PskGate
 from reducer.server.buffers import BufferPool
 from reducer.server.gate import Admit, Gate, Newcomer
 from reducer.server.listening import tune
+from reducer.server.orders import (
+    ORDER_DRAIN,
+    ORDER_KEY,
+    ORDER_PING,
+    ORDER_REPORT,
+    ORDER_SOCKET,
+)
 from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
 from reducer.server.timeline import Timeline
@@ -44,12 +51,6 @@ from reducer.server.usage import own_usage
 from reducer.wire.handshake import MAX_KEY_BYTES
 
 logger = logging.getLogger("reducer.lane")
-
-# The key comes first and once; a socket comes with the preface that was read from it.
-ORDER_KEY = b"K"
-ORDER_SOCKET = b"S"
-ORDER_REPORT = b"R"
-ORDER_DRAIN = b"D"
 
 TICK_SECONDS = 0.05
 WHY_IT_ENDS = "it was told to stop"
@@ -161,6 +162,8 @@ class LaneProcess:
                 os._exit(1)
             if data.startswith(ORDER_SOCKET):
                 self._take_socket(ancillary, data[1:])
+            elif data == ORDER_PING:
+                self._answer(pong=True)
             elif data == ORDER_REPORT:
                 self._answer(snapshot=self._snapshot())
             elif data == ORDER_DRAIN:

@@ -15,7 +15,8 @@ from dataclasses import asdict
 from typing import Any
 
 from reducer import config
-from reducer.server.lane import ORDER_KEY, LaneOptions
+from reducer.server.lane import LaneOptions
+from reducer.server.orders import ORDER_KEY
 
 # A line of answers; a snapshot names at most a few thousand ranks of a few jobs.
 _LINE_LIMIT = 64 << 20

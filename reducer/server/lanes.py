@@ -1,7 +1,7 @@
 """Starts, feeds and watches the lane processes; knows nothing of frames.
 
 Law: a lane that dies takes nothing with it but its own state. Another process takes its place, and
-its runs form there anew (PROTOCOL.md, section 11). Until then its sockets wait.
+its runs form there anew (PROTOCOL.md, section 11). Until then its sockets wait, for 2 s at most.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import contextlib
 import logging
 import socket
 import time
-from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 from reducer import config
-from reducer.server.lane import ORDER_DRAIN, ORDER_REPORT, ORDER_SOCKET
+from reducer.log import RateLimit
+from reducer.server import descriptors
 from reducer.server.lane_child import LaneChild
+from reducer.server.orders import ORDER_PING, ORDER_REPORT, WAIT_SECONDS, Orders
 
 logger = logging.getLogger("reducer.lanes")
 
 START_SECONDS = 60.0
 REPORT_SECONDS = 1.0
-# Sockets that wait for one busy lane before more are refused.
-_MAX_WAITING = 4096
+_SWEEP_SECONDS = 0.25  # between two looks at the sockets that wait
 # A process that has lived for less than this has died quickly. After the third such death in a row
 # the next start waits, each time twice as long, but never as long as a job without another reducer
 # waits for this one (30 s).
@@ -41,15 +41,13 @@ def pause_before_restart(quick_deaths: int) -> float:
     return min(_FIRST_PAUSE * 2.0**doublings, _LAST_PAUSE)
 
 
-class _Order(NamedTuple):
-    data: bytes
-    sock: socket.socket | None = None
-
-
 class LaneHandle:
-    """One lane, over all processes that serve it one after the other."""
+    """One lane, over all processes that serve it one after the other.
 
-    def __init__(self, options: config.Config, lane: int, key: bytes) -> None:
+    ``room``: how many sockets may wait for it.
+    """
+
+    def __init__(self, options: config.Config, lane: int, key: bytes, room: int) -> None:
         self.lane = lane
         self.restarts = 0
         self.failure = ""  # how the lane has ended, where it should have gone on or drained
@@ -61,9 +59,11 @@ class LaneHandle:
         self._started = False
         self._stopping = asyncio.Event()
         self._killed = ""
-        self._orders: deque[_Order] = deque()  # all that its process is told, in this order
-        self._sockets = 0  # of the orders
-        self._report: asyncio.Future[dict[str, Any] | None] | None = None
+        self._orders = Orders(room)
+        self._is_full = False  # until its process has taken some of its orders
+        self._sweep: asyncio.TimerHandle | None = None
+        self._asked: dict[bytes, asyncio.Future[Any]] = {}  # by the question
+        self._limit = RateLimit(1.0)
 
     async def keep(self) -> None:
         """Start a process, and another one whenever it dies, until `drain` or `kill`.
@@ -80,10 +80,9 @@ class LaneHandle:
             quick_deaths = quick_deaths + 1 if time.monotonic() - began < _STEADY_SECONDS else 1
             await self._pause(how, quick_deaths)
         self.ended.set()
-        for order in self._orders:
-            if order.sock is not None:
-                order.sock.close()
-        self._orders.clear()
+        self._orders.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
 
     async def _live(self) -> str:
         """One process, from its start to its end. How it has ended: empty for exit status 0."""
@@ -100,7 +99,9 @@ class LaneHandle:
         late.cancel()
         self.ready.clear()
         self._child = None
-        self._answer_report(None)
+        self._is_full = False
+        for question in list(self._asked):
+            self._answered(question, None)
         return how and f"{child} ended with {how}"
 
     def _give_up(self, child: LaneChild) -> None:
@@ -121,38 +122,66 @@ class LaneHandle:
             self.ready.set()
             self._give_orders()
         elif "snapshot" in answer:
-            self._answer_report(answer["snapshot"])
+            self._answered(ORDER_REPORT, answer["snapshot"])
+        elif "pong" in answer:
+            self._answered(ORDER_PING, None)
 
     def pass_socket(self, sock: socket.socket, preface: bytes) -> bool:
         """Hand a connected socket over and close our copy; False, and still the caller's, if the
-        lane takes no more. One that has no process now gets it with the next."""
-        if self.ended.is_set() or self._sockets >= _MAX_WAITING:
+        lane takes no more. One that has no process now gets it with the next, if that is soon."""
+        loop = asyncio.get_running_loop()
+        if self.ended.is_set() or not self._orders.take(sock, preface, loop.time()):
             return False
-        self._sockets += 1
-        self._order(ORDER_SOCKET + preface, sock)
+        self._maybe_give_orders()
+        if self._sweep is None and self._orders.first() is not None:
+            self._sweep = loop.call_later(_SWEEP_SECONDS, self._close_late)
         return True
+
+    @property
+    def late(self) -> int:
+        """How many sockets have waited for too long, and were closed."""
+        return self._orders.late
+
+    def _close_late(self) -> None:
+        loop = asyncio.get_running_loop()
+        before = self.late
+        waits = self._orders.close_late(loop.time())
+        self._sweep = loop.call_later(_SWEEP_SECONDS, self._close_late) if waits else None
+        if self.late > before:
+            self._warn(f"takes no connections: {self.late:,} were closed after {WAIT_SECONDS:g} s")
 
     async def snapshot(self) -> dict[str, Any] | None:
         """The lane's numbers, None while it has no process.
 
         Raises TimeoutError if it does not answer in time. All who ask meanwhile share the answer.
         """
+        found: dict[str, Any] | None = await self._ask(ORDER_REPORT)
+        return found
+
+    async def ping(self) -> None:
+        """Return once the lane has shown that it lives, or if it has no process; as `snapshot`."""
+        await self._ask(ORDER_PING)
+
+    async def _ask(self, question: bytes) -> Any:
         if not self.ready.is_set():
             return None
-        if self._report is None:
-            self._report = asyncio.get_running_loop().create_future()
-            self._order(ORDER_REPORT)
-        return await asyncio.wait_for(asyncio.shield(self._report), REPORT_SECONDS)
+        answer = self._asked.get(question)
+        if answer is None:
+            answer = self._asked[question] = asyncio.get_running_loop().create_future()
+            self._orders.ask(question)
+            self._maybe_give_orders()
+        return await asyncio.wait_for(asyncio.shield(answer), REPORT_SECONDS)
 
-    def _answer_report(self, numbers: dict[str, Any] | None) -> None:
-        report, self._report = self._report, None
-        if report is not None:
-            report.set_result(numbers)
+    def _answered(self, question: bytes, found: dict[str, Any] | None) -> None:
+        answer = self._asked.pop(question, None)
+        if answer is not None:
+            answer.set_result(found)
 
     def drain(self) -> None:
         """Let the process finish what it has been given, and end."""
         self._stopping.set()
-        self._order(ORDER_DRAIN)
+        self._orders.drain()
+        self._maybe_give_orders()
 
     def kill(self, why: str) -> None:
         """End the process at once; ``why`` becomes a part of `failure`."""
@@ -161,9 +190,8 @@ class LaneHandle:
         if self._child is not None:
             self._child.kill(self._killed)
 
-    def _order(self, data: bytes, sock: socket.socket | None = None) -> None:
-        self._orders.append(_Order(data, sock))
-        if len(self._orders) == 1:
+    def _maybe_give_orders(self) -> None:
+        if not self._is_full:
             self._give_orders()
 
     def _give_orders(self) -> None:
@@ -171,28 +199,34 @@ class LaneHandle:
         if child is None or not self.ready.is_set():
             return
         child.when_writable(None)
-        while self._orders:
-            order = self._orders[0]
+        self._is_full = False
+        while (order := self._orders.first()) is not None:
             try:
                 child.send(order.data, order.sock)
             except BlockingIOError:
+                self._is_full = True
                 child.when_writable(self._give_orders)
                 return
             except (BrokenPipeError, ConnectionResetError):
                 return  # its end will be heard of
             except OSError as error:
-                logger.warning("lane %d cannot be told %r: %s", self.lane, order.data[:1], error)
-            self._orders.popleft()
-            if order.sock is not None:
-                self._sockets -= 1
-                order.sock.close()
+                self._warn(f"cannot be told {order.data[:1]!r}: {error}")
+            self._orders.given()
+
+    def _warn(self, text: str) -> None:
+        held = self._limit.admit(asyncio.get_running_loop().time())
+        if held is not None:
+            more = f" ({held} more since the last such line)" if held else ""
+            logger.warning("lane %d %s%s", self.lane, text, more)
 
 
 class LaneGroup:
     """All lanes of one daemon."""
 
     def __init__(self, options: config.Config, key: bytes) -> None:
-        self.handles = [LaneHandle(options, lane, key) for lane in range(options.lane_count)]
+        lanes = options.lane_count
+        room = max(1, descriptors.room_for_waiting() // lanes)
+        self.handles = [LaneHandle(options, lane, key, room) for lane in range(lanes)]
         self._keepers: list[asyncio.Task[None]] = []
 
     def spawn(self) -> None:
@@ -221,6 +255,10 @@ class LaneGroup:
         """Numbers of every lane that has a process; TimeoutError if one does not answer."""
         found = await asyncio.gather(*(handle.snapshot() for handle in self.handles))
         return [numbers for numbers in found if numbers is not None]
+
+    async def ping(self) -> None:
+        """Return once every lane that has a process has answered; TimeoutError if one does not."""
+        await asyncio.gather(*(handle.ping() for handle in self.handles))
 
     async def drain(self, seconds: float) -> None:
         """Let all lanes finish; those that take longer than ``seconds`` are killed."""

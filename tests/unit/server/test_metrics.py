@@ -101,6 +101,7 @@ def test_every_cause_of_a_refusal_is_there_from_the_start() -> None:
     causes = set(re.findall(r'(?:note|refuse)\(\s*"(\w+)"', text))
     causes |= {cause for line in re.findall(r"cause = (.*)", text) for cause in words(line)}
     causes |= set(re.findall(r'return "(\w+)", ', tls))
+    causes |= set(re.findall(r'refused\["(\w+)"\]', (sources / "app.py").read_text()))
     assert causes == set(metrics.REFUSAL_CAUSES)
     found = scrape(lane_part(SimLane()))
     assert {
