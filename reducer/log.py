@@ -178,18 +178,29 @@ def dropped_lines() -> int:
 
 
 class RateLimit:
-    """Lets one event through per ``interval`` seconds and says how many were held back."""
+    """Lets one event through per ``interval`` seconds and says how many were held back.
 
-    def __init__(self, interval: float) -> None:
+    After a rest, ``burst`` of them at once.
+    """
+
+    def __init__(self, interval: float, burst: int = 1) -> None:
         self._interval = interval
+        self._most_saved = (burst - 1) * interval
         self._next = 0.0
         self._held = 0
 
-    def admit(self, now: float) -> int | None:
-        """The number of events suppressed since the last one let through, or None: stay silent."""
+    def admit(self, now: float, cost: int = 1) -> int | None:
+        """The number of events suppressed since the last one let through, or None: stay silent.
+
+        An event may cost as much as several.
+        """
         if now < self._next:
             self._held += 1
             return None
         held, self._held = self._held, 0
-        self._next = now + self._interval
+        self._next = max(self._next, now - self._most_saved) + cost * self._interval
         return held
+
+    def hold(self, count: int) -> None:
+        """Count events that were let through here and are suppressed all the same."""
+        self._held += count

@@ -45,6 +45,7 @@ _VERDICTS: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)
 LATE_TICK: Final = 0.5
 # With GOAWAY the workers leave within milliseconds, if they have anywhere to go.
 DRAIN_PATIENCE: Final = 1.0
+_SLOTS_NAMED: Final = 8  # in a log line
 
 
 class Lane:
@@ -297,7 +298,7 @@ class Lane:
             )
         if route.number <= job.route.number:
             return
-        text = f"job {job.title!r}: route {route.number}, live slots {_slots(route)}"
+        text = f"job {job.title!r}: route {route.number}, {_slots(route)}"
         out += job.move(route)
         out.append(job.seats.to_others(peer.rank, message))
         out.append(Log(job.number, logging.INFO, text, peer.about()))
@@ -501,4 +502,9 @@ class Lane:
 
 
 def _slots(route: Route) -> str:
-    return ", ".join(str(slot) for slot, live in enumerate(route.live) if live)
+    dead = [slot for slot, live in enumerate(route.live) if not live]
+    text = f"{len(route.live) - len(dead)} of {len(route.live)} slots live"
+    if not dead:
+        return text
+    more = f" and {len(dead) - _SLOTS_NAMED} more" if len(dead) > _SLOTS_NAMED else ""
+    return f"{text}, without {', '.join(map(str, dead[:_SLOTS_NAMED]))}{more}"

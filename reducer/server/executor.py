@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from reducer import log
 from reducer.core import events
 from reducer.core.buffer import Buffer
 from reducer.kernels import PART_SHIFT, KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
+from reducer.server.log_shares import LogShares
 from reducer.server.protocol import Connection
 from reducer.server.timeline import Timeline
 from reducer.wire.codes import ITEM_SIZES
@@ -27,7 +27,7 @@ from reducer.wire.header import NO_RANK
 
 logger = logging.getLogger("reducer.lane")
 
-WARNING_INTERVAL: Final = 0.1  # seconds
+_STACK_SIZE: Final = 2_048  # characters, about
 _FLAGS: Final = (1 << PART_SHIFT) - 1
 
 Feed = Callable[[Any], None]
@@ -41,6 +41,7 @@ class ShellCounters:
     internal_errors: int = 0
     protocol_errors: int = 0
     silent_dropped: int = 0
+    held_log_lines: int = 0
 
 
 class Executor:
@@ -64,7 +65,7 @@ class Executor:
         self.slow_readers = 0
         self.fold_seconds = 0.0
         self.timeline: Timeline | None = None
-        self._warnings = log.RateLimit(WARNING_INTERVAL)
+        self._log_shares = LogShares()
 
     def run(self, outputs: list[events.Output]) -> None:
         """Carry all of them out, in order; then tell the core what came of them."""
@@ -181,16 +182,18 @@ class Executor:
     def _log(self, line: events.Log) -> None:
         if line.error is not None:
             self._counters.internal_errors += 1
-            logger.error("%s", line.text, extra={"about": line.about}, exc_info=line.error)
+        if not logger.isEnabledFor(line.level):
             return
-        if line.level != logging.WARNING:
-            logger.log(line.level, "%s", line.text, extra={"about": line.about})
-            return
-        # Strangers can cause warnings: they must not fill a disk.
-        held = self._warnings.admit(time.monotonic())
-        if held is not None:
-            more = f" ({held} more lines were held back)" if held else ""
-            logger.warning("%s%s", line.text, more, extra={"about": line.about})
+        more = ""
+        if line.level > logging.DEBUG:  # that is for whoever asks for all
+            size = len(line.text) + (_STACK_SIZE if line.error is not None else 0)
+            held = self._log_shares.admit(line.about, size, time.monotonic())
+            if held is None:
+                self._counters.held_log_lines += 1
+                return
+            more = f" ({held:,} more lines were held back)" if held else ""
+        about = {"about": line.about}
+        logger.log(line.level, "%s%s", line.text, more, extra=about, exc_info=line.error)
 
 
 def folded(fold: events.Fold, taken: Buffer | None, seen: int) -> events.Folded:

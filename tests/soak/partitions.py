@@ -18,7 +18,8 @@ WORKERS = ("w0", "w1", "w2")
 REDUCERS = ("r0", "r1", "r2")
 PORT = 2222
 BACK_SECONDS = 60.0
-_LIVE = re.compile(r"route \d+, live slots ([\d, ]+)")
+_LIVE = re.compile(r"route \d+, (\d+ of \d+) slots live")
+_ALL = f"{len(REDUCERS)} of {len(REDUCERS)}"
 Cut = tuple[tuple[str, str], ...]  # (source, target) of what is dropped
 
 
@@ -56,7 +57,7 @@ class Site:
     def all_live(self) -> bool:
         """As every lane has logged it last."""
         found = [_LIVE.findall(daemon.log) for daemon in self.daemons.values()]
-        return all(not routes or routes[-1].count(",") == len(REDUCERS) - 1 for routes in found)
+        return all(not routes or routes[-1] == _ALL for routes in found)
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from reducer.wire import messages
 from reducer.wire.codes import DType
+from tests.support.frames import control
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -38,6 +40,24 @@ def test_of_a_round() -> None:
     odd = Spec(key="layer", number=3, dtype=DType.INT32)
     second.contribute(odd, data=bytes(32))
     assert last(lane, "the ranks disagree") == {**RUN, "key": "layer", "round": 3}
+
+
+def test_a_route_of_many_slots_is_a_short_line() -> None:
+    lane = SimLane()
+    (rank,) = join_all(lane, 1, reducers=4_096)
+
+    def route(number: int, dead: range) -> None:
+        live = tuple(int(slot not in dead) for slot in range(4_096))
+        lanes = (1,) * 4_096
+        rank.session.send(control(messages.Route(number, (0,) * 4_096, live, lanes)))
+
+    route(1, range(7, 27, 2))
+    named = "7, 9, 11, 13, 15, 17, 19, 21 and 2 more"
+    assert lane.logs[-1] == f"job 'job': route 1, 4086 of 4096 slots live, without {named}"
+    route(2, range(5, 6))
+    assert lane.logs[-1] == "job 'job': route 2, 4095 of 4096 slots live, without 5"
+    route(3, range(0))
+    assert lane.logs[-1] == "job 'job': route 3, 4096 of 4096 slots live"
 
 
 def test_of_an_error() -> None:

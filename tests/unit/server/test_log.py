@@ -156,3 +156,12 @@ def test_rate_limit_counts_what_it_holds_back() -> None:
     assert limit.admit(10.9) is None
     assert limit.admit(11.0) == 2
     assert limit.admit(12.5) == 0
+
+
+def test_rate_limit_lets_a_burst_through_after_a_rest() -> None:
+    limit = log.RateLimit(1.0, burst=3)
+    assert [limit.admit(10.0) for _ in range(4)] == [0, 0, 0, None]
+    assert [limit.admit(11.0) for _ in range(2)] == [1, None]
+    assert [limit.admit(99.0) for _ in range(4)] == [1, 0, 0, None]
+    assert limit.admit(199.0, cost=3) == 1
+    assert limit.admit(199.0) is None
