@@ -94,7 +94,6 @@ class LaneHost:
             events.Fold: self._on_fold,
             events.Finish: self._on_finish,
             events.Free: self._on_free,
-            events.Discard: self._on_free,
             events.Close: lambda close: None,
             events.Log: lambda log: None,
         }
@@ -171,7 +170,7 @@ class LaneHost:
         crc = self._result_crc(finish.count * ITEM_SIZES[finish.dtype])
         return events.Reduced(finish.run, finish.work, crc, 0, NO_RANK)
 
-    def _on_free(self, free: events.Free | events.Discard) -> None:
+    def _on_free(self, free: events.Free) -> None:
         buffers: Any = free.buffers
         self.held -= sum(buffer.size for buffer in buffers)
 

@@ -223,20 +223,13 @@ class Finish:
 
 
 class Free:
-    """The buffers may be used again at once: nobody reads them any more."""
+    """The run needs the buffers no more; sockets may still hold a part of them unsent."""
 
     __slots__ = ("buffers", "run")
 
     def __init__(self, run: int, buffers: Sequence[Buffer]) -> None:
         self.run = run
         self.buffers = buffers
-
-
-class Discard(NamedTuple):
-    """Forget the buffers, do not use them again: a socket may still hold a part of them unsent."""
-
-    run: int
-    buffers: Sequence[Buffer]
 
 
 class Close(NamedTuple):
@@ -290,4 +283,4 @@ class Log:
         self.error = error
 
 
-Output = Send | Fold | Finish | Free | Discard | Close | Traced | Log
+Output = Send | Fold | Finish | Free | Close | Traced | Log

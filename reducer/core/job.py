@@ -44,7 +44,7 @@ from reducer.core.texts import about, stall_entry, stall_text
 from reducer.core.verdicts import Verdicts
 from reducer.errors import IntegrityError, PeerLostError, ProtocolError
 from reducer.wire import messages
-from reducer.wire.codes import ALL_REDUCE, COPY, RESULT, DType, ReduceOp
+from reducer.wire.codes import ALL_REDUCE, COPY, MAX_CHUNKS, RESULT, DType, ReduceOp
 from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 from reducer.wire.keys import position, run_title
 
@@ -141,7 +141,7 @@ class Job:
         return self.streams.route
 
     def move(self, route: Route) -> list[Output]:
-        """A newer route is known: streams that it moves are dropped, new ones begin."""
+        """A newer route is known: streams that it moves are dropped."""
         out: list[Output] = []
         pairs = zip(self.route.live, route.live, strict=True)
         self.counters.failovers += sum(1 for before, after in pairs if before and not after)
@@ -150,7 +150,7 @@ class Job:
                 for rank in range(self.world_size):
                     self.ledger.settle(rank, round_.unanswered(rank))
             self.open.drop(stream)
-            out += stream.drop(self.number)
+            out.append(stream.drop(self.number))
         self._grants.to_stuck(out)
         return out
 
@@ -279,7 +279,8 @@ class Job:
 
     def _new_round(self, stream: Stream, key: KeyProgress, number: int, now: float) -> Round:
         job = (self.name, self.run_id)
-        round_ = key.rounds[number] = Round(job, stream, key.id, number, self.world_size, now)
+        round_ = Round(job, stream, key.id, number, self.world_size, now)
+        key.add(round_)
         return round_
 
     def _maybe_open(self, round_: Round, now: float, out: list[Output]) -> None:
@@ -503,20 +504,27 @@ class Job:
 
         A rank that did not know so has sent them here again.
         """
-        for round_ in list(key.rounds.values()):
-            over = position(round_.number + 1, 0) <= key.stable
-            for chunk in round_.passed(key.stable):
-                for rank in chunk.present():
-                    self.ledger.settle(rank, chunk.cost)
-                chunk.step(Step.VOIDED)
-                out.append(Free(self.number, chunk.drop()))
-                round_.forget_chunk(chunk)
-                round_.left -= 1
-            if over:
-                self._verdicts.forget(round_)
-                key.forget(round_)
-            if over or round_.left == 0:
-                self._grants.end(round_, out)
+        number, index = divmod(key.stable, MAX_CHUNKS)
+        for round_ in key.passed(number):
+            self._drop_passed(round_, MAX_CHUNKS, out)
+            self._verdicts.forget(round_)
+            key.forget(round_)
+            self._grants.end(round_, out)
+        under_way = key.rounds.get(number)
+        if under_way is not None:
+            self._drop_passed(under_way, index, out)
+            if under_way.left == 0:
+                self._grants.end(under_way, out)
+
+    def _drop_passed(self, round_: Round, index: int, out: list[Output]) -> None:
+        """Of the chunks before `index`, those that are not complete."""
+        for chunk in round_.passed(index):
+            for rank in chunk.present():
+                self.ledger.settle(rank, chunk.cost)
+            chunk.step(Step.VOIDED)
+            out.append(Free(self.number, chunk.drop()))
+            round_.forget_chunk(chunk)
+            round_.left -= 1
 
     def beat(self) -> list[Output]:
         """HEARTBEAT to every rank: stable positions that have changed, or an empty one."""
@@ -574,7 +582,7 @@ class Job:
         counters = self.counters
         return messages.Stats(
             counters.bytes_in, counters.bytes_out, counters.contributions, counters.results,
-            counters.duplicates, counters.rounds, len(self.open), self.key_count(),
+            counters.duplicates, counters.rounds, len(self.open), self.records.keys,
             held_bytes, most(self.late), waiting,
         )  # fmt: skip
 
@@ -582,9 +590,6 @@ class Job:
     def refused_rounds(self) -> int:
         """Those that this lane has judged."""
         return self._verdicts.refused
-
-    def key_count(self) -> int:
-        return sum(len(stream.keys) for stream in self.streams)
 
     def held_bytes(self) -> int:
         """Bytes of the buffers that the job holds; walks all of them."""
@@ -602,7 +607,7 @@ class Job:
 
     def drop_all(self) -> list[Output]:
         """The run is over: give every buffer back."""
-        out = [output for stream in self.streams for output in stream.drop(self.number)]
+        out: list[Output] = [stream.drop(self.number) for stream in self.streams]
         self.streams.clear()
         self.open.clear()
         self._works.clear()

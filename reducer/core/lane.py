@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from reducer.core import events
 from reducer.core.buffer import Buffer
-from reducer.core.events import NOTHING, Close, Discard, Event, Free, Log, Output, Send
+from reducer.core.events import NOTHING, Close, Event, Free, Log, Output, Send
 from reducer.core.frames import payload_frame
 from reducer.core.job import Job
 from reducer.core.joining import Joining
@@ -125,7 +125,7 @@ class Lane:
     def drained(self, now: float) -> bool:
         """Nothing is to be waited for: the runs have gone elsewhere, or cannot and are idle."""
         jobs = [run.job for run in self._roster.runs.values()]
-        if not any(job.streams for job in jobs):
+        if not any(job.streams.live for job in jobs):
             return True
         return now - self._drains_since >= DRAIN_PATIENCE and not any(job.open for job in jobs)
 
@@ -237,7 +237,7 @@ class Lane:
             out.append(Log(0, logging.ERROR, fault_text(error), NOTHING, error))
         else:
             out += self._roster.fault(run, error)
-        given = [o.buffers for o in out if isinstance(o, (Free, Discard))]
+        given = [o.buffers for o in out if isinstance(o, Free)]
         if buffer is not None and not any(buffer is b for buffers in given for b in buffers):
             out.append(Free(0, (buffer,)))
 
@@ -276,7 +276,7 @@ class Lane:
             handler(peer, event, now, out)
         elif kind in (MessageKind.ERROR, MessageKind.BYE):
             out += self._roster.close(peer, "left before it joined", now)
-        elif kind != MessageKind.HEARTBEAT:
+        elif kind != MessageKind.HEARTBEAT or peer.state == SessionState.NEW:
             raise ProtocolError(f"{peer} sent frames before the welcome")
 
     def _hello(

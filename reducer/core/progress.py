@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import insort
+
+from reducer.core.ascending import Ascending
 from reducer.core.buffer import Buffer
 from reducer.core.round import Chunk, Round, Step
 
@@ -17,8 +20,8 @@ class KeyProgress:
     """
 
     __slots__ = (
-        "_tree", "_world_size", "held", "id", "idles", "name", "rounds", "stable", "touched_at",
-        "unreported",
+        "_tree", "_world_size", "ascending", "held", "id", "idles", "name", "rounds", "stable",
+        "touched_at", "unreported",
     )  # fmt: skip
 
     def __init__(self, id_: int, world_size: int) -> None:
@@ -28,6 +31,7 @@ class KeyProgress:
         self._world_size = world_size
         self.stable = 0
         self.rounds: dict[int, Round] = {}
+        self.ascending: Ascending | None = None
         self.held: list[Chunk] = []  # as long as credits allow; a deque takes more, empty
         self.touched_at = 0.0
         self.idles = False
@@ -60,7 +64,10 @@ class KeyProgress:
 
     def keep(self, chunk: Chunk) -> None:
         """Hold a complete chunk until every rank has its result."""
-        self.held.append(chunk)
+        if self.held and self.held[-1].position > chunk.position:
+            insort(self.held, chunk, key=_position)
+        else:
+            self.held.append(chunk)
 
     def release(self) -> tuple[list[Buffer], int]:
         """Forget the chunks below `stable`: their buffers and their cost."""
@@ -83,6 +90,19 @@ class KeyProgress:
         del self.held[:passed]
         return freed, cost
 
+    def add(self, round_: Round) -> None:
+        """A round of the key begins here."""
+        self.rounds[round_.number] = round_
+        if round_.stream.since:
+            if self.ascending is None:
+                self.ascending = Ascending()
+            self.ascending.add(round_.number, self.rounds)
+
+    def passed(self, number: int) -> list[Round]:
+        """Rounds before `number`, which every rank has behind it; each is told once."""
+        below = [] if self.ascending is None else self.ascending.take_below(number)
+        return [round_ for n in below if (round_ := self.rounds.get(n)) is not None]
+
     def forget_if_over(self, round_: Round) -> None:
         """Drop a round of which nothing is left to do or to hold."""
         if round_.chunks:
@@ -94,3 +114,7 @@ class KeyProgress:
     def forget(self, round_: Round) -> None:
         if self.rounds.pop(round_.number, None) is not None:
             round_.give_back()
+
+
+def _position(chunk: Chunk) -> int:
+    return chunk.position

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from reducer.core.ascending import Ascending
 from reducer.core.buffer import Buffer
 from reducer.core.plan import Plan
 from reducer.core.records import CHUNK, LIST_PLACE, MARK, ROUND, WORD
@@ -216,13 +217,14 @@ class Round:
     `verdict` collects every rank's word once two of them differ. A void round only waits to be
     forgotten: `owed` is each rank's cost that its ABANDON will settle; `refused` is what the ranks
     are `told`, once it is known. `wait` is the longest that it has waited for a rank, where that is
-    traced. `charged` is what its records take of the run's room.
+    traced. `charged` is what its records take of the run's room. `ascending`: the indexes of the
+    chunks, where an earlier stream may have had them.
     """
 
     __slots__ = (
-        "abandoned", "begun", "charged", "chunks", "contributed", "described", "descriptor", "job",
-        "key", "left", "number", "opened_at", "owed", "owned", "plan", "refused", "stream", "told",
-        "touched_at", "verdict", "void", "wait",
+        "abandoned", "ascending", "begun", "charged", "chunks", "contributed", "described",
+        "descriptor", "job", "key", "left", "number", "opened_at", "owed", "owned", "plan",
+        "refused", "stream", "told", "touched_at", "verdict", "void", "wait",
     )  # fmt: skip
 
     def __init__(
@@ -245,6 +247,7 @@ class Round:
         self.descriptor: Descriptor | None = None
         self.plan: Plan | None = None
         self.chunks: dict[int, Chunk] = {}
+        self.ascending = Ascending() if stream.since else None
         self.contributed = [0] * world_size
         self.owned = 0
         self.left = 0
@@ -305,6 +308,8 @@ class Round:
             world_size = len(self.contributed)
             self.charge(CHUNK + LIST_PLACE * world_size)
             chunk = self.chunks[index] = Chunk(self, index, world_size)
+            if self.ascending is not None:
+                self.ascending.add(index, self.chunks)
         return chunk
 
     def forget_chunk(self, chunk: Chunk) -> None:
@@ -364,10 +369,11 @@ class Round:
         collecting = (c for c in self.chunks.values() if c.phase == Phase.COLLECTING)
         return sum(c.cost for c in collecting if c.crcs[rank] != ABSENT)
 
-    def passed(self, stable: int) -> list[Chunk]:
-        """Incomplete chunks that every rank holds already."""
-        collecting = (c for c in self.chunks.values() if c.phase == Phase.COLLECTING)
-        return [chunk for chunk in collecting if chunk.position < stable]
+    def passed(self, index: int) -> list[Chunk]:
+        """Incomplete chunks before `index`, which every rank holds already; each is told once."""
+        below = [] if self.ascending is None else self.ascending.take_below(index)
+        found = [chunk for i in below if (chunk := self.chunks.get(i)) is not None]
+        return [chunk for chunk in found if chunk.phase == Phase.COLLECTING]
 
     def wants(self, rank: int) -> bool:
         """Whether something of the rank is still to come: chunks, or its description."""

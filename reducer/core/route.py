@@ -49,27 +49,39 @@ class Route:
         q = ((key & _LOW) + chunk) // len(self.live)
         if self.live[home]:
             return home, q % self.lanes[home]
-        living = self._living()
+        living = self.living()
         slot = living[q % len(living)]
         return slot, q // len(living) % self.lanes[slot]
 
-    def places(self, slot: int, lane: int) -> list[tuple[int, Place]]:
-        """The home slots of which this lane owns chunks, and which; in time linear in the slots.
-
-        They are its own slot and every dead one; none where its own is dead.
-        """
-        if not self.live[slot]:
-            return []
-        slots, lanes = len(self.live), self.lanes[slot]
-        living = self._living()
-        q = living.index(slot) + len(living) * lane
-        found: list[tuple[int, Place]] = []
-        for home, live in enumerate(self.live):
-            if home == slot:
-                found.append((home, Place(slots * lanes, lane * slots + home)))
-            elif not live:
-                found.append((home, Place(slots * len(living) * lanes, q * slots + home)))
-        return found
-
-    def _living(self) -> list[int]:
+    def living(self) -> list[int]:
+        """The slots that are live."""
         return [slot for slot, live in enumerate(self.live) if live]
+
+
+class Holding:
+    """What a lane of a slot owns under a route: chunks of its own slot and of every dead one."""
+
+    __slots__ = ("_of_dead", "_own", "_route", "_slot")
+
+    def __init__(self, route: Route, slot: int, lane: int) -> None:
+        self._route = route
+        self._slot = slot
+        slots, lanes = len(route.live), route.lanes[slot]
+        self._own = (slots * lanes, slots * lane)
+        self._of_dead = (0, 0)
+        if route.live[slot]:
+            living = route.living()
+            turn = living.index(slot) + len(living) * lane
+            self._of_dead = (slots * len(living) * lanes, slots * turn)
+
+    def place(self, home: int) -> Place | None:
+        """Which chunks of a home slot are here; None: none of them."""
+        if not self._route.live[self._slot]:
+            return None
+        if home == self._slot:
+            period, first = self._own
+        elif self._route.live[home]:
+            return None
+        else:
+            period, first = self._of_dead
+        return Place(period, first + home)

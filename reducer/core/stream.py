@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from reducer.core.buffer import Buffer
-from reducer.core.events import Discard, Free, Output
+from reducer.core.events import Free
 from reducer.core.keytable import KeyTable
 from reducer.core.records import STREAM, Records
 from reducer.core.round import Round
-from reducer.core.route import Place, Route
+from reducer.core.route import Holding, Place, Route
 from reducer.errors import ProtocolError
 
 
@@ -38,22 +38,25 @@ class Stream:
             for chunk in round_.chunks.values():
                 yield from chunk.buffers()
 
-    def drop(self, run: int) -> list[Output]:
+    def drop(self, run: int) -> Free:
         """Give every buffer back; the stream is not to be used any more."""
         freed: list[Buffer] = []
-        sent: list[Buffer] = []
         for round_ in self.rounds():
             for chunk in round_.chunks.values():
                 freed += chunk.drop()
                 if chunk.result is not None:
-                    sent.append(chunk.result)
+                    freed.append(chunk.result)
         self.keys.clear()
         self.keys.records.give(STREAM)
-        return [Free(run, freed), Discard(run, sent)]
+        return Free(run, freed)
 
 
 class Streams:
-    """What lane `lane` of slot `slot` owns under `route`, by home slot."""
+    """What lane `lane` of slot `slot` owns under `route`, by home slot.
+
+    A stream is made by the first frame about it: whatever walks them takes no longer for slots that
+    a job has and does not use.
+    """
 
     def __init__(
         self,
@@ -66,39 +69,32 @@ class Streams:
         self.slot = slot
         self.lane = lane
         self.route = route
+        self._holding = Holding(route, slot, lane)
         self._records = records
         self._new_table = new_table
         self._by_home: dict[int, Stream] = {}
-        self.move(route)
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._by_home.values())
 
-    def __bool__(self) -> bool:
-        return bool(self._by_home)
+    @property
+    def live(self) -> bool:
+        """Whether anything can be here."""
+        return bool(self.route.live[self.slot])
 
     def move(self, route: Route) -> list[Stream]:
-        """Take a newer route; the streams that it moves away from here.
-
-        Raises RecordsError before anything has changed.
-        """
+        """Take a newer route; the streams that it moves away from here."""
         moved = [s for s in self._by_home.values() if route.since[s.home] != s.since]
-        staying = self._by_home.keys() - {stream.home for stream in moved}
-        places = route.places(self.slot, self.lane)
-        begun = [(home, place) for home, place in places if home not in staying]
-        self._records.take(STREAM * len(begun))
         for stream in moved:
             del self._by_home[stream.home]
         self.route = route
-        for home, place in begun:
-            since = route.since[home]
-            self._by_home[home] = Stream(home, since, place, self._new_table(since > 0))
+        self._holding = Holding(route, self.slot, self.lane)
         return moved
 
     def find(self, rank: int, home: int, since: int) -> Stream | None:
         """The stream that a frame of `rank` is about; None if it is elsewhere now.
 
-        Raises ProtocolError for one that is not here, as far as this lane knows.
+        Raises ProtocolError for one that is not here, as far as this lane knows, and RecordsError.
         """
         stream = self._by_home.get(home)
         if stream is not None and stream.since == since:
@@ -108,10 +104,15 @@ class Streams:
             raise ProtocolError(f"rank {rank} names slot {home} of {slots}")
         if since < self.route.since[home]:
             return None
-        raise ProtocolError(
-            f"rank {rank} sent of slot {home} since route {since} to slot {self.slot} lane "
-            f"{self.lane}, which knows route {self.route.number} and does not own it"
-        )
+        place = self._holding.place(home)
+        if since > self.route.since[home] or place is None:
+            raise ProtocolError(
+                f"rank {rank} sent of slot {home} since route {since} to slot {self.slot} lane "
+                f"{self.lane}, which knows route {self.route.number} and does not own it"
+            )
+        self._records.take(STREAM)
+        stream = self._by_home[home] = Stream(home, since, place, self._new_table(since > 0))
+        return stream
 
     def clear(self) -> None:
         self._by_home.clear()

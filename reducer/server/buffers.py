@@ -62,7 +62,7 @@ def size_class(length: int) -> int:
 
 
 class BufferPool:
-    """Buffers by size class; ``limit`` bounds what is out and cached together, in bytes.
+    """Buffers by size class; ``limit`` bounds what is out, unsent and cached together, in bytes.
 
     Taking never fails for the limit: the core has reserved room for every byte before. Only the
     cache gives way when the limit is near. Where the system has no memory, MemoryError is raised
@@ -78,6 +78,7 @@ class BufferPool:
         self.out = 0
         self.out_bytes = 0
         self.cached_bytes = 0
+        self._unsent_bytes = 0
 
     @property
     def unsent(self) -> int:
@@ -98,7 +99,7 @@ class BufferPool:
         return buffer
 
     def _allocate(self, wanted: int) -> PooledBuffer:
-        left = self._limit - self.out_bytes - wanted
+        left = self._limit - self.out_bytes - self._unsent_bytes - wanted
         if self.cached_bytes > left:
             self._trim(max(0, left))
         buffer = PooledBuffer(wanted)
@@ -110,13 +111,9 @@ class BufferPool:
         self.out_bytes -= buffer.size_class
         if buffer.busy:
             self._unsent.append(buffer)
+            self._unsent_bytes += buffer.size_class
         else:
             self._cache(buffer)
-
-    def forget(self, buffer: PooledBuffer) -> None:
-        """Count it as back, and never hand it out again."""
-        self.out -= 1
-        self.out_bytes -= buffer.size_class
 
     def tick(self, now: float) -> None:
         """Collect buffers that were sent meanwhile; return memory to the system when idle."""
@@ -125,6 +122,7 @@ class BufferPool:
             if buffer.busy:
                 self._unsent.append(buffer)
             else:
+                self._unsent_bytes -= buffer.size_class
                 self._cache(buffer)
         if self.out:
             self._last_out = now
@@ -132,7 +130,8 @@ class BufferPool:
             self._trim(0)
 
     def _cache(self, buffer: PooledBuffer) -> None:
-        if self.out_bytes + self.cached_bytes + buffer.size_class > self._limit:
+        held = self.out_bytes + self._unsent_bytes + self.cached_bytes
+        if held + buffer.size_class > self._limit:
             return
         self._free.setdefault(buffer.size_class, []).append(buffer)
         self.cached_bytes += buffer.size_class

@@ -1,4 +1,4 @@
-"""Carries out what the core asks for, in order: send, fold, finish, free, discard, close, and tell.
+"""Carries out what the core asks for, in order: send, fold, finish, free, close, and tell.
 
 What came of it goes back to the core as events. An output that raises is such an event too, and
 takes none of those behind it with it: they may be of other runs.
@@ -89,11 +89,9 @@ class Executor:
         for event in came:
             self._feed(event)
 
-    def _others(self, output: events.Discard | events.Close | events.Traced | events.Log) -> None:
+    def _others(self, output: events.Close | events.Traced | events.Log) -> None:
         """Outputs that no chunk needs."""
-        if isinstance(output, events.Discard):
-            self._discard(output)
-        elif isinstance(output, events.Close):
+        if isinstance(output, events.Close):
             self._close(output)
         elif isinstance(output, events.Log):
             self._log(output)
@@ -165,10 +163,6 @@ class Executor:
                 failure = error
         if failure is not None:
             raise failure
-
-    def _discard(self, discard: events.Discard) -> None:
-        for buffer in discard.buffers:
-            self._pool.forget(_ours(buffer))
 
     def _close(self, close: events.Close) -> None:
         connection = self._connections.get(close.session)

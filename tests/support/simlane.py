@@ -163,7 +163,7 @@ class SimLane:
             except InjectedError as error:
                 failed = failure_of(output, error)
                 came += [failed] if failed is not None else []
-                if isinstance(output, events.Free | events.Discard):
+                if isinstance(output, events.Free):
                     self._give_back_all(output)  # as the real pool does, although it fails
         for effect in came:
             self.feed(effect)
@@ -188,7 +188,7 @@ class SimLane:
         buffer.freed = True
         self.held.remove(buffer)
 
-    def _give_back_all(self, output: events.Free | events.Discard) -> None:
+    def _give_back_all(self, output: events.Free) -> None:
         for buffer in output.buffers:
             self.give_back(buffer)
 
@@ -200,7 +200,7 @@ class SimLane:
                 return [self._fold(output)]
             case events.Finish():
                 return [self._finish(output)]
-            case events.Free() | events.Discard():
+            case events.Free():
                 self._give_back_all(output)
             case events.Close(_, session, reason):
                 self.sessions[session].closed = reason

@@ -10,13 +10,13 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from reducer.core.progress import KeyProgress
-from reducer.core.route import Route
+from reducer.core.route import Holding, Route
 from reducer.errors import BadFrameError
 from reducer.wire import messages
 from reducer.wire.codes import MAX_REDUCERS, MAX_WORLD_SIZE, MessageKind
 from reducer.wire.header import Header
-from reducer.wire.keys import key_id
-from tests.support.frames import frame, heartbeat
+from reducer.wire.keys import key_id, position
+from tests.support.frames import control, frame, heartbeat
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -65,10 +65,68 @@ def test_the_places_of_a_route_take_time_linear_in_its_slots() -> None:
     def places(slots: int) -> float:
         live = tuple(slot % 2 for slot in range(slots))
         route = Route(1, (1,) * slots, live, (1,) * slots)
-        assert len(route.places(1, 0)) == slots // 2 + 1
-        return cpu(lambda: route.places(1, 0))
+
+        def found() -> int:
+            holding = Holding(route, 1, 0)
+            return sum(holding.place(home) is not None for home in range(slots))
+
+        assert found() == slots // 2 + 1
+        return cpu(found)
 
     assert places(MAX_REDUCERS) < 40 * places(MAX_REDUCERS // 16)
+
+
+def moved(slots: int) -> list[Scripted]:
+    """Two ranks at the last slot of a job whose other reducers are dead since route 1."""
+    lane = SimLane(records=64 << 20, budget=1 << 40, credit=256 << 20)
+    workers = join_all(lane, 2, slot=slots - 1, reducers=slots)
+    live = (0,) * (slots - 1) + (1,)
+    workers[0].session.send(control(messages.Route(1, (1,) * slots, live, (1,) * slots)))
+    return workers
+
+
+def test_a_slot_that_nobody_uses_costs_no_beat_anything() -> None:
+    """Beats of 125 runs of 2,600 dead slots each took 20 ms of a lane."""
+
+    def beat(slots: int) -> float:
+        lane = moved(slots)[0].lane
+        return cpu(lambda: [lane.tick(lane.settings.heartbeat) for _ in range(20)])
+
+    assert beat(MAX_REDUCERS) < 4 * beat(4)
+
+
+def key_of_slot(home: int, slots: int) -> str:
+    return next(name for name in map(str, range(1_000)) if key_id(name) % slots == home)
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_a_rising_position_costs_no_more_for_all_that_waits_behind_it(chunks: bool) -> None:
+    """Each walked all rounds, or all chunks of the round, that the key had on a moved stream."""
+    key, size = key_of_slot(0, 2), 4_096
+
+    def rise(count: int) -> float:
+        workers = moved(2)
+        spec = Spec(key=key, count=count * 2 * (size // 4))
+        for n in range(200, count):
+            if chunks:
+                workers[0].contribute(spec, 2 * n, data=bytes(size), route=1)
+            else:
+                cause = control(messages.Abandon(5, "x"), key=key_id(key), round=n, route=1)
+                workers[0].session.send(cause)
+        (run,) = workers[0].lane.core._roster.runs.values()
+        (stream,) = run.job.streams
+        assert len(stream.keys[key_id(key)].rounds) == (1 if chunks else count - 200)
+        workers[0].session.send(heartbeat((key_id(key), 1 << 60), route=1))
+        places = iter(range(1, 200))
+
+        def next_one() -> None:
+            place = next(places)
+            at = place if chunks else position(place, 0)
+            workers[1].session.send(heartbeat((key_id(key), at), route=1))
+
+        return cpu(lambda: [next_one() for _ in range(30)])
+
+    assert rise(2_200) < 4 * rise(210)
 
 
 def test_a_route_of_all_slots_is_parsed_in_a_part_of_a_heartbeat() -> None:

@@ -10,7 +10,8 @@ from reducer.core import events
 from reducer.core.credits import LEAST_RECORDS
 from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode, MessageKind
-from tests.support.frames import control
+from reducer.wire.header import Header
+from tests.support.frames import control, frame
 from tests.support.scripted import TABLE, Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -46,6 +47,15 @@ def test_of_many_absent_ranks_the_first_are_named_and_all_are_counted() -> None:
     (forming,) = lane.core.report(lane.now)["forming"]
     assert (forming["joined"], forming["absent"][:6]) == (1, [0, 1, 2, 3, 4, 6])
     assert len(forming["absent"]) < 100
+
+
+@pytest.mark.parametrize("kind", [MessageKind.HEARTBEAT, MessageKind.STATS])
+def test_the_first_frame_is_a_hello(kind: MessageKind) -> None:
+    """Nothing before the HELLO is anybody's: no share could count it."""
+    lane = SimLane()
+    session = lane.connect()
+    session.send(frame(Header(kind=kind)))
+    assert session.closed == f"session {session.number} sent frames before the welcome"
 
 
 def test_a_complete_run_is_welcomed_with_one_run_id() -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from reducer.core.credits import LEAST_RECORDS, SHARES_BESIDE_RANKS
 from reducer.core.keytable import KeyTable
-from reducer.core.records import Records, text_bytes
+from reducer.core.records import PLAN, STREAM, Records, text_bytes
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.keys import key_id, position
-from tests.support.frames import control, frame
+from tests.support.frames import control, frame, heartbeat
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -71,11 +71,23 @@ def dead_slots(worker: Scripted, number: int) -> None:
                                 route=1))  # fmt: skip
 
 
-FLOODS = [keys, long_names, causes, empty_causes, disagreements, tiny_rounds, dead_slots]
+def moved_rounds(worker: Scripted, number: int) -> None:
+    """Rounds and chunks whose order is kept, as another lane may have had them."""
+    if number == 0:
+        worker.session.send(control(MOVED))
+    spec = Spec(number=number // 2, count=200_000)
+    chunk = SLOTS * (number % 2) - key_id(spec.key) % SLOTS
+    worker.contribute(spec, chunk % (2 * SLOTS), data=bytes(4_096), route=1)
+
+
+FLOODS = [
+    keys, long_names, causes, empty_causes, disagreements, tiny_rounds, dead_slots, moved_rounds,
+]  # fmt: skip
 
 
 def joined(lane: SimLane, world: int, flood: Callable[[Scripted, int], None]) -> list[Scripted]:
-    slots = {"slot": SLOTS - 1, "reducers": SLOTS} if flood is dead_slots else {}
+    of_dead = flood in (dead_slots, moved_rounds)
+    slots = {"slot": SLOTS - 1, "reducers": SLOTS} if of_dead else {}
     return join_all(lane, world, job="greedy", **slots)
 
 
@@ -174,10 +186,30 @@ def test_everything_that_is_charged_is_given_back(route: bool) -> None:
         lane.tick(1.0)
         for worker in workers:
             worker.report("none", 0)
-    plans = 2 * 512  # they stay, up to a number
-    assert jobs(lane, "job")[0]["record_bytes"] <= start + plans + 512
+    stay = STREAM + 2 * PLAN + 512
+    assert jobs(lane, "job")[0]["record_bytes"] <= start + stay
     assert jobs(lane, "job")[0]["keys"] == 0
     assert all(worker.session.closed is None for worker in workers)
+
+
+def test_rounds_that_end_out_of_order_on_a_moved_stream_are_given_back_once() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2, slot=1, reducers=2)
+    workers[0].session.send(control(messages.Route(1, (1, 1), (0, 1), (1, 1))))
+    key = next(name for name in map(str, range(100)) if key_id(name) % 2 == 0)
+    used = []
+    for first in (0, 2):
+        for number in (first + 1, first):
+            for worker in workers:
+                spec = Spec(key=key, number=number)
+                worker.contribute(spec, data=bytes(32), route=1)
+        for over in (first + 1, first + 2):
+            for worker in workers:
+                done = heartbeat((key_id(key), position(over, 0)), route=1)
+                worker.session.send(done)
+        used.append(jobs(lane, "job")[0]["record_bytes"])
+    assert not lane.held
+    assert used[0] == used[1]
 
 
 def test_a_key_that_a_reconnect_has_touched_is_forgotten_all_the_same() -> None:

@@ -86,11 +86,3 @@ def test_an_idle_pool_returns_its_memory() -> None:
     assert pool.cached_bytes
     pool.tick(1.1 + IDLE_SECONDS)
     assert not pool.cached_bytes
-
-
-def test_a_forgotten_buffer_never_comes_back() -> None:
-    pool = BufferPool(1 << 20)
-    buffer = pool.take(4096)
-    pool.forget(buffer)
-    assert pool.out == 0
-    assert pool.take(4096) is not buffer
