@@ -47,6 +47,11 @@ class ControlShares:
         self._by_job: dict[str, _Share] = {}
         self._of: dict[Pausable, str] = {}
 
+    @property
+    def jobs(self) -> int:
+        """Those with a connection here, in a run or before it."""
+        return len(self._by_job)
+
     def enter(self, connection: Pausable, job: str) -> None:
         """The connection has said that it is of the job; once for each connection."""
         share = self._by_job.setdefault(job, _Share())

@@ -43,7 +43,7 @@ class LaneShell:
         self.crc32c: Callable[..., int] = kernels.crc32c
         self.connections: dict[int, Connection] = {}
         self.counters = ShellCounters()
-        self.shared = False  # between several runs, at the last tick
+        self.shared = False  # between several runs or jobs, at the last tick
         self.control_shares = ControlShares()
         self._lane = lane
         self._pool = pool
@@ -193,7 +193,7 @@ class LaneShell:
             if stuck > self._slow_reader_seconds:
                 self.executor.drop_slow_reader(connection, f"nothing was read for {stuck:.1f} s")
         self.feed(events.Tick())
-        self.shared = self._lane.runs > 1
+        self.shared = self._lane.runs > 1 or self.control_shares.jobs > 1
         self.control_shares.tick()
         self._pool.tick(now)
 

@@ -114,6 +114,21 @@ def test_a_job_whose_control_frames_take_their_part_waits(shared: bool) -> None:
     asyncio.run(flooded(shared))
 
 
+def test_a_job_whose_run_still_forms_waits_too() -> None:
+    async def flood() -> tuple[bool, bool]:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+        hostile, calm = Held(shell, "hostile", 1, 2), Held(shell, "calm", 0, 1)
+        shell.tick()
+        for _ in range(2_000):
+            receive(hostile.connection, memoryview(heartbeat(*((n, 1) for n in range(100)))))
+            await asyncio.sleep(0)
+            if not hostile.reads:
+                break
+        return hostile.reads, calm.reads
+
+    assert asyncio.run(flood()) == (False, True)
+
+
 def test_a_job_that_was_held_is_read_to_its_end_when_it_is_closed() -> None:
     async def close() -> bool:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
