@@ -9,8 +9,9 @@ from reducer.core.events import Close, Log, Output, Send
 from reducer.core.forming import Forming, forming_id
 from reducer.core.job import Job
 from reducer.core.quotas import (
+    SPARE_CONNECTIONS,
+    MostConnections,
     allowed_connections,
-    too_many_connections,
     too_many_jobs,
     too_many_runs,
 )
@@ -29,7 +30,8 @@ class Joining:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._settings = roster.settings
+        self._settings = settings = roster.settings
+        self._most = MostConnections(settings.descriptors, settings.job_budget or settings.budget)
         self._runs = 0
 
     def hello(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
@@ -61,6 +63,7 @@ class Joining:
         id_ = forming_id(hello)
         forming = self._roster.forming.get(id_)
         if forming is None:
+            self._most.check_world(hello.job, hello.world_size)
             self._check_quota(hello.job, now)
             forming = Forming(hello)
         replaced = forming.admit(hello, peer.id)
@@ -103,13 +106,13 @@ class Joining:
         workers = sum(run.job.world_size for (name, _), run in runs if name == job)
         forming = [f for f in self._roster.forming.values() if f.job == job]
         workers += sum(len(f.sessions) for f in forming) + 1
-        allowed = allowed_connections(workers)
-        if count > 2 * allowed:
+        allowed = min(allowed_connections(workers), self._most.count)
+        if count > min(2 * allowed, self._most.count + SPARE_CONNECTIONS):
             peer.state = SessionState.CLOSED
             reason = f"job {job!r} has {count:,} connections"
             return [Close(0, peer.id, reason, at_once=True)]
         if count > allowed:
-            raise too_many_connections(job, workers, count)
+            raise self._most.too_many(job, workers, count)
         return None
 
     def _run_count(self, job: str, now: float) -> int:

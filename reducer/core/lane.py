@@ -33,7 +33,7 @@ from reducer.errors import (
     UnavailableError,
 )
 from reducer.wire import messages
-from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.codes import MAX_EARLY_BYTES, ErrorCode, MessageKind
 from reducer.wire.header import Header
 
 # A rank may miss what became stable until its connection is known to be dead (Run.silence); and it
@@ -100,6 +100,18 @@ class Lane:
         peer = self._roster.sessions[session]
         peer.heard_at = now
         self._ready_job(peer).admit(peer.rank, header)
+
+    def admit_long(self, session: int, header: Header) -> None:
+        """Whether memory may be taken for a control frame of more than MAX_EARLY_BYTES; as `admit`.
+
+        Only a complete run has reserved any.
+        """
+        peer = self._roster.sessions[session]
+        if peer.job is None:
+            raise ProtocolError(
+                f"{peer} sent {MessageKind(header.kind).name} of {header.length:,} bytes before "
+                f"the welcome, the limit is {MAX_EARLY_BYTES:,}"
+            )
 
     def heard(self, session: int, now: float) -> None:
         """Bytes have come, whole frames or not: the peer is not silent."""

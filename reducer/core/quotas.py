@@ -14,6 +14,12 @@ from reducer.errors import QuotaError
 CONNECTIONS_PER_WORKER: Final = 4
 # Workers that come before their run is known, or with a hello that is refused.
 SPARE_CONNECTIONS: Final = 64
+# Of the descriptors of a lane, one job may hold this part.
+PART_OF_DESCRIPTORS: Final = 2
+# A connection whose run forms takes memory that no budget holds. One job may have so many, and one
+# for so many bytes of its memory; a complete run reserves more for each worker.
+FREE_CONNECTIONS: Final = 1_024
+BYTES_PER_CONNECTION: Final = 32_768
 
 
 class Connections:
@@ -38,11 +44,45 @@ def allowed_connections(workers: int) -> int:
     return CONNECTIONS_PER_WORKER * workers + SPARE_CONNECTIONS
 
 
-def too_many_connections(job: str, workers: int, count: int) -> QuotaError:
-    return QuotaError(
-        f"job {job!r} has {count:,} connections to this lane; with {workers:,} workers it may "
-        f"have {allowed_connections(workers):,}: does a worker connect again and again?"
-    )
+class MostConnections:
+    """What one job may have of a lane, however many its workers are.
+
+    ``descriptors``: how many files the lane may open; ``memory``: the budget of the job.
+    """
+
+    def __init__(self, descriptors: int, memory: int) -> None:
+        self._descriptors = descriptors
+        self._memory = memory
+        self._by_memory = max(FREE_CONNECTIONS, memory // BYTES_PER_CONNECTION)
+        self.count = min(descriptors // PART_OF_DESCRIPTORS, self._by_memory)
+
+    def check_world(self, job: str, world_size: int) -> None:
+        """Raises QuotaError for a job that could not be complete."""
+        coming_back = min(world_size, SPARE_CONNECTIONS)
+        needed = PART_OF_DESCRIPTORS * (world_size + coming_back)
+        if needed > self._descriptors:
+            raise QuotaError(
+                f"job {job!r} has {world_size:,} workers, each with a connection to each lane; a "
+                f"lane may open {self._descriptors:,} files, half of them for one job, and this "
+                f"job needs a limit of {needed:,}: raise it (ulimit -n)"
+            )
+        if world_size > self._by_memory:
+            raise QuotaError(
+                f"job {job!r} has {world_size:,} workers; with {self._memory:,} bytes of memory a "
+                f"lane takes {self._by_memory:,} of one job: raise --memory or --job-memory"
+            )
+
+    def too_many(self, job: str, workers: int, count: int) -> QuotaError:
+        if allowed_connections(workers) <= self.count:
+            return QuotaError(
+                f"job {job!r} has {count:,} connections to this lane; with {workers:,} workers it "
+                f"may have {allowed_connections(workers):,}: does a worker connect again and again?"
+            )
+        return QuotaError(
+            f"job {job!r} has {count:,} connections to this lane, the most of one job is "
+            f"{self.count:,} ({self._descriptors:,} open files, {self._memory:,} bytes of memory): "
+            "raise ulimit -n and --memory, or make fewer groups"
+        )
 
 
 def too_many_jobs(runs: int) -> QuotaError:

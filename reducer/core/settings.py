@@ -30,4 +30,5 @@ class LaneSettings:
     max_jobs: int = 1_000
     max_runs: int = 1_000  # of one job
     job_keys: int = 200_000  # of one run, for each slot
+    descriptors: int = 1 << 20  # that the process may open
     traced: bool = False  # every round is told of when it is over

@@ -24,6 +24,11 @@ def limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
+def room_for_newcomers(most: int) -> int:
+    """How many connections a lane may have without a proof; as many more without a HELLO."""
+    return min(most, limit() // 8)
+
+
 def room_for_waiting() -> int:
     """How many sockets may wait for their preface; as many more may wait for lanes."""
     return min(MAX_WAITING, limit() // 4)

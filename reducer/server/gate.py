@@ -1,8 +1,9 @@
 """The gate of a lane that asks for a proof: connections whose worker has given none yet.
 
 Law: a newcomer costs what its mode allows and two seconds at most, and there are never more than
-256 of them; it has no decoder, no session, and nothing of a job. Once it has proven what it is its
-transport goes over to an ordinary Connection, with what it may join.
+256 of them, or an eighth of the descriptors; it has no decoder, no session, and nothing of a job.
+Once it has proven what it is its transport goes over to an ordinary Connection, with what it may
+join.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import cast
 
 from reducer.core.permit import Permit
 from reducer.log import RateLimit
+from reducer.server import descriptors
 from reducer.server.listening import peer_name
 from reducer.server.protocol import Connection
 
@@ -36,6 +38,7 @@ class Gate:
         self.refused: Counter[str] = Counter()
         self.admit = admit
         self._newcomers: dict[Newcomer, None] = {}  # the oldest first
+        self._room = descriptors.room_for_newcomers(MAX_NEWCOMERS)
         self._limit = RateLimit(1.0)
 
     def __len__(self) -> int:
@@ -46,7 +49,7 @@ class Gate:
         raise NotImplementedError
 
     def enter(self, newcomer: Newcomer) -> None:
-        if len(self._newcomers) >= MAX_NEWCOMERS:
+        if len(self._newcomers) >= self._room:
             oldest = next(iter(self._newcomers))
             oldest.refuse("crowded", "it has proven nothing, and others wait for the place")
         self._newcomers[newcomer] = None

@@ -32,6 +32,7 @@ from reducer import kernels as kernel_sets
 from reducer.core import events
 from reducer.core.lane import Lane
 from reducer.core.settings import LaneSettings
+from reducer.server import descriptors
 from reducer.server.auth import PskGate
 from reducer.server.buffers import BufferPool
 from reducer.server.gate import Admit, Gate, Newcomer
@@ -309,6 +310,7 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
         max_jobs=options.max_jobs,
         max_runs=options.max_runs,
         job_keys=options.job_keys,
+        descriptors=descriptors.limit(),
         traced=bool(options.timeline),
     )
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 from reducer.errors import PEER_ERRORS
 from reducer.server.buffers import PooledBuffer
-from reducer.wire.codes import CONTRIBUTION
+from reducer.wire.codes import CONTRIBUTION, RESULT
 from reducer.wire.decoder import Decoder
-from reducer.wire.header import Header
+from reducer.wire.header import HEADER_SIZE, Header
 
 if TYPE_CHECKING:
     from reducer.core.permit import Permit
@@ -254,6 +254,9 @@ class Connection:
         return True
 
     def _target(self, header: Header) -> memoryview:
+        if header.kind not in (CONTRIBUTION, RESULT):
+            self._shell.admit_long(self, header)
+            return memoryview(bytearray(header.length + HEADER_SIZE))
         buffer = self._shell.place(self, header)
         self._placed.append(buffer)
         return buffer.view

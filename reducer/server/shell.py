@@ -14,6 +14,7 @@ from reducer.core.lane import Lane
 from reducer.core.permit import Permit
 from reducer.errors import BadFrameError, ReductionError
 from reducer.kernels import KernelSet
+from reducer.server import descriptors
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.control_shares import ControlShares
 from reducer.server.executor import Executor, ShellCounters
@@ -50,6 +51,7 @@ class LaneShell:
         self._slow_reader_seconds = slow_reader_seconds
         self._next_session = 1
         self._silent: dict[int, Connection] = {}
+        self._room_for_silent = descriptors.room_for_newcomers(MAX_SILENT)
         self._unflushed: list[Connection] = []
         self._failure: Exception | None = None  # of the end of a run: the lane cannot go on
         self.executor = Executor(
@@ -71,7 +73,7 @@ class LaneShell:
 
     def opened(self, connection: Connection) -> None:
         self.counters.accepted += 1
-        if len(self._silent) >= MAX_SILENT:
+        if len(self._silent) >= self._room_for_silent:
             oldest = self._oldest_silent()
             self.counters.silent_dropped += 1
             self._silent.pop(oldest.session)
@@ -91,6 +93,10 @@ class LaneShell:
             raise BadFrameError("a worker sent a RESULT; only a lane does")
         self._lane.admit(connection.session, header, time.monotonic())
         return self._pool.take(header.length)
+
+    def admit_long(self, connection: Connection, header: Header) -> None:
+        """Whether memory may be taken for a long control frame."""
+        self._lane.admit_long(connection.session, header)
 
     def frame(self, connection: Connection, frame: Frame, buffer: PooledBuffer | None) -> None:
         if frame.header.kind == CONTRIBUTION:

@@ -10,6 +10,7 @@ PROTOCOL_MINOR: Final = 1
 
 # Limits and their reasons: PROTOCOL.md, section 10.
 MAX_CONTROL_BYTES: Final = 65_536
+MAX_EARLY_BYTES: Final = 4_096  # of a control frame before the welcome; a HELLO has 1,000 at most
 MAX_CONTROL_DEPTH: Final = 8
 MAX_CONTROL_ITEMS: Final = 4_096
 MAX_CONTROL_VALUES: Final = 1_024

@@ -12,12 +12,15 @@ from collections.abc import Callable
 from typing import Final
 
 from reducer.errors import CorruptedError
-from reducer.wire.codes import CONTRIBUTION, RESULT, MessageKind
+from reducer.wire.codes import CONTRIBUTION, MAX_EARLY_BYTES, RESULT, MessageKind
 from reducer.wire.header import HEADER_SIZE, Crc, Header, unpack_header
 
 # Room for small frames: a burst of them is taken in one read, at the price of one copy each.
 SCRATCH_BYTES: Final = 16_384
+# Until a chunk has come: whoever is in no run yet takes little.
+FIRST_SCRATCH_BYTES: Final = 1_024
 
+_NOTHING: Final = memoryview(b"")
 Target = Callable[[Header], memoryview]
 
 
@@ -38,21 +41,23 @@ class Frame:
 class Decoder:
     """One direction of one connection.
 
-    `target` is called once for every CONTRIBUTION or RESULT with payload, before a byte of it is
-    taken; it returns a writable view of at least length + HEADER_SIZE bytes. `next_frame`
-    raises the ProtocolError family only; after that the decoder must not be used again.
+    `target` is called once for every CONTRIBUTION or RESULT with payload, and for every other frame
+    of more than MAX_EARLY_BYTES, before a byte of the payload is taken; it returns a writable view
+    of at least length + HEADER_SIZE bytes. `next_frame` raises the ProtocolError family only; after
+    that the decoder must not be used again.
     """
 
     def __init__(self, crc32c: Crc, target: Target) -> None:
         self._crc = crc32c
         self._target = target
-        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._scratch = memoryview(bytearray(FIRST_SCRATCH_BYTES))
+        self._room = FIRST_SCRATCH_BYTES  # that scratch should have
         # Between frames: what of scratch is filled, and from where on it is not parsed yet.
         # Inside a payload: its header, its memory, and how much has come.
         self._start = 0
         self._filled = 0
         self._header: Header | None = None
-        self._view = self._scratch
+        self._view = _NOTHING
         self._have = 0
 
     @property
@@ -88,8 +93,9 @@ class Decoder:
         if spare:  # the beginning of the next header
             self._scratch[:spare] = self._view[length : self._have]
         self._start, self._filled = 0, spare
+        payload, self._view = self._view[:length], _NOTHING
         self._header = None
-        return self._finish(header, self._view[:length])
+        return self._finish(header, payload)
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Copy `data` in, however it is cut: for tests and simulated links."""
@@ -132,9 +138,16 @@ class Decoder:
         if left and start:
             self._scratch[:left] = bytes(self._scratch[start : self._filled])
         self._start, self._filled = 0, left
+        if len(self._scratch) < self._room:
+            grown = memoryview(bytearray(self._room))
+            grown[:left] = self._scratch[:left]
+            self._scratch = grown
 
     def _place(self, header: Header) -> memoryview:
         if header.kind in (CONTRIBUTION, RESULT):
+            self._room = SCRATCH_BYTES
+            return self._target(header)
+        if header.length > MAX_EARLY_BYTES:
             return self._target(header)
         return memoryview(bytearray(header.length + HEADER_SIZE))
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from reducer import keyfile
-from reducer.core.quotas import allowed_connections
+from reducer.core.quotas import SPARE_CONNECTIONS, allowed_connections
 from reducer.server.shell import MAX_SILENT
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
 from reducer.wire.keys import key_id
-from tests.support.cluster import Daemon
-from tests.support.frames import control
+from tests.support.cluster import Daemon, usage
+from tests.support.frames import control, heartbeat
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, connect, crc32c, frame_of
 
@@ -148,6 +148,27 @@ def test_what_a_job_makes_a_lane_remember_is_bounded(
             assert error.code == ErrorCode.QUOTA
             assert "job 'greedy' has filled" in error.message
             assert "raise --records" in error.message
+
+
+def test_a_job_that_forms_leaves_descriptors_and_memory_to_others(
+    key_file: str, key: bytes
+) -> None:
+    """Its runs, each of more ranks than come, took them all, and 83 KB each for half a frame."""
+    part = heartbeat(*[(number, 1) for number in range(4_096)])[:-1]
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon("--key-file", key_file, descriptors=512))
+        lane = daemon.lane_pid(0)
+        before = usage(lane).descriptors
+        for number in range(600):
+            said = hello(f"run#{number // 150}", rank=number % 150, world_size=180)
+            with suppress(ConnectionError):
+                greedy(stack, daemon, key, said, part)
+        assert usage(lane).descriptors <= before + 512 // 2 + SPARE_CONNECTIONS
+        with Worker(daemon.port, "calm", 0, 1, key=key) as worker:
+            assert worker.join().all_reduce("k", 0, VALUES) == VALUES.tobytes()
+        snapshot = daemon.stats()["lanes"][0]
+        assert snapshot["protocol_errors"] > 0  # they are not even waited for
+        assert snapshot["unpassed"] == 0
 
 
 def test_connections_of_one_job_are_bounded(daemon: Daemon, key: bytes, calm: Worker) -> None:

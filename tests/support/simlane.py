@@ -48,6 +48,9 @@ class SimSession:
         )
 
     def _target(self, header: Header) -> memoryview:
+        if header.kind not in (MessageKind.CONTRIBUTION, MessageKind.RESULT):
+            self.lane.core.admit_long(self.number, header)
+            return memoryview(bytearray(header.length + HEADER_SIZE))
         self.lane.core.admit(self.number, header, self.lane.now)
         buffer = self.lane.take(header.length)
         self._placed.append(buffer)
@@ -62,6 +65,11 @@ class SimSession:
             room[:n] = rest[:n]
             rest = rest[n:]
             self._received(n)
+
+    @property
+    def room(self) -> int:
+        """Bytes that the lane keeps to read into, between two frames."""
+        return len(self._decoder.get_buffer())
 
     def _received(self, n: int) -> None:
         try:

@@ -10,8 +10,8 @@ from reducer.core import events
 from reducer.core.credits import LEAST_RECORDS
 from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode, MessageKind
-from reducer.wire.header import Header
-from tests.support.frames import control, frame
+from reducer.wire.header import HEADER_SIZE, Header
+from tests.support.frames import control, frame, heartbeat
 from tests.support.scripted import TABLE, Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -38,7 +38,7 @@ def test_ranks_wait_for_each_other_and_get_the_rules_of_rank_0() -> None:
 
 
 def test_of_many_absent_ranks_the_first_are_named_and_all_are_counted() -> None:
-    lane = SimLane()
+    lane = SimLane(budget=1 << 30)
     worker = Scripted(lane, 5, 8_192)
     (frame,) = worker.read(MessageKind.PENDING)
     told = messages.decode(messages.Pending, frame.payload or b"")
@@ -269,6 +269,23 @@ def test_frames_before_the_welcome_are_refused() -> None:
     stranger = Scripted(lane, 1, 2, job="b")
     stranger.announce("x")
     assert stranger.error().code == ErrorCode.PROTOCOL
+
+
+def test_before_the_welcome_a_long_frame_is_refused_for_its_header() -> None:
+    """Its payload would take memory that no run has reserved."""
+    lane = SimLane()
+    long = heartbeat(*[(key, 1) for key in range(4_096)])
+    new = lane.connect()
+    new.send(long[:HEADER_SIZE])
+    assert new.closed is not None
+    waits = Scripted(lane, 1, 2)
+    waits.session.send(long[:HEADER_SIZE])
+    error = waits.error()
+    assert error.code == ErrorCode.PROTOCOL
+    assert "HEARTBEAT of 65,536 bytes before the welcome, the limit is 4,096" in error.message
+    member = join_all(lane, 1, job="other")[0]
+    member.session.send(long)
+    assert member.session.closed is None
 
 
 def test_draining_goes_on_until_nothing_is_open_and_takes_no_new_run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reducer.core.credits import LEAST_RECORDS
-from reducer.core.quotas import allowed_connections
+from reducer.core.quotas import SPARE_CONNECTIONS, allowed_connections
 from reducer.wire.codes import ErrorCode, MessageKind
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
@@ -110,6 +110,37 @@ def test_a_job_has_its_share_of_connections() -> None:
         if session.closed:
             session.lose()
     assert again().read(MessageKind.WELCOME)
+
+
+def test_a_world_for_which_a_lane_has_no_descriptors_is_refused_at_once() -> None:
+    """Of the descriptors one job has half, less a few for workers that come back."""
+    lane = SimLane(descriptors=1_024)
+    text = refused_for(Scripted(lane, 1, 449, job="a"))
+    assert "job 'a' has 449 workers" in text and "may open 1,024 files, half of them" in text
+    assert "needs a limit of 1,026: raise it (ulimit -n)" in text
+    assert lane.core.snapshot()["forming"] == 0
+    assert Scripted(lane, 1, 448, job="a").read(MessageKind.PENDING)
+
+
+def test_a_world_for_which_a_lane_has_no_memory_is_refused_at_once() -> None:
+    text = refused_for(Scripted(SimLane(budget=64 << 20), 1, 8_192, job="a"))
+    assert "with 67,108,864 bytes of memory a lane takes 2,048 of one job: raise --memory" in text
+
+
+def test_runs_that_form_leave_descriptors_to_other_jobs() -> None:
+    """Each of their ranks, which are only claimed, would let the job have four connections more."""
+    lane = SimLane(descriptors=256)
+    ranks = [
+        Scripted(lane, rank, 64, job="a", run_id=f"run#{group}", rejoin=True)
+        for group in range(8)
+        for rank in range(60)
+    ]
+    assert sum(rank.session.closed is None for rank in ranks) == 128
+    text = refused_for(ranks[128])
+    assert "has 129 connections to this lane, the most of one job is 128 (256 open files" in text
+    assert "raise ulimit -n and --memory" in text
+    assert all(not rank.read(MessageKind.ERROR) for rank in ranks[128 + SPARE_CONNECTIONS :])
+    assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, 2, job="b"))
 
 
 @pytest.mark.parametrize("world", [1, 250])

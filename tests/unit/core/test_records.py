@@ -157,6 +157,7 @@ def memory(lane: SimLane) -> int:
     lane.about.clear()
     gc.collect()
     buffers = sum(len(b.memory) + 512 for b in lane.held)
+    buffers += sum(session.room for session in lane.sessions.values())
     return tracemalloc.get_traced_memory()[0] - buffers
 
 

@@ -16,8 +16,8 @@ from reducer.errors import (
     ProtocolVersionError,
 )
 from reducer.wire.checksum import crc32c
-from reducer.wire.codes import MessageKind
-from reducer.wire.decoder import SCRATCH_BYTES, Decoder, Frame
+from reducer.wire.codes import MAX_EARLY_BYTES, MessageKind
+from reducer.wire.decoder import FIRST_SCRATCH_BYTES, SCRATCH_BYTES, Decoder, Frame
 from reducer.wire.header import (
     HEADER_SIZE,
     Header,
@@ -91,6 +91,25 @@ def test_nothing_is_allocated_for_a_refused_length() -> None:
         with pytest.raises(BadFrameError, match="limit"):
             Decoder(crc32c, target).feed(header)
     assert not asked
+
+
+def test_who_has_sent_no_chunk_holds_little_memory() -> None:
+    asked: list[int] = []
+
+    def target(header: Header) -> memoryview:
+        asked.append(header.kind)
+        return memoryview(bytearray(header.length + HEADER_SIZE))
+
+    reader = Decoder(crc32c, target)
+    reader.feed(heartbeat() * 100)
+    assert len(reader.get_buffer()) == FIRST_SCRATCH_BYTES
+    reader.feed(heartbeat(*[(1, 1)] * (MAX_EARLY_BYTES // 16)))
+    assert not asked
+    reader.feed(heartbeat(*[(1, 1)] * (MAX_EARLY_BYTES // 16 + 1)))
+    assert asked == [MessageKind.HEARTBEAT]
+    assert len(reader.get_buffer()) == FIRST_SCRATCH_BYTES
+    reader.feed(frame(Header(MessageKind.CONTRIBUTION), bytes(8)))
+    assert len(reader.get_buffer()) == SCRATCH_BYTES
 
 
 @given(st.lists(st.integers(0, 3 * SCRATCH_BYTES), min_size=1, max_size=8), st.integers(0, 2**32))
