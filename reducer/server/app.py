@@ -212,7 +212,8 @@ class Server:
         refused = Counter(self._acceptor.refused)
         for lane in lanes:
             refused.update(lane["refused"])
-        refused["late"] = sum(handle.late for handle in self._lanes.handles)
+        if late := sum(handle.late for handle in self._lanes.handles):
+            refused["late"] = late
         return metrics.Snapshot(
             version=__version__,
             protocol=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
