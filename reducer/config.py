@@ -149,16 +149,9 @@ class Config:
         parse_int,
         most=255,
     )
-    slow_reader_bytes: int = _option(
-        "64MiB",
-        "Unsent bytes at which a worker that does not read is disconnected.",
-        parse_size,
-        unit="size",
-        least=1 << 16,
-    )
     slow_reader_seconds: float = _option(
         "10s",
-        "Time without progress after which it is disconnected.",
+        "Time without progress after which a worker that does not read is disconnected.",
         parse_seconds,
         unit="time",
         least=0.1,

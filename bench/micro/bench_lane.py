@@ -74,7 +74,7 @@ def test_credit(measure: Measure, world: int) -> None:
 
     def settle_chunk() -> None:
         for rank in range(world):
-            assert ledger.fits(rank, cost)
+            assert ledger.fits(rank, cost, 0)
             ledger.charge(rank, cost)
         ledger.settle_all(cost)
 

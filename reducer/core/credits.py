@@ -26,9 +26,17 @@ GRANT_CHUNKS: Final = 2
 # short, and as much as the records of its ranks and of a small model need.
 PART_OF_SHARE: Final = 8
 LEAST_RECORDS: Final = 32_768
+# What may wait unread for a rank beside results, in bytes: frames to it. A sixteenth of what it may
+# have unanswered is for the headers of results, half of its records' share for the stable positions
+# of all keys.
+UNREAD_FRAMES: Final = 256 << 10
 # A run takes no more than this part of what is free, if it can work with that: groups of its own
 # workers come after it, and other jobs.
 PART_OF_FREE: Final = 4
+
+
+class UnreadError(QuotaError):
+    """A rank sends on and does not read what it was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,15 @@ class Window:
     @property
     def limit(self) -> int:
         return self.credit + self.grant
+
+    @property
+    def unread(self) -> int:
+        """What may wait for a rank in the lane because it does not read.
+
+        One that reads cannot come near: of what it has sent it counts as unanswered what it has not
+        read.
+        """
+        return self.limit + self.limit // 16 + self.records // 2 + UNREAD_FRAMES
 
     def reserve(self, world_size: int) -> int:
         return (world_size + SHARES_BESIDE_RANKS) * (self.limit + self.records)
@@ -118,14 +135,20 @@ class Ledger:
         self._unanswered = [0] * world_size
         self._granted: list[Round | None] = [None] * world_size
 
-    def fits(self, rank: int, cost: int) -> bool:
-        return self._unanswered[rank] + cost <= self.window.limit
+    def fits(self, rank: int, cost: int, unread: int) -> bool:
+        """Whether the rank has room for so much more, while it has left `unread` bytes unread."""
+        owed = self._unanswered[rank] + cost
+        return owed <= self.window.limit and owed + unread <= self.window.unread
 
-    def over(self, rank: int, cost: int) -> QuotaError:
+    def over(self, rank: int, cost: int, unread: int) -> QuotaError:
         """What to tell a rank that sends what it has no room for."""
-        return QuotaError(
-            f"rank {rank} has {self._unanswered[rank]:,} bytes unanswered and sends "
-            f"{cost:,} more: over its {self.window.limit:,}"
+        owed, limit = self._unanswered[rank], self.window.limit
+        text = f"rank {rank} has {owed:,} bytes unanswered"
+        if owed + cost > limit:
+            return QuotaError(f"{text} and sends {cost:,} more: over its {limit:,}")
+        return UnreadError(
+            f"{text}, {unread:,} that it has not read, and sends {cost:,} more: over its "
+            f"{self.window.unread:,} (a slow reader)"
         )
 
     def charge(self, rank: int, cost: int) -> None:

@@ -156,8 +156,11 @@ class Job:
 
     # --- contributions ------------------------------------------------------------------------
 
-    def admit(self, rank: int, header: Header) -> None:
-        """Refuse what makes no sense or has no room, before memory is taken (ProtocolError)."""
+    def admit(self, rank: int, header: Header, unread: int) -> None:
+        """Refuse what makes no sense or has no room, before memory is taken (ProtocolError).
+
+        `unread` bytes wait in the lane for the rank to read them.
+        """
         check_fields(header, rank, self.seats.epoch, self.world_size)
         plan = self._plans.of(header)
         home = self.route.home(header.key, header.chunk)
@@ -170,9 +173,10 @@ class Job:
             )
         check_length(header, plan, rank)
         cost = plan.cost(header.chunk)
-        if stream is None or self.ledger.fits(rank, cost) or _is_here(stream, rank, header):
+        if stream is None or self.ledger.fits(rank, cost, unread):
             return
-        raise self.ledger.over(rank, cost)
+        if not _is_here(stream, rank, header):
+            raise self.ledger.over(rank, cost, unread)
 
     def contributed(self, rank: int, event: Contributed, now: float, out: list[Output]) -> None:
         """Take one admitted contribution; outputs are added to `out`, also where it raises.

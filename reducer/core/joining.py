@@ -129,6 +129,7 @@ class Joining:
     def _complete(self, forming: Forming, now: float) -> list[Output]:
         """All ranks are here: reserve the room, and welcome them."""
         out = self._roster.end_deserted(forming.job, forming.run_id, now)
+        out += self._roster.cut_off_ended(forming.job)
         try:
             run = self._found(forming, now)
         except PEER_ERRORS as error:
@@ -190,7 +191,7 @@ class Joining:
                 "join it from a new process; start the job with a new run id"
             )
         job.counters.reconnects += 1
-        out = self._replace(job.seats.sessions[hello.rank], now)
+        out = self._replace(run.last[hello.rank], now)
         run.seat(peer, hello.rank)
         out.append(self._welcome(run, (peer.id,)))
         absent = run.absent(now - self._settings.lost_grace)
@@ -204,8 +205,10 @@ class Joining:
         return out + job.rejoined(peer.rank, now)
 
     def _replace(self, session: int | None, now: float) -> list[Output]:
-        """End the connection that the rank had before, if any."""
-        if session is None:
+        """End the connection that the rank had before, if any, and what waits for it there."""
+        old = None if session is None else self._roster.sessions.get(session)
+        if old is None:
             return []
-        old = self._roster.sessions[session]
-        return self._roster.close(old, "replaced by a new connection", now)
+        reason = "replaced by a new connection"
+        self._roster.close(old, reason, now)
+        return [Close(old.run, old.id, reason, at_once=True)]

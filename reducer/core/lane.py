@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from reducer.core import events
 from reducer.core.buffer import Buffer
+from reducer.core.credits import UNREAD_FRAMES
 from reducer.core.events import NOTHING, Close, Event, Free, Log, Output, Send
 from reducer.core.frames import payload_frame
 from reducer.core.job import Job
@@ -95,11 +96,21 @@ class Lane:
             return self._contributed(event, now)
         return self._handlers[type(event)](event, now)
 
-    def admit(self, session: int, header: Header, now: float) -> None:
-        """Whether memory may be taken for a contribution; raises the ProtocolError family."""
+    def admit(self, session: int, header: Header, unread: int, now: float) -> None:
+        """Whether memory may be taken for a contribution; raises the ProtocolError family.
+
+        `unread` bytes wait to be sent to the session.
+        """
         peer = self._roster.sessions[session]
         peer.heard_at = now
-        self._ready_job(peer).admit(peer.rank, header)
+        self._ready_job(peer).admit(peer.rank, header, unread)
+
+    def unread_room(self, session: int) -> int:
+        """The bytes that may wait to be sent to the session: with more it does not read."""
+        peer = self._roster.sessions.get(session)
+        if peer is None or peer.job is None:
+            return UNREAD_FRAMES
+        return peer.job.ledger.window.unread
 
     def admit_long(self, session: int, header: Header) -> None:
         """Whether memory may be taken for a control frame of more than MAX_EARLY_BYTES; as `admit`.
@@ -184,7 +195,7 @@ class Lane:
         try:
             job = self._ready_job(peer)
             if event.buffer is None:  # nobody has asked for memory, so nobody has checked it
-                job.admit(peer.rank, event.header)
+                job.admit(peer.rank, event.header, 0)
             job.contributed(peer.rank, event, now, out)
         except PEER_ERRORS as error:
             if event.buffer is not None:

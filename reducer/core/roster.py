@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 from reducer.core.credits import Budget
 from reducer.core.events import Close, Log, Output, Send
@@ -17,6 +18,13 @@ from reducer.errors import ReductionError
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.keys import split_run_id
+
+
+class Ended(NamedTuple):
+    """A run that is over; `sessions` are its connections that have not ended."""
+
+    run: Run
+    sessions: set[int]
 
 
 class Roster:
@@ -35,6 +43,7 @@ class Roster:
         self.forming: dict[FormingId, Forming] = {}
         self.runs: dict[tuple[str, str], Run] = {}
         self.runs_by_number: dict[int, Run] = {}
+        self._ended: dict[int, Ended] = {}  # by number
         self.draining = ""
         self.errors = dict.fromkeys(ErrorCode, 0)  # sessions refused, and runs ended, so far
 
@@ -49,6 +58,11 @@ class Roster:
             self._unjoin(peer, peer.forming)
         if peer.state == SessionState.READY:
             self._note_loss(peer, now, reason)
+        ended = self._ended.get(peer.run)
+        if ended is not None:
+            ended.sessions.discard(session)
+            if not ended.sessions:
+                self._close_room(ended.run)
         text = f"{peer}: the connection has ended: {reason}"
         return [Log(peer.run, logging.DEBUG, text, peer.about())]
 
@@ -124,16 +138,37 @@ class Roster:
         return [*self._end(run, "the run is over"), line]
 
     def _end(self, run: Run, reason: str) -> list[Output]:
-        """Give back what the run had, and close its connections."""
+        """Drop what the run had, and close its connections.
+
+        Its room is given back when the last of them has ended: until then they may hold results.
+        """
         job = run.job
         out: list[Output] = []
         del self.runs[job.name, job.run_id], self.runs_by_number[job.number]
-        for peer in self.sessions.values():
-            if peer.job is job and peer.state == SessionState.READY:
+        members = [peer for peer in self.sessions.values() if peer.job is job]
+        for peer in members:
+            if peer.state == SessionState.READY:
                 peer.state = SessionState.CLOSED
                 out.append(Close(job.number, peer.id, reason))
-        self.budget.close(job.name, job.ledger.window, job.world_size)
+        self._ended[job.number] = Ended(run, {peer.id for peer in members})
+        if not members:
+            self._close_room(run)
         return out + job.drop_all()
+
+    def _close_room(self, run: Run) -> None:
+        job = run.job
+        del self._ended[job.number]
+        self.budget.close(job.name, job.ledger.window, job.world_size)
+
+    def cut_off_ended(self, job: str) -> list[Output]:
+        """The job needs the room of its ended runs: what they have not read is lost."""
+        out: list[Output] = []
+        for ended in [ended for ended in self._ended.values() if ended.run.job.name == job]:
+            reason = "the run is over, and the next one begins"
+            number = ended.run.job.number
+            out += [Close(number, session, reason, at_once=True) for session in ended.sessions]
+            self._close_room(ended.run)
+        return out
 
     def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
         """Earlier runs of the job that nobody is in make room for this one.

@@ -16,8 +16,8 @@ class Run:
     """A job with its members; `left` are the ranks that said BYE."""
 
     __slots__ = (
-        "_lost", "_told", "began_at", "digest_every", "incarnations", "job", "left", "next_stall",
-        "silence",
+        "_lost", "_told", "began_at", "digest_every", "incarnations", "job", "last", "left",
+        "next_stall", "silence",
     )  # fmt: skip
 
     def __init__(
@@ -32,6 +32,9 @@ class Run:
         self.incarnations = incarnations
         self.digest_every = digest_every  # for the ranks to agree on; nothing here reads it
         self.silence = silence  # seconds without a byte before a rank counts as lost
+        self.last: list[int | None] = [
+            None
+        ] * job.world_size  # the session of each rank, open or not
         self.left: set[int] = set()
         self.began_at = now
         self.next_stall = now
@@ -42,7 +45,7 @@ class Run:
         """The rank is here, on this session."""
         peer.state, peer.rank, peer.job, peer.forming = SessionState.READY, rank, self.job, None
         peer.silence = self.silence
-        self.job.seats.sessions[rank] = peer.id
+        self.job.seats.sessions[rank] = self.last[rank] = peer.id
         self._lost.pop(rank, None)
 
     def leave(self, peer: Session) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 from reducer.core import events
 from reducer.core.buffer import Buffer
+from reducer.core.credits import UNREAD_FRAMES
 from reducer.kernels import PART_SHIFT, KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.log_shares import LogShares
@@ -45,21 +46,24 @@ class ShellCounters:
 
 
 class Executor:
-    """One per lane. ``feed`` gives an event back to the core and runs what that returns."""
+    """One per lane. ``feed`` gives an event back to the core and runs what that returns.
+
+    ``unread_room`` tells how many bytes may wait to be sent to a session.
+    """
 
     def __init__(
         self,
         kernels: KernelSet,
         pool: BufferPool,
         connections: Mapping[int, Connection],
-        slow_reader_bytes: int,
+        unread_room: Callable[[int], int],
         counters: ShellCounters,
         feed: Feed,
     ) -> None:
         self._kernels = kernels
         self._pool = pool
         self._connections = connections
-        self._slow_reader_bytes = slow_reader_bytes
+        self._unread_room = unread_room
         self._counters = counters
         self._feed = feed
         self.slow_readers = 0
@@ -104,13 +108,18 @@ class Executor:
         if send.buffer is not None and send.length:
             parts.append(_ours(send.buffer).share(send.length))
             length += send.length
-        limit = self._slow_reader_bytes
         for session in send.sessions:
             connection = self._connections.get(session)
             if connection is None:
                 continue
-            if connection.send(parts, length) > limit and connection.unsent() > limit:
-                self.drop_slow_reader(connection, f"{connection.unsent()} bytes are unsent")
+            if connection.send(parts, length) > UNREAD_FRAMES:
+                self._maybe_drop(connection)
+
+    def _maybe_drop(self, connection: Connection) -> None:
+        unsent, room = connection.unsent(), self._unread_room(connection.session)
+        if unsent > room:
+            what = f"{unsent:,} bytes wait for it, over its {room:,}"
+            self.drop_slow_reader(connection, what)
 
     def drop_slow_reader(self, connection: Connection, what: str) -> None:
         """Disconnect one worker that does not read; the others never wait for it."""

@@ -73,7 +73,6 @@ class LaneOptions:
     records: int
     stall_after: float
     drain_timeout: float
-    slow_reader_bytes: int
     slow_reader_seconds: float
     job_memory: int
     max_jobs: int
@@ -102,7 +101,6 @@ class LaneProcess:
             self._lane,
             self._kernels,
             self._pool,
-            options.slow_reader_bytes,
             options.slow_reader_seconds,
         )
         if options.timeline:

@@ -144,7 +144,6 @@ def _lane_options(
         records=options.records,
         stall_after=options.stall_after,
         drain_timeout=options.drain_timeout,
-        slow_reader_bytes=options.slow_reader_bytes,
         slow_reader_seconds=options.slow_reader_seconds,
         job_memory=-(-options.job_memory // options.lane_count),
         max_jobs=options.max_jobs,

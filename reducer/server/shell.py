@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from reducer.core import events
+from reducer.core.credits import UnreadError
 from reducer.core.lane import Lane
 from reducer.core.permit import Permit
 from reducer.errors import BadFrameError, ReductionError
@@ -38,7 +39,6 @@ class LaneShell:
         lane: Lane,
         kernels: KernelSet,
         pool: BufferPool,
-        slow_reader_bytes: int,
         slow_reader_seconds: float,
     ) -> None:
         self.crc32c: Callable[..., int] = kernels.crc32c
@@ -55,7 +55,7 @@ class LaneShell:
         self._unflushed: list[Connection] = []
         self._failure: Exception | None = None  # of the end of a run: the lane cannot go on
         self.executor = Executor(
-            kernels, pool, self.connections, slow_reader_bytes, self.counters, self.feed
+            kernels, pool, self.connections, lane.unread_room, self.counters, self.feed
         )
 
     def connection(self, permit: Permit | None = None) -> Connection:
@@ -91,7 +91,11 @@ class LaneShell:
     def place(self, connection: Connection, header: Header) -> PooledBuffer:
         if header.kind != CONTRIBUTION:
             raise BadFrameError("a worker sent a RESULT; only a lane does")
-        self._lane.admit(connection.session, header, time.monotonic())
+        try:
+            self._lane.admit(connection.session, header, connection.unsent(), time.monotonic())
+        except UnreadError as error:
+            self.executor.drop_slow_reader(connection, str(error))
+            raise
         return self._pool.take(header.length)
 
     def admit_long(self, connection: Connection, header: Header) -> None:

@@ -7,9 +7,9 @@ import socket
 from contextlib import ExitStack, suppress
 
 import numpy as np
-import pytest
 
 from reducer.wire.header import pack_preface
+from reducer.wire.keys import key_id, position
 from tests.support.cluster import Daemon, usage
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, connect
@@ -101,16 +101,11 @@ def test_a_lane_without_descriptors_closes_the_newcomers_alone() -> None:
         assert daemon.lane_total("internal_errors") == 0
 
 
-@pytest.mark.parametrize(
-    "limit",
-    [("--slow-reader-bytes", "1MiB"), ("--slow-reader-seconds", "500ms")],
-    ids=["bytes", "seconds"],
-)
-def test_a_slow_reader_is_dropped_alone(limit: tuple[str, str]) -> None:
+def test_a_slow_reader_is_dropped_alone() -> None:
     """Rank 1 contributes and never reads; rank 0 gets every result and then the reason."""
     values = np.ones(1 << 20, np.float32)
     with ExitStack() as stack:
-        daemon = stack.enter_context(Daemon("--credit", "16MiB", *limit))
+        daemon = stack.enter_context(Daemon("--credit", "16MiB", "--slow-reader-seconds", "500ms"))
         quick = stack.enter_context(Worker(daemon.port, "j", 0, 2))
         slow = stack.enter_context(Worker(daemon.port, "j", 1, 2, receive_buffer=4096))
         quick.start()
@@ -127,3 +122,35 @@ def test_a_slow_reader_is_dropped_alone(limit: tuple[str, str]) -> None:
         quick.bye()
         quick.close()
         wait_until(lambda: daemon.lane_total("buffers_out") == 0, 10, "no buffer is out")
+
+
+def test_a_rank_that_says_it_holds_what_it_has_not_read_has_no_room_of_others() -> None:
+    """64 MiB for each such connection were in no job's room: a lane of 256 MiB held 768."""
+    values, key = np.ones(1 << 17, np.float32), key_id("k")
+    unread = 0
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon("--credit", "512KiB", "--records", "32KiB"))
+        honest = stack.enter_context(Worker(daemon.port, "j", 0, 2))
+        liar = stack.enter_context(Worker(daemon.port, "j", 1, 2, receive_buffer=4096))
+        honest.start()
+        liar.join()
+        honest.join_started()
+        for number in range(128):
+            with suppress(OSError):
+                liar.contribute("k", number, values)
+            liar._unanswered.clear()
+            liar._done[key] = position(number + 1, 0)
+            plan = honest.contribute("k", number, values)
+            while honest.absent is None and len(honest.results) < plan.chunks:
+                honest.poll(1.0)
+            if honest.absent is not None:
+                break
+            honest.collect("k", number, plan, values)
+            unread += values.nbytes
+        ((rank, reason),) = honest.wait_for_absence().absent
+        assert rank == 1
+        assert "slow reader" in reason
+        assert daemon.lane_total("slow_readers") == 1
+        daemon.kill()
+    # Beside what the kernel takes of a socket that nobody reads.
+    assert unread < 16 << 20

@@ -172,20 +172,20 @@ def test_a_job_that_forms_leaves_descriptors_and_memory_to_others(
 
 
 def test_connections_of_one_job_are_bounded(daemon: Daemon, key: bytes, calm: Worker) -> None:
-    """They say HELLO, are refused or replaced, and do not close."""
+    """They say HELLO, are refused, and do not close."""
     allowed = allowed_connections(1 + 1)
     seen = []
     with ExitStack() as stack:
         first = greedy(stack, daemon, key, hello("run"))
         for _ in range(allowed):
             with suppress(ConnectionError):
-                seen.append(greedy(stack, daemon, key, hello("run")))
+                seen.append(greedy(stack, daemon, key, hello("run", world_size=3)))
         error = error_on(seen[-1])
         assert error.code == ErrorCode.QUOTA
         assert f"job 'greedy' has {allowed + 1} connections to this lane" in error.message
         for _ in range(3 * allowed):
             with suppress(ConnectionError):
-                greedy(stack, daemon, key, hello("run"))
+                greedy(stack, daemon, key, hello("run", world_size=3))
         # One of the calm job, and a moment's worth of those that end.
         assert daemon.lane_total("connections") <= 2 * allowed + 1 + 20
         first.close()

@@ -119,7 +119,7 @@ class ShellLane:
     def __init__(self, world: int, chunk: int, credit: int) -> None:
         self.sinks = [Sink() for _ in range(world)]
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        shell = LaneShell(bare_lane(credit), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+        shell = LaneShell(bare_lane(credit), KERNELS, BufferPool(BUDGET), 10.0)
         self._connections = [shell.connection() for _ in self.sinks]
         self._runner.run(self._join(world, chunk))
 

@@ -153,6 +153,7 @@ def test_a_duplicate_with_other_bytes_stops_the_job(complete: bool) -> None:
         error = worker.error()
         assert error.code == ErrorCode.INTEGRITY
         assert "rank 0 sent two different contributions for key 'x' round 0" in error.message
+        worker.session.lose()
     assert not lane.held
     assert lane.core.snapshot()["reserved_bytes"] == 0
 

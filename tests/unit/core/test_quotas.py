@@ -60,7 +60,31 @@ def test_a_share_of_memory_is_given_back() -> None:
         assert all(worker.read(MessageKind.WELCOME) for worker in workers), number
         for worker in workers:
             worker.bye()
+            worker.session.lose()
     assert lane.core.snapshot()["reserved_bytes"] == 0
+
+
+def test_the_room_of_a_run_that_is_over_is_its_own_until_its_connections_end() -> None:
+    """They may hold results that nobody reads; a new run of the job cuts them off."""
+    lane = SimLane(budget=8 * SHARE, credit=CREDIT)
+    workers = join_all(lane, 4)
+    reserved = lane.core.snapshot()["reserved_bytes"]
+    for worker in workers:
+        worker.bye()
+        worker.read(MessageKind.WELCOME)
+    workers[0].session.lose()
+    assert lane.core.snapshot()["reserved_bytes"] == reserved
+    others = join_all(lane, 4, job="another")
+    assert "are free: raise --memory" in others[0].error().message
+    for worker in join_all(lane, 4, run_id="next"):
+        assert worker.read(MessageKind.WELCOME)
+    assert {worker.session.closed for worker in workers[1:]} == {
+        "the run is over, and the next one begins"
+    }
+    assert lane.core.snapshot()["reserved_bytes"] == reserved
+    for worker in workers[1:]:
+        worker.session.lose()
+    assert lane.core.snapshot()["reserved_bytes"] == reserved
 
 
 def test_a_run_that_wants_all_memory_leaves_room_for_those_that_come_after_it() -> None:

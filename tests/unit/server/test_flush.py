@@ -43,7 +43,7 @@ class FullDisk(logging.Handler):
 
 async def a_round_of_two_chunks(*, broken: bool) -> tuple[LaneShell, list[Socket]]:
     """Two ranks, whose contributions come in one turn of the loop; rank 0's socket may break."""
-    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     sockets = [Socket(), Socket()]
     connections = [shell.connection() for _ in sockets]
     for rank, (connection, socket) in enumerate(zip(connections, sockets, strict=True)):

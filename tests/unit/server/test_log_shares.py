@@ -46,7 +46,7 @@ def test_lines_of_every_level_are_counted(level: int, caplog: pytest.LogCaptureF
     """A job that joins, sends an ERROR and comes again wrote 25 MB in 7 s."""
     counters = ShellCounters()
     feed: Any = None
-    executor = Executor(load(), BufferPool(0), {}, 0, counters, feed)
+    executor = Executor(load(), BufferPool(0), {}, lambda session: 0, counters, feed)
     with caplog.at_level(logging.INFO, "reducer.lane"):
         for _ in range(BURST + 1_000):
             executor.run([events.Log(1, level, "job 'a': failed", {"job": "a"})])

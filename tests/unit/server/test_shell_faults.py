@@ -149,7 +149,7 @@ class Bench:
             acc_itemsize=kernels.acc_itemsize, traced=True,
         )  # fmt: skip
         self.pool = BufferPool(0)  # caches nothing: each buffer is allocated
-        self.shell = LaneShell(Lane(settings), kernels, self.pool, BUDGET, 10.0)
+        self.shell = LaneShell(Lane(settings), kernels, self.pool, 10.0)
         timeline: Any = Timeline(faults)
         self.shell.executor.timeline = timeline
         self.ranks = [self.join(rank, WORLD, "job") for rank in range(WORLD)]

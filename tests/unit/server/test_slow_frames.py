@@ -43,7 +43,7 @@ class Socket(Sink):
 
 async def send_slowly(clock: Clock) -> tuple[int, Socket]:
     """The bytes that the worker got for one contribution whose pieces take `SECONDS`."""
-    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     socket, connection = Socket(), shell.connection()
     connection.connection_made(socket)
     header, payload = hello(0, 1, CHUNK)

@@ -37,7 +37,7 @@ class Socket(Sink):
 
 async def read_many(shared: bool) -> tuple[int, bool]:
     """Chunks that one connection is read for at once, and whether it is read later."""
-    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     socket, connection = Socket(), shell.connection()
     connection.connection_made(socket)
     header, payload = hello(0, 1, CHUNK)
@@ -79,7 +79,7 @@ class Held(Socket):
 
 async def flooded(shared: bool) -> None:
     """A job sends heartbeats of all its keys, each with news, without a pause; another is calm."""
-    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     hostile = [Held(shell, "hostile", rank, 2) for rank in range(2)]
     calm = Held(shell, "calm", 0, 1)
     shell.shared = shared
@@ -116,7 +116,7 @@ def test_a_job_whose_control_frames_take_their_part_waits(shared: bool) -> None:
 
 def test_a_job_whose_run_still_forms_waits_too() -> None:
     async def flood() -> tuple[bool, bool]:
-        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         hostile, calm = Held(shell, "hostile", 1, 2), Held(shell, "calm", 0, 1)
         shell.tick()
         for _ in range(2_000):
@@ -131,7 +131,7 @@ def test_a_job_whose_run_still_forms_waits_too() -> None:
 
 def test_a_job_that_was_held_is_read_to_its_end_when_it_is_closed() -> None:
     async def close() -> bool:
-        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         hostile = Held(shell, "hostile", 0, 1)
         hostile.socket, peer = socket.socketpair()
         shell.control_shares.spend(hostile.connection, 1.0)
@@ -147,7 +147,7 @@ def test_what_comes_after_the_end_is_thrown_away_slowly() -> None:
     """A peer that is told why and sends on as fast as it can: its bytes took the lane's time."""
 
     async def throw_away() -> int:
-        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         hostile = Held(shell, "hostile", 0, 1)
         hostile.socket, peer = socket.socketpair()
         with hostile.socket, peer:
@@ -167,7 +167,7 @@ def test_what_comes_after_the_end_is_thrown_away_slowly() -> None:
 
 
 def test_a_lane_with_two_runs_is_shared() -> None:
-    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
 
     async def join(job: str) -> bool:
         connection = shell.connection()

@@ -38,7 +38,7 @@ class Socket(Sink):
 
 async def flood(socket: Socket, beats: int) -> None:
     """Questions without an end, while the lane has so many heartbeats; then one more."""
-    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), BUDGET, 10.0)
+    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     connection = shell.connection()
     connection.connection_made(socket)
     header, payload = hello(0, 1, 4_096)
