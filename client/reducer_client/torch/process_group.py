@@ -4,7 +4,7 @@
 
 Sums, gathers and broadcasts go through the reducers. What two ranks do alone, and what gives each
 rank something else, goes over an inner group of gloo (CPU) or nccl (CUDA), made when first needed.
-``monitored_barrier`` is refused by torch itself: it takes gloo alone.
+``monitored_barrier`` is refused by torch itself before 2.14: it takes gloo alone.
 
 The ranks must make the calls of a group in the same order. Where they do not, every one raises
 MismatchError, which says who called what, if the calls take the same keys. A barrier and a sum,
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -223,6 +224,16 @@ class ReducerProcessGroup(DelegatingGroup):
             self._calls.group.barrier(seconds)
 
         return self._calls.start_task(run, [], options.asyncOp)
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier whose error names all ranks that have not come, ``wait_all_ranks`` or not."""
+        options = BarrierOptions()
+        options.asyncOp = False
+        if timeout is not None:
+            options.timeout = timeout
+        self.barrier(options).wait()
 
     # What torch 2.12 and earlier call them.
     _allgather_base = all_gather_single
