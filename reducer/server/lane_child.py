@@ -20,6 +20,8 @@ from reducer.server.orders import ORDER_KEY
 
 # A line of answers; a snapshot names at most a few thousand ranks of a few jobs.
 _LINE_LIMIT = 64 << 20
+# The kernel doubles it, and counts 768 bytes for a socket: a question waits for 85 of them at most.
+_ORDERS_BUFFER = 32_768
 
 
 class LaneChild:
@@ -46,6 +48,7 @@ class LaneChild:
             self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.callback(self._orders.close)
             self._orders.setblocking(False)
+            self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ORDERS_BUFFER)
             with theirs:
                 if key:  # not as an argument or variable: others can read those
                     self._orders.send(ORDER_KEY + key)
