@@ -21,7 +21,6 @@ from typing import Any, Protocol
 from bench.netlab import Lab
 
 ROOT = Path(__file__).resolve().parents[1]
-NCCL_PLUGIN = ROOT / "build" / "native" / "nccl_plugin" / "libnccl-net-reducer.so"
 _STOP_SECONDS = 10.0
 
 

@@ -94,8 +94,8 @@ class _Plugin:
     _LEAST_PAUSE = 0.0001
 
     def __init__(self, setup: Mapping[str, Any], rank: int) -> None:
-        from bench.fleet import NCCL_PLUGIN
         from reducer.nccl.tables import CollNet
+        from tests.support.plugin import NCCL_PLUGIN
 
         os.environ["NCCL_COLLNET_ENABLE"] = "1"
         os.environ["REDUCER_ADDRS"] = ",".join(setup["addresses"])

@@ -125,7 +125,8 @@ class Executor:
         """Disconnect one worker that does not read; the others never wait for it."""
         if connection.abort(f"slow reader: {what}"):
             self.slow_readers += 1
-            logger.warning("session %d is a slow reader: %s", connection.session, what)
+            text = f"session {connection.session} is a slow reader: {what}"
+            self._log(events.Log(0, logging.WARNING, text))
 
     def _fold(self, fold: events.Fold) -> events.Folded:
         if fold.acc is not None:

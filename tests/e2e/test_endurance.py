@@ -67,8 +67,8 @@ def test_a_thousand_rounds_grow_nothing() -> None:
 
 
 def _assert_no_growth(before: Usage, after: Usage, who: str) -> None:
-    # Far more than an allocator keeps, and less than a leak of one chunk in each round would take.
-    assert after.resident - before.resident < 48 * MEBIBYTE, who
+    # Half of what one array in each of the 800 rounds would take: no allocator keeps as much.
+    assert after.resident - before.resident < 400 * MEBIBYTE, who
     assert (after.descriptors, after.threads) == (before.descriptors, before.threads), who
 
 

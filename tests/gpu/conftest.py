@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.fleet import NCCL_PLUGIN
 from tests.support import cuda, gpu_job, ranks
+from tests.support.plugin import NCCL_PLUGIN
 from tests.support.reducers import Reducers
 
 

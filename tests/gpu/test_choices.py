@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.fleet import NCCL_PLUGIN
 from reducer.nccl.versions import Version, from_code, tuner_is_named
 from tests.support import gpu_job, nccl_log
 from tests.support.gpu_job import Job, Member, set_up
 from tests.support.libnccl import Nccl
+from tests.support.plugin import NCCL_PLUGIN
 from tests.support.reducers import Reducers
 
 pytestmark = pytest.mark.gpu

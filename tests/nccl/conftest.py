@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fleet import NCCL_PLUGIN
+from tests.support.plugin import NCCL_PLUGIN
 
 
 class _Skipped(pytest.Module):

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.fleet import NCCL_PLUGIN
 from reducer import keyfile
 from reducer.nccl import rdma
 from reducer.nccl.check import _bytes
@@ -24,6 +23,7 @@ from reducer.nccl.verdict import Report
 from tests.support.cluster import run_cli
 from tests.support.libraries import compile_library, nccl_of_version
 from tests.support.nccl_job import start, values
+from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell
 from tests.support.reducers import Reducers
 

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from bench.fleet import NCCL_PLUGIN
 from reducer.nccl import layouts
 from reducer.nccl.tables import CollNet, NcclError
 from tests.support.harms import Switch, garble, swallow
 from tests.support.nccl_job import enter, exchange, meet, values
+from tests.support.plugin import NCCL_PLUGIN
 from tests.support.proxy import Proxies
 from tests.support.ranks import Tell, start_ranks
 from tests.support.reducers import Reducers

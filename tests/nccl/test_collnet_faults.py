@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.fleet import NCCL_PLUGIN
 from reducer import keyfile
 from reducer.nccl import layouts
 from reducer.nccl.tables import CollNet, NcclError
 from tests.soak import communicators, hush
 from tests.support.nccl_job import enter, exchange, meet, run, run_rank, start, values
+from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell, start_ranks
 from tests.support.reducers import Reducers
 from tests.support.wait import wait_until

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.fleet import NCCL_PLUGIN
 from reducer.nccl.tables import CollNet, Net
 from tests.support.arrays import expected, sample
 from tests.support.nccl_job import run
 from tests.support.pages import Fenced
+from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell
 from tests.support.reducers import Reducers
 

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.fleet import NCCL_PLUGIN
 from reducer.nccl.layouts import VERSIONS
 from tests.support.cluster import ROOT
+from tests.support.plugin import NCCL_PLUGIN
 
 Version = tuple[int, ...]
 

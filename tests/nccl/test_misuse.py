@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.fleet import NCCL_PLUGIN
 from reducer.nccl import layouts
 from reducer.nccl.tables import CollNet, NcclError
 from tests.support.nccl_job import enter, exchange, meet, run, values
+from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell, start_ranks
 from tests.support.reducers import Reducers
 

@@ -10,9 +10,9 @@ import os
 import numpy as np
 import pytest
 
-from bench.fleet import NCCL_PLUGIN
 from reducer.nccl.layouts import VERSIONS
 from reducer.nccl.tables import Net
+from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell, start_ranks
 
 SIZES = (0, 1, 1000, 131_073, 3_000_000)

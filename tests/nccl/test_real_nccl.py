@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.fleet import NCCL_PLUGIN
 from reducer.nccl.versions import from_code, library_names, parse_version, tables, tuners
 from tests.support import libnccl, nccl_wheels
 from tests.support.cluster import ROOT
 from tests.support.libraries import compile_library
 from tests.support.nccl_log import complaints
+from tests.support.plugin import NCCL_PLUGIN
 
 pytestmark = pytest.mark.nccl
 

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from bench.fleet import NCCL_PLUGIN
 from reducer.nccl.tables import CollNet, NcclError
 from tests.support.cluster import ROOT
 from tests.support.nccl_job import enter, values
+from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import start_ranks
 
 

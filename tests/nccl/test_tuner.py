@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.fleet import NCCL_PLUGIN
+from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import start_ranks
 
 ALL_REDUCE = 4

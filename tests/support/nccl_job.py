@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.fleet import NCCL_PLUGIN
 from reducer.nccl.tables import CollNet
+from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import RunningRanks, Tell, start_ranks, values
 
 Body = Callable[..., Any]
