@@ -8,7 +8,8 @@ except ImportError as missing:
     raise ImportError(
         "reducer_client has no engine for this Python: it was installed with REDUCER_NO_NATIVE=1, "
         "or its native part was not built. Install open-reduction-server again without that "
-        "variable (a C++17 compiler is needed)"
+        "variable (a C++17 compiler is needed)",
+        name=__name__,
     ) from missing
 
 __all__ = ["Engine", "EngineError", "Operation"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
 
@@ -38,6 +39,15 @@ class _LazyGroup(click.Group):
         command = importlib.import_module(_COMMANDS[cmd_name]).command
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Where the client has no engine, its own words say enough."""
+        try:
+            return super().invoke(ctx)
+        except ImportError as error:
+            if error.name != "reducer_client.engine":
+                raise
+            raise click.ClickException(str(error)) from error
 
 
 @click.group(cls=_LazyGroup)

@@ -31,6 +31,18 @@ def test_without_an_engine_the_client_says_why() -> None:
     assert "REDUCER_NO_NATIVE=1" in ended.stderr
 
 
+def test_a_command_without_an_engine_says_why_in_one_line() -> None:
+    script = (
+        "import sys; sys.modules['reducer_client._engine'] = None\n"
+        "from reducer.cli import main\n"
+        "main(['bench', '--local', '1'])"
+    )
+    ended = _python(script)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Error: reducer_client has no engine")
+    assert "Traceback" not in ended.stderr
+
+
 def test_the_client_imports_no_framework_and_no_server() -> None:
     script = (
         "import sys, reducer_client\n"
