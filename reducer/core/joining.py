@@ -19,7 +19,7 @@ from reducer.core.roster import Roster
 from reducer.core.route import Route
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
-from reducer.errors import PEER_ERRORS, JoinError, ProtocolError, UnavailableError
+from reducer.errors import PEER_ERRORS, JoinError, ProtocolError, QuotaError, UnavailableError
 from reducer.wire import messages
 
 PENDING_RANKS: Final = 64
@@ -129,9 +129,8 @@ class Joining:
     def _complete(self, forming: Forming, now: float) -> list[Output]:
         """All ranks are here: reserve the room, and welcome them."""
         out = self._roster.end_deserted(forming.job, forming.run_id, now)
-        out += self._roster.cut_off_ended(forming.job)
         try:
-            run = self._found(forming, now)
+            run = self._found(forming, now, out)
         except PEER_ERRORS as error:
             for session in list(forming.sessions.values()):
                 out += self._roster.refuse(self._roster.sessions[session], error, now)
@@ -145,12 +144,17 @@ class Joining:
         out.append(self._welcome(run, tuple(forming.sessions.values())))
         return [*out, Log(job.number, logging.INFO, text, job.about())]
 
-    def _found(self, forming: Forming, now: float) -> Run:
+    def _found(self, forming: Forming, now: float, out: list[Output]) -> Run:
         """The run with its room; nothing is reserved where this raises."""
         settings, budget = self._settings, self._roster.budget
         if (forming.job, forming.run_id) in self._roster.runs:
             raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
-        window = budget.open(forming.job, forming.world_size, forming.table, forming.reducers)
+        room = forming.job, forming.world_size, forming.table, forming.reducers
+        try:
+            window = budget.open(*room)
+        except QuotaError:
+            out += self._roster.cut_off_ended(forming.job)
+            window = budget.open(*room)
         try:
             # Until a ROUTE says more, the lanes of the other slots do not matter.
             route = Route.first((settings.lanes,) * forming.reducers)

@@ -164,7 +164,7 @@ class Roster:
         """The job needs the room of its ended runs: what they have not read is lost."""
         out: list[Output] = []
         for ended in [ended for ended in self._ended.values() if ended.run.job.name == job]:
-            reason = "the run is over, and the next one begins"
+            reason = "the run is over, and the next one needs its memory"
             number = ended.run.job.number
             out += [Close(number, session, reason, at_once=True) for session in ended.sessions]
             self._close_room(ended.run)

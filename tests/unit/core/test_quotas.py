@@ -65,7 +65,7 @@ def test_a_share_of_memory_is_given_back() -> None:
 
 
 def test_the_room_of_a_run_that_is_over_is_its_own_until_its_connections_end() -> None:
-    """They may hold results that nobody reads; a new run of the job cuts them off."""
+    """They may hold results that nobody reads; a new run of the job that needs it cuts them off."""
     lane = SimLane(budget=8 * SHARE, credit=CREDIT)
     workers = join_all(lane, 4)
     reserved = lane.core.snapshot()["reserved_bytes"]
@@ -79,7 +79,7 @@ def test_the_room_of_a_run_that_is_over_is_its_own_until_its_connections_end() -
     for worker in join_all(lane, 4, run_id="next"):
         assert worker.read(MessageKind.WELCOME)
     assert {worker.session.closed for worker in workers[1:]} == {
-        "the run is over, and the next one begins"
+        "the run is over, and the next one needs its memory"
     }
     assert lane.core.snapshot()["reserved_bytes"] == reserved
     for worker in workers[1:]:
