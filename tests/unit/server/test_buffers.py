@@ -80,9 +80,9 @@ def test_taking_never_fails_over_the_limit() -> None:
 def test_an_idle_pool_returns_its_memory() -> None:
     pool = BufferPool(1 << 20)
     buffer = pool.take(4096)
-    pool.tick(1.0)
+    pool.tick(1_000.0)
     pool.give_back(buffer)
-    pool.tick(1.0 + IDLE_SECONDS / 2)
+    pool.tick(1_000.0 + IDLE_SECONDS / 2)
     assert pool.cached_bytes
-    pool.tick(1.1 + IDLE_SECONDS)
+    pool.tick(1_000.1 + IDLE_SECONDS)
     assert not pool.cached_bytes
