@@ -209,6 +209,16 @@ def test_a_mismatch_is_one_text_for_all_and_the_key_goes_on(other: Spec, odd_ran
     assert lane.core.snapshot()["jobs"]["job"]["keys"] == 0
 
 
+def test_of_many_calls_that_disagree_the_first_are_named_and_the_others_counted() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 13)
+    for rank, worker in enumerate(workers):
+        worker.contribute(Spec(count=1 + rank), data=bytes(4 + 4 * rank))
+    (refused,) = workers[0].read(MessageKind.REFUSED)
+    text = messages.decode(messages.Refused, refused.payload or b"").message
+    assert "rank 7: all_reduce sum float32 x 8; and 5 more. Submit the same" in text
+
+
 def test_the_verdict_waits_for_every_rank() -> None:
     lane = SimLane()
     workers = join_all(lane, 3)
@@ -287,7 +297,9 @@ def test_more_than_credit_and_grant_is_refused_before_memory_is_taken() -> None:
         workers[0].contribute(Spec(count=8_192), chunk, bytes(4_096))
     held = len(lane.held)
     workers[0].contribute(Spec(count=8_192), 3, bytes(4_096))
-    assert workers[0].error().code == ErrorCode.QUOTA
+    error = workers[0].error()
+    assert error.code == ErrorCode.QUOTA
+    assert "rank 0 has 12,288 bytes unanswered and sends 4,096 more" in error.message
     assert len(lane.held) <= held
     assert lane.peak <= 3 * (4_096 + 80)
 
@@ -306,6 +318,16 @@ def test_the_oldest_open_round_is_granted_to_a_rank_that_is_stuck() -> None:
     assert not workers[0].read(MessageKind.GRANT)  # its credit is free: no need of one
     workers[0].contribute(second, data=bytes(4_096))
     assert workers[0].results() == workers[1].results() == [bytes(4_096)]
+
+
+def test_a_rank_in_the_middle_of_the_oldest_round_is_granted_the_rest() -> None:
+    lane = SimLane(credit=8_192)
+    worker = join_all(lane, 2)[0]
+    spec = Spec(count=4_096)
+    worker.contribute(spec, 0, bytes(4_096))
+    assert not worker.read(MessageKind.GRANT)  # there is credit for one more
+    worker.contribute(spec, 1, bytes(4_096))
+    assert len(worker.read(MessageKind.GRANT)) == 1
 
 
 def test_ranks_whose_credit_lies_in_a_void_round_may_go_on_with_the_next() -> None:

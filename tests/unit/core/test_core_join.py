@@ -67,6 +67,7 @@ def test_a_complete_run_is_welcomed_with_one_run_id() -> None:
         assert told.chunk_table == TABLE
         assert (told.credit, told.grant) == (1 << 20, 2 * 4_096)
         assert told.world_size == 3
+        assert told.heartbeat_ms == 1_000 * lane.settings.heartbeat
 
 
 def test_pending_names_the_absent_again_when_they_change() -> None:
