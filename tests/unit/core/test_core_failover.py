@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import msgpack
@@ -60,6 +61,23 @@ def welcome(worker: Scripted) -> messages.Welcome:
 
 
 # --- a connection that is lost --------------------------------------------------------------------
+
+
+def test_a_rank_that_is_back_is_told_all_stable_positions_however_many() -> None:
+    """A HEARTBEAT has 4,096 of them at most."""
+    lane = SimLane(records=4 << 20, budget=1 << 40)
+    workers = join_all(lane, 2)
+    names = [f"key-{number}" for number in range(4_200)]
+    for worker in workers:
+        for name in names:
+            worker.announce(name)
+            worker.report(name, 7)
+    told = [
+        entry
+        for frame in again(workers[1]).read(MessageKind.HEARTBEAT)
+        for entry in struct.iter_unpack("<QQ", frame.payload or b"")
+    ]
+    assert sorted(told) == sorted((key_id(name), 7) for name in names)
 
 
 def test_what_was_on_its_way_is_sent_again_and_counts_once() -> None:

@@ -81,3 +81,10 @@ def test_the_chunks_cover_every_element_once() -> None:
                 assert sum(sent) == size * world
                 assert sum(received) == size
         assert elements == [count] * plan.parts
+
+
+def test_a_row_of_the_chunk_table_begins_at_its_size() -> None:
+    table = ((0, 64), (4_096, 1_024))
+    for count, chunk in ((1_023, 16), (1_024, 256)):
+        plan = make_plan(Collective.ALL_REDUCE, DType.FLOAT32, count, 2, table)
+        assert plan.chunk_elements == chunk

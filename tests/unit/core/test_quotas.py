@@ -112,11 +112,12 @@ def test_a_job_has_its_share_of_connections() -> None:
     lane = SimLane()
     workers = join_all(lane, 2, job="a")
     allowed = allowed_connections(2 + 1)
+    beside = join_all(lane, 9, job="z")
 
     def again() -> Scripted:
         return Scripted(lane, 1, 2, job="a", run_id="run", rejoin=True)
 
-    while len(lane.sessions) < allowed:
+    while len(lane.sessions) < allowed + len(beside):
         assert again().read(MessageKind.WELCOME)
     text = refused_for(again())
     assert f"job 'a' has {allowed + 1} connections to this lane" in text
