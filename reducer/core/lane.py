@@ -140,11 +140,6 @@ class Lane:
         peer = self._roster.sessions.get(session)
         return 0 if peer is None else peer.run
 
-    @property
-    def runs(self) -> int:
-        """Complete ones that live here."""
-        return len(self._roster.runs)
-
     def drained(self, now: float) -> bool:
         """Nothing is to be waited for: the runs have gone elsewhere, or cannot and are idle."""
         jobs = [run.job for run in self._roster.runs.values()]

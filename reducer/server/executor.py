@@ -126,7 +126,7 @@ class Executor:
         if connection.abort(f"slow reader: {what}"):
             self.slow_readers += 1
             text = f"session {connection.session} is a slow reader: {what}"
-            self._log(events.Log(0, logging.WARNING, text))
+            self._log(events.Log(0, logging.WARNING, text, {"job": connection.turn.job}))
 
     def _fold(self, fold: events.Fold) -> events.Folded:
         if fold.acc is not None:

@@ -255,7 +255,7 @@ class LaneProcess:
             "loop_lag_seconds": self._lag,
             "connections": len(shell.connections),
             "slow_readers": shell.executor.slow_readers,
-            "control_holds": shell.control_shares.holds,
+            "turns": shell.turns.count,
             "fold_seconds": shell.executor.fold_seconds,
             "unpassed": self._unpassed,
             "refused": {} if self._gate is None else dict(self._gate.refused),

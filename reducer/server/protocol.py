@@ -31,17 +31,14 @@ _DISCARD: Final = bytearray(65_536)
 # Bytes that go to the kernel at once. Fewer wait until the loop has read all that has come, and go
 # together: for small chunks each call costs more than its bytes, here and at the worker.
 SEND_AT_ONCE: Final = 1 << 20
-# Bytes of one connection that are read before the others get their turn, where a lane serves more
-# than one run: else who has the most on its way is served the most.
-READ_AT_ONCE: Final = 256 << 10
 # Bytes that come after the end of a connection are thrown away. The first ones are read at once, as
-# some peers read only when they have sent everything; then READ_AT_ONCE is read in so many seconds.
+# some peers read only when they have sent everything; then so many are read in so many seconds.
 THROW_AWAY_AT_ONCE: Final = 16 << 20
+THROW_AWAY_LATER: Final = 256 << 10
 THROW_AWAY_SECONDS: Final = 0.05
-# In such bytes: what any frame takes beside its bytes, and a byte of a control frame (a heartbeat's
-# entry, a value of a map) more than one of a contribution.
-FRAME_WORK: Final = 4_096
-CONTROL_WORK: Final = 8
+# Frames that are smaller than this, on an average, are copied together: each view that a transport
+# keeps takes some hundred bytes.
+COPIED_BYTES: Final = 1_024
 
 
 class Connection:
@@ -58,6 +55,8 @@ class Connection:
         self.bytes_noted = 0  # of them, at the shell's last tick
         self.bytes_out = 0
         self.overhead = 0  # bytes that TLS has added to them
+        self.can_wait = False  # for its flush: the tick alone has queued what waits
+        self.turn = shell.turns.enter("")
         self._shell = shell
         self._decoder = Decoder(shell.crc32c, self._target)
         self._placed: deque[PooledBuffer] = deque()
@@ -67,7 +66,6 @@ class Connection:
         self._closing = ""
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
-        self._read = 0  # since the others had their turn
         self._held = False
         self._thrown_away = 0
         self._sent_mark = 0
@@ -79,47 +77,34 @@ class Connection:
         self._shell.opened(self)
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
-        return _DISCARD if self._closing else self._decoder.get_buffer()
+        if self._closing:
+            return _DISCARD
+        room = self._decoder.get_buffer()
+        return room[:1] if self.turn.is_over else room
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._closing:
             self._throw_away(nbytes)
             return
         self.bytes_in += nbytes
-        work = nbytes
+        started = time.perf_counter()
         try:
             self._decoder.received(nbytes)
             while not self._closing and (frame := self._decoder.next_frame()) is not None:
                 buffer = None
-                work += FRAME_WORK
-                if frame.payload is not None:
-                    if frame.header.kind == CONTRIBUTION:
-                        buffer = self._placed.popleft()
-                    else:
-                        work += CONTROL_WORK * frame.header.length
+                if frame.payload is not None and frame.header.kind == CONTRIBUTION:
+                    buffer = self._placed.popleft()
                 self._shell.frame(self, frame, buffer)
-            if self._shell.shared and not self._closing:
-                self._take_turns(work)
+            self._shell.turns.spend(self.turn, self, time.perf_counter() - started)
         except PEER_ERRORS as error:
             self._shell.broken(self, error)
         except Exception as bug:  # mypyc: another type than `error` needs a name of its own
             self._shell.failed(self, bug)
 
-    def _take_turns(self, work: int) -> None:
-        self._read += work
-        if self._read >= READ_AT_ONCE and self._transport is not None:
-            self._read = 0
-            self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._read_on, self._transport)
-
     def _throw_away(self, nbytes: int) -> None:
         self._thrown_away += nbytes
-        if self._thrown_away < THROW_AWAY_AT_ONCE:
-            self._take_turns(nbytes)
-            return
-        self._read += nbytes
-        if self._read >= READ_AT_ONCE and self._transport is not None:
-            self._read = 0
+        if self._thrown_away >= THROW_AWAY_AT_ONCE and self._transport is not None:
+            self._thrown_away -= THROW_AWAY_LATER
             self._transport.pause_reading()
             loop = asyncio.get_running_loop()
             loop.call_later(THROW_AWAY_SECONDS, self._read_on, self._transport)
@@ -127,6 +112,11 @@ class Connection:
     def _read_on(self, transport: asyncio.Transport) -> None:
         if not self._held and not transport.is_closing():
             transport.resume_reading()
+
+    def name(self, job: str) -> None:
+        """The connection is the job's from now on."""
+        self._shell.turns.leave(self.turn, self)
+        self.turn = self._shell.turns.enter(job)
 
     def hold(self) -> None:
         """Read nothing until `let_go`."""
@@ -138,7 +128,10 @@ class Connection:
     def let_go(self) -> None:
         if self._held and self._transport is not None:
             self._held = False
-            self._read_on(self._transport)
+            try:
+                self._read_on(self._transport)
+            except Exception as error:
+                self._shell.failed(self, error)
 
     def eof_received(self) -> bool:
         return False
@@ -174,16 +167,19 @@ class Connection:
         self.bytes_out += length
         if self._waiting_bytes >= SEND_AT_ONCE:
             self._shell.flush(self)
-        elif is_first:
+        elif is_first or self.can_wait:
             self._shell.flush_soon(self)
         return unsent + length
 
     def flush(self) -> None:
         """Hand what waits to the transport."""
         waiting, self._waiting = self._waiting, []
-        self._waiting_bytes = 0
-        if waiting and self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(waiting)
+        size, self._waiting_bytes = self._waiting_bytes, 0
+        if not waiting or self._transport is None or self._transport.is_closing():
+            return
+        if size < COPIED_BYTES * len(waiting):
+            waiting = [b"".join(waiting)]
+        self._transport.writelines(waiting)
 
     def is_closing(self) -> bool:
         """Whether `close` or `abort` was called: nothing more is read or sent."""
@@ -220,7 +216,7 @@ class Connection:
             return
         self.flush()
         self._closing = reason
-        self.let_go()  # else the end of the peer would not be noticed
+        self._shell.turns.release(self.turn, self)  # else its end would not be noticed
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._linger_on(self._transport, self._unread(self._transport))

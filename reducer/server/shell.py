@@ -17,9 +17,9 @@ from reducer.errors import BadFrameError, ReductionError
 from reducer.kernels import KernelSet
 from reducer.server import descriptors
 from reducer.server.buffers import BufferPool, PooledBuffer
-from reducer.server.control_shares import ControlShares
 from reducer.server.executor import Executor, ShellCounters
 from reducer.server.protocol import Connection
+from reducer.server.turns import Turns
 from reducer.wire.codes import CONTRIBUTION, MessageKind
 from reducer.wire.decoder import Frame
 from reducer.wire.header import Header
@@ -29,6 +29,8 @@ logger = logging.getLogger("reducer.lane")
 # Connections that have not said HELLO; as for prefaces, the oldest makes room, but of those that
 # may join the same, where these are the most: who has proven one job cannot keep another out.
 MAX_SILENT: Final = 256
+# Connections that get a tick's frames before the loop serves others: a call of the system each.
+FLUSHED_AT_ONCE: Final = 64
 
 
 class LaneShell:
@@ -44,8 +46,7 @@ class LaneShell:
         self.crc32c: Callable[..., int] = kernels.crc32c
         self.connections: dict[int, Connection] = {}
         self.counters = ShellCounters()
-        self.shared = False  # between several runs or jobs, at the last tick
-        self.control_shares = ControlShares()
+        self.turns = Turns()
         self._lane = lane
         self._pool = pool
         self._slow_reader_seconds = slow_reader_seconds
@@ -53,6 +54,8 @@ class LaneShell:
         self._silent: dict[int, Connection] = {}
         self._room_for_silent = descriptors.room_for_newcomers(MAX_SILENT)
         self._unflushed: list[Connection] = []
+        self._unflushed_later: list[Connection] = []
+        self._ticks = False
         self._failure: Exception | None = None  # of the end of a run: the lane cannot go on
         self.executor = Executor(
             kernels, pool, self.connections, lane.unread_room, self.counters, self.feed
@@ -106,14 +109,6 @@ class LaneShell:
         if frame.header.kind == CONTRIBUTION:
             self.feed(events.Contributed(connection.session, frame.header, buffer))
             return
-        if not self.shared:
-            self._control(connection, frame)
-            return
-        started = time.thread_time()  # a busy machine is not the job's fault
-        self._control(connection, frame)
-        self.control_shares.spend(connection, time.thread_time() - started)
-
-    def _control(self, connection: Connection, frame: Frame) -> None:
         session, kind = connection.session, frame.header.kind
         if kind == MessageKind.STATS and not connection.may_ask():
             return
@@ -123,10 +118,19 @@ class LaneShell:
         elif kind == MessageKind.HELLO and self._silent.pop(session, None) is not None:
             job = self._lane.job_named_by(session)
             if job and session in self.connections:
-                self.control_shares.enter(connection, job)
+                connection.name(job)
 
     def flush_soon(self, connection: Connection) -> None:
-        """Once the loop has read all that has come: one call of it for all connections."""
+        """Once the loop has read all that has come: one call of it for all connections.
+
+        What a tick sends, often the same to thousands, lets the answers to others go first.
+        """
+        connection.can_wait = self._ticks
+        if self._ticks:
+            if not self._unflushed_later:
+                asyncio.get_running_loop().call_soon(self._flush_later)
+            self._unflushed_later.append(connection)
+            return
         if not self._unflushed:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unflushed.append(connection)
@@ -136,13 +140,23 @@ class LaneShell:
         for connection in waiting:
             self.flush(connection)
 
+    def _flush_later(self) -> None:
+        for connection in self._unflushed_later[:FLUSHED_AT_ONCE]:
+            connection.can_wait = False
+            self.flush(connection)
+        del self._unflushed_later[:FLUSHED_AT_ONCE]
+        if self._unflushed_later:
+            asyncio.get_running_loop().call_soon(self._flush_later)
+
     def flush(self, connection: Connection) -> None:
         """Frames to one connection; one that does not take them ends alone, and its rank is back.
 
         Nothing more may be written there, as a frame may be cut.
         """
+        started = time.perf_counter()
         try:
             connection.flush()
+            self.turns.spend(connection.turn, connection, time.perf_counter() - started)
         except Exception as error:
             connection.abort("it cannot be written")
             self._note_bug(connection, error)
@@ -167,7 +181,7 @@ class LaneShell:
 
     def lost(self, connection: Connection, reason: str) -> None:
         self._silent.pop(connection.session, None)
-        self.control_shares.leave(connection)
+        self.turns.leave(connection.turn, connection)
         if self.connections.pop(connection.session, None) is None:
             return
         run = self._lane.run_of(connection.session)
@@ -202,9 +216,12 @@ class LaneShell:
             stuck = connection.stuck_for(now)
             if stuck > self._slow_reader_seconds:
                 self.executor.drop_slow_reader(connection, f"nothing was read for {stuck:.1f} s")
-        self.feed(events.Tick())
-        self.shared = self._lane.runs > 1 or self.control_shares.jobs > 1
-        self.control_shares.tick()
+        self._ticks = True
+        try:
+            self.feed(events.Tick())
+        finally:
+            self._ticks = False
+        self.turns.go_on()
         self._pool.tick(now)
 
     def _note_bug(self, connection: Connection, error: Exception) -> None:

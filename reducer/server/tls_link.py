@@ -14,8 +14,9 @@ from typing import Any
 
 from reducer.server.protocol import Connection
 
-# Between get_buffer and buffer_updated nothing else runs: one buffer serves every connection.
-_RECEIVED = memoryview(bytearray(256 << 10))
+# Between get_buffer and buffer_updated nothing else runs: one buffer serves every connection. What
+# is read and may not be delivered yet stays encrypted, so much at most.
+_RECEIVED = memoryview(bytearray(64 << 10))
 
 
 class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
@@ -40,6 +41,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         self._outgoing = outgoing
         self._connection = connection
         self._error: Exception | None = None
+        self._paused = False
 
     def begin(self) -> None:
         """Tell the connection, and give it what came with the end of the handshake."""
@@ -64,7 +66,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _deliver(self) -> None:
         more = True
-        while more and not self._connection.is_closing():
+        while more and not self._paused and not self._connection.is_closing():
             room = memoryview(self._connection.get_buffer(-1))
             try:
                 got = self._decrypt(room)
@@ -103,10 +105,21 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         self._send(plain)
 
     def pause_reading(self) -> None:
+        self._paused = True
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        self._transport.resume_reading()
+        """Deliver what has been read; then read on, unless that was too much again."""
+        if self._paused:
+            self._paused = False
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._paused or self._transport.is_closing():
+            return
+        self._deliver()
+        if not self._paused and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size()

@@ -109,6 +109,12 @@ class Sink(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def pause_reading(self) -> None:
+        """Whoever gives it frames does so anyway."""
+
+    def resume_reading(self) -> None:
+        """As above."""
+
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         self.taken += sum(map(len, list_of_data))
 

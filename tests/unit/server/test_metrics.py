@@ -53,7 +53,7 @@ def test_the_document_shows_what_there_is() -> None:
 def lane_part(lane: SimLane, number: int = 0, **changes: Any) -> dict[str, Any]:
     """A lane's part of the snapshot, as the process sends it."""
     counters = (
-        "connections", "accepted", "unpassed", "slow_readers", "control_holds", "protocol_errors",
+        "connections", "accepted", "unpassed", "slow_readers", "turns", "protocol_errors",
         "internal_errors", "held_log_lines", "buffers_out", "buffer_bytes", "cached_bytes",
         "allocated", "fold_seconds", "loop_lag_seconds", "dropped_log_lines", "cpu_seconds",
         "resident_bytes",

@@ -94,6 +94,12 @@ class Link(asyncio.Transport):
         self._faults("get_write_buffer_size")
         return 0
 
+    def pause_reading(self) -> None:
+        self._faults("pause_reading")
+
+    def resume_reading(self) -> None:
+        self._faults("resume_reading")
+
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         self._faults("writelines")
         self._data += b"".join(list_of_data)

@@ -1,24 +1,19 @@
-"""Connections of a lane that serves several runs take turns at being read."""
+"""Jobs take turns at a lane."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 
-import pytest
-
 from reducer.server.buffers import BufferPool
-from reducer.server.control_shares import MOST_TICKS
-from reducer.server.protocol import READ_AT_ONCE, THROW_AWAY_AT_ONCE
+from reducer.server.protocol import THROW_AWAY_AT_ONCE, THROW_AWAY_LATER
 from reducer.server.shell import LaneShell
-from reducer.wire import messages
+from reducer.server.turns import MOST_TURNS, SECONDS, Turns
 from reducer.wire.header import pack_header
-from reducer.wire.keys import key_id
-from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, contribution, hello, receive
-from tests.support.frames import control, heartbeat
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
+from tests.support.frames import heartbeat
 
 CHUNK = 64 << 10
-FITS = READ_AT_ONCE // CHUNK
 
 
 class Socket(Sink):
@@ -33,29 +28,6 @@ class Socket(Sink):
 
     def resume_reading(self) -> None:
         self.reads = True
-
-
-async def read_many(shared: bool) -> tuple[int, bool]:
-    """Chunks that one connection is read for at once, and whether it is read later."""
-    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
-    socket, connection = Socket(), shell.connection()
-    connection.connection_made(socket)
-    header, payload = hello(0, 1, CHUNK)
-    receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
-    shell.shared = shared
-    payload = bytes(CHUNK)
-    count = 0
-    while socket.reads and count < 2 * FITS:
-        header = contribution(0, 0, count, 2 * FITS, payload)
-        receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
-        count += 1
-    await asyncio.sleep(0)
-    return count, socket.reads
-
-
-@pytest.mark.parametrize(("shared", "expected"), [(True, FITS), (False, 2 * FITS)])
-def test_who_has_much_to_say_waits_where_there_are_others(shared: bool, expected: int) -> None:
-    assert asyncio.run(read_many(shared)) == (expected, True)
 
 
 class Held(Socket):
@@ -77,56 +49,98 @@ class Held(Socket):
         receive(self.connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
 
 
-async def flooded(shared: bool) -> None:
-    """A job sends heartbeats of all its keys, each with news, without a pause; another is calm."""
-    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
-    hostile = [Held(shell, "hostile", rank, 2) for rank in range(2)]
-    calm = Held(shell, "calm", 0, 1)
-    shell.shared = shared
-    names = [f"key-{number}" for number in range(1_000)]
-    for name in names:
-        data = control(messages.Key(name), key=key_id(name))
-        receive(hostile[0].connection, memoryview(data))
-        shell.control_shares.tick()
-        await asyncio.sleep(0)  # its turn is over and comes again
-    assert hostile[0].reads
-    for number in range(1, 1_000):
-        entries = heartbeat(*((key_id(name), number) for name in names))
-        receive(hostile[0].connection, memoryview(entries))
-        await asyncio.sleep(0)
-        if not hostile[0].reads:
-            break
-    assert [socket.reads for socket in hostile] == [not shared] * 2
-    assert shell.control_shares.holds == shared
-    assert calm.reads
-    back, connection = Socket(), shell.connection()
-    connection.connection_made(back)
-    shell.control_shares.enter(connection, "hostile")  # one more is held like the others
-    assert back.reads is not shared
-    for _ in range(MOST_TICKS + 1):
-        shell.control_shares.tick()
-    await asyncio.sleep(0)
-    assert all(socket.reads for socket in (*hostile, back, calm))
+async def flood(hostile: Held) -> int:
+    """Heartbeats without a pause, of keys that nobody knows, until its turn is over."""
+    frame = memoryview(heartbeat(*((number, 1) for number in range(4_000))))
+    for count in range(1_000):
+        receive(hostile.connection, frame)
+        if not hostile.reads:
+            return count
+    raise AssertionError("it was never held")
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_job_whose_control_frames_take_their_part_waits(shared: bool) -> None:
-    asyncio.run(flooded(shared))
+def test_a_job_that_has_had_its_turn_lets_the_others_go_first() -> None:
+    async def turn() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        hostile = [Held(shell, "hostile", rank, 2) for rank in range(2)]
+        calm = Held(shell, "calm", 0, 1)
+        await flood(hostile[0])
+        assert len(hostile[1].connection.get_buffer(-1)) == 1  # as little as can be read
+        assert calm.reads and len(calm.connection.get_buffer(-1)) > 1
+        for _ in range(2 * MOST_TURNS):
+            await asyncio.sleep(0)
+        assert hostile[0].reads and len(hostile[1].connection.get_buffer(-1)) > 1
+        assert shell.turns.count == 1
+
+    asyncio.run(turn())
 
 
 def test_a_job_whose_run_still_forms_waits_too() -> None:
-    async def flood() -> tuple[bool, bool]:
+    async def turn() -> bool:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         hostile, calm = Held(shell, "hostile", 1, 2), Held(shell, "calm", 0, 1)
-        shell.tick()
-        for _ in range(2_000):
-            receive(hostile.connection, memoryview(heartbeat(*((n, 1) for n in range(100)))))
-            await asyncio.sleep(0)
-            if not hostile.reads:
-                break
-        return hostile.reads, calm.reads
+        await flood(hostile)
+        return calm.reads
 
-    assert asyncio.run(flood()) == (False, True)
+    assert asyncio.run(turn())
+
+
+class Line:
+    """A connection that can be left unread for a while."""
+
+    reads = True
+
+    def hold(self) -> None:
+        self.reads = False
+
+    def let_go(self) -> None:
+        self.reads = True
+
+
+def test_of_many_connections_few_go_on_at_a_time_and_more_if_they_leave_some_of_the_turn() -> None:
+    async def turn() -> list[int]:
+        turns, lines = Turns(), [Line() for _ in range(40)]
+        job = turns.enter("job")
+        for line in lines:
+            turns.spend(job, line, SECONDS)
+        job.spent = SECONDS
+        reading = []
+        for _ in range(6):
+            await asyncio.sleep(0)
+            reading.append(sum(line.reads for line in lines))
+        return reading
+
+    assert asyncio.run(turn()) == [1, 3, 7, 15, 31, 40]
+
+
+def test_a_long_turn_costs_the_next_ones_up_to_a_number() -> None:
+    async def turn(spent: float) -> int:
+        turns, line = Turns(), Line()
+        turns.spend(turns.enter("job"), line, spent)
+        for count in range(1_000):
+            if line.reads:
+                return count
+            await asyncio.sleep(0)
+        raise AssertionError("it never goes on")
+
+    assert asyncio.run(turn(3.5 * SECONDS)) == 3
+    assert asyncio.run(turn(3_600.0)) == MOST_TURNS - 1
+
+
+def test_a_job_that_connects_anew_has_what_it_took_before_and_is_forgotten_later() -> None:
+    async def turn() -> None:
+        turns, first, second = Turns(), Line(), Line()
+        job = turns.enter("job")
+        turns.spend(job, first, 5 * SECONDS)
+        turns.leave(job, first)
+        assert first.reads
+        assert turns.enter("job") is job and job.is_over
+        turns.leave(job, second)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert turns.enter("job") is not job
+
+    asyncio.run(turn())
 
 
 def test_a_job_that_was_held_is_read_to_its_end_when_it_is_closed() -> None:
@@ -134,7 +148,7 @@ def test_a_job_that_was_held_is_read_to_its_end_when_it_is_closed() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         hostile = Held(shell, "hostile", 0, 1)
         hostile.socket, peer = socket.socketpair()
-        shell.control_shares.spend(hostile.connection, 1.0)
+        shell.turns.spend(hostile.connection.turn, hostile.connection, 1.0)
         assert not hostile.reads
         with hostile.socket, peer:
             hostile.connection.close("it is over")
@@ -163,18 +177,4 @@ def test_what_comes_after_the_end_is_thrown_away_slowly() -> None:
             assert hostile.reads  # else its end would not be noticed
             return count
 
-    assert 0 <= asyncio.run(throw_away()) - THROW_AWAY_AT_ONCE <= READ_AT_ONCE
-
-
-def test_a_lane_with_two_runs_is_shared() -> None:
-    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
-
-    async def join(job: str) -> bool:
-        connection = shell.connection()
-        connection.connection_made(Socket())
-        header, payload = hello(0, 1, CHUNK, job)
-        receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
-        shell.tick()
-        return shell.shared
-
-    assert [asyncio.run(join(job)) for job in ("a", "b")] == [False, True]
+    assert 0 <= asyncio.run(throw_away()) - THROW_AWAY_AT_ONCE <= THROW_AWAY_LATER
