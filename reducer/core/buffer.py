@@ -10,3 +10,32 @@ class Buffer(Protocol):
 
     @property
     def view(self) -> memoryview: ...
+
+
+class HeldBytes:
+    """Of the buffers that a run holds on a lane: counted as they come and go, so nobody walks them.
+
+    `parked` are contributions that no accumulator has yet, `summed` accumulators and results.
+    """
+
+    __slots__ = ("parked", "summed")
+
+    def __init__(self) -> None:
+        self.parked = 0
+        self.summed = 0
+
+    @property
+    def total(self) -> int:
+        return self.parked + self.summed
+
+    def park(self, part: Buffer) -> None:
+        self.parked += len(part.view)
+
+    def unpark(self, part: Buffer) -> None:
+        self.parked -= len(part.view)
+
+    def keep(self, summed: Buffer) -> None:
+        self.summed += len(summed.view)
+
+    def release(self, summed: Buffer) -> None:
+        self.summed -= len(summed.view)

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from reducer.core.admission import Plans, check_fields, check_length
-from reducer.core.buffer import Buffer
+from reducer.core.buffer import Buffer, HeldBytes
 from reducer.core.credits import Ledger, Window
 from reducer.core.durations import Durations
 from reducer.core.events import (
@@ -101,15 +101,16 @@ class Job:
         self.title = title = run_title(name, run_id)  # in texts and metrics, as ranks are its own
         self.records = records = Records(title, window.room_for_records(world_size))
         records.take(RANK * world_size + SLOT * len(route.live))
+        self.held = HeldBytes()
         self.streams = Streams(
-            slot, lane, route, records,
+            slot, lane, route, records, self.held,
             lambda moved: KeyTable(title, world_size, max_keys, moved, records),
         )  # fmt: skip
         self.world_size = world_size
         self.table = table
         self.ledger = Ledger(window, world_size)
         self.seats = Seats(number, world_size, 0, crc)
-        self._walked: tuple[int, tuple[dict[str, Any], ...]] = (0, ())  # for STATS
+        self._walked: tuple[dict[str, Any], ...] = ()  # what STATS says of waiting rounds
         self._walk_from = 0.0  # when it may be made anew
         self.departed: int | None = None
         self.counters = Counters()
@@ -568,46 +569,32 @@ class Job:
         return Log(self.number, logging.WARNING, text, about(key, round_))
 
     def ask_stats(self, now: float, interval: float) -> messages.Stats:
-        """The answer to a STATS. What takes a walk over all records is as old as `interval`."""
+        """The answer to a STATS. What takes a walk over waiting rounds is as old as `interval`."""
         if now >= self._walk_from:
             self._walk_from = now + interval
-            self._walked = (self.held_bytes(), self.waiting(now))
+            self._walked = self.waiting(now)
             self.counters.stats_walks += 1
         else:
             self.counters.stats_shared += 1
-        return self.stats(*self._walked)
+        return self.stats(self._walked)
 
     def waiting(self, now: float) -> tuple[dict[str, Any], ...]:
         """The oldest rounds that are open, and who is absent from them."""
         oldest = islice(self.open, MAX_STALLS)
         return tuple(stall_entry(r.stream.keys[r.key], r, now) for r in oldest)
 
-    def stats(self, held_bytes: int, waiting: tuple[dict[str, Any], ...] = ()) -> messages.Stats:
+    def stats(self, waiting: tuple[dict[str, Any], ...] = ()) -> messages.Stats:
         counters = self.counters
         return messages.Stats(
             counters.bytes_in, counters.bytes_out, counters.contributions, counters.results,
             counters.duplicates, counters.rounds, len(self.open), self.records.keys,
-            held_bytes, most(self.late), waiting,
+            self.held.total, most(self.late), waiting,
         )  # fmt: skip
 
     @property
     def refused_rounds(self) -> int:
         """Those that this lane has judged."""
         return self._verdicts.refused
-
-    def held_bytes(self) -> int:
-        """Bytes of the buffers that the job holds; walks all of them."""
-        return sum(len(buffer.view) for stream in self.streams for buffer in stream.buffers())
-
-    def parked_bytes(self) -> int:
-        """Of them, those of contributions that are not folded yet; walks all of them."""
-        rounds = (round_ for stream in self.streams for round_ in stream.rounds())
-        return sum(
-            len(part.view)
-            for round_ in rounds
-            for chunk in round_.chunks.values()
-            for part in chunk.parts.values()
-        )
 
     def drop_all(self) -> list[Output]:
         """The run is over: give every buffer back."""

@@ -6,7 +6,7 @@ from bisect import insort
 
 from reducer.core.ascending import Ascending
 from reducer.core.buffer import Buffer
-from reducer.core.round import Chunk, Round, Step
+from reducer.core.round import Chunk, Round
 
 
 class KeyProgress:
@@ -78,10 +78,9 @@ class KeyProgress:
             if chunk.position >= self.stable:
                 break
             passed += 1
-            chunk.step(Step.ALL_DONE)
-            if chunk.result is not None:
-                freed.append(chunk.result)
-                chunk.result = None
+            result = chunk.release()
+            if result is not None:
+                freed.append(result)
             round_ = chunk.round
             if round_.plan is not None:
                 cost += round_.plan.cost(chunk.index)

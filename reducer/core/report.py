@@ -19,13 +19,13 @@ MAX_ROUNDS: Final = 16
 def job_numbers(job: Job) -> dict[str, Any]:
     """For metrics: what may be added up over runs; tuples are of (rank or place, number)."""
     return {
-        **dataclasses.asdict(job.stats(job.held_bytes())),
+        **dataclasses.asdict(job.stats()),
         "reconnects": job.counters.reconnects,
         "failovers": job.counters.failovers,
         "stats_walks": job.counters.stats_walks,
         "stats_shared": job.counters.stats_shared,
         "refused_rounds": job.refused_rounds,
-        "parked_bytes": job.parked_bytes(),
+        "parked_bytes": job.held.parked,
         "record_bytes": job.records.used,
         "lateness": most(job.lateness.waited),
         "nonfinite": most(job.nonfinite),

@@ -145,6 +145,7 @@ class Chunk:
         self.missing -= 1
         if buffer is not None:
             self.parts[rank] = buffer
+            self.round.stream.held.park(buffer)
         self.step(_CONTRIBUTED if self.missing else _LAST_CONTRIBUTED)
 
     def ready(self, in_order: bool) -> list[int]:
@@ -160,10 +161,15 @@ class Chunk:
         """`folding` is in the accumulator, which is `taken` if that is new; the spent parts."""
         ranks, self.folding = self.folding, []
         spent = [self.parts.pop(rank) for rank in ranks]
-        if taken is not None:
-            self.acc = taken
-        elif self.acc is None:
-            self.acc = spent.pop(0)
+        held = self.round.stream.held
+        for part in spent:
+            held.unpark(part)
+        acc = taken
+        if acc is None and self.acc is None:
+            acc = spent.pop(0)
+        if acc is not None:
+            self.acc = acc
+            held.keep(acc)
         self.folded = ranks[-1] + 1
         return spent
 
@@ -174,25 +180,41 @@ class Chunk:
             self.culprit = culprit
 
     def complete(self, result: Buffer | None, crc: int) -> None:
+        """`result` was one of the parts; the accumulator and the others are given up."""
         self.step(Step.REDUCED)
-        self.acc = None
+        held = self.round.stream.held
+        for part in self.parts.values():
+            held.unpark(part)
         self.parts.clear()
+        if self.acc is not None:
+            held.release(self.acc)
+            self.acc = None
+        if result is not None:
+            held.keep(result)
         self.result = result
         self.result_crc = crc
 
-    def drop(self) -> list[Buffer]:
-        """Give up what was collected."""
-        held = list(self.parts.values())
-        if self.acc is not None:
-            held.append(self.acc)
-        self.parts.clear()
-        self.acc = None
-        return held
+    def release(self) -> Buffer | None:
+        """Every rank has the result: give it up."""
+        self.step(Step.ALL_DONE)
+        result, self.result = self.result, None
+        if result is not None:
+            self.round.stream.held.release(result)
+        return result
 
-    def buffers(self) -> list[Buffer]:
-        """Everything that it holds."""
-        held = [*self.parts.values(), self.acc, self.result]
-        return [buffer for buffer in held if buffer is not None]
+    def drop(self) -> list[Buffer]:
+        """Give up everything that it holds."""
+        held = self.round.stream.held
+        freed = list(self.parts.values())
+        for part in freed:
+            held.unpark(part)
+        self.parts.clear()
+        for summed in (self.acc, self.result):
+            if summed is not None:
+                held.release(summed)
+                freed.append(summed)
+        self.acc = self.result = None
+        return freed
 
     def present(self) -> list[int]:
         return [rank for rank, crc in enumerate(self.crcs) if crc != ABSENT]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from reducer.core.buffer import Buffer
+from reducer.core.buffer import Buffer, HeldBytes
 from reducer.core.events import Free
 from reducer.core.keytable import KeyTable
 from reducer.core.records import STREAM, Records
@@ -18,25 +18,25 @@ from reducer.errors import ProtocolError
 
 
 class Stream:
-    """`place` says which chunks of home slot `home` are in it; frames about it carry `since`."""
+    """`place` says which chunks of home slot `home` are in it; frames about it carry `since`.
 
-    __slots__ = ("home", "keys", "place", "since")
+    `held` is of all streams of the run.
+    """
 
-    def __init__(self, home: int, since: int, place: Place, keys: KeyTable) -> None:
+    __slots__ = ("held", "home", "keys", "place", "since")
+
+    def __init__(
+        self, home: int, since: int, place: Place, keys: KeyTable, held: HeldBytes
+    ) -> None:
         self.home = home
         self.since = since
         self.place = place
         self.keys = keys
+        self.held = held
 
     def rounds(self) -> Iterator[Round]:
         for key in self.keys:
             yield from key.rounds.values()
-
-    def buffers(self) -> Iterator[Buffer]:
-        """Everything that it holds."""
-        for round_ in self.rounds():
-            for chunk in round_.chunks.values():
-                yield from chunk.buffers()
 
     def drop(self, run: int) -> Free:
         """Give every buffer back; the stream is not to be used any more."""
@@ -44,8 +44,6 @@ class Stream:
         for round_ in self.rounds():
             for chunk in round_.chunks.values():
                 freed += chunk.drop()
-                if chunk.result is not None:
-                    freed.append(chunk.result)
         self.keys.clear()
         self.keys.records.give(STREAM)
         return Free(run, freed)
@@ -64,6 +62,7 @@ class Streams:
         lane: int,
         route: Route,
         records: Records,
+        held: HeldBytes,
         new_table: Callable[[bool], KeyTable],
     ) -> None:
         self.slot = slot
@@ -71,6 +70,7 @@ class Streams:
         self.route = route
         self._holding = Holding(route, slot, lane)
         self._records = records
+        self._held = held
         self._new_table = new_table
         self._by_home: dict[int, Stream] = {}
 
@@ -111,7 +111,8 @@ class Streams:
                 f"{self.lane}, which knows route {self.route.number} and does not own it"
             )
         self._records.take(STREAM)
-        stream = self._by_home[home] = Stream(home, since, place, self._new_table(since > 0))
+        table = self._new_table(since > 0)
+        stream = self._by_home[home] = Stream(home, since, place, table, self._held)
         return stream
 
     def clear(self) -> None:

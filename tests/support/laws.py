@@ -16,6 +16,16 @@ Holds = Callable[[int, int, int, int], bool]
 Chunks = Callable[[int, int], int]
 
 
+def counts_what_it_holds(job: Any) -> None:
+    """The counters of a run's buffers, against a walk over all of them."""
+    chunks = [c for s in job.streams for r in s.rounds() for c in r.chunks.values()]
+    parked = sum(len(part.view) for c in chunks for part in c.parts.values())
+    made = [buffer for c in chunks for buffer in (c.acc, c.result) if buffer is not None]
+    walked = (parked, parked + sum(len(buffer.view) for buffer in made))
+    counted = (job.held.parked, job.held.total)
+    assert counted == walked, f"I7: {counted} bytes are counted as parked and held, not {walked}"
+
+
 class Laws:
     """What no step may break; raises AssertionError with the number of the invariant."""
 
@@ -36,6 +46,7 @@ class Laws:
             for run in lane.core._roster.runs.values():
                 self._route_grows((lane, run.job.number), run.job.route.number)
                 self._stays_within_its_room(place, lane, run.job)
+                counts_what_it_holds(run.job)
                 for stream in run.job.streams:
                     self._stable_is_held((lane, run.job.number), stream)
 

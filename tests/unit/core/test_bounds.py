@@ -40,7 +40,7 @@ def answers(worker: Scripted) -> list[messages.Stats]:
     return [messages.decode(messages.Stats, found.payload or b"") for found in frames]
 
 
-def test_questions_share_one_walk_over_the_records_a_heartbeat() -> None:
+def test_questions_share_one_walk_over_waiting_rounds_a_heartbeat() -> None:
     """A flood of STATS stood a lane still for 27 s."""
     lane = SimLane()
     workers = join_all(lane, 3)
@@ -53,12 +53,26 @@ def test_questions_share_one_walk_over_the_records_a_heartbeat() -> None:
     workers[0].contribute(Spec(), data=bytes(32))
     ask(workers[1])
     (early,) = answers(workers[1])
-    assert (early.contributions, early.held_bytes, early.waiting) == (1, 0, ())
+    assert early.contributions == 1 and early.held_bytes and early.waiting == ()
     lane.tick(lane.settings.heartbeat)
     ask(workers[1])
     (later,) = answers(workers[1])
-    assert later.held_bytes and later.waiting
+    assert later.held_bytes == early.held_bytes and later.waiting
     assert lane.core.snapshot()["jobs"]["job"]["stats_walks"] == 2
+
+
+def test_the_numbers_for_metrics_cost_no_more_for_rounds_that_are_open() -> None:
+    """A scrape walked all of them: with 250 runs of 1,000 each a lane stood still for 1 s."""
+
+    def scrape(rounds: int) -> float:
+        lane = SimLane(records=64 << 20, budget=1 << 40, credit=256 << 20)
+        worker, _ = join_all(lane, 2)
+        for number in range(rounds):
+            worker.contribute(Spec(number=number), data=bytes(32))
+        assert lane.core.snapshot()["jobs"]["job"]["open_rounds"] == rounds
+        return cpu(lambda: [lane.core.snapshot() for _ in range(20)])
+
+    assert scrape(4_000) < 4 * scrape(100)
 
 
 def test_the_places_of_a_route_take_time_linear_in_its_slots() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from reducer.core.buffer import HeldBytes
 from reducer.core.credits import LEAST_RECORDS
 from reducer.core.events import Send
 from reducer.core.keytable import KeyTable
@@ -106,7 +107,8 @@ def test_parked_and_accumulated_bytes_never_exceed_what_was_sent() -> None:
 
 def test_every_illegal_step_is_a_bug_of_ours() -> None:
     records = Records("j", 1 << 20)
-    stream = Stream(0, 0, Place(1, 0), KeyTable("j", 2, 10, moved=False, records=records))
+    table = KeyTable("j", 2, 10, moved=False, records=records)
+    stream = Stream(0, 0, Place(1, 0), table, HeldBytes())
     for phase, step in itertools.product(Phase, Step):
         chunk = Chunk(Round(("j", "r"), stream, 1, 0, 2, 0.0), 0, 2)
         chunk.phase = phase

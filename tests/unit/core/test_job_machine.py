@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from reducer.core.credits import LEAST_RECORDS
 from reducer.wire.codes import DType, ErrorCode, ReduceOp
 from tests.support import oracle
+from tests.support.laws import counts_what_it_holds
 from tests.support.simcluster import SimCluster
 
 KEYS = ("a", "b", "layer1.weight")
@@ -119,6 +120,8 @@ class JobMachine(RuleBasedStateMachine):
         for lane in self.cluster.lanes.values():
             # One buffer of slack: an accumulator that is opened in place of its parts.
             assert lane.peak <= lane.settings.budget * 1.1 + 8 * 4_096
+            for run in lane.core._roster.runs.values():
+                counts_what_it_holds(run.job)
 
     def teardown(self) -> None:
         if not hasattr(self, "cluster"):
