@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from reducer.errors import PEER_ERRORS
 from reducer.server.buffers import PooledBuffer
+from reducer.server.turns import SECONDS
 from reducer.wire.codes import CONTRIBUTION, RESULT
 from reducer.wire.decoder import Decoder
 from reducer.wire.header import HEADER_SIZE, Header
@@ -80,7 +81,7 @@ class Connection:
         if self._closing:
             return _DISCARD
         room = self._decoder.get_buffer()
-        return room[:1] if self.turn.is_over else room
+        return room if self.turn.spent < SECONDS else room[:1]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._closing:
@@ -95,11 +96,18 @@ class Connection:
                 if frame.payload is not None and frame.header.kind == CONTRIBUTION:
                     buffer = self._placed.popleft()
                 self._shell.frame(self, frame, buffer)
-            self._shell.turns.spend(self.turn, self, time.perf_counter() - started)
+            self.spend(time.perf_counter() - started)
         except PEER_ERRORS as error:
             self._shell.broken(self, error)
         except Exception as bug:  # mypyc: another type than `error` needs a name of its own
             self._shell.failed(self, bug)
+
+    def spend(self, seconds: float) -> None:
+        """The lane has worked for the connection for so long."""
+        turn = self.turn
+        turn.spent += seconds
+        if turn.spent >= SECONDS:
+            self._shell.turns.end(turn, self)
 
     def _throw_away(self, nbytes: int) -> None:
         self._thrown_away += nbytes

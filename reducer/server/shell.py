@@ -156,7 +156,7 @@ class LaneShell:
         started = time.perf_counter()
         try:
             connection.flush()
-            self.turns.spend(connection.turn, connection, time.perf_counter() - started)
+            connection.spend(time.perf_counter() - started)
         except Exception as error:
             connection.abort("it cannot be written")
             self._note_bug(connection, error)

@@ -85,11 +85,8 @@ class Turns:
         turn.waiting.pop(connection, None)
         connection.let_go()
 
-    def spend(self, turn: Turn, connection: Pausable, seconds: float) -> None:
-        """The connection has had so much of the lane's time."""
-        turn.spent += seconds
-        if not turn.is_over:
-            return
+    def end(self, turn: Turn, connection: Pausable) -> None:
+        """The turn is over, and the connection was the last that had some of it."""
         if turn.job not in self._over:
             self.count += 1
             self._over[turn.job] = turn

@@ -101,9 +101,9 @@ def test_of_many_connections_few_go_on_at_a_time_and_more_if_they_leave_some_of_
     async def turn() -> list[int]:
         turns, lines = Turns(), [Line() for _ in range(40)]
         job = turns.enter("job")
-        for line in lines:
-            turns.spend(job, line, SECONDS)
         job.spent = SECONDS
+        for line in lines:
+            turns.end(job, line)
         reading = []
         for _ in range(6):
             await asyncio.sleep(0)
@@ -116,7 +116,9 @@ def test_of_many_connections_few_go_on_at_a_time_and_more_if_they_leave_some_of_
 def test_a_long_turn_costs_the_next_ones_up_to_a_number() -> None:
     async def turn(spent: float) -> int:
         turns, line = Turns(), Line()
-        turns.spend(turns.enter("job"), line, spent)
+        job = turns.enter("job")
+        job.spent = spent
+        turns.end(job, line)
         for count in range(1_000):
             if line.reads:
                 return count
@@ -131,7 +133,8 @@ def test_a_job_that_connects_anew_has_what_it_took_before_and_is_forgotten_later
     async def turn() -> None:
         turns, first, second = Turns(), Line(), Line()
         job = turns.enter("job")
-        turns.spend(job, first, 5 * SECONDS)
+        job.spent = 5 * SECONDS
+        turns.end(job, first)
         turns.leave(job, first)
         assert first.reads
         assert turns.enter("job") is job and job.is_over
@@ -148,7 +151,7 @@ def test_a_job_that_was_held_is_read_to_its_end_when_it_is_closed() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         hostile = Held(shell, "hostile", 0, 1)
         hostile.socket, peer = socket.socketpair()
-        shell.turns.spend(hostile.connection.turn, hostile.connection, 1.0)
+        hostile.connection.spend(1.0)
         assert not hostile.reads
         with hostile.socket, peer:
             hostile.connection.close("it is over")
