@@ -76,11 +76,11 @@ def play(inject: Nth) -> SimLane:
     check_outcome(workers, results)
     beside.contribute(Spec(), data=bytes(32))
     assert beside.results() == [bytes(32)]
-    assert lane.core.runs == 1
+    assert len(lane.core._roster.runs) == 1
     for worker in (*workers, beside):
         worker.session.lose()
     lane.tick(10.0)
-    assert not lane.held and not lane.core.runs
+    assert not lane.held and not lane.core._roster.runs
     return lane
 
 
@@ -156,7 +156,7 @@ def test_a_bug_while_results_are_freed_keeps_no_buffer() -> None:
     workers[1].report("x", position(1, 0))
     for worker in workers:
         assert worker.error().code == ErrorCode.INTERNAL
-    assert not lane.held and not lane.core.runs
+    assert not lane.held and not lane.core._roster.runs
 
 
 @pytest.mark.parametrize("calls", [1, 2, 5, 6])
@@ -182,7 +182,7 @@ def test_a_bug_in_a_tick_ends_one_run(calls: int) -> None:
     assert not left
     for worker in workers[:2]:
         assert worker.error().code == ErrorCode.INTERNAL
-    assert beside.read(MessageKind.HEARTBEAT) and lane.core.runs == 1
+    assert beside.read(MessageKind.HEARTBEAT) and len(lane.core._roster.runs) == 1
     assert not lane.held
 
 
