@@ -42,6 +42,9 @@ THROW_AWAY_SECONDS: Final = 0.05
 COPIED_BYTES: Final = 1_024
 
 
+_now: Final = time.perf_counter
+
+
 class Connection:
     """Opened -> frames -> closing (reads and discards until the peer closes) -> lost.
 
@@ -57,6 +60,7 @@ class Connection:
         self.bytes_out = 0
         self.overhead = 0  # bytes that TLS has added to them
         self.can_wait = False  # for its flush: the tick alone has queued what waits
+        self.unread = 0  # bytes that were unsent after the last frame: as many at most are now
         self.turn = shell.turns.enter("")
         self._shell = shell
         self._decoder = Decoder(shell.crc32c, self._target)
@@ -88,7 +92,7 @@ class Connection:
             self._throw_away(nbytes)
             return
         self.bytes_in += nbytes
-        started = time.perf_counter()
+        started = _now()
         try:
             self._decoder.received(nbytes)
             while not self._closing and (frame := self._decoder.next_frame()) is not None:
@@ -96,7 +100,7 @@ class Connection:
                 if frame.payload is not None and frame.header.kind == CONTRIBUTION:
                     buffer = self._placed.popleft()
                 self._shell.frame(self, frame, buffer)
-            self.spend(time.perf_counter() - started)
+            self.spend(_now() - started)
         except PEER_ERRORS as error:
             self._shell.broken(self, error)
         except Exception as bug:  # mypyc: another type than `error` needs a name of its own
@@ -177,7 +181,13 @@ class Connection:
             self._shell.flush(self)
         elif is_first or self.can_wait:
             self._shell.flush_soon(self)
-        return unsent + length
+        self.unread = unsent + length
+        return self.unread
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the next flush hands to the transport."""
+        return self._waiting_bytes
 
     def flush(self) -> None:
         """Hand what waits to the transport."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from reducer.core import events
-from reducer.core.credits import UnreadError
+from reducer.core.credits import UNREAD_FRAMES, UnreadError
 from reducer.core.lane import Lane
 from reducer.core.permit import Permit
 from reducer.errors import BadFrameError, ReductionError
@@ -31,6 +31,9 @@ logger = logging.getLogger("reducer.lane")
 MAX_SILENT: Final = 256
 # Connections that get a tick's frames before the loop serves others: a call of the system each.
 FLUSHED_AT_ONCE: Final = 64
+# A write of less is not timed, as that would cost a part of it: it takes so many seconds of a turn.
+TIMED_BYTES: Final = 65_536
+WRITE_SECONDS: Final = 0.000_005
 
 
 class LaneShell:
@@ -94,8 +97,9 @@ class LaneShell:
     def place(self, connection: Connection, header: Header) -> PooledBuffer:
         if header.kind != CONTRIBUTION:
             raise BadFrameError("a worker sent a RESULT; only a lane does")
+        unread = 0 if connection.unread <= UNREAD_FRAMES else connection.unsent()
         try:
-            self._lane.admit(connection.session, header, connection.unsent(), time.monotonic())
+            self._lane.admit(connection.session, header, unread, time.monotonic())
         except UnreadError as error:
             self.executor.drop_slow_reader(connection, str(error))
             raise
@@ -153,10 +157,14 @@ class LaneShell:
 
         Nothing more may be written there, as a frame may be cut.
         """
-        started = time.perf_counter()
         try:
-            connection.flush()
-            connection.spend(time.perf_counter() - started)
+            if connection.waiting < TIMED_BYTES:
+                connection.flush()
+                connection.spend(WRITE_SECONDS)
+            else:
+                started = time.perf_counter()
+                connection.flush()
+                connection.spend(time.perf_counter() - started)
         except Exception as error:
             connection.abort("it cannot be written")
             self._note_bug(connection, error)
