@@ -63,7 +63,7 @@ class Turns:
     def __init__(self) -> None:
         self.count = 0
         self._by_job: dict[str, Turn] = {}
-        self._over: dict[str, Turn] = {}
+        self._over: dict[Turn, None] = {}
         self._is_due = False
 
     def enter(self, job: str) -> Turn:
@@ -87,9 +87,9 @@ class Turns:
 
     def end(self, turn: Turn, connection: Pausable) -> None:
         """The turn is over, and the connection was the last that had some of it."""
-        if turn.job not in self._over:
+        if turn not in self._over:
             self.count += 1
-            self._over[turn.job] = turn
+            self._over[turn] = None
             self.go_on()
         if connection not in turn.waiting:
             turn.waiting[connection] = None
@@ -104,13 +104,15 @@ class Turns:
     def _next(self) -> None:
         """The loop has served everybody once: the next turn of those whose turn was over."""
         self._is_due = False
-        for turn in list(self._over.values()):
+        for turn in list(self._over):
             turn.begin_next()
             if not turn.waiting and not turn.is_over:
-                del self._over[turn.job]
+                del self._over[turn]
                 self._maybe_forget(turn)
         self.go_on()
 
     def _maybe_forget(self, turn: Turn) -> None:
-        if not turn.members and turn.job not in self._over:
-            self._by_job.pop(turn.job, None)
+        if turn.members or turn in self._over:
+            return
+        if self._by_job.get(turn.job) is turn:  # else the job has come anew meanwhile
+            del self._by_job[turn.job]

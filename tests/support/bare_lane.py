@@ -115,6 +115,9 @@ class Sink(asyncio.Transport):
     def resume_reading(self) -> None:
         """As above."""
 
+    def write(self, data: Any) -> None:
+        self.writelines([data])
+
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         self.taken += sum(map(len, list_of_data))
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from contextlib import suppress
+from pathlib import Path
 
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import THROW_AWAY_AT_ONCE, THROW_AWAY_LATER
 from reducer.server.shell import LaneShell
+from reducer.server.tls_link import TlsLink
 from reducer.server.turns import MOST_TURNS, SECONDS, Turns
 from reducer.wire.header import pack_header
 from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
+from tests.support.certs import Authority, Files
 from tests.support.frames import heartbeat
 
 CHUNK = 64 << 10
@@ -85,6 +90,43 @@ def test_a_job_whose_run_still_forms_waits_too() -> None:
     assert asyncio.run(turn())
 
 
+def shake_hands(files: Files) -> tuple[ssl.SSLObject, ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+    """The ends of a worker and of a lane, and what is on its way to each of them."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.cert, files.key)
+    to_worker, to_lane = ssl.MemoryBIO(), ssl.MemoryBIO()
+    worker = files.context().wrap_bio(to_worker, to_lane, server_hostname="localhost")
+    lane = context.wrap_bio(to_lane, to_worker, server_side=True)
+    for end in (worker, lane, worker, lane):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    return worker, lane, to_worker, to_lane
+
+
+def test_tls_keeps_what_it_has_read_until_the_next_turn(tmp_path: Path) -> None:
+    worker, lane, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
+
+    async def turn() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        transport, connection = Socket(), shell.connection()
+        link = TlsLink(transport, lane, to_lane, to_worker, connection)
+        header, payload = hello(0, 1, CHUNK)
+        worker.write(pack_header(header, KERNELS.crc32c) + payload)
+        link.begin()
+        assert connection.bytes_in
+        frames = 100 * heartbeat((1, 1))
+        worker.write(frames)
+        connection.turn.spent = 2 * SECONDS
+        connection.bytes_in = 0
+        link.buffer_updated(0)
+        assert connection.bytes_in == 1 and not transport.reads
+        for _ in range(2 * MOST_TURNS):
+            await asyncio.sleep(0)
+        assert connection.bytes_in == len(frames) and transport.reads
+
+    asyncio.run(turn())
+
+
 class Line:
     """A connection that can be left unread for a while."""
 
@@ -144,6 +186,25 @@ def test_a_job_that_connects_anew_has_what_it_took_before_and_is_forgotten_later
         assert turns.enter("job") is not job
 
     asyncio.run(turn())
+
+
+def test_a_job_that_comes_anew_owes_nothing_to_the_turn_of_its_forgotten_one() -> None:
+    """A frame to a connection that has just ended is written after its job is forgotten."""
+
+    async def turn() -> bool:
+        turns, line = Turns(), Line()
+        forgotten = turns.enter("job")
+        turns.leave(forgotten, line)
+        job = turns.enter("job")
+        forgotten.spent = MOST_TURNS * SECONDS
+        turns.end(forgotten, line)
+        job.spent = SECONDS
+        turns.end(job, line)
+        for _ in range(2 * MOST_TURNS):
+            await asyncio.sleep(0)
+        return line.reads and turns.enter("job") is job
+
+    assert asyncio.run(turn())
 
 
 def test_a_job_that_was_held_is_read_to_its_end_when_it_is_closed() -> None:
