@@ -14,9 +14,6 @@ from tests.support.cluster import Daemon, usage
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, connect
 
-# Enough to start with; the crowds below are far larger.
-DESCRIPTORS = 64
-
 
 def test_no_descriptors_harm_no_running_job() -> None:
     values = np.ones(1000, np.float32)
@@ -40,6 +37,7 @@ def test_no_descriptors_harm_no_running_job() -> None:
         wait_until(lambda: "descriptors" in daemon.log, 5, "the refusal is logged")
         for sock in crowd:
             sock.close()
+        wait_until(lambda: usage(daemon.pid).descriptors < limit - 5, 5, "there are some again")
         with Worker(daemon.port, "later", 0, 1) as later:
             later.join()
             later.bye()
@@ -80,25 +78,30 @@ def test_the_spare_descriptor_is_nobody_elses_once_it_is_lost() -> None:
         assert daemon.stats()["refused"]["descriptors"] < 1_000  # it does not spin
 
 
-def unpassed(daemon: Daemon) -> int:
-    """0 while the main process has no descriptor for our question either."""
-    try:
-        return daemon.lane_total("unpassed")
-    except OSError:
-        return 0
-
-
 def test_a_lane_without_descriptors_closes_the_newcomers_alone() -> None:
     values = np.ones(1000, np.float32)
     with ExitStack() as stack:
-        daemon = stack.enter_context(Daemon(descriptors=DESCRIPTORS))
+        daemon = stack.enter_context(Daemon())
         worker = stack.enter_context(Worker(daemon.port, "j", 0, 1))
         worker.join()
-        for _ in range(DESCRIPTORS):
+        lane = daemon.lane_pid(0)
+        limit = usage(lane).descriptors + 10
+        resource.prlimit(lane, resource.RLIMIT_NOFILE, (limit, limit))
+        for _ in range(40):
             stack.enter_context(connect(daemon.port))
-        wait_until(lambda: unpassed(daemon) > 0, 5, "the lane is out of descriptors")
+        wait_until(lambda: daemon.lane_total("unpassed") > 0, 5, "the lane is out of descriptors")
         assert worker.all_reduce("k", 0, values) == values.tobytes()
         assert daemon.lane_total("internal_errors") == 0
+
+
+def join_with_slow(daemon: Daemon, stack: ExitStack) -> tuple[Worker, Worker]:
+    """Both workers of a job; the second's socket takes little that it does not read."""
+    first = stack.enter_context(Worker(daemon.port, "j", 0, 2))
+    second = stack.enter_context(Worker(daemon.port, "j", 1, 2, receive_buffer=4096))
+    first.start()
+    second.join()
+    first.join_started()
+    return first, second
 
 
 def test_a_slow_reader_is_dropped_alone() -> None:
@@ -106,11 +109,7 @@ def test_a_slow_reader_is_dropped_alone() -> None:
     values = np.ones(1 << 20, np.float32)
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon("--credit", "16MiB", "--slow-reader-seconds", "500ms"))
-        quick = stack.enter_context(Worker(daemon.port, "j", 0, 2))
-        slow = stack.enter_context(Worker(daemon.port, "j", 1, 2, receive_buffer=4096))
-        quick.start()
-        slow.join()
-        quick.join_started()
+        quick, slow = join_with_slow(daemon, stack)
         slow.contribute("k", 0, values)
         wait_until(lambda: daemon.lane_total("buffers_out") == 64, 10, "all of rank 1 is there")
         plan = quick.contribute("k", 0, values)
@@ -130,11 +129,7 @@ def test_a_rank_that_says_it_holds_what_it_has_not_read_has_no_room_of_others() 
     unread = 0
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon("--credit", "512KiB", "--records", "32KiB"))
-        honest = stack.enter_context(Worker(daemon.port, "j", 0, 2))
-        liar = stack.enter_context(Worker(daemon.port, "j", 1, 2, receive_buffer=4096))
-        honest.start()
-        liar.join()
-        honest.join_started()
+        honest, liar = join_with_slow(daemon, stack)
         for number in range(128):
             with suppress(OSError):
                 liar.contribute("k", number, values)
