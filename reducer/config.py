@@ -122,7 +122,7 @@ class Config:
         most=1 << 30,
     )
     records: int = _option(
-        "2MiB",
+        "8MiB",
         "Bytes that a lane keeps for each worker's share of a run's records: keys, names, rounds.",
         parse_size,
         unit="size",

@@ -13,9 +13,10 @@ class Buffer(Protocol):
 
 
 class HeldBytes:
-    """Of the buffers that a run holds on a lane: counted as they come and go, so nobody walks them.
+    """Bytes of the buffers that a run holds on a lane.
 
-    `parked` are contributions that no accumulator has yet, `summed` accumulators and results.
+    Each buffer is counted as it comes and goes: nobody walks them. `parked` are contributions that
+    no accumulator has yet, `summed` accumulators and results.
     """
 
     __slots__ = ("parked", "summed")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from reducer.core.plan import MIN_COST
 from reducer.core.records import SLOT
 from reducer.errors import QuotaError
+from reducer.wire.codes import MAX_CONTROL_BYTES
 from reducer.wire.messages import ChunkTable
 
 if TYPE_CHECKING:
@@ -26,10 +27,10 @@ GRANT_CHUNKS: Final = 2
 # short, and as much as the records of its ranks and of a small model need.
 PART_OF_SHARE: Final = 8
 LEAST_RECORDS: Final = 32_768
-# What may wait unread for a rank beside results, in bytes: frames to it. A sixteenth of what it may
-# have unanswered is for the headers of results, half of its records' share for the stable positions
-# of all keys.
-UNREAD_FRAMES: Final = 256 << 10
+# Of each share, what keeps control frames: one of the rank whose end has not come, and those that
+# it has not read. As of records: this part of the share, within these bounds.
+LEAST_FRAMES: Final = MAX_CONTROL_BYTES
+MOST_FRAMES: Final = 4 * MAX_CONTROL_BYTES
 # A run takes no more than this part of what is free, if it can work with that: groups of its own
 # workers come after it, and other jobs.
 PART_OF_FREE: Final = 4
@@ -41,12 +42,14 @@ class UnreadError(QuotaError):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Bytes of a rank on a lane: what it may have unanswered, more under a grant, records."""
+    """Bytes of a rank on a lane: what it may have unanswered, more under a grant, records, control
+    frames."""
 
     credit: int
     grant: int
     largest: int
     records: int
+    frames: int
 
     @property
     def limit(self) -> int:
@@ -54,19 +57,40 @@ class Window:
 
     @property
     def unread(self) -> int:
-        """What may wait for a rank in the lane because it does not read.
+        """What may wait for a rank in the lane because it does not read, and come from it.
 
         One that reads cannot come near: of what it has sent it counts as unanswered what it has not
         read.
         """
-        return self.limit + self.limit // 16 + self.records // 2 + UNREAD_FRAMES
+        return self.limit + _headers(self.limit) + _stable(self.records) + self.frames
 
     def reserve(self, world_size: int) -> int:
-        return (world_size + SHARES_BESIDE_RANKS) * (self.limit + self.records)
+        share = share_of(self.limit, self.records, self.frames)
+        return (world_size + SHARES_BESIDE_RANKS) * share
 
     def room_for_records(self, world_size: int) -> int:
         """What `reserve` holds for them, for all ranks together."""
         return (world_size + SHARES_BESIDE_RANKS) * self.records
+
+
+def _headers(limit: int) -> int:
+    """Twice those of the results of contributions that cost so much, MIN_COST each."""
+    return -(-limit // 32)
+
+
+def _stable(records: int) -> int:
+    """The stable positions of all keys that such a share has room for."""
+    return records // 2
+
+
+def share_of(limit: int, records: int = LEAST_RECORDS, frames: int = LEAST_FRAMES) -> int:
+    """What a run reserves of a lane for each of its ranks, in bytes."""
+    return limit + _headers(limit) + records + _stable(records) + frames
+
+
+def _limit(share: int, records: int, frames: int) -> int:
+    """What the rest of such a share allows: the inverse of `share_of`."""
+    return (share - records - _stable(records) - frames) * 32 // 33
 
 
 class Budget:
@@ -83,7 +107,7 @@ class Budget:
     def open(self, job: str, world_size: int, table: ChunkTable, slots: int = 1) -> Window:
         """Reserve a run's room; the credit shrinks to its part of what is left, down to one chunk.
 
-        The room for records shrinks with it.
+        The room for records and for control frames shrinks with it.
 
         Raises QuotaError when not even that fits.
         """
@@ -94,15 +118,17 @@ class Budget:
         free = min(left, free)
         shares = world_size + SHARES_BESIDE_RANKS
         least = max(LEAST_RECORDS, 2 * SLOT * slots // shares)
-        needed = shares * (2 * largest + least)
+        needed = shares * share_of(2 * largest, least, LEAST_FRAMES)
         share = min(free, max(free // PART_OF_FREE, needed)) // shares
         records = max(least, min(self._records, share // PART_OF_SHARE))
-        if share - records < 2 * largest:
-            records = least
+        frames = max(LEAST_FRAMES, min(MOST_FRAMES, share // PART_OF_SHARE))
+        if _limit(share, records, frames) < 2 * largest:
+            records, frames = least, LEAST_FRAMES
+        limit = _limit(share, records, frames)
         grant = GRANT_CHUNKS * largest
-        if share - records < largest + grant:
+        if limit < largest + grant:
             grant = largest
-        credit = min(max(self._credit, largest), share - records - grant)
+        credit = min(max(self._credit, largest), limit - grant)
         if credit < largest:
             text = (
                 f"job {job!r} needs {needed:,} bytes on each lane ({world_size} workers, chunks "
@@ -113,7 +139,7 @@ class Budget:
                 raise QuotaError(text + "raise --job-memory, or use smaller chunks")
             text += f"{free:,} of {self.total:,} are free: raise --memory, "
             raise QuotaError(text + "start more reducers, or use smaller chunks")
-        window = Window(credit, grant, largest, records)
+        window = Window(credit, grant, largest, records, frames)
         self._add(job, window.reserve(world_size))
         return window
 
@@ -140,15 +166,25 @@ class Ledger:
         owed = self._unanswered[rank] + cost
         return owed <= self.window.limit and owed + unread <= self.window.unread
 
+    def unread_room(self, rank: int) -> int:
+        """How many bytes may wait for the rank, or come from it in a frame, beside what it has
+        unanswered."""
+        return self.window.unread - self._unanswered[rank]
+
     def over(self, rank: int, cost: int, unread: int) -> QuotaError:
         """What to tell a rank that sends what it has no room for."""
         owed, limit = self._unanswered[rank], self.window.limit
-        text = f"rank {rank} has {owed:,} bytes unanswered"
         if owed + cost > limit:
-            return QuotaError(f"{text} and sends {cost:,} more: over its {limit:,}")
+            return QuotaError(
+                f"rank {rank} has {owed:,} bytes unanswered and sends {cost:,} more: over its "
+                f"{limit:,}"
+            )
+        return self.too_slow(rank, cost, unread)
+
+    def too_slow(self, rank: int, size: int, unread: int) -> UnreadError:
         return UnreadError(
-            f"{text}, {unread:,} that it has not read, and sends {cost:,} more: over its "
-            f"{self.window.unread:,} (a slow reader)"
+            f"rank {rank} has {self._unanswered[rank]:,} bytes unanswered, {unread:,} that it has "
+            f"not read, and sends {size:,} more: over its {self.window.unread:,} (a slow reader)"
         )
 
     def charge(self, rank: int, cost: int) -> None:

@@ -522,7 +522,7 @@ class Job:
                 self._grants.end(under_way, out)
 
     def _drop_passed(self, round_: Round, index: int, out: list[Output]) -> None:
-        """Of the chunks before `index`, those that are not complete."""
+        """Drop the chunks before `index` that are not complete."""
         for chunk in round_.passed(index):
             for rank in chunk.present():
                 self.ledger.settle(rank, chunk.cost)
@@ -557,7 +557,7 @@ class Job:
 
     def stall_report(self, now: float, after: float) -> list[Output]:
         """STALL to every rank about the rounds that nothing has come for, oldest first."""
-        stalled = self.open.stalled(now, after)[:MAX_STALLS]
+        stalled = self.open.stalled(now, after, MAX_STALLS)
         if not stalled:
             return []
         rows = tuple(stall_entry(r.stream.keys[r.key], r, now) for r in stalled)

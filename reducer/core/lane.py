@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from reducer.core import events
 from reducer.core.buffer import Buffer
-from reducer.core.credits import UNREAD_FRAMES
+from reducer.core.credits import LEAST_FRAMES
 from reducer.core.events import NOTHING, Close, Event, Free, Log, Output, Send
 from reducer.core.frames import payload_frame
 from reducer.core.job import Job
@@ -109,10 +109,10 @@ class Lane:
         """The bytes that may wait to be sent to the session: with more it does not read."""
         peer = self._roster.sessions.get(session)
         if peer is None or peer.job is None:
-            return UNREAD_FRAMES
-        return peer.job.ledger.window.unread
+            return LEAST_FRAMES
+        return peer.job.ledger.unread_room(peer.rank)
 
-    def admit_long(self, session: int, header: Header) -> None:
+    def admit_long(self, session: int, header: Header, unread: int) -> None:
         """Whether memory may be taken for a control frame of more than MAX_EARLY_BYTES; as `admit`.
 
         Only a complete run has reserved any.
@@ -123,6 +123,8 @@ class Lane:
                 f"{peer} sent {MessageKind(header.kind).name} of {header.length:,} bytes before "
                 f"the welcome, the limit is {MAX_EARLY_BYTES:,}"
             )
+        if unread + header.length > peer.job.ledger.unread_room(peer.rank):
+            raise peer.job.ledger.too_slow(peer.rank, header.length, unread)
 
     def heard(self, session: int, now: float) -> None:
         """Bytes have come, whole frames or not: the peer is not silent."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
+from typing import Final
 
 from reducer.core.round import Round
 from reducer.core.stream import Stream
+
+# Whoever keeps thousands of rounds open, on purpose or not, costs the others no walk over them.
+LOOKED_AT: Final = 1_024
 
 
 class OpenRounds:
@@ -49,9 +53,11 @@ class OpenRounds:
     def judged(self, round_: Round) -> None:
         self._judged.pop(round_, None)
 
-    def stalled(self, now: float, after: float) -> list[Round]:
-        """Those that nothing has come for in `after` seconds."""
-        return [round_ for round_ in self if now - round_.touched_at >= after]
+    def stalled(self, now: float, after: float, most: int) -> list[Round]:
+        """So many of those that nothing has come for in `after` seconds; the oldest LOOKED_AT are
+        looked at."""
+        oldest = islice(self, LOOKED_AT)
+        return list(islice((r for r in oldest if now - r.touched_at >= after), most))
 
     def that_wants(self, rank: int) -> Round | None:
         """A round that cannot end without this rank."""

@@ -14,7 +14,7 @@ from reducer.errors import QuotaError
 CONNECTIONS_PER_WORKER: Final = 4
 # Workers that come before their run is known, or with a hello that is refused.
 SPARE_CONNECTIONS: Final = 64
-# Of the descriptors of a lane, one job may hold this part.
+# One job may hold 1/n of a lane's descriptors.
 PART_OF_DESCRIPTORS: Final = 2
 # A connection whose run forms takes memory that no budget holds. One job may have so many, and one
 # for so many bytes of its memory; a complete run reserves more for each worker.

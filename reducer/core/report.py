@@ -37,7 +37,7 @@ def job_numbers(job: Job) -> dict[str, Any]:
 def run_report(run: Run, now: float) -> dict[str, Any]:
     """Of a complete run; the ranks that were waited for the longest come first."""
     job = run.job
-    waiting = job.open.stalled(now, WAITING_SECONDS)[:MAX_ROUNDS]
+    waiting = job.open.stalled(now, WAITING_SECONDS, MAX_ROUNDS)
     lost = run.absent(now).absent
     oldest = job.open.oldest
     return {

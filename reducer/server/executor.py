@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 from reducer.core import events
 from reducer.core.buffer import Buffer
-from reducer.core.credits import UNREAD_FRAMES
+from reducer.core.credits import LEAST_FRAMES
 from reducer.kernels import PART_SHIFT, KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.log_shares import LogShares
@@ -112,7 +112,7 @@ class Executor:
             connection = self._connections.get(session)
             if connection is None:
                 continue
-            if connection.send(parts, length) > UNREAD_FRAMES:
+            if connection.send(parts, length) > LEAST_FRAMES:
                 self._maybe_drop(connection)
 
     def _maybe_drop(self, connection: Connection) -> None:

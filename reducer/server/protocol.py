@@ -40,8 +40,6 @@ THROW_AWAY_SECONDS: Final = 0.05
 # Frames that are smaller than this, on an average, are copied together: each view that a transport
 # keeps takes some hundred bytes.
 COPIED_BYTES: Final = 1_024
-
-
 _now: Final = time.perf_counter
 
 
@@ -149,7 +147,7 @@ class Connection:
         return False
 
     def pause_writing(self) -> None:
-        """Results are bounded by credits and by the slow-reader limit, never by pausing writers."""
+        """What waits is bounded by credits and by what a rank may leave unread."""
 
     def resume_writing(self) -> None:
         """As above."""

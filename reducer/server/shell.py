@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from reducer.core import events
-from reducer.core.credits import UNREAD_FRAMES, UnreadError
+from reducer.core.credits import LEAST_FRAMES, UnreadError
 from reducer.core.lane import Lane
 from reducer.core.permit import Permit
 from reducer.errors import BadFrameError, ReductionError
@@ -97,17 +97,13 @@ class LaneShell:
     def place(self, connection: Connection, header: Header) -> PooledBuffer:
         if header.kind != CONTRIBUTION:
             raise BadFrameError("a worker sent a RESULT; only a lane does")
-        unread = 0 if connection.unread <= UNREAD_FRAMES else connection.unsent()
-        try:
-            self._lane.admit(connection.session, header, unread, time.monotonic())
-        except UnreadError as error:
-            self.executor.drop_slow_reader(connection, str(error))
-            raise
+        unread = 0 if connection.unread <= LEAST_FRAMES else connection.unsent()
+        self._lane.admit(connection.session, header, unread, time.monotonic())
         return self._pool.take(header.length)
 
     def admit_long(self, connection: Connection, header: Header) -> None:
         """Whether memory may be taken for a long control frame."""
-        self._lane.admit_long(connection.session, header)
+        self._lane.admit_long(connection.session, header, connection.unsent())
 
     def frame(self, connection: Connection, frame: Frame, buffer: PooledBuffer | None) -> None:
         if frame.header.kind == CONTRIBUTION:
@@ -172,6 +168,8 @@ class LaneShell:
     def broken(self, connection: Connection, error: ReductionError) -> None:
         """The peer broke the rules: its session ends, the others go on."""
         self.counters.protocol_errors += 1
+        if isinstance(error, UnreadError):
+            self.executor.drop_slow_reader(connection, str(error))
         self._end(connection, error)
 
     def failed(self, connection: Connection, error: Exception) -> None:

@@ -1,7 +1,7 @@
 """TLS between a socket and a Connection, after the handshake.
 
 What is written is encrypted at once, into memory of TLS's own: the buffers of a frame are free when
-`writelines` returns, and each reader that lags has a copy of its own, up to the slow-reader limit.
+`writelines` returns. Each reader that lags has a copy of its own, up to what it may leave unread.
 """
 
 from __future__ import annotations

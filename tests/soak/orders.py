@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import reducer_client
-from reducer.core.credits import LEAST_RECORDS
+from reducer.core.credits import share_of
 from tests.soak import Figures, Say
 from tests.support.cluster import Daemon, peak_resident, usage
 from tests.support.ranks import run_ranks
@@ -14,10 +14,10 @@ from tests.support.weighed import Weighed
 MEBIBYTE = 1 << 20
 WORLD = 4
 KEYS = 8
-# Whole chunks of 1 MiB; the least room that 4 ranks can have: (4 + 2) x (credit + grant + records),
-# one chunk for each of the first two (PROTOCOL.md, section 7).
+# Whole chunks of 1 MiB; the least room that 4 ranks can have: one
+# chunk of credit and one of grant for each (PROTOCOL.md, section 7).
 WHOLE_CHUNKS = [(0, MEBIBYTE)]
-LEAST_MEMORY = (WORLD + 2) * (2 * MEBIBYTE + LEAST_RECORDS)
+LEAST_MEMORY = (WORLD + 2) * share_of(2 * MEBIBYTE)
 _TURN_SECONDS = 3.0  # far more than a turn takes
 
 

@@ -49,7 +49,7 @@ class SimSession:
 
     def _target(self, header: Header) -> memoryview:
         if header.kind not in (MessageKind.CONTRIBUTION, MessageKind.RESULT):
-            self.lane.core.admit_long(self.number, header)
+            self.lane.core.admit_long(self.number, header, len(self.outbox))
             return memoryview(bytearray(header.length + HEADER_SIZE))
         self.lane.core.admit(self.number, header, len(self.outbox), self.lane.now)
         buffer = self.lane.take(header.length)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reducer.core.buffer import HeldBytes
-from reducer.core.credits import LEAST_RECORDS
+from reducer.core.credits import LEAST_RECORDS, share_of
 from reducer.core.events import Send
 from reducer.core.keytable import KeyTable
 from reducer.core.records import ROUND, Records
@@ -234,7 +234,7 @@ def test_the_verdict_waits_for_every_rank() -> None:
 
 
 def test_an_abandoned_round_restores_the_credit_of_what_was_sent() -> None:
-    lane = SimLane(credit=4_096, budget=4 * (3 * 4_096 + LEAST_RECORDS))
+    lane = SimLane(credit=4_096, budget=4 * share_of(3 * 4_096))
     workers = join_all(lane, 2)
     for number in range(50):
         for rank, worker in enumerate(workers):

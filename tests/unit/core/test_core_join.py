@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from reducer.core import events
-from reducer.core.credits import LEAST_RECORDS
+from reducer.core.credits import share_of
 from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE, Header
@@ -229,10 +229,10 @@ def test_a_run_id_in_use_is_refused_for_a_new_run() -> None:
 
 
 def test_the_memory_of_a_job_is_reserved_at_join_and_given_back() -> None:
-    lane = SimLane(budget=1 << 20, credit=1 << 30)
+    lane = SimLane(budget=4 << 20, credit=1 << 30)
     join_all(lane, 2)
     reserved = lane.core.snapshot()["reserved_bytes"]
-    assert (1 << 18) - 4 * 4_096 < reserved <= 1 << 18  # a quarter: others come after it
+    assert (1 << 20) - 4 * 4_096 < reserved <= 1 << 20  # a quarter: others come after it
     for worker in join_all(lane, 100, job="second"):
         error = worker.error()
         assert error.code == ErrorCode.QUOTA
@@ -246,7 +246,7 @@ def test_the_memory_of_a_job_is_reserved_at_join_and_given_back() -> None:
 
 
 def test_a_small_budget_shrinks_the_credit_to_one_chunk() -> None:
-    lane = SimLane(budget=4 * (2 * 4_096 + LEAST_RECORDS))
+    lane = SimLane(budget=4 * share_of(2 * 4_096))
     told = welcome(join_all(lane, 2)[0])
     assert (told.credit, told.grant) == (4_096, 4_096)
 
@@ -324,11 +324,13 @@ def test_a_job_has_its_share_of_jobs() -> None:
 def test_a_run_id_may_be_used_again_as_soon_as_all_have_gone() -> None:
     """A supervisor restarts a job with a fixed run id at once, before the grace is over."""
     lane = SimLane(budget=1 << 30)
-    for worker in join_all(lane, 2):
+    workers = join_all(lane, 2)
+    reserved = lane.core.snapshot()["reserved_bytes"]
+    for worker in workers:
         worker.session.lose()
     again = [Scripted(lane, rank, 2, run_id="run", incarnation=b"n" * 16) for rank in range(2)]
     assert {welcome(worker).run_id for worker in again} == {"run"}
-    assert lane.core.snapshot()["reserved_bytes"] == 4 * ((4 << 20) + 2 * 4_096 + (2 << 20))
+    assert lane.core.snapshot()["reserved_bytes"] == reserved
 
 
 def test_what_a_dead_run_held_is_freed_even_if_its_successor_is_refused() -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from reducer.core.credits import LEAST_RECORDS
+from reducer.core.credits import LEAST_FRAMES, share_of
 from reducer.core.quotas import SPARE_CONNECTIONS, allowed_connections
 from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.header import HEADER_SIZE
+from tests.support.frames import heartbeat
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
 # What one rank of a job reserves on a lane with this credit and the chunks of `Scripted`.
 CREDIT = 8_192
-SHARE = CREDIT + 2 * 4_096 + LEAST_RECORDS
+SHARE = share_of(CREDIT + 2 * 4_096)
 
 
 def refused_for(worker: Scripted) -> str:
@@ -46,10 +48,9 @@ def test_a_job_has_its_share_of_memory() -> None:
     lane = SimLane(budget=80 * SHARE, credit=CREDIT, job_budget=40 * SHARE)
     join_all(lane, 4, job="a", run_id="one")
     for text in map(refused_for, join_all(lane, 67, job="a", run_id="two")):
-        assert "job 'a' needs 2,826,240 bytes on each lane (67 workers" in text
-        assert (
-            "1,671,168 of the 1,966,080 that one job may have are left: raise --job-memory" in text
-        )
+        assert f"job 'a' needs {69 * share_of(2 * 4_096):,} bytes on each lane (67 workers" in text
+        left, all_ = 34 * SHARE, 40 * SHARE
+        assert f"{left:,} of the {all_:,} that one job may have are left: raise --job-mem" in text
     assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, 4, job="b"))
 
 
@@ -102,9 +103,25 @@ def test_a_run_that_wants_all_memory_leaves_room_for_those_that_come_after_it() 
 
 
 def test_the_least_that_a_run_can_work_with_may_be_all_that_is_free() -> None:
-    lane = SimLane(budget=6 * (2 * 4_096 + LEAST_RECORDS), credit=CREDIT)
+    budget = 6 * share_of(2 * 4_096)
+    lane = SimLane(budget=budget, credit=CREDIT)
     join_all(lane, 4, job="a")
-    assert "0 of 245,760 are free: raise --memory" in refused_for(Scripted(lane, 0, 1, job="b"))
+    text = refused_for(Scripted(lane, 0, 1, job="b"))
+    assert f"0 of {budget:,} are free: raise --memory" in text
+
+
+def test_what_a_rank_does_not_read_and_what_it_sends_have_room_that_is_reserved() -> None:
+    """A frame whose end does not come took 64 KiB of nobody's room for each rank."""
+    lane = SimLane(budget=3 * share_of(2 * 4_096), credit=CREDIT)
+    worker = join_all(lane, 1)[0]
+    assert lane.core.snapshot()["reserved_bytes"] > 3 * LEAST_FRAMES
+    long = heartbeat(*[(key, 1) for key in range(4_096)])
+    worker.session.send(long)
+    assert worker.session.closed is None
+    worker.session.outbox += bytes(LEAST_FRAMES)
+    worker.session.send(long[:HEADER_SIZE])
+    text = worker.session.closed or ""
+    assert "has 0 bytes unanswered" in text and "that it has not read, and sends 65,536" in text
 
 
 def test_a_job_has_its_share_of_connections() -> None:
@@ -138,7 +155,7 @@ def test_a_job_has_its_share_of_connections() -> None:
 
 
 def test_a_world_for_which_a_lane_has_no_descriptors_is_refused_at_once() -> None:
-    """Of the descriptors one job has half, less a few for workers that come back."""
+    """One job has half of the descriptors, less a few for workers that come back."""
     lane = SimLane(descriptors=1_024)
     text = refused_for(Scripted(lane, 1, 449, job="a"))
     assert "job 'a' has 449 workers" in text and "may open 1,024 files, half of them" in text

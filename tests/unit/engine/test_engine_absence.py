@@ -29,7 +29,7 @@ from tests.support.one_worker import (
 
 
 def _job(world_size: int) -> Job:
-    route, window = Route.first((1,)), Window(ROOMY, ROOMY, CHUNK, ROOMY)
+    route, window = Route.first((1,)), Window(ROOMY, ROOMY, CHUNK, ROOMY, ROOMY)
     return Job(
         1, "job", "run", 0, 0, route, world_size, TABLE, window, 100, crc32c, lambda *_: 4, False
     )

@@ -25,7 +25,7 @@ def test_32_connections_stay_within_the_budget_of_a_lane_and_a_tenth(late: float
     assert outcome.reserved <= outcome.budget == memory
     assert 0 < outcome.peak <= 1.1 * memory
     if late:
-        assert outcome.peak > 0.5 * outcome.reserved, "never full: this has shown nothing"
+        assert outcome.peak > 0.4 * outcome.reserved, "never full: this has shown nothing"
 
 
 @pytest.mark.parametrize("credit", [4 * MEBIBYTE, 32 << 10])

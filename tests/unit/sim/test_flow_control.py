@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from reducer.core.credits import LEAST_RECORDS
+from reducer.core.credits import share_of
 from reducer.wire.codes import MessageKind
 from tests.support.counts import draws
 from tests.support.simcluster import SimCluster, StuckError
@@ -17,15 +17,15 @@ KEYS = 8
 CHUNKS = 8
 
 
-# The least room that 4 ranks can have: one chunk of credit and one of grant for each.
+# The least that 4 ranks can have for contributions: a chunk of credit and one of grant for each.
 LEAST = (4 + 2) * 2 * CHUNK
-RECORDS = (4 + 2) * LEAST_RECORDS
+BUDGET = (4 + 2) * share_of(2 * CHUNK)
 
 
 def run_in_own_orders(
     seed: int,
     credit: int = CHUNK,
-    budget: int = LEAST + RECORDS,
+    budget: int = BUDGET,
     stop_reading_at: int | None = None,
     grants: bool = True,
 ) -> SimCluster:
