@@ -109,7 +109,7 @@ class LaneHost:
         if frame.header.kind != MessageKind.CONTRIBUTION or not frame.header.length:
             return
         since = thread_time()
-        self.lane.admit(session, frame.header, 0, self._clock.now)
+        self.lane.admit(session, frame.header, 0)
         self.times.add("admit", since)
         self._placed[session].append(self._take(frame.header.length))
 

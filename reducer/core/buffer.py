@@ -29,11 +29,11 @@ class HeldBytes:
     def total(self) -> int:
         return self.parked + self.summed
 
-    def park(self, part: Buffer) -> None:
-        self.parked += len(part.view)
+    def park(self, size: int) -> None:
+        self.parked += size
 
-    def unpark(self, part: Buffer) -> None:
-        self.parked -= len(part.view)
+    def unpark(self, size: int) -> None:
+        self.parked -= size
 
     def keep(self, summed: Buffer) -> None:
         self.summed += len(summed.view)

@@ -158,33 +158,40 @@ class Ledger:
 
     def __init__(self, window: Window, world_size: int) -> None:
         self.window = window
+        self._limit = window.limit
+        self._unread = window.unread
         self._unanswered = [0] * world_size
         self._granted: list[Round | None] = [None] * world_size
 
     def fits(self, rank: int, cost: int, unread: int) -> bool:
         """Whether the rank has room for so much more, while it has left `unread` bytes unread."""
         owed = self._unanswered[rank] + cost
-        return owed <= self.window.limit and owed + unread <= self.window.unread
+        return owed <= self._limit and owed + unread <= self._unread
+
+    @property
+    def slack(self) -> int:
+        """How many bytes may wait for a rank whatever it has unanswered."""
+        return self._unread - self._limit
 
     def unread_room(self, rank: int) -> int:
         """How many bytes may wait for the rank, or come from it in a frame, beside what it has
         unanswered."""
-        return self.window.unread - self._unanswered[rank]
+        return self._unread - self._unanswered[rank]
 
     def over(self, rank: int, cost: int, unread: int) -> QuotaError:
         """What to tell a rank that sends what it has no room for."""
-        owed, limit = self._unanswered[rank], self.window.limit
-        if owed + cost > limit:
+        owed = self._unanswered[rank]
+        if owed + cost > self._limit:
             return QuotaError(
                 f"rank {rank} has {owed:,} bytes unanswered and sends {cost:,} more: over its "
-                f"{limit:,}"
+                f"{self._limit:,}"
             )
         return self.too_slow(rank, cost, unread)
 
     def too_slow(self, rank: int, size: int, unread: int) -> UnreadError:
         return UnreadError(
             f"rank {rank} has {self._unanswered[rank]:,} bytes unanswered, {unread:,} that it has "
-            f"not read, and sends {size:,} more: over its {self.window.unread:,} (a slow reader)"
+            f"not read, and sends {size:,} more: over its {self._unread:,} (a slow reader)"
         )
 
     def charge(self, rank: int, cost: int) -> None:

@@ -96,21 +96,22 @@ class Lane:
             return self._contributed(event, now)
         return self._handlers[type(event)](event, now)
 
-    def admit(self, session: int, header: Header, unread: int, now: float) -> None:
+    def admit(self, session: int, header: Header, unread: int) -> None:
         """Whether memory may be taken for a contribution; raises the ProtocolError family.
 
         `unread` bytes wait to be sent to the session.
         """
         peer = self._roster.sessions[session]
-        peer.heard_at = now
         self._ready_job(peer).admit(peer.rank, header, unread)
 
-    def unread_room(self, session: int) -> int:
-        """The bytes that may wait to be sent to the session: with more it does not read."""
+    def unread_room(self, session: int) -> tuple[int, int]:
+        """The bytes that may wait to be sent to the session, at any time and now; with more it does
+        not read."""
         peer = self._roster.sessions.get(session)
         if peer is None or peer.job is None:
-            return LEAST_FRAMES
-        return peer.job.ledger.unread_room(peer.rank)
+            return LEAST_FRAMES, LEAST_FRAMES
+        ledger = peer.job.ledger
+        return ledger.slack, ledger.unread_room(peer.rank)
 
     def admit_long(self, session: int, header: Header, unread: int) -> None:
         """Whether memory may be taken for a control frame of more than MAX_EARLY_BYTES; as `admit`.

@@ -97,11 +97,12 @@ class Chunk:
     when a kernel has read it: the ranks that a kernel is `folding` are still there. Where the order
     matters, ranks below `folded` are in `acc`. `half_at`: when half of the ranks had contributed.
     `culprit` is the lowest rank whose contribution is known not to be finite, else NO_RANK.
+    `part_bytes` is the memory of each part: the buffers of one chunk are of one size.
     """
 
     __slots__ = (
         "acc", "crcs", "culprit", "flags", "folded", "folding", "half_at", "index", "missing",
-        "parts", "phase", "result", "result_crc", "round",
+        "part_bytes", "parts", "phase", "result", "result_crc", "round",
     )  # fmt: skip
 
     def __init__(self, round_: Round, index: int, world_size: int) -> None:
@@ -112,6 +113,7 @@ class Chunk:
         self.missing = world_size
         self.half_at = 0.0
         self.parts: dict[int, Buffer] = {}
+        self.part_bytes = 0
         self.folded = 0
         self.folding: list[int] = []
         self.acc: Buffer | None = None
@@ -144,8 +146,10 @@ class Chunk:
         self.crcs[rank] = crc
         self.missing -= 1
         if buffer is not None:
+            if not self.parts:
+                self.part_bytes = len(buffer.view)
             self.parts[rank] = buffer
-            self.round.stream.held.park(buffer)
+            self.round.stream.held.park(self.part_bytes)
         self.step(_CONTRIBUTED if self.missing else _LAST_CONTRIBUTED)
 
     def ready(self, in_order: bool) -> list[int]:
@@ -162,8 +166,7 @@ class Chunk:
         ranks, self.folding = self.folding, []
         spent = [self.parts.pop(rank) for rank in ranks]
         held = self.round.stream.held
-        for part in spent:
-            held.unpark(part)
+        held.unpark(len(spent) * self.part_bytes)
         acc = taken
         if acc is None and self.acc is None:
             acc = spent.pop(0)
@@ -183,8 +186,7 @@ class Chunk:
         """`result` was one of the parts; the accumulator and the others are given up."""
         self.step(Step.REDUCED)
         held = self.round.stream.held
-        for part in self.parts.values():
-            held.unpark(part)
+        held.unpark(len(self.parts) * self.part_bytes)
         self.parts.clear()
         if self.acc is not None:
             held.release(self.acc)
@@ -206,8 +208,7 @@ class Chunk:
         """Give up everything that it holds."""
         held = self.round.stream.held
         freed = list(self.parts.values())
-        for part in freed:
-            held.unpark(part)
+        held.unpark(len(freed) * self.part_bytes)
         self.parts.clear()
         for summed in (self.acc, self.result):
             if summed is not None:

@@ -17,7 +17,6 @@ from typing import Any, Final, cast
 
 from reducer.core import events
 from reducer.core.buffer import Buffer
-from reducer.core.credits import LEAST_FRAMES
 from reducer.kernels import PART_SHIFT, KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.log_shares import LogShares
@@ -48,7 +47,7 @@ class ShellCounters:
 class Executor:
     """One per lane. ``feed`` gives an event back to the core and runs what that returns.
 
-    ``unread_room`` tells how many bytes may wait to be sent to a session.
+    ``unread_room`` tells how many bytes may wait to be sent to a session, at any time and now.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Executor:
         kernels: KernelSet,
         pool: BufferPool,
         connections: Mapping[int, Connection],
-        unread_room: Callable[[int], int],
+        unread_room: Callable[[int], tuple[int, int]],
         counters: ShellCounters,
         feed: Feed,
     ) -> None:
@@ -112,11 +111,12 @@ class Executor:
             connection = self._connections.get(session)
             if connection is None:
                 continue
-            if connection.send(parts, length) > LEAST_FRAMES:
+            if connection.send(parts, length) > connection.slack:
                 self._maybe_drop(connection)
 
     def _maybe_drop(self, connection: Connection) -> None:
-        unsent, room = connection.unsent(), self._unread_room(connection.session)
+        connection.slack, room = self._unread_room(connection.session)
+        unsent = connection.unsent()
         if unsent > room:
             what = f"{unsent:,} bytes wait for it, over its {room:,}"
             self.drop_slow_reader(connection, what)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
+from reducer.core.credits import LEAST_FRAMES
 from reducer.errors import PEER_ERRORS
 from reducer.server.buffers import PooledBuffer
 from reducer.server.turns import SECONDS
@@ -40,7 +41,7 @@ THROW_AWAY_SECONDS: Final = 0.05
 # Frames that are smaller than this, on an average, are copied together: each view that a transport
 # keeps takes some hundred bytes.
 COPIED_BYTES: Final = 1_024
-_now: Final = time.perf_counter
+clock: Final = time.monotonic
 
 
 class Connection:
@@ -59,6 +60,7 @@ class Connection:
         self.overhead = 0  # bytes that TLS has added to them
         self.can_wait = False  # for its flush: the tick alone has queued what waits
         self.unread = 0  # bytes that were unsent after the last frame: as many at most are now
+        self.slack = LEAST_FRAMES  # so many may be
         self.turn = shell.turns.enter("")
         self._shell = shell
         self._decoder = Decoder(shell.crc32c, self._target)
@@ -90,15 +92,16 @@ class Connection:
             self._throw_away(nbytes)
             return
         self.bytes_in += nbytes
-        started = _now()
+        started = now = clock()
         try:
             self._decoder.received(nbytes)
             while not self._closing and (frame := self._decoder.next_frame()) is not None:
                 buffer = None
                 if frame.payload is not None and frame.header.kind == CONTRIBUTION:
                     buffer = self._placed.popleft()
-                self._shell.frame(self, frame, buffer)
-            self.spend(_now() - started)
+                self._shell.frame(self, frame, buffer, now)
+                now = clock()
+            self.spend(now - started)
         except PEER_ERRORS as error:
             self._shell.broken(self, error)
         except Exception as bug:  # mypyc: another type than `error` needs a name of its own
@@ -169,7 +172,7 @@ class Connection:
             return 0
         unsent = self.unsent()
         if not unsent:
-            self._sent_at = time.monotonic()
+            self._sent_at = clock()
             self._sent_mark = self.bytes_out + self.overhead
         is_first = not self._waiting
         self._waiting += parts

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
 from reducer.core import events
-from reducer.core.credits import LEAST_FRAMES, UnreadError
+from reducer.core.credits import UnreadError
 from reducer.core.lane import Lane
 from reducer.core.permit import Permit
 from reducer.errors import BadFrameError, ReductionError
@@ -18,7 +17,7 @@ from reducer.kernels import KernelSet
 from reducer.server import descriptors
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.executor import Executor, ShellCounters
-from reducer.server.protocol import Connection
+from reducer.server.protocol import Connection, clock
 from reducer.server.turns import Turns
 from reducer.wire.codes import CONTRIBUTION, MessageKind
 from reducer.wire.decoder import Frame
@@ -75,7 +74,12 @@ class LaneShell:
 
     def feed(self, event: Any) -> None:
         """Give the core an event and carry out what it answers."""
-        self.executor.run(self._lane.handle(event, time.monotonic()))
+        self._feed(event, clock())
+
+    def _feed(self, event: Any, now: float) -> None:
+        outputs = self._lane.handle(event, now)
+        if outputs:
+            self.executor.run(outputs)
 
     def opened(self, connection: Connection) -> None:
         self.counters.accepted += 1
@@ -97,22 +101,24 @@ class LaneShell:
     def place(self, connection: Connection, header: Header) -> PooledBuffer:
         if header.kind != CONTRIBUTION:
             raise BadFrameError("a worker sent a RESULT; only a lane does")
-        unread = 0 if connection.unread <= LEAST_FRAMES else connection.unsent()
-        self._lane.admit(connection.session, header, unread, time.monotonic())
+        unread = 0 if connection.unread <= connection.slack else connection.unsent()
+        self._lane.admit(connection.session, header, unread)
         return self._pool.take(header.length)
 
     def admit_long(self, connection: Connection, header: Header) -> None:
         """Whether memory may be taken for a long control frame."""
         self._lane.admit_long(connection.session, header, connection.unsent())
 
-    def frame(self, connection: Connection, frame: Frame, buffer: PooledBuffer | None) -> None:
+    def frame(
+        self, connection: Connection, frame: Frame, buffer: PooledBuffer | None, now: float
+    ) -> None:
         if frame.header.kind == CONTRIBUTION:
-            self.feed(events.Contributed(connection.session, frame.header, buffer))
+            self._feed(events.Contributed(connection.session, frame.header, buffer), now)
             return
         session, kind = connection.session, frame.header.kind
         if kind == MessageKind.STATS and not connection.may_ask():
             return
-        self.feed(events.ControlReceived(session, frame.header, frame.payload))
+        self._feed(events.ControlReceived(session, frame.header, frame.payload), now)
         if kind == MessageKind.STATS:
             connection.answered()
         elif kind == MessageKind.HELLO and self._silent.pop(session, None) is not None:
@@ -158,9 +164,9 @@ class LaneShell:
                 connection.flush()
                 connection.spend(WRITE_SECONDS)
             else:
-                started = time.perf_counter()
+                started = clock()
                 connection.flush()
-                connection.spend(time.perf_counter() - started)
+                connection.spend(clock() - started)
         except Exception as error:
             connection.abort("it cannot be written")
             self._note_bug(connection, error)
@@ -214,7 +220,7 @@ class LaneShell:
         """
         if self._failure is not None:
             raise self._failure
-        now = time.monotonic()
+        now = clock()
         for connection in list(self.connections.values()):
             if connection.bytes_in != connection.bytes_noted:
                 connection.bytes_noted = connection.bytes_in

@@ -51,7 +51,7 @@ class SimSession:
         if header.kind not in (MessageKind.CONTRIBUTION, MessageKind.RESULT):
             self.lane.core.admit_long(self.number, header, len(self.outbox))
             return memoryview(bytearray(header.length + HEADER_SIZE))
-        self.lane.core.admit(self.number, header, len(self.outbox), self.lane.now)
+        self.lane.core.admit(self.number, header, len(self.outbox))
         buffer = self.lane.take(header.length)
         self._placed.append(buffer)
         return buffer.view
