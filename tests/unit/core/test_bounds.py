@@ -9,6 +9,8 @@ from collections.abc import Callable
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
+from reducer.core.job import MAX_STALLS
+from reducer.core.open_rounds import LOOKED_AT
 from reducer.core.progress import KeyProgress
 from reducer.core.route import Holding, Route
 from reducer.errors import BadFrameError
@@ -73,6 +75,17 @@ def test_the_numbers_for_metrics_cost_no_more_for_rounds_that_are_open() -> None
         return cpu(lambda: [lane.core.snapshot() for _ in range(20)])
 
     assert scrape(4_000) < 4 * scrape(100)
+
+
+def test_a_report_looks_at_the_oldest_rounds_and_names_some() -> None:
+    lane = SimLane(budget=1 << 40, credit=1 << 30, records=1 << 24)
+    worker = join_all(lane, 2)[0]
+    (run,) = lane.core._roster.runs.values()
+    for number in range(LOOKED_AT + MAX_STALLS):
+        worker.contribute(Spec(number=number), data=bytes(32))
+    stalled = run.job.open.stalled
+    assert [r.number for r in stalled(lane.now, 0.0, MAX_STALLS)] == list(range(MAX_STALLS))
+    assert len(stalled(lane.now, 0.0, 2 * LOOKED_AT)) == LOOKED_AT
 
 
 def test_the_places_of_a_route_take_time_linear_in_its_slots() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reducer.core.credits import LEAST_FRAMES, share_of
+from reducer.core.plan import MIN_COST
 from reducer.core.quotas import SPARE_CONNECTIONS, allowed_connections
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE
@@ -122,6 +123,16 @@ def test_what_a_rank_does_not_read_and_what_it_sends_have_room_that_is_reserved(
     worker.session.send(long[:HEADER_SIZE])
     text = worker.session.closed or ""
     assert "has 0 bytes unanswered" in text and "that it has not read, and sends 65,536" in text
+
+
+def test_what_a_rank_has_unanswered_takes_of_what_it_may_leave_unread() -> None:
+    lane = SimLane(budget=1 << 30)
+    worker = join_all(lane, 2)[0]
+    slack, before = lane.core.unread_room(worker.session.number)
+    (run,) = lane.core._roster.runs.values()
+    assert before - slack == run.job.ledger.window.limit
+    worker.contribute(Spec(), data=bytes(32))
+    assert lane.core.unread_room(worker.session.number) == (slack, before - MIN_COST)
 
 
 def test_a_job_has_its_share_of_connections() -> None:

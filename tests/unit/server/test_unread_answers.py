@@ -62,5 +62,26 @@ async def flood(socket: Socket, beats: int) -> None:
     assert socket.answers == before + 1
 
 
+def test_whoever_leaves_more_unread_than_has_room_is_cut_off() -> None:
+    class Deaf(Socket):
+        is_cut_off = False
+
+        def get_write_buffer_size(self) -> int:
+            return 1 << 30
+
+        def abort(self) -> None:
+            self.is_cut_off = True
+
+    async def ask() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        deaf, connection = Deaf(), shell.connection()
+        connection.connection_made(deaf)
+        header, payload = hello(0, 1, 4_096)
+        receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
+        assert deaf.is_cut_off and shell.executor.slow_readers == 1
+
+    asyncio.run(ask())
+
+
 def test_questions_whose_answers_are_not_read_get_no_more_of_them() -> None:
     asyncio.run(flood(Socket(), 4))
