@@ -59,6 +59,14 @@ class RecordsError(QuotaError):
     """A run has filled its room for keys, rounds and texts: it ends for all of its ranks."""
 
 
+class UnstableError(QuotaError):
+    """Results that `rank` does not say it holds have filled their room: the run ends for all."""
+
+    def __init__(self, text: str, rank: int) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+
 class CorruptedError(ProtocolError):
     """A CRC does not match: bytes were changed in transit, and the connection is done for."""
 

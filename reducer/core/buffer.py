@@ -16,14 +16,16 @@ class HeldBytes:
     """Bytes of the buffers that a run holds on a lane.
 
     Each buffer is counted as it comes and goes: nobody walks them. `parked` are contributions that
-    no accumulator has yet, `summed` accumulators and results.
+    no accumulator has yet, `summed` accumulators and results. `unstable` is the cost, in credit, of
+    the chunks that are complete and not stable.
     """
 
-    __slots__ = ("parked", "summed")
+    __slots__ = ("parked", "summed", "unstable")
 
     def __init__(self) -> None:
         self.parked = 0
         self.summed = 0
+        self.unstable = 0
 
     @property
     def total(self) -> int:

@@ -18,9 +18,12 @@ from reducer.wire.messages import ChunkTable
 if TYPE_CHECKING:
     from reducer.core.round import Round
 
-# Room for the unanswered contributions of each rank, for the results that are not stable yet
-# (at most credit + grant at the slowest rank), and for done reports that lag by half a credit.
-SHARES_BESIDE_RANKS: Final = 2
+# Room for the unanswered contributions of each rank, and for the results that are not stable yet.
+# Those that a rank has not reported as done are: unanswered as it sees them (credit + grant);
+# answered while it could send nothing, or before an earlier one of their key, by a new connection
+# or a route (at most what was unanswered then); and less than half a credit, for which it makes no
+# report. (Each done report is on the stream before the contributions that it makes room for.)
+SHARES_BESIDE_RANKS: Final = 3
 # Chunks that one grant covers: two, so that the next one travels while the first is folded.
 GRANT_CHUNKS: Final = 2
 # Of each share, what keeps the records of the run (`records.py`): this part of it where memory is
@@ -54,6 +57,14 @@ class Window:
     @property
     def limit(self) -> int:
         return self.credit + self.grant
+
+    @property
+    def unstable(self) -> int:
+        """What complete chunks may cost that are not stable, while more contributions are taken.
+
+        One more fits then. Ranks that report what they hold cannot come near.
+        """
+        return SHARES_BESIDE_RANKS * self.limit - self.largest
 
     @property
     def unread(self) -> int:

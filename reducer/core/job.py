@@ -42,7 +42,7 @@ from reducer.core.seats import Seats
 from reducer.core.stream import Stream, Streams
 from reducer.core.texts import about, stall_entry, stall_text
 from reducer.core.verdicts import Verdicts
-from reducer.errors import IntegrityError, PeerLostError, ProtocolError
+from reducer.errors import IntegrityError, PeerLostError, ProtocolError, UnstableError
 from reducer.wire import messages
 from reducer.wire.codes import ALL_REDUCE, COPY, MAX_CHUNKS, RESULT, DType, ReduceOp
 from reducer.wire.header import NO_RANK, Crc, Header, pack_header
@@ -102,6 +102,7 @@ class Job:
         self.records = records = Records(title, window.room_for_records(world_size))
         records.take(RANK * world_size + SLOT * len(route.live))
         self.held = HeldBytes()
+        self._most_unstable = window.unstable
         self.streams = Streams(
             slot, lane, route, records, self.held,
             lambda moved: KeyTable(title, world_size, max_keys, moved, records),
@@ -183,7 +184,7 @@ class Job:
         """Take one admitted contribution; outputs are added to `out`, also where it raises.
 
         Raises PeerLostError (a rank that the round needs has left), IntegrityError (a duplicate
-        with other bytes) or RecordsError; the buffer is then still the caller's.
+        with other bytes), RecordsError or UnstableError; the buffer is then still the caller's.
         """
         header, buffer = event.header, event.buffer
         plan = self._plans.of(header)
@@ -199,6 +200,8 @@ class Job:
             self._drop_duplicate(buffer, out)
             stream.keys.maybe_idle(key)
             return
+        if self.held.unstable > self._most_unstable:
+            raise self._too_unstable()
         round_ = self._round(stream, key, header, plan, now)
         if not round_.void:
             self._maybe_open(round_, now, out)
@@ -504,6 +507,19 @@ class Job:
         if 2 * stream.keys.unreported >= self.ledger.window.credit:
             out += self._beat(stream)
 
+    def _too_unstable(self) -> UnstableError:
+        """The key that keeps the most chunks, and the rank that has not reported them."""
+        keys = (key for stream in self.streams for key in stream.keys)
+        key = max(keys, key=_kept)
+        rank = key.slowest()
+        number, chunk = divmod(key.stable, MAX_CHUNKS)
+        text = (
+            f"rank {rank} has reported key {key.label} as done up to round {number} chunk {chunk}, "
+            f"and {len(key.held):,} chunks of it are complete since: results that are not stable "
+            f"take {self.held.unstable:,} bytes, the limit is {self._most_unstable:,}"
+        )
+        return UnstableError(text, rank)
+
     def _forget_passed(self, key: KeyProgress, out: list[Output]) -> None:
         """Drop the chunks that every rank has by way of an earlier stream.
 
@@ -608,6 +624,10 @@ class Job:
 def _in_order(op: int, dtype: int) -> bool:
     """Law 2: sums of float16 in float64 are exact (at most 8,192 ranks), their order is free."""
     return dtype != _FREE_DTYPE or op not in _FREE_OPS
+
+
+def _kept(key: KeyProgress) -> int:
+    return len(key.held)
 
 
 def _is_here(stream: Stream, rank: int, header: Header) -> bool:

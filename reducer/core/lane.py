@@ -32,6 +32,7 @@ from reducer.errors import (
     RecordsError,
     ReductionError,
     UnavailableError,
+    UnstableError,
 )
 from reducer.wire import messages
 from reducer.wire.codes import MAX_EARLY_BYTES, ErrorCode, MessageKind
@@ -211,6 +212,8 @@ class Lane:
             return self._roster.fail(job, ErrorCode.INTEGRITY, str(error), peer.rank, "integrity")
         if isinstance(error, RecordsError):
             return self._roster.fail(job, ErrorCode.QUOTA, str(error), peer.rank, "records")
+        if isinstance(error, UnstableError):
+            return self._roster.fail(job, ErrorCode.QUOTA, str(error), error.rank, "unstable")
         return self._roster.refuse(peer, error, now)
 
     def _folded(self, event: events.Folded, now: float) -> list[Output]:

@@ -62,6 +62,10 @@ class KeyProgress:
         self.stable = position
         return True
 
+    def slowest(self) -> int:
+        """The lowest of the ranks whose done position is `stable`."""
+        return self._tree.index(self.stable, self._world_size) - self._world_size
+
     def keep(self, chunk: Chunk) -> None:
         """Hold a complete chunk until every rank has its result."""
         if self.held and self.held[-1].position > chunk.position:

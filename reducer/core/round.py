@@ -193,20 +193,25 @@ class Chunk:
             self.acc = None
         if result is not None:
             held.keep(result)
+        held.unstable += self.cost
         self.result = result
         self.result_crc = crc
 
     def release(self) -> Buffer | None:
         """Every rank has the result: give it up."""
         self.step(Step.ALL_DONE)
+        held = self.round.stream.held
+        held.unstable -= self.cost
         result, self.result = self.result, None
         if result is not None:
-            self.round.stream.held.release(result)
+            held.release(result)
         return result
 
     def drop(self) -> list[Buffer]:
         """Give up everything that it holds."""
         held = self.round.stream.held
+        if self.phase is Phase.COMPLETE:
+            held.unstable -= self.cost
         freed = list(self.parts.values())
         held.unpark(len(freed) * self.part_bytes)
         self.parts.clear()

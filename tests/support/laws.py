@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from reducer.core.credits import SHARES_BESIDE_RANKS
+from reducer.core.round import Phase
 from reducer.wire.keys import position
 from tests.support.simcluster import SimCluster
 
@@ -24,6 +26,8 @@ def counts_what_it_holds(job: Any) -> None:
     walked = (parked, parked + sum(len(buffer.view) for buffer in made))
     counted = (job.held.parked, job.held.total)
     assert counted == walked, f"I7: {counted} bytes are counted as parked and held, not {walked}"
+    unstable = sum(c.cost for c in chunks if c.phase == Phase.COMPLETE)
+    assert job.held.unstable == unstable, f"I7: {job.held.unstable} unstable, not {unstable}"
 
 
 class Laws:
@@ -57,7 +61,7 @@ class Laws:
 
     def _stays_within_its_room(self, place: object, lane: Any, job: Any) -> None:
         window = job.ledger.window
-        room = (self._world_size + 2) * (window.credit + window.grant)
+        room = (self._world_size + SHARES_BESIDE_RANKS) * (window.credit + window.grant)
         held = sum(len(buffer.view) for buffer in lane.held)
         assert held <= room, f"I7: lane {place} holds {held} bytes, its job has {room}"
 

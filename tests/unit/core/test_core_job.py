@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reducer.core.buffer import HeldBytes
-from reducer.core.credits import LEAST_RECORDS, share_of
+from reducer.core.credits import LEAST_RECORDS, SHARES_BESIDE_RANKS, share_of
 from reducer.core.events import Send
 from reducer.core.keytable import KeyTable
 from reducer.core.records import ROUND, Records
@@ -234,7 +234,7 @@ def test_the_verdict_waits_for_every_rank() -> None:
 
 
 def test_an_abandoned_round_restores_the_credit_of_what_was_sent() -> None:
-    lane = SimLane(credit=4_096, budget=4 * share_of(3 * 4_096))
+    lane = SimLane(credit=4_096, budget=(2 + SHARES_BESIDE_RANKS) * share_of(3 * 4_096))
     workers = join_all(lane, 2)
     for number in range(50):
         for rank, worker in enumerate(workers):
@@ -255,11 +255,12 @@ def test_descriptions_leave_a_bounded_number_of_records() -> None:
     """They fill half of the room for records; the others are dropped, and the job goes on."""
     lane = SimLane(records=LEAST_RECORDS)
     workers = join_all(lane, 2)
-    kept = 4 * LEAST_RECORDS // 2 // ROUND
+    room = (2 + SHARES_BESIDE_RANKS) * LEAST_RECORDS
+    kept = room // 2 // ROUND
     for number in range(10 * kept):
         describe(workers[0], Spec(number=number))
     numbers = lane.core.snapshot()["jobs"]["job"]
-    assert numbers["record_bytes"] <= 2 * LEAST_RECORDS
+    assert numbers["record_bytes"] <= room // 2
     for number in (3, kept + 5):  # kept, and not
         describe(workers[1], Spec(number=number, count=9))
     (refused,) = workers[0].read(MessageKind.REFUSED)

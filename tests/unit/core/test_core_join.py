@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from reducer.core import events
-from reducer.core.credits import share_of
+from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
 from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE, Header
@@ -246,7 +246,7 @@ def test_the_memory_of_a_job_is_reserved_at_join_and_given_back() -> None:
 
 
 def test_a_small_budget_shrinks_the_credit_to_one_chunk() -> None:
-    lane = SimLane(budget=4 * share_of(2 * 4_096))
+    lane = SimLane(budget=(2 + SHARES_BESIDE_RANKS) * share_of(2 * 4_096))
     told = welcome(join_all(lane, 2)[0])
     assert (told.credit, told.grant) == (4_096, 4_096)
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from reducer.core.credits import share_of
+from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
 from reducer.wire.codes import DType, ErrorCode, ReduceOp
 from tests.support import oracle
 from tests.support.laws import counts_what_it_holds
@@ -53,7 +53,7 @@ class JobMachine(RuleBasedStateMachine):
             ((0, 4_096),),
             seed,
             credit=credit,
-            budget=(world + 2) * share_of(3 * 16_384),
+            budget=(world + SHARES_BESIDE_RANKS) * share_of(3 * 16_384),
         )
         self.cluster.join()
         self.random = np.random.default_rng(seed)

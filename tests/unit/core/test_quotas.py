@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reducer.core.credits import LEAST_FRAMES, share_of
+from reducer.core.credits import LEAST_FRAMES, SHARES_BESIDE_RANKS, share_of
 from reducer.core.plan import MIN_COST
 from reducer.core.quotas import SPARE_CONNECTIONS, allowed_connections
 from reducer.wire.codes import ErrorCode, MessageKind
@@ -48,15 +48,16 @@ def test_runs_that_everybody_has_left_take_no_share() -> None:
 def test_a_job_has_its_share_of_memory() -> None:
     lane = SimLane(budget=80 * SHARE, credit=CREDIT, job_budget=40 * SHARE)
     join_all(lane, 4, job="a", run_id="one")
+    needed = (67 + SHARES_BESIDE_RANKS) * share_of(2 * 4_096)
     for text in map(refused_for, join_all(lane, 67, job="a", run_id="two")):
-        assert f"job 'a' needs {69 * share_of(2 * 4_096):,} bytes on each lane (67 workers" in text
-        left, all_ = 34 * SHARE, 40 * SHARE
+        assert f"job 'a' needs {needed:,} bytes on each lane (67 workers" in text
+        left, all_ = (36 - SHARES_BESIDE_RANKS) * SHARE, 40 * SHARE
         assert f"{left:,} of the {all_:,} that one job may have are left: raise --job-mem" in text
     assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, 4, job="b"))
 
 
 def test_a_share_of_memory_is_given_back() -> None:
-    lane = SimLane(budget=20 * SHARE, credit=CREDIT, job_budget=6 * SHARE)
+    lane = SimLane(budget=20 * SHARE, credit=CREDIT, job_budget=(4 + SHARES_BESIDE_RANKS) * SHARE)
     for number in range(3):
         workers = join_all(lane, 4, run_id=f"run-{number}")
         assert all(worker.read(MessageKind.WELCOME) for worker in workers), number
@@ -104,7 +105,7 @@ def test_a_run_that_wants_all_memory_leaves_room_for_those_that_come_after_it() 
 
 
 def test_the_least_that_a_run_can_work_with_may_be_all_that_is_free() -> None:
-    budget = 6 * share_of(2 * 4_096)
+    budget = (4 + SHARES_BESIDE_RANKS) * share_of(2 * 4_096)
     lane = SimLane(budget=budget, credit=CREDIT)
     join_all(lane, 4, job="a")
     text = refused_for(Scripted(lane, 0, 1, job="b"))
@@ -113,7 +114,7 @@ def test_the_least_that_a_run_can_work_with_may_be_all_that_is_free() -> None:
 
 def test_what_a_rank_does_not_read_and_what_it_sends_have_room_that_is_reserved() -> None:
     """A frame whose end does not come took 64 KiB of nobody's room for each rank."""
-    lane = SimLane(budget=3 * share_of(2 * 4_096), credit=CREDIT)
+    lane = SimLane(budget=(1 + SHARES_BESIDE_RANKS) * share_of(2 * 4_096), credit=CREDIT)
     worker = join_all(lane, 1)[0]
     assert lane.core.snapshot()["reserved_bytes"] > 3 * LEAST_FRAMES
     long = heartbeat(*[(key, 1) for key in range(4_096)])

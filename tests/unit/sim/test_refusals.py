@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from reducer.core.credits import share_of
+from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
 from reducer.wire.codes import DType, ErrorCode
 from tests.support import oracle
 from tests.support.counts import draws
@@ -37,7 +37,7 @@ def storm(seed: int) -> None:
         ((0, 4_096),),
         seed,
         credit=rng.choice((4_096, 16_384)),
-        budget=(world + 2) * share_of(3 * 16_384),
+        budget=(world + SHARES_BESIDE_RANKS) * share_of(3 * 16_384),
     )
     cluster.join()
     lengths = {key: rng.randrange(1, 6) for key in KEYS}
