@@ -107,6 +107,11 @@ class Connection:
         except Exception as bug:  # mypyc: another type than `error` needs a name of its own
             self._shell.failed(self, bug)
 
+    @property
+    def has_chunks(self) -> bool:
+        """Whether a contribution has come: its run is complete, and has reserved memory."""
+        return self._decoder.has_chunks
+
     def spend(self, seconds: float) -> None:
         """The lane has worked for the connection for so long."""
         turn = self.turn

@@ -21,8 +21,9 @@ from reducer.server.tls_link import TlsLink
 
 # What a newcomer may send; a ClientHello and a chain of three certificates need 6 KiB.
 RECEIVED_BYTES = 16_384
-# Between get_buffer and buffer_updated nothing else runs: one buffer serves every newcomer.
-_RECEIVED = memoryview(bytearray(RECEIVED_BYTES))
+# Between get_buffer and buffer_updated nothing else runs: one buffer serves every newcomer. It is
+# small, as TLS's memory grows with what it is given at once, and stays as large.
+_RECEIVED = memoryview(bytearray(4_096))
 _URI = re.compile(r"reducer://job/([^/?#]+)(?:/rank/(\d{1,5}))?")
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 

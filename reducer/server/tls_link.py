@@ -17,6 +17,8 @@ from reducer.server.protocol import Connection
 # Between get_buffer and buffer_updated nothing else runs: one buffer serves every connection. What
 # is read and may not be delivered yet stays encrypted, so much at most.
 _RECEIVED = memoryview(bytearray(64 << 10))
+# Until a chunk has come. TLS's memory grows with what it is given at once, and stays as large.
+_FIRST_RECEIVED = _RECEIVED[: 4 << 10]
 
 
 class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
@@ -51,7 +53,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
     # --- the protocol of the socket ---
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return _RECEIVED
+        return _RECEIVED if self._connection.has_chunks else _FIRST_RECEIVED
 
     def buffer_updated(self, nbytes: int) -> None:
         if not self._connection.is_closing():

@@ -65,6 +65,11 @@ class Decoder:
         """Whether the stream ended here would cut a frame."""
         return self._filled > 0 or self._header is not None
 
+    @property
+    def has_chunks(self) -> bool:
+        """Whether a chunk has come."""
+        return self._room == SCRATCH_BYTES
+
     def get_buffer(self) -> memoryview:
         if self._header is not None:
             return self._view[self._have : self._header.length + HEADER_SIZE]

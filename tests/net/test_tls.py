@@ -210,8 +210,13 @@ def test_what_a_stranger_makes_us_hold(certs: Files) -> None:
         for _ in range(count):
             newcomer = gate.newcomer(PREFACE)
             newcomer._transport = Connected()
-            newcomer.get_buffer(len(said))[: len(said)] = said
-            newcomer.buffer_updated(len(said))
+            rest = said
+            while rest:
+                room = newcomer.get_buffer(len(rest))
+                size = min(len(room), len(rest))
+                room[:size] = rest[:size]
+                newcomer.buffer_updated(size)
+                rest = rest[size:]
             made.append(newcomer)
         return made
 

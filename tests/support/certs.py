@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import trustme
@@ -98,3 +99,16 @@ class Authority:
 
 def _alternatives(uris: Sequence[str]) -> x509.SubjectAlternativeName:
     return x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri) for uri in uris])
+
+
+def shake_hands(files: Files) -> tuple[ssl.SSLObject, ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+    """The ends of a worker and of a lane, and what is on its way to each of them."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.cert, files.key)
+    to_worker, to_lane = ssl.MemoryBIO(), ssl.MemoryBIO()
+    worker = files.context().wrap_bio(to_worker, to_lane, server_hostname="localhost")
+    lane = context.wrap_bio(to_lane, to_worker, server_side=True)
+    for end in (worker, lane, worker, lane):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    return worker, lane, to_worker, to_lane

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from reducer.server.buffers import BufferPool
@@ -16,7 +14,7 @@ from reducer.server.tls_link import TlsLink
 from reducer.server.turns import MOST_TURNS, SECONDS, Turns
 from reducer.wire.header import pack_header
 from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
-from tests.support.certs import Authority, Files
+from tests.support.certs import Authority, shake_hands
 from tests.support.frames import heartbeat
 
 CHUNK = 64 << 10
@@ -98,19 +96,6 @@ def test_a_job_whose_run_still_forms_waits_too() -> None:
         return calm.reads
 
     assert asyncio.run(turn())
-
-
-def shake_hands(files: Files) -> tuple[ssl.SSLObject, ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
-    """The ends of a worker and of a lane, and what is on its way to each of them."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(files.cert, files.key)
-    to_worker, to_lane = ssl.MemoryBIO(), ssl.MemoryBIO()
-    worker = files.context().wrap_bio(to_worker, to_lane, server_hostname="localhost")
-    lane = context.wrap_bio(to_lane, to_worker, server_side=True)
-    for end in (worker, lane, worker, lane):
-        with suppress(ssl.SSLWantReadError):
-            end.do_handshake()
-    return worker, lane, to_worker, to_lane
 
 
 def test_tls_keeps_what_it_has_read_until_the_next_turn(tmp_path: Path) -> None:
