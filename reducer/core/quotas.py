@@ -17,8 +17,8 @@ SPARE_CONNECTIONS: Final = 64
 # One job may hold 1/n of a lane's descriptors.
 PART_OF_DESCRIPTORS: Final = 2
 # A connection whose run forms takes memory that no budget holds. One job may have so many, and one
-# for so many bytes of its memory; a complete run reserves more for each worker. In mode tls it takes
-# 36 KB, and 63 KB with a frame and a record of TLS whose ends have not come.
+# for so many bytes of its memory; a complete run reserves more for each worker. It is what one may
+# take in mode tls, with a frame and a record of TLS whose ends have not come; idle it takes 36 KB.
 FREE_CONNECTIONS: Final = 1_024
 BYTES_PER_CONNECTION: Final = 65_536
 

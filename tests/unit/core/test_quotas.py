@@ -178,7 +178,7 @@ def test_a_world_for_which_a_lane_has_no_descriptors_is_refused_at_once() -> Non
 
 def test_a_world_for_which_a_lane_has_no_memory_is_refused_at_once() -> None:
     text = refused_for(Scripted(SimLane(budget=64 << 20), 1, 8_192, job="a"))
-    assert "with 67,108,864 bytes of memory a lane takes 2,048 of one job: raise --memory" in text
+    assert "with 67,108,864 bytes of memory a lane takes 1,024 of one job: raise --memory" in text
 
 
 def test_runs_that_form_leave_descriptors_to_other_jobs() -> None:
