@@ -120,6 +120,12 @@ class Lost(NamedTuple):
     reason: str
 
 
+class CatchUp(NamedTuple):
+    """It is the session's turn, and its run is `behind`: tell the next part of what was missed."""
+
+    session: int
+
+
 class Tick(NamedTuple):
     """Time has passed."""
 
@@ -137,7 +143,10 @@ class Shutdown(NamedTuple):
 
 
 Effect = Folded | Reduced | Failed
-Event = Opened | ControlReceived | Contributed | Effect | Broken | Lost | Tick | Drain | Shutdown
+Event = (
+    Opened | ControlReceived | Contributed | Effect | Broken | Lost | CatchUp | Tick | Drain
+    | Shutdown
+)  # fmt: skip
 
 
 # --- outputs, to be carried out in their order ------------------------------------------------

@@ -31,6 +31,7 @@ from reducer.core.events import (
 from reducer.core.grants import Grants
 from reducer.core.keytable import KeyTable
 from reducer.core.lateness import Lateness
+from reducer.core.missed import Missed
 from reducer.core.open_rounds import OpenRounds
 from reducer.core.plan import Plan
 from reducer.core.progress import KeyProgress
@@ -125,6 +126,7 @@ class Job:
         self._verdicts = Verdicts(
             title, world_size, self.ledger, self.open, self.seats, self._grants
         )
+        self.missed = Missed(self.seats, self._verdicts)
         self._crc = crc
         self._acc_itemsize = acc_itemsize
         self._traced = traced
@@ -557,17 +559,19 @@ class Job:
 
     # --- a rank that is back ----------------------------------------------------------------------
 
-    def rejoined(self, rank: int, now: float) -> list[Output]:
-        """What a rank may have missed with its old connection, after the WELCOME on its new one."""
-        session = self.seats.sessions[rank]
-        assert session is not None
+    def rejoined(self, rank: int) -> list[Output]:
+        """After the WELCOME on its new connection the rank may have missed something."""
         out: list[Output] = []
         for stream in self.streams:
-            out += self.seats.heartbeats(stream, stream.keys.all_payloads(now), [session])
             for round_ in stream.rounds():
-                self._verdicts.again(round_, rank, out)
+                self._verdicts.settle(round_, rank)
+        self.missed.add(rank)
         self._grants.again(rank, out)
         return out
+
+    def tell_missed(self, now: float) -> list[Output]:
+        """The next part of what the ranks that are back have missed."""
+        return self.missed.tell(self.streams, now)
 
     # --- reports --------------------------------------------------------------------------------
 

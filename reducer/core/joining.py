@@ -206,7 +206,7 @@ class Joining:
             out.append(self._roster.send(job.number, goaway, (peer.id,)))
         text = f"{peer} is back on a new connection"
         out.append(Log(job.number, logging.DEBUG, text, peer.about()))
-        return out + job.rejoined(peer.rank, now)
+        return out + job.rejoined(peer.rank)
 
     def _replace(self, session: int | None, now: float) -> list[Output]:
         """End the connection that the rank had before, if any, and what waits for it there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from reducer.core.buffer import Buffer
 from reducer.core.progress import KeyProgress
@@ -13,6 +13,9 @@ from reducer.core.records import KEY, KEY_RANK, Records, text_bytes
 from reducer.errors import ProtocolError, RecordsError
 from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES
 from reducer.wire.keys import key_id
+
+if TYPE_CHECKING:
+    from reducer.core.round import Round
 
 _ENTRY: Final = struct.Struct("<QQ")
 
@@ -126,11 +129,16 @@ class KeyTable:
         self.unreported = 0
         return payloads
 
-    def all_payloads(self, now: float) -> list[bytes]:
-        """The stable positions of all keys, for a rank that may have missed any of them."""
-        for key in self._keys.values():
+    def payloads(self, keys: list[KeyProgress], now: float) -> list[bytes]:
+        """The stable positions of some keys, for a rank that may have missed them."""
+        for key in keys:
             key.touched_at = now
-        return _payloads(key for key in self._keys.values() if key.stable)
+        return _payloads(key for key in keys if key.stable)
+
+    def holds(self, round_: Round) -> bool:
+        """Whether the round is not over."""
+        key = self._keys.get(round_.key)
+        return key is not None and key.rounds.get(round_.number) is round_
 
     def maybe_idle(self, key: KeyProgress) -> None:
         if not key.rounds and not key.idles:

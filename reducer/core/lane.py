@@ -69,6 +69,7 @@ class Lane:
             events.Opened: self._opened,
             events.Lost: self._lost,
             events.Broken: self._broken,
+            events.CatchUp: self._catch_up,
             events.Tick: self._tick,
             events.Drain: self._drain,
             events.Shutdown: self._shutdown,
@@ -127,6 +128,11 @@ class Lane:
             )
         if unread + header.length > peer.job.ledger.unread_room(peer.rank):
             raise peer.job.ledger.too_slow(peer.rank, header.length, unread)
+
+    def behind(self, session: int) -> bool:
+        """Whether ranks of the session's run wait to be told what they have missed (CatchUp)."""
+        peer = self._roster.sessions.get(session)
+        return peer is not None and peer.job is not None and bool(peer.job.missed)
 
     def heard(self, session: int, now: float) -> None:
         """Bytes have come, whole frames or not: the peer is not silent."""
@@ -308,6 +314,11 @@ class Lane:
     ) -> None:
         hello = messages.decode(messages.Hello, event.payload or b"")
         out += self._joining.hello(peer, hello, now)
+
+    def _catch_up(self, event: events.CatchUp, now: float) -> list[Output]:
+        if not self.behind(event.session):
+            return []
+        return self._job_of(self._roster.sessions[event.session]).tell_missed(now)
 
     def _route(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]

@@ -92,10 +92,13 @@ class Verdicts:
             self._open.judged(round_)
             out.append(self._refuse(round_, spoken.difference(round_.abandoned)))
 
-    def again(self, round_: Round, rank: int, out: list[Output]) -> None:
-        """The rank may have missed the verdict; what it has sent of the round it sends again."""
+    def settle(self, round_: Round, rank: int) -> None:
+        """What the rank has sent of the round it sends again."""
         self._ledger.settle(rank, round_.owed.pop(rank, 0))
-        if round_.refused is not None and rank not in round_.abandoned:
+
+    def again(self, round_: Round, rank: int, out: list[Output]) -> None:
+        """The rank may have missed the verdict."""
+        if round_.stream.keys.holds(round_) and rank not in round_.abandoned:
             out.append(self._refuse(round_, (rank,)))
 
     def forget(self, round_: Round) -> None:

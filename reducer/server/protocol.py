@@ -71,7 +71,10 @@ class Connection:
         self._closing = ""
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
+        self._is_behind = False
+        self._soon: asyncio.Handle | None = None  # of `go_on`
         self._held = False
+        self._is_read = False  # bytes that may be frames wait for the next turn
         self._thrown_away = 0
         self._sent_mark = 0
         self._sent_at = 0.0
@@ -92,15 +95,30 @@ class Connection:
             self._throw_away(nbytes)
             return
         self.bytes_in += nbytes
+        self._decoder.received(nbytes)
+        if self.turn.spent < SECONDS:
+            self._take_frames()
+        else:  # it was read before it could be held
+            self._is_read = True
+            self._shell.turns.wait(self.turn, self)
+
+    def _take_frames(self) -> None:
+        """Until there is none, or the turn is over."""
+        turn = self.turn
         started = now = clock()
+        self._is_read = False
         try:
-            self._decoder.received(nbytes)
             while not self._closing and (frame := self._decoder.next_frame()) is not None:
                 buffer = None
                 if frame.payload is not None and frame.header.kind == CONTRIBUTION:
                     buffer = self._placed.popleft()
                 self._shell.frame(self, frame, buffer, now)
                 now = clock()
+                if now - started >= SECONDS:
+                    self._is_read = True
+                    break
+            if self.turn is not turn:  # a HELLO takes of both
+                self._shell.turns.charge(turn, now - started)
             self.spend(now - started)
         except PEER_ERRORS as error:
             self._shell.broken(self, error)
@@ -117,7 +135,7 @@ class Connection:
         turn = self.turn
         turn.spent += seconds
         if turn.spent >= SECONDS:
-            self._shell.turns.end(turn, self)
+            self._shell.turns.wait(turn, self)
 
     def _throw_away(self, nbytes: int) -> None:
         self._thrown_away += nbytes
@@ -137,19 +155,48 @@ class Connection:
         self.turn = self._shell.turns.enter(job)
 
     def hold(self) -> None:
-        """Read nothing until `let_go`."""
+        """Read nothing, and do nothing for it, until `let_go`."""
         transport = self._transport
         if transport is not None and not self._closing and not transport.is_closing():
             self._held = True
             transport.pause_reading()
 
     def let_go(self) -> None:
-        if self._held and self._transport is not None:
-            self._held = False
-            try:
-                self._read_on(self._transport)
-            except Exception as error:
-                self._shell.failed(self, error)
+        if not self._held or self._transport is None:
+            return
+        self._held = False
+        try:
+            self.go_on()
+            self._read_on(self._transport)
+        except Exception as error:
+            self._shell.failed(self, error)
+
+    def go_on(self) -> None:
+        """Do what another turn has left to be done."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if self._held or self._closing:
+            return
+        if self._is_behind:
+            self._is_behind = False
+            started = clock()
+            self._shell.catch_up(self)
+            self.spend(clock() - started)
+        if self._is_read and not self._held:
+            self._take_frames()
+
+    def go_on_soon(self) -> None:
+        """Its run has ranks that are back and have missed something."""
+        self._is_behind = True
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._go_on_now)
+
+    def _go_on_now(self) -> None:
+        try:
+            self.go_on()
+        except Exception as error:
+            self._shell.failed(self, error)
 
     def eof_received(self) -> bool:
         return False
@@ -163,8 +210,14 @@ class Connection:
     def connection_lost(self, exc: Exception | None) -> None:
         if self._linger:
             self._linger.cancel()
-        reason = self._closing or (str(exc) if exc else "the worker closed the connection")
-        self._shell.lost(self, reason)
+        if self._is_read and not self._closing:
+            self._take_frames()
+        self._closing = self._closing or str(exc or "the worker closed the connection")
+        self._shell.lost(self, self._closing)
+        self._release_placed()
+
+    def _release_placed(self) -> None:
+        """Nothing more is read into the buffers of contributions whose end has not come."""
         while self._placed:
             self._shell.release(self._placed.popleft())
 
@@ -240,6 +293,7 @@ class Connection:
             return
         self.flush()
         self._closing = reason
+        self._release_placed()
         self._shell.turns.release(self.turn, self)  # else its end would not be noticed
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -270,6 +324,7 @@ class Connection:
         self._waiting.clear()
         self._waiting_bytes = 0
         self._closing = self._closing or reason
+        self._release_placed()
         self._transport.abort()
         return True
 

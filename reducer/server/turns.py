@@ -19,7 +19,7 @@ MOST_AT_ONCE: Final = 64  # connections that go on together
 
 
 class Pausable(Protocol):
-    """A connection that can be left unread for a while."""
+    """A connection that can be left alone for a while."""
 
     def hold(self) -> None: ...
 
@@ -49,11 +49,10 @@ class Turn:
         else:
             self.at_once = max(1, self.at_once // 2)
         self.spent = max(0.0, min(self.spent, MOST_TURNS * SECONDS) - SECONDS)
-        if self.is_over:
-            return
         for connection in list(self.waiting)[: self.at_once]:
-            del self.waiting[connection]
-            connection.let_go()
+            if not self.is_over:
+                del self.waiting[connection]
+                connection.let_go()
 
 
 class Turns:
@@ -85,15 +84,24 @@ class Turns:
         turn.waiting.pop(connection, None)
         connection.let_go()
 
-    def end(self, turn: Turn, connection: Pausable) -> None:
-        """The turn is over, and the connection was the last that had some of it."""
+    def charge(self, turn: Turn, seconds: float) -> None:
+        """The lane has worked for the job for so long."""
+        turn.spent += seconds
+        if turn.is_over:
+            self._is_over(turn)
+
+    def wait(self, turn: Turn, connection: Pausable) -> None:
+        """The turn is over: leave the connection alone until another one comes to it."""
+        self._is_over(turn)
+        if connection not in turn.waiting:
+            turn.waiting[connection] = None
+            connection.hold()
+
+    def _is_over(self, turn: Turn) -> None:
         if turn not in self._over:
             self.count += 1
             self._over[turn] = None
             self.go_on()
-        if connection not in turn.waiting:
-            turn.waiting[connection] = None
-            connection.hold()
 
     def go_on(self) -> None:
         """Let the loop come to the next turns; the tick asks too, should this have failed."""

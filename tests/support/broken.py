@@ -85,7 +85,7 @@ def redelivery() -> None:
 def telling_again() -> None:
     from reducer.core.job import Job
 
-    Job.rejoined = lambda self, rank, now: []  # type: ignore[method-assign]
+    Job.rejoined = lambda self, rank: []  # type: ignore[method-assign]
 
 
 def moving() -> None:

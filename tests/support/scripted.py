@@ -75,8 +75,8 @@ class Scripted:
     def announce(self, name: str, id_: int | None = None) -> None:
         self.session.send(control(messages.Key(name), key=key_id(name) if id_ is None else id_))
 
-    def abandon(self, spec: Spec) -> None:
-        cause = messages.Abandon(int(ErrorCode.MISMATCH), "the ranks disagree")
+    def abandon(self, spec: Spec, why: str = "the ranks disagree") -> None:
+        cause = messages.Abandon(int(ErrorCode.MISMATCH), why)
         self.session.send(control(cause, key=key_id(spec.key), round=spec.number))
 
     def report(self, key: str, position: int) -> None:

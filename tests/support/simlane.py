@@ -88,6 +88,8 @@ class SimSession:
             self.lane.feed(events.Contributed(self.number, frame.header, buffer))
         else:
             self.lane.feed(events.ControlReceived(self.number, frame.header, frame.payload))
+            while self.lane.core.behind(self.number):
+                self.lane.feed(events.CatchUp(self.number))
 
     def read(self) -> list[Frame]:
         """The frames that the lane has sent since the last call."""

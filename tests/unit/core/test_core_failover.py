@@ -139,6 +139,55 @@ def test_who_is_back_is_told_what_is_stable_and_who_is_absent() -> None:
     assert kinds == [MessageKind.WELCOME, MessageKind.ABSENT, MessageKind.HEARTBEAT]
 
 
+def test_what_was_missed_is_told_in_parts_that_others_can_wait_for() -> None:
+    """One HELLO took a lane for as long as its job had made keys and verdicts: seconds."""
+    lane = SimLane(records=8 << 20, budget=1 << 40)
+    workers = join_all(lane, 2)
+    for worker in workers:
+        for number in range(4_200):
+            worker.announce(f"key-{number}")
+            worker.report(f"key-{number}", 7)
+    for number in range(20):
+        workers[0].contribute(Spec(number=number), data=bytes(32))
+        workers[0].abandon(Spec(number=number), "x" * 15_000)
+    (run,) = lane.core._roster.runs.values()
+    for rank in range(2):
+        run.job.missed.add(rank)
+    run.job.tell_missed(lane.now)
+    workers[0].session.lose()  # with parts left to tell
+    run.job.tell_missed(lane.now)
+    assert list(run.job.missed._ranks) == [1]
+    run.job.tell_missed(lane.now)  # and now it, which comes again before its end
+    sizes, feed = [], lane.feed
+
+    def measure(event: events.Event) -> None:
+        before = len(lane.sessions[lane._opened].outbox)
+        feed(event)
+        sizes.append(len(lane.sessions[lane._opened].outbox) - before)
+
+    lane.feed = measure  # type: ignore[method-assign]
+    back = again(workers[1])
+    assert len(sizes) > 5 and max(sizes) < 70_000
+    assert len(back.read(MessageKind.REFUSED)) == 20
+    told = b"".join(found.payload or b"" for found in back.read(MessageKind.HEARTBEAT))
+    assert len(told) == 16 * 4_200
+    assert not run.job.missed
+
+
+def test_a_verdict_on_a_round_that_is_over_meanwhile_is_not_told_again() -> None:
+    lane, workers = survivors()
+    workers[0].session.send(control(MOVED))
+    key = key_id(spec_of_home(0).key)
+    cause = control(messages.Abandon(int(ErrorCode.TIMEOUT), "no more"), key=key, route=1)
+    workers[0].session.send(cause)
+    (run,) = lane.core._roster.runs.values()
+    run.job.missed.add(1)
+    run.job.missed._begin(run.job.streams)
+    workers[0].session.send(control(BACK))  # the stream goes elsewhere
+    assert not run.job.missed
+    assert not workers[1].read(MessageKind.REFUSED)
+
+
 def test_a_verdict_that_was_lost_is_told_again_until_it_is_abandoned() -> None:
     lane = SimLane()
     workers = join_all(lane, 2)

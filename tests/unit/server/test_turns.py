@@ -12,8 +12,17 @@ from reducer.server.protocol import THROW_AWAY_AT_ONCE, THROW_AWAY_LATER
 from reducer.server.shell import LaneShell
 from reducer.server.tls_link import TlsLink
 from reducer.server.turns import MOST_TURNS, SECONDS, Turns
-from reducer.wire.header import pack_header
-from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
+from reducer.wire.codes import MessageKind
+from reducer.wire.header import Header, pack_header
+from tests.support.bare_lane import (
+    BUDGET,
+    KERNELS,
+    Sink,
+    bare_lane,
+    contribution,
+    hello,
+    receive,
+)
 from tests.support.certs import Authority, shake_hands
 from tests.support.frames import heartbeat
 
@@ -41,6 +50,9 @@ class Held(Socket):
 
     def can_write_eof(self) -> bool:
         return False
+
+    def abort(self) -> None:
+        self.reads = False
 
     def get_extra_info(self, name: str, default: object = None) -> object:
         return self.socket
@@ -86,6 +98,52 @@ def test_a_job_that_has_had_its_turn_lets_the_others_go_first() -> None:
         assert shell.turns.count == 1
 
     asyncio.run(turn())
+
+
+def test_a_frame_whose_end_comes_too_late_waits_for_the_next_turn() -> None:
+    """Hundreds of them, each short of a byte, were all worked on in one turn of the loop."""
+
+    async def turn() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        late = Held(shell, "job", 0, 1)
+        await until(lambda: late.reads)
+        question = pack_header(Header(MessageKind.STATS), KERNELS.crc32c)
+        receive(late.connection, memoryview(question)[:-1])
+        shell.turns.charge(late.connection.turn, 2 * SECONDS)
+        late.connection.get_buffer(-1)[0] = question[-1]
+        before = late.taken
+        late.connection.buffer_updated(1)
+        shell._flush()
+        assert late.taken == before and not late.reads
+        await until(lambda: late.taken > before and late.reads)
+
+    asyncio.run(turn())
+
+
+def test_who_joins_takes_of_the_turn_of_those_that_do() -> None:
+    async def turn() -> float:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        newcomer = shell.connection()
+        Held(shell, "job", 0, 2)
+        return newcomer.turn.spent
+
+    assert asyncio.run(turn()) > 0
+
+
+def test_a_connection_that_has_ended_keeps_no_buffer_for_what_it_began_to_send() -> None:
+    """A rank that came back 200 times at once had 200 of them until the loop had closed all."""
+
+    async def turn() -> int:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        pool = shell._pool
+        held = Held(shell, "job", 0, 1)
+        header = contribution(0, 0, 0, 1, bytes(CHUNK))
+        receive(held.connection, memoryview(pack_header(header, KERNELS.crc32c) + b"x"))
+        assert pool.out == 1
+        held.connection.abort("another has come")
+        return pool.out
+
+    assert asyncio.run(turn()) == 0
 
 
 def test_a_job_whose_run_still_forms_waits_too() -> None:
@@ -137,9 +195,9 @@ def test_of_many_connections_few_go_on_at_a_time_and_more_if_they_leave_some_of_
     async def turn() -> list[int]:
         turns, lines = Turns(), [Line() for _ in range(40)]
         job = turns.enter("job")
-        job.spent = SECONDS
+        turns.charge(job, SECONDS)
         for line in lines:
-            turns.end(job, line)
+            turns.wait(job, line)
         reading = []
         for _ in range(6):
             await asyncio.sleep(0)
@@ -153,8 +211,8 @@ def test_a_long_turn_costs_the_next_ones_up_to_a_number() -> None:
     async def turn(spent: float) -> int:
         turns, line = Turns(), Line()
         job = turns.enter("job")
-        job.spent = spent
-        turns.end(job, line)
+        turns.charge(job, spent)
+        turns.wait(job, line)
         for count in range(1_000):
             if line.reads:
                 return count
@@ -169,8 +227,8 @@ def test_a_job_that_connects_anew_has_what_it_took_before_and_is_forgotten_later
     async def turn() -> None:
         turns, first, second = Turns(), Line(), Line()
         job = turns.enter("job")
-        job.spent = 5 * SECONDS
-        turns.end(job, first)
+        turns.charge(job, 5 * SECONDS)
+        turns.wait(job, first)
         turns.leave(job, first)
         assert first.reads
         assert turns.enter("job") is job and job.is_over
@@ -190,10 +248,10 @@ def test_a_job_that_comes_anew_owes_nothing_to_the_turn_of_its_forgotten_one() -
         forgotten = turns.enter("job")
         turns.leave(forgotten, line)
         job = turns.enter("job")
-        forgotten.spent = MOST_TURNS * SECONDS
-        turns.end(forgotten, line)
-        job.spent = SECONDS
-        turns.end(job, line)
+        turns.charge(forgotten, MOST_TURNS * SECONDS)
+        turns.wait(forgotten, line)
+        turns.charge(job, SECONDS)
+        turns.wait(job, line)
         for _ in range(2 * MOST_TURNS):
             await asyncio.sleep(0)
         return line.reads and turns.enter("job") is job
