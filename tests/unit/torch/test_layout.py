@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,11 +12,26 @@ import pytest
 pytest.importorskip("torch")
 
 from reducer_client.config import find_local_ranks
-from reducer_client.torch.layout import Layout, Place, refuse, unpack
+from reducer_client.torch.layout import Layout, Place, _this_machine, refuse, unpack
 
+ASK = """
+import sys
+from reducer_client.torch.layout import _this_machine
+sys.stdout.buffer.write(_this_machine())
+"""
 A, B = b"a" * 16, b"b" * 16
 # Two hosts of two ranks.
 GOOD = [Place(2, rank % 2, None, False, (A, B)[rank // 2]) for rank in range(4)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
+def test_two_containers_of_one_machine_are_two_hosts() -> None:
+    """They do not share a loopback."""
+    other = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", ASK], check=True, capture_output=True
+    )
+    assert len(other.stdout) == 16
+    assert other.stdout != _this_machine()
 
 
 def test_hosts_of_equally_many_neighbouring_ranks_have_a_hierarchy() -> None:
