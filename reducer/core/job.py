@@ -37,7 +37,7 @@ from reducer.core.plan import Plan
 from reducer.core.progress import KeyProgress
 from reducer.core.ranking import most
 from reducer.core.records import LIST_PLACE, MARK, RANK, ROUND, SLOT, Records
-from reducer.core.round import ABSENT, Chunk, Phase, Round, Step, Wait, descriptor_of
+from reducer.core.round import Chunk, Phase, Round, Step, Wait, descriptor_of
 from reducer.core.route import Route
 from reducer.core.seats import Seats
 from reducer.core.stream import Stream, Streams
@@ -149,11 +149,12 @@ class Job:
         out: list[Output] = []
         pairs = zip(self.route.live, route.live, strict=True)
         self.counters.failovers += sum(1 for before, after in pairs if before and not after)
-        for stream in self.streams.move(route):
+        moved = self.streams.move(route)
+        self.open.drop(moved)
+        for stream in moved:
             for round_ in stream.rounds():
-                for rank in range(self.world_size):
-                    self.ledger.settle(rank, round_.unanswered(rank))
-            self.open.drop(stream)
+                for rank, cost in round_.unanswered().items():
+                    self.ledger.settle(rank, cost)
             out.append(stream.drop(self.number))
         self._grants.to_stuck(out)
         return out
@@ -216,7 +217,7 @@ class Job:
             self._grants.maybe_grant(rank, out)
             return
         chunk = round_.chunk(header.chunk)
-        if chunk.crcs[rank] != ABSENT:
+        if chunk.crcs[rank] is not None:
             self._duplicate(key, chunk, rank, header, buffer, out)
             return
         self.ledger.charge(rank, cost)
@@ -352,7 +353,9 @@ class Job:
             self._answer(key, chunk, 0, None, now, out)
         elif header.op == COPY:
             sender = next(iter(chunk.parts))
-            self._answer(key, chunk, chunk.crcs[sender], parts[0], now, out)
+            crc = chunk.crcs[sender]
+            assert crc is not None
+            self._answer(key, chunk, crc, parts[0], now, out)
         else:
             count = plan.elements(chunk.index)
             work = self._begin_work(chunk)
@@ -642,4 +645,4 @@ def _is_here(stream: Stream, rank: int, header: Header) -> bool:
     round_ = key.rounds.get(header.round)
     chunk = round_.chunks.get(header.chunk) if round_ is not None else None
     passed = position(header.round, header.chunk) < key.stable
-    return passed or (chunk is not None and chunk.crcs[rank] != ABSENT)
+    return passed or (chunk is not None and chunk.crcs[rank] is not None)

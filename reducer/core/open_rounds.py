@@ -63,10 +63,11 @@ class OpenRounds:
         """A round that cannot end without this rank."""
         return next((round_ for round_ in self if round_.wants(rank)), None)
 
-    def drop(self, stream: Stream) -> None:
-        """The stream has moved away, with its rounds."""
-        self._open = {r: None for r in self._open if r.stream is not stream}
-        self._judged = {r: None for r in self._judged if r.stream is not stream}
+    def drop(self, streams: list[Stream]) -> None:
+        """The streams have moved away, with their rounds: one walk for all of them."""
+        moved = set(streams)
+        self._open = {r: None for r in self._open if r.stream not in moved}
+        self._judged = {r: None for r in self._judged if r.stream not in moved}
 
     def clear(self) -> None:
         self._open.clear()

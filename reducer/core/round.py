@@ -55,8 +55,6 @@ _AFTER: Final = [TRANSITIONS.get((phase, step)) for phase in Phase for step in S
 _CONTRIBUTED: Final = Step.CONTRIBUTED
 _LAST_CONTRIBUTED: Final = Step.LAST_CONTRIBUTED
 
-ABSENT: Final = -1
-
 
 class Descriptor(NamedTuple):
     """What every rank must say alike of one round."""
@@ -92,7 +90,7 @@ def descriptor_of(header: Header) -> Descriptor:
 class Chunk:
     """One chunk on its owner: who has contributed, what is parked, what is folded.
 
-    `crcs[rank]` is the CRC of that rank's contribution, ABSENT before it: bitmap and duplicate
+    `crcs[rank]` is the CRC of that rank's contribution, None before it: bitmap and duplicate
     check in one. `parts` holds the contributions that are not in `acc`. A part leaves `parts` only
     when a kernel has read it: the ranks that a kernel is `folding` are still there. Where the order
     matters, ranks below `folded` are in `acc`. `half_at`: when half of the ranks had contributed.
@@ -109,7 +107,7 @@ class Chunk:
         self.round = round_
         self.index = index
         self.phase = Phase.COLLECTING
-        self.crcs = [ABSENT] * world_size
+        self.crcs: list[int | None] = [None] * world_size
         self.missing = world_size
         self.half_at = 0.0
         self.parts: dict[int, Buffer] = {}
@@ -223,10 +221,10 @@ class Chunk:
         return freed
 
     def present(self) -> list[int]:
-        return [rank for rank, crc in enumerate(self.crcs) if crc != ABSENT]
+        return [rank for rank, crc in enumerate(self.crcs) if crc is not None]
 
     def absent(self) -> list[int]:
-        return [rank for rank, crc in enumerate(self.crcs) if crc == ABSENT]
+        return [rank for rank, crc in enumerate(self.crcs) if crc is None]
 
 
 class Wait(NamedTuple):
@@ -351,13 +349,12 @@ class Round:
 
         Raises RecordsError before anything is freed.
         """
-        collecting = [c for c in self.chunks.values() if c.phase == Phase.COLLECTING]
-        for chunk in collecting:
-            for rank in chunk.present():
-                self.owe(rank, chunk.cost)
+        owed = self.unanswered()
+        self.charge(MARK * len(owed))
+        self.owed = owed
         self.void = True
         freed: list[Buffer] = []
-        for chunk in collecting:
+        for chunk in self._collecting():
             chunk.step(Step.VOIDED)
             freed += chunk.drop()
             self.forget_chunk(chunk)
@@ -390,12 +387,19 @@ class Round:
         if known is None or wait.until - wait.since > known.until - known.since:
             self.wait = wait
 
-    def unanswered(self, rank: int) -> int:
-        """What the rank has sent of it, in cost, and has no answer to."""
+    def unanswered(self) -> dict[int, int]:
+        """What each rank has sent of it, in cost, and has no answer to: one walk for all ranks."""
         if self.void:
-            return self.owed.get(rank, 0)
-        collecting = (c for c in self.chunks.values() if c.phase == Phase.COLLECTING)
-        return sum(c.cost for c in collecting if c.crcs[rank] != ABSENT)
+            return self.owed
+        owed: dict[int, int] = {}
+        for chunk in self._collecting():
+            cost = chunk.cost
+            for rank in chunk.present():
+                owed[rank] = owed.get(rank, 0) + cost
+        return owed
+
+    def _collecting(self) -> list[Chunk]:
+        return [chunk for chunk in self.chunks.values() if chunk.phase == Phase.COLLECTING]
 
     def passed(self, index: int) -> list[Chunk]:
         """Incomplete chunks before `index`, which every rank holds already; each is told once."""

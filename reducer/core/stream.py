@@ -44,6 +44,7 @@ class Stream:
         for round_ in self.rounds():
             for chunk in round_.chunks.values():
                 freed += chunk.drop()
+            round_.chunks.clear()  # who was granted the round keeps it
         self.keys.clear()
         self.keys.records.give(STREAM)
         return Free(run, freed)

@@ -22,13 +22,13 @@ def rank_order() -> None:
 
 
 def dedupe() -> None:
-    from reducer.core.round import ABSENT, Chunk
+    from reducer.core.round import Chunk
 
     before = Chunk.contribute
 
     def contribute(self: Chunk, rank: int, crc: int, buffer: Any) -> None:
         before(self, rank, crc, buffer)
-        self.crcs[rank] = ABSENT
+        self.crcs[rank] = None
 
     Chunk.contribute = contribute  # type: ignore[method-assign]
 

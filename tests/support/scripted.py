@@ -44,7 +44,7 @@ class Scripted:
         self.frames: list[Frame] = []
         fields: dict[str, object] = {
             "job": "job", "rank": rank, "world_size": world_size,
-            "incarnation": bytes([rank]) * 16, "slot": 0, "reducers": 1,
+            "incarnation": bytes([rank % 256]) * 16, "slot": 0, "reducers": 1,
             "run_id": "run" if rank == 0 else "", "chunk_table": table if rank == 0 else (),
         }  # fmt: skip
         self.hello = messages.Hello(**{**fields, **hello})  # type: ignore[arg-type]

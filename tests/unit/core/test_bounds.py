@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from reducer.core.job import MAX_STALLS
 from reducer.core.open_rounds import LOOKED_AT
+from reducer.core.plan import MIN_COST
 from reducer.core.progress import KeyProgress
 from reducer.core.route import Holding, Route
 from reducer.errors import BadFrameError
@@ -122,8 +124,53 @@ def test_a_slot_that_nobody_uses_costs_no_beat_anything() -> None:
     assert beat(MAX_REDUCERS) < 4 * beat(4)
 
 
+def test_a_route_costs_less_than_the_frames_that_made_what_it_drops() -> None:
+    """What each rank had sent was sought in all chunks: 100,000 chunks of 200 ranks took 1.1 s."""
+    lane, world, chunks = SimLane(records=1 << 20, budget=1 << 40), 2_000, 500
+    worker = join_all(lane, world, table=((0, 64),))[0]
+    frames = [frame(worker.header(Spec(count=16 * chunks), n), bytes(64)) for n in range(chunks)]
+    start = time.thread_time()
+    for one in frames:
+        worker.session.send(one)
+    made = time.thread_time() - start
+    (run,) = lane.core._roster.runs.values()
+    assert run.job.ledger.unread_room(0) == run.job.ledger.unread_room(1) - chunks * MIN_COST
+    start = time.thread_time()
+    worker.session.send(control(messages.Route(1, (1,), (1,), (1,))))
+    assert time.thread_time() - start < made
+    assert run.job.ledger.unread_room(0) == run.job.ledger.unread_room(1)
+
+
+def hear_of(worker: Scripted, home: int) -> None:
+    """A heartbeat is enough to make the stream of a dead slot."""
+    worker.session.send(heartbeat((1, 1), route=1, chunk=home))
+
+
+def test_a_route_walks_the_open_rounds_once_for_all_streams_that_it_moves() -> None:
+    """Each stream walked them all."""
+    slots = 256
+
+    def move(rounds: int) -> float:
+        workers = moved(slots)
+        for home in range(slots):
+            hear_of(workers[0], home)
+        spec = Spec(key=key_of_slot(slots - 1, slots), count=1)
+        for number in range(rounds):
+            workers[0].contribute(replace(spec, number=number), data=bytes(4), route=1)
+        (run,) = workers[0].lane.core._roster.runs.values()
+        assert (len(list(run.job.streams)), len(run.job.open)) == (slots, rounds)
+        route = messages.Route(2, (2,) * (slots - 1) + (1,), run.job.route.live, (1,) * slots)
+        start = time.thread_time()
+        workers[0].session.send(control(route))
+        spent = time.thread_time() - start
+        assert (len(list(run.job.streams)), len(run.job.open)) == (1, rounds)
+        return spent
+
+    assert move(2_000) < 5 * move(10)
+
+
 def key_of_slot(home: int, slots: int) -> str:
-    return next(name for name in map(str, range(1_000)) if key_id(name) % slots == home)
+    return next(name for name in map(str, range(10_000)) if key_id(name) % slots == home)
 
 
 @pytest.mark.parametrize("chunks", [False, True])
