@@ -29,6 +29,7 @@ from reducer.core.events import (
     Traced,
 )
 from reducer.core.grants import Grants
+from reducer.core.idle import IdleKeys
 from reducer.core.keytable import KeyTable
 from reducer.core.lateness import Lateness
 from reducer.core.missed import Missed
@@ -104,10 +105,12 @@ class Job:
         records.take(RANK * world_size + SLOT * len(route.live))
         self.held = HeldBytes()
         self._most_unstable = window.unstable
+        self.idle = idle = IdleKeys()
         self.streams = Streams(
             slot, lane, route, records, self.held,
-            lambda moved: KeyTable(title, world_size, max_keys, moved, records),
+            lambda moved: KeyTable(title, world_size, max_keys, moved, records, idle),
         )  # fmt: skip
+        self._changed: dict[Stream, None] = {}  # where keys have become stable since the last beat
         self.world_size = world_size
         self.table = table
         self.ledger = Ledger(window, world_size)
@@ -152,6 +155,7 @@ class Job:
         moved = self.streams.move(route)
         self.open.drop(moved)
         for stream in moved:
+            self._changed.pop(stream, None)
             for round_ in stream.rounds():
                 for rank, cost in round_.unanswered().items():
                     self.ledger.settle(rank, cost)
@@ -505,6 +509,7 @@ class Job:
         freed = stream.keys.report(key, rank, done)
         if freed is None:
             return
+        self._changed[stream] = None
         if freed:
             out.append(Free(self.number, freed))
         if stream.since:
@@ -554,7 +559,8 @@ class Job:
 
     def beat(self) -> list[Output]:
         """HEARTBEAT to every rank: stable positions that have changed, or an empty one."""
-        out = [send for stream in self.streams for send in self._beat(stream)]
+        changed, self._changed = self._changed, {}
+        out = [send for stream in changed for send in self._beat(stream)]
         return out or [self.seats.empty_heartbeat()]
 
     def _beat(self, stream: Stream) -> Iterable[Output]:
@@ -623,6 +629,7 @@ class Job:
         """The run is over: give every buffer back."""
         out: list[Output] = [stream.drop(self.number) for stream in self.streams]
         self.streams.clear()
+        self._changed.clear()
         self.open.clear()
         self._works.clear()
         return out

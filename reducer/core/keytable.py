@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from reducer.core.buffer import Buffer
+from reducer.core.idle import IdleKeys
 from reducer.core.progress import KeyProgress
 from reducer.core.records import KEY, KEY_RANK, Records, text_bytes
 from reducer.errors import ProtocolError, RecordsError
@@ -28,9 +29,16 @@ class KeyTable:
     """
 
     def __init__(
-        self, job: str, world_size: int, max_keys: int, moved: bool, records: Records
+        self,
+        job: str,
+        world_size: int,
+        max_keys: int,
+        moved: bool,
+        records: Records,
+        all_idle: IdleKeys,
     ) -> None:
         self.records = records
+        self._all_idle = all_idle
         self._job = job
         self._world_size = world_size
         self._size = KEY + KEY_RANK * world_size
@@ -143,15 +151,25 @@ class KeyTable:
     def maybe_idle(self, key: KeyProgress) -> None:
         if not key.rounds and not key.idles:
             key.idles = True
+            if not self._idle:
+                self._all_idle.wait(self, key.touched_at)
             self._idle.append((key.touched_at, key))
 
-    def forget_idle(self, before: float) -> None:
+    @property
+    def idle_since(self) -> float | None:
+        """When the key that has its turn first to be forgotten was touched."""
+        return self._idle[0][0] if self._idle else None
+
+    def forget_idle(self, before: float, most: int) -> int:
         """Drop the records of keys of which nothing is open since `before`.
 
+        Returns what the records take of those that had their turn: `most` bytes, or one key more.
         One that was touched meanwhile waits again: nothing else may come that puts it into the
         queue.
         """
-        while self._idle and self._idle[0][0] < before:
+        looked = 0
+        while looked < most and self._idle and self._idle[0][0] < before:
+            looked += self._size
             _, key = self._idle.popleft()
             key.idles = False
             if key.touched_at >= before:
@@ -159,6 +177,7 @@ class KeyTable:
             elif not key.rounds:
                 del self._keys[key.id]
                 self._give_back(key)
+        return looked
 
     def _give_back(self, key: KeyProgress) -> None:
         self.records.give(self._size)
@@ -174,6 +193,7 @@ class KeyTable:
         self._keys.clear()
         self._stable_changed.clear()
         self._idle.clear()
+        self._all_idle.leave(self)
 
 
 def _payloads(keys: Iterable[KeyProgress]) -> list[bytes]:

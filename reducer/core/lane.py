@@ -7,6 +7,7 @@ random number is in here or below.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -47,6 +48,13 @@ _VERDICTS: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)
 LATE_TICK: Final = 0.5
 # With GOAWAY the workers leave within milliseconds, if they have anywhere to go.
 DRAIN_PATIENCE: Final = 1.0
+# What a tick does of work that nobody waits for, in bytes of records; the rest has its turn at the
+# next ones. Of idle keys, in all runs and in one; of runs that nobody has come back to, where each
+# counts for LEAST_ENDED at least.
+MOST_IDLE: Final = 4 << 20
+MOST_IDLE_OF_A_RUN: Final = 1 << 20
+MOST_ENDED: Final = 16 << 20
+LEAST_ENDED: Final = 1 << 20
 _SLOTS_NAMED: Final = 8  # in a log line
 
 
@@ -60,7 +68,7 @@ class Lane:
         self._drains_since = 0.0
         self._ticked_at = 0.0
         self._next_beat = 0.0
-        self._next_sweep = 0.0
+        self._to_sweep: deque[int] = deque()  # runs, by number
         self._handlers: dict[type[Any], Callable[[Any, float], list[Output]]] = {
             events.Folded: self._folded,
             events.Reduced: self._reduced,
@@ -447,17 +455,22 @@ class Lane:
         if now >= self._next_beat:
             self._next_beat = now + self._settings.heartbeat
             out += self._beat(now)
-        if now >= self._next_sweep:
-            self._next_sweep = now + 1.0
-            for run in self._roster.runs.values():
-                self._forget_idle(run, now)
-        for run in list(self._roster.runs.values()):
-            try:
-                out += self._check_run(run, now)
-            except Exception as bug:
-                self._fault(run, bug, None, out)
+        self._forget_idle(now)
+        self._check_runs(now, out)
         out += self._check_sessions(now)
         return out
+
+    def _check_runs(self, now: float, out: list[Output]) -> None:
+        may_end = MOST_ENDED
+        for run in list(self._roster.runs.values()):
+            try:
+                if not run.deserted(now - self._settings.deserted_after):
+                    out += self._check_run(run, now)
+                elif may_end > 0:
+                    may_end -= max(LEAST_ENDED, run.job.records.used)
+                    out += self._end_deserted(run)
+            except Exception as bug:
+                self._fault(run, bug, None, out)
 
     def _beat(self, now: float) -> list[Output]:
         out: list[Output] = []
@@ -476,17 +489,27 @@ class Lane:
                 out.append(Send(0, sessions, heartbeat, None, 0))
         return out
 
-    def _forget_idle(self, run: Run, now: float) -> None:
-        if run.complete:  # else who is back must be told
-            for stream in run.job.streams:
-                stream.keys.forget_idle(now - run.silence - KEY_IDLE_SECONDS)
+    def _forget_idle(self, now: float) -> None:
+        """One run after the other, from where the last tick has ended."""
+        runs, looked = self._roster.runs_by_number, 0
+        for _ in range(len(runs)):
+            if not self._to_sweep:
+                self._to_sweep.extend(runs)
+            run = runs.get(self._to_sweep.popleft())
+            if run is not None and run.complete:  # else who is back must be told
+                before = now - run.silence - KEY_IDLE_SECONDS
+                looked += run.job.idle.forget(before, MOST_IDLE_OF_A_RUN)
+            if looked >= MOST_IDLE:
+                break
+
+    def _end_deserted(self, run: Run) -> list[Output]:
+        job = run.job
+        text = f"job {job.name!r} run {job.run_id!r}: nobody has come back"
+        line = Log(job.number, logging.WARNING, text, job.about())
+        return [*self._roster.end(run), line]
 
     def _check_run(self, run: Run, now: float) -> list[Output]:
         job = run.job
-        if run.deserted(now - self._settings.deserted_after):
-            text = f"job {job.name!r} run {job.run_id!r}: nobody has come back"
-            line = Log(job.number, logging.WARNING, text, job.about())
-            return [*self._roster.end(run), line]
         absence = run.absence(now - self._settings.lost_grace)
         out: list[Output] = [] if absence is None else [job.seats.to_all(absence)]
         return out + self._maybe_stall(run, now)

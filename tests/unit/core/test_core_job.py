@@ -13,6 +13,7 @@ import pytest
 from reducer.core.buffer import HeldBytes
 from reducer.core.credits import LEAST_RECORDS, SHARES_BESIDE_RANKS, share_of
 from reducer.core.events import Send
+from reducer.core.idle import IdleKeys
 from reducer.core.keytable import KeyTable
 from reducer.core.records import ROUND, Records
 from reducer.core.round import TRANSITIONS, Chunk, Phase, Round, Step
@@ -107,7 +108,7 @@ def test_parked_and_accumulated_bytes_never_exceed_what_was_sent() -> None:
 
 def test_every_illegal_step_is_a_bug_of_ours() -> None:
     records = Records("j", 1 << 20)
-    table = KeyTable("j", 2, 10, moved=False, records=records)
+    table = KeyTable("j", 2, 10, moved=False, records=records, all_idle=IdleKeys())
     stream = Stream(0, 0, Place(1, 0), table, HeldBytes())
     for phase, step in itertools.product(Phase, Step):
         chunk = Chunk(Round(("j", "r"), stream, 1, 0, 2, 0.0), 0, 2)
