@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
 from reducer_client import (
     ClosedError,
     Group,
@@ -29,6 +30,9 @@ from tests.support.groups import Groups
 from tests.support.keys import SAME_ID
 from tests.support.ranks import Outcome, Tell, join, run_ranks, start_ranks
 from tests.support.wait import LOST_SECONDS, wait_until
+
+# What 4 workers need of a lane: a chunk of the default table and one under a grant for each.
+NEEDED = (4 + SHARES_BESIDE_RANKS) * share_of(2 * (256 << 10))
 
 
 def _errors(outcomes: list[Outcome], kind: type[Exception]) -> list[Any]:
@@ -114,18 +118,18 @@ def test_a_job_without_room_is_refused_with_what_to_try(job: str) -> None:
         outcomes = _connect_all([daemon.address], job, [{}] * 4)
     for error in _errors(outcomes, QuotaExceededError):
         assert re.search(
-            r"needs 3,342,336 bytes .*4 workers.* 1,048,576 of 1,048,576 are free: "
+            rf"needs {NEEDED:,} bytes .*4 workers.* 1,048,576 of 1,048,576 are free: "
             r"raise --memory, start more reducers, or use smaller chunks",
             str(error),
         ), error
 
 
 def test_a_job_beyond_its_share_of_the_memory_is_refused_alone(job: str) -> None:
-    with Daemon("--memory", "64MiB", "--job-memory", "4MiB", lanes=2) as daemon:
+    with Daemon("--memory", "64MiB", "--job-memory", "6MiB", lanes=2) as daemon:
         outcomes = _connect_all([daemon.address], job, [{}] * 4)
         for error in _errors(outcomes, QuotaExceededError):
             assert re.search(
-                r"needs 3,342,336 bytes .*2,097,152 of the 2,097,152 that one job may have are "
+                rf"needs {NEEDED:,} bytes .*3,145,728 of the 3,145,728 that one job may have are "
                 r"left: raise --job-memory, or use smaller chunks",
                 str(error),
             ), error
