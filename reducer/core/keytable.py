@@ -189,6 +189,7 @@ class KeyTable:
         for key in self._keys.values():
             for round_ in key.rounds.values():
                 round_.give_back()
+            key.rounds.clear()
             self._give_back(key)
         self._keys.clear()
         self._stable_changed.clear()

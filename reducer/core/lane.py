@@ -158,6 +158,16 @@ class Lane:
         peer = self._roster.sessions.get(session)
         return 0 if peer is None else peer.run
 
+    @property
+    def idle(self) -> bool:
+        """Whether no run is here, complete or forming."""
+        return not self._roster.runs and not self._roster.forming
+
+    @property
+    def runs_ended(self) -> int:
+        """So far."""
+        return self._roster.runs_ended
+
     def drained(self, now: float) -> bool:
         """Nothing is to be waited for: the runs have gone elsewhere, or cannot and are idle."""
         jobs = [run.job for run in self._roster.runs.values()]

@@ -44,6 +44,7 @@ class Roster:
         self.runs: dict[tuple[str, str], Run] = {}
         self.runs_by_number: dict[int, Run] = {}
         self._ended: dict[int, Ended] = {}  # by number
+        self.runs_ended = 0
         self.draining = ""
         self.errors = dict.fromkeys(ErrorCode, 0)  # sessions refused, and runs ended, so far
 
@@ -144,6 +145,7 @@ class Roster:
         """
         job = run.job
         out: list[Output] = []
+        self.runs_ended += 1
         del self.runs[job.name, job.run_id], self.runs_by_number[job.number]
         members = [peer for peer in self.sessions.values() if peer.job is job]
         for peer in members:

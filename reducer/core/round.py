@@ -296,7 +296,8 @@ class Round:
         self.charged += size
 
     def give_back(self) -> None:
-        """The round is forgotten, with all that it holds."""
+        """The round is forgotten, with all that it holds: its chunks, which know it, too."""
+        self.chunks.clear()
         records = self.stream.keys.records
         records.give(self.charged)
         records.rounds -= 1

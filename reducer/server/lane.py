@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import gc
 import json
 import logging
 import os
@@ -35,6 +34,7 @@ from reducer.core.settings import LaneSettings
 from reducer.server import descriptors
 from reducer.server.auth import PskGate
 from reducer.server.buffers import BufferPool
+from reducer.server.cycles import Cycles
 from reducer.server.gate import Admit, Gate, Newcomer
 from reducer.server.listening import tune
 from reducer.server.orders import (
@@ -115,6 +115,7 @@ class LaneProcess:
         self._unpassed = 0
         self._failure: Exception | None = None
         self._in_time = True
+        self._cycles: Cycles | None = None  # until everything is started
         self._answers: asyncio.WriteTransport
         self._finished: asyncio.Event
 
@@ -136,8 +137,7 @@ class LaneProcess:
             level = logging.INFO if name == "native" else logging.WARNING
             how = "compiled" if compiled.is_compiled() else "interpreted"
             logger.log(level, "sums run on the %s kernels, the protocol runs %s", name, how)
-        # Start-up objects live as long as the process: collections need not look at them.
-        gc.freeze()
+        self._cycles = Cycles()
         await self._finished.wait()
         if self._failure is not None:
             raise self._failure
@@ -211,6 +211,8 @@ class LaneProcess:
             self._failure = error
             self._finished.set()
             return
+        if self._cycles is not None:
+            self._cycles.tick(self._lane)
         if (timeline := self._shell.executor.timeline) is not None:
             self._write_timeline(timeline)
         if self._drain_until is not None:

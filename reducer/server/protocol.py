@@ -215,6 +215,9 @@ class Connection:
         self._closing = self._closing or str(exc or "the worker closed the connection")
         self._shell.lost(self, self._closing)
         self._release_placed()
+        # What would keep itself until a collection, which a lane makes only when it is idle.
+        self._transport = self._linger = None
+        self._decoder.end()
 
     def _release_placed(self) -> None:
         """Nothing more is read into the buffers of contributions whose end has not come."""

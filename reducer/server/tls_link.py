@@ -73,7 +73,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
             try:
                 got = self._decrypt(room)
             except ssl.SSLError as error:
-                self._error = error
+                self._error = error.with_traceback(None)  # whose frames know this object
                 self._transport.abort()
                 return
             if got:

@@ -24,6 +24,10 @@ _NOTHING: Final = memoryview(b"")
 Target = Callable[[Header], memoryview]
 
 
+def _no_target(header: Header) -> memoryview:
+    raise RuntimeError("the decoder has ended")
+
+
 class Frame:
     """A complete, checked frame.
 
@@ -101,6 +105,11 @@ class Decoder:
         payload, self._view = self._view[:length], _NOTHING
         self._header = None
         return self._finish(header, payload)
+
+    def end(self) -> None:
+        """Nothing more is read: let go of `target`, as who gave it holds the decoder."""
+        self._target = _no_target
+        self._view = _NOTHING
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Copy `data` in, however it is cut: for tests and simulated links."""

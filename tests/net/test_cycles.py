@@ -1,0 +1,43 @@
+"""A lane process makes no full collection while it serves a run, and one when there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from reducer.server.cycles import THRESHOLDS
+from tests.support.cluster import ROOT, Daemon
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
+
+# Each full collection of a process writes a line, with what the process has set.
+WATCH = """
+import gc, json, os
+def note(phase, info):
+    if phase == "stop" and info["generation"] == 2 and gc.get_freeze_count():
+        with open(os.path.join(os.environ["CYCLES"], str(os.getpid())), "a") as file:
+            print(json.dumps(gc.get_threshold()), file=file)
+gc.callbacks.append(note)
+"""
+
+
+def test_all_objects_are_looked_at_when_nobody_is_served(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WATCH, encoding="utf-8")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "client")])
+    with Daemon(env={"PYTHONPATH": paths, "CYCLES": str(tmp_path)}) as daemon:
+        file = tmp_path / str(daemon.lane_pid(0))
+        with Worker(daemon.port, "busy", 0, 1) as busy:
+            busy.join()
+            with Worker(daemon.port, "job", 0, 1) as worker:
+                worker.join()
+                worker.bye()
+            busy.all_reduce("x", 0, np.ones(8, np.float32))
+            busy.poll(0.5)  # some ticks
+            assert not file.exists()
+            busy.bye()
+        wait_until(file.exists, 5, "a collection")
+        daemon.stats()
+        assert json.loads(file.read_text()) == list(THRESHOLDS)

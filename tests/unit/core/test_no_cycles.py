@@ -1,0 +1,118 @@
+"""What ends in the core is freed by references alone: a lane that serves runs collects nothing."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode
+from reducer.wire.keys import position
+from tests.support.frames import control
+from tests.support.scripted import Scripted, Spec, join_all
+from tests.support.simlane import SimLane
+
+TIMES = 20
+
+
+@pytest.fixture
+def saved() -> Iterator[list[object]]:
+    """A collection keeps what it finds in here."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    yield gc.garbage
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()
+
+
+def rounds(lane: SimLane) -> None:
+    workers = join_all(lane, 3)
+    for number in range(3):
+        for worker in workers:
+            worker.contribute(Spec(number=number), data=bytes(32))
+            worker.report("x", position(number, 0))
+    leave(workers)
+
+
+def refused(lane: SimLane) -> None:
+    workers = join_all(lane, 2)
+    for worker in workers:
+        worker.contribute(Spec(count=8 - worker.rank), data=bytes(32 - 4 * worker.rank))
+    for worker in workers:
+        worker.abandon(Spec())
+    leave(workers)
+
+
+def reconnect(lane: SimLane) -> None:
+    workers = join_all(lane, 2)
+    workers[1].contribute(Spec(), data=bytes(32))
+    workers[1].session.lose()
+    workers[1] = Scripted(lane, 1, 2, run_id="run", rejoin=True)
+    for worker in workers:
+        worker.contribute(Spec(), data=bytes(32))
+    leave(workers)
+
+
+def ends_with_open_rounds(lane: SimLane) -> None:
+    workers = join_all(lane, 2)
+    for number in range(4):
+        workers[0].contribute(Spec(key=f"{number % 2}", number=number), data=bytes(32))
+    leave(workers[1:])
+
+
+def ends_in_an_error(lane: SimLane) -> None:
+    workers = join_all(lane, 2)
+    for fill in (0, 1):
+        workers[0].contribute(Spec(), data=bytes([fill] * 32))
+
+
+def ends_by_an_error_of_a_rank(lane: SimLane) -> None:
+    workers = join_all(lane, 2)
+    workers[0].contribute(Spec(), data=bytes(32))
+    workers[1].session.send(control(messages.Error(int(ErrorCode.PEER_LOST), "gone", 1, "lost")))
+
+
+def a_stream_moves(lane: SimLane) -> None:
+    workers = join_all(lane, 2, slot=1, reducers=2)
+    workers[0].session.send(control(messages.Route(1, (1, 1), (0, 1), (1, 1))))
+    for key in "abcd":
+        workers[0].contribute(Spec(key=key), data=bytes(32), route=1)
+    workers[0].session.send(control(messages.Route(2, (2, 2), (1, 1), (1, 1))))
+    leave(workers)
+
+
+def never_complete(lane: SimLane) -> None:
+    Scripted(lane, 1, 2)
+
+
+def leave(workers: list[Scripted]) -> None:
+    for worker in workers:
+        worker.bye()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        rounds, refused, reconnect, ends_with_open_rounds, ends_in_an_error,
+        ends_by_an_error_of_a_rank, a_stream_moves, never_complete,
+    ],
+)  # fmt: skip
+def test_nothing_is_left_to_the_collector(
+    end: Callable[[SimLane], None], saved: list[object]
+) -> None:
+    lane = SimLane()
+    for _ in range(TIMES):
+        end(lane)
+        for session in list(lane.sessions.values()):
+            session.lose()
+        lane.sessions.clear()
+    lane.tick(6.0)  # a run that nobody comes back to
+    assert lane.core.snapshot()["jobs"] == {}
+    gc.collect()
+    # The sessions of a SimLane know themselves; those of a lane process have a test of their own.
+    left = [type(o).__name__ for o in saved if type(o).__module__.startswith("reducer.core")]
+    assert not left
