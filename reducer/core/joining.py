@@ -23,6 +23,7 @@ from reducer.errors import PEER_ERRORS, JoinError, ProtocolError, QuotaError, Un
 from reducer.wire import messages
 
 PENDING_RANKS: Final = 64
+PARTS_OF_BEAT: Final = 5  # ticks of a heartbeat
 
 
 class Joining:
@@ -138,6 +139,9 @@ class Joining:
         job = run.job
         del self._roster.forming[forming.id]
         self._roster.begin(run)
+        # Each beat may have the positions of all keys of its run: not all runs at one tick.
+        part = job.number % PARTS_OF_BEAT / PARTS_OF_BEAT
+        run.next_beat = now + part * self._settings.heartbeat
         for rank, session in forming.sessions.items():
             run.seat(self._roster.sessions[session], rank)
         text = f"job {job.name!r} run {job.run_id!r}: {job.world_size} workers joined"

@@ -462,9 +462,7 @@ class Lane:
             self._roster.shift_clocks(now - self._ticked_at, now)
         self._ticked_at = now
         out: list[Output] = []
-        if now >= self._next_beat:
-            self._next_beat = now + self._settings.heartbeat
-            out += self._beat(now)
+        self._beat(now, out)
         self._forget_idle(now)
         self._check_runs(now, out)
         out += self._check_sessions(now)
@@ -482,13 +480,22 @@ class Lane:
             except Exception as bug:
                 self._fault(run, bug, None, out)
 
-    def _beat(self, now: float) -> list[Output]:
-        out: list[Output] = []
+    def _beat(self, now: float, out: list[Output]) -> None:
+        interval = self._settings.heartbeat
         for run in list(self._roster.runs.values()):
+            late = now - run.next_beat
+            if late < 0:
+                continue
+            run.next_beat += interval * (late // interval + 1)
             try:
                 out += run.job.beat()
             except Exception as bug:
                 self._fault(run, bug, None, out)
+        if now >= self._next_beat:
+            self._next_beat = now + interval
+            self._beat_forming(out)
+
+    def _beat_forming(self, out: list[Output]) -> None:
         heartbeat = payload_frame(MessageKind.HEARTBEAT, b"", self._settings.crc32c)
         for forming in self._roster.forming.values():
             sessions = tuple(forming.sessions.values())
@@ -497,7 +504,6 @@ class Lane:
                 out.append(self._joining.pending(forming, sessions))
             else:
                 out.append(Send(0, sessions, heartbeat, None, 0))
-        return out
 
     def _forget_idle(self, now: float) -> None:
         """One run after the other, from where the last tick has ended."""

@@ -17,7 +17,7 @@ class Run:
 
     __slots__ = (
         "_lost", "_told", "began_at", "digest_every", "incarnations", "job", "last", "left",
-        "next_stall", "silence",
+        "next_beat", "next_stall", "silence",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +38,7 @@ class Run:
         self.left: set[int] = set()
         self.began_at = now
         self.next_stall = now
+        self.next_beat = now
         self._lost: dict[int, tuple[float, str]] = {}
         self._told: tuple[int, ...] = ()
 

@@ -46,5 +46,5 @@ def test_the_buffers_of_a_lane_with_32_workers_stay_within_its_budget() -> None:
         ThreadPoolExecutor(WORKERS) as threads,
     ):
         list(threads.map(_work, range(WORKERS), [daemon.address] * WORKERS))
-    assert held.most > 0.4 * MEMORY, "the lane was never full, so this has shown nothing"
+    assert held.most > 0.2 * MEMORY, "the lane was never full, so this has shown nothing"
     assert held.most <= MEMORY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import reducer_client
-from reducer.core.credits import share_of
+from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
 from tests.soak import Figures, Say
 from tests.support.cluster import Daemon, peak_resident, usage
 from tests.support.ranks import run_ranks
@@ -17,7 +17,7 @@ KEYS = 8
 # Whole chunks of 1 MiB; the least room that 4 ranks can have: one
 # chunk of credit and one of grant for each (PROTOCOL.md, section 7).
 WHOLE_CHUNKS = [(0, MEBIBYTE)]
-LEAST_MEMORY = (WORLD + 2) * share_of(2 * MEBIBYTE)
+LEAST_MEMORY = (WORLD + SHARES_BESIDE_RANKS) * share_of(2 * MEBIBYTE)
 _TURN_SECONDS = 3.0  # far more than a turn takes
 
 

@@ -184,6 +184,20 @@ def test_a_stream_without_news_costs_no_tick_anything() -> None:
     assert beat(MAX_REDUCERS) < 4 * beat(4)
 
 
+def test_the_beats_of_many_runs_are_spread_over_a_heartbeat() -> None:
+    """100 runs with 4,096 new positions each took a lane for 60 ms at once."""
+    lane, count = SimLane(budget=1 << 40), 20
+    workers = [join_all(lane, 1, run_id=f"run-{n}")[0] for n in range(count)]
+    lane.tick(lane.settings.heartbeat)
+    for worker in workers:
+        assert worker.read(MessageKind.HEARTBEAT)
+    beats = []
+    for _ in range(5):
+        lane.stand_still(1.001 * lane.settings.heartbeat / 5)
+        beats.append(sum(len(worker.read(MessageKind.HEARTBEAT)) for worker in workers))
+    assert beats == [count // 5] * 5
+
+
 def runs_of_one(lane: SimLane, count: int) -> list[Scripted]:
     """The only ranks of so many runs, whose streams have moved."""
     workers = [join_all(lane, 1, run_id=f"run-{n}")[0] for n in range(count)]

@@ -334,7 +334,7 @@ def test_what_every_rank_holds_by_way_of_an_earlier_stream_is_soon_forgotten() -
     assert not lane.held
     assert lane.core.snapshot()["jobs"]["job"]["open_rounds"] == 0
     lane.tick(0.3)
-    (told,) = workers[0].read(MessageKind.HEARTBEAT)
+    told, *_ = workers[0].read(MessageKind.HEARTBEAT)
     assert (told.payload or b"")[8:] == position(8, 0).to_bytes(8, "little")
 
 
