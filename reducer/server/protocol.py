@@ -17,8 +17,8 @@ from reducer.core.credits import LEAST_FRAMES
 from reducer.errors import PEER_ERRORS
 from reducer.server.buffers import PooledBuffer
 from reducer.server.turns import SECONDS
-from reducer.wire.codes import CONTRIBUTION, RESULT
-from reducer.wire.decoder import Decoder
+from reducer.wire.codes import CONTRIBUTION, HEARTBEAT, RESULT
+from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ THROW_AWAY_SECONDS: Final = 0.05
 # Frames that are smaller than this, on an average, are copied together: each view that a transport
 # keeps takes some hundred bytes.
 COPIED_BYTES: Final = 1_024
+# Bytes of a HEARTBEAT that are taken at once: 256 entries, each of which may be a key to be made.
+HEARTBEAT_PART: Final = 4_096
 clock: Final = time.monotonic
 
 
@@ -74,6 +76,7 @@ class Connection:
         self._is_behind = False
         self._soon: asyncio.Handle | None = None  # of `go_on`
         self._held = False
+        self._rest: Frame | None = None  # of a HEARTBEAT
         self._is_read = False  # bytes that may be frames wait for the next turn
         self._thrown_away = 0
         self._sent_mark = 0
@@ -108,7 +111,7 @@ class Connection:
         started = now = clock()
         self._is_read = False
         try:
-            while not self._closing and (frame := self._decoder.next_frame()) is not None:
+            while not self._closing and (frame := self._next_frame()) is not None:
                 buffer = None
                 if frame.payload is not None and frame.header.kind == CONTRIBUTION:
                     buffer = self._placed.popleft()
@@ -129,6 +132,20 @@ class Connection:
     def has_chunks(self) -> bool:
         """Whether a contribution has come: its run is complete, and has reserved memory."""
         return self._decoder.has_chunks
+
+    def _next_frame(self) -> Frame | None:
+        """The next one; a long HEARTBEAT comes in parts, each as if it were one."""
+        frame = self._rest
+        if frame is None:
+            frame = self._decoder.next_frame()
+            if frame is None or frame.header.kind != HEARTBEAT:
+                return frame
+        payload = frame.payload
+        if payload is None or len(payload) <= HEARTBEAT_PART:
+            self._rest = None
+            return frame
+        self._rest = Frame(frame.header, payload[HEARTBEAT_PART:])
+        return Frame(frame.header, payload[:HEARTBEAT_PART])
 
     def spend(self, seconds: float) -> None:
         """The lane has worked for the connection for so long."""

@@ -114,6 +114,7 @@ class Collective(IntEnum):
 # compared, by calls.
 CONTRIBUTION: Final = int(MessageKind.CONTRIBUTION)
 RESULT: Final = int(MessageKind.RESULT)
+HEARTBEAT: Final = int(MessageKind.HEARTBEAT)
 COPY: Final = int(ReduceOp.COPY)
 ALL_REDUCE: Final = int(Collective.ALL_REDUCE)
 BROADCAST: Final = int(Collective.BROADCAST)

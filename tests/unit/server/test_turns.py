@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from reducer.server.buffers import BufferPool
-from reducer.server.protocol import THROW_AWAY_AT_ONCE, THROW_AWAY_LATER
+from reducer.server.protocol import HEARTBEAT_PART, THROW_AWAY_AT_ONCE, THROW_AWAY_LATER
 from reducer.server.shell import LaneShell
 from reducer.server.tls_link import TlsLink
 from reducer.server.turns import MOST_TURNS, SECONDS, Turns
 from reducer.wire.codes import MessageKind
-from reducer.wire.header import Header, pack_header
+from reducer.wire.header import HEADER_SIZE, Header, pack_header
 from tests.support.bare_lane import (
     BUDGET,
     KERNELS,
@@ -118,6 +118,29 @@ def test_a_frame_whose_end_comes_too_late_waits_for_the_next_turn() -> None:
         await until(lambda: late.taken > before and late.reads)
 
     asyncio.run(turn())
+
+
+def test_a_long_heartbeat_is_taken_in_parts_between_which_the_turn_may_end() -> None:
+    """4,096 new keys in one frame took 10 ms and more."""
+
+    async def parts() -> list[bytes]:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        connection, found = Held(shell, "job", 0, 1).connection, []
+        rest = memoryview(frame)
+        while rest:
+            room = connection._decoder.get_buffer()
+            size = min(len(room), len(rest))
+            room[:size] = rest[:size]
+            rest = rest[size:]
+            connection._decoder.received(size)
+            while (part := connection._next_frame()) is not None:
+                found.append(bytes(part.payload or b""))
+        return found
+
+    frame = heartbeat(*((number, 1) for number in range(4_000)))
+    found = asyncio.run(parts())
+    assert max(map(len, found)) == HEARTBEAT_PART
+    assert b"".join(found) == frame[HEADER_SIZE:]
 
 
 def test_who_joins_takes_of_the_turn_of_those_that_do() -> None:
