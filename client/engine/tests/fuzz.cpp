@@ -39,8 +39,9 @@ void* operator new(size_t size) {
   CHECK(memory != nullptr);
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+// Inlined into a vector, GCC 14 takes them for the wrong end of its memory.
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
