@@ -2,8 +2,9 @@
 
 Times are the wall clock's of the moment when the file was opened, and from there the monotonic
 clock's: those of one machine fit together exactly, those of several as well as their clocks do.
-The file is an array whose end may be missing; each write ends with a whole event. It is written
-on the lane's event loop: the folder must be on a local disk, as one that hangs would stop the lane.
+The file is an array whose end may be missing: each write ends with a whole event, but for one that
+the process was killed in. It is written on the lane's event loop: the folder must be on a local
+disk, as one that hangs would stop the lane.
 """
 
 from __future__ import annotations

@@ -38,9 +38,19 @@ def _work(rank: int, world: int, addresses: list[str], job: str, folder: str) ->
 
 
 def events_of(path: Path) -> list[Event]:
-    """As any reader of JSON sees them; what a killed writer has left lacks the end."""
-    text = path.read_text()
-    found: list[Event] = json.loads(text if text.endswith("]\n") else text + "]")
+    """As any reader of JSON sees them."""
+    return checked(path.read_text())
+
+
+def events_left_of(path: Path) -> list[Event]:
+    """All but the last round: the kernel may have torn the write that its writer was killed in."""
+    lines = path.read_text().split("\n")
+    last = max(n for n, line in enumerate(lines) if '"ph":"X"' in line and '"args"' in line)
+    return checked("\n".join(lines[:last]).removesuffix(",") + "]")
+
+
+def checked(text: str) -> list[Event]:
+    found: list[Event] = json.loads(text)
     for event in found:
         assert set(event) >= {"ph", "name", "pid"}
         assert event["ph"] in "MX"
@@ -130,7 +140,7 @@ def test_a_killed_writer_leaves_what_it_wrote(job: str, tmp_path: Path) -> None:
         daemon.kill()
         assert len(files) == 2
         for path in files:
-            assert slices(events_of(path))
+            assert slices(events_left_of(path))
         done = run_cli("timeline", *map(str, files), "--out", str(tmp_path / "all.json"))
         assert done.returncode == 0, done.stderr
 
