@@ -514,8 +514,8 @@ class Job:
             out.append(Free(self.number, freed))
         if stream.since:
             self._forget_passed(key, out)
-        if 2 * stream.keys.unreported >= self.ledger.window.credit:
-            out += self._beat(stream)
+        while 2 * stream.keys.unreported >= self.ledger.window.credit:
+            out.append(self._tell_news(stream))
 
     def _too_unstable(self) -> UnstableError:
         """The key that keeps the most chunks, and the rank that has not reported them."""
@@ -557,14 +557,28 @@ class Job:
             round_.forget_chunk(chunk)
             round_.left -= 1
 
-    def beat(self) -> list[Output]:
-        """HEARTBEAT to every rank: stable positions that have changed, or an empty one."""
-        changed, self._changed = self._changed, {}
-        out = [send for stream in changed for send in self._beat(stream)]
-        return out or [self.seats.empty_heartbeat()]
+    @property
+    def has_news(self) -> bool:
+        """Whether stable positions may have changed that the ranks were not told."""
+        return bool(self._changed)
 
-    def _beat(self, stream: Stream) -> Iterable[Output]:
-        return self.seats.heartbeats(stream, stream.keys.beat_payloads(), self.seats.present)
+    def beat(self) -> Send:
+        """A HEARTBEAT to every rank: stable positions that have changed, or an empty one.
+
+        It carries what fits; the job has news as long as there is more.
+        """
+        while self._changed:
+            stream = next(iter(self._changed))
+            if stream.keys.has_news:
+                return self._tell_news(stream)
+            del self._changed[stream]
+        return self.seats.empty_heartbeat()
+
+    def _tell_news(self, stream: Stream) -> Send:
+        send = self.seats.heartbeat(stream, stream.keys.news(), self.seats.present)
+        if not stream.keys.has_news:
+            self._changed.pop(stream, None)
+        return send
 
     # --- a rank that is back ----------------------------------------------------------------------
 

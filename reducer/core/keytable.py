@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from reducer.core.buffer import Buffer
@@ -22,7 +23,7 @@ _ENTRY: Final = struct.Struct("<QQ")
 
 
 class KeyTable:
-    """`unreported` is the cost of what became stable and was not `told` or in `beat_payloads`.
+    """`unreported` is the cost of what became stable and has not been `told`.
 
     `moved`: an earlier stream may have known more keys, so that a rank may speak here of one that
     is new (PROTOCOL.md, section 11).
@@ -123,25 +124,28 @@ class KeyTable:
         return list(found.values())
 
     def told(self, key: KeyProgress) -> None:
-        """A RESULT has carried the key's stable position to every rank of the job."""
+        """A frame carries the key's stable position to every rank of the job."""
         if self._stable_changed.pop(key.id, None) is not None:
             self.unreported -= key.unreported
             key.unreported = 0
 
-    def beat_payloads(self) -> list[bytes]:
-        """The stable positions that have changed, cut into heartbeats."""
-        payloads = _payloads(self._stable_changed.values())
-        for key in self._stable_changed.values():
-            key.unreported = 0
-        self._stable_changed.clear()
-        self.unreported = 0
-        return payloads
+    @property
+    def has_news(self) -> bool:
+        """Whether stable positions have changed that nobody was told."""
+        return bool(self._stable_changed)
 
-    def payloads(self, keys: list[KeyProgress], now: float) -> list[bytes]:
+    def news(self) -> bytes:
+        """The stable positions that changed first, as many as one HEARTBEAT carries; now told."""
+        keys = list(islice(self._stable_changed.values(), MAX_HEARTBEAT_ENTRIES))
+        for key in keys:
+            self.told(key)
+        return _payload(keys)
+
+    def payload(self, keys: list[KeyProgress], now: float) -> bytes:
         """The stable positions of some keys, for a rank that may have missed them."""
         for key in keys:
             key.touched_at = now
-        return _payloads(key for key in keys if key.stable)
+        return _payload(key for key in keys if key.stable)
 
     def holds(self, round_: Round) -> bool:
         """Whether the round is not over."""
@@ -197,7 +201,5 @@ class KeyTable:
         self._all_idle.leave(self)
 
 
-def _payloads(keys: Iterable[KeyProgress]) -> list[bytes]:
-    entries = [_ENTRY.pack(key.id, key.stable) for key in keys]
-    cuts = range(0, len(entries), MAX_HEARTBEAT_ENTRIES)
-    return [b"".join(entries[start : start + MAX_HEARTBEAT_ENTRIES]) for start in cuts]
+def _payload(keys: Iterable[KeyProgress]) -> bytes:
+    return b"".join([_ENTRY.pack(key.id, key.stable) for key in keys])

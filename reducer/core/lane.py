@@ -48,6 +48,9 @@ _VERDICTS: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)
 LATE_TICK: Final = 0.5
 # With GOAWAY the workers leave within milliseconds, if they have anywhere to go.
 DRAIN_PATIENCE: Final = 1.0
+# What a tick tells all runs of their stable positions, in bytes of frames made and sent. Runs that
+# have more to tell, or have waited less, have their turn at the next ones.
+MOST_TOLD: Final = 1 << 20
 # What a tick does of work that nobody waits for, in bytes of records; the rest has its turn at the
 # next ones. Of idle keys, in all runs and in one; of runs that nobody has come back to, where each
 # counts for LEAST_ENDED at least.
@@ -481,19 +484,39 @@ class Lane:
                 self._fault(run, bug, None, out)
 
     def _beat(self, now: float, out: list[Output]) -> None:
-        interval = self._settings.heartbeat
-        for run in list(self._roster.runs.values()):
-            late = now - run.next_beat
-            if late < 0:
+        may_tell = MOST_TOLD
+        for run in self._due(now):
+            if may_tell <= 0 and run.job.has_news:
                 continue
-            run.next_beat += interval * (late // interval + 1)
             try:
-                out += run.job.beat()
+                may_tell -= self._beat_run(run, now, may_tell, out)
             except Exception as bug:
                 self._fault(run, bug, None, out)
         if now >= self._next_beat:
-            self._next_beat = now + interval
+            self._next_beat = now + self._settings.heartbeat
             self._beat_forming(out)
+
+    def _due(self, now: float) -> list[Run]:
+        """The runs whose heartbeat is due, who has waited longest first."""
+        due = [run for run in self._roster.runs.values() if run.next_beat <= now]
+        due.sort(key=_next_beat)
+        return due
+
+    def _beat_run(self, run: Run, now: float, may_tell: int, out: list[Output]) -> int:
+        """One HEARTBEAT at least; the bytes that it takes to send them to all ranks."""
+        send = run.job.beat()
+        out.append(send)
+        told = _bytes_of(send)
+        while run.job.has_news and told < may_tell:
+            send = run.job.beat()
+            out.append(send)
+            told += _bytes_of(send)
+        if run.job.has_news:
+            run.next_beat = now  # behind those that have waited longer
+        else:
+            interval = self._settings.heartbeat
+            run.next_beat += interval * ((now - run.next_beat) // interval + 1)
+        return told
 
     def _beat_forming(self, out: list[Output]) -> None:
         heartbeat = payload_frame(MessageKind.HEARTBEAT, b"", self._settings.crc32c)
@@ -572,7 +595,14 @@ class Lane:
             out += self._roster.refuse(peer, UnavailableError(text), now)
         return out
 
-    # --- frames ---------------------------------------------------------------------------------
+
+def _next_beat(run: Run) -> float:
+    return run.next_beat
+
+
+def _bytes_of(send: Send) -> int:
+    """What the lane moves: the frame as it is made, and for each session."""
+    return len(send.frame) * (1 + len(send.sessions))
 
 
 def _slots(route: Route) -> str:

@@ -51,7 +51,9 @@ class Missed:
             self._end()
         elif self._keys:
             stream, keys = self._keys.pop()
-            out += self._seats.heartbeats(stream, stream.keys.payloads(keys, now), (session,))
+            payload = stream.keys.payload(keys, now)
+            if payload:
+                out.append(self._seats.heartbeat(stream, payload, (session,)))
         else:
             for _ in range(min(PART_ROUNDS, len(self._rounds))):
                 self._verdicts.again(self._rounds.pop(), rank, out)

@@ -42,13 +42,11 @@ class Seats:
         frame = self._frame(message, chunk=stream.home, route=stream.since, key=key, round=round)
         return Send(self.run, self._of(ranks), frame, None, 0)
 
-    def heartbeats(
-        self, stream: Stream, payloads: Iterable[bytes], sessions: Sequence[int]
-    ) -> list[Send]:
-        """Stable positions of the stream's keys, one frame for each payload."""
+    def heartbeat(self, stream: Stream, payload: bytes, sessions: Sequence[int]) -> Send:
+        """Stable positions of some of the stream's keys."""
         place = {"chunk": stream.home, "route": stream.since}
-        frames = [payload_frame(MessageKind.HEARTBEAT, p, self._crc, **place) for p in payloads]
-        return [Send(self.run, sessions, frame, None, 0) for frame in frames]
+        frame = payload_frame(MessageKind.HEARTBEAT, payload, self._crc, **place)
+        return Send(self.run, sessions, frame, None, 0)
 
     def empty_heartbeat(self) -> Send:
         frame = payload_frame(MessageKind.HEARTBEAT, b"", self._crc)
