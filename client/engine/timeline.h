@@ -2,8 +2,8 @@
 //
 // Times are the wall clock's of the moment when the file was opened, and from there the monotonic
 // clock's: those of one machine fit together exactly, those of several as well as their clocks do.
-// The file is an array whose end may be missing: each write ends with a whole event, but for one that
-// the process was killed in.
+// The file is an array whose end may be missing: each write ends with a whole event, but for one
+// that the process was killed in.
 #pragma once
 
 #include <cstdint>
