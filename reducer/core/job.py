@@ -46,7 +46,15 @@ from reducer.core.texts import about, stall_entry, stall_text
 from reducer.core.verdicts import Verdicts
 from reducer.errors import IntegrityError, PeerLostError, ProtocolError, UnstableError
 from reducer.wire import messages
-from reducer.wire.codes import ALL_REDUCE, COPY, MAX_CHUNKS, RESULT, DType, ReduceOp
+from reducer.wire.codes import (
+    ALL_REDUCE,
+    COPY,
+    MAX_CHUNKS,
+    MAX_HEARTBEAT_ENTRIES,
+    RESULT,
+    DType,
+    ReduceOp,
+)
 from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 from reducer.wire.keys import position, run_title
 
@@ -515,7 +523,7 @@ class Job:
         if stream.since:
             self._forget_passed(key, out)
         while 2 * stream.keys.unreported >= self.ledger.window.credit:
-            out.append(self._tell_news(stream))
+            out.append(self._tell_news(stream, MAX_HEARTBEAT_ENTRIES))
 
     def _too_unstable(self) -> UnstableError:
         """The key that keeps the most chunks, and the rank that has not reported them."""
@@ -562,20 +570,17 @@ class Job:
         """Whether stable positions may have changed that the ranks were not told."""
         return bool(self._changed)
 
-    def beat(self) -> Send:
-        """A HEARTBEAT to every rank: stable positions that have changed, or an empty one.
-
-        It carries what fits; the job has news as long as there is more.
-        """
+    def beat(self, most: int) -> Send:
+        """A HEARTBEAT to every rank: `most` stable positions that have changed, or an empty one."""
         while self._changed:
             stream = next(iter(self._changed))
             if stream.keys.has_news:
-                return self._tell_news(stream)
+                return self._tell_news(stream, most)
             del self._changed[stream]
         return self.seats.empty_heartbeat()
 
-    def _tell_news(self, stream: Stream) -> Send:
-        send = self.seats.heartbeat(stream, stream.keys.news(), self.seats.present)
+    def _tell_news(self, stream: Stream, most: int) -> Send:
+        send = self.seats.heartbeat(stream, stream.keys.news(most), self.seats.present)
         if not stream.keys.has_news:
             self._changed.pop(stream, None)
         return send

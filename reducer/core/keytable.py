@@ -13,7 +13,6 @@ from reducer.core.idle import IdleKeys
 from reducer.core.progress import KeyProgress
 from reducer.core.records import KEY, KEY_RANK, Records, text_bytes
 from reducer.errors import ProtocolError, RecordsError
-from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES
 from reducer.wire.keys import key_id
 
 if TYPE_CHECKING:
@@ -134,9 +133,9 @@ class KeyTable:
         """Whether stable positions have changed that nobody was told."""
         return bool(self._stable_changed)
 
-    def news(self) -> bytes:
-        """The stable positions that changed first, as many as one HEARTBEAT carries; now told."""
-        keys = list(islice(self._stable_changed.values(), MAX_HEARTBEAT_ENTRIES))
+    def news(self, most: int) -> bytes:
+        """The `most` stable positions that changed first, from now on told."""
+        keys = list(islice(self._stable_changed.values(), most))
         for key in keys:
             self.told(key)
         return _payload(keys)

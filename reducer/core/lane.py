@@ -36,7 +36,7 @@ from reducer.errors import (
     UnstableError,
 )
 from reducer.wire import messages
-from reducer.wire.codes import MAX_EARLY_BYTES, ErrorCode, MessageKind
+from reducer.wire.codes import MAX_EARLY_BYTES, MAX_HEARTBEAT_ENTRIES, ErrorCode, MessageKind
 from reducer.wire.header import Header
 
 # A rank may miss what became stable until its connection is known to be dead (Run.silence); and it
@@ -48,9 +48,12 @@ _VERDICTS: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)
 LATE_TICK: Final = 0.5
 # With GOAWAY the workers leave within milliseconds, if they have anywhere to go.
 DRAIN_PATIENCE: Final = 1.0
-# What a tick tells all runs of their stable positions, in bytes of frames made and sent. Runs that
-# have more to tell, or have waited less, have their turn at the next ones.
-MOST_TOLD: Final = 1 << 20
+# What a tick tells all runs, in stable positions sent: to make one ready costs as much as to send
+# it to MADE ranks. Runs that have more to tell, or have waited less, have their turn at the next
+# ticks. No frame is worth making for less than LEAST_TOLD.
+MOST_TOLD: Final = 65_536
+MADE: Final = 16
+LEAST_TOLD: Final = 256
 # What a tick does of work that nobody waits for, in bytes of records; the rest has its turn at the
 # next ones. Of idle keys, in all runs and in one; of runs that nobody has come back to, where each
 # counts for LEAST_ENDED at least.
@@ -503,15 +506,16 @@ class Lane:
         return due
 
     def _beat_run(self, run: Run, now: float, may_tell: int, out: list[Output]) -> int:
-        """One HEARTBEAT at least; the bytes that it takes to send them to all ranks."""
-        send = run.job.beat()
-        out.append(send)
-        told = _bytes_of(send)
-        while run.job.has_news and told < may_tell:
-            send = run.job.beat()
-            out.append(send)
-            told += _bytes_of(send)
-        if run.job.has_news:
+        """HEARTBEATs of what there is to tell, or an empty one; what that takes of MOST_TOLD."""
+        job = run.job
+        each = MADE + len(job.seats.present)
+        most = min(max(LEAST_TOLD, MOST_TOLD // each), MAX_HEARTBEAT_ENTRIES)
+        told = most * each if job.has_news else 0
+        out.append(job.beat(most))
+        while job.has_news and told < may_tell:
+            out.append(job.beat(most))
+            told += most * each
+        if job.has_news:
             run.next_beat = now  # behind those that have waited longer
         else:
             interval = self._settings.heartbeat
@@ -598,11 +602,6 @@ class Lane:
 
 def _next_beat(run: Run) -> float:
     return run.next_beat
-
-
-def _bytes_of(send: Send) -> int:
-    """What the lane moves: the frame as it is made, and for each session."""
-    return len(send.frame) * (1 + len(send.sessions))
 
 
 def _slots(route: Route) -> str:
