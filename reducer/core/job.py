@@ -381,13 +381,9 @@ class Job:
         chunk = self._works.pop(event.work)
         chunk.note(event.flags, event.culprit)
         key = chunk.round.stream.keys[chunk.round.key]
-        *spent, result = (chunk.parts[r] for r in sorted(chunk.parts))
-        if chunk.acc is not None:
-            spent.append(chunk.acc)
+        result = chunk.parts[max(chunk.parts)]  # as _finish has said
         if chunk.culprit != NO_RANK:
             self.nonfinite[chunk.culprit] += 1
-        if spent:
-            out.append(Free(self.number, spent))
         self._answer(key, chunk, event.crc, result, now, out)
 
     def _answer(
@@ -401,7 +397,9 @@ class Job:
     ) -> None:
         round_ = chunk.round
         assert round_.plan is not None
-        chunk.complete(result, crc)
+        spent = chunk.complete(result, crc)
+        if spent:
+            out.append(Free(self.number, spent))
         key.keep(chunk)
         self.ledger.settle_all(round_.plan.cost(chunk.index))
         # Lanes finish neighbouring chunks at the same time: not all at the same worker's NIC.

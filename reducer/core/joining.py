@@ -15,11 +15,18 @@ from reducer.core.quotas import (
     too_many_jobs,
     too_many_runs,
 )
-from reducer.core.roster import Roster
+from reducer.core.roster import Roster, fault_text
 from reducer.core.route import Route
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
-from reducer.errors import PEER_ERRORS, JoinError, ProtocolError, QuotaError, UnavailableError
+from reducer.errors import (
+    PEER_ERRORS,
+    InternalError,
+    JoinError,
+    ProtocolError,
+    QuotaError,
+    UnavailableError,
+)
 from reducer.wire import messages
 
 PENDING_RANKS: Final = 64
@@ -68,10 +75,9 @@ class Joining:
             self._check_quota(hello.job, now)
             forming = Forming(hello)
         replaced = forming.admit(hello, peer.id)
+        peer.state, peer.rank, peer.forming = SessionState.JOINING, hello.rank, forming
         self._roster.forming[id_] = forming
         out = self._replace(replaced, now)
-        peer.state, peer.rank = SessionState.JOINING, hello.rank
-        peer.forming = forming
         count = f"{len(forming.sessions)} of {forming.world_size} are here"
         text = f"rank {peer.rank} of job {forming.title!r} joins: {count}"
         out.append(Log(0, logging.DEBUG, text, {"job": hello.job, "rank": peer.rank}))
@@ -133,20 +139,27 @@ class Joining:
         try:
             run = self._found(forming, now, out)
         except PEER_ERRORS as error:
-            for session in list(forming.sessions.values()):
-                out += self._roster.refuse(self._roster.sessions[session], error, now)
-            return out
-        job = run.job
+            return out + self._roster.refuse_all(forming, error, now)
+        except Exception as bug:
+            return out + self._roster.break_up(forming, bug, now)
         del self._roster.forming[forming.id]
         self._roster.begin(run)
+        try:
+            return out + self._begin(run, forming, now)
+        except Exception as fault:
+            out += self._roster.fault(run, fault)
+            return out + self._roster.refuse_all(forming, InternalError(fault_text(fault)), now)
+
+    def _begin(self, run: Run, forming: Forming, now: float) -> list[Output]:
+        job = run.job
         # Each beat may have the positions of all keys of its run: not all runs at one tick.
         part = job.number % PARTS_OF_BEAT / PARTS_OF_BEAT
         run.next_beat = now + part * self._settings.heartbeat
         for rank, session in forming.sessions.items():
             run.seat(self._roster.sessions[session], rank)
         text = f"job {job.name!r} run {job.run_id!r}: {job.world_size} workers joined"
-        out.append(self._welcome(run, tuple(forming.sessions.values())))
-        return [*out, Log(job.number, logging.INFO, text, job.about())]
+        welcome = self._welcome(run, tuple(forming.sessions.values()))
+        return [welcome, Log(job.number, logging.INFO, text, job.about())]
 
     def _found(self, forming: Forming, now: float, out: list[Output]) -> Run:
         """The run with its room; nothing is reserved where this raises."""

@@ -15,6 +15,7 @@ from reducer.core import events
 from reducer.core.buffer import Buffer
 from reducer.core.credits import LEAST_FRAMES
 from reducer.core.events import NOTHING, Close, Event, Free, Log, Output, Send
+from reducer.core.forming import Forming
 from reducer.core.frames import payload_frame
 from reducer.core.job import Job
 from reducer.core.joining import Joining
@@ -450,10 +451,10 @@ class Lane:
 
     def _broken(self, event: events.Broken, now: float) -> list[Output]:
         peer = self._roster.sessions.get(event.session)
-        if peer is None:
-            return []
         if isinstance(event.error, PEER_ERRORS):
-            return self._untaken(peer, event.error, now)
+            return [] if peer is None else self._untaken(peer, event.error, now)
+        if peer is None:  # nothing is lost but the connection
+            return [Log(0, logging.ERROR, fault_text(event.error), NOTHING, event.error)]
         run = self._roster.runs_by_number.get(peer.run)
         if run is not None:
             return self._roster.fault(run, event.error)
@@ -469,9 +470,13 @@ class Lane:
         self._ticked_at = now
         out: list[Output] = []
         self._beat(now, out)
-        self._forget_idle(now)
+        self._forget_idle(now, out)
         self._check_runs(now, out)
-        out += self._check_sessions(now)
+        for peer in list(self._roster.sessions.values()):
+            try:
+                out += self._check_session(peer, now)
+            except Exception as bug:
+                out += self._broken(events.Broken(peer.id, bug), now)
         return out
 
     def _check_runs(self, now: float, out: list[Output]) -> None:
@@ -497,7 +502,7 @@ class Lane:
                 self._fault(run, bug, None, out)
         if now >= self._next_beat:
             self._next_beat = now + self._settings.heartbeat
-            self._beat_forming(out)
+            self._beat_forming(now, out)
 
     def _due(self, now: float) -> list[Run]:
         """The runs whose heartbeat is due, who has waited longest first."""
@@ -522,17 +527,23 @@ class Lane:
             run.next_beat += interval * ((now - run.next_beat) // interval + 1)
         return told
 
-    def _beat_forming(self, out: list[Output]) -> None:
+    def _beat_forming(self, now: float, out: list[Output]) -> None:
         heartbeat = payload_frame(MessageKind.HEARTBEAT, b"", self._settings.crc32c)
-        for forming in self._roster.forming.values():
-            sessions = tuple(forming.sessions.values())
-            if forming.changed:
-                forming.changed = False
-                out.append(self._joining.pending(forming, sessions))
-            else:
-                out.append(Send(0, sessions, heartbeat, None, 0))
+        for forming in list(self._roster.forming.values()):
+            try:
+                out.append(self._beat_of(forming, heartbeat))
+            except Exception as bug:
+                out += self._roster.break_up(forming, bug, now)
 
-    def _forget_idle(self, now: float) -> None:
+    def _beat_of(self, forming: Forming, heartbeat: bytes) -> Send:
+        """Whom the run waits for, where that has changed."""
+        sessions = tuple(forming.sessions.values())
+        if not forming.changed:
+            return Send(0, sessions, heartbeat, None, 0)
+        forming.changed = False
+        return self._joining.pending(forming, sessions)
+
+    def _forget_idle(self, now: float, out: list[Output]) -> None:
         """One run after the other, from where the last tick has ended."""
         runs, looked = self._roster.runs_by_number, 0
         for _ in range(len(runs)):
@@ -540,8 +551,11 @@ class Lane:
                 self._to_sweep.extend(runs)
             run = runs.get(self._to_sweep.popleft())
             if run is not None and run.complete:  # else who is back must be told
-                before = now - run.silence - KEY_IDLE_SECONDS
-                looked += run.job.idle.forget(before, MOST_IDLE_OF_A_RUN)
+                try:
+                    before = now - run.silence - KEY_IDLE_SECONDS
+                    looked += run.job.idle.forget(before, MOST_IDLE_OF_A_RUN)
+                except Exception as bug:
+                    self._fault(run, bug, None, out)
             if looked >= MOST_IDLE:
                 break
 
@@ -563,21 +577,18 @@ class Lane:
         run.next_stall = now + self._settings.stall_after / 2
         return run.job.stall_report(now, self._settings.stall_after)
 
-    def _check_sessions(self, now: float) -> list[Output]:
-        out: list[Output] = []
-        settings = self._settings
-        for peer in list(self._roster.sessions.values()):
-            silent = now - peer.heard_at
-            if peer.state == SessionState.NEW and now - peer.opened_at > settings.hello_deadline:
-                text = f"no HELLO within {settings.hello_deadline:g} s"
-                out += self._roster.refuse(peer, ProtocolError(text), now)
-            elif peer.state == SessionState.READY and silent > peer.silence:
-                # No ERROR: it may only be this lane that does not hear it.
-                text = f"nothing was heard of it for {silent:.1f} s"
-                out += self._roster.close(peer, text, now - settings.lost_grace)
-            elif peer.state == SessionState.LEFT and silent > peer.silence:
-                out += self._roster.close(peer, "has left and does not close", now)
-        return out
+    def _check_session(self, peer: Session, now: float) -> list[Output]:
+        settings, silent = self._settings, now - peer.heard_at
+        if peer.state == SessionState.NEW and now - peer.opened_at > settings.hello_deadline:
+            error = ProtocolError(f"no HELLO within {settings.hello_deadline:g} s")
+            return self._roster.refuse(peer, error, now)
+        if peer.state == SessionState.READY and silent > peer.silence:
+            # No ERROR: it may only be this lane that does not hear it.
+            text = f"nothing was heard of it for {silent:.1f} s"
+            return self._roster.close(peer, text, now - settings.lost_grace)
+        if peer.state == SessionState.LEFT and silent > peer.silence:
+            return self._roster.close(peer, "has left and does not close", now)
+        return []
 
     def _drain(self, event: events.Drain, now: float) -> list[Output]:
         self._roster.draining, self._drains_since = event.reason, now

@@ -14,7 +14,7 @@ from reducer.core.quotas import Connections
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
 from reducer.core.settings import LaneSettings
-from reducer.errors import ReductionError
+from reducer.errors import InternalError, ReductionError
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.keys import split_run_id
@@ -125,6 +125,17 @@ class Roster:
             text = f"{text}; and no ERROR could be made: {worse}"
         return out + self._end(run, text)
 
+    def refuse_all(self, forming: Forming, error: ReductionError, now: float) -> list[Output]:
+        """The run cannot come about; whoever waits for it is told why."""
+        peers = [self.sessions[session] for session in forming.sessions.values()]
+        return [out for peer in peers for out in self.refuse(peer, error, now)]
+
+    def break_up(self, forming: Forming, error: Exception, now: float) -> list[Output]:
+        """A bug of ours, or no memory, while the run forms."""
+        text = fault_text(error)
+        line = Log(0, logging.ERROR, text, {"job": forming.job}, error)
+        return [line, *self.refuse_all(forming, InternalError(text), now)]
+
     def begin(self, run: Run) -> None:
         self.runs[run.job.name, run.job.run_id] = run
         self.runs_by_number[run.job.number] = run
@@ -146,13 +157,14 @@ class Roster:
         job = run.job
         out: list[Output] = []
         self.runs_ended += 1
-        del self.runs[job.name, job.run_id], self.runs_by_number[job.number]
         members = [peer for peer in self.sessions.values() if peer.job is job]
+        ended = Ended(run, {peer.id for peer in members})
+        del self.runs[job.name, job.run_id], self.runs_by_number[job.number]
+        self._ended[job.number] = ended
         for peer in members:
             if peer.state == SessionState.READY:
                 peer.state = SessionState.CLOSED
                 out.append(Close(job.number, peer.id, reason))
-        self._ended[job.number] = Ended(run, {peer.id for peer in members})
         if not members:
             self._close_room(run)
         return out + job.drop_all()

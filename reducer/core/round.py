@@ -180,20 +180,26 @@ class Chunk:
         if culprit < self.culprit:
             self.culprit = culprit
 
-    def complete(self, result: Buffer | None, crc: int) -> None:
-        """`result` was one of the parts; the accumulator and the others are given up."""
+    def complete(self, result: Buffer | None, crc: int) -> list[Buffer]:
+        """`result` was one of the parts; the accumulator and the others are given up.
+
+        Nobody but the caller knows of them then: a fault cannot give them back a second time.
+        """
         self.step(Step.REDUCED)
         held = self.round.stream.held
         held.unpark(len(self.parts) * self.part_bytes)
+        spent = [part for part in self.parts.values() if part is not result]
         self.parts.clear()
         if self.acc is not None:
             held.release(self.acc)
+            spent.append(self.acc)
             self.acc = None
         if result is not None:
             held.keep(result)
         held.unstable += self.cost
         self.result = result
         self.result_crc = crc
+        return spent
 
     def release(self) -> Buffer | None:
         """Every rank has the result: give it up."""

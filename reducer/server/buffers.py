@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from typing import Final
 
+from reducer.errors import InternalError
 from reducer.wire.header import HEADER_SIZE
 
 _ALIGN: Final = 64  # a cache line, and the width of an AVX-512 register
@@ -21,12 +22,16 @@ IDLE_SECONDS: Final = 10.0
 
 
 class PooledBuffer:
-    """`view` is the whole writable capacity; the core keeps and returns this object only."""
+    """`view` is the whole writable capacity; the core keeps and returns this object only.
 
-    __slots__ = ("_base", "_exporter", "_offset", "capacity", "size_class", "view")
+    `is_out`: the pool has handed it out.
+    """
+
+    __slots__ = ("_base", "_exporter", "_offset", "capacity", "is_out", "size_class", "view")
 
     def __init__(self, size_class: int) -> None:
         self.size_class = size_class
+        self.is_out = False
         # The next header is read behind the payload in the same call.
         self.capacity = size_class + HEADER_SIZE
         self._exporter = bytearray(self.capacity + _ALIGN)
@@ -94,6 +99,7 @@ class BufferPool:
             buffer = stack.pop()
         else:
             buffer = self._allocate(wanted)
+        buffer.is_out = True
         self.out += 1
         self.out_bytes += wanted
         return buffer
@@ -107,6 +113,10 @@ class BufferPool:
         return buffer
 
     def give_back(self, buffer: PooledBuffer) -> None:
+        """Raises InternalError for one that is here already: two chunks would share it."""
+        if not buffer.is_out:
+            raise InternalError(f"a buffer of {buffer.size_class:,} bytes was given back twice")
+        buffer.is_out = False
         self.out -= 1
         self.out_bytes -= buffer.size_class
         if buffer.busy:

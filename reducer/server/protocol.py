@@ -85,7 +85,10 @@ class Connection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._shell.opened(self)
+        try:
+            self._shell.opened(self)
+        except Exception as error:
+            self._shell.failed(self, error)
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
         if self._closing:
