@@ -528,17 +528,17 @@ class Lane:
         return told
 
     def _beat_forming(self, now: float, out: list[Output]) -> None:
-        heartbeat = payload_frame(MessageKind.HEARTBEAT, b"", self._settings.crc32c)
         for forming in list(self._roster.forming.values()):
             try:
-                out.append(self._beat_of(forming, heartbeat))
+                out.append(self._beat_of(forming))
             except Exception as bug:
                 out += self._roster.break_up(forming, bug, now)
 
-    def _beat_of(self, forming: Forming, heartbeat: bytes) -> Send:
+    def _beat_of(self, forming: Forming) -> Send:
         """Whom the run waits for, where that has changed."""
         sessions = tuple(forming.sessions.values())
         if not forming.changed:
+            heartbeat = payload_frame(MessageKind.HEARTBEAT, b"", self._settings.crc32c)
             return Send(0, sessions, heartbeat, None, 0)
         forming.changed = False
         return self._joining.pending(forming, sessions)

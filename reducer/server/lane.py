@@ -125,7 +125,7 @@ class LaneProcess:
         Raises what makes going on impossible.
         """
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(log.unhandled)
+        loop.set_exception_handler(self._unhandled)
         self._finished = asyncio.Event()
         pipe = os.fdopen(self._options.answers_fd, "wb", buffering=0)
         self._answers, _ = await loop.connect_write_pipe(asyncio.Protocol, pipe)
@@ -148,6 +148,10 @@ class LaneProcess:
         self._orders.close()
         self._answers.close()
         return self._in_time
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._shell.counters.internal_errors += 1
+        log.unhandled(loop, context)
 
     def _on_orders(self) -> None:
         # Few at a time: their first frames must be read before they count as silent.

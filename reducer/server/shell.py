@@ -200,15 +200,25 @@ class LaneShell:
             connection.abort("internal error")
 
     def lost(self, connection: Connection, reason: str) -> None:
-        self._silent.pop(connection.session, None)
-        self.turns.leave(connection.turn, connection)
-        if self.connections.pop(connection.session, None) is None:
+        session = connection.session
+        self._silent.pop(session, None)
+        if self.connections.pop(session, None) is None:
+            self.turns.leave(connection.turn, connection)
             return
-        run = self._lane.run_of(connection.session)
+        run = self._lane.run_of(session)
         try:
-            self.feed(events.Lost(connection.session, reason))
+            self.turns.leave(connection.turn, connection)
+            self.feed(events.Lost(session, reason))
         except Exception as error:
             self._end_run(connection, run, error)
+            self._lose_again(session, reason)
+
+    def _lose_again(self, session: int, reason: str) -> None:
+        """The core keeps the room of a run until it has heard of the end of all its sessions."""
+        try:
+            self.feed(events.Lost(session, reason))
+        except Exception as error:
+            self._failure = error
 
     def _end_run(self, connection: Connection, run: int, error: Exception) -> None:
         """What the core should know of a session it does not: the run cannot go on."""

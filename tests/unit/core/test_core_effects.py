@@ -159,9 +159,9 @@ def test_a_bug_while_results_are_freed_keeps_no_buffer() -> None:
     assert not lane.held and not lane.core._roster.runs
 
 
-@pytest.mark.parametrize("calls", [1, 2, 5, 6])
+@pytest.mark.parametrize("calls", [1, 2, 4, 5])
 def test_a_bug_in_a_tick_ends_one_run(calls: int) -> None:
-    """HEARTBEAT has two CRCs; two more are of frames beside the run; then ABSENT has two."""
+    """HEARTBEAT has two CRCs, as ABSENT; between them is one of the run beside."""
     left: list[int] = []
 
     def crc(data: Buffer) -> int:
@@ -184,6 +184,44 @@ def test_a_bug_in_a_tick_ends_one_run(calls: int) -> None:
         assert worker.error().code == ErrorCode.INTERNAL
     assert beside.read(MessageKind.HEARTBEAT) and len(lane.core._roster.runs) == 1
     assert not lane.held
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_bug_in_a_tick_ends_a_run_that_forms(changed: bool) -> None:
+    """PENDING where somebody has come or gone since the last one, else HEARTBEAT."""
+    failing: list[bool] = []
+
+    def crc(data: Buffer) -> int:
+        if failing:
+            failing.clear()
+            raise MemoryError("injected")
+        return crc32c(data)
+
+    lane = SimLane(crc32c=crc)
+    waiting = [Scripted(lane, rank, 3) for rank in range(2)]
+    if not changed:
+        lane.tick(lane.settings.heartbeat)
+    lane.now += lane.settings.heartbeat
+    failing.append(True)
+    lane.feed(events.Tick())
+    for worker in waiting:
+        assert worker.error().code == ErrorCode.INTERNAL
+    assert not lane.core._roster.forming and not failing
+    assert lane.core.snapshot()["errors"]["internal"] == len(waiting)
+
+
+def test_what_a_chunk_has_given_up_is_not_dropped_with_its_run() -> None:
+    """A bug between the two gave one buffer to two chunks: sums were wrong, and no rank knew."""
+    lane = SimLane()
+    workers = join_all(lane, 3)
+    for worker in workers[:2]:
+        worker.contribute(Spec(), data=bytes(32))
+    (run,) = lane.core._roster.runs.values()
+    (chunk,) = (c for s in run.job.streams for r in s.rounds() for c in r.chunks.values())
+    chunk.contribute(2, 0, lane.take(32))
+    parts = list(chunk.parts.values())
+    assert chunk.complete(parts[2], 0) == parts[:2]
+    assert chunk.drop() == parts[2:]
 
 
 def test_too_many_keys_in_a_heartbeat_keep_no_buffer() -> None:

@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 
+from reducer.errors import InternalError
 from reducer.server.buffers import IDLE_SECONDS, BufferPool, size_class
 from reducer.wire.header import HEADER_SIZE
 
@@ -41,6 +42,16 @@ def test_reuse_and_counts() -> None:
     assert pool.take(9_000) is first
     assert pool.allocated == 1
     assert pool.cached_bytes == 0
+
+
+def test_a_buffer_is_given_back_once() -> None:
+    pool = BufferPool(1 << 20)
+    buffer = pool.take(4096)
+    pool.give_back(buffer)
+    with pytest.raises(InternalError, match="4,096 bytes was given back twice"):
+        pool.give_back(buffer)
+    assert (pool.out, pool.cached_bytes) == (0, 4096)
+    assert pool.take(4096) is not pool.take(4096)
 
 
 def test_memory_that_is_still_sent_is_not_reused() -> None:
