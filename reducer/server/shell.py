@@ -155,12 +155,13 @@ class LaneShell:
             self.flush(connection)
 
     def _flush_later(self) -> None:
-        for connection in self._unflushed_later[:FLUSHED_AT_ONCE]:
-            connection.can_wait = False
-            self.flush(connection)
+        waiting = self._unflushed_later[:FLUSHED_AT_ONCE]
         del self._unflushed_later[:FLUSHED_AT_ONCE]
         if self._unflushed_later:
             asyncio.get_running_loop().call_soon(self._flush_later)
+        for connection in waiting:
+            connection.can_wait = False
+            self.flush(connection)
 
     def flush(self, connection: Connection) -> None:
         """Frames to one connection; one that does not take them ends alone, and its rank is back.
@@ -240,19 +241,27 @@ class LaneShell:
             raise self._failure
         now = clock()
         for connection in list(self.connections.values()):
-            if connection.bytes_in != connection.bytes_noted:
-                connection.bytes_noted = connection.bytes_in
-                self._lane.heard(connection.session, now)
-            stuck = connection.stuck_for(now)
-            if stuck > self._slow_reader_seconds:
-                self.executor.drop_slow_reader(connection, f"nothing was read for {stuck:.1f} s")
+            try:
+                self._watch(connection, now)
+            except Exception as error:
+                self.failed(connection, error)
         self._ticks = True
         try:
             self.feed(events.Tick())
         finally:
             self._ticks = False
+        self._flush()  # should the loop's call have failed, as of turns
         self.turns.go_on()
         self._pool.tick(now)
+
+    def _watch(self, connection: Connection, now: float) -> None:
+        """Tell the core who is heard; drop who does not read."""
+        if connection.bytes_in != connection.bytes_noted:
+            connection.bytes_noted = connection.bytes_in
+            self._lane.heard(connection.session, now)
+        stuck = connection.stuck_for(now)
+        if stuck > self._slow_reader_seconds:
+            self.executor.drop_slow_reader(connection, f"nothing was read for {stuck:.1f} s")
 
     def _note_bug(self, connection: Connection, error: Exception) -> None:
         self.counters.internal_errors += 1
