@@ -1,8 +1,8 @@
-"""When the idle keys of a run are forgotten: a part of them at a time."""
+"""What a run forgets a part at a time: idle keys, and the tables of streams that are over."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,26 +12,44 @@ if TYPE_CHECKING:
 class IdleKeys:
     """The tables of a run that have idle keys, each once, and since when the first of these waits.
 
-    One that has waited before comes behind the others: it may have to wait twice as long.
+    One that has waited before comes behind the others: it may have to wait twice as long. Tables
+    that are over come first; their records take room until they are taken apart.
     """
 
     def __init__(self) -> None:
         self._since: OrderedDict[KeyTable, float] = OrderedDict()
+        self._over: deque[KeyTable] = deque()
 
     def __len__(self) -> int:
         return len(self._since)
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether no table is over."""
+        return not self._over
+
     def wait(self, table: KeyTable, since: float) -> None:
         self._since[table] = since
 
-    def leave(self, table: KeyTable) -> None:
+    def end(self, table: KeyTable) -> None:
         """The table is not to be used any more."""
         self._since.pop(table, None)
+        self._over.append(table)
+
+    def take_apart(self, most: int) -> int:
+        """Forget keys of tables that are over; the bytes of their records, about `most` at most."""
+        took = 0
+        while self._over and took < most:
+            table = self._over[0]
+            took += table.take_apart(most - took)
+            if not len(table):
+                self._over.popleft()
+        return took
 
     def forget(self, before: float, most: int) -> int:
-        """Forget keys idle since `before`; the bytes of the records looked at, about `most`
-        at most."""
-        looked = 0
+        """Forget keys that are over, or idle since `before`; the bytes of the records looked at,
+        about `most` at most."""
+        looked = self.take_apart(most)
         while self._since and looked < most:
             table, since = next(iter(self._since.items()))
             if since >= before:

@@ -109,14 +109,14 @@ class Job:
         self.name = name
         self.run_id = run_id
         self.title = title = run_title(name, run_id)  # in texts and metrics, as ranks are its own
-        self.records = records = Records(title, window.room_for_records(world_size))
+        self.idle = idle = IdleKeys()
+        self.records = records = Records(title, window.room_for_records(world_size), idle)
         records.take(RANK * world_size + SLOT * len(route.live))
         self.held = HeldBytes()
         self._most_unstable = window.unstable
-        self.idle = idle = IdleKeys()
         self.streams = Streams(
             slot, lane, route, records, self.held,
-            lambda moved: KeyTable(title, world_size, max_keys, moved, records, idle),
+            lambda moved: KeyTable(title, world_size, max_keys, moved, records),
         )  # fmt: skip
         self._changed: dict[Stream, None] = {}  # where keys have become stable since the last beat
         self.world_size = world_size
@@ -164,7 +164,7 @@ class Job:
         self.open.drop(moved)
         for stream in moved:
             self._changed.pop(stream, None)
-            for round_ in stream.rounds():
+            for round_ in stream.rounds:
                 for rank, cost in round_.unanswered().items():
                     self.ledger.settle(rank, cost)
             out.append(stream.drop(self.number))
@@ -589,7 +589,7 @@ class Job:
         """After the WELCOME on its new connection the rank may have missed something."""
         out: list[Output] = []
         for stream in self.streams:
-            for round_ in stream.rounds():
+            for round_ in stream.rounds:
                 self._verdicts.settle(round_, rank)
         self.missed.add(rank)
         self._grants.again(rank, out)

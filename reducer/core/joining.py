@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from reducer.core.credits import Window
 from reducer.core.events import Close, Log, Output, Send
 from reducer.core.forming import Forming, forming_id
 from reducer.core.job import Job
@@ -166,12 +167,7 @@ class Joining:
         settings, budget = self._settings, self._roster.budget
         if (forming.job, forming.run_id) in self._roster.runs:
             raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
-        room = forming.job, forming.world_size, forming.table, forming.reducers
-        try:
-            window = budget.open(*room)
-        except QuotaError:
-            out += self._roster.cut_off_ended(forming.job)
-            window = budget.open(*room)
+        window = self._reserve(forming, out)
         try:
             # Until a ROUTE says more, the lanes of the other slots do not matter.
             route = Route.first((settings.lanes,) * forming.reducers)
@@ -186,6 +182,19 @@ class Joining:
         except Exception:
             budget.close(forming.job, window, forming.world_size)
             raise
+
+    def _reserve(self, forming: Forming, out: list[Output]) -> Window:
+        """Room for the run, if need be that of ended ones of its job."""
+        while True:
+            try:
+                return self._roster.budget.open(
+                    forming.job, forming.world_size, forming.table, forming.reducers
+                )
+            except QuotaError:
+                cut_off = self._roster.cut_off_ended(forming.job)
+                if cut_off is None:
+                    raise
+                out += cut_off
 
     def _welcome(self, run: Run, sessions: tuple[int, ...]) -> Send:
         settings, job, route = self._settings, run.job, run.job.route

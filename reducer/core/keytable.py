@@ -9,14 +9,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from reducer.core.buffer import Buffer
-from reducer.core.idle import IdleKeys
 from reducer.core.progress import KeyProgress
 from reducer.core.records import KEY, KEY_RANK, Records, text_bytes
 from reducer.errors import ProtocolError, RecordsError
 from reducer.wire.keys import key_id
 
 if TYPE_CHECKING:
-    from reducer.core.round import Round
+    pass
 
 _ENTRY: Final = struct.Struct("<QQ")
 
@@ -35,10 +34,8 @@ class KeyTable:
         max_keys: int,
         moved: bool,
         records: Records,
-        all_idle: IdleKeys,
     ) -> None:
         self.records = records
-        self._all_idle = all_idle
         self._job = job
         self._world_size = world_size
         self._size = KEY + KEY_RANK * world_size
@@ -146,16 +143,11 @@ class KeyTable:
             key.touched_at = now
         return _payload(key for key in keys if key.stable)
 
-    def holds(self, round_: Round) -> bool:
-        """Whether the round is not over."""
-        key = self._keys.get(round_.key)
-        return key is not None and key.rounds.get(round_.number) is round_
-
     def maybe_idle(self, key: KeyProgress) -> None:
         if not key.rounds and not key.idles:
             key.idles = True
             if not self._idle:
-                self._all_idle.wait(self, key.touched_at)
+                self.records.idle.wait(self, key.touched_at)
             self._idle.append((key.touched_at, key))
 
     @property
@@ -188,16 +180,23 @@ class KeyTable:
         if key.name:
             self.records.give(text_bytes(key.name))
 
-    def clear(self) -> None:
-        for key in self._keys.values():
-            for round_ in key.rounds.values():
-                round_.give_back()
-            key.rounds.clear()
+    def end(self) -> None:
+        """The table is not to be used any more: its run takes it apart, a part at a time."""
+        self.records.idle.end(self)
+
+    def take_apart(self, most: int) -> int:
+        """Forget keys until their records took `most` bytes; the bytes."""
+        took = 0
+        while took < most and self._keys:
+            _, key = self._keys.popitem()
+            key.rounds.clear()  # which know the table
             self._give_back(key)
-        self._keys.clear()
-        self._stable_changed.clear()
-        self._idle.clear()
-        self._all_idle.leave(self)
+            took += self._size
+            if self._idle:
+                self._idle.pop()
+            if self._stable_changed:
+                self._stable_changed.popitem()
+        return took
 
 
 def _payload(keys: Iterable[KeyProgress]) -> bytes:

@@ -55,13 +55,12 @@ DRAIN_PATIENCE: Final = 1.0
 MOST_TOLD: Final = 65_536
 MADE: Final = 16
 LEAST_TOLD: Final = 256
-# What a tick does of work that nobody waits for, in bytes of records; the rest has its turn at the
-# next ones. Of idle keys, in all runs and in one; of runs that nobody has come back to, where each
-# counts for LEAST_ENDED at least.
+# What a tick does of work that nobody waits for; the rest has its turn at the next ones. Bytes of
+# the records of keys that are idle, or whose run or stream is over, in all runs and in one; and
+# runs that nobody has come back to.
 MOST_IDLE: Final = 4 << 20
 MOST_IDLE_OF_A_RUN: Final = 1 << 20
-MOST_ENDED: Final = 16 << 20
-LEAST_ENDED: Final = 1 << 20
+MOST_ENDED: Final = 16
 _SLOTS_NAMED: Final = 8  # in a log line
 
 
@@ -485,8 +484,8 @@ class Lane:
             try:
                 if not run.deserted(now - self._settings.deserted_after):
                     out += self._check_run(run, now)
-                elif may_end > 0:
-                    may_end -= max(LEAST_ENDED, run.job.records.used)
+                elif may_end:
+                    may_end -= 1
                     out += self._end_deserted(run)
             except Exception as bug:
                 self._fault(run, bug, None, out)
@@ -545,19 +544,24 @@ class Lane:
 
     def _forget_idle(self, now: float, out: list[Output]) -> None:
         """One run after the other, from where the last tick has ended."""
-        runs, looked = self._roster.runs_by_number, 0
+        runs, looked = self._roster.runs_by_number, self._roster.forget_ended(MOST_IDLE)
         for _ in range(len(runs)):
             if not self._to_sweep:
                 self._to_sweep.extend(runs)
             run = runs.get(self._to_sweep.popleft())
-            if run is not None and run.complete:  # else who is back must be told
+            if run is not None:
                 try:
-                    before = now - run.silence - KEY_IDLE_SECONDS
-                    looked += run.job.idle.forget(before, MOST_IDLE_OF_A_RUN)
+                    looked += self._forget_idle_of(run, now)
                 except Exception as bug:
                     self._fault(run, bug, None, out)
             if looked >= MOST_IDLE:
                 break
+
+    def _forget_idle_of(self, run: Run, now: float) -> int:
+        idle = run.job.idle
+        if not run.complete:  # who is back must be told of idle keys
+            return idle.take_apart(MOST_IDLE_OF_A_RUN)
+        return idle.forget(now - run.silence - KEY_IDLE_SECONDS, MOST_IDLE_OF_A_RUN)
 
     def _end_deserted(self, run: Run) -> list[Output]:
         job = run.job

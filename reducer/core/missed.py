@@ -66,7 +66,7 @@ class Missed:
             keys = iter(stream.keys)
             while part := list(islice(keys, MAX_HEARTBEAT_ENTRIES)):
                 self._keys.append((stream, part))
-            self._rounds += [round_ for round_ in stream.rounds() if round_.refused is not None]
+            self._rounds += [round_ for round_ in stream.rounds if round_.refused is not None]
 
     def _end(self) -> None:
         self._ranks.popleft()

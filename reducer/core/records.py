@@ -9,9 +9,12 @@ growth included, rounded up; `tests/unit/core/test_records.py` measures them aga
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from reducer.errors import RecordsError
+
+if TYPE_CHECKING:
+    from reducer.core.idle import IdleKeys
 
 # One rank: its places in the job's lists, its incarnation, its session, why it was lost.
 RANK: Final = 1_024
@@ -41,12 +44,16 @@ TEXT: Final = 80
 
 
 class Records:
-    """What the records of a run take of its room on a lane, in bytes."""
+    """What the records of a run take of its room on a lane, in bytes.
 
-    __slots__ = ("_job", "keys", "room", "rounds", "used")
+    `idle`: those that may be forgotten.
+    """
 
-    def __init__(self, job: str, room: int) -> None:
+    __slots__ = ("_job", "idle", "keys", "room", "rounds", "used")
+
+    def __init__(self, job: str, room: int, idle: IdleKeys) -> None:
         self._job = job
+        self.idle = idle
         self.room = room
         self.used = 0
         self.keys = 0
@@ -56,7 +63,10 @@ class Records:
         """Charge one more record; raises RecordsError where it has no room."""
         used = self.used + size
         if used > self.room:
-            raise self._full(size)
+            self.idle.take_apart(used - self.room)
+            used = self.used + size
+            if used > self.room:
+                raise self._full(size)
         self.used = used
 
     def give(self, size: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from reducer.core.credits import Budget
 from reducer.core.events import Close, Log, Output, Send
@@ -18,6 +18,9 @@ from reducer.errors import InternalError, ReductionError
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.keys import split_run_id
+
+# Of the records of a run that ends, in bytes: a small model has no more.
+FORGOTTEN_AT_ONCE: Final = 64 << 10
 
 
 class Ended(NamedTuple):
@@ -62,8 +65,7 @@ class Roster:
         ended = self._ended.get(peer.run)
         if ended is not None:
             ended.sessions.discard(session)
-            if not ended.sessions:
-                self._close_room(ended.run)
+            self._maybe_close_room(ended)
         text = f"{peer}: the connection has ended: {reason}"
         return [Log(peer.run, logging.DEBUG, text, peer.about())]
 
@@ -152,7 +154,8 @@ class Roster:
     def _end(self, run: Run, reason: str) -> list[Output]:
         """Drop what the run had, and close its connections.
 
-        Its room is given back when the last of them has ended: until then they may hold results.
+        Its room is given back when the last of them has ended, as until then they may hold results,
+        and when its keys are forgotten: of many keys, a part at each tick.
         """
         job = run.job
         out: list[Output] = []
@@ -165,24 +168,43 @@ class Roster:
             if peer.state == SessionState.READY:
                 peer.state = SessionState.CLOSED
                 out.append(Close(job.number, peer.id, reason))
-        if not members:
-            self._close_room(run)
-        return out + job.drop_all()
+        out += job.drop_all()
+        job.idle.take_apart(FORGOTTEN_AT_ONCE)
+        self._maybe_close_room(ended)
+        return out
+
+    def _maybe_close_room(self, ended: Ended) -> None:
+        if not ended.sessions and ended.run.job.idle.is_clean:
+            self._close_room(ended.run)
 
     def _close_room(self, run: Run) -> None:
         job = run.job
         del self._ended[job.number]
         self.budget.close(job.name, job.ledger.window, job.world_size)
 
-    def cut_off_ended(self, job: str) -> list[Output]:
-        """The job needs the room of its ended runs: what they have not read is lost."""
-        out: list[Output] = []
-        for ended in [ended for ended in self._ended.values() if ended.run.job.name == job]:
-            reason = "the run is over, and the next one needs its memory"
-            number = ended.run.job.number
-            out += [Close(number, session, reason, at_once=True) for session in ended.sessions]
-            self._close_room(ended.run)
-        return out
+    def forget_ended(self, most: int) -> int:
+        """Forget keys of runs that have ended; the bytes of their records, `most` at most."""
+        took = 0
+        for ended in list(self._ended.values()):
+            if took >= most:
+                break
+            took += ended.run.job.idle.take_apart(most - took)
+            self._maybe_close_room(ended)
+        return took
+
+    def cut_off_ended(self, job: str) -> list[Output] | None:
+        """The job needs the room of an ended run of its own: what was not read there is lost.
+
+        None where there is no such run.
+        """
+        ended = next((e for e in self._ended.values() if e.run.job.name == job), None)
+        if ended is None:
+            return None
+        reason = "the run is over, and the next one needs its memory"
+        number = ended.run.job.number
+        ended.run.job.idle.take_apart(ended.run.job.records.used)
+        self._close_room(ended.run)
+        return [Close(number, session, reason, at_once=True) for session in ended.sessions]
 
     def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
         """Earlier runs of the job that nobody is in make room for this one.

@@ -272,6 +272,7 @@ class Round:
         self.charged = 0
         self.stream = stream
         self.charge(ROUND + LIST_PLACE * world_size)
+        stream.rounds[self] = None
         stream.keys.records.rounds += 1
         self.job = job
         self.key = key
@@ -304,6 +305,7 @@ class Round:
     def give_back(self) -> None:
         """The round is forgotten, with all that it holds: its chunks, which know it, too."""
         self.chunks.clear()
+        self.stream.rounds.pop(self, None)
         records = self.stream.keys.records
         records.give(self.charged)
         records.rounds -= 1

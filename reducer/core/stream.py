@@ -20,10 +20,11 @@ from reducer.errors import ProtocolError
 class Stream:
     """`place` says which chunks of home slot `home` are in it; frames about it carry `since`.
 
-    `held` is of all streams of the run.
+    `held` is of all streams of the run. `rounds` are those of all keys: a walk over them passes no
+    key that has none.
     """
 
-    __slots__ = ("held", "home", "keys", "place", "since")
+    __slots__ = ("held", "home", "keys", "place", "rounds", "since")
 
     def __init__(
         self, home: int, since: int, place: Place, keys: KeyTable, held: HeldBytes
@@ -33,19 +34,16 @@ class Stream:
         self.place = place
         self.keys = keys
         self.held = held
-
-    def rounds(self) -> Iterator[Round]:
-        for key in self.keys:
-            yield from key.rounds.values()
+        self.rounds: dict[Round, None] = {}
 
     def drop(self, run: int) -> Free:
         """Give every buffer back; the stream is not to be used any more."""
         freed: list[Buffer] = []
-        for round_ in self.rounds():
+        for round_ in list(self.rounds):
             for chunk in round_.chunks.values():
                 freed += chunk.drop()
-            round_.chunks.clear()  # who was granted the round keeps it
-        self.keys.clear()
+            round_.give_back()
+        self.keys.end()
         self.keys.records.give(STREAM)
         return Free(run, freed)
 

@@ -98,7 +98,7 @@ class Verdicts:
 
     def again(self, round_: Round, rank: int, out: list[Output]) -> None:
         """The rank may have missed the verdict."""
-        if round_.stream.keys.holds(round_) and rank not in round_.abandoned:
+        if round_ in round_.stream.rounds and rank not in round_.abandoned:
             out.append(self._refuse(round_, (rank,)))
 
     def forget(self, round_: Round) -> None:

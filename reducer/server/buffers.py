@@ -19,6 +19,8 @@ _ALIGN: Final = 64  # a cache line, and the width of an AVX-512 register
 _SMALLEST: Final = 4096
 # Seconds without a buffer out after which the memory goes back to the system.
 IDLE_SECONDS: Final = 10.0
+# Unsent buffers that a tick looks at, in their order; the others have their turn at the next ones.
+LOOKED_AT: Final = 2_000
 
 
 class PooledBuffer:
@@ -127,7 +129,7 @@ class BufferPool:
 
     def tick(self, now: float) -> None:
         """Collect buffers that were sent meanwhile; return memory to the system when idle."""
-        for _ in range(len(self._unsent)):
+        for _ in range(min(len(self._unsent), LOOKED_AT)):
             buffer = self._unsent.popleft()
             if buffer.busy:
                 self._unsent.append(buffer)

@@ -54,6 +54,9 @@ from reducer.wire.handshake import MAX_KEY_BYTES
 logger = logging.getLogger("reducer.lane")
 
 TICK_SECONDS = 0.05
+# What workers have, once the rounds are over, to read their last frames. The main process waits for
+# 5 s beyond the drain.
+CLOSE_SECONDS = 4.0
 WHY_IT_ENDS = "it was told to stop"
 LAG_WARNING_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
@@ -247,8 +250,12 @@ class LaneProcess:
         self._shell.feed(events.Shutdown(WHY_IT_ENDS))
         for connection in list(self._shell.connections.values()):
             connection.close(WHY_IT_ENDS)
+        deadline = time.monotonic() + CLOSE_SECONDS
         while self._shell.connections:
             await asyncio.sleep(TICK_SECONDS)
+            if time.monotonic() > deadline:
+                for connection in list(self._shell.connections.values()):
+                    connection.abort(WHY_IT_ENDS)
 
     def _snapshot(self) -> dict[str, Any]:
         shell, pool = self._shell, self._pool

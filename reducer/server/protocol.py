@@ -25,19 +25,21 @@ if TYPE_CHECKING:
     from reducer.core.permit import Permit
     from reducer.server.shell import LaneShell
 
-# Without progress for this time, a peer that should read our last frames is cut off. Closing at
-# once would send RST while unread bytes lie in our receive queue, and RST destroys what is on its
-# way.
+# A peer that should read our last frames is cut off where it takes less than LINGER_BYTES in this
+# time: it keeps the room of its run. Closing at once would send RST while unread bytes lie in our
+# receive queue, and RST destroys what is on its way.
 LINGER_SECONDS: Final = 2.0
+LINGER_BYTES: Final = 65_536
 _DISCARD: Final = bytearray(65_536)
 # Bytes that go to the kernel at once. Fewer wait until the loop has read all that has come, and go
 # together: for small chunks each call costs more than its bytes, here and at the worker.
 SEND_AT_ONCE: Final = 1 << 20
-# Bytes that come after the end of a connection are thrown away. The first ones are read at once, as
-# some peers read only when they have sent everything; then so many are read in so many seconds.
-THROW_AWAY_AT_ONCE: Final = 16 << 20
-THROW_AWAY_LATER: Final = 256 << 10
+# Bytes that come after the end of a connection are thrown away: some peers read only when they have
+# sent everything. No job pays for that, so this is what a lane reads of them all between two ticks.
+MOST_THROWN_AWAY: Final = 4 << 20
 THROW_AWAY_SECONDS: Final = 0.05
+# Of a turn, for each byte that the kernel has copied: 0.1 ms for 1 MiB.
+READ_SECONDS: Final = 1e-10
 # Frames that are smaller than this, on an average, are copied together: each view that a transport
 # keeps takes some hundred bytes.
 COPIED_BYTES: Final = 1_024
@@ -78,7 +80,6 @@ class Connection:
         self._held = False
         self._rest: Frame | None = None  # of a HEARTBEAT
         self._is_read = False  # bytes that may be frames wait for the next turn
-        self._thrown_away = 0
         self._sent_mark = 0
         self._sent_at = 0.0
         self._answer_end = 0  # as `_sent`, once the kernel has the last answer to a STATS
@@ -101,6 +102,7 @@ class Connection:
             self._throw_away(nbytes)
             return
         self.bytes_in += nbytes
+        self.turn.spent += nbytes * READ_SECONDS
         self._decoder.received(nbytes)
         if self.turn.spent < SECONDS:
             self._take_frames()
@@ -158,15 +160,18 @@ class Connection:
             self._shell.turns.wait(turn, self)
 
     def _throw_away(self, nbytes: int) -> None:
-        self._thrown_away += nbytes
-        if self._thrown_away >= THROW_AWAY_AT_ONCE and self._transport is not None:
-            self._thrown_away -= THROW_AWAY_LATER
+        self._shell.thrown_away += nbytes
+        if self._shell.thrown_away >= MOST_THROWN_AWAY and self._transport is not None:
             self._transport.pause_reading()
-            loop = asyncio.get_running_loop()
-            loop.call_later(THROW_AWAY_SECONDS, self._read_on, self._transport)
+            self._read_on(self._transport)
 
     def _read_on(self, transport: asyncio.Transport) -> None:
-        if not self._held and not transport.is_closing():
+        if self._held or transport.is_closing():
+            return
+        if self._closing and self._shell.thrown_away >= MOST_THROWN_AWAY:
+            loop = asyncio.get_running_loop()
+            loop.call_later(THROW_AWAY_SECONDS, self._read_on, transport)
+        else:
             transport.resume_reading()
 
     def name(self, job: str) -> None:
@@ -328,7 +333,8 @@ class Connection:
 
     def _maybe_cut_off(self, transport: asyncio.Transport, before: int) -> None:
         unread = self._unread(transport)
-        if unread < before:
+        took = before - unread
+        if took >= LINGER_BYTES or (took and not unread):
             self._linger_on(transport, unread)
         else:
             transport.abort()

@@ -31,7 +31,7 @@ MAX_SILENT: Final = 256
 # Connections that get a tick's frames before the loop serves others: a call of the system each.
 FLUSHED_AT_ONCE: Final = 64
 # A write of less is not timed, as that would cost a part of it: it takes so many seconds of a turn.
-TIMED_BYTES: Final = 65_536
+TIMED_BYTES: Final = 4_096
 WRITE_SECONDS: Final = 0.000_005
 
 
@@ -49,6 +49,7 @@ class LaneShell:
         self.connections: dict[int, Connection] = {}
         self.counters = ShellCounters()
         self.turns = Turns()
+        self.thrown_away = 0  # bytes of connections that have ended, since the last tick
         self._lane = lane
         self._pool = pool
         self._slow_reader_seconds = slow_reader_seconds
@@ -240,6 +241,7 @@ class LaneShell:
         if self._failure is not None:
             raise self._failure
         now = clock()
+        self.thrown_away = 0
         for connection in list(self.connections.values()):
             try:
                 self._watch(connection, now)

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Iterable
 from typing import Any
 
-from reducer.server.protocol import Connection
+from reducer.server.protocol import Connection, clock
 
 # Between get_buffer and buffer_updated nothing else runs: one buffer serves every connection. What
 # is read and may not be delivered yet stays encrypted, so much at most.
@@ -70,12 +70,14 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         more = True
         while more and not self._paused and not self._connection.is_closing():
             room = memoryview(self._connection.get_buffer(-1))
+            started = clock()
             try:
                 got = self._decrypt(room)
             except ssl.SSLError as error:
                 self._error = error.with_traceback(None)  # whose frames know this object
                 self._transport.abort()
                 return
+            self._connection.spend(clock() - started)
             if got:
                 self._connection.buffer_updated(got)
             more = got == len(room)

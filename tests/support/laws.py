@@ -20,7 +20,7 @@ Chunks = Callable[[int, int], int]
 
 def counts_what_it_holds(job: Any) -> None:
     """The counters of a run's buffers, against a walk over all of them."""
-    chunks = [c for s in job.streams for r in s.rounds() for c in r.chunks.values()]
+    chunks = [c for s in job.streams for r in s.rounds for c in r.chunks.values()]
     parked = sum(len(part.view) for c in chunks for part in c.parts.values())
     made = [buffer for c in chunks for buffer in (c.acc, c.result) if buffer is not None]
     walked = (parked, parked + sum(len(buffer.view) for buffer in made))

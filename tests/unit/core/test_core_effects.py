@@ -217,7 +217,7 @@ def test_what_a_chunk_has_given_up_is_not_dropped_with_its_run() -> None:
     for worker in workers[:2]:
         worker.contribute(Spec(), data=bytes(32))
     (run,) = lane.core._roster.runs.values()
-    (chunk,) = (c for s in run.job.streams for r in s.rounds() for c in r.chunks.values())
+    (chunk,) = (c for s in run.job.streams for r in s.rounds for c in r.chunks.values())
     chunk.contribute(2, 0, lane.take(32))
     parts = list(chunk.parts.values())
     assert chunk.complete(parts[2], 0) == parts[:2]

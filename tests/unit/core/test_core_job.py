@@ -107,8 +107,8 @@ def test_parked_and_accumulated_bytes_never_exceed_what_was_sent() -> None:
 
 
 def test_every_illegal_step_is_a_bug_of_ours() -> None:
-    records = Records("j", 1 << 20)
-    table = KeyTable("j", 2, 10, moved=False, records=records, all_idle=IdleKeys())
+    records = Records("j", 1 << 20, IdleKeys())
+    table = KeyTable("j", 2, 10, moved=False, records=records)
     stream = Stream(0, 0, Place(1, 0), table, HeldBytes())
     for phase, step in itertools.product(Phase, Step):
         chunk = Chunk(Round(("j", "r"), stream, 1, 0, 2, 0.0), 0, 2)

@@ -244,7 +244,7 @@ def test_a_text_costs_the_same_before_and_after_it_is_sent(letter: str) -> None:
 
 def test_a_heartbeat_counts_for_each_key_once() -> None:
     """Each entry may walk all rounds of its key."""
-    table = KeyTable("j", 2, 10, moved=True, records=Records("j", 1 << 20), all_idle=IdleKeys())
+    table = KeyTable("j", 2, 10, moved=True, records=Records("j", 1 << 20, IdleKeys()))
     payload = b"".join(struct.pack("<QQ", key, done) for key in (1, 2) for done in (4, 9, 7))
     found = [(key.id, done) for key, done in table.entries(memoryview(payload), 0, 0.0)]
     assert found == [(1, 9), (2, 9)]
