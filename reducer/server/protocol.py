@@ -264,7 +264,7 @@ class Connection:
         self._waiting += parts
         self._waiting_bytes += length
         self.bytes_out += length
-        if self._waiting_bytes >= SEND_AT_ONCE:
+        if self._waiting_bytes >= SEND_AT_ONCE and self.turn.written < SECONDS:
             self._shell.flush(self)
         elif is_first or self.can_wait:
             self._shell.flush_soon(self)

@@ -18,7 +18,7 @@ from reducer.server import descriptors
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.executor import Executor, ShellCounters
 from reducer.server.protocol import Connection, clock
-from reducer.server.turns import Turns
+from reducer.server.turns import SECONDS, Turns
 from reducer.wire.codes import CONTRIBUTION, MessageKind
 from reducer.wire.decoder import Frame
 from reducer.wire.header import Header
@@ -33,6 +33,8 @@ FLUSHED_AT_ONCE: Final = 64
 # A write of less is not timed, as that would cost a part of it: it takes so many seconds of a turn.
 TIMED_BYTES: Final = 4_096
 WRITE_SECONDS: Final = 0.000_005
+# Until answers are flushed again where that has failed: memory may have ended.
+RETRY_SECONDS: Final = 0.05
 
 
 class LaneShell:
@@ -151,9 +153,23 @@ class LaneShell:
         self._unflushed.append(connection)
 
     def _flush(self) -> None:
-        waiting, self._unflushed = self._unflushed, []
-        for connection in waiting:
-            self.flush(connection)
+        """Answers: of each job as many as a turn has time for, before the loop serves others."""
+        try:
+            later: list[Connection] = []
+            waiting, self._unflushed = self._unflushed, []
+            for connection in waiting:
+                if connection.turn.written < SECONDS:
+                    self.flush(connection)
+                else:
+                    later.append(connection)
+            for connection in waiting:
+                connection.turn.written = 0.0
+            if later and not self._unflushed:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._unflushed += later
+        except Exception:
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
+            raise
 
     def _flush_later(self) -> None:
         waiting = self._unflushed_later[:FLUSHED_AT_ONCE]
@@ -170,13 +186,15 @@ class LaneShell:
         Nothing more may be written there, as a frame may be cut.
         """
         try:
+            seconds = WRITE_SECONDS
             if connection.waiting < TIMED_BYTES:
                 connection.flush()
-                connection.spend(WRITE_SECONDS)
             else:
                 started = clock()
                 connection.flush()
-                connection.spend(clock() - started)
+                seconds = clock() - started
+            connection.turn.written += seconds
+            connection.spend(seconds)
         except Exception as error:
             connection.abort("it cannot be written")
             self._note_bug(connection, error)
@@ -252,7 +270,6 @@ class LaneShell:
             self.feed(events.Tick())
         finally:
             self._ticks = False
-        self._flush()  # should the loop's call have failed, as of turns
         self.turns.go_on()
         self._pool.tick(now)
 

@@ -27,14 +27,18 @@ class Pausable(Protocol):
 
 
 class Turn:
-    """Of one job: ``spent`` seconds, who waits for the next one, how many go on with it."""
+    """Of one job: ``spent`` seconds, who waits for the next one, how many go on with it.
 
-    __slots__ = ("at_once", "job", "members", "spent", "waiting")
+    ``written``: seconds of writing since the loop has last served everybody.
+    """
+
+    __slots__ = ("at_once", "job", "members", "spent", "waiting", "written")
 
     def __init__(self, job: str) -> None:
         self.job = job
         self.members = 0
         self.spent = 0.0
+        self.written = 0.0
         self.waiting: dict[Pausable, None] = {}
         self.at_once = 1
 
