@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -138,6 +139,26 @@ def test_a_drain_ends_at_its_deadline() -> None:
         assert daemon.wait(10) == 1
         assert "without having drained" in daemon.log
         assert "exit status 1: open rounds did not finish within 0.3 s" in daemon.log
+
+
+def rounds_of(daemon: Daemon, job: str) -> int:
+    return int(daemon.stats()["lanes"][0]["core"]["jobs"][job]["rounds"])
+
+
+def test_a_worker_that_reads_a_trickle_keeps_no_drain() -> None:
+    """What the kernel has is no open round, and each byte that was read gave it 2 s more."""
+    values = np.ones(50_000, np.float32)
+    with Daemon() as daemon, Worker(daemon.port, "slow", 0, 1, receive_buffer=2_304) as slow:
+        slow.join()
+        slow.contribute("k", 0, values)
+        wait_until(lambda: rounds_of(daemon, "slow") == 1, 5, "the round is over")
+        daemon.signal(signal.SIGTERM)
+        end = time.monotonic() + 10
+        while daemon.process.poll() is None and time.monotonic() < end:
+            slow.links[0].sock.recv(1_000)
+            time.sleep(0.1)
+        assert daemon.wait(1) == 0
+        assert "drained" in daemon.log
 
 
 def test_who_starts_it_says_with_which_status_it_has_drained() -> None:

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 from reducer.errors import InternalError
-from reducer.server.buffers import IDLE_SECONDS, BufferPool, size_class
+from reducer.server.buffers import IDLE_SECONDS, LOOKED_AT, BufferPool, size_class
 from reducer.wire.header import HEADER_SIZE
 
 
@@ -52,6 +52,21 @@ def test_a_buffer_is_given_back_once() -> None:
         pool.give_back(buffer)
     assert (pool.out, pool.cached_bytes) == (0, 4096)
     assert pool.take(4096) is not pool.take(4096)
+
+
+def test_a_tick_looks_at_a_part_of_what_is_not_sent() -> None:
+    """200,000 unsent results of slow readers took 16 ms of each tick."""
+    pool = BufferPool(1 << 30)
+    count = LOOKED_AT + 10
+    buffers = [pool.take(1) for _ in range(count)]
+    shares = [buffer.share(1) for buffer in buffers]
+    for buffer in buffers:
+        pool.give_back(buffer)
+    shares.clear()
+    pool.tick(0.0)
+    assert pool.unsent == 10
+    pool.tick(0.1)
+    assert not pool.unsent
 
 
 def test_memory_that_is_still_sent_is_not_reused() -> None:
