@@ -94,8 +94,9 @@ def test_a_lost_worker_is_named_to_the_other(daemon: Daemon) -> None:
         first, second = joined(stack, daemon, "lost", 2)
         second.close()
         first.contribute("k", 0, inputs(1, 10, 0)[0])
-        (absent,) = first.wait_for_absence().absent
-        assert absent == (1, "the worker closed the connection")
+        ((rank, why),) = first.wait_for_absence().absent
+        assert rank == 1  # with a RST where something of the lane's was unread
+        assert why == "the worker closed the connection" or "reset by peer" in why
     wait_until(lambda: daemon.lane_total("buffers_out") == 0, 10, "no buffer is out")
 
 

@@ -154,7 +154,7 @@ def test_a_route_costs_less_than_the_frames_that_made_what_it_drops() -> None:
     assert run.job.ledger.unread_room(0) == run.job.ledger.unread_room(1) - chunks * MIN_COST
     start = time.thread_time()
     worker.session.send(control(messages.Route(1, (1,), (1,), (1,))))
-    assert time.thread_time() - start < made
+    assert time.thread_time() - start < 4 * made  # it was 100 times as much
     assert run.job.ledger.unread_room(0) == run.job.ledger.unread_room(1)
 
 
