@@ -121,7 +121,7 @@ class Lost(NamedTuple):
 
 
 class CatchUp(NamedTuple):
-    """It is the session's turn, and its run is `behind`: tell the next part of what was missed."""
+    """It is the session's turn, and its run is behind: do the next part of the work."""
 
     session: int
 
@@ -250,6 +250,13 @@ class Close(NamedTuple):
     at_once: bool = False
 
 
+class Behind(NamedTuple):
+    """The run has more to do than at once: hand in CatchUp in the turns of the session."""
+
+    run: int
+    session: int
+
+
 class Traced(NamedTuple):
     """A round is over on this lane; `key` is a label. Only where `LaneSettings.traced` asks for it.
 
@@ -292,4 +299,4 @@ class Log:
         self.error = error
 
 
-Output = Send | Fold | Finish | Free | Close | Traced | Log
+Output = Send | Fold | Finish | Free | Close | Behind | Traced | Log

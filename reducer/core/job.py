@@ -17,6 +17,7 @@ from reducer.core.buffer import Buffer, HeldBytes
 from reducer.core.credits import Ledger, Window
 from reducer.core.durations import Durations
 from reducer.core.events import (
+    Behind,
     Contributed,
     Finish,
     Fold,
@@ -86,7 +87,7 @@ class Job:
     """The lane keeps `seats`, and the job what the ranks there have sent.
 
     `number` is the lane's for the run. `_works` are the chunks that a kernel is at work on, by the
-    number that its Fold or Finish carries.
+    number that its Fold or Finish carries; `_behind` are those with more parts to sum than at once.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Job:
         max_keys: int,
         crc: Crc,
         acc_itemsize: Callable[[int, int], int],
+        most_summed: int,
         traced: bool,
     ) -> None:
         self.number = number
@@ -140,8 +142,10 @@ class Job:
         self.missed = Missed(self.seats, self._verdicts)
         self._crc = crc
         self._acc_itemsize = acc_itemsize
+        self._most_summed = most_summed
         self._traced = traced
         self._plans = Plans(world_size, table, self.records)
+        self._behind: dict[Chunk, None] = {}
         self._works: dict[int, Chunk] = {}
         self._last_work = 0
 
@@ -162,6 +166,7 @@ class Job:
         self.counters.failovers += sum(1 for before, after in pairs if before and not after)
         moved = self.streams.move(route)
         self.open.drop(moved)
+        self._behind = {c: None for c in self._behind if c.round.stream not in moved}
         for stream in moved:
             self._changed.pop(stream, None)
             for round_ in stream.rounds:
@@ -239,10 +244,13 @@ class Job:
             chunk.half_at = now
         elif chunk.missing < self._half:
             self.lateness.note(rank, chunk.half_at, now)
-        if chunk.missing:
-            self._maybe_fold(chunk, header, plan, out)
-        else:
-            self._finish(key, chunk, rank, header, plan, now, out)
+        if not chunk.missing:
+            round_.last = rank
+            if self._traced:
+                round_.note_wait(Wait(rank, chunk.half_at, now))
+        self._sum(key, chunk, header.op, header.dtype, plan, now, out)
+        if self._behind and not self._works:
+            self._sum_behind(now, out)
         self._grants.maybe_grant(rank, out)
 
     def describe(self, rank: int, header: Header, now: float, out: list[Output]) -> None:
@@ -314,14 +322,46 @@ class Job:
             raise PeerLostError(f"rank {self.departed} has left the job")
         self._grants.begin(round_, now, out)
 
-    def _maybe_fold(self, chunk: Chunk, header: Header, plan: Plan, out: list[Output]) -> None:
-        """Fold what has its turn, where the accumulator is no larger than what it replaces."""
-        if header.op == COPY or not header.length or len(chunk.parts) < FOLD_AT_ONCE:
-            return
-        ranks = chunk.ready(_in_order(header.op, header.dtype))
-        if len(ranks) < FOLD_AT_ONCE:
-            return
-        width = self._acc_itemsize(header.op, header.dtype) // plan.item
+    def _sum(
+        self,
+        key: KeyProgress,
+        chunk: Chunk,
+        op: int,
+        dtype: int,
+        plan: Plan,
+        now: float,
+        out: list[Output],
+    ) -> None:
+        """Fold what has its turn; where all are in, and no more than are summed at once, finish."""
+        is_behind = False
+        if op == COPY or len(chunk.parts) < FOLD_AT_ONCE:
+            if not chunk.missing:
+                self._finish(key, chunk, op, dtype, plan, now, out)
+        elif len(ranks := chunk.ready(_in_order(op, dtype))) >= FOLD_AT_ONCE:
+            width = self._acc_itemsize(op, dtype) // plan.item
+            most = max(FOLD_AT_ONCE, width, self._most_summed // chunk.part_bytes)
+            is_behind = len(ranks) > most
+            if chunk.missing or is_behind:
+                self._maybe_fold(chunk, op, dtype, plan, width, ranks[:most], out)
+            else:
+                self._finish(key, chunk, op, dtype, plan, now, out)
+        if is_behind and chunk not in self._behind:
+            self._behind[chunk] = None
+            self.ask_for_turns(out)
+        elif self._behind and not is_behind:
+            self._behind.pop(chunk, None)
+
+    def _maybe_fold(
+        self,
+        chunk: Chunk,
+        op: int,
+        dtype: int,
+        plan: Plan,
+        width: int,
+        ranks: list[int],
+        out: list[Output],
+    ) -> None:
+        """Fold where the accumulator, of `width` parts, is no larger than what it replaces."""
         if chunk.acc is None and len(ranks) < width:
             return
         parts = [chunk.parts[rank] for rank in ranks]
@@ -329,7 +369,18 @@ class Job:
         count = plan.elements(chunk.index)
         work = self._begin_work(chunk)
         chunk.folding = ranks
-        out.append(Fold(self.number, work, header.op, header.dtype, count, acc, parts, ranks))
+        out.append(Fold(self.number, work, op, dtype, count, acc, parts, ranks))
+
+    def _sum_behind(self, now: float, out: list[Output]) -> None:
+        """The next parts of the chunk that has waited longest."""
+        chunk = next(iter(self._behind))
+        round_ = chunk.round
+        described, plan = round_.descriptor, round_.plan
+        if chunk.phase is not Phase.COLLECTING or described is None or plan is None:
+            del self._behind[chunk]  # void meanwhile
+            return
+        key = round_.stream.keys[round_.key]
+        self._sum(key, chunk, described.op, described.dtype, plan, now, out)
 
     def _begin_work(self, chunk: Chunk) -> int:
         self._last_work += 1
@@ -346,24 +397,23 @@ class Job:
         self,
         key: KeyProgress,
         chunk: Chunk,
-        rank: int,
-        header: Header,
+        op: int,
+        dtype: int,
         plan: Plan,
         now: float,
         out: list[Output],
     ) -> None:
         """All ranks are in: reduce, or forward the one part that there is."""
+        chunk.step(Step.LAST_KERNEL)
         round_ = chunk.round
         round_.left -= 1
         if round_.left == 0:
-            self.late[rank] += 1
-        if self._traced:
-            round_.note_wait(Wait(rank, chunk.half_at, now))
+            self.late[round_.last] += 1
         ranks = sorted(chunk.parts)
         parts = [chunk.parts[r] for r in ranks]
         if not parts:
             self._answer(key, chunk, 0, None, now, out)
-        elif header.op == COPY:
+        elif op == COPY:
             sender = next(iter(chunk.parts))
             crc = chunk.crcs[sender]
             assert crc is not None
@@ -372,8 +422,8 @@ class Job:
             count = plan.elements(chunk.index)
             work = self._begin_work(chunk)
             out.append(
-                Finish(self.number, work, header.op, header.dtype, count, self.world_size,
-                       chunk.acc, parts, ranks, parts[-1])
+                Finish(self.number, work, op, dtype, count, self.world_size, chunk.acc, parts,
+                       ranks, parts[-1])
             )  # fmt: skip
 
     def reduced(self, event: Reduced, now: float, out: list[Output]) -> None:
@@ -593,11 +643,30 @@ class Job:
                 self._verdicts.settle(round_, rank)
         self.missed.add(rank)
         self._grants.again(rank, out)
+        self.ask_for_turns(out)
         return out
 
-    def tell_missed(self, now: float) -> list[Output]:
-        """The next part of what the ranks that are back have missed."""
-        return self.missed.tell(self.streams, now)
+    # --- work that is too much for one turn -------------------------------------------------------
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is work that waits for turns of the job."""
+        return bool(self._behind or self.missed)
+
+    def ask_for_turns(self, out: list[Output]) -> None:
+        """In the name of any session that is here."""
+        for session in self.seats.sessions:
+            if session is not None:
+                out.append(Behind(self.number, session))
+                return
+
+    def catch_up(self, now: float) -> list[Output]:
+        """The next part: of a sum, or of what the ranks that are back have missed."""
+        if not self._behind:
+            return self.missed.tell(self.streams, now)
+        out: list[Output] = []
+        self._sum_behind(now, out)
+        return out
 
     # --- reports --------------------------------------------------------------------------------
 
@@ -648,6 +717,7 @@ class Job:
         self.streams.clear()
         self._changed.clear()
         self.open.clear()
+        self._behind.clear()
         self._works.clear()
         return out
 

@@ -175,7 +175,7 @@ class Joining:
             job = Job(
                 self._runs, forming.job, forming.run_id, forming.slot, settings.lane, route,
                 forming.world_size, forming.table, window, settings.job_keys, settings.crc32c,
-                settings.acc_itemsize, settings.traced,
+                settings.acc_itemsize, settings.most_summed, settings.traced,
             )  # fmt: skip
             silence = forming.worker_silence_ms / 1000 or settings.silence
             return Run(job, forming.incarnations, forming.digest_every, silence, now)

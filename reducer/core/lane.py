@@ -144,9 +144,9 @@ class Lane:
             raise peer.job.ledger.too_slow(peer.rank, header.length, unread)
 
     def behind(self, session: int) -> bool:
-        """Whether ranks of the session's run wait to be told what they have missed (CatchUp)."""
+        """Whether the session's run has work left for its turns (CatchUp)."""
         peer = self._roster.sessions.get(session)
-        return peer is not None and peer.job is not None and bool(peer.job.missed)
+        return peer is not None and peer.job is not None and peer.job.is_behind
 
     def heard(self, session: int, now: float) -> None:
         """Bytes have come, whole frames or not: the peer is not silent."""
@@ -342,7 +342,7 @@ class Lane:
     def _catch_up(self, event: events.CatchUp, now: float) -> list[Output]:
         if not self.behind(event.session):
             return []
-        return self._job_of(self._roster.sessions[event.session]).tell_missed(now)
+        return self._job_of(self._roster.sessions[event.session]).catch_up(now)
 
     def _route(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
@@ -573,6 +573,8 @@ class Lane:
         job = run.job
         absence = run.absence(now - self._settings.lost_grace)
         out: list[Output] = [] if absence is None else [job.seats.to_all(absence)]
+        if job.is_behind:  # whoever had its turns for that may have gone
+            job.ask_for_turns(out)
         return out + self._maybe_stall(run, now)
 
     def _maybe_stall(self, run: Run, now: float) -> list[Output]:

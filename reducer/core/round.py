@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    COLLECTING = 0  # ranks are missing
-    FOLDING = 1  # all are in; the kernel runs
+    COLLECTING = 0  # ranks are missing, or there is more to sum than at once
+    FOLDING = 1  # all are in; the last kernel runs
     COMPLETE = 2  # the result is sent and cached
     STABLE = 3  # every rank holds the result; nothing is left here
     FAILED = 4  # the round was refused or abandoned
@@ -33,7 +33,7 @@ class Phase(IntEnum):
 
 class Step(IntEnum):
     CONTRIBUTED = 0
-    LAST_CONTRIBUTED = 1
+    LAST_KERNEL = 1
     REDUCED = 2
     ALL_DONE = 3
     VOIDED = 4
@@ -41,7 +41,7 @@ class Step(IntEnum):
 
 TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
     (Phase.COLLECTING, Step.CONTRIBUTED): Phase.COLLECTING,
-    (Phase.COLLECTING, Step.LAST_CONTRIBUTED): Phase.FOLDING,
+    (Phase.COLLECTING, Step.LAST_KERNEL): Phase.FOLDING,
     (Phase.FOLDING, Step.REDUCED): Phase.COMPLETE,
     (Phase.COMPLETE, Step.ALL_DONE): Phase.STABLE,
     (Phase.COLLECTING, Step.VOIDED): Phase.FAILED,
@@ -53,7 +53,6 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
 _STEPS: Final = len(Step)
 _AFTER: Final = [TRANSITIONS.get((phase, step)) for phase in Phase for step in Step]
 _CONTRIBUTED: Final = Step.CONTRIBUTED
-_LAST_CONTRIBUTED: Final = Step.LAST_CONTRIBUTED
 
 
 class Descriptor(NamedTuple):
@@ -148,7 +147,7 @@ class Chunk:
                 self.part_bytes = len(buffer.view)
             self.parts[rank] = buffer
             self.round.stream.held.park(self.part_bytes)
-        self.step(_CONTRIBUTED if self.missing else _LAST_CONTRIBUTED)
+        self.step(_CONTRIBUTED)
 
     def ready(self, in_order: bool) -> list[int]:
         """The ranks that may be folded now: the contiguous ones, or all where order is free."""
@@ -248,14 +247,15 @@ class Round:
     complete. `described` are ranks that have said what the round is before they could send of it;
     `verdict` collects every rank's word once two of them differ. A void round only waits to be
     forgotten: `owed` is each rank's cost that its ABANDON will settle; `refused` is what the ranks
-    are `told`, once it is known. `wait` is the longest that it has waited for a rank, where that is
-    traced. `charged` is what its records take of the run's room. `ascending`: the indexes of the
-    chunks, where an earlier stream may have had them.
+    are `told`, once it is known. `last` is the rank that a chunk was last complete with; `wait` is
+    the longest that the round has waited for a rank, where that is traced. `charged` is what its
+    records take of the run's room. `ascending`: the indexes of the chunks, where an earlier stream
+    may have had them.
     """
 
     __slots__ = (
         "abandoned", "ascending", "begun", "charged", "chunks", "contributed", "described",
-        "descriptor", "job", "key", "left", "number", "opened_at", "owed", "owned", "plan",
+        "descriptor", "job", "key", "last", "left", "number", "opened_at", "owed", "owned", "plan",
         "refused", "stream", "told", "touched_at", "verdict", "void", "wait",
     )  # fmt: skip
 
@@ -284,6 +284,7 @@ class Round:
         self.contributed = [0] * world_size
         self.owned = 0
         self.left = 0
+        self.last = 0
         self.opened_at = now
         self.touched_at = now
         self.wait: Wait | None = None

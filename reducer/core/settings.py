@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from reducer.wire.header import Crc
+
+# Bytes of parts: 2 ms. More of one chunk are summed in several turns of its job.
+MOST_SUMMED: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +35,5 @@ class LaneSettings:
     max_runs: int = 1_000  # of one job
     job_keys: int = 200_000  # of one run, for each slot
     descriptors: int = 1 << 20  # that the process may open
+    most_summed: int = MOST_SUMMED  # at once; four parts, if they are more
     traced: bool = False  # every round is told of when it is over

@@ -92,12 +92,16 @@ class Executor:
         for event in came:
             self._feed(event)
 
-    def _others(self, output: events.Close | events.Traced | events.Log) -> None:
+    def _others(self, output: events.Close | events.Behind | events.Traced | events.Log) -> None:
         """Outputs that no chunk needs."""
         if isinstance(output, events.Close):
             self._close(output)
         elif isinstance(output, events.Log):
             self._log(output)
+        elif isinstance(output, events.Behind):
+            connection = self._connections.get(output.session)
+            if connection is not None:
+                connection.go_on_soon()
         elif self.timeline is not None:
             self.timeline.add(output)
 

@@ -212,7 +212,7 @@ class Connection:
             self._take_frames()
 
     def go_on_soon(self) -> None:
-        """Its run has ranks that are back and have missed something."""
+        """Its run is behind, and this connection has its turns for that."""
         self._is_behind = True
         if self._soon is None:
             self._soon = asyncio.get_running_loop().call_soon(self._go_on_now)

@@ -128,11 +128,9 @@ class LaneShell:
             job = self._lane.job_named_by(session)
             if job and session in self.connections:
                 connection.name(job)
-            if self._lane.behind(session):
-                connection.go_on_soon()
 
     def catch_up(self, connection: Connection) -> None:
-        """Tell the next part of what ranks of its run have missed, if there is any."""
+        """Do the next part of what its run is behind with, if there is any."""
         if self._lane.behind(connection.session):
             self.feed(events.CatchUp(connection.session))
             connection.go_on_soon()

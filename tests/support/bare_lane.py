@@ -10,7 +10,7 @@ import uvloop
 
 from reducer.core import events
 from reducer.core.lane import Lane
-from reducer.core.settings import LaneSettings
+from reducer.core.settings import MOST_SUMMED, LaneSettings
 from reducer.kernels import load
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection
@@ -25,8 +25,8 @@ BUDGET = 1 << 30
 KEY = 0x1234_5678_9ABC_DEF0
 
 
-def bare_lane(credit: int) -> Lane:
-    """``credit`` in bytes."""
+def bare_lane(credit: int, most_summed: int = MOST_SUMMED) -> Lane:
+    """Both in bytes."""
     return Lane(
         LaneSettings(
             lane=0,
@@ -36,6 +36,7 @@ def bare_lane(credit: int) -> Lane:
             crc32c=KERNELS.crc32c,
             acc_itemsize=KERNELS.acc_itemsize,
             credit=credit,
+            most_summed=most_summed,
         )
     )
 

@@ -143,6 +143,7 @@ class SimLane:
         self.bodies: dict[tuple[int, int, int, int], int] | None = None
         self.inject: Callable[[events.Output | int], None] = lambda what: None
         self._opened = 0
+        self._behind: dict[int, None] = {}  # sessions
 
     def connect(self) -> SimSession:
         self._opened += 1
@@ -162,6 +163,15 @@ class SimLane:
         """Time goes by unnoticed, until the tick at its end."""
         self.now += seconds
         self.feed(events.Tick())
+        for number in list(self._behind):
+            self.catch_up(number)
+
+    def catch_up(self, number: int) -> None:
+        """A turn of the session: one part of what its run is behind with."""
+        if self.core.behind(number):
+            self.feed(events.CatchUp(number))
+        else:
+            self._behind.pop(number, None)
 
     def feed(self, event: events.Event) -> None:
         """As the shell does: carry out all, then tell the core what came of it."""
@@ -214,6 +224,8 @@ class SimLane:
                 self._give_back_all(output)
             case events.Close(_, session, reason):
                 self.sessions[session].closed = reason
+            case events.Behind(_, session):
+                self._behind[session] = None
             case events.Log():
                 self.logs.append(output.text)
                 self.about.append(dict(output.about))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from reducer.core.job import FOLD_AT_ONCE
+from reducer.core.settings import MOST_SUMMED
 from reducer.wire.keys import key_id
 from tests.support.laws import Laws
 from tests.support.simfaults import FaultyCluster
@@ -61,6 +62,7 @@ class Storm:
         self.cluster = FaultyCluster(
             self.world, lanes, table=TABLE, seed=self.seed, silence=1.0,
             credit=self.rng.choice((CHUNK * 4, CHUNK * 16, 4 << 20)), digest_every=self.seed % 4,
+            most_summed=self.rng.choice((0, MOST_SUMMED)),
         )  # fmt: skip
         self.repairs: list[tuple[float, Any]] = []
         self.cut: set[tuple[int, int]] = set()

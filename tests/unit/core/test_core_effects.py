@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from reducer.core import events
+from reducer.core.round import Step
 from reducer.wire import messages
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import DType, ErrorCode, MessageKind
@@ -219,6 +220,7 @@ def test_what_a_chunk_has_given_up_is_not_dropped_with_its_run() -> None:
     (run,) = lane.core._roster.runs.values()
     (chunk,) = (c for s in run.job.streams for r in s.rounds for c in r.chunks.values())
     chunk.contribute(2, 0, lane.take(32))
+    chunk.step(Step.LAST_KERNEL)
     parts = list(chunk.parts.values())
     assert chunk.complete(parts[2], 0) == parts[:2]
     assert chunk.drop() == parts[2:]

@@ -153,11 +153,11 @@ def test_what_was_missed_is_told_in_parts_that_others_can_wait_for() -> None:
     (run,) = lane.core._roster.runs.values()
     for rank in range(2):
         run.job.missed.add(rank)
-    run.job.tell_missed(lane.now)
+    run.job.catch_up(lane.now)
     workers[0].session.lose()  # with parts left to tell
-    run.job.tell_missed(lane.now)
+    run.job.catch_up(lane.now)
     assert list(run.job.missed._ranks) == [1]
-    run.job.tell_missed(lane.now)  # and now it, which comes again before its end
+    run.job.catch_up(lane.now)  # and now it, which comes again before its end
     sizes, feed = [], lane.feed
 
     def measure(event: events.Event) -> None:

@@ -18,9 +18,9 @@ What holds at every moment:
 
 1. A rank counts once: a second copy of its contribution is dropped and counted (same CRC), or
    stops the job (another one).
-2. Ranks are folded in rank order, four at a time and the rest with the last one, so the result is
-   a function of the contributions alone. Only sums of float16 (exact in float64) are folded in any
-   order.
+2. Ranks are folded in rank order, at least four at a time and the rest with the last one, so the
+   result is a function of the contributions alone. Only sums of float16 (exact in float64) are
+   folded in any order. Parts of more than 16 MiB are folded in several turns of their job.
 3. An accumulator is opened only in place of parts that are as large: a chunk never holds more
    than its ranks have reserved.
 4. A result is kept until every rank holds it, and its buffer is used again only then.

@@ -300,6 +300,26 @@ def test_a_job_that_was_held_is_read_to_its_end_when_it_is_closed() -> None:
     assert asyncio.run(close())
 
 
+def test_a_sum_of_many_parts_goes_on_in_the_next_turns() -> None:
+    """64 parts of 4 MiB, parked until rank 0 came, were summed in one step of 30 ms."""
+
+    async def send() -> None:
+        shell = LaneShell(bare_lane(4 << 20, 4 * CHUNK), KERNELS, BufferPool(BUDGET), 10.0)
+        ranks = [Held(shell, "job", rank, 12) for rank in range(12)]
+        await until(lambda: all(one.taken for one in ranks))
+        before = [one.taken for one in ranks]
+        payload = bytes(CHUNK)
+        for rank in reversed(range(12)):
+            header = contribution(rank, 0, 0, 1, payload)
+            data = memoryview(pack_header(header, KERNELS.crc32c) + payload)
+            receive(ranks[rank].connection, data)
+        shell._flush()
+        assert [one.taken for one in ranks] == before
+        await until(lambda: all(one.taken > CHUNK for one in ranks))
+
+    asyncio.run(send())
+
+
 def test_the_answers_of_one_job_are_written_a_turn_at_a_time() -> None:
     """One result to 400 ranks was written in one step of 95 ms."""
 
