@@ -8,6 +8,7 @@ from reducer.core.credits import Window
 from reducer.core.job import Job
 from reducer.core.route import Route
 from reducer.core.run import Run
+from reducer.core.settings import MOST_SUMMED
 from reducer.wire import messages
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import ErrorCode, MessageKind
@@ -31,8 +32,9 @@ from tests.support.one_worker import (
 def _job(world_size: int) -> Job:
     route, window = Route.first((1,)), Window(ROOMY, ROOMY, CHUNK, ROOMY, ROOMY)
     return Job(
-        1, "job", "run", 0, 0, route, world_size, TABLE, window, 100, crc32c, lambda *_: 4, False
-    )
+        1, "job", "run", 0, 0, route, world_size, TABLE, window, 100, crc32c, lambda *_: 4,
+        MOST_SUMMED, False,
+    )  # fmt: skip
 
 
 def absent(*ranks: int, left: tuple[int, ...] = (), why: str = "the worker closed it") -> bytes:
