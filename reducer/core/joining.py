@@ -53,7 +53,7 @@ class Joining:
             crowd = self._name(peer, hello.job)
             if crowd is not None:
                 return crowd
-        run = self._roster.runs.get((hello.job, hello.run_id))
+        run = self._run_of(hello)
         if run is None:
             return self._join(peer, hello, now)
         if not self._is_dead(run, hello):
@@ -64,6 +64,16 @@ class Joining:
             return out + self._join(peer, hello, now)
         except PEER_ERRORS as error:
             return out + self._roster.refuse(peer, error, now)
+
+    def _run_of(self, hello: messages.Hello) -> Run | None:
+        """The complete run that the hello is for; whose WELCOME was lost cannot name it."""
+        runs = self._roster.runs
+        if hello.run_id:
+            return runs.get((hello.job, hello.run_id))
+        for (name, _), run in runs.items():
+            if name == hello.job and run.incarnations.get(hello.rank) == hello.incarnation:
+                return run
+        return None
 
     def _join(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
         """The run is not there yet: it forms, or is complete with this rank."""
@@ -108,8 +118,8 @@ class Joining:
 
         Of those that are refused so, as many again may wait to read why; more end at once.
         """
-        peer.named = job
         count = self._roster.connections.enter(job)
+        peer.named = job
         runs = self._roster.runs.items()
         workers = sum(run.job.world_size for (name, _), run in runs if name == job)
         forming = [f for f in self._roster.forming.values() if f.job == job]
@@ -143,9 +153,9 @@ class Joining:
             return out + self._roster.refuse_all(forming, error, now)
         except Exception as bug:
             return out + self._roster.break_up(forming, bug, now)
-        del self._roster.forming[forming.id]
-        self._roster.begin(run)
         try:
+            del self._roster.forming[forming.id]
+            self._roster.begin(run)
             return out + self._begin(run, forming, now)
         except Exception as fault:
             out += self._roster.fault(run, fault)

@@ -52,12 +52,10 @@ class Roster:
         self.errors = dict.fromkeys(ErrorCode, 0)  # sessions refused, and runs ended, so far
 
     def lose(self, session: int, reason: str, now: float) -> list[Output]:
-        """The connection of a session has ended."""
-        peer = self.sessions.pop(session, None)
+        """The connection of a session has ended; where this raises it can be said again."""
+        peer = self.sessions.get(session)
         if peer is None:
             return []
-        if peer.named:
-            self.connections.leave(peer.named)
         if peer.forming is not None:
             self._unjoin(peer, peer.forming)
         if peer.state == SessionState.READY:
@@ -66,6 +64,9 @@ class Roster:
         if ended is not None:
             ended.sessions.discard(session)
             self._maybe_close_room(ended)
+        del self.sessions[session]
+        if peer.named:
+            self.connections.leave(peer.named)
         text = f"{peer}: the connection has ended: {reason}"
         return [Log(peer.run, logging.DEBUG, text, peer.about())]
 
@@ -162,7 +163,8 @@ class Roster:
         self.runs_ended += 1
         members = [peer for peer in self.sessions.values() if peer.job is job]
         ended = Ended(run, {peer.id for peer in members})
-        del self.runs[job.name, job.run_id], self.runs_by_number[job.number]
+        self.runs.pop((job.name, job.run_id), None)
+        self.runs_by_number.pop(job.number, None)
         self._ended[job.number] = ended
         for peer in members:
             if peer.state == SessionState.READY:

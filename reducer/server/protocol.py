@@ -233,12 +233,14 @@ class Connection:
         """As above."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._linger:
-            self._linger.cancel()
-        if self._is_read and not self._closing:
-            self._take_frames()
-        self._closing = self._closing or str(exc or "the worker closed the connection")
-        self._shell.lost(self, self._closing)
+        try:
+            if self._linger:
+                self._linger.cancel()
+            if self._is_read and not self._closing:
+                self._take_frames()
+        finally:  # else the room of its run would be kept for ever
+            self._closing = self._closing or str(exc or "the worker closed the connection")
+            self._shell.lost(self, self._closing)
         self._release_placed()
         # What would keep itself until a collection, which a lane makes only when it is idle.
         self._transport = self._linger = None

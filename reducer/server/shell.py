@@ -33,8 +33,6 @@ FLUSHED_AT_ONCE: Final = 64
 # A write of less is not timed, as that would cost a part of it: it takes so many seconds of a turn.
 TIMED_BYTES: Final = 4_096
 WRITE_SECONDS: Final = 0.000_005
-# Until answers are flushed again where that has failed: memory may have ended.
-RETRY_SECONDS: Final = 0.05
 
 
 class LaneShell:
@@ -60,6 +58,7 @@ class LaneShell:
         self._room_for_silent = descriptors.room_for_newcomers(MAX_SILENT)
         self._unflushed: list[Connection] = []
         self._unflushed_later: list[Connection] = []
+        self._flush_is_due = False
         self._ticks = False
         self._failure: Exception | None = None  # of the end of a run: the lane cannot go on
         self.executor = Executor(
@@ -141,42 +140,43 @@ class LaneShell:
         What a tick sends, often the same to thousands, lets the answers to others go first.
         """
         connection.can_wait = self._ticks
-        if self._ticks:
-            if not self._unflushed_later:
-                asyncio.get_running_loop().call_soon(self._flush_later)
-            self._unflushed_later.append(connection)
-            return
-        if not self._unflushed:
+        (self._unflushed_later if self._ticks else self._unflushed).append(connection)
+        self._flush_on()
+
+    def _flush_on(self) -> None:
+        """Let the loop come to the next flush; the tick asks too, should this have failed."""
+        if not self._flush_is_due and (self._unflushed or self._unflushed_later):
             asyncio.get_running_loop().call_soon(self._flush)
-        self._unflushed.append(connection)
+            self._flush_is_due = True
 
     def _flush(self) -> None:
-        """Answers: of each job as many as a turn has time for, before the loop serves others."""
+        self._flush_is_due = False
+        self._flush_answers()
+        self._flush_some_later()
+        self._flush_on()
+
+    def _flush_answers(self) -> None:
+        """Of each job as many as a turn has time for, before the loop serves others."""
+        waiting = self._unflushed
         try:
-            later: list[Connection] = []
-            waiting, self._unflushed = self._unflushed, []
+            self._unflushed = []
             for connection in waiting:
                 if connection.turn.written < SECONDS:
                     self.flush(connection)
                 else:
-                    later.append(connection)
+                    self._unflushed.append(connection)
+        except Exception:
+            self._unflushed = waiting  # whoever is flushed already has nothing left
+            raise
+        finally:
             for connection in waiting:
                 connection.turn.written = 0.0
-            if later and not self._unflushed:
-                asyncio.get_running_loop().call_soon(self._flush)
-            self._unflushed += later
-        except Exception:
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)
-            raise
 
-    def _flush_later(self) -> None:
-        waiting = self._unflushed_later[:FLUSHED_AT_ONCE]
-        del self._unflushed_later[:FLUSHED_AT_ONCE]
-        if self._unflushed_later:
-            asyncio.get_running_loop().call_soon(self._flush_later)
-        for connection in waiting:
+    def _flush_some_later(self) -> None:
+        for connection in self._unflushed_later[:FLUSHED_AT_ONCE]:
             connection.can_wait = False
             self.flush(connection)
+        del self._unflushed_later[:FLUSHED_AT_ONCE]
 
     def flush(self, connection: Connection) -> None:
         """Frames to one connection; one that does not take them ends alone, and its rank is back.
@@ -218,13 +218,11 @@ class LaneShell:
             connection.abort("internal error")
 
     def lost(self, connection: Connection, reason: str) -> None:
-        session = connection.session
-        self._silent.pop(session, None)
-        if self.connections.pop(session, None) is None:
-            self.turns.leave(connection.turn, connection)
-            return
-        run = self._lane.run_of(session)
+        session, run = connection.session, 0
         try:
+            run = self._lane.run_of(session)
+            self._silent.pop(session, None)
+            self.connections.pop(session, None)
             self.turns.leave(connection.turn, connection)
             self.feed(events.Lost(session, reason))
         except Exception as error:
@@ -268,6 +266,8 @@ class LaneShell:
             self.feed(events.Tick())
         finally:
             self._ticks = False
+        self._flush_is_due = False  # else a callback that has failed would be the last
+        self._flush_on()
         self.turns.go_on()
         self._pool.tick(now)
 

@@ -210,7 +210,10 @@ def test_a_complete_run_admits_its_own_members_alone() -> None:
 def test_a_rank_without_run_id_forms_the_next_run_beside_a_complete_one() -> None:
     lane = SimLane()
     old = join_all(lane, 2)
-    new = [Scripted(lane, rank, 2, run_id="next" if rank == 0 else "") for rank in (1, 0)]
+    new = [
+        Scripted(lane, rank, 2, run_id="next" if rank == 0 else "", incarnation=b"n" * 16)
+        for rank in (1, 0)
+    ]
     assert {welcome(worker).run_id for worker in new} == {"next"}
     for worker in new:
         worker.contribute(Spec(), data=b"\x00\x00\x80\x3f" * 8)
@@ -218,6 +221,18 @@ def test_a_rank_without_run_id_forms_the_next_run_beside_a_complete_one() -> Non
         worker.contribute(Spec(), data=b"\x00\x00\x00\x40" * 8)
     assert new[0].results() == [b"\x00\x00\x00\x40" * 8]
     assert old[0].results() == [b"\x00\x00\x80\x40" * 8]
+
+
+def test_a_rank_whose_welcome_was_lost_is_let_in_though_it_knows_no_run_id() -> None:
+    """It waited for a run of its own until its time was over, and the others for it."""
+    lane = SimLane()
+    workers = join_all(lane, 3)
+    workers[1].session.lose()
+    back = Scripted(lane, 1, 3)
+    assert welcome(back).run_id == "run"
+    for worker in (workers[0], back, workers[2]):
+        worker.contribute(Spec(), data=b"\x00\x00\x80\x3f" * 8)
+    assert back.results() == [b"\x00\x00\x40\x40" * 8]
 
 
 def test_a_run_id_in_use_is_refused_for_a_new_run() -> None:

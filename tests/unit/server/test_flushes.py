@@ -1,0 +1,112 @@
+"""What waits to be written is written, whatever has failed: the tick asks for it again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from reducer.server.buffers import BufferPool
+from reducer.server.protocol import Connection
+from reducer.server.shell import FLUSHED_AT_ONCE, LaneShell
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane
+
+FRAME = bytes(100)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Its `call_soon` fails for the flush that `fails` names: 1 is the next one."""
+
+    fails = 0
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        if getattr(callback, "__name__", "") == "_flush":
+            self.fails -= 1
+            if self.fails == 0:
+                raise MemoryError("injected")
+        return super().call_soon(callback, *args, context=context)
+
+
+class Failing(Sink):
+    """A transport that can neither be written nor be ended, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = True
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        if self.fails:
+            raise MemoryError("injected")
+        super().writelines(list_of_data)
+
+    def abort(self) -> None:
+        self.fails = False
+        raise MemoryError("injected")
+
+
+class Lane:
+    def __init__(self, sinks: list[Sink]) -> None:
+        self.loop = asyncio.get_running_loop()
+        assert isinstance(self.loop, Loop)
+        self.loop.set_exception_handler(lambda loop, context: None)
+        self.shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        self.sinks = sinks
+        self.connections = [self._connect(sink) for sink in sinks]
+
+    def _connect(self, sink: Sink) -> Connection:
+        connection = self.shell.connection()
+        connection.connection_made(sink)
+        return connection
+
+    def send(self) -> None:
+        for connection in self.connections:
+            connection.send([FRAME], len(FRAME))
+
+    async def wait(self) -> list[int]:
+        """How many frames each has taken, a tick later."""
+        self.shell.tick()
+        for _ in range(4 + len(self.sinks) // FLUSHED_AT_ONCE):
+            await asyncio.sleep(0)
+        return [sink.taken // len(FRAME) for sink in self.sinks]
+
+
+async def no_callback() -> None:
+    lane = Lane([Sink()])
+    lane.loop.fails = 1  # type: ignore[attr-defined]
+    with pytest.raises(MemoryError):
+        lane.send()
+    assert await lane.wait() == [1]
+    lane.send()
+    assert await lane.wait() == [2]
+
+
+async def no_next_callback() -> None:
+    """More than a pass can write of what a tick has sent."""
+    lane = Lane([Sink() for _ in range(2 * FLUSHED_AT_ONCE)])
+    lane.loop.fails = 2  # type: ignore[attr-defined]
+    lane.shell._ticks = True
+    lane.send()
+    lane.shell._ticks = False
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert sum(sink.taken for sink in lane.sinks) == FLUSHED_AT_ONCE * len(FRAME)
+    assert await lane.wait() == [1] * len(lane.sinks)
+
+
+async def one_that_cannot_be_ended() -> None:
+    lane = Lane([Sink(), Failing(), Sink()])
+    lane.send()
+    before, _, after = await lane.wait()
+    assert (before, after) == (1, 1)
+    lane.send()
+    before, _, after = await lane.wait()
+    assert (before, after) == (2, 2)
+
+
+@pytest.mark.parametrize("case", [no_callback, no_next_callback, one_that_cannot_be_ended])
+def test_a_flush_that_fails_keeps_nobody_waiting(case: Callable[[], Any]) -> None:
+    """Two failures in a row made a lane deaf for good, for all jobs."""
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(case())
