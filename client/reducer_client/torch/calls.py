@@ -15,7 +15,7 @@ from reducer_client.torch.solo import SoloGroup
 from reducer_client.torch.staging import CudaStaging
 from reducer_client.torch.strands import MainStrand, Strand
 from reducer_client.torch.tasks import Task
-from reducer_client.torch.works import CallWork, Handle, Keeper, OnDone
+from reducer_client.torch.works import CallWork, Handle, OnDone
 
 AnyGroup = Group | SoloGroup
 
@@ -33,7 +33,6 @@ class Calls:
         self._strand = MainStrand(name, group.reducers)
         self._threads = CallbackThreads()
         self._pending: set[CallWork] = set()
-        self._keeper = Keeper()
         self._staging: dict[torch.device, CudaStaging] = {}
         # One for all devices, whose calls have one order; starts a thread when first used.
         self._stager = ThreadPoolExecutor(1, thread_name_prefix="reducer-stager")
@@ -61,7 +60,7 @@ class Calls:
                 return self._start_on_device(submit, source, target, outputs, strand, device)
         read, write, finish = _on_host(source, target)
         with self._strand.next_call(device.type) as (key, strand):
-            work = CallWork(outputs, strand, self._threads, self._keeper, finish, timeout)
+            work = CallWork(outputs, strand, self._threads, finish, timeout)
 
             def begin(on_done: OnDone | None) -> Handle:
                 return submit(read, write, key=key, on_done=on_done, timeout=timeout)
@@ -92,7 +91,7 @@ class Calls:
         outputs: Sequence[torch.Tensor],
         asynchronous: bool,
     ) -> CallWork:
-        work = CallWork(outputs, strand, self._threads, self._keeper)
+        work = CallWork(outputs, strand, self._threads)
 
         def begin(on_done: OnDone | None) -> Handle:
             task = Task(strand, on_done)
@@ -115,7 +114,6 @@ class Calls:
             outputs,
             strand,
             self._threads,
-            self._keeper,
             devices=[device],
             context=staging.on_side,
         )

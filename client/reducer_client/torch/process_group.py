@@ -37,6 +37,7 @@ from reducer_client.torch.calls import AnyGroup, Calls, Submit
 from reducer_client.torch.collective import collective, untraced
 from reducer_client.torch.delegate import DelegatingGroup
 from reducer_client.torch.forming import Formation, form_hierarchy
+from reducer_client.torch.handover import hand_over_lasting_works
 from reducer_client.torch.hierarchy import Hierarchy
 from reducer_client.torch.inner import InnerGroups
 from reducer_client.torch.options import Options
@@ -66,6 +67,7 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
         raise TypeError(f"pg_options: expected reducer_client.torch.Options, got {options!r}")
     if parent is not None and parent.job and options.job is None:
         options = replace(options, job=parent.job)  # its key and certificate open its groups
+    hand_over_lasting_works()
     name, rank, size = str(backend.group_id), backend.group_rank, backend.group_size
     group: AnyGroup = SoloGroup()
     if size > 1:

@@ -13,7 +13,7 @@ from reducer_client.torch.works import OnDone
 class Task:
     """A function that waits for calls; run once, on any thread, within a strand.
 
-    Works live longer than what they wait for: the function, which knows that, is not kept.
+    A work that a program keeps holds this, but not the function, which knows what it waited for.
     """
 
     def __init__(self, strand: Strand, on_done: OnDone | None) -> None:

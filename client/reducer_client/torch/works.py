@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -32,48 +31,11 @@ OnDone = Callable[[Any], None]
 Submit = Callable[[OnDone | None], Handle]
 
 
-class Keeper:
-    """Keeps works whose Python half the program has dropped while torch's C++ may hold the other.
-
-    ``DistributedDataParallel.join`` gives a work to the reducer in C++, and drops it. Without its
-    Python half a work is the bare base class, whose ``wait`` never returns. Nothing says when the
-    C++ half is gone; the reducer has one work at a time and reads it in the next backward pass.
-    What a program waits for, and drops then, pushes out nothing that has not been asked yet.
-    """
-
-    # More than a program drops unasked between a forward pass and its backward pass.
-    _WORKS = 1024
-    # What DDP hands over is one number; memory of the program's own is not held.
-    _BYTES = 4096
-
-    def __init__(self) -> None:
-        self._unasked: deque[CallWork] = deque(maxlen=self._WORKS)
-        # C++ may have asked while the call was under way, and asks for more.
-        self._asked: deque[CallWork] = deque(maxlen=self._WORKS)
-
-    def share(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """The outputs of a work as it is kept, without their graph; None: it is not to be kept."""
-        if sum(map(_held, outputs)) > self._BYTES:
-            return None
-        return [tensor.detach() for tensor in outputs]
-
-    def keep(self, work: CallWork, asked: bool) -> None:
-        """Let the work live until so many others have been dropped, asked or unasked as it is."""
-        (self._asked if asked else self._unasked).append(work)
-
-
-def _held(tensor: torch.Tensor) -> float:
-    """The bytes that are not free as long as a tensor lives: those of all that it is a part of."""
-    strided = tensor.layout is torch.strided
-    return tensor.untyped_storage().nbytes() if strided else float("inf")
-
-
 class CallWork(dist.Work):
     """One collective. Any thread may wait for it, any number of times.
 
     Args:
         outputs: what the future has as its value.
-        keeper: takes an asynchronous call that nobody in Python has any more.
         limit: seconds that ``wait`` waits by default; None takes the timeout of the group.
         devices, context: of the future.
         finish: brings the result to the outputs, once, when the call has succeeded.
@@ -84,7 +46,6 @@ class CallWork(dist.Work):
         outputs: Sequence[torch.Tensor],
         strand: Strand,
         threads: CallbackThreads,
-        keeper: Keeper,
         finish: Callable[[], None] | None = None,
         limit: float | None = None,
         devices: Sequence[torch.device] = (),
@@ -94,9 +55,6 @@ class CallWork(dist.Work):
         self._outputs = list(outputs)
         self._strand = strand
         self._threads = threads
-        self._keeper = keeper
-        self._shared: list[torch.Tensor] | None = None
-        self._asked = False
         self._finish = finish
         self._limit = limit
         self._devices = devices
@@ -110,12 +68,6 @@ class CallWork(dist.Work):
         self._future: CallFuture | None = None
         self._give_up: Callable[[str], None] | None = None
 
-    def __del__(self) -> None:
-        # No tensor is looked at here: torch.compile traces what runs where a work is dropped.
-        if self._shared is not None:
-            self._outputs, self._future = self._shared, None
-            self._keeper.keep(self, self._asked)
-
     def start(self, submit: Submit, give_up: Callable[[str], None] | None = None) -> CallWork:
         """For one that somebody waits for at once.
 
@@ -128,7 +80,6 @@ class CallWork(dist.Work):
     def start_notified(self, submit: Submit, ended: Callable[[], None]) -> CallWork:
         """For one that goes on by itself, and finishes on a thread of the client."""
         self._notified = True
-        self._shared = self._keeper.share(self._outputs)  # others are waited for at once
 
         def on_done(handle: Handle) -> None:
             try:
@@ -144,7 +95,6 @@ class CallWork(dist.Work):
 
         Raises what failed: one of ``reducer_client``'s errors, all of which are RuntimeErrors.
         """
-        self._asked = True
         handle, seconds = self._started(), timeout.total_seconds()
         try:
             handle.wait(seconds or self._limit)
@@ -169,7 +119,6 @@ class CallWork(dist.Work):
 
     def get_future(self) -> CallFuture:
         """A future with the list of outputs, or the error."""
-        self._asked = True
         with self._lock:
             if self._future is not None:
                 return self._future

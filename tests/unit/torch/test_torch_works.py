@@ -1,4 +1,4 @@
-"""Works of which torch's C++ keeps its half alone: the half in Python must not be missed."""
+"""Works that the program drops: torch's C++ may still ask for the result, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import reducer_client.torch  # noqa: F401  # makes the backend known
 from reducer_client.torch.packing import Packing
 from reducer_client.torch.strands import Strand
 from reducer_client.torch.tasks import Task
+from reducer_client.torch.works import CallWork
 from tests.support.wait import wait_until
 
 
@@ -51,14 +52,6 @@ def _returns(call: Callable[[], object], seconds: float = 20.0) -> Any:
     return outcome[0]
 
 
-def _boxed(work: Any) -> Any:
-    """The C++ half alone, as an operator of torch passes works on."""
-    box = work.boxed()
-    del work
-    gc.collect()
-    return box
-
-
 @pytest.mark.parametrize("divide_by_initial_world_size", [True, False])
 def test_ddp_joins(divide_by_initial_world_size: bool) -> None:
     """DDP gives the work of each forward pass to its reducer in C++, and drops it."""
@@ -81,38 +74,42 @@ def test_an_operator_waits_for_a_work_that_python_has_dropped() -> None:
     assert torch.equal(waited, torch.ones(2000))
 
 
-@pytest.mark.parametrize("start", [dist.all_reduce, lambda *_, **call: dist.barrier(**call)])
-def test_a_dropped_work_still_ends(start: Callable[..., Any]) -> None:
-    box = _boxed(start(torch.ones(2), async_op=True))
-    assert _returns(lambda: dist.Work.unbox(box).wait()) is True
-    for _ in range(2):  # DDP asks again in a second backward pass
-        for value in _returns(lambda: dist.Work.unbox(box).get_future().wait()):
-            assert torch.equal(value, torch.ones(2))
-
-
 def _fail() -> None:
     raise RuntimeError("no such luck")
 
 
-def test_a_dropped_work_still_fails(group: Any) -> None:
-    box = _boxed(group._calls.start_task(_fail, [], asynchronous=True))
-    assert "no such luck" in str(_returns(lambda: dist.Work.unbox(box).wait()))
+def _forward(model: DistributedDataParallel) -> torch.Tensor:
+    loss: torch.Tensor = model(torch.ones(2, 3)).sum()
+    gc.collect()
+    return loss
 
 
-def test_ddp_joins_beside_many_other_calls(group: Any) -> None:
-    """Those that the program waits for, by themselves or by their futures."""
+def test_ddp_joins_beside_any_number_of_other_calls() -> None:
+    """Whatever becomes of those between a forward pass and its two backward passes."""
     model = DistributedDataParallel(nn.Linear(3, 3))
 
     def train() -> str:
         with model.join(divide_by_initial_world_size=False):
-            loss = model(torch.ones(2, 3)).sum()
-            for _ in range(group._calls._keeper._WORKS):
+            loss = _forward(model)
+            for _ in range(1100):
+                dist.all_reduce(torch.ones(1), async_op=True)
                 dist.all_reduce(torch.ones(1), async_op=True).wait()
                 dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
+            loss.backward(retain_graph=True)
             loss.backward()
         return "trained"
 
     assert _returns(train) == "trained"
+
+
+def test_a_forward_pass_whose_call_has_failed_ends_the_backward_pass(group: Any) -> None:
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    loss = _forward(model)
+    work = group._calls.start_task(_fail, [], asynchronous=True)
+    model.reducer._set_forward_pass_work_handle(work, False)
+    del work
+    gc.collect()
+    assert "no such luck" in str(_returns(loss.backward))
 
 
 def _started_late(group: Any, tensor: torch.Tensor, on_start: Callable[[], object]) -> Any:
@@ -129,20 +126,6 @@ def _started_late(group: Any, tensor: torch.Tensor, on_start: Callable[[], objec
         submit, packing, packing, outputs=[tensor], asynchronous=True, timeout=20
     )
     return work, lambda end=lambda: None: handles[0].run(end)
-
-
-def test_a_work_that_is_asked_while_it_is_under_way_may_be_asked_again(group: Any) -> None:
-    """As DDP does: it waits, and takes the future then."""
-    work, end = _started_late(group, torch.ones(2), lambda: None)
-    box = _boxed(work)
-    del work
-    barrier = dist.barrier(async_op=True)  # waits for it, too
-    end()
-    assert _returns(lambda: dist.Work.unbox(box).wait()) is True
-    barrier.wait()
-    del barrier, end
-    gc.collect()
-    assert _returns(lambda: dist.Work.unbox(box).get_future().wait())
 
 
 def test_a_barrier_comes_after_what_fails() -> None:
@@ -200,11 +183,24 @@ def test_what_is_dropped_holds_no_memory_of_the_program(group: Any, name: str) -
     wait_until(freed, 20)
 
 
-def test_what_is_dropped_is_let_go_in_time(group: Any) -> None:
-    keeper = group._calls._keeper
-    dist.all_reduce(torch.ones(1))
-    assert not keeper._unasked and not keeper._asked
-    for _ in range(keeper._WORKS + 10):
+def _works() -> int:
+    gc.collect()
+    return sum(type(known) is CallWork for known in gc.get_objects())
+
+
+def test_works_that_are_dropped_are_gone_when_the_calls_are_over() -> None:
+    """However small: a program may drop any number of them."""
+    before = _works()
+    for _ in range(10):
         dist.all_reduce(torch.ones(1), async_op=True)
         dist.all_reduce(torch.ones(1), async_op=True).wait()
-    assert len(keeper._unasked) == len(keeper._asked) == keeper._WORKS
+    wait_until(lambda: _works() <= before, 20)
+
+
+def test_a_reducer_takes_the_works_of_other_backends() -> None:
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    ready: torch.futures.Future[Any] = torch.futures.Future()
+    ready.set_result([torch.ones(1)])
+    loss = _forward(model)
+    model.reducer._set_forward_pass_work_handle(c10d._create_work_from_future(ready), False)
+    loss.backward()
