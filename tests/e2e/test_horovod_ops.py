@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch  # only where it is installed
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 import reducer_client.horovod as hvd
 from reducer_client.horovod import arrays
@@ -138,6 +139,11 @@ def allreduce_in_place(rank: int, world: int) -> None:
     assert (negated / world).tolist() == [-2, -4]
     hvd.broadcast_(conjugated := (pairs + rank).conj(), 1)
     assert conjugated.is_conj() and (conjugated - 1).real.tolist() == [1, 3]
+    unwaited = AsyncCollectiveTensor(torch.ones(3))
+    hvd.allreduce_(unwaited, op=hvd.Sum)
+    assert unwaited.tolist() == [world] * 3
+    with pytest.raises(TypeError, match="a ZeroTensor has no memory"):
+        hvd.allreduce_(torch._efficientzerotensor(3))
     leaf = torch.ones(3, requires_grad=True)
     hvd.allreduce_(leaf, op=hvd.Sum)
     assert leaf.tolist() == [world] * 3

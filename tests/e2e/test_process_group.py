@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,15 @@ pytest.importorskip("torch")
 
 import torch  # only where it is installed
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from tests.support.process_group import process_group
 from tests.support.ranks import run_ranks
-from tests.support.torch_names import all_gather_single, reduce_scatter_single
+from tests.support.torch_names import (
+    all_gather_single,
+    functional_all_gather,
+    reduce_scatter_single,
+)
 
 
 def _of(rank: int, dtype: torch.dtype = torch.float32, count: int = 6) -> torch.Tensor:
@@ -265,6 +271,123 @@ def _narrow(rank: int, world: int) -> None:
         assert torch.equal(part, tensor[: part.numel()]), op
 
 
+def _negated(values: torch.Tensor) -> torch.Tensor:
+    """These values over memory that holds their negatives, as the imaginary part of a conjugate."""
+    negated: torch.Tensor = torch._neg_view(-values)
+    assert negated.is_neg()
+    return negated
+
+
+def _lazy(rank: int, world: int) -> None:
+    """Tensors that torch negates or conjugates when they are read: on some ranks, and on all."""
+    everyone = [_of(r) for r in range(world)]
+    total, stacked = sum(everyone), torch.stack(everyone)
+    for lazy_ranks in ([0], [1], range(world)):
+
+        def lazily(values: torch.Tensor, ranks: Any = lazy_ranks) -> torch.Tensor:
+            return _negated(values) if rank in ranks else values.clone()
+
+        tensor = lazily(everyone[rank])
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor, total)
+        for root in (0, 1):
+            tensor = lazily(everyone[rank])
+            dist.reduce(tensor, root)
+            assert torch.equal(tensor, total if rank == root else everyone[rank])
+            tensor = lazily(everyone[rank])
+            dist.broadcast(tensor, root)
+            assert torch.equal(tensor, everyone[root])
+        parts, whole = [lazily(torch.zeros(6)) for _ in range(world)], lazily(torch.zeros(world, 6))
+        dist.all_gather(parts, lazily(everyone[rank]))
+        all_gather_single(whole, lazily(everyone[rank]))
+        assert torch.equal(torch.stack(parts), stacked) and torch.equal(whole, stacked)
+        part = lazily(torch.zeros(6))
+        reduce_scatter_single(part, lazily(torch.cat(everyone)))
+        assert torch.equal(part, world * everyone[rank])
+        _lazy_by_gloo(rank, world, everyone, lazily)
+
+
+def _lazy_by_gloo(
+    rank: int, world: int, everyone: list[torch.Tensor], lazily: Callable[..., torch.Tensor]
+) -> None:
+    zeros = torch.zeros(6)
+    tensor, parts = lazily(zeros), [lazily(zeros) for _ in range(world)]
+    dist.scatter(tensor, [lazily(part) for part in everyone] if rank == 1 else None, src=1)
+    assert torch.equal(tensor, everyone[rank])
+    dist.gather(lazily(everyone[rank]), parts if rank == 1 else None, dst=1)
+    assert rank != 1 or all(map(torch.equal, parts, everyone))
+    exchanged = lazily(torch.zeros(world))
+    dist.all_to_all_single(exchanged, lazily(torch.arange(world) + 10.0 * rank))
+    assert torch.equal(exchanged, torch.arange(world) * 10.0 + rank)
+    got, before = lazily(zeros), (rank - 1) % world
+    received = dist.irecv(got, before)
+    dist.send(lazily(everyone[rank]), (rank + 1) % world)
+    received.wait()
+    assert torch.equal(got, everyone[before])
+    if rank < 2:
+        dist.send(lazily(everyone[0]), 1) if rank == 0 else None
+        assert rank == 0 or (dist.recv(got) == 0 and torch.equal(got, everyone[0]))
+
+
+def _conjugated(rank: int, world: int) -> None:
+    """Where torch takes them: it refuses to sum one in place, and to broadcast it."""
+    mine = torch.complex(_of(rank), _of(rank)).conj()
+    total = sum(torch.complex(_of(r), -_of(r)) for r in range(world))
+    tensor, part = (
+        mine.clone().conj_physical().conj(),
+        torch.zeros(6 // world, dtype=torch.complex64),
+    )
+    dist.reduce(tensor, 0)
+    assert tensor.is_conj() and torch.equal(tensor, total if rank == 0 else mine)
+    reduce_scatter_single(part, mine[: part.numel() * world])
+    assert torch.equal(part, total[rank * part.numel() : (rank + 1) * part.numel()])
+
+
+def _unwaited(rank: int, world: int) -> None:
+    """What a functional collective returns, before anybody has looked at the values."""
+
+    def sums() -> torch.Tensor:
+        found = functional.all_reduce(_of(rank), "sum", dist.group.WORLD)
+        assert type(found) is functional.AsyncCollectiveTensor
+        return found
+
+    total = sum(_of(r) for r in range(world))
+    tensor, gathered, part = sums(), [torch.zeros(6) for _ in range(world)], torch.zeros(3)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, world * total)
+    dist.all_gather(gathered, sums())
+    assert all(torch.equal(of_rank, total) for of_rank in gathered)
+    tensor = sums()
+    dist.broadcast(tensor, 1)
+    assert torch.equal(tensor, total)
+    whole = functional_all_gather(_of(rank, count=3), 0, dist.group.WORLD)
+    reduce_scatter_single(part, whole)
+    assert torch.equal(part, world * _of(rank, count=3))
+    got = sums()
+    dist.gather(sums(), gathered if rank == 0 else None)
+    dist.scatter(got, gathered if rank == 0 else None)
+    assert torch.equal(got, total)
+
+
+def _without_memory(rank: int, world: int) -> None:
+    """Refused on the rank that gives one; nothing was sent, so the next call is in step."""
+    empty = torch._efficientzerotensor(6)
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(empty),
+        lambda: dist.reduce(empty, 0),
+        lambda: dist.broadcast(empty, 0),
+        lambda: dist.all_gather([_of(r) for r in range(world)], empty),
+        lambda: reduce_scatter_single(torch.zeros(6 // world), empty[: 6 // world * world]),
+        lambda: dist.gather(empty, [_of(r) for r in range(world)]),
+        lambda: dist.send(empty, 1),
+        lambda: dist.recv(empty, 1),
+    ]
+    for call in calls if rank == 0 else ():
+        with pytest.raises(TypeError, match=r"a ZeroTensor has no memory .* clone\(\)"):
+            call()
+    _moves(rank, world)
+
+
 def _collectives(rank: int, world: int, addresses: list[str], job: str, store: str) -> bool:
     if world == 2:
         dist.set_debug_level(dist.DebugLevel.DETAIL)
@@ -284,6 +407,10 @@ def _collectives(rank: int, world: int, addresses: list[str], job: str, store: s
             _asynchronous,
             _groups,
             _narrow,
+            _lazy,
+            _conjugated,
+            _unwaited,
+            _without_memory,
         ):
             check(rank, world)
     return True

@@ -80,9 +80,9 @@ class Calls:
         with self._strand.next_call("task") as (_, strand):
             return self._run(run, strand, outputs, asynchronous)
 
-    def start_waiting(self, run: Callable[[], None]) -> CallWork:
+    def start_waiting(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
         """Start something that only waits, on any ranks."""
-        return self._run(run, Strand("waiting"), [], asynchronous=True)
+        return self._run(run, Strand("waiting"), outputs, asynchronous=True)
 
     def _run(
         self,

@@ -5,14 +5,17 @@ Named one by one: a call that torch adds shall fail, and not silently take the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllToAllOptions, GatherOptions, ScatterOptions
 
+from reducer_client.torch.calls import Calls
 from reducer_client.torch.collective import collective
 from reducer_client.torch.inner import InnerGroups
+from reducer_client.torch.memory import resolved, with_memory
 
 Tensors = list[torch.Tensor]
 
@@ -22,40 +25,51 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
-    """What two ranks do alone, and what gives each rank something else: over the inner groups."""
+    """What two ranks do alone, and what gives each rank something else: over the inner groups.
 
-    def __init__(self, rank: int, world_size: int, inner: InnerGroups) -> None:
+    Those take a tensor's memory for its values, so they get tensors for which that holds.
+    """
+
+    def __init__(self, rank: int, world_size: int, calls: Calls, inner: InnerGroups) -> None:
         super().__init__(rank, world_size)
+        self._calls = calls
         self._inner = inner
         # The works of the calls that are made inside a coalescing manager of torch.
         self.coalescing: list[Any] | None = None
 
     @collective("send")
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> Any:  # noqa: N803
-        return self._inner.find(tensors[0].device).send(tensors, dstRank, tag)
+        return self._inner.find(tensors[0].device).send(_plain(tensors), dstRank, tag)
 
     @collective("recv")
     def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> Any:  # noqa: N803
-        return self._inner.find(tensors[0].device).recv(tensors, srcRank, tag)
+        inner = self._inner.find(tensors[0].device)
+        return self._fill(tensors, lambda plain: inner.recv(plain, srcRank, tag))
 
     @collective("recv_anysource")
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
-        return self._inner.find(tensors[0].device).recv_anysource(tensors, tag)
+        inner = self._inner.find(tensors[0].device)
+        return self._fill(tensors, lambda plain: inner.recv_anysource(plain, tag))
 
     @collective("scatter")
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         options = opts or ScatterOptions()
-        return self._inner.find(outputs[0].device).scatter(outputs, inputs, options)
+        inner, sent = self._inner.find(outputs[0].device), [_plain(parts) for parts in inputs]
+        return self._fill(outputs, lambda plain: inner.scatter(plain, sent, options))
 
     @collective("gather")
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         options = opts or GatherOptions()
-        return self._inner.find(inputs[0].device).gather(outputs, inputs, options)
+        inner, sent = self._inner.find(inputs[0].device), _plain(inputs)
+        if not outputs:  # on every rank but the root
+            return inner.gather([], sent, options)
+        return self._fill(outputs[0], lambda plain: inner.gather([plain], sent, options))
 
     @collective("all_to_all")
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         options = opts or AllToAllOptions()
-        return self._inner.find(inputs[0].device).alltoall(outputs, inputs, options)
+        inner, sent = self._inner.find(inputs[0].device), _plain(inputs)
+        return self._fill(outputs, lambda plain: inner.alltoall(plain, sent, options))
 
     @collective("all_to_all")
     def all_to_all_single(
@@ -66,8 +80,36 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
         input_splits: list[int],
         opts: Any = None,
     ) -> Any:
-        inner = self._inner.find(input.device)
         options = opts or AllToAllOptions()
-        return inner.alltoall_base(output, input, output_splits, input_splits, options)
+        inner, (sent,) = self._inner.find(input.device), _plain([input])
+        splits = (output_splits, input_splits)
+        return self._fill(
+            [output], lambda plain: inner.alltoall_base(*plain, sent, *splits, options)
+        )
 
     alltoall_base = all_to_all_single
+
+    def _fill(self, outputs: Tensors, start: Callable[[Tensors], Any]) -> Any:
+        """Start a call of an inner group; lazy outputs get their values from plain ones."""
+        own = [with_memory(tensor) for tensor in outputs]
+        plain = _plain(own)
+        work = start(plain)
+        apart = [pair for pair in zip(own, plain, strict=True) if pair[0] is not pair[1]]
+        if not apart:
+            return work
+        cuda = own[0].is_cuda
+        stream = torch.cuda.current_stream(own[0].device) if cuda else None
+
+        def finish() -> None:
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                work.wait()
+                for lazy, values in apart:
+                    lazy.detach().copy_(values)
+
+        waiting: Any = self._calls.start_waiting(finish, outputs)
+        waiting._source_rank = work._source_rank  # asked after a receive from any rank
+        return waiting
+
+
+def _plain(tensors: Tensors) -> Tensors:
+    return [resolved(with_memory(tensor)) for tensor in tensors]

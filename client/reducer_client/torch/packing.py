@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
+from reducer_client.torch.memory import is_lazy, with_memory
+
 
 class Packing:
     """Tensors of one dtype as one run of elements, in ``rows`` equal parts.
 
     Each tensor is cut into so many parts; part r of every tensor comes before part r + 1 of any.
+    TypeError for a tensor that has no memory, and for several dtypes.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], rows: int = 1) -> None:
-        self.tensors = [tensor.detach() for tensor in tensors]
+        self.tensors = [with_memory(tensor).detach() for tensor in tensors]
         self.rows = rows
         self.dtype = self.tensors[0].dtype
         self.numel = sum(tensor.numel() for tensor in self.tensors)
@@ -30,7 +33,8 @@ class Packing:
     def alone(self) -> torch.Tensor | None:
         """The flat view of the only tensor where it needs no packing, else None."""
         only = self.tensors[0]
-        return only.view(-1) if len(self.tensors) == 1 and only.is_contiguous() else None
+        plain = len(self.tensors) == 1 and only.is_contiguous() and not is_lazy(only)
+        return only.view(-1) if plain else None
 
     def flat(self) -> torch.Tensor:
         """The tensors as one run: the only tensor itself, or a copy."""

@@ -110,10 +110,9 @@ class ReducerProcessGroup(DelegatingGroup):
         inner: InnerGroups,
         hierarchy: Hierarchy | None,
     ) -> None:
-        super().__init__(*ranks, inner)
+        super().__init__(*ranks, Calls(group, name), inner)
         self._name = name
         self._desc = ""
-        self._calls = Calls(group, name)
         self._reduction: Reduction = (
             FlatReduction(self._calls, options.wire_dtype)
             if hierarchy is None
@@ -263,7 +262,7 @@ class ReducerProcessGroup(DelegatingGroup):
             for work in works:
                 work.wait()
 
-        return self._calls.start_waiting(run)
+        return self._calls.start_waiting(run, [])
 
     def shutdown(self) -> None:
         """Leave, once every rank has our results; twice is once."""

@@ -165,7 +165,7 @@ HOLDING: dict[str, Callable[[Any, torch.Tensor], object]] = {
         async_op=True,
     ),
     "coalesced": lambda group, tensor: _coalesced(tensor),
-    "task": lambda group, tensor: group._calls.start_waiting(tensor.sum),
+    "task": lambda group, tensor: group._calls.start_waiting(tensor.sum, []),
 }
 
 

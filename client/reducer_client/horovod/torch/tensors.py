@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from reducer_client.arrays import Array
+from reducer_client.torch.memory import resolved, with_memory
 
 # What NumPy has no dtype for, as integers that hold the bits, and its name for reducers.
 _AS_BITS: dict[torch.dtype, tuple[torch.dtype, str]] = {
@@ -24,13 +25,16 @@ class Host(NamedTuple):
 
 
 def to_host(tensor: torch.Tensor) -> Host:
-    """Shares the memory of a tensor of the CPU; others are copied. TypeError for a sparse one."""
+    """Shares the memory of a tensor of the CPU; others are copied. TypeError for a sparse one.
+
+    TypeError likewise for one that has no memory of its own, such as a DTensor.
+    """
     if tensor.layout is not torch.strided:
         raise TypeError(
             f"a tensor of layout {tensor.layout}: expected a dense one; use "
             "sparse_allreduce_async() or to_dense()"
         )
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    plain = resolved(with_memory(tensor).detach().cpu())
     bits = _AS_BITS.get(plain.dtype)
     if bits is None:
         return Host(plain.numpy(), None)
@@ -47,7 +51,8 @@ def to_tensor(array: Array, like: torch.Tensor) -> torch.Tensor:
 
 def copy_back(array: Array, into: torch.Tensor) -> torch.Tensor:
     """``into`` with the array's values: nothing to do where they share memory."""
-    if array.ctypes.data != into.data_ptr():  # of another device, or negated or conjugated lazily
+    # Apart where they are of several devices, or the tensor is lazily negated or conjugated.
+    if array.ctypes.data != with_memory(into).data_ptr():
         with torch.no_grad():
             into.copy_(to_tensor(array, into))
     return into
