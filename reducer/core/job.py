@@ -15,6 +15,7 @@ from typing import Any, Final
 from reducer.core.admission import Plans, check_fields, check_length
 from reducer.core.buffer import Buffer, HeldBytes
 from reducer.core.credits import Ledger, Window
+from reducer.core.debts import Debts
 from reducer.core.durations import Durations
 from reducer.core.events import (
     Behind,
@@ -136,8 +137,9 @@ class Job:
         self.nonfinite = [0] * world_size  # chunks that each rank was the first to spoil
         self.open = OpenRounds()
         self._grants = Grants(self.ledger, self.open, self.seats, crc)
+        self._debts = Debts(self.ledger, world_size)
         self._verdicts = Verdicts(
-            title, world_size, self.ledger, self.open, self.seats, self._grants
+            title, world_size, self.open, self.seats, self._grants, self._debts
         )
         self.missed = Missed(self.seats, self._verdicts)
         self._crc = crc
@@ -165,16 +167,23 @@ class Job:
         pairs = zip(self.route.live, route.live, strict=True)
         self.counters.failovers += sum(1 for before, after in pairs if before and not after)
         moved = self.streams.move(route)
-        self.open.drop(moved)
-        self._behind = {c: None for c in self._behind if c.round.stream not in moved}
         for stream in moved:
             self._changed.pop(stream, None)
             for round_ in stream.rounds:
-                for rank, cost in round_.unanswered().items():
-                    self.ledger.settle(rank, cost)
+                self._forget_moved(round_)
             out.append(stream.drop(self.number))
-        self._grants.to_stuck(out)
+        if moved:
+            self._grants.to_stuck(out)
         return out
+
+    def _forget_moved(self, round_: Round) -> None:
+        """The round goes on elsewhere."""
+        self.open.drop(round_)
+        self._debts.settle_all(round_)
+        for rank, cost in round_.unanswered().items():
+            self.ledger.settle(rank, cost)
+        for chunk in round_.chunks.values():
+            self._behind.pop(chunk, None)
 
     # --- contributions ------------------------------------------------------------------------
 
@@ -638,9 +647,7 @@ class Job:
     def rejoined(self, rank: int) -> list[Output]:
         """After the WELCOME on its new connection the rank may have missed something."""
         out: list[Output] = []
-        for stream in self.streams:
-            for round_ in stream.rounds:
-                self._verdicts.settle(round_, rank)
+        self._debts.begin_again(rank)
         self.missed.add(rank)
         self._grants.again(rank, out)
         self.ask_for_turns(out)

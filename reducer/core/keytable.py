@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from reducer.core.buffer import Buffer
+from reducer.core.listing import Listing
 from reducer.core.progress import KeyProgress
 from reducer.core.records import KEY, KEY_RANK, Records, text_bytes
 from reducer.errors import ProtocolError, RecordsError
@@ -21,7 +22,9 @@ _ENTRY: Final = struct.Struct("<QQ")
 
 
 class KeyTable:
-    """`unreported` is the cost of what became stable and has not been `told`.
+    """`listing` has all keys, to be walked in parts.
+
+    `unreported` is the cost of what became stable and has not been `told`.
 
     `moved`: an earlier stream may have known more keys, so that a rank may speak here of one that
     is new (PROTOCOL.md, section 11).
@@ -41,6 +44,7 @@ class KeyTable:
         self._size = KEY + KEY_RANK * world_size
         self._max_keys = max_keys
         self._moved = moved
+        self.listing: Listing[KeyProgress] = Listing()
         self._keys: dict[int, KeyProgress] = {}
         self._stable_changed: dict[int, KeyProgress] = {}
         # Each key once at most: whoever repeats that it has nothing new makes nothing longer.
@@ -71,6 +75,7 @@ class KeyTable:
             self.records.take(self._size)
             self.records.keys += 1
             key = self._keys[id_] = KeyProgress(id_, self._world_size)
+            self.listing.add(key)
         key.touched_at = now
         return key
 
@@ -175,6 +180,7 @@ class KeyTable:
         return looked
 
     def _give_back(self, key: KeyProgress) -> None:
+        self.listing.remove(key)
         self.records.give(self._size)
         self.records.keys -= 1
         if key.name:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import islice
 from typing import Final
 
 from reducer.core.events import Output
-from reducer.core.progress import KeyProgress
-from reducer.core.round import Round
 from reducer.core.seats import Seats
 from reducer.core.stream import Stream
 from reducer.core.verdicts import Verdicts
@@ -20,15 +17,20 @@ PART_ROUNDS: Final = 4
 
 
 class Missed:
-    """Stable positions and verdicts, for one rank after the other."""
+    """Stable positions and verdicts, for one rank after the other.
+
+    `_streams` are to be walked for the first of them, the last stream first; `_keys` and `_rounds`
+    are the places in the listings of that stream where the walk goes on.
+    """
 
     def __init__(self, seats: Seats, verdicts: Verdicts) -> None:
         self._seats = seats
         self._verdicts = verdicts
         self._ranks: deque[int] = deque()
         self._begun = False  # with the first of them
-        self._keys: list[tuple[Stream, list[KeyProgress]]] = []
-        self._rounds: list[Round] = []
+        self._streams: list[Stream] = []
+        self._keys = 0
+        self._rounds = 0
 
     def __bool__(self) -> bool:
         return bool(self._ranks)
@@ -47,28 +49,41 @@ class Missed:
         session = self._seats.sessions[rank]
         if not self._begun and session is not None:
             self._begin(streams)
-        if session is None or not (self._keys or self._rounds):
+        if session is None or not self._streams:
             self._end()
         elif self._keys:
-            stream, keys = self._keys.pop()
-            payload = stream.keys.payload(keys, now)
-            if payload:
-                out.append(self._seats.heartbeat(stream, payload, (session,)))
+            self._tell_keys(session, now, out)
+        elif self._rounds:
+            self._tell_rounds(rank, out)
         else:
-            for _ in range(min(PART_ROUNDS, len(self._rounds))):
-                self._verdicts.again(self._rounds.pop(), rank, out)
+            self._streams.pop()
+            self._enter()
         return out
+
+    def _tell_keys(self, session: int, now: float, out: list[Output]) -> None:
+        stream = self._streams[-1]
+        keys, self._keys = stream.keys.listing.before(self._keys, MAX_HEARTBEAT_ENTRIES)
+        payload = stream.keys.payload(keys, now)
+        if payload:
+            out.append(self._seats.heartbeat(stream, payload, (session,)))
+
+    def _tell_rounds(self, rank: int, out: list[Output]) -> None:
+        rounds, self._rounds = self._streams[-1].refused.before(self._rounds, PART_ROUNDS)
+        for round_ in rounds:
+            self._verdicts.again(round_, rank, out)
 
     def _begin(self, streams: Iterable[Stream]) -> None:
         self._begun = True
-        self._keys, self._rounds = [], []
-        for stream in streams:
-            keys = iter(stream.keys)
-            while part := list(islice(keys, MAX_HEARTBEAT_ENTRIES)):
-                self._keys.append((stream, part))
-            self._rounds += [round_ for round_ in stream.rounds if round_.refused is not None]
+        self._streams = [stream for stream in streams if len(stream.keys) or len(stream.refused)]
+        self._enter()
+
+    def _enter(self) -> None:
+        """The stream that has its turn, if any is left."""
+        if self._streams:
+            stream = self._streams[-1]
+            self._keys, self._rounds = len(stream.keys), len(stream.refused)
 
     def _end(self) -> None:
         self._ranks.popleft()
         self._begun = False
-        self._keys, self._rounds = [], []
+        self._streams.clear()

@@ -7,7 +7,6 @@ from itertools import chain, islice
 from typing import Final
 
 from reducer.core.round import Round
-from reducer.core.stream import Stream
 
 # Whoever keeps thousands of rounds open, on purpose or not, costs the others no walk over them.
 LOOKED_AT: Final = 1_024
@@ -63,11 +62,10 @@ class OpenRounds:
         """A round that cannot end without this rank."""
         return next((round_ for round_ in self if round_.wants(rank)), None)
 
-    def drop(self, streams: list[Stream]) -> None:
-        """The streams have moved away, with their rounds: one walk for all of them."""
-        moved = set(streams)
-        self._open = {r: None for r in self._open if r.stream not in moved}
-        self._judged = {r: None for r in self._judged if r.stream not in moved}
+    def drop(self, round_: Round) -> None:
+        """Its stream has moved away."""
+        self._open.pop(round_, None)
+        self._judged.pop(round_, None)
 
     def clear(self) -> None:
         self._open.clear()

@@ -6,10 +6,11 @@ from bisect import insort
 
 from reducer.core.ascending import Ascending
 from reducer.core.buffer import Buffer
+from reducer.core.listing import Listed
 from reducer.core.round import Chunk, Round
 
 
-class KeyProgress:
+class KeyProgress(Listed):
     """One key of one job (PROTOCOL.md, section 8).
 
     `stable` is the minimum of the ranks' done positions. `_tree` has these in its second half, and
@@ -25,6 +26,7 @@ class KeyProgress:
     )  # fmt: skip
 
     def __init__(self, id_: int, world_size: int) -> None:
+        super().__init__()
         self.id = id_
         self.name = ""
         self._tree = [0] * (2 * world_size)

@@ -33,8 +33,10 @@ CHUNK: Final = 704
 # Contributions of one rank to a round, or the CRC of one to a chunk: the place in a list. The
 # integers, and the places of parts in a dict, are small beside the cost of each contribution.
 LIST_PLACE: Final = 8
-# A rank in a set or dict of a round: who has described, abandoned, been told, owes.
+# A rank in a set of a round: who has described, abandoned, been told.
 MARK: Final = 128
+# A rank's own cost, where the round is void.
+OWED: Final = 224
 # A rank's own descriptor, where the ranks disagree.
 WORD: Final = 224
 # One plan that the job keeps, with what it is found by.

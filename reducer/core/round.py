@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from reducer.core.ascending import Ascending
 from reducer.core.buffer import Buffer
+from reducer.core.listing import Listed
 from reducer.core.plan import Plan
-from reducer.core.records import CHUNK, LIST_PLACE, MARK, ROUND, WORD
+from reducer.core.records import CHUNK, LIST_PLACE, MARK, ROUND, WORD, text_bytes
 from reducer.errors import InternalError
 from reducer.wire.codes import Collective, DType, Flag, ReduceOp
 from reducer.wire.header import NO_RANK, Header
@@ -240,17 +241,27 @@ class Wait(NamedTuple):
     until: float
 
 
-class Round:
+class Debt:
+    """What a rank has sent of a void round, since the rank began to send `times` times again."""
+
+    __slots__ = ("cost", "times")
+
+    def __init__(self, cost: int, times: int) -> None:
+        self.cost = cost
+        self.times = times
+
+
+class Round(Listed):
     """One round of one key in a stream.
 
     `job` is (name, run id); `owned` chunks of the round live here, `left` of them are not
     complete. `described` are ranks that have said what the round is before they could send of it;
     `verdict` collects every rank's word once two of them differ. A void round only waits to be
-    forgotten: `owed` is each rank's cost that its ABANDON will settle; `refused` is what the ranks
-    are `told`, once it is known. `last` is the rank that a chunk was last complete with; `wait` is
-    the longest that the round has waited for a rank, where that is traced. `charged` is what its
-    records take of the run's room. `ascending`: the indexes of the chunks, where an earlier stream
-    may have had them.
+    forgotten: `owed` is each rank's cost that its ABANDON will settle (Debts); `refused` is what
+    the ranks are `told`, once it is known. `last` is the rank that a chunk was last complete with;
+    `wait` is the longest that the round has waited for a rank, where that is traced. `charged` is
+    what its records take of the run's room. `ascending`: the indexes of the chunks, where an
+    earlier stream may have had them.
     """
 
     __slots__ = (
@@ -269,6 +280,7 @@ class Round:
         now: float,
     ) -> None:
         """Raises RecordsError."""
+        super().__init__()
         self.charged = 0
         self.stream = stream
         self.charge(ROUND + LIST_PLACE * world_size)
@@ -296,7 +308,7 @@ class Round:
         self.described: dict[int, None] = {}
         self.abandoned: dict[int, None] = {}
         self.verdict: dict[int, Descriptor] | None = None
-        self.owed: dict[int, int] = {}
+        self.owed: dict[int, Debt] = {}
 
     def charge(self, size: int) -> None:
         """Take room for one more record of the round; raises RecordsError."""
@@ -307,6 +319,8 @@ class Round:
         """The round is forgotten, with all that it holds: its chunks, which know it, too."""
         self.chunks.clear()
         self.stream.rounds.pop(self, None)
+        if self.refused is not None:
+            self.stream.refused.remove(self)
         records = self.stream.keys.records
         records.give(self.charged)
         records.rounds -= 1
@@ -317,11 +331,11 @@ class Round:
             self.charge(MARK)
             ranks[rank] = None
 
-    def owe(self, rank: int, cost: int) -> None:
-        """The rank has sent so much of a void round; raises RecordsError."""
-        if rank not in self.owed:
-            self.charge(MARK)
-        self.owed[rank] = self.owed.get(rank, 0) + cost
+    def refuse(self, refused: Refused) -> None:
+        """The verdict is known, and kept for ranks that may miss it; raises RecordsError."""
+        self.charge(text_bytes(refused.message))
+        self.refused = refused
+        self.stream.refused.add(self)
 
     def describe(self, descriptor: Descriptor, plan: Plan, owned: int) -> None:
         self.descriptor = descriptor
@@ -355,13 +369,7 @@ class Round:
             self.charged -= size
 
     def make_void(self) -> list[Buffer]:
-        """Free everything that is not on its way to the ranks, and note what each rank paid.
-
-        Raises RecordsError before anything is freed.
-        """
-        owed = self.unanswered()
-        self.charge(MARK * len(owed))
-        self.owed = owed
+        """Free everything that is not on its way to the ranks."""
         self.void = True
         freed: list[Buffer] = []
         for chunk in self._collecting():
@@ -399,8 +407,6 @@ class Round:
 
     def unanswered(self) -> dict[int, int]:
         """What each rank has sent of it, in cost, and has no answer to: one walk for all ranks."""
-        if self.void:
-            return self.owed
         owed: dict[int, int] = {}
         for chunk in self._collecting():
             cost = chunk.cost

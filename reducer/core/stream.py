@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from reducer.core.buffer import Buffer, HeldBytes
 from reducer.core.events import Free
 from reducer.core.keytable import KeyTable
+from reducer.core.listing import Listing
 from reducer.core.records import STREAM, Records
 from reducer.core.round import Round
 from reducer.core.route import Holding, Place, Route
@@ -21,10 +22,10 @@ class Stream:
     """`place` says which chunks of home slot `home` are in it; frames about it carry `since`.
 
     `held` is of all streams of the run. `rounds` are those of all keys: a walk over them passes no
-    key that has none.
+    key that has none. `refused` are those of them with a verdict.
     """
 
-    __slots__ = ("held", "home", "keys", "place", "rounds", "since")
+    __slots__ = ("held", "home", "keys", "place", "refused", "rounds", "since")
 
     def __init__(
         self, home: int, since: int, place: Place, keys: KeyTable, held: HeldBytes
@@ -35,6 +36,7 @@ class Stream:
         self.keys = keys
         self.held = held
         self.rounds: dict[Round, None] = {}
+        self.refused: Listing[Round] = Listing()
 
     def drop(self, run: int) -> Free:
         """Give every buffer back; the stream is not to be used any more."""

@@ -6,12 +6,11 @@ import logging
 from collections.abc import Collection
 
 from reducer.core.buffer import Buffer
-from reducer.core.credits import Ledger
+from reducer.core.debts import Debts
 from reducer.core.events import Free, Log, Output, Send
 from reducer.core.grants import Grants
 from reducer.core.open_rounds import OpenRounds
 from reducer.core.progress import KeyProgress
-from reducer.core.records import text_bytes
 from reducer.core.round import Round, descriptor_of
 from reducer.core.seats import Seats
 from reducer.core.texts import about, mismatch_text
@@ -27,15 +26,15 @@ class Verdicts:
     """
 
     def __init__(
-        self, job: str, world_size: int, ledger: Ledger, open_: OpenRounds, seats: Seats,
-        grants: Grants,
+        self, job: str, world_size: int, open_: OpenRounds, seats: Seats,
+        grants: Grants, debts: Debts,
     ) -> None:  # fmt: skip
         self._job = job
         self._world_size = world_size
-        self._ledger = ledger
         self._open = open_
         self._seats = seats
         self._grants = grants
+        self._debts = debts
         self.refused = 0  # rounds judged here
 
     def mismatch(self, round_: Round, out: list[Output]) -> None:
@@ -55,8 +54,7 @@ class Verdicts:
         out: list[Output],
     ) -> None:
         """A contribution to a void round: count its cost until the ABANDON, drop its bytes."""
-        round_.owe(rank, cost)
-        self._ledger.charge(rank, cost)
+        self._debts.add(round_, rank, cost)
         self.hear(key, round_, rank, header, out)
         if buffer is not None:
             out.append(Free(self._seats.run, (buffer,)))
@@ -73,7 +71,8 @@ class Verdicts:
             return
         assert round_.verdict is not None
         text = mismatch_text(key, round_, round_.verdict)
-        self._judge(round_, messages.Refused(int(ErrorCode.MISMATCH), text))
+        round_.refuse(messages.Refused(int(ErrorCode.MISMATCH), text))
+        self.refused += 1
         out.append(self._refuse(round_, range(self._world_size)))
         text = f"job {self._job!r}: {text}"
         out.append(Log(self._seats.run, logging.WARNING, text, about(key, round_)))
@@ -84,38 +83,29 @@ class Verdicts:
         spoken = round_.spoken()
         if not round_.void:
             self._void(round_, out)
-        self._ledger.settle(rank, round_.owed.pop(rank, 0))
+        self._debts.settle(round_, rank)
         round_.mark(round_.abandoned, rank)
         if round_.refused is None and round_.stream.place.owns(round_.key, 0):
             # The verdict was another lane's, which has died since; whoever spoke here missed it.
-            self._judge(round_, messages.Refused(cause.code, cause.message))
+            round_.refuse(messages.Refused(cause.code, cause.message))
+            self.refused += 1
             self._open.judged(round_)
             out.append(self._refuse(round_, spoken.difference(round_.abandoned)))
 
-    def settle(self, round_: Round, rank: int) -> None:
-        """What the rank has sent of the round it sends again."""
-        self._ledger.settle(rank, round_.owed.pop(rank, 0))
-
     def again(self, round_: Round, rank: int, out: list[Output]) -> None:
         """The rank may have missed the verdict."""
-        if round_ in round_.stream.rounds and rank not in round_.abandoned:
+        if rank not in round_.abandoned:
             out.append(self._refuse(round_, (rank,)))
 
     def forget(self, round_: Round) -> None:
         """Every rank has passed the round."""
-        for rank, cost in round_.owed.items():
-            self._ledger.settle(rank, cost)
+        self._debts.settle_all(round_)
         self._open.judged(round_)
 
     def _void(self, round_: Round, out: list[Output]) -> None:
+        self._debts.note(round_, round_.unanswered())
         out.append(Free(self._seats.run, round_.make_void()))
         self._grants.end(round_, out)
-
-    def _judge(self, round_: Round, refused: messages.Refused) -> None:
-        """The verdict is known, and kept for ranks that may miss it."""
-        round_.charge(text_bytes(refused.message))
-        round_.refused = refused
-        self.refused += 1
 
     def _refuse(self, round_: Round, ranks: Collection[int]) -> Send:
         assert round_.refused is not None
