@@ -155,7 +155,11 @@ class Budget:
         return window
 
     def close(self, job: str, window: Window, world_size: int) -> None:
-        self._add(job, -window.reserve(world_size))
+        self.give(job, window.reserve(world_size))
+
+    def give(self, job: str, size: int) -> None:
+        """So much of what its runs have reserved is free again."""
+        self._add(job, -size)
 
     def _add(self, job: str, size: int) -> None:
         self.reserved += size

@@ -16,7 +16,7 @@ from reducer.core.quotas import (
     too_many_jobs,
     too_many_runs,
 )
-from reducer.core.roster import Roster, fault_text
+from reducer.core.roster import CUT_OFF_AT_ONCE, Roster, fault_text
 from reducer.core.route import Route
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
@@ -194,17 +194,29 @@ class Joining:
             raise
 
     def _reserve(self, forming: Forming, out: list[Output]) -> Window:
-        """Room for the run, if need be that of ended ones of its job."""
-        while True:
+        """Room for the run, if need be that of ended ones of its job.
+
+        The keys of these keep theirs: all but CUT_OFF_AT_ONCE of it, until ticks forget them.
+        """
+        left = CUT_OFF_AT_ONCE
+        for ended in self._roster.ended_of(forming.job):
             try:
-                return self._roster.budget.open(
-                    forming.job, forming.world_size, forming.table, forming.reducers
-                )
+                return self._open(forming)
             except QuotaError:
-                cut_off = self._roster.cut_off_ended(forming.job)
-                if cut_off is None:
-                    raise
-                out += cut_off
+                left -= self._roster.cut_off(ended, left, out)
+        try:
+            return self._open(forming)
+        except QuotaError as error:
+            kept = sum(ended.room for ended in self._roster.ended_of(forming.job))
+            if not kept:
+                raise
+            text = f"{error}; or try again soon: the keys of its ended runs still take {kept:,}"
+            raise QuotaError(text) from error
+
+    def _open(self, forming: Forming) -> Window:
+        return self._roster.budget.open(
+            forming.job, forming.world_size, forming.table, forming.reducers
+        )
 
     def _welcome(self, run: Run, sessions: tuple[int, ...]) -> Send:
         settings, job, route = self._settings, run.job, run.job.route

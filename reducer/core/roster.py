@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Final, NamedTuple
+from typing import Final
 
 from reducer.core.credits import Budget
 from reducer.core.events import Close, Log, Output, Send
@@ -21,13 +21,20 @@ from reducer.wire.keys import split_run_id
 
 # Of the records of a run that ends, in bytes: a small model has no more.
 FORGOTTEN_AT_ONCE: Final = 64 << 10
+# Of those of all ended runs whose room a new one needs: no more than at a tick.
+CUT_OFF_AT_ONCE: Final = 4 << 20
 
 
-class Ended(NamedTuple):
-    """A run that is over; `sessions` are its connections that have not ended."""
+class Ended:
+    """A run that is over; `sessions` are its connections that have not ended, and `room` is what
+    the run still has of the lane's memory."""
 
-    run: Run
-    sessions: set[int]
+    __slots__ = ("room", "run", "sessions")
+
+    def __init__(self, run: Run, sessions: set[int]) -> None:
+        self.run = run
+        self.sessions = sessions
+        self.room = run.job.ledger.window.reserve(run.job.world_size)
 
 
 class Roster:
@@ -155,8 +162,8 @@ class Roster:
     def _end(self, run: Run, reason: str) -> list[Output]:
         """Drop what the run had, and close its connections.
 
-        Its room is given back when the last of them has ended, as until then they may hold results,
-        and when its keys are forgotten: of many keys, a part at each tick.
+        Its room is given back when the last of them has ended, as until then they may hold results;
+        but that of its keys when these are forgotten: of many keys, a part at each tick.
         """
         job = run.job
         out: list[Output] = []
@@ -176,13 +183,15 @@ class Roster:
         return out
 
     def _maybe_close_room(self, ended: Ended) -> None:
-        if not ended.sessions and ended.run.job.idle.is_clean:
-            self._close_room(ended.run)
-
-    def _close_room(self, run: Run) -> None:
-        job = run.job
-        del self._ended[job.number]
-        self.budget.close(job.name, job.ledger.window, job.world_size)
+        """Give back what no connection holds, and no key that is not forgotten."""
+        if ended.sessions:
+            return
+        job = ended.run.job
+        room = 0 if job.idle.is_clean else job.records.used
+        self.budget.give(job.name, ended.room - room)
+        ended.room = room
+        if not room:
+            del self._ended[job.number]
 
     def forget_ended(self, most: int) -> int:
         """Forget keys of runs that have ended; the bytes of their records, `most` at most."""
@@ -194,19 +203,23 @@ class Roster:
             self._maybe_close_room(ended)
         return took
 
-    def cut_off_ended(self, job: str) -> list[Output] | None:
+    def ended_of(self, job: str) -> list[Ended]:
+        """Those that have room of the lane's memory."""
+        return [ended for ended in self._ended.values() if ended.run.job.name == job]
+
+    def cut_off(self, ended: Ended, most: int, out: list[Output]) -> int:
         """The job needs the room of an ended run of its own: what was not read there is lost.
 
-        None where there is no such run.
+        Of its keys only some are forgotten at once: returns the bytes of their records, `most` at
+        most. The others keep their part of the room, as in each run that has ended.
         """
-        ended = next((e for e in self._ended.values() if e.run.job.name == job), None)
-        if ended is None:
-            return None
+        job = ended.run.job
         reason = "the run is over, and the next one needs its memory"
-        number = ended.run.job.number
-        ended.run.job.idle.take_apart(ended.run.job.records.used)
-        self._close_room(ended.run)
-        return [Close(number, session, reason, at_once=True) for session in ended.sessions]
+        out += [Close(job.number, session, reason, at_once=True) for session in ended.sessions]
+        ended.sessions.clear()
+        took = job.idle.take_apart(most)
+        self._maybe_close_room(ended)
+        return took
 
     def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
         """Earlier runs of the job that nobody is in make room for this one.

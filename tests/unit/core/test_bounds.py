@@ -13,6 +13,7 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from reducer.core import events
+from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
 from reducer.core.job import MAX_STALLS
 from reducer.core.lane import (
     KEY_IDLE_SECONDS,
@@ -26,11 +27,12 @@ from reducer.core.open_rounds import LOOKED_AT
 from reducer.core.plan import MIN_COST
 from reducer.core.progress import KeyProgress
 from reducer.core.records import KEY, KEY_RANK, STREAM
-from reducer.core.roster import FORGOTTEN_AT_ONCE
+from reducer.core.roster import CUT_OFF_AT_ONCE, FORGOTTEN_AT_ONCE
 from reducer.core.route import Holding, Route
 from reducer.errors import BadFrameError
 from reducer.wire import messages
 from reducer.wire.codes import (
+    MAX_CHUNK_BYTES,
     MAX_HEARTBEAT_ENTRIES,
     MAX_REDUCERS,
     MAX_WORLD_SIZE,
@@ -294,19 +296,20 @@ def test_the_keys_of_ended_runs_are_forgotten_a_part_at_each_tick() -> None:
         fill(worker, keys)
         worker.session.lose()
     jobs = [run.job for run in lane.core._roster.runs.values()]
-    reserved = lane.core._roster.budget.reserved
+    budget = lane.core._roster.budget
     join_all(lane, 1, run_id="another")
     size = KEY + KEY_RANK
     assert len(lane.core._roster.runs) == 1
     assert all(keys - job.records.keys <= 1 + FORGOTTEN_AT_ONCE // size for job in jobs)
-    assert lane.core._roster.budget.reserved > reserved
+    records = sum(job.records.used for job in jobs)
+    (run,) = lane.core._roster.runs.values()
+    assert budget.reserved == records + run.job.ledger.window.reserve(1)
     left = [sum(job.records.keys for job in jobs)]
     while left[-1]:
         lane.tick(0.05)
         left.append(sum(job.records.keys for job in jobs))
     assert max(before - after for before, after in pairwise(left)) <= count + MOST_IDLE // size
-    (run,) = lane.core._roster.runs.values()
-    assert lane.core._roster.budget.reserved == run.job.ledger.window.reserve(1)
+    assert budget.reserved == run.job.ledger.window.reserve(1)
 
 
 def test_a_job_that_needs_the_room_of_its_ended_run_has_it_at_once() -> None:
@@ -315,10 +318,39 @@ def test_a_job_that_needs_the_room_of_its_ended_run_has_it_at_once() -> None:
     (run,) = lane.core._roster.runs.values()
     fill(worker, 500)
     worker.session.lose()
-    lane.core._roster.budget.total = lane.core._roster.budget.reserved
-    join_all(lane, 1, run_id="another")
+    shares = 1 + SHARES_BESIDE_RANKS
+    lane.core._roster.budget.total = shares * share_of(2 * MIN_COST)
+    join_all(lane, 1, run_id="another", table=((0, 64),))
     assert [run.run_id for run in (r.job for r in lane.core._roster.runs.values())] == ["another"]
     assert not run.job.records.keys
+
+
+def test_a_run_that_needs_the_room_of_many_keys_waits_until_these_are_forgotten() -> None:
+    """One HELLO forgot the keys of 40 ended runs at once: 0.25 s."""
+    lane, count, keys = SimLane(budget=1 << 40, records=1 << 24), 3, 10_000
+    for worker in runs_of_one(lane, count):
+        fill(worker, keys)
+        worker.bye()  # and does not close
+    jobs = [ended.run.job for ended in lane.core._roster.ended_of("job")]
+    budget = lane.core._roster.budget
+    budget.total = budget.reserved
+    world = budget.total // share_of(2 * MAX_CHUNK_BYTES) - SHARES_BESIDE_RANKS
+    large = {"run_id": "large", "table": ((0, MAX_CHUNK_BYTES),)}
+    error = join_all(lane, world, **large)[0].error()
+    kept = sum(job.records.used for job in jobs)
+    assert error.code == ErrorCode.QUOTA and f"still take {kept:,}" in error.message
+    assert budget.reserved == kept
+    size = KEY + KEY_RANK
+    forgotten = count * keys - sum(job.records.keys for job in jobs)
+    assert forgotten <= count + (CUT_OFF_AT_ONCE + count * FORGOTTEN_AT_ONCE) // size
+    small = join_all(lane, 1, run_id="small")[0]
+    assert small.read(MessageKind.WELCOME)
+    small.bye()
+    small.session.lose()
+    for _ in range(1 + kept // MOST_IDLE):
+        lane.tick(0.05)
+    assert not lane.core._roster.ended_of("job") and not budget.reserved
+    assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, world, **large))
 
 
 def test_the_keys_of_a_stream_that_has_moved_are_forgotten_a_part_at_each_tick() -> None:
