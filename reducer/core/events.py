@@ -45,7 +45,7 @@ class ControlReceived(NamedTuple):
 
 
 class Contributed:
-    """A complete CONTRIBUTION; `buffer` is None where its length is 0."""
+    """A complete CONTRIBUTION; `buffer` is None where its length is 0, or nobody needs it."""
 
     __slots__ = ("buffer", "header", "session")
 

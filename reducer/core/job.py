@@ -187,10 +187,11 @@ class Job:
 
     # --- contributions ------------------------------------------------------------------------
 
-    def admit(self, rank: int, header: Header, unread: int) -> None:
+    def admit(self, rank: int, header: Header, unread: int) -> bool:
         """Refuse what makes no sense or has no room, before memory is taken (ProtocolError).
 
-        `unread` bytes wait in the lane for the rank to read them.
+        `unread` bytes wait in the lane for the rank to read them. False where no memory is to be
+        taken: a stream has moved away, or the contribution is here, and there is no room for two.
         """
         check_fields(header, rank, self.seats.epoch, self.world_size)
         plan = self._plans.of(header)
@@ -204,10 +205,13 @@ class Job:
             )
         check_length(header, plan, rank)
         cost = plan.cost(header.chunk)
-        if stream is None or self.ledger.fits(rank, cost, unread):
-            return
+        if stream is None:
+            return False
+        if self.ledger.fits(rank, cost, unread):
+            return True
         if not _is_here(stream, rank, header):
             raise self.ledger.over(rank, cost, unread)
+        return False
 
     def contributed(self, rank: int, event: Contributed, now: float, out: list[Output]) -> None:
         """Take one admitted contribution; outputs are added to `out`, also where it raises.
@@ -246,6 +250,11 @@ class Job:
         if chunk.crcs[rank] is not None:
             self._duplicate(key, chunk, rank, header, buffer, out)
             return
+        if buffer is None and header.length:
+            raise ProtocolError(
+                f"rank {rank} sent a second copy of key {key.label} round {header.round} chunk "
+                f"{header.chunk} so slowly that the first is forgotten"
+            )
         self.ledger.charge(rank, cost)
         round_.contributed[rank] += 1
         chunk.contribute(rank, header.payload_crc, buffer)
@@ -739,7 +748,7 @@ def _kept(key: KeyProgress) -> int:
 
 
 def _is_here(stream: Stream, rank: int, header: Header) -> bool:
-    """Whether the contribution is a second copy: it takes no room."""
+    """Whether the contribution is a second copy."""
     if header.key not in stream.keys:
         return False
     key = stream.keys[header.key]

@@ -112,13 +112,13 @@ class Lane:
             return self._contributed(event, now)
         return self._handlers[type(event)](event, now)
 
-    def admit(self, session: int, header: Header, unread: int) -> None:
-        """Whether memory may be taken for a contribution; raises the ProtocolError family.
+    def admit(self, session: int, header: Header, unread: int) -> bool:
+        """Whether to take memory for a contribution; raises the ProtocolError family.
 
-        `unread` bytes wait to be sent to the session.
+        `unread` bytes wait to be sent to the session. False: its bytes are to be thrown away.
         """
         peer = self._roster.sessions[session]
-        self._ready_job(peer).admit(peer.rank, header, unread)
+        return self._ready_job(peer).admit(peer.rank, header, unread)
 
     def unread_room(self, session: int) -> tuple[int, int]:
         """The bytes that may wait to be sent to the session, at any time and now; with more it does
@@ -223,7 +223,7 @@ class Lane:
     ) -> None:
         try:
             job = self._ready_job(peer)
-            if event.buffer is None:  # nobody has asked for memory, so nobody has checked it
+            if not event.header.length:  # nobody has asked for memory, so nobody has checked it
                 job.admit(peer.rank, event.header, 0)
             job.contributed(peer.rank, event, now, out)
         except PEER_ERRORS as error:

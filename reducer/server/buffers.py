@@ -61,11 +61,11 @@ def _misalignment(exporter: bytearray) -> int:
 
 
 def size_class(length: int) -> int:
-    """The least m x 2^k of at least ``length`` with m in {4, 5, 6, 7}: 25 % waste at most."""
+    """The least m x 2^k of at least ``length`` with m from 32 to 63: 3 % waste at most."""
     if length <= _SMALLEST:
         return _SMALLEST
-    quarter = 1 << ((length - 1).bit_length() - 3)
-    return -(-length // quarter) * quarter
+    step = 1 << ((length - 1).bit_length() - 6)
+    return -(-length // step) * step
 
 
 class BufferPool:

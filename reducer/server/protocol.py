@@ -18,7 +18,7 @@ from reducer.errors import PEER_ERRORS
 from reducer.server.buffers import PooledBuffer
 from reducer.server.turns import SECONDS
 from reducer.wire.codes import CONTRIBUTION, HEARTBEAT, RESULT
-from reducer.wire.decoder import Decoder, Frame
+from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
 
 if TYPE_CHECKING:
@@ -364,5 +364,7 @@ class Connection:
             self._shell.admit_long(self, header)
             return memoryview(bytearray(header.length + HEADER_SIZE))
         buffer = self._shell.place(self, header)
+        if buffer is None:
+            return SKIP
         self._placed.append(buffer)
         return buffer.view

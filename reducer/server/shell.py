@@ -100,11 +100,13 @@ class LaneShell:
         most = max(counts.values())
         return next(c for c in self._silent.values() if counts[_claim(c)] == most)
 
-    def place(self, connection: Connection, header: Header) -> PooledBuffer:
+    def place(self, connection: Connection, header: Header) -> PooledBuffer | None:
+        """Where to read a contribution; None: nowhere."""
         if header.kind != CONTRIBUTION:
             raise BadFrameError("a worker sent a RESULT; only a lane does")
         unread = 0 if connection.unread <= connection.slack else connection.unsent()
-        self._lane.admit(connection.session, header, unread)
+        if not self._lane.admit(connection.session, header, unread):
+            return None
         return self._pool.take(header.length)
 
     def admit_long(self, connection: Connection, header: Header) -> None:
@@ -220,9 +222,9 @@ class LaneShell:
     def lost(self, connection: Connection, reason: str) -> None:
         session, run = connection.session, 0
         try:
-            run = self._lane.run_of(session)
             self._silent.pop(session, None)
             self.connections.pop(session, None)
+            run = self._lane.run_of(session)
             self.turns.leave(connection.turn, connection)
             self.feed(events.Lost(session, reason))
         except Exception as error:

@@ -21,6 +21,8 @@ SCRATCH_BYTES: Final = 16_384
 FIRST_SCRATCH_BYTES: Final = 1_024
 
 _NOTHING: Final = memoryview(b"")
+# What a target gives for a payload that nobody needs: its bytes are thrown away as they come.
+SKIP: Final = memoryview(bytearray(65_536))
 Target = Callable[[Header], memoryview]
 
 
@@ -47,8 +49,9 @@ class Decoder:
 
     `target` is called once for every CONTRIBUTION or RESULT with payload, and for every other frame
     of more than MAX_EARLY_BYTES, before a byte of the payload is taken; it returns a writable view
-    of at least length + HEADER_SIZE bytes. `next_frame` raises the ProtocolError family only; after
-    that the decoder must not be used again.
+    of at least length + HEADER_SIZE bytes, or SKIP: the frame then has no payload, and nobody looks
+    at its CRC. `next_frame` raises the ProtocolError family only; after that the decoder must not
+    be used again.
     """
 
     def __init__(self, crc32c: Crc, target: Target) -> None:
@@ -75,8 +78,11 @@ class Decoder:
         return self._room == SCRATCH_BYTES
 
     def get_buffer(self) -> memoryview:
-        if self._header is not None:
-            return self._view[self._have : self._header.length + HEADER_SIZE]
+        header = self._header
+        if header is not None:
+            if self._view is SKIP:
+                return SKIP[: min(header.length - self._have, len(SKIP))]
+            return self._view[self._have : header.length + HEADER_SIZE]
         return self._scratch[self._filled :] if self._filled else self._scratch
 
     def received(self, nbytes: int) -> None:
@@ -99,6 +105,9 @@ class Decoder:
         spare = self._have - length
         if spare < 0:
             return None
+        if self._view is SKIP:
+            self._header, self._view = None, _NOTHING
+            return Frame(header, None)
         if spare:  # the beginning of the next header
             self._scratch[:spare] = self._view[length : self._have]
         self._start, self._filled = 0, spare
@@ -138,13 +147,14 @@ class Decoder:
             return self._finish(header, None)
         view = self._place(header)
         have = min(length, self._filled - start)
-        view[:have] = scratch[start : start + have]
+        if view is not SKIP:
+            view[:have] = scratch[start : start + have]
         if have < length:
             self._header, self._view, self._have = header, view, have
             self._start = self._filled = 0
             return None
         self._start = start + have
-        return self._finish(header, view[:length])
+        return Frame(header, None) if view is SKIP else self._finish(header, view[:length])
 
     def _close_up(self, start: int) -> None:
         """Make room behind the beginning of a header."""

@@ -12,7 +12,7 @@ from reducer.errors import PEER_ERRORS
 from reducer.kernels import KernelSet, load
 from reducer.server.executor import failure_of, folded, reduced
 from reducer.wire.codes import ITEM_SIZES, MessageKind
-from reducer.wire.decoder import Decoder, Frame
+from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
 
 KIND_OFFSET = 5  # of a frame's kind in its header
@@ -51,7 +51,8 @@ class SimSession:
         if header.kind not in (MessageKind.CONTRIBUTION, MessageKind.RESULT):
             self.lane.core.admit_long(self.number, header, len(self.outbox))
             return memoryview(bytearray(header.length + HEADER_SIZE))
-        self.lane.core.admit(self.number, header, len(self.outbox))
+        if not self.lane.core.admit(self.number, header, len(self.outbox)):
+            return SKIP
         buffer = self.lane.take(header.length)
         self._placed.append(buffer)
         return buffer.view

@@ -116,11 +116,33 @@ def test_second_copies_need_no_credit() -> None:
     for number in range(rounds):
         workers[0].contribute(Spec(number=number), data=data(0))
     back = again(workers[0])
+    lane.peak = 0
     for number in range(rounds):
         back.contribute(Spec(number=number), data=data(0))
+    assert not lane.peak, "memory was taken that nobody has reserved"
     assert back.session.closed is None
-    back.contribute(Spec(number=rounds), data=data(0))
+    workers[1].contribute(Spec(), data=data(1))
+    assert back.results() == [total(2)]
+    for number in range(1, rounds + 1):
+        back.contribute(Spec(number=number), data=data(0))
+    back.contribute(Spec(number=rounds + 1), data=data(0))
     assert back.error().code == ErrorCode.QUOTA
+
+
+def test_a_second_copy_whose_first_is_forgotten_is_no_contribution() -> None:
+    """Its bytes were thrown away as they came, over more time than a lane keeps a key."""
+    lane = SimLane(credit=4_096, budget=1 << 20)
+    workers = join_all(lane, 2)
+    limit = welcome(workers[0])
+    for number in range((limit.credit + limit.grant) // 4_096):
+        workers[0].contribute(Spec(number=number), data=data(0))
+    copy = frame(workers[0].header(Spec()), data(0))
+    workers[0].session.send(copy[:-1])
+    (run,) = lane.core._roster.runs.values()
+    for stream in run.job.streams:
+        stream.keys[key_id("x")].rounds.clear()
+    workers[0].session.send(copy[-1:])
+    assert "so slowly that the first is forgotten" in workers[0].error().message
 
 
 def test_who_is_back_is_told_what_is_stable_and_who_is_absent() -> None:
