@@ -37,7 +37,7 @@ def test_fold(measure: Measure, kernels: KernelSet, op: ReduceOp, dtype: DType) 
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.name.lower())
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name.lower())
+@pytest.mark.parametrize("op", [*OPS, ReduceOp.MEAN], ids=lambda op: op.name.lower())
 def test_finish(measure: Measure, kernels: KernelSet, op: ReduceOp, dtype: DType) -> None:
     count = SIZE // ITEM_SIZES[dtype]
     parts = contributions(dtype)

@@ -312,6 +312,25 @@ def test_integer_mean_truncates_toward_zero(kernels: KernelSet) -> None:
     )
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 7, 8191, 8192, 2**48 - 1, 2**48, 2**48 + 1, 2**62 + 1])
+@pytest.mark.parametrize("dtype", [DType.INT64, DType.UINT64])
+def test_integer_mean_of_sums_of_any_size(kernels: KernelSet, dtype: DType, world: int) -> None:
+    """Sums next to a multiple of the world; by their size, since a large one slows its block."""
+    rng = random.Random(world)
+    code = {DType.INT64: "q", DType.UINT64: "Q"}[dtype]
+    for width in (8, 21, 31, 44, 45, 47, 48, 49, 53, 63):
+        near = [rng.randrange(1 << width) // world * world for _ in range(500)]
+        sums = [0, 1, (1 << width) - 1, *(total + by for total in near for by in (-1, 0, 1))]
+        sums = [min(max(total, 0), (1 << width) - 1) for total in sums]
+        if dtype in SIGNED:
+            sums += [-total for total in sums] + [-(1 << width)]
+        acc = unaligned(struct.pack(f"<{len(sums)}{code}", *sums))
+        out = unaligned(len(acc))
+        assert kernels.finish(ReduceOp.MEAN, dtype, len(sums), world, acc, [], out) == 0
+        means = [abs(total) // world * (-1 if total < 0 else 1) for total in sums]
+        assert list(struct.unpack(f"<{len(sums)}{code}", out)) == means, width
+
+
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_overflow_is_flagged_and_wraps(kernels: KernelSet, dtype: DType) -> None:
     item = ITEM_SIZES[dtype]
