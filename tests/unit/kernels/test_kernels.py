@@ -17,6 +17,7 @@ import pytest
 
 from reducer.kernels import PART_SHIFT, KernelSet, _native, _numpy, load
 from reducer.wire.codes import ITEM_SIZES, DType, Flag, ReduceOp
+from tests.support import oracle
 from tests.support.exact import FLOAT8, FLOATS, SIGNED, reduce_bits
 
 OPS = [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD]
@@ -266,6 +267,35 @@ def test_float64_becomes_float16_in_one_rounding(kernels: KernelSet) -> None:
     flags = kernels.finish(ReduceOp.SUM, DType.FLOAT16, values.size, 1, acc, [], out)
     assert flags == Flag.NONFINITE  # no part was: some of the values round to Inf
     assert bytes(out) == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_float8_of_every_two_values(kernels: KernelSet, dtype: DType) -> None:
+    every = np.arange(256, dtype=np.uint8)
+    parts = [np.repeat(every, 256), np.tile(every, 256)]
+    for op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD):
+        got, _ = finish(kernels, op, dtype, [part.tobytes() for part in parts])
+        assert got == oracle.reduce(op, dtype, parts).tobytes(), op
+    acc = unaligned(4 * 256)
+    kernels.fold(ReduceOp.SUM, dtype, 256, acc, [unaligned(every.tobytes())], True)
+    values = oracle.from_float8(dtype, every)
+    numbers = ~np.isnan(values)
+    got_values = np.frombuffer(acc, np.float32)
+    assert got_values[numbers].tobytes() == values[numbers].tobytes()
+    assert np.isnan(got_values[~numbers]).all()
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_float32_becomes_float8_in_one_rounding(kernels: KernelSet, dtype: DType) -> None:
+    """Of every exponent all ties and the numbers next to them; denormals, Inf and NaNs too."""
+    upper = np.arange(1 << 16, dtype=np.uint32) << 16
+    bits = (upper[:, None] + np.array([0, 1, 0x8000, 0xFFFF], np.uint32)).ravel()
+    out = unaligned(bits.size)
+    acc = unaligned(bits.tobytes())
+    flags = kernels.finish(ReduceOp.SUM, dtype, bits.size, 1, acc, [], out)
+    assert flags == Flag.NAN | Flag.NONFINITE
+    with np.errstate(all="ignore"):
+        assert bytes(out) == oracle.to_float8(dtype, bits.view(np.float32)).tobytes()
 
 
 def test_narrow_rounds_every_tie_to_even(kernels: KernelSet) -> None:
