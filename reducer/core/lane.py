@@ -19,7 +19,7 @@ from reducer.core.forming import Forming
 from reducer.core.frames import payload_frame
 from reducer.core.job import Job
 from reducer.core.joining import Joining
-from reducer.core.report import forming_report, job_numbers, run_report
+from reducer.core.report import forming_report, job_numbers, run_reports
 from reducer.core.roster import Roster, fault_text
 from reducer.core.route import Route
 from reducer.core.run import Run
@@ -202,7 +202,7 @@ class Lane:
     def report(self, now: float) -> dict[str, Any]:
         """Who is here and who is waited for, by run."""
         return {
-            "runs": [run_report(run, now) for run in self._roster.runs.values()],
+            "runs": run_reports(self._roster.runs.values(), now),
             "forming": [forming_report(forming) for forming in self._roster.forming.values()],
         }
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Final
 
 from reducer.core.forming import Forming
 from reducer.core.job import Job
 from reducer.core.ranking import MAX_RANKS, most
+from reducer.core.round import Round
 from reducer.core.run import Run
 from reducer.core.texts import stall_entry
 
 # Rounds for which nothing has come for so long show who is absent now; fewer would be the traffic.
 WAITING_SECONDS: Final = 1.0
 MAX_ROUNDS: Final = 16
+# Of all runs together, and characters of a key's name there: an answer is some megabytes at most.
+MAX_ROUNDS_IN_ALL: Final = 256
+KEY_SHOWN: Final = 128
 
 
 def job_numbers(job: Job) -> dict[str, Any]:
@@ -34,10 +39,20 @@ def job_numbers(job: Job) -> dict[str, Any]:
     }
 
 
-def run_report(run: Run, now: float) -> dict[str, Any]:
-    """Of a complete run; the ranks that were waited for the longest come first."""
+def run_reports(runs: Iterable[Run], now: float) -> list[dict[str, Any]]:
+    """Of complete runs, with MAX_ROUNDS_IN_ALL waiting rounds at most."""
+    rounds = MAX_ROUNDS_IN_ALL
+    reports = []
+    for run in runs:
+        reports.append(_run_report(run, now, min(rounds, MAX_ROUNDS)))
+        rounds -= len(reports[-1]["waiting"])
+    return reports
+
+
+def _run_report(run: Run, now: float, rounds: int) -> dict[str, Any]:
+    """The ranks that were waited for the longest come first."""
     job = run.job
-    waiting = job.open.stalled(now, WAITING_SECONDS, MAX_ROUNDS)
+    waiting = job.open.stalled(now, WAITING_SECONDS, rounds)
     lost = run.absent(now).absent
     oldest = job.open.oldest
     return {
@@ -55,8 +70,14 @@ def run_report(run: Run, now: float) -> dict[str, Any]:
         "bytes_out": job.counters.bytes_out,
         "lateness": most(job.lateness.waited),
         "lost": [rank for rank, _ in lost],
-        "waiting": [stall_entry(r.stream.keys[r.key], r, now) for r in waiting],
+        "waiting": [_waiting(round_, now) for round_ in waiting],
     }
+
+
+def _waiting(round_: Round, now: float) -> dict[str, Any]:
+    entry = stall_entry(round_.stream.keys[round_.key], round_, now)
+    entry["key"] = entry["key"][:KEY_SHOWN]
+    return entry
 
 
 def forming_report(forming: Forming) -> dict[str, Any]:
