@@ -34,6 +34,7 @@ class Debts:
         debt, times = round_.owed.get(rank), self._times[rank]
         if debt is None:
             round_.charge(OWED)
+            round_.stream.rounds[round_] = None
         if debt is None or debt.times != times:
             round_.owed[rank] = Debt(cost, times)
         else:

@@ -191,11 +191,14 @@ class KeyTable:
         self.records.idle.end(self)
 
     def take_apart(self, most: int) -> int:
-        """Forget keys until their records took `most` bytes; the bytes."""
+        """Forget rounds and keys until their records took `most` bytes; the bytes."""
         took = 0
         while took < most and self._keys:
-            _, key = self._keys.popitem()
-            key.rounds.clear()  # which know the table
+            id_, key = self._keys.popitem()
+            took += key.forget_rounds(most - took)
+            if key.rounds:
+                self._keys[id_] = key
+                break
             self._give_back(key)
             took += self._size
             if self._idle:

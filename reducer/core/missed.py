@@ -51,9 +51,9 @@ class Missed:
             self._begin(streams)
         if session is None or not self._streams:
             self._end()
-        elif self._keys:
+        elif self._keys and not self._streams[-1].is_over:
             self._tell_keys(session, now, out)
-        elif self._rounds:
+        elif self._rounds and not self._streams[-1].is_over:
             self._tell_rounds(rank, out)
         else:
             self._streams.pop()

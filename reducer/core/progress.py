@@ -116,6 +116,15 @@ class KeyProgress(Listed):
         if over:
             self.forget(round_)
 
+    def forget_rounds(self, most: int) -> int:
+        """Forget rounds until their records took `most` bytes; the bytes."""
+        took = 0
+        while took < most and self.rounds:
+            _, round_ = self.rounds.popitem()
+            took += round_.charged
+            round_.give_back()
+        return took
+
     def forget(self, round_: Round) -> None:
         if self.rounds.pop(round_.number, None) is not None:
             round_.give_back()

@@ -284,7 +284,6 @@ class Round(Listed):
         self.charged = 0
         self.stream = stream
         self.charge(ROUND + LIST_PLACE * world_size)
-        stream.rounds[self] = None
         stream.keys.records.rounds += 1
         self.job = job
         self.key = key
@@ -358,6 +357,7 @@ class Round(Listed):
             world_size = len(self.contributed)
             self.charge(CHUNK + LIST_PLACE * world_size)
             chunk = self.chunks[index] = Chunk(self, index, world_size)
+            self.stream.rounds[self] = None
             if self.ascending is not None:
                 self.ascending.add(index, self.chunks)
         return chunk
@@ -389,6 +389,7 @@ class Round(Listed):
         assert self.descriptor is not None
         spoken = self.spoken()
         self.charge(MARK * len(spoken))
+        self.stream.rounds[self] = None
         self.verdict = dict.fromkeys(spoken, self.descriptor)
 
     def hear(self, rank: int, descriptor: Descriptor) -> bool:

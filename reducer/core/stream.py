@@ -21,11 +21,11 @@ from reducer.errors import ProtocolError
 class Stream:
     """`place` says which chunks of home slot `home` are in it; frames about it carry `since`.
 
-    `held` is of all streams of the run. `rounds` are those of all keys: a walk over them passes no
-    key that has none. `refused` are those of them with a verdict.
+    `held` is of all streams of the run. `rounds` are those of all keys that ranks have sent of, or
+    that wait for a verdict; `refused` are all that have one. The others are known to their keys.
     """
 
-    __slots__ = ("held", "home", "keys", "place", "refused", "rounds", "since")
+    __slots__ = ("held", "home", "is_over", "keys", "place", "refused", "rounds", "since")
 
     def __init__(
         self, home: int, since: int, place: Place, keys: KeyTable, held: HeldBytes
@@ -37,14 +37,19 @@ class Stream:
         self.held = held
         self.rounds: dict[Round, None] = {}
         self.refused: Listing[Round] = Listing()
+        self.is_over = False
 
     def drop(self, run: int) -> Free:
-        """Give every buffer back; the stream is not to be used any more."""
+        """Give every buffer back; the stream is not to be used any more.
+
+        Its run takes apart, a part at a time, its keys and the rounds that nobody has sent of.
+        """
+        self.is_over = True
         freed: list[Buffer] = []
         for round_ in list(self.rounds):
             for chunk in round_.chunks.values():
                 freed += chunk.drop()
-            round_.give_back()
+            self.keys[round_.key].forget(round_)
         self.keys.end()
         self.keys.records.give(STREAM)
         return Free(run, freed)

@@ -369,6 +369,39 @@ def test_the_keys_of_a_stream_that_has_moved_are_forgotten_a_part_at_each_tick()
         lane.tick(0.05)
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_rounds_that_nobody_has_sent_of_are_forgotten_a_part_at_each_tick(ends: bool) -> None:
+    """96,000 that one rank had abandoned took 80 ms, when their stream moved or their run ended."""
+    lane, rounds = SimLane(budget=1 << 40, records=1 << 24), 10_000
+    workers = join_all(lane, 2)
+    (run,) = lane.core._roster.runs.values()
+    records = run.job.records
+    workers[1].contribute(Spec(number=rounds), data=bytes(32))
+    for number in range(rounds):
+        workers[0].abandon(Spec(number=number))
+    assert records.rounds == rounds + 1
+    each = records.used // rounds
+    if ends:
+        workers[0].session.send(control(messages.Error(int(ErrorCode.PEER_LOST), "x")))
+        most = MOST_IDLE
+    else:
+        workers[0].session.send(control(messages.Route(1, (1,), (1,), (1,))))
+        most = MOST_IDLE_OF_A_RUN
+    assert rounds - records.rounds <= 1 + FORGOTTEN_AT_ONCE // each and not lane.held
+    for worker in workers:
+        worker.read(MessageKind.REFUSED)
+    if not ends:
+        back_again(lane)
+    left = [records.rounds]
+    while left[-1]:
+        lane.tick(0.05)
+        left.append(records.rounds)
+    assert max(before - after for before, after in pairwise(left)) <= 2 + most // each
+    if not ends:
+        assert not any(worker.read(MessageKind.REFUSED) for worker in workers)
+        assert records.used < each + 8_192
+
+
 def test_what_has_moved_leaves_no_key_without_room() -> None:
     """Else a job that has used half of its records could not go on after a failover."""
     lane = SimLane()
