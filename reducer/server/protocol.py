@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
 from reducer.core.credits import LEAST_FRAMES
-from reducer.errors import PEER_ERRORS
+from reducer.errors import PEER_ERRORS, BadFrameError
 from reducer.server.buffers import PooledBuffer
 from reducer.server.turns import SECONDS
 from reducer.wire.codes import CONTRIBUTION, HEARTBEAT, RESULT
@@ -158,6 +158,10 @@ class Connection:
         turn.spent += seconds
         if turn.spent >= SECONDS:
             self._shell.turns.wait(turn, self)
+
+    def refuse(self, what: str) -> None:
+        """What carries the frames is misused: the peer is told, and its session ends."""
+        self._shell.broken(self, BadFrameError(what))
 
     def _throw_away(self, nbytes: int) -> None:
         self._shell.thrown_away += nbytes

@@ -167,3 +167,13 @@ def receive(connection: Connection, data: memoryview) -> None:
         room[:size] = data[:size]
         data = data[size:]
         connection.buffer_updated(size)
+
+
+def arrive(link: asyncio.BufferedProtocol, data: bytes) -> None:
+    """What the event loop does with bytes that have come, whether it should read them or not."""
+    while data:
+        room = memoryview(link.get_buffer(-1))
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        data = data[size:]
+        link.buffer_updated(size)

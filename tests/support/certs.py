@@ -101,12 +101,18 @@ def _alternatives(uris: Sequence[str]) -> x509.SubjectAlternativeName:
     return x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri) for uri in uris])
 
 
-def shake_hands(files: Files) -> tuple[ssl.SSLObject, ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+def shake_hands(
+    files: Files, keylog: Path | None = None
+) -> tuple[ssl.SSLObject, ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
     """The ends of a worker and of a lane, and what is on its way to each of them."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.num_tickets = 0
     context.load_cert_chain(files.cert, files.key)
     to_worker, to_lane = ssl.MemoryBIO(), ssl.MemoryBIO()
-    worker = files.context().wrap_bio(to_worker, to_lane, server_hostname="localhost")
+    of_worker = files.context()
+    if keylog is not None:
+        of_worker.keylog_filename = str(keylog)
+    worker = of_worker.wrap_bio(to_worker, to_lane, server_hostname="localhost")
     lane = context.wrap_bio(to_lane, to_worker, server_side=True)
     for end in (worker, lane, worker, lane):
         with suppress(ssl.SSLWantReadError):

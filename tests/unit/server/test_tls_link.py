@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from reducer.server.buffers import BufferPool
 from reducer.server.shell import LaneShell
-from reducer.server.tls_link import TlsLink
+from reducer.server.tls_link import (
+    MOST_UNREAD_ANSWERS,
+    MOST_WITHOUT_DATA,
+    RECORDS_AT_ONCE,
+    WRITTEN_AT_ONCE,
+    TlsLink,
+)
+from reducer.server.turns import SECONDS
 from reducer.wire.header import pack_header
-from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, contribution, hello
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, arrive, bare_lane, contribution, hello
 from tests.support.certs import Authority, shake_hands
 from tests.support.frames import heartbeat
+from tests.support.key_updates import RecordWriter
 
 CHUNK = 64 << 10
 
@@ -37,3 +48,139 @@ def test_tls_is_given_little_at_once_until_a_chunk_has_come(tmp_path: Path) -> N
         return rooms
 
     assert asyncio.run(offered()) == [4_096, 4_096, 4_096, CHUNK, CHUNK]
+
+
+class Line(Sink):
+    """A transport that remembers what it was told; ``unread``: bytes that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[int] = []
+        self.unread = 0
+        self.reads, self.closed, self.aborted = True, False, False
+        self.socket = socket.socket()
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self.socket
+
+    def write_eof(self) -> None:
+        """Its worker reads on."""
+
+    def is_closing(self) -> bool:
+        return self.closed or self.aborted
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.pieces += map(len, list_of_data)
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+
+class Peer:
+    """A worker whose records are made by hand, and the lane's end of its connection."""
+
+    def __init__(self, folder: Path) -> None:
+        keylog = folder / "keys"
+        files = Authority(folder / "certs").issue()
+        _, tls, to_worker, to_lane = shake_hands(files, keylog)
+        self.writer = RecordWriter(keylog)
+        self.line = Line()
+        self.shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        self.connection = self.shell.connection()
+        self.connection.turn.spent = -1_000.0  # it does not end, however slow the machine is
+        self.link = TlsLink(self.line, tls, to_lane, to_worker, self.connection)
+        self.link.begin()
+
+    def keys(self, count: int, asks: bool = False) -> bytes:
+        return b"".join(self.writer.key_update(asks) for _ in range(count))
+
+
+def played(folder: Path, play: Callable[[Peer], None]) -> Peer:
+    async def run() -> Peer:
+        peer = Peer(folder)
+        with peer.line.socket:
+            play(peer)
+        return peer
+
+    return asyncio.run(run())
+
+
+def test_records_are_decrypted_a_few_at_a_time_until_the_turn_is_over(tmp_path: Path) -> None:
+    """2,400 of them in one read kept a lane for 60 ms."""
+
+    async def run() -> None:
+        peer = Peer(tmp_path)
+        peer.line.socket.close()
+        peer.connection.turn.spent = SECONDS - 1e-9
+        data = heartbeat((1, 1))
+        arrive(peer.link, b"".join(peer.writer.data(bytes((byte,))) for byte in data))
+        assert peer.connection.bytes_in <= RECORDS_AT_ONCE < len(data) and not peer.line.reads
+        async with asyncio.timeout(10):
+            while peer.connection.bytes_in < len(data):
+                await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_who_changes_its_key_again_and_again_is_refused(tmp_path: Path) -> None:
+    def play(peer: Peer) -> None:
+        for byte in heartbeat()[:3]:
+            arrive(peer.link, peer.keys(MOST_WITHOUT_DATA) + peer.writer.data(bytes((byte,))))
+        assert peer.connection.bytes_in == 3 and not peer.connection.is_closing()
+        arrive(peer.link, peer.keys(MOST_WITHOUT_DATA + 1))
+
+    peer = played(tmp_path, play)
+    assert peer.connection.is_closing() and peer.shell.counters.protocol_errors == 1
+
+
+def test_who_asks_for_new_keys_and_reads_no_answer_is_refused(tmp_path: Path) -> None:
+    """What it made a lane keep was bounded by nothing, if it read a byte now and then."""
+    count = MOST_UNREAD_ANSWERS // 27 + 2  # an answer is made when the next record is read
+
+    def play(peer: Peer) -> None:
+        header, payload = hello(0, 1, CHUNK)
+        arrive(peer.link, peer.writer.data(pack_header(header, KERNELS.crc32c) + payload))
+        peer.connection.turn.spent = -1_000.0  # of its job
+        for unread in (0, 1):
+            assert not peer.connection.is_closing()
+            peer.line.unread = unread
+            for byte in (count * heartbeat())[:count]:
+                arrive(peer.link, peer.keys(1, asks=True) + peer.writer.data(bytes((byte,))))
+
+    peer = played(tmp_path, play)
+    assert peer.connection.is_closing() and peer.shell.counters.protocol_errors == 1
+
+
+def test_an_end_of_tls_is_an_end_of_the_connection(tmp_path: Path) -> None:
+    """What came behind a close_notify was kept, and nobody took it."""
+    peer = played(tmp_path, lambda peer: arrive(peer.link, peer.writer.end() + peer.keys(100)))
+    assert peer.line.closed
+
+
+def test_what_comes_after_the_end_is_thrown_away(tmp_path: Path) -> None:
+    def play(peer: Peer) -> None:
+        peer.connection.abort("it is over")
+        arrive(peer.link, bytes(100))
+
+    assert played(tmp_path, play).shell.thrown_away == 100
+
+
+def test_a_long_queue_is_encrypted_in_slices(tmp_path: Path) -> None:
+    """TLS's memory has grown to all that was ever queued, and stayed as large."""
+    size = 5 * WRITTEN_AT_ONCE
+    pieces = played(
+        tmp_path, lambda peer: peer.link.writelines([bytes(100), bytes(size)])
+    ).line.pieces
+    assert size + 100 < sum(pieces) and max(pieces) < WRITTEN_AT_ONCE + WRITTEN_AT_ONCE // 100

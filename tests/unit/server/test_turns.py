@@ -22,6 +22,7 @@ from tests.support.bare_lane import (
     BUDGET,
     KERNELS,
     Sink,
+    arrive,
     bare_lane,
     contribution,
     hello,
@@ -196,11 +197,12 @@ def test_tls_keeps_what_it_has_read_until_the_next_turn(tmp_path: Path) -> None:
         assert connection.bytes_in
         await until(lambda: transport.reads)
         frames = 100 * heartbeat((1, 1))
-        worker.write(frames)
-        connection.turn.spent = 2 * SECONDS
+        for start in range(0, len(frames), 100):
+            worker.write(frames[start : start + 100])
+        connection.turn.spent = SECONDS - 1e-9
         connection.bytes_in = 0
-        link.buffer_updated(0)
-        assert connection.bytes_in == 1 and not transport.reads
+        arrive(link, to_lane.read())
+        assert connection.bytes_in < len(frames) and not transport.reads
         await until(lambda: connection.bytes_in == len(frames) and transport.reads)
 
     asyncio.run(turn())
@@ -362,10 +364,8 @@ def test_decryption_takes_of_the_turn(tmp_path: Path) -> None:
         link.begin()
         worker.write(bytes(HEADER_SIZE - 1))
         spent = connection.turn.spent
-        began = time.monotonic()
-        link._decrypt = lambda room: time.sleep(0.01) or 0  # type: ignore[method-assign,func-returns-value]
-        link.buffer_updated(0)
-        assert time.monotonic() - began >= 0.01
+        link._read = lambda room: time.sleep(0.01) or 0  # type: ignore[method-assign,func-returns-value]
+        arrive(link, to_lane.read())
         return connection.turn.spent - spent
 
     assert asyncio.run(read()) >= 0.01
