@@ -25,6 +25,7 @@ from reducer.core.settings import LaneSettings
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
+from reducer.server.turns import MOST_TURNS
 from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
@@ -178,17 +179,23 @@ class Bench:
                         dtype=DType.BFLOAT16, count=CHUNKS * CHUNK // 2
                     )
                     send(connection, pack_header(header, KERNELS.crc32c) + payload)
-        await asyncio.sleep(0)
+        await settle()
 
     async def round_beside(self) -> None:
         payload = bytes(CHUNK)
         header = contribution(0, 0, 0, 1, payload)
         send(self.beside[0], pack_header(header, KERNELS.crc32c) + payload)
-        await asyncio.sleep(0)
+        await settle()
 
     def lose_all(self) -> None:
         for connection, _ in (*self.ranks, self.beside):
             connection.connection_lost(None)
+
+
+async def settle() -> None:
+    """On a slow machine turns end: what is left is done in the next ones."""
+    for _ in range(4 * MOST_TURNS):
+        await asyncio.sleep(0)
 
 
 def send(connection: Connection, data: bytes) -> None:
