@@ -51,6 +51,7 @@ from reducer.wire import messages
 from reducer.wire.codes import (
     ALL_REDUCE,
     COPY,
+    ITEM_SIZES,
     MAX_CHUNKS,
     MAX_HEARTBEAT_ENTRIES,
     RESULT,
@@ -266,7 +267,8 @@ class Job:
             round_.last = rank
             if self._traced:
                 round_.note_wait(Wait(rank, chunk.half_at, now))
-        self._sum(key, chunk, header.op, header.dtype, plan, now, out)
+        if not chunk.missing or len(chunk.parts) >= FOLD_AT_ONCE:
+            self._sum(key, chunk, header.op, header.dtype, plan, now, out)
         if self._behind and not self._works:
             self._sum_behind(now, out)
         self._grants.maybe_grant(rank, out)
@@ -352,42 +354,50 @@ class Job:
     ) -> None:
         """Fold what has its turn; where all are in, and no more than are summed at once, finish."""
         is_behind = False
-        if op == COPY or len(chunk.parts) < FOLD_AT_ONCE:
-            if not chunk.missing:
-                self._finish(key, chunk, op, dtype, plan, now, out)
-        elif len(ranks := chunk.ready(_in_order(op, dtype))) >= FOLD_AT_ONCE:
-            width = self._acc_itemsize(op, dtype) // plan.item
-            most = max(FOLD_AT_ONCE, width, self._most_summed // chunk.part_bytes)
-            is_behind = len(ranks) > most
-            if chunk.missing or is_behind:
-                self._maybe_fold(chunk, op, dtype, plan, width, ranks[:most], out)
-            else:
-                self._finish(key, chunk, op, dtype, plan, now, out)
+        if not chunk.missing and (op == COPY or not self._is_too_much(chunk, op, dtype)):
+            self._finish(key, chunk, op, dtype, plan, now, out)
+        elif op != COPY and len(chunk.parts) >= FOLD_AT_ONCE:
+            is_behind = self._maybe_fold(chunk, op, dtype, plan, out)
         if is_behind and chunk not in self._behind:
             self._behind[chunk] = None
             self.ask_for_turns(out)
         elif self._behind and not is_behind:
             self._behind.pop(chunk, None)
 
-    def _maybe_fold(
-        self,
-        chunk: Chunk,
-        op: int,
-        dtype: int,
-        plan: Plan,
-        width: int,
-        ranks: list[int],
-        out: list[Output],
-    ) -> None:
-        """Fold where the accumulator, of `width` parts, is no larger than what it replaces."""
+    def _is_too_much(self, chunk: Chunk, op: int, dtype: int) -> bool:
+        parts = len(chunk.parts)
+        if parts * chunk.part_bytes <= self._most_summed:
+            return False
+        return parts > self._at_once(chunk, self._width(op, dtype))
+
+    def _at_once(self, chunk: Chunk, width: int) -> int:
+        """So many parts, where they are large; no fewer than make place for an accumulator."""
+        return max(FOLD_AT_ONCE, width, self._most_summed // chunk.part_bytes)
+
+    def _width(self, op: int, dtype: int) -> int:
+        """An accumulator is as large as so many parts."""
+        return self._acc_itemsize(op, dtype) // ITEM_SIZES[dtype]
+
+    def _maybe_fold(self, chunk: Chunk, op: int, dtype: int, plan: Plan, out: list[Output]) -> bool:
+        """Fold where the accumulator is no larger than what it replaces; True if more is left."""
+        ranks = chunk.ready(_in_order(op, dtype))
+        if len(ranks) < FOLD_AT_ONCE:
+            return False
+        width = self._width(op, dtype)
         if chunk.acc is None and len(ranks) < width:
-            return
+            return False
+        more = False
+        if len(ranks) * chunk.part_bytes > self._most_summed:
+            most = self._at_once(chunk, width)
+            more = len(ranks) > most
+            del ranks[most:]
         parts = [chunk.parts[rank] for rank in ranks]
         acc = parts[0] if chunk.acc is None and width == 1 else chunk.acc
         count = plan.elements(chunk.index)
         work = self._begin_work(chunk)
         chunk.folding = ranks
         out.append(Fold(self.number, work, op, dtype, count, acc, parts, ranks))
+        return more
 
     def _sum_behind(self, now: float, out: list[Output]) -> None:
         """The next parts of the chunk that has waited longest."""

@@ -146,7 +146,8 @@ class ShellLane:
     async def _play(self, arrived: Iterable[tuple[int, memoryview]]) -> None:
         for rank, data in arrived:
             receive(self._connections[rank], data)
-            self._connections[rank].turn.spent = 0.0  # one turn of the loop may be a long one here
+            turn = self._connections[rank].turn
+            turn.spent = turn.written = 0.0  # one turn of the loop may be a long one here
         await asyncio.sleep(0)  # what the lane has put off until it has read everything
 
     async def _join(self, world: int, chunk: int) -> None:
