@@ -137,8 +137,19 @@ class Roster:
 
     def refuse_all(self, forming: Forming, error: ReductionError, now: float) -> list[Output]:
         """The run cannot come about; whoever waits for it is told why."""
-        peers = [self.sessions[session] for session in forming.sessions.values()]
-        return [out for peer in peers for out in self.refuse(peer, error, now)]
+        all_ = [self.sessions[session] for session in forming.sessions.values()]
+        peers = [peer for peer in all_ if peer.state != SessionState.CLOSED]
+        self.errors[error.code] += len(peers)
+        about = {"job": forming.job, "code": error.code.name.lower()}
+        text = f"job {forming.title!r}, {len(peers)} workers: {error}"
+        message = messages.Error(int(error.code), str(error)[:4_000])
+        out: list[Output] = [
+            Log(0, logging.WARNING, text, about),
+            self.send(0, message, tuple(peer.id for peer in peers)),
+        ]
+        for peer in peers:
+            out += self.close(peer, str(error), now)
+        return out
 
     def break_up(self, forming: Forming, error: Exception, now: float) -> list[Output]:
         """A bug of ours, or no memory, while the run forms."""

@@ -322,12 +322,18 @@ class Connection:
         return self.bytes_out + self.overhead - self.unsent()
 
     def close(self, reason: str) -> None:
-        """Send what is queued, then end; a peer that does not go on reading is cut off."""
+        """Take nothing more, and `end` soon."""
         if self._closing or self._transport is None:
             return
-        self.flush()
         self._closing = reason
         self._release_placed()
+        self._shell.end_soon(self)
+
+    def end(self) -> None:
+        """Send what is queued, then end; a peer that does not go on reading is cut off."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self.flush()
         self._shell.turns.release(self.turn, self)  # else its end would not be noticed
         if self._transport.can_write_eof():
             self._transport.write_eof()

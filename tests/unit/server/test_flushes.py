@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection
-from reducer.server.shell import FLUSHED_AT_ONCE, LaneShell
+from reducer.server.shell import ENDED_AT_ONCE, FLUSHED_AT_ONCE, LaneShell
 from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane
 
 FRAME = bytes(100)
@@ -44,6 +45,31 @@ class Failing(Sink):
     def abort(self) -> None:
         self.fails = False
         raise MemoryError("injected")
+
+
+class Ended(Sink):
+    """Knows that it was ended, with an end of file or at once; the queue of `socket` is asked."""
+
+    socket: socket.socket
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.ended = False
+        self._fails = fails
+
+    def can_write_eof(self) -> bool:
+        if self._fails:
+            raise MemoryError("injected")
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def abort(self) -> None:
+        self.ended = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.socket
 
 
 class Lane:
@@ -105,8 +131,35 @@ async def one_that_cannot_be_ended() -> None:
     assert (before, after) == (2, 2)
 
 
-@pytest.mark.parametrize("case", [no_callback, no_next_callback, one_that_cannot_be_ended])
+async def one_whose_end_fails() -> None:
+    lane = Lane([Ended(), Ended(fails=True), Ended()])
+    for connection in lane.connections:
+        connection.close("it is over")
+    await lane.wait()
+    assert all(sink.ended for sink in lane.sinks if isinstance(sink, Ended))
+    assert lane.shell.counters.internal_errors == 1
+
+
+async def no_end_of_many() -> None:
+    lane = Lane([Ended() for _ in range(2 * ENDED_AT_ONCE)])
+    lane.loop.fails = 2  # type: ignore[attr-defined]
+    for connection in lane.connections:
+        connection.close("it is over")
+    for _ in range(4):
+        await asyncio.sleep(0)
+    ended = [isinstance(sink, Ended) and sink.ended for sink in lane.sinks]
+    assert sum(ended) == ENDED_AT_ONCE, "more than a pass has time for"
+    await lane.wait()
+    assert all(isinstance(sink, Ended) and sink.ended for sink in lane.sinks)
+
+
+CASES = [
+    no_callback, no_next_callback, one_that_cannot_be_ended, one_whose_end_fails, no_end_of_many,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_flush_that_fails_keeps_nobody_waiting(case: Callable[[], Any]) -> None:
     """Two failures in a row made a lane deaf for good, for all jobs."""
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with socket.socket() as Ended.socket, asyncio.Runner(loop_factory=Loop) as runner:
         runner.run(case())

@@ -238,6 +238,7 @@ async def play(faults: Faults) -> None:
         await asyncio.sleep(0)
         faults.armed = faults.where != "crc32c"  # a lane that cannot end its runs is at its end
         bench.shell.feed(events.Shutdown("the end"))
+        await settle()
         faults.armed = False
         assert all(link.ended for _, link in (*bench.ranks, bench.beside))
         assert bench.shell.counters.internal_errors == faults.raised
