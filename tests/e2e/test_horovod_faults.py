@@ -145,7 +145,9 @@ def test_a_stall_names_the_missing_ranks_by_tensor(addresses: list[str], job: st
     assert "missing ranks 2: allreduce.everyone but 2" in line
     assert "missing ranks 1, 2: allreduce.0 alone" in line
     assert reason == "stalled"
-    assert "STALL_SHUTDOWN" in text and "allreduce.0 alone" in text
+    assert "STALL_SHUTDOWN" in text
+    # Whichever comes first to its end on a slow machine.
+    assert "allreduce.0 alone" in text or "allreduce.everyone but 2" in text
     assert any("missing ranks 0: allreduce.1 and 2" in line for line in found[1][0])
     assert {reason for _, reason, _ in found[1:]} <= {"lost", "failed", "left"}
 
