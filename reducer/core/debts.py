@@ -8,10 +8,10 @@ from reducer.core.round import Debt, Round
 
 
 class Debts:
-    """`_sums` are those of each rank; `_times` is how often each has begun to send all again.
+    """`_sums` adds up the debts of each rank; `_times` counts how often a rank was back.
 
-    So a rank that is back costs no walk over rounds: what is noted there from before counts no
-    more.
+    A rank that is back sends everything again, so debts that a round noted before count no more:
+    that takes no walk over the rounds.
     """
 
     def __init__(self, ledger: Ledger, world_size: int) -> None:

@@ -194,9 +194,9 @@ class Joining:
             raise
 
     def _reserve(self, forming: Forming, out: list[Output]) -> Window:
-        """Room for the run, if need be that of ended ones of its job.
+        """Reserve room for the run; if too little is free, ended runs of the job give theirs up.
 
-        The keys of these keep theirs: all but CUT_OFF_AT_ONCE of it, until ticks forget them.
+        Their keys keep room until ticks forget these keys, all but CUT_OFF_AT_ONCE bytes.
         """
         left = CUT_OFF_AT_ONCE
         for ended in self._roster.ended_of(forming.job):

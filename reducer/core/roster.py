@@ -19,9 +19,9 @@ from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.keys import split_run_id
 
-# Of the records of a run that ends, in bytes: a small model has no more.
+# Bytes of records that a run forgets when it ends: a small model has no more.
 FORGOTTEN_AT_ONCE: Final = 64 << 10
-# Of those of all ended runs whose room a new one needs: no more than at a tick.
+# Bytes of records that ended runs forget when a new run needs their room: as many as at a tick.
 CUT_OFF_AT_ONCE: Final = 4 << 20
 
 
@@ -173,8 +173,8 @@ class Roster:
     def _end(self, run: Run, reason: str) -> list[Output]:
         """Drop what the run had, and close its connections.
 
-        Its room is given back when the last of them has ended, as until then they may hold results;
-        but that of its keys when these are forgotten: of many keys, a part at each tick.
+        The run gives its room back when the last connection has ended: until then connections may
+        hold results. The keys keep their room until they are forgotten, a part at each tick.
         """
         job = run.job
         out: list[Output] = []

@@ -21,8 +21,9 @@ from reducer.errors import ProtocolError
 class Stream:
     """`place` says which chunks of home slot `home` are in it; frames about it carry `since`.
 
-    `held` is of all streams of the run. `rounds` are those of all keys that ranks have sent of, or
-    that wait for a verdict; `refused` are all that have one. The others are known to their keys.
+    `held` counts the buffers of all streams of the run. `rounds` holds each round that a rank has
+    sent of, or that waits for a verdict; `refused` holds each round that has its verdict. Only the
+    keys know the other rounds.
     """
 
     __slots__ = ("held", "home", "is_over", "keys", "place", "refused", "rounds", "since")

@@ -95,7 +95,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         self._connection.connection_lost(self._error or exc)
 
     def _deliver(self) -> None:
-        """What has been read, until the turn is over; the rest is kept."""
+        """Decrypt what has been read, and hand it on, until the turn is over; keep the rest."""
         more = True
         try:
             while more and not self._is_held():

@@ -403,7 +403,7 @@ def test_rounds_that_nobody_has_sent_of_are_forgotten_a_part_at_each_tick(ends: 
 
 
 def test_what_has_moved_leaves_no_key_without_room() -> None:
-    """Else a job that has used half of its records could not go on after a failover."""
+    """Without that, a job whose records are half full could not go on after a failover."""
     lane = SimLane()
     worker = runs_of_one(lane, 1)[0]
     (run,) = lane.core._roster.runs.values()

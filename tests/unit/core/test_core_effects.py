@@ -226,6 +226,35 @@ def test_what_a_chunk_has_given_up_is_not_dropped_with_its_run() -> None:
     assert chunk.drop() == parts[2:]
 
 
+class FailingOnce(dict[str, int]):
+    """No memory for the next item."""
+
+    fails = True
+
+    def __setitem__(self, key: str, value: int) -> None:
+        if self.fails:
+            self.fails = False
+            raise InjectedError("no memory")
+        super().__setitem__(key, value)
+
+
+def test_a_connection_that_could_not_be_counted_keeps_no_room() -> None:
+    """Its end raised, as the job was not known, and the room of its run was lost for ever."""
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    connections = lane.core._roster.connections
+    workers[1].session.lose()
+    connections._of = FailingOnce(connections._of)
+    back = Scripted(lane, 1, 2, run_id="run", rejoin=True)
+    assert not connections._of.fails and back.error().code == ErrorCode.INTERNAL
+    back.session.lose()
+    again = Scripted(lane, 1, 2, run_id="run", rejoin=True)
+    for worker in (workers[0], again):
+        worker.session.lose()
+    lane.tick(10.0)
+    assert lane.core.snapshot()["reserved_bytes"] == 0 and not connections._of
+
+
 def test_too_many_keys_in_a_heartbeat_keep_no_buffer() -> None:
     lane = SimLane(job_keys=1)
     workers = join_all(lane, 2, slot=1, reducers=2)

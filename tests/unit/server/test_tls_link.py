@@ -164,7 +164,7 @@ def test_who_asks_for_new_keys_and_reads_no_answer_is_refused(tmp_path: Path) ->
 
 
 def test_an_end_of_tls_is_an_end_of_the_connection(tmp_path: Path) -> None:
-    """What came behind a close_notify was kept, and nobody took it."""
+    """The link kept the bytes behind a close_notify, and nobody took them."""
     peer = played(tmp_path, lambda peer: arrive(peer.link, peer.writer.end() + peer.keys(100)))
     assert peer.line.closed
 

@@ -1,4 +1,4 @@
-"""Tensors whose memory holds their values, and those of which it does not."""
+"""Tensors whose memory holds their values, and tensors whose memory does not."""
 
 from __future__ import annotations
 
