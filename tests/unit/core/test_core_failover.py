@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from reducer.core import events
+from reducer.core.plan import MIN_COST
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import Header
@@ -127,6 +128,23 @@ def test_second_copies_need_no_credit() -> None:
         back.contribute(Spec(number=number), data=data(0))
     back.contribute(Spec(number=rounds + 1), data=data(0))
     assert back.error().code == ErrorCode.QUOTA
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_a_rank_sent_of_a_void_round_is_settled_once(times: int) -> None:
+    """When it is back, as it sends everything again; not once more when it gives the round up."""
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    workers[0].contribute(Spec(), data=data(0))
+    workers[1].abandon(Spec())
+    (run,) = lane.core._roster.runs.values()
+    unanswered = run.job.ledger._unanswered
+    assert unanswered == [MIN_COST, 0]
+    for _ in range(times):
+        workers[0] = again(workers[0])
+        assert unanswered == [0, 0]
+    workers[0].abandon(Spec())
+    assert unanswered == [0, 0]
 
 
 def test_a_second_copy_whose_first_is_forgotten_is_no_contribution() -> None:
