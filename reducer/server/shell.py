@@ -173,7 +173,8 @@ class LaneShell:
                 else:
                     self._unflushed.append(connection)
         except Exception:
-            self._unflushed = waiting  # whoever is flushed already has nothing left
+            meanwhile, self._unflushed = self._unflushed, waiting
+            self._unflushed += meanwhile  # whoever is flushed already has nothing left
             raise
         finally:
             for connection in waiting:

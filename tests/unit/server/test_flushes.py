@@ -36,9 +36,11 @@ class Failing(Sink):
     def __init__(self) -> None:
         super().__init__()
         self.fails = True
+        self.before: Callable[[], None] = lambda: None
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         if self.fails:
+            self.before()
             raise MemoryError("injected")
         super().writelines(list_of_data)
 
@@ -131,6 +133,20 @@ async def one_that_cannot_be_ended() -> None:
     assert (before, after) == (2, 2)
 
 
+async def one_that_is_queued_meanwhile() -> None:
+    """The end of a session may have something to say to the others."""
+    failing = Failing()
+    lane = Lane([failing, Sink()])
+    ends, stays = lane.connections
+
+    def say() -> None:
+        stays.send([FRAME], len(FRAME))
+
+    failing.before = say
+    ends.send([FRAME], len(FRAME))
+    assert (await lane.wait())[1] == 1
+
+
 async def one_whose_end_fails() -> None:
     lane = Lane([Ended(), Ended(fails=True), Ended()])
     for connection in lane.connections:
@@ -154,7 +170,8 @@ async def no_end_of_many() -> None:
 
 
 CASES = [
-    no_callback, no_next_callback, one_that_cannot_be_ended, one_whose_end_fails, no_end_of_many,
+    no_callback, no_next_callback, one_that_cannot_be_ended, one_that_is_queued_meanwhile,
+    one_whose_end_fails, no_end_of_many,
 ]  # fmt: skip
 
 
