@@ -65,6 +65,7 @@ class Connection:
         self.can_wait = False  # for its flush: the tick alone has queued what waits
         self.unread = 0  # bytes that were unsent after the last frame: as many at most are now
         self.slack = LEAST_FRAMES  # so many may be
+        self.most_at_once = sys.maxsize  # bytes that a flush hands to the transport
         self.turn = shell.turns.enter("")
         self._shell = shell
         self._decoder = Decoder(shell.crc32c, self._target)
@@ -283,13 +284,18 @@ class Connection:
         return self._waiting_bytes
 
     def flush(self) -> None:
-        """Hand what waits to the transport."""
+        """Hand what waits to the transport, `most_at_once` bytes; the rest has the next turns."""
         waiting, self._waiting = self._waiting, []
         size, self._waiting_bytes = self._waiting_bytes, 0
         if not waiting or self._transport is None or self._transport.is_closing():
             return
         if size < COPIED_BYTES * len(waiting):
             waiting = [b"".join(waiting)]
+        if size > self.most_at_once:
+            self._waiting = _cut(waiting, self.most_at_once)
+            self._waiting_bytes = size - self.most_at_once
+            if not self._closing:  # else `end` has its turns
+                self._shell.flush_soon(self)
         self._transport.writelines(waiting)
 
     def is_closing(self) -> bool:
@@ -334,6 +340,9 @@ class Connection:
         if self._transport is None or self._transport.is_closing():
             return
         self.flush()
+        if self._waiting:
+            self._shell.end_soon(self)
+            return
         self._shell.turns.release(self.turn, self)  # else its end would not be noticed
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -378,3 +387,15 @@ class Connection:
             return SKIP
         self._placed.append(buffer)
         return buffer.view
+
+
+def _cut(parts: list[bytes | memoryview], size: int) -> list[bytes | memoryview]:
+    """Leave so many bytes, of those that there are; what was behind them."""
+    place = 0
+    while size > len(parts[place]):
+        size -= len(parts[place])
+        place += 1
+    last = memoryview(parts[place])
+    behind = [last[size:], *parts[place + 1 :]]
+    parts[place:] = [last[:size]]
+    return behind

@@ -192,13 +192,14 @@ class LaneShell:
         self._flush_on()
 
     def _end_some(self) -> None:
-        for connection in self._ending[:ENDED_AT_ONCE]:
+        ending = self._ending[:ENDED_AT_ONCE]
+        for connection in ending:
             try:
                 connection.end()
             except Exception as error:
                 connection.abort("it cannot be ended")
                 self._note_bug(connection, error)
-        del self._ending[:ENDED_AT_ONCE]
+        del self._ending[: len(ending)]  # some may have asked for another turn
 
     def flush(self, connection: Connection) -> None:
         """Frames to one connection; one that does not take them ends alone, and its rank is back.

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from reducer.server.buffers import BufferPool
 from reducer.server.shell import LaneShell
 from reducer.server.tls_link import (
+    ENCRYPTED_AT_ONCE,
     MOST_UNREAD_ANSWERS,
     MOST_WITHOUT_DATA,
     RECORDS_AT_ONCE,
@@ -57,7 +62,7 @@ class Line(Sink):
         super().__init__()
         self.pieces: list[int] = []
         self.unread = 0
-        self.reads, self.closed, self.aborted = True, False, False
+        self.reads, self.closed, self.aborted, self.is_ended = True, False, False, False
         self.socket = socket.socket()
 
     def get_extra_info(self, name: str, default: object = None) -> object:
@@ -65,6 +70,7 @@ class Line(Sink):
 
     def write_eof(self) -> None:
         """Its worker reads on."""
+        self.is_ended = True
 
     def is_closing(self) -> bool:
         return self.closed or self.aborted
@@ -184,3 +190,47 @@ def test_a_long_queue_is_encrypted_in_slices(tmp_path: Path) -> None:
         tmp_path, lambda peer: peer.link.writelines([bytes(100), bytes(size)])
     ).line.pieces
     assert size + 100 < sum(pieces) and max(pieces) < WRITTEN_AT_ONCE + WRITTEN_AT_ONCE // 100
+
+
+class Kept(Line):
+    """A line that keeps what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = bytearray()
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.data += b"".join(list_of_data)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_long_answer_is_encrypted_while_others_are_served(tmp_path: Path, ends: bool) -> None:
+    """Also that of a session which ends: its end comes behind the answer."""
+    worker, lane, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
+    sizes = (96, 3 * ENCRYPTED_AT_ONCE, ENCRYPTED_AT_ONCE)
+    frames = [random.Random(size).randbytes(size) for size in sizes]
+
+    async def run(line: Kept) -> list[int]:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        connection = shell.connection()
+        TlsLink(line, lane, to_lane, to_worker, connection).begin()
+        connection.send([*frames], sum(sizes))
+        if ends:
+            connection.close("it is over")
+        encrypted = [0]
+        while connection.unsent() or line.is_ended != ends:
+            encrypted.append(len(line.data))
+            assert len(encrypted) < 100
+            await asyncio.sleep(0)
+        return [after - before for before, after in pairwise([*encrypted, len(line.data)])]
+
+    line = Kept()
+    with line.socket:
+        steps = asyncio.run(run(line))
+    to_worker.write(line.data)
+    received = bytearray()
+    while part := len(received) < sum(sizes) and worker.read(1 << 20):
+        received += part
+    assert received == b"".join(frames)
+    # A flush that was asked for before the end comes with the first part of the end.
+    assert max(steps) < (2.02 if ends else 1.01) * ENCRYPTED_AT_ONCE
