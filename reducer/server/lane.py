@@ -205,19 +205,21 @@ class LaneProcess:
             sock.close()
 
     def _tick(self, expected: float) -> None:
+        try:
+            self._tick_once(expected)
+        except Exception as error:
+            # Without ticks there are no deadlines, and every hang would be for ever.
+            self._failure = error
+            self._finished.set()
+
+    def _tick_once(self, expected: float) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         lag = max(0.0, now - expected)
         self._lag = max(lag, self._lag * 0.98)
         if lag > LAG_WARNING_SECONDS and self._lag_lines.admit(now) is not None:
             logger.warning("the event loop lags %.0f ms: this machine is overloaded", lag * 1000)
-        try:
-            self._shell.tick()
-        except Exception as error:
-            # Without ticks there are no deadlines, and every hang would be for ever.
-            self._failure = error
-            self._finished.set()
-            return
+        self._shell.tick()
         if self._cycles is not None:
             self._cycles.tick(self._lane)
         if (timeline := self._shell.executor.timeline) is not None:

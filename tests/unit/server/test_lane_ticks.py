@@ -1,0 +1,101 @@
+"""A lane process whose ticks end must end: without them nothing has a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from reducer.core.lane import Lane
+from reducer.server import lane as lane_module
+from reducer.server.lane import LaneOptions, LaneProcess
+
+
+class Cycles:
+    """In place of the collector's: the tests' own process is to be collected as ever."""
+
+    def tick(self, lane: Lane) -> None:
+        """Every lane is idle here."""
+
+
+class Failing:
+    """In place of a part that a tick calls."""
+
+    def fail(self, *args: Any) -> None:
+        raise MemoryError("injected")
+
+    tick = flush = drained = fail
+
+
+class Loop(asyncio.SelectorEventLoop):
+    fails = False
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        if self.fails and getattr(callback, "__name__", "") == "_tick":
+            raise MemoryError("injected")
+        return super().call_later(delay, callback, *args, context=context)
+
+
+def no_collection(process: LaneProcess, failing: Any) -> None:
+    process._cycles = failing
+
+
+def no_timeline(process: LaneProcess, failing: Any) -> None:
+    process._shell.executor.timeline = failing
+
+
+def no_end_of_a_drain(process: LaneProcess, failing: Any) -> None:
+    process._lane = failing
+    process._drain_until = time.monotonic() + 100
+
+
+def no_next_tick(process: LaneProcess, failing: Any) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, Loop)
+    loop.fails = True
+
+
+@contextmanager
+def a_lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[LaneProcess]:
+    monkeypatch.setattr(lane_module, "Cycles", Cycles)
+    orders, far = socket.socketpair()
+    reads, writes = os.pipe()
+    options = LaneOptions(
+        lane=1, lanes=2, parent=os.getpid(), orders_fd=orders.detach(), answers_fd=writes,
+        memory=1 << 30, credit=1 << 20, records=1 << 20, stall_after=5.0, drain_timeout=1.0,
+        slow_reader_seconds=10.0, job_memory=0, max_jobs=10, max_runs=10, job_keys=10,
+        require_native=True, no_native=False, psk=False, tls=(), log_level="info",
+        log_format="text", debug="", timeline="",
+    )  # fmt: skip
+    with far, closing(os.fdopen(reads)):
+        yield LaneProcess(options)
+
+
+async def serve(process: LaneProcess, harm: Callable[[LaneProcess, Any], None]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.1, harm, process, Failing())
+    try:
+        async with asyncio.timeout(10):
+            await process.run()
+    finally:  # which a lane leaves to the end of its process
+        loop.remove_reader(process._orders.fileno())
+        process._orders.close()
+        process._answers.close()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("harm", [no_collection, no_timeline, no_end_of_a_drain, no_next_tick])
+def test_a_lane_ends_with_its_ticks(
+    harm: Callable[[LaneProcess, Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lived on without heartbeats and deadlines, and nobody started it again."""
+    with a_lane(monkeypatch) as process, asyncio.Runner(loop_factory=Loop) as runner:
+        with pytest.raises(MemoryError, match="injected"):
+            runner.run(serve(process, harm))
+        assert process._shell.counters.internal_errors == 0
