@@ -34,14 +34,14 @@ if "reducer.server.lane" in sys.orig_argv and not os.path.exists(os.environ["DIE
 """
 
 # In a lane: once the file is there, its ticks cannot tell the time. (No frame is seen of compiled
-# code: the caller is then `_tick`.)
+# code: the caller is then `_tick_once`.)
 HAS_NO_TIME = """
 import os, sys, time
 if "reducer.server.lane" in sys.orig_argv:
     tell = time.monotonic
     def monotonic():
         caller = sys._getframe(1).f_code.co_name
-        if caller.strip("_") == "tick" and os.path.exists(os.environ["BROKEN"]):
+        if caller.strip("_") in ("tick", "tick_once") and os.path.exists(os.environ["BROKEN"]):
             raise RuntimeError("the clock is broken")
         return tell()
     time.monotonic = monotonic
