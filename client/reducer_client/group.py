@@ -295,10 +295,14 @@ class Group:
                 timeout=timeout,
             )
 
-    def barrier(self, timeout: Timeout | None = None) -> None:
-        """Return when every rank has called it; None takes the group's ``step_timeout``."""
+    def barrier(self, timeout: Timeout | None = None, key: str | None = None) -> None:
+        """Return when every rank has called it; None takes the group's ``step_timeout``.
+
+        Barriers without a ``key`` are one after the other, whichever thread calls them.
+        """
+        name = "~barrier" if key is None else _checked(key)
         work: Work[Array] = self._submit(
-            Collective.BARRIER, ReduceOp.NONE, DType.UINT8, "~barrier", count=0
+            Collective.BARRIER, ReduceOp.NONE, DType.UINT8, name, count=0
         )
         work.wait(timeout)
 

@@ -74,31 +74,35 @@ class Calls:
         return [work for work in list(self._pending) if work.started]
 
     def start_task(
-        self, run: Callable[[], None], outputs: Sequence[torch.Tensor], asynchronous: bool
+        self, run: Callable[[str], None], outputs: Sequence[torch.Tensor], asynchronous: bool
     ) -> CallWork:
-        """Start something that waits, and may make calls of its own; equal on all ranks."""
-        with self._strand.next_call("task") as (_, strand):
-            return self._run(run, strand, outputs, asynchronous)
+        """Start something that waits, and may make calls of its own; equal on all ranks.
+
+        ``run`` gets a key of its own: a thread takes it up at any time.
+        """
+        with self._strand.next_call("task") as (key, strand):
+            work = CallWork(outputs, strand, self._threads)
+            if asynchronous:
+                return self._notified(work, self._beginning(partial(run, key), strand))
+            task = Task(strand, None)
+            task.run(partial(run, key))
+            return work.start(lambda _: task)
 
     def start_waiting(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
-        """Start something that only waits, on any ranks."""
-        return self._run(run, Strand("waiting"), outputs, asynchronous=True)
-
-    def _run(
-        self,
-        run: Callable[[], None],
-        strand: Strand,
-        outputs: Sequence[torch.Tensor],
-        asynchronous: bool,
-    ) -> CallWork:
+        """Start something that only waits, on any ranks; a barrier does not wait for that."""
+        strand = Strand("waiting")
         work = CallWork(outputs, strand, self._threads)
+        return work.start_notified(self._beginning(run, strand), lambda: None)
 
+    def _beginning(
+        self, run: Callable[[], None], strand: Strand
+    ) -> Callable[[OnDone | None], Handle]:
         def begin(on_done: OnDone | None) -> Handle:
             task = Task(strand, on_done)
-            self._threads.submit(partial(task.run, run)) if asynchronous else task.run(run)
+            self._threads.submit(partial(task.run, run))
             return task
 
-        return work.start_notified(begin, lambda: None) if asynchronous else work.start(begin)
+        return begin
 
     def _start_on_device(
         self,

@@ -218,11 +218,11 @@ class ReducerProcessGroup(DelegatingGroup):
         seconds = _seconds(options)
         before = self._calls.pending()  # what is started while it waits comes after it
 
-        def run() -> None:
+        def run(key: str) -> None:
             for work in before:
                 with suppress(Exception):
                     work.wait()
-            self._calls.group.barrier(seconds)
+            self._calls.group.barrier(seconds, key)
 
         return self._calls.start_task(run, [], options.asyncOp)
 
@@ -325,7 +325,7 @@ class ReducerProcessGroup(DelegatingGroup):
             self.all_gather_single(whole, tensor).wait()
             return whole
 
-        def run() -> None:
+        def run(_: str) -> None:
             for tensor in tensors:
                 all_reduce_sparse(tensor, options.reduceOp, gather)
 

@@ -39,7 +39,7 @@ class SoloGroup:
     def reduce_scatter(self, array: Array, op: str, *, out: Array, **options: Any) -> _Done:
         return _copy(array, out, **options)
 
-    def barrier(self, timeout: float | None = None) -> None:
+    def barrier(self, timeout: float | None = None, key: str | None = None) -> None:
         return
 
     def close(self) -> None:

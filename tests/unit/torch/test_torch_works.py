@@ -74,7 +74,7 @@ def test_an_operator_waits_for_a_work_that_python_has_dropped() -> None:
     assert torch.equal(waited, torch.ones(2000))
 
 
-def _fail() -> None:
+def _fail(*_: object) -> None:
     raise RuntimeError("no such luck")
 
 
@@ -137,6 +137,43 @@ def test_a_barrier_comes_after_what_fails() -> None:
     assert barrier.wait()
     with pytest.raises(RuntimeError, match="no such luck"):
         work.wait()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda: dist.barrier(async_op=True),
+        lambda: dist.all_reduce(torch.zeros(3).to_sparse(), async_op=True),
+    ],
+    ids=["barrier", "sparse sum"],
+)
+def test_a_barrier_comes_after_what_takes_several_steps(
+    group: Any, monkeypatch: pytest.MonkeyPatch, start: Callable[[], Any]
+) -> None:
+    threads, steps = group._calls._threads, list[Callable[[], None]]()
+    with monkeypatch.context() as patch:
+        patch.setattr(threads, "submit", steps.append)  # a thread that is slow to begin
+        work = start()
+        barrier = dist.barrier(async_op=True)
+    first, second = steps
+    threads.submit(second)
+    assert not barrier.is_completed() and not work.is_completed()
+    threads.submit(first)
+    assert barrier.wait()
+    assert work.is_completed()
+
+
+def test_barriers_of_the_program_and_of_callbacks_take_other_rounds(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which thread comes first is chance, on each rank another."""
+    keys: list[str] = []
+    monkeypatch.setattr(group._calls.group, "barrier", lambda seconds, key: keys.append(key))
+    dist.barrier()
+    done = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    done.then(lambda _: dist.barrier()).wait()
+    done.then(lambda _: dist.barrier()).wait()
+    assert len(set(keys)) == 3
 
 
 def test_a_barrier_comes_before_what_another_thread_only_starts(group: Any) -> None:
