@@ -48,6 +48,18 @@ def _mismatches(rank: int, world: int) -> None:
         assert what in str(caught.value)
 
 
+def _sparse_mismatches(rank: int, world: int) -> None:
+    """Rows of the larger one are none of the smaller one: adding them up would write beyond it."""
+    for what, tensor in {
+        "float32 of shape (4,)": torch.zeros(4 if rank == 0 else 50_000_000).to_sparse(),
+        "of shape (4, 3), sparse in 2 of 2 dimensions": torch.ones(4, 3).to_sparse(2 - rank),
+        "int64 of shape (2,)": torch.ones(2, dtype=[torch.int64, torch.int32][rank]).to_sparse(),
+    }.items():
+        with pytest.raises(MismatchError, match=r"on rank 0: .*; on rank 1: ") as caught:
+            dist.all_reduce(tensor)
+        assert what in str(caught.value) and caught.value.rank == 1
+
+
 def _refusals(rank: int, world: int) -> None:
     """Before anything is sent, on every rank by itself."""
     with pytest.raises(TypeError, match=r"torch\.int16.*reducers do .*float32"):
@@ -218,6 +230,7 @@ def _wrong_calls(rank: int, world: int, addresses: list[str], job: str, store: s
         for check in (
             _device,
             _mismatches,
+            _sparse_mismatches,
             _refusals,
             _monitored,
             _refused_alone,
