@@ -129,6 +129,22 @@ def _sparse(rank: int, world: int) -> None:
     assert tensor.is_sparse and torch.equal(tensor.to_dense(), expected)
 
 
+def _default_device(rank: int, world: int) -> None:
+    """What the client makes for itself lies in host memory."""
+    mine, gathered = _of(rank), [torch.zeros(6) for _ in range(world)]
+    turned = _of(0).reshape(2, 3).t()
+    rows = torch.eye(6)[rank].to_sparse()
+    group: Any = dist.group.WORLD  # a call through torch's dispatcher leaves the mode behind
+    with torch.device("meta"):
+        group.allgather([gathered], [mine]).wait()
+        group.broadcast([turned]).wait()
+        group.allreduce([turned]).wait()
+        group.allreduce([rows]).wait()
+    assert all(torch.equal(got, _of(r)) for r, got in enumerate(gathered))
+    assert torch.equal(turned, world * _of(0).reshape(2, 3).t())
+    assert torch.equal(rows.to_dense(), torch.eye(6)[:world].sum(0))
+
+
 def _coalesced(rank: int, world: int) -> None:
     """One round for many tensors of a dtype."""
     tensors = [_of(rank, count=n) for n in (3, 1, 7)]
@@ -400,6 +416,7 @@ def _collectives(rank: int, world: int, addresses: list[str], job: str, store: s
             _bits,
             _reduce,
             _sparse,
+            _default_device,
             _coalesced,
             _coalesced_on_a_device,
             _moves,

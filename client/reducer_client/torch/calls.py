@@ -176,6 +176,6 @@ def _on_host(
         return read, None, None
     write = read if source is target else target.alone()
     if write is None:
-        write = torch.empty(target.numel, dtype=target.dtype)
+        write = torch.empty(target.numel, dtype=target.dtype, device="cpu")
     finish = None if target.alone() is not None else partial(target.unpack, write)
     return read, write, finish

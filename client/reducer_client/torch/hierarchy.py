@@ -108,7 +108,9 @@ class Hierarchy:
         self._name = name
         self._timeout = timeout
         self._kernels = kernels.load()
-        self._received = torch.empty(layout.local_size, SHARD_BYTES, dtype=torch.uint8)
+        self._received = torch.empty(
+            layout.local_size, SHARD_BYTES, dtype=torch.uint8, device="cpu"
+        )
         self._ruin: ReducerError | None = None
         self._lock = threading.Lock()
         self._open = 0

@@ -64,7 +64,7 @@ class Neighbours:
     def tell(self, record: bytes, left: Callable[[], float]) -> list[bytes]:
         """Every local rank's record, by local rank; of RECORD_BYTES at most, padded with zeros."""
         mine = torch.frombuffer(bytearray(record.ljust(RECORD_BYTES, b"\0")), dtype=torch.uint8)
-        told = torch.empty(self._layout.local_size, RECORD_BYTES, dtype=torch.uint8)
+        told = torch.empty(self._layout.local_size, RECORD_BYTES, dtype=torch.uint8, device="cpu")
         told[self._layout.local_rank] = mine
         self.swap([mine] * self._layout.local_size, list(told), left)
         return [bytes(row.numpy()).rstrip(b"\0") for row in told]
@@ -74,9 +74,8 @@ class Neighbours:
         for other in self._others:
             # Gloo's own abort leaves them open; what it does end them for is a wait that is over.
             with contextlib.suppress(RuntimeError):
-                self._group.recv([torch.empty(1, dtype=torch.uint8)], other, _NEVER_SENT).wait(
-                    _AT_ONCE
-                )
+                into = torch.empty(1, dtype=torch.uint8, device="cpu")
+                self._group.recv([into], other, _NEVER_SENT).wait(_AT_ONCE)
 
     def _explain(self, other: int, error: RuntimeError) -> ReducerError:
         rank = self._layout.neighbour(other)

@@ -92,7 +92,7 @@ def reducible(flat: torch.Tensor, op: Any) -> Reducible:
 
 def check_reducible(dtype: torch.dtype, op: Any) -> None:
     """TypeError for a pair that the reducers do not have."""
-    what = reducible(torch.empty(0, dtype=dtype), op)
+    what = reducible(torch.empty(0, dtype=dtype, device="cpu"), op)
     find_reduction(what.op, what.array.dtype, what.dtype)
 
 

@@ -74,7 +74,7 @@ class AllGather(torch.autograd.Function):
             gradients, None, None, Average, process_set=process_set
         )
         counts = asynchronous.allgather_async(
-            torch.tensor([ctx.rows]), process_set=process_set
+            torch.tensor([ctx.rows], device="cpu"), process_set=process_set
         ).wait()
         before = counts[: process_set.rank()].sum(dim=0).tolist()
         places = zip(means.wait(), before, ctx.rows, strict=True)

@@ -54,11 +54,11 @@ class Layouts:
         new = [parameter for parameter in parameters if parameter not in self._axes]
         if not new:
             return
-        counters = torch.zeros(len(new), _COUNTERS, dtype=torch.int32)
+        counters = torch.zeros(len(new), _COUNTERS, dtype=torch.int32, device="cpu")
         for row, parameter in zip(counters, new, strict=True):
             if parameter.grad is not None:
                 axes = _axes_of(parameter.grad)
-                row += torch.tensor([axes == 0, axes > 0, axes])
+                row += torch.tensor([axes == 0, axes > 0, axes], device="cpu")
         name = f"{self._names[new[0]]}.layouts"
         allreduce_async_(counters, name=name, op=Sum, process_set=self._process_set).wait()
         for parameter, (dense, sparse, axes) in zip(new, counters.tolist(), strict=True):
@@ -89,7 +89,12 @@ def laid_out(parameter: torch.Tensor, sparse_axes: int) -> torch.Tensor:
         indices = torch.empty(sparse_axes, 0, dtype=torch.int64, device=parameter.device)
         values = parameter.detach().new_empty(0, *parameter.shape[sparse_axes:])
         return torch.sparse_coo_tensor(
-            indices, values, parameter.shape, check_invariants=False, is_coalesced=True
+            indices,
+            values,
+            parameter.shape,
+            device=parameter.device,
+            check_invariants=False,
+            is_coalesced=True,
         )
     if sparse_axes and not grad.is_sparse:
         return grad.to_sparse(sparse_axes)

@@ -34,6 +34,8 @@ def sparse_allreduce_async(
     def finish() -> torch.Tensor:
         found, rows = wait_all([values, indices])
         mean = found / len(process_set.ranks) if op == Average else found
-        return torch.sparse_coo_tensor(rows.t(), mean, tensor.shape, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            rows.t(), mean, tensor.shape, device=mean.device, check_invariants=False
+        )
 
     return finish

@@ -1,0 +1,38 @@
+"""Tensors that the client makes for itself lie where it says, whatever the default device is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torch.utils._device import _device_constructors  # only where it is installed
+
+import reducer_client
+
+CLIENT = Path(reducer_client.__file__).parent
+FACTORIES = {factory.__name__ for factory in _device_constructors()}
+
+
+def _calls_without_device(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id == "torch"
+            and node.func.attr in FACTORIES
+            and "device" not in {keyword.arg for keyword in node.keywords}
+        ):
+            yield f"{path.relative_to(CLIENT)}:{node.lineno}: torch.{node.func.attr}"
+
+
+def test_every_tensor_is_made_on_a_device_that_is_named() -> None:
+    """Else ``torch.set_default_device("cuda")`` moves what goes to the network."""
+    assert {"empty", "zeros", "tensor", "sparse_coo_tensor"} <= FACTORIES
+    paths = sorted(CLIENT.rglob("*.py"))
+    assert [call for path in paths for call in _calls_without_device(path)] == []
