@@ -56,7 +56,11 @@ class Turn:
         for connection in list(self.waiting)[: self.at_once]:
             if not self.is_over:
                 del self.waiting[connection]
-                connection.let_go()
+                try:
+                    connection.let_go()
+                except Exception:  # else nobody would let it go
+                    self.waiting[connection] = None
+                    raise
 
 
 class Turns:

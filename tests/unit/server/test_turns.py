@@ -396,3 +396,37 @@ def test_what_comes_after_the_end_is_thrown_away_slowly() -> None:
             return count
 
     assert MOST_THROWN_AWAY <= asyncio.run(throw_away()) <= MOST_THROWN_AWAY + 3 * (64 << 10)
+
+
+class Kept:
+    """A connection that cannot go on, once; `held` as long as nobody has let it go."""
+
+    def __init__(self) -> None:
+        self.held, self.fails = False, True
+
+    def hold(self) -> None:
+        self.held = True
+
+    def let_go(self) -> None:
+        if self.fails:
+            self.fails = False
+            raise MemoryError("injected")
+        self.held = False
+
+
+async def one_that_fails_to_go_on() -> None:
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, about: failures.append(about))
+    turns, connection = Turns(), Kept()
+    turn = turns.enter("job")
+    turn.spent = SECONDS
+    turns.wait(turn, connection)
+    await until(lambda: not connection.fails)
+    turns.go_on()  # as each tick does
+    await until(lambda: not connection.held)
+    assert len(failures) == 1
+
+
+def test_who_could_not_be_let_go_waits_for_the_next_turn() -> None:
+    """Nobody knew of the connection any more: it was not read until it counted as silent."""
+    asyncio.run(one_that_fails_to_go_on())
