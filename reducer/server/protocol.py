@@ -90,15 +90,27 @@ class Connection:
         try:
             self._shell.opened(self)
         except Exception as error:
-            self._shell.failed(self, error)
+            self.fail(error)
+
+    # What leaves the next two ends the connection, and the loop is silent about an OSError.
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
-        if self._closing:
+        try:
+            if self._closing:
+                return _DISCARD
+            room = self._decoder.get_buffer()
+            return room if self.turn.spent < SECONDS else room[:1]
+        except Exception as error:
+            self.fail(error)
             return _DISCARD
-        room = self._decoder.get_buffer()
-        return room if self.turn.spent < SECONDS else room[:1]
 
     def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._take_bytes(nbytes)
+        except Exception as error:
+            self.fail(error)
+
+    def _take_bytes(self, nbytes: int) -> None:
         if self._closing:
             self._throw_away(nbytes)
             return
@@ -132,7 +144,7 @@ class Connection:
         except PEER_ERRORS as error:
             self._shell.broken(self, error)
         except Exception as bug:  # mypyc: another type than `error` needs a name of its own
-            self._shell.failed(self, bug)
+            self.fail(bug)
 
     @property
     def has_chunks(self) -> bool:
@@ -163,6 +175,10 @@ class Connection:
     def refuse(self, what: str) -> None:
         """What carries the frames is misused: the peer is told, and its session ends."""
         self._shell.broken(self, BadFrameError(what))
+
+    def fail(self, error: Exception) -> None:
+        """A bug of ours: nobody knows which bytes are lost."""
+        self._shell.failed(self, error)
 
     def _throw_away(self, nbytes: int) -> None:
         self._shell.thrown_away += nbytes
@@ -199,7 +215,7 @@ class Connection:
             self.go_on()
             self._read_on(self._transport)
         except Exception as error:
-            self._shell.failed(self, error)
+            self.fail(error)
 
     def go_on(self) -> None:
         """Do what another turn has left to be done."""
@@ -226,7 +242,7 @@ class Connection:
         try:
             self.go_on()
         except Exception as error:
-            self._shell.failed(self, error)
+            self.fail(error)
 
     def eof_received(self) -> bool:
         return False
@@ -289,6 +305,15 @@ class Connection:
         size, self._waiting_bytes = self._waiting_bytes, 0
         if not waiting or self._transport is None or self._transport.is_closing():
             return
+        try:
+            self._write(self._transport, waiting, size)
+        except Exception:  # nothing may follow these frames, also if `abort` fails
+            self._closing = self._closing or "it cannot be written"
+            raise
+
+    def _write(
+        self, transport: asyncio.Transport, waiting: list[bytes | memoryview], size: int
+    ) -> None:
         if size < COPIED_BYTES * len(waiting):
             waiting = [b"".join(waiting)]
         if size > self.most_at_once:
@@ -296,7 +321,7 @@ class Connection:
             self._waiting_bytes = size - self.most_at_once
             if not self._closing:  # else `end` has its turns
                 self._shell.flush_soon(self)
-        self._transport.writelines(waiting)
+        transport.writelines(waiting)
 
     def is_closing(self) -> bool:
         """Whether `close` or `abort` was called: nothing more is read or sent."""

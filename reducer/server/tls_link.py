@@ -74,6 +74,13 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
     # --- the protocol of the socket ---
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        try:
+            return self._room()
+        except Exception as error:
+            self._connection.fail(error)
+            return _RECEIVED
+
+    def _room(self) -> memoryview:
         if self._connection.is_closing():
             return _RECEIVED
         kept = len(self._received)  # a part of a header at most, or the connection would be held
@@ -82,6 +89,12 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         return _RECEIVED[kept:] if self._connection.has_chunks else _FIRST_RECEIVED[kept:]
 
     def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._take_bytes(nbytes)
+        except Exception as error:
+            self._connection.fail(error)
+
+    def _take_bytes(self, nbytes: int) -> None:
         if self._connection.is_closing():
             self._connection.buffer_updated(nbytes)  # throws it away
             return
@@ -108,10 +121,12 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
                     self._connection.buffer_updated(got)
                 more = got == len(room)
             self._answer()
+            self._received = bytes(self._received)
         except ssl.SSLError as error:
             self._error = error.with_traceback(None)  # whose frames know this object
             self._transport.abort()
-        self._received = bytes(self._received)
+        except Exception as bug:  # what was decrypted is lost
+            self._connection.fail(bug)
 
     def _is_held(self) -> bool:
         closing = self._connection.is_closing() or self._transport.is_closing()
@@ -219,8 +234,11 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         if self._paused or self._transport.is_closing():
             return
         self._deliver()
-        if not self._paused and not self._transport.is_closing():
-            self._transport.resume_reading()
+        try:
+            if not self._paused and not self._transport.is_closing():
+                self._transport.resume_reading()
+        except Exception as error:
+            self._connection.fail(error)
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size()

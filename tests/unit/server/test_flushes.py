@@ -133,6 +133,15 @@ async def one_that_cannot_be_ended() -> None:
     assert (before, after) == (2, 2)
 
 
+async def one_that_lacks_a_frame() -> None:
+    """What came behind that frame would not be understood, if it could not be ended."""
+    (connection,) = Lane([Failing()]).connections
+    connection.send([FRAME], len(FRAME))
+    with pytest.raises(MemoryError):
+        connection.flush()
+    assert connection.is_closing()
+
+
 async def one_that_is_queued_meanwhile() -> None:
     """The end of a session may have something to say to the others."""
     failing = Failing()
@@ -170,8 +179,8 @@ async def no_end_of_many() -> None:
 
 
 CASES = [
-    no_callback, no_next_callback, one_that_cannot_be_ended, one_that_is_queued_meanwhile,
-    one_whose_end_fails, no_end_of_many,
+    no_callback, no_next_callback, one_that_cannot_be_ended, one_that_lacks_a_frame,
+    one_that_is_queued_meanwhile, one_whose_end_fails, no_end_of_many,
 ]  # fmt: skip
 
 

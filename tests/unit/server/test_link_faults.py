@@ -1,0 +1,159 @@
+"""A bug where bytes come in ends the run with INTERNAL, is counted, and keeps nobody waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from reducer.server.buffers import BufferPool
+from reducer.server.protocol import Connection
+from reducer.server.shell import LaneShell
+from reducer.server.tls_link import TlsLink
+from reducer.server.turns import SECONDS
+from reducer.wire.header import pack_header
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
+from tests.support.certs import Authority, shake_hands
+from tests.support.frames import heartbeat
+
+HELLO, _PAYLOAD = hello(0, 1, 4_096)
+GREETING = pack_header(HELLO, KERNELS.crc32c) + _PAYLOAD
+ERRORS = [MemoryError("injected"), OSError("injected")]
+
+
+class Line(Sink):
+    """The lane's end of a connection, which is ended with its queue empty."""
+
+    socket: socket.socket
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended, self.reads = False, True
+        self.error: Exception | None = None
+        self.socket = socket.socket()
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.socket.close()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.socket
+
+    def is_closing(self) -> bool:
+        return self.ended
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        self.ended = True
+
+    def pause_reading(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+
+class Faulty:
+    """A part that raises at the next use of ``where``, once."""
+
+    def __init__(self, part: Any, where: str, error: Exception) -> None:
+        self._part, self._where, self._error = part, where, error
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._where:
+            self._where = ""
+            raise self._error
+        return getattr(self._part, name)
+
+
+class Lane:
+    """A run of one rank, on a line in the clear or in TLS."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        self.connection = self.shell.connection()
+
+    def join(self) -> None:
+        self.connection.connection_made(self.line)
+        receive(self.connection, memoryview(GREETING))
+
+    async def check(self) -> None:
+        async with asyncio.timeout(5):
+            while not self.shell.counters.internal_errors:
+                await asyncio.sleep(0)
+        snapshot = self.shell._lane.snapshot()
+        assert self.connection.is_closing() and not snapshot["jobs"]
+        assert snapshot["errors"]["internal"] == self.shell.counters.internal_errors == 1
+        assert self.shell.counters.protocol_errors == 0 and self.line.reads
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("held", [False, True], ids=["at once", "in the next turn"])
+@pytest.mark.parametrize("where", ["get_buffer", "buffer_updated", "spend"])
+def test_what_was_decrypted_and_could_not_be_taken(
+    tmp_path: Path, where: str, held: bool, error: Exception
+) -> None:
+    """The bytes were lost, the connection lived on, and its round waited for ever."""
+    worker, tls, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
+
+    async def play(lane: Lane) -> None:
+        link = TlsLink(lane.line, tls, to_lane, to_worker, lane.connection)
+        link.begin()
+        lane.connection.turn.spent = -1_000.0  # it does not end, however slow the machine is
+        worker.write(GREETING)
+        link.buffer_updated(0)
+        assert lane.shell._lane.snapshot()["jobs"]
+        lane.connection.turn.spent = SECONDS if held else -1_000.0  # of its job
+        worker.write(heartbeat((1, 1)))
+        if held:
+            link.buffer_updated(0)
+            assert not lane.line.reads
+        link._connection = cast(Connection, Faulty(lane.connection, where, error))
+        if not held:
+            link.buffer_updated(0)
+        await lane.check()
+
+    with Line() as line:
+        asyncio.run(play_in_a_loop(play, line))
+
+
+async def play_in_a_loop(play: Callable[[Lane], Any], line: Line) -> None:
+    await play(Lane(line))
+
+
+def no_buffer(lane: Lane) -> None:
+    """Where a part of a header has come."""
+    receive(lane.connection, memoryview(heartbeat((1, 1))[:10]))
+    lane.connection._decoder._scratch.release()
+    lane.connection.get_buffer(-1)
+
+
+def no_bytes(lane: Lane) -> None:
+    """They were read before their connection could be held, and it cannot be."""
+    lane.connection.turn.spent = SECONDS
+    lane.line.error = OSError("injected")
+    lane.connection.buffer_updated(0)
+
+
+@pytest.mark.parametrize("use", [no_buffer, no_bytes])
+def test_what_came_and_could_not_be_read(use: Callable[[Lane], None]) -> None:
+    """uvloop ends the connection, and says nothing of an OSError."""
+
+    async def play(lane: Lane) -> None:
+        lane.join()
+        use(lane)
+        await lane.check()
+
+    with Line() as line:
+        asyncio.run(play_in_a_loop(play, line))
