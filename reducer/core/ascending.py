@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from typing import Final
 
 _SPARE: Final = 16
@@ -28,9 +28,21 @@ class Ascending:
         else:
             self._heap = sorted(keys)
 
-    def take_below(self, limit: int) -> list[int]:
-        """Those under `limit`, which are forgotten here."""
+    def has_below(self, limit: int) -> bool:
+        """Whether there may be one under `limit`."""
+        return bool(self._heap) and self._heap[0] < limit
+
+    def first_below(self, limit: int, keys: Container[int]) -> int | None:
+        """The least that is one of `keys` still, if it is under `limit`."""
+        while self.has_below(limit):
+            if self._heap[0] in keys:
+                return self._heap[0]
+            heapq.heappop(self._heap)
+        return None
+
+    def take_below(self, limit: int, most: int) -> list[int]:
+        """So many of those under `limit`, which are forgotten here."""
         taken: list[int] = []
-        while self._heap and self._heap[0] < limit:
+        while len(taken) < most and self.has_below(limit):
             taken.append(heapq.heappop(self._heap))
         return taken

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from reducer.core.credits import Ledger
 from reducer.core.events import Output, Send
 from reducer.core.open_rounds import OpenRounds
@@ -31,30 +33,41 @@ class Grants:
         if self._open.end(round_):
             self.to_stuck(out)
 
+    def end_all(self, rounds: Iterable[Round], out: list[Output]) -> None:
+        """As above."""
+        was_oldest = False
+        for round_ in rounds:
+            was_oldest |= self._open.end(round_)
+        if was_oldest:
+            self.to_stuck(out)
+
     def to_stuck(self, out: list[Output]) -> None:
         """Another round is the oldest now: whoever cannot go on may need it.
 
         Ranks are stuck even while no other round is open: by what they sent of void rounds.
         """
-        for rank in range(len(self._seats.sessions)):
-            self.maybe_grant(rank, out)
+        self._grant(range(len(self._seats.sessions)), out)
 
     def maybe_grant(self, rank: int, out: list[Output]) -> None:
         """Let a rank go on with the oldest open round when its credit may be used up."""
-        if not self._ledger.runs_low(rank):
+        if self._ledger.runs_low(rank):
+            self._grant((rank,), out)
+
+    def _grant(self, ranks: Iterable[int], out: list[Output]) -> None:
+        """One frame for all of them that run low, have part of the round to send and are here."""
+        oldest, ledger = self._open.oldest, self._ledger
+        if oldest is None:
             return
-        oldest = self._open.oldest
-        if oldest is None or not self._ledger.grant(rank, oldest):
-            return
-        session = self._seats.sessions[rank]
-        if session is not None:
+        low = [rank for rank in ranks if ledger.runs_low(rank) and ledger.grant(rank, oldest)]
+        sessions = self._seats.of(low)
+        if sessions:
             stream = oldest.stream
             header = Header(
                 kind=MessageKind.GRANT, epoch=self._seats.epoch, chunk=stream.home, key=oldest.key,
                 round=oldest.number, route=stream.since,
             )  # fmt: skip
             frame = pack_header(header, self._crc)
-            out.append(Send(self._seats.run, (session,), frame, None, 0))
+            out.append(Send(self._seats.run, sessions, frame, None, 0))
 
     def again(self, rank: int, out: list[Output]) -> None:
         """The rank may not have heard of what it was granted."""

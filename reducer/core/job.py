@@ -7,6 +7,7 @@ order matters: a buffer is freed only after the last output that reads it.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -36,6 +37,7 @@ from reducer.core.keytable import KeyTable
 from reducer.core.lateness import Lateness
 from reducer.core.missed import Missed
 from reducer.core.open_rounds import OpenRounds
+from reducer.core.passed import Passed
 from reducer.core.plan import Plan
 from reducer.core.progress import KeyProgress
 from reducer.core.ranking import most
@@ -142,13 +144,14 @@ class Job:
         self._verdicts = Verdicts(
             title, world_size, self.open, self.seats, self._grants, self._debts
         )
+        self._passed = Passed(number, self.ledger, self._verdicts, self._grants)
         self.missed = Missed(self.seats, self._verdicts)
         self._crc = crc
         self._acc_itemsize = acc_itemsize
         self._most_summed = most_summed
         self._traced = traced
         self._plans = Plans(world_size, table, self.records)
-        self._behind: dict[Chunk, None] = {}
+        self._behind: OrderedDict[Chunk, None] = OrderedDict()
         self._works: dict[int, Chunk] = {}
         self._last_work = 0
 
@@ -234,7 +237,7 @@ class Job:
             self._drop_duplicate(buffer, out)
             stream.keys.maybe_idle(key)
             return
-        if self.held.unstable > self._most_unstable:
+        if self.held.unstable > self._most_unstable and not self._passed:
             raise self._too_unstable()
         round_ = self._round(stream, key, header, plan, now)
         if not round_.void:
@@ -590,14 +593,12 @@ class Job:
     def _report_done(
         self, stream: Stream, key: KeyProgress, rank: int, done: int, out: list[Output]
     ) -> None:
-        freed = stream.keys.report(key, rank, done)
-        if freed is None:
+        if not key.report(rank, done):
             return
+        self._passed.forget(stream, key, out)
+        if self._passed:
+            self.ask_for_turns(out)
         self._changed[stream] = None
-        if freed:
-            out.append(Free(self.number, freed))
-        if stream.since:
-            self._forget_passed(key, out)
         while 2 * stream.keys.unreported >= self.ledger.window.credit:
             out.append(self._tell_news(stream, MAX_HEARTBEAT_ENTRIES))
 
@@ -613,33 +614,6 @@ class Job:
             f"take {self.held.unstable:,} bytes, the limit is {self._most_unstable:,}"
         )
         return UnstableError(text, rank)
-
-    def _forget_passed(self, key: KeyProgress, out: list[Output]) -> None:
-        """Drop the chunks that every rank has by way of an earlier stream.
-
-        A rank that did not know so has sent them here again.
-        """
-        number, index = divmod(key.stable, MAX_CHUNKS)
-        for round_ in key.passed(number):
-            self._drop_passed(round_, MAX_CHUNKS, out)
-            self._verdicts.forget(round_)
-            key.forget(round_)
-            self._grants.end(round_, out)
-        under_way = key.rounds.get(number)
-        if under_way is not None:
-            self._drop_passed(under_way, index, out)
-            if under_way.left == 0:
-                self._grants.end(under_way, out)
-
-    def _drop_passed(self, round_: Round, index: int, out: list[Output]) -> None:
-        """Drop the chunks before `index` that are not complete."""
-        for chunk in round_.passed(index):
-            for rank in chunk.present():
-                self.ledger.settle(rank, chunk.cost)
-            chunk.step(Step.VOIDED)
-            out.append(Free(self.number, chunk.drop()))
-            round_.forget_chunk(chunk)
-            round_.left -= 1
 
     @property
     def has_news(self) -> bool:
@@ -677,7 +651,7 @@ class Job:
     @property
     def is_behind(self) -> bool:
         """Whether there is work that waits for turns of the job."""
-        return bool(self._behind or self.missed)
+        return bool(self._behind or self._passed or self.missed)
 
     def ask_for_turns(self, out: list[Output]) -> None:
         """In the name of any session that is here."""
@@ -687,11 +661,17 @@ class Job:
                 return
 
     def catch_up(self, now: float) -> list[Output]:
-        """The next part: of a sum, or of what the ranks that are back have missed."""
-        if not self._behind:
-            return self.missed.tell(self.streams, now)
+        """The next part: of a sum, of what every rank has behind it, or of what those that are
+        back have missed."""
         out: list[Output] = []
-        self._sum_behind(now, out)
+        if self._behind:
+            self._sum_behind(now, out)
+        elif self._passed:
+            stream = self._passed.forget_more(out)
+            if stream is not None:
+                self._changed[stream] = None
+        else:
+            return self.missed.tell(self.streams, now)
         return out
 
     # --- reports --------------------------------------------------------------------------------
@@ -744,6 +724,7 @@ class Job:
         self._changed.clear()
         self.open.clear()
         self._behind.clear()
+        self._passed.clear()
         self._works.clear()
         return out
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -46,7 +46,7 @@ class KeyTable:
         self._moved = moved
         self.listing: Listing[KeyProgress] = Listing()
         self._keys: dict[int, KeyProgress] = {}
-        self._stable_changed: dict[int, KeyProgress] = {}
+        self._stable_changed: OrderedDict[int, KeyProgress] = OrderedDict()
         # Each key once at most: whoever repeats that it has nothing new makes nothing longer.
         self._idle: deque[tuple[float, KeyProgress]] = deque()
         self.unreported = 0
@@ -93,15 +93,12 @@ class KeyTable:
             key.name = name
         self.maybe_idle(key)
 
-    def report(self, key: KeyProgress, rank: int, done: int) -> list[Buffer] | None:
-        """Take a rank's done position; the results that are stable by it, None if none can be."""
-        if not key.report(rank, done):
-            return None
-        freed, cost = key.release()
+    def release(self, key: KeyProgress, most: int) -> list[Buffer]:
+        """Forget results of the key that are stable, so many at most."""
+        freed, cost = key.release(most)
         self._stable_changed[key.id] = key
         key.unreported += cost
         self.unreported += cost
-        self.maybe_idle(key)
         return freed
 
     def entries(self, payload: memoryview, rank: int, now: float) -> list[tuple[KeyProgress, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Final
@@ -16,8 +17,9 @@ class OpenRounds:
     """Open ones, oldest first, by the first contribution; and those that wait for a verdict."""
 
     def __init__(self) -> None:
-        self._open: dict[Round, None] = {}
-        self._judged: dict[Round, None] = {}
+        # A dict finds its first one behind all that were taken out before that.
+        self._open: OrderedDict[Round, None] = OrderedDict()
+        self._judged: OrderedDict[Round, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)

@@ -8,6 +8,7 @@ from reducer.core.ascending import Ascending
 from reducer.core.buffer import Buffer
 from reducer.core.listing import Listed
 from reducer.core.round import Chunk, Round
+from reducer.wire.codes import MAX_CHUNKS
 
 
 class KeyProgress(Listed):
@@ -75,13 +76,29 @@ class KeyProgress(Listed):
         else:
             self.held.append(chunk)
 
-    def release(self) -> tuple[list[Buffer], int]:
-        """Forget the chunks below `stable`: their buffers and their cost."""
+    @property
+    def has_passed_results(self) -> bool:
+        """Whether there are results to release."""
+        return bool(self.held) and self.held[0].position < self.stable
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether there may be more to forget that every rank has behind it."""
+        if self.has_passed_results or self.ascending is None:
+            return self.has_passed_results
+        number, index = divmod(self.stable, MAX_CHUNKS)
+        under_way = self.rounds.get(number)
+        return self.ascending.has_below(number) or (
+            under_way is not None and under_way.has_passed(index)
+        )
+
+    def release(self, most: int) -> tuple[list[Buffer], int]:
+        """Forget chunks below `stable`, so many at most: their buffers and their cost."""
         freed: list[Buffer] = []
         cost = 0
         passed = 0
         for chunk in self.held:
-            if chunk.position >= self.stable:
+            if passed == most or chunk.position >= self.stable:
                 break
             passed += 1
             result = chunk.release()
@@ -103,10 +120,12 @@ class KeyProgress(Listed):
                 self.ascending = Ascending()
             self.ascending.add(round_.number, self.rounds)
 
-    def passed(self, number: int) -> list[Round]:
-        """Rounds before `number`, which every rank has behind it; each is told once."""
-        below = [] if self.ascending is None else self.ascending.take_below(number)
-        return [round_ for n in below if (round_ := self.rounds.get(n)) is not None]
+    def first_passed(self) -> Round | None:
+        """The first of the rounds that every rank has behind it."""
+        if self.ascending is None:
+            return None
+        number = self.ascending.first_below(self.stable // MAX_CHUNKS, self.rounds)
+        return None if number is None else self.rounds[number]
 
     def forget_if_over(self, round_: Round) -> None:
         """Drop a round of which nothing is left to do or to hold."""

@@ -418,9 +418,14 @@ class Round(Listed):
     def _collecting(self) -> list[Chunk]:
         return [chunk for chunk in self.chunks.values() if chunk.phase == Phase.COLLECTING]
 
-    def passed(self, index: int) -> list[Chunk]:
-        """Incomplete chunks before `index`, which every rank holds already; each is told once."""
-        below = [] if self.ascending is None else self.ascending.take_below(index)
+    def has_passed(self, index: int) -> bool:
+        """Whether chunks before `index` are to be told."""
+        return self.ascending is not None and self.ascending.has_below(index)
+
+    def passed(self, index: int, most: int) -> list[Chunk]:
+        """Incomplete chunks before `index`, which every rank holds already: so many at most, and
+        each once."""
+        below = [] if self.ascending is None else self.ascending.take_below(index, most)
         found = [chunk for i in below if (chunk := self.chunks.get(i)) is not None]
         return [chunk for chunk in found if chunk.phase == Phase.COLLECTING]
 

@@ -33,14 +33,14 @@ class Seats:
         return Send(self.run, [s for s in self.present if s != own], self._frame(message), None, 0)
 
     def to_rank(self, rank: int, message: messages.Message) -> Send:
-        return Send(self.run, self._of((rank,)), self._frame(message), None, 0)
+        return Send(self.run, self.of((rank,)), self._frame(message), None, 0)
 
     def about(
         self, stream: Stream, ranks: Iterable[int], message: messages.Message, key: int, round: int
     ) -> Send:
         """A message about one round of a key in the stream."""
         frame = self._frame(message, chunk=stream.home, route=stream.since, key=key, round=round)
-        return Send(self.run, self._of(ranks), frame, None, 0)
+        return Send(self.run, self.of(ranks), frame, None, 0)
 
     def heartbeat(self, stream: Stream, payload: bytes, sessions: Sequence[int]) -> Send:
         """Stable positions of some of the stream's keys."""
@@ -52,7 +52,8 @@ class Seats:
         frame = payload_frame(MessageKind.HEARTBEAT, b"", self._crc)
         return Send(self.run, self.present, frame, None, 0)
 
-    def _of(self, ranks: Iterable[int]) -> list[int]:
+    def of(self, ranks: Iterable[int]) -> list[int]:
+        """The sessions of those of the ranks that are here."""
         sessions = [self.sessions[rank] for rank in ranks]
         return [session for session in sessions if session is not None]
 

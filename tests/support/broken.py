@@ -60,15 +60,17 @@ def immutability() -> None:
 
 def freeing() -> None:
     """A result counts as stable as soon as one rank has it."""
-    from reducer.core.keytable import KeyTable
+    from reducer.core.progress import KeyProgress
 
-    before = KeyTable.report
+    before = KeyProgress.report
 
-    def report(self: KeyTable, key: Any, rank: int, done: int) -> Any:
-        for other in range(len(key.done)):
-            before(self, key, other, done)
+    def report(self: KeyProgress, rank: int, position: int) -> bool:
+        risen = False
+        for other in range(self._world_size):
+            risen |= before(self, other, position)
+        return risen
 
-    KeyTable.report = report  # type: ignore[method-assign]
+    KeyProgress.report = report  # type: ignore[method-assign]
 
 
 def redelivery() -> None:

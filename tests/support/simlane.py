@@ -136,6 +136,7 @@ class SimLane:
         self.now = 0.0
         self.sessions: dict[int, SimSession] = {}
         self.held: set[SimBuffer] = set()
+        self._held_bytes = 0
         self.peak = 0
         self.logs: list[str] = []
         self.about: list[dict[str, object]] = []  # their fields
@@ -201,13 +202,15 @@ class SimLane:
         self.inject(size)
         buffer = SimBuffer(size)
         self.held.add(buffer)
-        self.peak = max(self.peak, sum(len(b.memory) for b in self.held))
+        self._held_bytes += len(buffer.memory)
+        self.peak = max(self.peak, self._held_bytes)
         return buffer
 
     def give_back(self, buffer: Any) -> None:
         assert not buffer.freed, "a buffer was freed twice"
         buffer.freed = True
         self.held.remove(buffer)
+        self._held_bytes -= len(buffer.memory)
 
     def _give_back_all(self, output: events.Free) -> None:
         for buffer in output.buffers:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from reducer.core import events
 from reducer.core.buffer import HeldBytes
 from reducer.core.credits import LEAST_RECORDS, SHARES_BESIDE_RANKS, share_of
 from reducer.core.events import Send
@@ -340,7 +341,10 @@ def test_ranks_whose_credit_lies_in_a_void_round_may_go_on_with_the_next() -> No
     workers = join_all(lane, 3)
     workers[0].contribute(Spec("x", count=1_024), data=bytes(4_096))
     workers[2].contribute(Spec("x", count=8), data=bytes(32))
+    outputs: list[events.Output | int] = []
+    lane.inject = outputs.append
     workers[1].contribute(Spec("y"), data=bytes(32))
+    assert [len(o.sessions) for o in outputs if isinstance(o, events.Send)] == [2]  # one frame
     for worker in (workers[0], workers[2]):
         (grant,) = worker.read(MessageKind.GRANT)
         assert grant.header.key == key_id("y")

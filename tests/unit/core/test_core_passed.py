@@ -1,0 +1,161 @@
+"""What every rank has behind it is forgotten in turns of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from reducer.core import events
+from reducer.core.job import Job
+from reducer.core.passed import FORGOTTEN_AT_ONCE
+from reducer.wire import messages
+from reducer.wire.codes import MessageKind
+from reducer.wire.keys import key_id, position
+from tests.support.frames import control, heartbeat
+from tests.support.laws import counts_what_it_holds
+from tests.support.scripted import Scripted, Spec, join_all
+from tests.support.simlane import SimLane
+
+MANY = 3 * FORGOTTEN_AT_ONCE
+ELEMENTS = 16  # of a chunk
+
+
+class Run:
+    """Two ranks with chunks of 64 bytes; ``moved``: a route has made the stream of their key."""
+
+    def __init__(self, moved: bool = True, **lane: int) -> None:
+        self.lane = SimLane(**{"credit": 1 << 22, "budget": 1 << 40, "records": 1 << 22, **lane})
+        self.workers = join_all(self.lane, 2, table=((0, 64),), worker_silence_ms=3_600_000)
+        self.route = int(moved)
+        if moved:
+            self.workers[0].session.send(control(messages.Route(1, (1,), (1,), (1,))))
+        self.lane.tick()
+        (run,) = self.lane.core._roster.runs.values()
+        self.job: Job = run.job
+        self.empty = self.job.records.used
+
+    def contribute(self, worker: Scripted, number: int, chunk: int = 0, count: int = 8) -> None:
+        size = 4 * min(count, ELEMENTS)
+        spec = Spec(number=number, count=count)
+        worker.contribute(spec, chunk, bytes(size), route=self.route)
+
+    def report(self, number: int, chunk: int = 0) -> None:
+        """Every rank has what is before, and the run has turns for what that means."""
+        for worker in self.workers:
+            entry = (key_id("x"), position(number, chunk))
+            worker.session.send(heartbeat(entry, route=self.route))
+
+    def watch(self, count: Callable[[], int]) -> list[int]:
+        """What there is after each event from now on."""
+        left, feed = [count()], self.lane.feed
+
+        def fed(event: events.Event) -> None:
+            feed(event)
+            counts_what_it_holds(self.job)
+            left.append(count())
+
+        self.lane.feed = fed  # type: ignore[method-assign]
+        return left
+
+    def rounds(self) -> int:
+        return sum(len(key.rounds) for stream in self.job.streams for key in stream.keys)
+
+    def owes(self, rank: int) -> int:
+        window = self.job.ledger.window
+        return window.unread - self.job.ledger.unread_room(rank)
+
+
+def in_parts(left: list[int]) -> bool:
+    steps = [before - after for before, after in pairwise(left)]
+    return left[-1] == 0 and sum(map(bool, steps)) >= 3 and max(steps) <= FORGOTTEN_AT_ONCE
+
+
+def test_results_are_forgotten_in_turns() -> None:
+    """8,000 of one key stood a lane still for 16 ms."""
+    run = Run(moved=False)
+    for number in range(MANY):
+        for worker in run.workers:
+            run.contribute(worker, number)
+    assert run.rounds() == MANY and run.job.held.unstable
+    left = run.watch(run.rounds)
+    run.report(MANY)
+    assert in_parts(left)
+    assert not run.job.held.unstable and not run.job.held.total
+    for worker in run.workers:
+        run.lane.tick(1.0)
+        told = b"".join(bytes(f.payload or b"") for f in worker.read(MessageKind.HEARTBEAT))
+        assert position(MANY, 0).to_bytes(8, "little") in told
+
+
+def test_rounds_that_the_ranks_have_passed_elsewhere_are_forgotten_in_turns() -> None:
+    """96,000 of one key stood a lane still for seconds."""
+    run = Run()
+    for number in range(MANY):
+        run.contribute(run.workers[0], number)
+    assert run.owes(0)
+    left = run.watch(run.rounds)
+    run.report(MANY)
+    assert in_parts(left)
+    assert not run.owes(0) and not run.job.held.total and not run.job.open
+    run.contribute(run.workers[0], MANY)
+    assert run.rounds() == 1 and run.job.open.oldest is not None
+
+
+@pytest.mark.parametrize("rest", [0, 1])
+def test_the_chunks_of_one_round_are_forgotten_in_turns(rest: int) -> None:
+    """Of one that every rank has passed, and of one that has a chunk left."""
+    run = Run()
+    count = ELEMENTS * (MANY + rest)
+    for chunk in range(MANY):
+        run.contribute(run.workers[0], 0, chunk, count)
+
+    def chunks() -> int:
+        return sum(len(r.chunks) for s in run.job.streams for r in s.rounds)
+
+    left = run.watch(chunks)
+    assert left == [MANY]
+    run.report(*((0, MANY) if rest else (1, 0)))
+    assert in_parts(left)
+    assert not run.owes(0) and run.rounds() == rest == len(run.job.open)
+
+
+def test_a_route_ends_the_turns() -> None:
+    run = Run()
+    for number in range(MANY):
+        run.contribute(run.workers[0], number)
+    job, feed = run.job, run.lane.feed
+
+    def move(event: events.Event) -> None:
+        if job._passed:
+            run.lane.feed = feed  # type: ignore[method-assign]
+            run.workers[0].session.send(control(messages.Route(2, (2,), (1,), (1,))))
+        feed(event)
+
+    run.lane.feed = move  # type: ignore[method-assign]
+    run.report(MANY)
+    assert job.route.number == 2 and not job.is_behind
+    assert not run.owes(0) and not job.held.total and not run.rounds()
+
+
+def test_who_has_reported_is_not_ended_for_results_that_wait_to_be_forgotten() -> None:
+    """They are too many only for ranks that do not report them."""
+    run = Run(moved=False)
+    for number in range(MANY):
+        for worker in run.workers:
+            run.contribute(worker, number)
+    job, feed = run.job, run.lane.feed
+    job._most_unstable = 0
+
+    def go_on(event: events.Event) -> None:
+        if job._passed:
+            run.lane.feed = feed  # type: ignore[method-assign]
+            run.contribute(run.workers[0], MANY)
+            assert job.held.unstable and job.is_behind
+        feed(event)
+
+    run.lane.feed = go_on  # type: ignore[method-assign]
+    run.report(MANY)
+    assert not job.held.unstable and run.rounds() == 1
+    assert not any(worker.read(MessageKind.ERROR) for worker in run.workers)
