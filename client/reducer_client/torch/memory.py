@@ -20,7 +20,7 @@ def with_memory(tensor: torch.Tensor) -> torch.Tensor:
         raise TypeError(
             f"{_describe(tensor)} has no memory of its own that holds its values: give a plain "
             "tensor (to_local() of a DTensor, to_tensor(0) of a MaskedTensor, unbind() of a nested "
-            "tensor, to_dense(), clone())"
+            "tensor, dequantize(), to_dense(), clone())"
         )
     return tensor
 
@@ -38,6 +38,8 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 def _has_memory(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or hasattr(tensor, "fake_mode"):
         return False
+    if tensor.is_quantized:  # what its memory holds means nothing without its scale
+        return False
     return tensor.is_meta or tensor.numel() == 0 or tensor.data_ptr() != 0
 
 
@@ -46,4 +48,6 @@ def _describe(tensor: torch.Tensor) -> str:
         return f"a {type(tensor).__name__}"
     if tensor.is_nested or tensor.layout is not torch.strided:
         return "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+    if tensor.is_quantized:
+        return "a quantized tensor"
     return "a ZeroTensor" if tensor._is_zerotensor() else "a tensor whose storage was freed"

@@ -13,10 +13,12 @@ class Packing:
     """Tensors of one dtype as one run of elements, in ``rows`` equal parts.
 
     Each tensor is cut into so many parts; part r of every tensor comes before part r + 1 of any.
-    TypeError for a tensor that has no memory, and for several dtypes.
+    TypeError for a tensor that has no memory, and for several dtypes; ValueError for no tensor.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], rows: int = 1) -> None:
+        if not tensors:
+            raise ValueError("a collective of no tensors: expected at least one")
         self.tensors = [with_memory(tensor).detach() for tensor in tensors]
         self.rows = rows
         self.dtype = self.tensors[0].dtype

@@ -42,6 +42,7 @@ from reducer_client.torch.hierarchy import Hierarchy
 from reducer_client.torch.inner import InnerGroups
 from reducer_client.torch.options import Options
 from reducer_client.torch.packing import Packing
+from reducer_client.torch.parts import check_list, check_lists, check_pairs, check_parts
 from reducer_client.torch.reduction import (
     FlatReduction,
     HierarchicalReduction,
@@ -142,7 +143,7 @@ class ReducerProcessGroup(DelegatingGroup):
     @collective("all_reduce")
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         options = opts or AllreduceOptions()
-        if tensors[0].is_sparse:
+        if tensors and tensors[0].is_sparse:
             return self._all_reduce_sparse(tensors, options)
         return self._reduction.all_reduce(
             tensors, options.reduceOp, options.asyncOp, _seconds(options)
@@ -175,6 +176,7 @@ class ReducerProcessGroup(DelegatingGroup):
 
     @collective("all_gather")
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
+        check_list("all_gather", outputs[0], inputs[0], self.size())
         return self._gather(Packing(outputs[0]), Packing(inputs), outputs[0], opts)
 
     @collective("all_gather")
@@ -187,12 +189,14 @@ class ReducerProcessGroup(DelegatingGroup):
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
+        check_pairs("all_gather", outputs, inputs, self.size())
         return self._gather(Packing(outputs, self.size()), Packing(inputs), outputs, opts)
 
     @collective("reduce_scatter")
     def reduce_scatter(
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
+        check_list("reduce_scatter", inputs[0], outputs[0], self.size())
         return self._scatter_sums(Packing(outputs), Packing(inputs[0]), outputs, opts)
 
     @collective("reduce_scatter")
@@ -205,6 +209,7 @@ class ReducerProcessGroup(DelegatingGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
+        check_pairs("reduce_scatter", inputs, outputs, self.size())
         packed = Packing(inputs, self.size())
         return self._scatter_sums(Packing(outputs), packed, outputs, opts)
 
@@ -246,6 +251,7 @@ class ReducerProcessGroup(DelegatingGroup):
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
+        check_lists("all_gather", outputs, inputs, self.size())
         flat = [tensor for of_rank in outputs for tensor in of_rank]
         return self._gather(Packing(flat), Packing(inputs), flat, opts)
 
@@ -332,7 +338,7 @@ class ReducerProcessGroup(DelegatingGroup):
         return self._calls.start_task(run, tensors, options.asyncOp)
 
     def _gather(self, output: Packing, input: Packing, outputs: Tensors, opts: Any) -> dist.Work:
-        _check_parts("all_gather", output, input, self.size())
+        check_parts("all_gather", output, input, self.size())
 
         def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
             out = movable(target).reshape(self.size(), -1)
@@ -344,7 +350,7 @@ class ReducerProcessGroup(DelegatingGroup):
         self, output: Packing, input: Packing, outputs: Tensors, opts: Any
     ) -> dist.Work:
         options = opts or ReduceScatterOptions()
-        _check_parts("reduce_scatter", input, output, self.size())
+        check_parts("reduce_scatter", input, output, self.size())
         op = options.reduceOp
         check_reducible(input.dtype, op)
 
@@ -383,12 +389,3 @@ def _seconds(options: Any) -> float | None:
     """The timeout of a call; None where it has none of its own."""
     seconds: float = options.timeout.total_seconds()
     return seconds if seconds > 0 else None
-
-
-def _check_parts(call: str, whole: Packing, part: Packing, world_size: int) -> None:
-    if whole.dtype is not part.dtype or whole.numel != part.numel * world_size:
-        raise ValueError(
-            f"{call} over {world_size} ranks: expected tensors of one dtype and {world_size} times "
-            f"as many elements on one side, got {whole.numel} of {whole.dtype} and {part.numel} of "
-            f"{part.dtype}"
-        )

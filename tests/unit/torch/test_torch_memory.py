@@ -43,6 +43,7 @@ def _fake() -> torch.Tensor:
         return torch.ones(4)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # by torch 2.13 itself
 @pytest.mark.parametrize(
     ("tensor", "named"),
     [
@@ -52,6 +53,7 @@ def _fake() -> torch.Tensor:
         (_freed, "a tensor whose storage was freed"),
         (lambda: torch.ones(4).to_mkldnn(), "a tensor of layout torch._mkldnn"),
         (lambda: torch.eye(2).to_sparse(), "a tensor of layout torch.sparse_coo"),
+        (lambda: torch._empty_affine_quantized([4], dtype=torch.quint8), "a quantized tensor"),
     ],
 )
 def test_a_tensor_without_memory_is_refused_by_its_name(tensor: Any, named: str) -> None:
