@@ -73,9 +73,14 @@ class KeyTable:
                     f"the limit is {self._max_keys:,} (--job-keys): are keys made anew each step?"
                 )
             self.records.take(self._size)
+            try:
+                key = self._keys[id_] = KeyProgress(id_, self._world_size)
+                self.listing.add(key)
+            except Exception:  # no memory: the key is nowhere, or its run cannot be taken apart
+                self._keys.pop(id_, None)
+                self.records.give(self._size)
+                raise
             self.records.keys += 1
-            key = self._keys[id_] = KeyProgress(id_, self._world_size)
-            self.listing.add(key)
         key.touched_at = now
         return key
 

@@ -33,8 +33,8 @@ class Listing(Generic[T]):
         return len(self._all)
 
     def add(self, item: T) -> None:
-        item.place = len(self._all)
         self._all.append(item)
+        item.place = len(self._all) - 1
 
     def remove(self, item: T) -> None:
         last = self._all.pop()

@@ -333,8 +333,8 @@ class Round(Listed):
     def refuse(self, refused: Refused) -> None:
         """The verdict is known, and kept for ranks that may miss it; raises RecordsError."""
         self.charge(text_bytes(refused.message))
-        self.refused = refused
         self.stream.refused.add(self)
+        self.refused = refused
 
     def describe(self, descriptor: Descriptor, plan: Plan, owned: int) -> None:
         self.descriptor = descriptor
