@@ -36,6 +36,10 @@ class IdleKeys:
         self._since.pop(table, None)
         self._over.append(table)
 
+    def give_up(self) -> None:
+        """Forget the tables that are over at once, without a look at their records."""
+        self._over.clear()
+
     def take_apart(self, most: int) -> int:
         """Forget keys of tables that are over; the bytes of their records, about `most` at most."""
         took = 0

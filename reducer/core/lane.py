@@ -544,7 +544,7 @@ class Lane:
 
     def _forget_idle(self, now: float, out: list[Output]) -> None:
         """One run after the other, from where the last tick has ended."""
-        runs, looked = self._roster.runs_by_number, self._roster.forget_ended(MOST_IDLE)
+        runs, looked = self._roster.runs_by_number, self._roster.forget_ended(MOST_IDLE, out)
         for _ in range(len(runs)):
             if not self._to_sweep:
                 self._to_sweep.extend(runs)

@@ -189,9 +189,29 @@ class Roster:
                 peer.state = SessionState.CLOSED
                 out.append(Close(job.number, peer.id, reason))
         out += job.drop_all()
-        job.idle.take_apart(FORGOTTEN_AT_ONCE)
-        self._maybe_close_room(ended)
+        self._forget(ended, FORGOTTEN_AT_ONCE, out)
         return out
+
+    def _forget(self, ended: Ended, most: int, out: list[Output]) -> int:
+        """Forget keys of the run; the bytes of their records, `most` at most.
+
+        What fails here must keep neither the room of the run nor the others. So the rest of its
+        records gives its room back at once, and its memory as soon as the lane looks for cycles.
+        """
+        took = 0
+        try:
+            took = ended.run.job.idle.take_apart(most)
+            self._maybe_close_room(ended)
+        except Exception as bug:
+            self._give_up(ended, bug, out)
+        return took
+
+    def _give_up(self, ended: Ended, bug: Exception, out: list[Output]) -> None:
+        job = ended.run.job
+        job.idle.give_up()
+        self._maybe_close_room(ended)
+        text = f"job {job.title!r}: the keys of an ended run are given up: {fault_text(bug)}"
+        out.append(Log(job.number, logging.ERROR, text, job.about(), bug))
 
     def _maybe_close_room(self, ended: Ended) -> None:
         """Give back what no connection holds, and no key that is not forgotten."""
@@ -204,14 +224,13 @@ class Roster:
         if not room:
             del self._ended[job.number]
 
-    def forget_ended(self, most: int) -> int:
+    def forget_ended(self, most: int, out: list[Output]) -> int:
         """Forget keys of runs that have ended; the bytes of their records, `most` at most."""
         took = 0
         for ended in list(self._ended.values()):
             if took >= most:
                 break
-            took += ended.run.job.idle.take_apart(most - took)
-            self._maybe_close_room(ended)
+            took += self._forget(ended, most - took, out)
         return took
 
     def ended_of(self, job: str) -> list[Ended]:
@@ -228,9 +247,7 @@ class Roster:
         reason = "the run is over, and the next one needs its memory"
         out += [Close(job.number, session, reason, at_once=True) for session in ended.sessions]
         ended.sessions.clear()
-        took = job.idle.take_apart(most)
-        self._maybe_close_room(ended)
-        return took
+        return self._forget(ended, most, out)
 
     def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
         """Earlier runs of the job that nobody is in make room for this one.

@@ -1,0 +1,150 @@
+"""A record that no memory was left for is not there: its run ends alone, and is taken apart.
+
+Python's allocators fail at one call, in a process of its own: compiled code ends its process where
+it has no memory for an integer, and a lane that ends is started again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reducer.core import events
+from reducer.core.idle import IdleKeys
+from reducer.core.keytable import KeyTable
+from reducer.core.records import Records
+from reducer.core.stream import Stream
+from reducer.wire.codes import ErrorCode
+from reducer.wire.messages import Refused
+from tests.support.scripted import Scripted, Spec, join_all
+from tests.support.simlane import SimLane
+
+ROOT = Path(__file__).parents[3]
+MOST_CALLS = 12
+GREW_AT = (0, 4, 8)  # lists of so many items have no place for one more
+
+
+def fails(use: Callable[[], object], call: int) -> bool:
+    """Whether it lacked the memory that it asks for at this call."""
+    memory = importlib.import_module("_testcapi")
+    lack, last, end = memory.set_nomemory, call + 1, memory.remove_mem_hooks
+    try:
+        lack(call, last)
+        use()
+    except MemoryError:
+        return True
+    finally:
+        end()
+    return False
+
+
+def a_key(before: int, call: int) -> bool:
+    records = Records("job", 1 << 20, IdleKeys())
+    table = KeyTable("job", 2, 100, False, records)
+    for id_ in range(before):
+        table.open(id_, 0.0)
+    used = records.used
+    failed = fails(lambda: table.open(before, 0.0), call)
+    assert len(table) == len(table.listing) == records.keys == before + (not failed)
+    assert (records.used == used) == failed
+    table.take_apart(1 << 20)
+    assert len(table) == len(table.listing) == records.used == 0
+    return failed
+
+
+def a_verdict(before: int, call: int) -> bool:
+    lane = SimLane()
+    worker, _ = join_all(lane, 2)
+    for number in range(before + 1):
+        worker.contribute(Spec(number=number), data=bytes(32))
+    stream = stream_of(lane)
+    verdict = Refused(int(ErrorCode.MISMATCH), "the ranks disagree")
+    rounds = list(stream.rounds)
+    for round_ in rounds[:-1]:
+        round_.refuse(verdict)
+    failed = fails(lambda: rounds[-1].refuse(verdict), call)
+    for round_ in rounds:
+        stream.keys[round_.key].forget(round_)
+    assert not len(stream.refused)
+    return failed
+
+
+def stream_of(lane: SimLane) -> Stream:
+    (run,) = lane.core._roster.runs.values()
+    (stream,) = run.job.streams
+    return stream
+
+
+MAKERS = {"key": a_key, "verdict": a_verdict}
+
+
+def play(make: Callable[[int, int], bool]) -> int:
+    """Fail each call in turn, each in a process; how many of these have lived on."""
+    lived = 0
+    for before in GREW_AT:
+        for call in range(MOST_CALLS):
+            pid = os.fork()
+            if not pid:
+                os._exit(2 if make(before, call) else 0)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            assert status in (0, 2, -6), f"{before} before, call {call}: {status}"
+            lived += status == 2
+    return lived
+
+
+@pytest.mark.parametrize("what", MAKERS)
+def test_what_there_is_no_memory_for_is_not_there(what: str) -> None:
+    """A key that only one of the run's tables knew kept the run from being taken apart."""
+    pytest.importorskip("_testcapi")
+    command = [sys.executable, "-m", __name__, what]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= len(GREW_AT)
+
+
+def a_run(lane: SimLane, run_id: str) -> Scripted:
+    """With more keys than are forgotten at its end."""
+    (worker,) = join_all(lane, 1, run_id=run_id)
+    for number in range(200):
+        worker.announce(f"{run_id} {number}")
+    return worker
+
+
+def test_keys_that_cannot_be_forgotten_are_given_up_with_their_run_alone() -> None:
+    """They ended the tick, and with it the lane and all its runs."""
+    lane = SimLane()
+    workers = [a_run(lane, run_id) for run_id in ("a", "b")]
+    jobs = [run.job for run in lane.core._roster.runs.values()]
+    for worker in workers:
+        worker.bye()
+    jobs[0].idle._over[0].listing._all.clear()
+    lane.tick()
+    assert ["given up" in text for text in lane.logs].count(True) == 1
+    for worker in workers:
+        worker.session.lose()
+    lane.tick()
+    assert not jobs[1].records.keys and not lane.core._roster.budget.reserved
+    assert not lane.core._roster.ended_of("job")
+
+
+def test_a_run_whose_keys_cannot_be_forgotten_ends_for_every_rank() -> None:
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    workers[0].announce("a")
+    stream_of(lane).keys.listing._all.clear()
+    lane.feed(events.Broken(workers[0].session.number, RuntimeError("injected")))
+    assert all(worker.error().code == ErrorCode.INTERNAL for worker in workers)
+    assert any("given up" in text for text in lane.logs)
+    for worker in workers:
+        worker.session.lose()
+    assert not lane.core._roster.budget.reserved
+
+
+if __name__ == "__main__":
+    print(play(MAKERS[sys.argv[1]]))
