@@ -253,6 +253,17 @@ void State::advance_done(KeyLane* entry) {
   mark_changed(entry);
 }
 
+// The rank has abandoned the round. Where none of its chunks was for this lane, no answer tells so.
+void State::pass(KeyLane* entry, uint64_t round) {
+  const auto& shares = entry->shares;
+  auto& at = entry->first_unheld;
+  while (at < shares.size() && shares[at]->all_held()) ++at;
+  const uint64_t done = position(round + 1, 0);
+  if (at < shares.size() || done <= entry->done) return;
+  entry->done = done;
+  mark_changed(entry);
+}
+
 void State::mark_changed(KeyLane* entry) {
   if (entry->listed) return;
   entry->listed = true;

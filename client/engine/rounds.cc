@@ -516,7 +516,9 @@ void State::abandon(const RoundRef& round, const Failure& failure, double now) {
 }
 
 void State::tell_abandoned(const Round& round, Lane* lane, uint32_t home, double now) {
-  queue_key(key_lane(round.key, lane, home, round.number + 1), now);
+  KeyLane* entry = key_lane(round.key, lane, home, round.number);
+  queue_key(entry, now);
+  pass(entry, round.number);
   Header header;
   header.kind = kAbandon;
   header.rank = static_cast<uint16_t>(options_.rank);

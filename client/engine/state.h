@@ -275,6 +275,7 @@ class State {
   void advance_unsent(KeyLane* key_lane);
   void advance_done(KeyLane* key_lane);
   void mark_changed(KeyLane* key_lane);
+  void pass(KeyLane* key_lane, uint64_t round);
   void mark_reported(KeyLane* key_lane);
   void advance_stable(KeyLane* key_lane, uint64_t stable);
   void on_heartbeat(Lane* lane, const Header& header, const uint8_t* payload);

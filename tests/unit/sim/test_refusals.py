@@ -63,7 +63,9 @@ def storm(seed: int) -> None:
         codes = {error[0] for error in errors if error is not None}
         differ = len({described for described, _ in round_}) > 1
         assert codes == ({ErrorCode.MISMATCH} if differ else set())
-    cluster.settle(14.0)
+    cluster.settle(2.0)
+    assert [state.counters()["live_rounds"] for state in cluster.states] == [0] * world
+    cluster.settle(12.0)
     for lane in cluster.lanes.values():
         job = lane.core.snapshot()["jobs"]["job"]
         assert (job["open_rounds"], job["keys"]) == (0, 0)
