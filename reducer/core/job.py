@@ -195,7 +195,8 @@ class Job:
         """Refuse what makes no sense or has no room, before memory is taken (ProtocolError).
 
         `unread` bytes wait in the lane for the rank to read them. False where no memory is to be
-        taken: a stream has moved away, or the contribution is here, and there is no room for two.
+        taken: a stream has moved away, or the contribution is here, or of a void round, and there
+        is no room for it.
         """
         check_fields(header, rank, self.seats.epoch, self.world_size)
         plan = self._plans.of(header)
@@ -213,7 +214,7 @@ class Job:
             return False
         if self.ledger.fits(rank, cost, unread):
             return True
-        if not _is_here(stream, rank, header):
+        if not _takes_no_room(stream, rank, header):
             raise self.ledger.over(rank, cost, unread)
         return False
 
@@ -738,12 +739,15 @@ def _kept(key: KeyProgress) -> int:
     return len(key.held)
 
 
-def _is_here(stream: Stream, rank: int, header: Header) -> bool:
-    """Whether the contribution is a second copy."""
+def _takes_no_room(stream: Stream, rank: int, header: Header) -> bool:
+    """Whether the contribution is a second copy, or of a void round."""
     if header.key not in stream.keys:
         return False
     key = stream.keys[header.key]
+    if position(header.round, header.chunk) < key.stable:
+        return True
     round_ = key.rounds.get(header.round)
-    chunk = round_.chunks.get(header.chunk) if round_ is not None else None
-    passed = position(header.round, header.chunk) < key.stable
-    return passed or (chunk is not None and chunk.crcs[rank] is not None)
+    if round_ is None or round_.void:
+        return round_ is not None
+    chunk = round_.chunks.get(header.chunk)
+    return chunk is not None and chunk.crcs[rank] is not None

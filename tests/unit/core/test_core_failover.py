@@ -147,6 +147,26 @@ def test_what_a_rank_sent_of_a_void_round_is_settled_once(times: int) -> None:
     assert unanswered == [0, 0]
 
 
+def test_second_copies_of_a_round_that_has_become_void_need_no_credit() -> None:
+    """The rank sends again what it had sent, and has not heard that another has given it up."""
+    lane = SimLane(credit=4_096, budget=1 << 20)
+    workers = join_all(lane, 2)
+    limit = welcome(workers[0])
+    chunks = (limit.credit + limit.grant) // 4_096
+    spec = Spec(count=1_024 * chunks)
+    for chunk in range(chunks):
+        workers[0].contribute(spec, chunk, bytes(4_096))
+    back = again(workers[0])
+    workers[1].abandon(spec)
+    lane.peak = 0
+    for chunk in range(chunks):
+        back.contribute(spec, chunk, bytes(4_096))
+    assert not lane.peak and back.session.closed is None
+    back.abandon(spec)
+    (run,) = lane.core._roster.runs.values()
+    assert run.job.ledger._unanswered == [0, 0]
+
+
 def test_a_second_copy_whose_first_is_forgotten_is_no_contribution() -> None:
     """Its bytes were thrown away as they came, over more time than a lane keeps a key."""
     lane = SimLane(credit=4_096, budget=1 << 20)
