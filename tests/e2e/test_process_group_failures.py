@@ -26,7 +26,7 @@ from reducer_client import (
     ReducerUnavailableError,
     RoundTimeoutError,
 )
-from reducer_client.torch import Options
+from reducer_client.torch import Options, strands
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, run_ranks, start_ranks
 from tests.support.reducers import Reducers
@@ -224,6 +224,33 @@ def _nested(rank: int, world: int) -> None:
     }
 
 
+def _late_callback(rank: int, world: int) -> None:
+    """Names of callbacks come round: who has a name again waits for the one before."""
+    later, told = threading.Event(), torch.zeros(1)
+
+    def add(number: int) -> Any:
+        def call(_: object) -> float:
+            if number == 0 and rank == 0:
+                later.wait(0.5)
+            tensor = torch.full((2,), float(number))
+            dist.all_reduce(tensor)
+            if number == 2:
+                later.set()
+            return float(tensor[0])
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strands, "_NAMES", 2)
+        if rank == 1:  # rank 0 has its callbacks in place by then: each has a thread of its own
+            dist.recv(told, 0)
+        works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(4)]
+        sums = [work.get_future().then(add(number)) for number, work in enumerate(works)]
+        if rank == 0:
+            dist.send(told, 1)
+        assert [future.wait() for future in sums] == [0.0, 2.0, 4.0, 6.0]
+
+
 def _wrong_calls(rank: int, world: int, addresses: list[str], job: str, store: str) -> int:
     before = threading.active_count()
     with process_group(rank, world, addresses, store, 20, job=job) as group:
@@ -241,6 +268,7 @@ def _wrong_calls(rank: int, world: int, addresses: list[str], job: str, store: s
             _callbacks,
             _nested,
             _chained,
+            _late_callback,
         ):
             check(rank, world)
         dist.barrier()

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from reducer_client.config import DEFAULT_STEP_TIMEOUT
 from reducer_client.group import Group
 from reducer_client.torch.callbacks import CallbackThreads
 from reducer_client.torch.packing import Packing
@@ -30,7 +31,8 @@ class Calls:
 
     def __init__(self, group: AnyGroup, name: str) -> None:
         self.group = group
-        self._strand = MainStrand(name, group.reducers)
+        patience = group.step_timeout or DEFAULT_STEP_TIMEOUT
+        self._strand = MainStrand(name, group.reducers, patience)
         self._threads = CallbackThreads()
         self._pending: set[CallWork] = set()
         self._staging: dict[torch.device, CudaStaging] = {}

@@ -81,9 +81,13 @@ class CallFuture(torch.futures.Future[Any]):
 
     def _call_within(self, strand: Strand, callback: Callback) -> None:
         def run(_: object) -> None:
-            with entered(strand):
-                callback(self)
+            try:
+                with entered(strand):
+                    callback(self)
+            finally:
+                strand.end()
 
+        strand.begin()
         with self._lock:
             if not self._completing:
                 super().add_done_callback(run)

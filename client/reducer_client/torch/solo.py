@@ -26,6 +26,7 @@ class SoloGroup:
     """``reducer_client.Group`` for a world of one, as far as process groups use it."""
 
     reducers = 1
+    step_timeout = None
 
     def all_reduce(self, array: Array, op: str, *, out: Array, **options: Any) -> _Done:
         return _copy(array, out, **options)

@@ -21,6 +21,7 @@ class Task:
         self._on_done = on_done
         self._ended = threading.Event()
         self._error: Exception | None = None
+        strand.begin()
 
     @property
     def done(self) -> bool:
@@ -32,6 +33,7 @@ class Task:
                 function()
         except Exception as error:
             self._error = error
+        self._strand.end()
         self._ended.set()
         if self._on_done is not None:
             self._on_done(self)

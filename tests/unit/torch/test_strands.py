@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ pytest.importorskip("torch")
 
 import torch  # only where it is installed
 
+from reducer_client.errors import ReducerError, RoundTimeoutError
+from reducer_client.torch import strands
 from reducer_client.torch.calls import Calls
 from reducer_client.torch.packing import Packing
 from reducer_client.torch.reduction import HierarchicalReduction
@@ -76,6 +79,57 @@ def test_a_process_group_counts_no_call_that_was_refused() -> None:
                 submit, packing, packing, outputs=[], asynchronous=asynchronous, timeout=None
             )
     assert keys[0] == keys[1] and not calls.pending()
+
+
+def _two_of_one_name(
+    monkeypatch: pytest.MonkeyPatch, patience: float = 20
+) -> tuple[Strand, Strand]:
+    """The callbacks of two calls, of which the earlier one is still to run."""
+    monkeypatch.setattr(strands, "_NAMES", 2)
+    strand = MainStrand("0", 2, patience)
+    first, _, third = (_next(strand)[1].branch(1) for _ in range(3))
+    first.begin()
+    return first, third
+
+
+def _key(strand: Strand) -> str:
+    with strand.next_call("0") as (key, _):
+        return key
+
+
+def test_a_callback_waits_for_those_of_the_earlier_use_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it would take the rounds that the other ranks keep for them."""
+    first, third = _two_of_one_name(monkeypatch)
+    keys: list[str] = []
+    later = Thread(target=lambda: keys.append(f"later {_key(third)}"), daemon=True)
+    later.start()
+    keys.append(f"earlier {_key(first)}")
+    assert keys == ["earlier 0/0/1.0"]
+    first.end()
+    later.join(20)
+    assert keys == ["earlier 0/0/1.0", "later 0/0/1.0"]
+
+
+def test_a_callback_that_waits_in_vain_names_the_other_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, third = _two_of_one_name(monkeypatch, patience=0.01)
+    with pytest.raises(RoundTimeoutError, match=r"of call 2 .* of call 0 has not ended .* 2 more"):
+        _key(third)
+    assert _key(first) and first.end() is None and _key(third)
+
+
+def test_a_callback_that_comes_after_the_later_use_of_its_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, third = _two_of_one_name(monkeypatch)
+    first.end()
+    assert _key(third)
+    with pytest.raises(ReducerError, match=r"of call 0 .* calls after one of call 2: expected"):
+        _key(first)
+    assert _key(third)
 
 
 class _Hierarchy(SoloGroup):
