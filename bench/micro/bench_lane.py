@@ -10,7 +10,7 @@ import pytest
 from bench.micro.measure import Measure
 from reducer.core import events
 from reducer.core.credits import Budget, Ledger
-from reducer.server.buffers import PooledBuffer
+from reducer.server.buffers import BufferPool
 from reducer.wire.header import HEADER_SIZE, pack_header
 from tests.support.bare_lane import KERNELS, CoreLane, ShellLane, contribution
 
@@ -24,7 +24,7 @@ def test_core(measure: Measure, world: int) -> None:
     """`Lane.handle` for each contribution: fold, finish, result, done and stable."""
     payload = bytes(4096)
     core = CoreLane(world, len(payload), CREDIT)
-    buffer = PooledBuffer(len(payload))
+    buffer = BufferPool(1 << 20).take(len(payload))
     numbers = count()
 
     def next_round() -> tuple[tuple[Sequence[events.Event]], dict[str, object]]:

@@ -7,18 +7,20 @@ view of its own on the exporter, and the exporter's reference count tells when t
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections import deque
 from typing import Final
 
 from reducer.errors import InternalError
+from reducer.server.slots import Store
 from reducer.wire.header import HEADER_SIZE
 
 _ALIGN: Final = 64  # a cache line, and the width of an AVX-512 register
 _SMALLEST: Final = 4096
 # Seconds without a buffer out after which the memory goes back to the system.
 IDLE_SECONDS: Final = 10.0
+# Bytes of it that a tick gives back: 3 ms where they are the smallest buffers.
+TRIMMED_AT_ONCE: Final = 8 << 20
 # Unsent buffers that a tick looks at, in their order; the others have their turn at the next ones.
 LOOKED_AT: Final = 2_000
 
@@ -29,21 +31,32 @@ class PooledBuffer:
     `is_out`: the pool has handed it out.
     """
 
-    __slots__ = ("_base", "_exporter", "_offset", "capacity", "is_out", "size_class", "view")
+    __slots__ = (
+        "_base",
+        "_exporter",
+        "_store",
+        "capacity",
+        "is_out",
+        "size_class",
+        "view",
+    )
 
-    def __init__(self, size_class: int) -> None:
+    def __init__(self, size_class: int, store: Store) -> None:
         self.size_class = size_class
         self.is_out = False
-        # The next header is read behind the payload in the same call.
-        self.capacity = size_class + HEADER_SIZE
-        self._exporter = bytearray(self.capacity + _ALIGN)
-        self._offset = _misalignment(self._exporter)
-        self.view = memoryview(self._exporter)[self._offset : self._offset + self.capacity]
+        self._store = store
+        self._exporter = store.take()
+        self.view = memoryview(self._exporter).cast("B")
+        self.capacity = len(self.view)
         self._base = self._references()
+
+    def discard(self) -> None:
+        """The memory is the system's again: nobody may use the buffer any more."""
+        self._store.give_back(self._exporter)
 
     def share(self, length: int) -> memoryview:
         """A view for one transport, counted by `busy`."""
-        return memoryview(self._exporter)[self._offset : self._offset + length]
+        return memoryview(self._exporter).cast("B")[:length]
 
     @property
     def busy(self) -> bool:
@@ -55,17 +68,17 @@ class PooledBuffer:
         return sys.getrefcount(self._exporter)
 
 
-def _misalignment(exporter: bytearray) -> int:
-    address = ctypes.addressof(ctypes.c_char.from_buffer(exporter))
-    return -address % _ALIGN
-
-
 def size_class(length: int) -> int:
     """The least m x 2^k of at least ``length`` with m from 32 to 63: 3 % waste at most."""
     if length <= _SMALLEST:
         return _SMALLEST
     step = 1 << ((length - 1).bit_length() - 6)
     return -(-length // step) * step
+
+
+def _slot_size(size_class: int) -> int:
+    """The next header is read behind the payload in the same call."""
+    return -(-(size_class + HEADER_SIZE) // _ALIGN) * _ALIGN
 
 
 class BufferPool:
@@ -78,6 +91,7 @@ class BufferPool:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._stores: dict[int, Store] = {}  # for each size class, for ever
         self._free: dict[int, list[PooledBuffer]] = {}
         self._unsent: deque[PooledBuffer] = deque()
         self._last_out = 0.0
@@ -110,7 +124,10 @@ class BufferPool:
         left = self._limit - self.out_bytes - self._unsent_bytes - wanted
         if self.cached_bytes > left:
             self._trim(max(0, left))
-        buffer = PooledBuffer(wanted)
+        store = self._stores.get(wanted)
+        if store is None:
+            store = self._stores[wanted] = Store(_slot_size(wanted))
+        buffer = PooledBuffer(wanted, store)
         self.allocated += 1
         return buffer
 
@@ -139,11 +156,12 @@ class BufferPool:
         if self.out:
             self._last_out = now
         elif self.cached_bytes and now - self._last_out > IDLE_SECONDS:
-            self._trim(0)
+            self._trim(max(0, self.cached_bytes - TRIMMED_AT_ONCE))
 
     def _cache(self, buffer: PooledBuffer) -> None:
         held = self.out_bytes + self._unsent_bytes + self.cached_bytes
         if held + buffer.size_class > self._limit:
+            buffer.discard()
             return
         self._free.setdefault(buffer.size_class, []).append(buffer)
         self.cached_bytes += buffer.size_class
@@ -153,7 +171,7 @@ class BufferPool:
         for wanted in sorted(self._free, reverse=True):
             stack = self._free[wanted]
             while stack and self.cached_bytes > target:
-                stack.pop()
+                stack.pop().discard()
                 self.cached_bytes -= wanted
             if not stack:
                 del self._free[wanted]

@@ -230,9 +230,18 @@ def usage(pid: int) -> Usage:
 
 def peak_resident(pid: int) -> int:
     """The most bytes that the process ever had resident (VmHWM)."""
+    return _status_bytes(pid, "VmHWM")
+
+
+def anonymous(pid: int) -> int:
+    """What the process has of the system's memory, files aside."""
+    return _status_bytes(pid, "RssAnon")
+
+
+def _status_bytes(pid: int, name: str) -> int:
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["VmHWM"].removesuffix("kB")) << 10
+    return int(fields[name].removesuffix("kB")) << 10
 
 
 def alive(pid: int) -> bool:

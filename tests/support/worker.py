@@ -126,6 +126,7 @@ class Worker:
         receive_buffer: int = 0,
         key: bytes = b"",
         tls: ssl.SSLContext | None = None,
+        table: messages.ChunkTable = TABLE,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -141,12 +142,13 @@ class Worker:
         self._incarnation = secrets.token_bytes(16)
         self._selector = selectors.DefaultSelector()
         self._receive_buffer = receive_buffer
+        self.most = 0  # bytes that it may have unanswered, under a grant
         self._credit = 0
         self._lanes = 0
         self._welcomed = 0
         self._unanswered: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._done: dict[int, int] = {}
-        self._table: messages.ChunkTable = TABLE
+        self._table = table
         self._beat_at = 0.0
 
     def hello(self, lane: int) -> Link:
@@ -163,7 +165,7 @@ class Worker:
             slot=0,
             reducers=1,
             run_id=self._run_id,
-            chunk_table=TABLE if self.rank == 0 else (),
+            chunk_table=self._table if self.rank == 0 else (),
         )
         link.sock.sendall(frame_of(hello))
         return link
@@ -200,6 +202,7 @@ class Worker:
         self._welcomed += 1
         self._lanes = welcome.lanes
         self._credit = welcome.credit
+        self.most = welcome.credit + welcome.grant
         self._run_id = welcome.run_id
         self._table = welcome.chunk_table
 

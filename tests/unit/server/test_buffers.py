@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import random
 
 import pytest
 
 from reducer.errors import InternalError
 from reducer.server.buffers import IDLE_SECONDS, LOOKED_AT, BufferPool, size_class
 from reducer.wire.header import HEADER_SIZE
+from tests.support.cluster import anonymous
 
 
 @pytest.mark.parametrize("length", [4096, 4097, 5120, 65_535, 65_536, 65_537, 1 << 20, 4_194_304])
@@ -102,6 +105,39 @@ def test_taking_never_fails_over_the_limit() -> None:
     for buffer in held:
         pool.give_back(buffer)
     assert pool.cached_bytes <= 4096
+
+
+@pytest.mark.parametrize("size", [20_000, 100_000, 600_000])
+def test_every_second_buffer_gives_its_memory_back(size: int) -> None:
+    """malloc kept the holes that are too small for the next size: 2.3 times the limit."""
+    limit = 32 << 20
+    pool = BufferPool(limit)
+    before = anonymous(os.getpid())
+    kept = []
+    for wanted in (size, 107 * size // 100, 220 * size // 100, 450 * size // 100):
+        filled = []
+        while pool.out_bytes + size_class(wanted) <= limit:
+            filled.append(pool.take(wanted))
+            filled[-1].view[:] = bytes(filled[-1].capacity)
+        kept += filled[::2]
+        for buffer in filled[1::2]:
+            pool.give_back(buffer)
+    assert pool.allocated > len(kept)
+    assert anonymous(os.getpid()) - before < 1.3 * limit
+
+
+def test_slots_that_share_a_page_keep_what_is_in_them() -> None:
+    pool = BufferPool(0)  # which caches nothing
+    buffers = [pool.take(4096) for _ in range(500)]
+    for number, buffer in enumerate(buffers):
+        buffer.view[:] = bytes([number % 251]) * buffer.capacity
+    order = list(range(500))
+    random.Random(1).shuffle(order)
+    while order:
+        pool.give_back(buffers[order.pop()])
+        for number in order[::7]:
+            buffer = buffers[number]
+            assert buffer.view == bytes([number % 251]) * buffer.capacity
 
 
 def test_an_idle_pool_returns_its_memory() -> None:
