@@ -16,7 +16,8 @@ _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 # Pods are called after it, with a suffix, and a host name has 63 characters at most.
 _MAX_NAME = 40
 # What the daemon takes beside `memory`: its main process and one for each lane, 35 MB each, and the
-# kernel's socket buffers, which count, too; and the tenth by which a lane may exceed its budget.
+# kernel's socket buffers, which count, too (of each connection 256 KiB unsent, and what is on its
+# way); and the tenth by which a lane may exceed its budget.
 _BASE_BYTES = 128 * MIB
 _LANE_BYTES = 96 * MIB
 

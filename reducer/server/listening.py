@@ -13,6 +13,9 @@ logger = logging.getLogger("reducer.server")
 BACKLOG = 1024
 # Unix sockets do not tune themselves. The kernel doubles it, and allows it without privileges.
 LOCAL_SEND_BUFFER = 212_992
+# Of what it has not sent yet, a TCP connection's: else up to 4 MiB (tcp_wmem) that nobody counts
+# wait there for a worker that does not read. What it does not take waits with us, and is counted.
+UNSENT_IN_KERNEL = 262_144
 _LOCAL_PREFIX = "open-reduction-server/"  # PROTOCOL.md, section 1
 
 
@@ -133,6 +136,7 @@ def _hand_down(listener: socket.socket) -> None:
     No TCP_USER_TIMEOUT: it kills a live peer that merely stops reading.
     """
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_IN_KERNEL)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)

@@ -147,5 +147,5 @@ def test_a_rank_that_says_it_holds_what_it_has_not_read_has_no_room_of_others() 
         assert "slow reader" in reason
         assert daemon.lane_total("slow_readers") == 1
         daemon.kill()
-    # Beside what the kernel takes of a socket that nobody reads.
-    assert unread < 16 << 20
+    # The kernel would take 4 MiB of a socket that nobody reads, beside the rank's room.
+    assert unread < 3 << 20

@@ -10,6 +10,7 @@ import pytest
 
 from reducer.server.listening import (
     LOCAL_SEND_BUFFER,
+    UNSENT_IN_KERNEL,
     ListenError,
     listen,
     listen_local,
@@ -31,6 +32,7 @@ def test_options_of_an_accepted_socket() -> None:
                 (socket.TCP_KEEPINTVL, 1),
                 (socket.TCP_KEEPCNT, 2),
                 (socket.TCP_USER_TIMEOUT, 0),
+                (socket.TCP_NOTSENT_LOWAT, UNSENT_IN_KERNEL),
             ):
                 assert sock.getsockopt(socket.IPPROTO_TCP, option) == value
 
