@@ -40,13 +40,15 @@ class Passed:
         freed = stream.keys.release(key, FORGOTTEN_AT_ONCE)
         if freed:
             out.append(Free(self._run, freed))
-        if stream.since and not key.has_passed_results:
+        more = key.has_passed_results
+        if stream.since and not more:
             self._forget_incomplete(key, out)
-        stream.keys.maybe_idle(key)
-        if key.has_passed:
+            more = key.has_passed_rounds
+        if more:
             self._keys[key] = stream
         elif self._keys:
             self._keys.pop(key, None)
+        stream.keys.maybe_idle(key)
 
     def forget_more(self, out: list[Output]) -> Stream | None:
         """The next part; the stream that it was of."""

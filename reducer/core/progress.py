@@ -82,10 +82,10 @@ class KeyProgress(Listed):
         return bool(self.held) and self.held[0].position < self.stable
 
     @property
-    def has_passed(self) -> bool:
-        """Whether there may be more to forget that every rank has behind it."""
-        if self.has_passed_results or self.ascending is None:
-            return self.has_passed_results
+    def has_passed_rounds(self) -> bool:
+        """Whether there may be rounds or chunks that are not complete, but every rank has."""
+        if self.ascending is None:
+            return False
         number, index = divmod(self.stable, MAX_CHUNKS)
         under_way = self.rounds.get(number)
         return self.ascending.has_below(number) or (
