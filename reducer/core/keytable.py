@@ -100,8 +100,8 @@ class KeyTable:
 
     def release(self, key: KeyProgress, most: int) -> list[Buffer]:
         """Forget results of the key that are stable, so many at most."""
+        self._stable_changed[key.id] = key  # first: where this fails, nothing is lost
         freed, cost = key.release(most)
-        self._stable_changed[key.id] = key
         key.unreported += cost
         self.unreported += cost
         return freed
