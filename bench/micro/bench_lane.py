@@ -47,6 +47,7 @@ def test_shell(measure: Measure, world: int, kib: int) -> None:
     numbers = count()
 
     def next_round() -> tuple[tuple[list[tuple[int, memoryview]]], dict[str, object]]:
+        lane.tick()
         number = next(numbers)
         arrived = []
         for chunk, rank in product(range(chunks), range(world)):

@@ -129,8 +129,8 @@ class ShellLane:
     def __init__(self, world: int, chunk: int, credit: int) -> None:
         self.sinks = [Sink() for _ in range(world)]
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        shell = LaneShell(bare_lane(credit), KERNELS, BufferPool(BUDGET), 10.0)
-        self._connections = [shell.connection() for _ in self.sinks]
+        self._shell = LaneShell(bare_lane(credit), KERNELS, BufferPool(BUDGET), 10.0)
+        self._connections = [self._shell.connection() for _ in self.sinks]
         self._runner.run(self._join(world, chunk))
 
     def __enter__(self) -> ShellLane:
@@ -142,6 +142,13 @@ class ShellLane:
     def play(self, arrived: Iterable[tuple[int, memoryview]]) -> None:
         """Give the lane (rank, bytes), in this order, in one turn of its loop."""
         self._runner.run(self._play(arrived))
+
+    def tick(self) -> None:
+        """What comes 20 times a second: buffers that were sent are free again."""
+        self._runner.run(self._tick())
+
+    async def _tick(self) -> None:
+        self._shell.tick()
 
     async def _play(self, arrived: Iterable[tuple[int, memoryview]]) -> None:
         for rank, data in arrived:
