@@ -428,6 +428,10 @@ def _sparse_gradients(rank: int, world: int) -> None:
     assert model.weight.grad is None
     with pytest.raises(ValueError, match="Average or Sum"):
         hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "x", hvd.Max)
+    mine = torch.ones(2, 2 + rank).to_sparse()
+    finish = hvd.sparse_allreduce_async(mine, "shapes", hvd.Sum)
+    with pytest.raises(hvd.HorovodInternalError, match=r"got \(2, 2\) .* on rank 0, \(2, 3\)"):
+        finish()
 
 
 def _an_embedding_that_one_rank_does_not_use(rank: int, world: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from reducer_client.horovod.basics import rank
+from reducer_client.horovod.errors import HorovodInternalError
 from reducer_client.horovod.handles import wait_all
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, ReduceOp, Sum
@@ -23,19 +25,37 @@ def sparse_allreduce_async(
         op: Average or Sum, else ValueError.
 
     Returns:
-        What waits for the result, a COO tensor that is not coalesced, when it is called; once.
+        What waits for the result, a COO tensor that is not coalesced, when it is called; once. It
+        raises HorovodInternalError where shapes or sparse dimensions differ, on all ranks.
     """
     if op not in (Average, Sum):
         raise ValueError(f"sparse all-reduce {name!r}: expected op Average or Sum, got {op!r}")
     # The gathering goes along the first axis, and so must the entries.
     indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
     values = allgather_async(tensor._values(), f"{name}.values", process_set)
+    shape = torch.tensor([[rank(), tensor.sparse_dim(), *tensor.shape]], device="cpu")
+    shapes = allgather_async(shape, f"{name}.shape", process_set)
 
     def finish() -> torch.Tensor:
-        found, rows = wait_all([values, indices])
+        found, rows, said = wait_all([values, indices, shapes])
+        _check(name, said.tolist())
         mean = found / len(process_set.ranks) if op == Average else found
         return torch.sparse_coo_tensor(
             rows.t(), mean, tensor.shape, device=mean.device, check_invariants=False
         )
 
     return finish
+
+
+def _check(name: str, said: Sequence[Sequence[int]]) -> None:
+    """What each rank says of its tensor: the rank, the sparse dimensions, and the shape."""
+    first, sparse, *shape = said[0]
+    for other, its_sparse, *its_shape in said:
+        if (its_sparse, its_shape) != (sparse, shape):
+            raise HorovodInternalError(
+                f"sparse all-reduce {name!r}: expected equal shapes, got {tuple(shape)} with "
+                f"{sparse} sparse dimensions on rank {first}, {tuple(its_shape)} with {its_sparse} "
+                f"on rank {other}",
+                rank=other,
+                reason="mismatch",
+            )
