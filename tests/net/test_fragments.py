@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from reducer.core.credits import MIN_COST
+from reducer.core.plan import MIN_COST
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, ErrorCode, MessageKind, ReduceOp
 from reducer.wire.header import Header
@@ -40,16 +40,28 @@ class Fragmenting:
         return made
 
     def abandon(self, made: list[tuple[int, int]]) -> None:
-        """By the sender of each and all others, so that the round is forgotten."""
+        """By the sender of each and all others, so that the round is forgotten.
+
+        One after the other: each rank that has abandoned a round takes some room for records.
+        """
         for number, _ in made:
             said = b"".join(_abandon(key, number) for key in range(RANKS))
             for rank in range(RANKS):
                 self._send(rank, said)
+            for worker in self._ranks:
+                _settle(worker)
         self._used -= sum(max(MIN_COST, size) for _, size in made)
 
     def _send(self, rank: int, data: bytes) -> None:
         self._ranks[rank].links[0].sock.sendall(data)
         self._ranks[rank].poll(0.0)
+
+
+def _settle(worker: Worker) -> None:
+    """Return when the lane has taken all that the worker has sent."""
+    worker.links[0].sock.sendall(frame(Header(MessageKind.STATS)))
+    while all(answer.header.kind != MessageKind.STATS for _, answer in worker.poll()):
+        pass
 
 
 def _chunk(rank: int, number: int, size: int) -> bytes:
