@@ -238,7 +238,7 @@ class Job:
             self._drop_duplicate(buffer, out)
             stream.keys.maybe_idle(key)
             return
-        if self.held.unstable > self._most_unstable and not self._passed:
+        if self.held.unstable > self._most_unstable:
             raise self._too_unstable()
         round_ = self._round(stream, key, header, plan, now)
         if not round_.void:

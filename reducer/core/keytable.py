@@ -98,10 +98,10 @@ class KeyTable:
             key.name = name
         self.maybe_idle(key)
 
-    def release(self, key: KeyProgress, most: int) -> list[Buffer]:
-        """Forget results of the key that are stable, so many at most."""
+    def release(self, key: KeyProgress) -> list[Buffer]:
+        """Forget the results of the key that are stable."""
         self._stable_changed[key.id] = key  # first: where this fails, nothing is lost
-        freed, cost = key.release(most)
+        freed, cost = key.release()
         key.unreported += cost
         self.unreported += cost
         return freed

@@ -14,12 +14,14 @@ from reducer.core.stream import Stream
 from reducer.core.verdicts import Verdicts
 from reducer.wire.codes import MAX_CHUNKS
 
-# Results, and as many rounds and chunks: 2 to 5 us each.
+# Rounds and chunks: 3 to 5 us each.
 FORGOTTEN_AT_ONCE: Final = 256
 
 
 class Passed:
     """`_keys` have more of it than one turn forgets; who has waited longest is the first.
+
+    Results are forgotten at once: they count against what a run may keep.
 
     On a stream that a route has made some ranks have passed what is not complete here, by way of
     an earlier stream. A rank that did not know so has sent such chunks here again.
@@ -36,15 +38,13 @@ class Passed:
         return bool(self._keys)
 
     def forget(self, stream: Stream, key: KeyProgress, out: list[Output]) -> None:
-        """The next part of the key."""
-        freed = stream.keys.release(key, FORGOTTEN_AT_ONCE)
+        """All results of the key that are stable, and the next part of what is not complete."""
+        freed = stream.keys.release(key)
         if freed:
             out.append(Free(self._run, freed))
-        more = key.has_passed_results
-        if stream.since and not more:
+        if stream.since:
             self._forget_incomplete(key, out)
-            more = key.has_passed_rounds
-        if more:
+        if key.has_passed:
             self._keys[key] = stream
         elif self._keys:
             self._keys.pop(key, None)

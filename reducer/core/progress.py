@@ -77,12 +77,7 @@ class KeyProgress(Listed):
             self.held.append(chunk)
 
     @property
-    def has_passed_results(self) -> bool:
-        """Whether there are results to release."""
-        return bool(self.held) and self.held[0].position < self.stable
-
-    @property
-    def has_passed_rounds(self) -> bool:
+    def has_passed(self) -> bool:
         """Whether there may be rounds or chunks that are not complete, but every rank has."""
         if self.ascending is None:
             return False
@@ -92,13 +87,13 @@ class KeyProgress(Listed):
             under_way is not None and under_way.has_passed(index)
         )
 
-    def release(self, most: int) -> tuple[list[Buffer], int]:
-        """Forget chunks below `stable`, so many at most: their buffers and their cost."""
+    def release(self) -> tuple[list[Buffer], int]:
+        """Forget the chunks below `stable`: their buffers and their cost."""
         freed: list[Buffer] = []
         cost = 0
         passed = 0
         for chunk in self.held:
-            if passed == most or chunk.position >= self.stable:
+            if chunk.position >= self.stable:
                 break
             passed += 1
             result = chunk.release()
