@@ -162,10 +162,12 @@ class Budget:
         self._add(job, -size)
 
     def _add(self, job: str, size: int) -> None:
+        of_job = self._reserved_by.get(job, 0) + size
+        if of_job:
+            self._reserved_by[job] = of_job  # first: where this fails, nothing has changed
+        else:
+            self._reserved_by.pop(job, None)
         self.reserved += size
-        self._reserved_by[job] = self._reserved_by.get(job, 0) + size
-        if not self._reserved_by[job]:
-            del self._reserved_by[job]
 
 
 class Ledger:

@@ -85,8 +85,14 @@ class Joining:
             self._most.check_world(hello.job, hello.world_size)
             self._check_quota(hello.job, now)
             forming = Forming(hello)
-        replaced = forming.admit(hello, peer.id)
-        peer.state, peer.rank, peer.forming = SessionState.JOINING, hello.rank, forming
+        # First: whoever is admitted in part goes with the session.
+        peer.rank, peer.forming = hello.rank, forming
+        try:
+            replaced = forming.admit(hello, peer.id)
+        except PEER_ERRORS:
+            peer.forming = None
+            raise
+        peer.state = SessionState.JOINING
         self._roster.forming[id_] = forming
         out = self._replace(replaced, now)
         count = f"{len(forming.sessions)} of {forming.world_size} are here"

@@ -184,11 +184,19 @@ class LaneProcess:
             # The kernel had no descriptor for it and has closed it (EMFILE).
             self._unpassed += 1
             return
-        sock = socket.socket(fileno=fds[0])
-        tune(sock)
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(self._adopt(loop, sock, preface))
-        self._tasks.add(task)
+        try:
+            sock = socket.socket(fileno=fds[0])
+        except Exception:
+            os.close(fds[0])
+            raise
+        try:
+            tune(sock)
+            loop = asyncio.get_running_loop()
+            task = loop.create_task(self._adopt(loop, sock, preface))
+            self._tasks.add(task)
+        except Exception:  # its worker dials again
+            sock.close()
+            raise
         task.add_done_callback(self._tasks.discard)
 
     async def _adopt(

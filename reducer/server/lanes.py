@@ -91,18 +91,28 @@ class LaneHandle:
             await child.start(self._options, self._key)
         except OSError as error:
             return f"lane {self.lane} could not be started: {error.strerror}"
+        try:
+            how = await self._end_of(child)
+        except Exception as bug:  # nobody else would start another one
+            logger.exception("%s is given up", child)
+            child.kill()
+            how = f"a bug of ours: {bug!r}"
+        finally:
+            self.ready.clear()
+            self._child = None
+            self._is_full = False
+        for question in list(self._asked):
+            self._answered(question, None)
+        return how and f"{child} ended with {how}"
+
+    async def _end_of(self, child: LaneChild) -> str:
         self._child = child
         if self._killed:
             child.kill(self._killed)
         late = asyncio.get_running_loop().call_later(START_SECONDS, self._give_up, child)
         how = await child.end()
         late.cancel()
-        self.ready.clear()
-        self._child = None
-        self._is_full = False
-        for question in list(self._asked):
-            self._answered(question, None)
-        return how and f"{child} ended with {how}"
+        return how
 
     def _give_up(self, child: LaneChild) -> None:
         if not self.ready.is_set():
@@ -170,7 +180,12 @@ class LaneHandle:
             answer = self._asked[question] = asyncio.get_running_loop().create_future()
             self._orders.ask(question)
             self._maybe_give_orders()
-        return await asyncio.wait_for(asyncio.shield(answer), REPORT_SECONDS)
+        try:
+            return await asyncio.wait_for(asyncio.shield(answer), REPORT_SECONDS)
+        except TimeoutError:  # the lane may have lost the question: the next one asks anew
+            if self._asked.get(question) is answer and not self._orders.waits(question):
+                del self._asked[question]
+            raise
 
     def _answered(self, question: bytes, found: dict[str, Any] | None) -> None:
         answer = self._asked.pop(question, None)

@@ -38,6 +38,10 @@ class Orders:
     def ask(self, question: bytes) -> None:
         self._questions.append(Order(question))
 
+    def waits(self, question: bytes) -> bool:
+        """Whether the lane has not been given it yet."""
+        return any(order.data == question for order in self._questions)
+
     def take(self, sock: socket.socket, preface: bytes, now: float) -> bool:
         """False, and still the caller's, if there is no room."""
         if len(self._sockets) >= self._room:

@@ -35,10 +35,16 @@ class Store:
         if slots is None:
             slots = Slots(self._size)
             self._with_room[slots] = None
-        slot = self._array.from_address(slots.take())
-        slot.slots = slots
-        if slots.is_full:
-            del self._with_room[slots]
+        address = slots.take()
+        try:
+            slot = self._array.from_address(address)
+            slot.slots = slots
+            if slots.is_full:
+                del self._with_room[slots]
+        except BaseException:  # else the next one would be sought in mappings that are full
+            slots.give_back(address)
+            self._with_room[slots] = None
+            raise
         return slot
 
     def give_back(self, slot: Slot) -> None:

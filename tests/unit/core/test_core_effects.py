@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,12 +227,12 @@ def test_what_a_chunk_has_given_up_is_not_dropped_with_its_run() -> None:
     assert chunk.drop() == parts[2:]
 
 
-class FailingOnce(dict[str, int]):
+class FailingOnce(dict[Any, Any]):
     """No memory for the next item."""
 
     fails = True
 
-    def __setitem__(self, key: str, value: int) -> None:
+    def __setitem__(self, key: Any, value: Any) -> None:
         if self.fails:
             self.fails = False
             raise InjectedError("no memory")
@@ -253,6 +254,22 @@ def test_a_connection_that_could_not_be_counted_keeps_no_room() -> None:
         worker.session.lose()
     lane.tick(10.0)
     assert lane.core.snapshot()["reserved_bytes"] == 0 and not connections._of
+
+
+@pytest.mark.parametrize("what", ["sessions", "incarnations"])
+def test_a_rank_that_could_not_be_admitted_is_not_here(what: str) -> None:
+    """Its ghost stayed in the run that forms, which no other process of the rank could join."""
+    lane = SimLane()
+    first = Scripted(lane, 0, 3)
+    (forming,) = lane.core._roster.forming.values()
+    setattr(forming, what, FailingOnce(getattr(forming, what)))
+    second = Scripted(lane, 1, 3)
+    assert second.error().code == ErrorCode.INTERNAL
+    for worker in (first, second):
+        worker.session.lose()
+    assert not lane.core._roster.forming
+    again = join_all(lane, 2)
+    assert all(worker.read(MessageKind.WELCOME) for worker in again)
 
 
 def test_too_many_keys_in_a_heartbeat_keep_no_buffer() -> None:

@@ -6,6 +6,7 @@ it has no memory for an integer, and a lane that ends is started again.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import subprocess
@@ -16,10 +17,12 @@ from pathlib import Path
 import pytest
 
 from reducer.core import events
+from reducer.core.credits import Budget
 from reducer.core.idle import IdleKeys
 from reducer.core.keytable import KeyTable
 from reducer.core.records import Records
 from reducer.core.stream import Stream
+from reducer.server.slots import Store
 from reducer.wire.codes import ErrorCode
 from reducer.wire.messages import Refused
 from tests.support.scripted import Scripted, Spec, join_all
@@ -81,7 +84,26 @@ def stream_of(lane: SimLane) -> Stream:
     return stream
 
 
-MAKERS = {"key": a_key, "verdict": a_verdict}
+def a_slot(before: int, call: int) -> bool:
+    """The last one of a mapping of four."""
+    store = Store(1 << 18)
+    taken = [store.take() for _ in range(before + 3)]
+    failed = fails(lambda: taken.append(store.take()), call)
+    taken += [store.take() for _ in range(5)]
+    assert len({ctypes.addressof(slot) for slot in taken}) == len(taken)
+    return failed
+
+
+def room(before: int, call: int) -> bool:
+    budget = Budget(1 << 40, 1 << 20)
+    for number in range(before):
+        budget.give(f"job {number}", -4_096)
+    failed = fails(lambda: budget.give("another", -4_096), call)
+    assert budget.reserved == sum(budget._reserved_by.values())
+    return failed
+
+
+MAKERS = {"key": a_key, "verdict": a_verdict, "slot": a_slot, "room": room}
 
 
 def play(make: Callable[[int, int], bool]) -> int:
