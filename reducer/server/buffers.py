@@ -21,8 +21,10 @@ _SMALLEST: Final = 4096
 IDLE_SECONDS: Final = 10.0
 # Bytes of it that a tick gives back: 3 ms where they are the smallest buffers.
 TRIMMED_AT_ONCE: Final = 8 << 20
-# Unsent buffers that a tick looks at, in their order; the others have their turn at the next ones.
+# Unsent buffers that a tick looks at, as many of each size; the others have their turn at the next
+# ones. Whoever wants a buffer of one size looks at fewer of that.
 LOOKED_AT: Final = 2_000
+LOOKED_AT_IN_NEED: Final = 16
 
 
 class PooledBuffer:
@@ -93,7 +95,7 @@ class BufferPool:
         self._limit = limit
         self._stores: dict[int, Store] = {}  # for each size class, for ever
         self._free: dict[int, list[PooledBuffer]] = {}
-        self._unsent: deque[PooledBuffer] = deque()
+        self._unsent: dict[int, deque[PooledBuffer]] = {}
         self._last_out = 0.0
         self.allocated = 0
         self.out = 0
@@ -104,12 +106,15 @@ class BufferPool:
     @property
     def unsent(self) -> int:
         """Buffers given back while a transport still sends from them."""
-        return len(self._unsent)
+        return sum([len(queue) for queue in self._unsent.values()])
 
     def take(self, length: int) -> PooledBuffer:
         """A buffer of at least ``length`` bytes and the slack; contents are undefined."""
         wanted = size_class(length)
         stack = self._free.get(wanted)
+        if not stack and self._unsent:
+            self._look(wanted, LOOKED_AT_IN_NEED)
+            stack = self._free.get(wanted)
         if stack:
             self.cached_bytes -= wanted
             buffer = stack.pop()
@@ -121,6 +126,8 @@ class BufferPool:
         return buffer
 
     def _allocate(self, wanted: int) -> PooledBuffer:
+        if self.out_bytes + self._unsent_bytes + wanted > self._limit:
+            self._look_at_all()
         left = self._limit - self.out_bytes - self._unsent_bytes - wanted
         if self.cached_bytes > left:
             self._trim(max(0, left))
@@ -139,24 +146,39 @@ class BufferPool:
         self.out -= 1
         self.out_bytes -= buffer.size_class
         if buffer.busy:
-            self._unsent.append(buffer)
+            self._unsent.setdefault(buffer.size_class, deque()).append(buffer)
             self._unsent_bytes += buffer.size_class
         else:
             self._cache(buffer)
 
     def tick(self, now: float) -> None:
         """Collect buffers that were sent meanwhile; return memory to the system when idle."""
-        for _ in range(min(len(self._unsent), LOOKED_AT)):
-            buffer = self._unsent.popleft()
-            if buffer.busy:
-                self._unsent.append(buffer)
-            else:
-                self._unsent_bytes -= buffer.size_class
-                self._cache(buffer)
+        self._look_at_all()
         if self.out:
             self._last_out = now
         elif self.cached_bytes and now - self._last_out > IDLE_SECONDS:
             self._trim(max(0, self.cached_bytes - TRIMMED_AT_ONCE))
+
+    def _look_at_all(self) -> None:
+        if self._unsent:
+            most = max(1, LOOKED_AT // len(self._unsent))
+            for size in list(self._unsent):
+                self._look(size, most)
+
+    def _look(self, size: int, most: int) -> None:
+        """Collect buffers of one class that were sent meanwhile; so many are looked at."""
+        queue = self._unsent.get(size)
+        if queue is None:
+            return
+        for _ in range(min(len(queue), most)):
+            buffer = queue.popleft()
+            if buffer.busy:
+                queue.append(buffer)
+            else:
+                self._unsent_bytes -= size
+                self._cache(buffer)
+        if not queue:
+            del self._unsent[size]
 
     def _cache(self, buffer: PooledBuffer) -> None:
         held = self.out_bytes + self._unsent_bytes + self.cached_bytes
