@@ -594,12 +594,16 @@ class Job:
     def _report_done(
         self, stream: Stream, key: KeyProgress, rank: int, done: int, out: list[Output]
     ) -> None:
-        if not key.report(rank, done):
+        freed = stream.keys.report(key, rank, done)
+        if freed is None:
             return
-        self._passed.forget(stream, key, out)
+        self._changed[stream] = None
+        if freed:
+            out.append(Free(self.number, freed))
+        if stream.since:
+            self._passed.forget(stream, key, out)
         if self._passed:
             self.ask_for_turns(out)
-        self._changed[stream] = None
         while 2 * stream.keys.unreported >= self.ledger.window.credit:
             out.append(self._tell_news(stream, MAX_HEARTBEAT_ENTRIES))
 
@@ -662,15 +666,12 @@ class Job:
                 return
 
     def catch_up(self, now: float) -> list[Output]:
-        """The next part: of a sum, of what every rank has behind it, or of what those that are
-        back have missed."""
+        """The next part: of a sum, of what the ranks have passed, or of what they have missed."""
         out: list[Output] = []
         if self._behind:
             self._sum_behind(now, out)
         elif self._passed:
-            stream = self._passed.forget_more(out)
-            if stream is not None:
-                self._changed[stream] = None
+            self._passed.forget_more(out)
         else:
             return self.missed.tell(self.streams, now)
         return out

@@ -98,12 +98,15 @@ class KeyTable:
             key.name = name
         self.maybe_idle(key)
 
-    def release(self, key: KeyProgress) -> list[Buffer]:
-        """Forget the results of the key that are stable."""
+    def report(self, key: KeyProgress, rank: int, done: int) -> list[Buffer] | None:
+        """Take a rank's done position; the results that are stable by it, None if none can be."""
+        if not key.report(rank, done):
+            return None
         self._stable_changed[key.id] = key  # first: where this fails, nothing is lost
         freed, cost = key.release()
         key.unreported += cost
         self.unreported += cost
+        self.maybe_idle(key)
         return freed
 
     def entries(self, payload: memoryview, rank: int, now: float) -> list[tuple[KeyProgress, int]]:

@@ -1,4 +1,4 @@
-"""What every rank has behind it is forgotten a part at a time."""
+"""What every rank has passed in an earlier stream is forgotten a part at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ FORGOTTEN_AT_ONCE: Final = 256
 
 
 class Passed:
-    """`_keys` have more of it than one turn forgets; who has waited longest is the first.
+    """`_keys` have more rounds of that kind than one turn forgets; who has waited longest is first.
 
-    Results are forgotten at once: they count against what a run may keep.
-
-    On a stream that a route has made some ranks have passed what is not complete here, by way of
-    an earlier stream. A rank that did not know so has sent such chunks here again.
+    The rounds are not complete here. A rank that did not know how far the others are has sent
+    chunks of them here again.
     """
 
     def __init__(self, run: int, ledger: Ledger, verdicts: Verdicts, grants: Grants) -> None:
@@ -38,32 +36,26 @@ class Passed:
         return bool(self._keys)
 
     def forget(self, stream: Stream, key: KeyProgress, out: list[Output]) -> None:
-        """All results of the key that are stable, and the next part of what is not complete."""
-        freed = stream.keys.release(key)
-        if freed:
-            out.append(Free(self._run, freed))
-        if stream.since:
-            self._forget_incomplete(key, out)
+        """The next part of the key."""
+        self._forget_some(key, out)
         if key.has_passed:
             self._keys[key] = stream
         elif self._keys:
             self._keys.pop(key, None)
         stream.keys.maybe_idle(key)
 
-    def forget_more(self, out: list[Output]) -> Stream | None:
-        """The next part; the stream that it was of."""
-        while self._keys:
-            key, stream = next(iter(self._keys.items()))
-            if not stream.is_over:
-                self.forget(stream, key, out)
-                return stream
+    def forget_more(self, out: list[Output]) -> None:
+        """The next part of the key that has waited longest."""
+        key, stream = next(iter(self._keys.items()))
+        if stream.is_over:
             del self._keys[key]
-        return None
+        else:
+            self.forget(stream, key, out)
 
     def clear(self) -> None:
         self._keys.clear()
 
-    def _forget_incomplete(self, key: KeyProgress, out: list[Output]) -> None:
+    def _forget_some(self, key: KeyProgress, out: list[Output]) -> None:
         left, over = FORGOTTEN_AT_ONCE, list[Round]()
         while left > 0 and (round_ := key.first_passed()) is not None:
             left -= 1 + self._drop(round_, MAX_CHUNKS, left, out)

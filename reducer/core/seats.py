@@ -53,7 +53,7 @@ class Seats:
         return Send(self.run, self.present, frame, None, 0)
 
     def of(self, ranks: Iterable[int]) -> list[int]:
-        """The sessions of those of the ranks that are here."""
+        """The sessions of the ranks; those that are not connected have none."""
         sessions = [self.sessions[rank] for rank in ranks]
         return [session for session in sessions if session is not None]
 

@@ -1,4 +1,4 @@
-"""What every rank has behind it is forgotten in turns of the job."""
+"""What every rank has passed in an earlier stream is forgotten in turns of the job."""
 
 from __future__ import annotations
 
@@ -55,6 +55,21 @@ class Run:
         self.lane.feed = fed  # type: ignore[method-assign]
         return left
 
+    def pass_all(self, between: Callable[[], None]) -> None:
+        """Many rounds that all ranks pass; `between` the first turn for that and the next."""
+        for number in range(MANY):
+            self.contribute(self.workers[0], number)
+        feed = self.lane.feed
+
+        def fed(event: events.Event) -> None:
+            if self.job._passed:
+                self.lane.feed = feed  # type: ignore[method-assign]
+                between()
+            feed(event)
+
+        self.lane.feed = fed  # type: ignore[method-assign]
+        self.report(MANY)
+
     def rounds(self) -> int:
         return sum(len(key.rounds) for stream in self.job.streams for key in stream.keys)
 
@@ -102,36 +117,19 @@ def test_the_chunks_of_one_round_are_forgotten_in_turns(rest: int) -> None:
 
 def test_a_route_ends_the_turns() -> None:
     run = Run()
-    for number in range(MANY):
-        run.contribute(run.workers[0], number)
-    job, feed = run.job, run.lane.feed
-
-    def move(event: events.Event) -> None:
-        if job._passed:
-            run.lane.feed = feed  # type: ignore[method-assign]
-            run.workers[0].session.send(control(messages.Route(2, (2,), (1,), (1,))))
-        feed(event)
-
-    run.lane.feed = move  # type: ignore[method-assign]
-    run.report(MANY)
-    assert job.route.number == 2 and not job.is_behind
-    assert not run.owes(0) and not job.held.total and not run.rounds()
+    newer = control(messages.Route(2, (2,), (1,), (1,)))
+    run.pass_all(lambda: run.workers[0].session.send(newer))
+    assert run.job.route.number == 2 and not run.job.is_behind
+    assert not run.owes(0) and not run.job.held.total and not run.rounds()
 
 
 def test_rounds_that_wait_to_be_forgotten_excuse_no_results() -> None:
     """A run could keep four times the results that it may while others took its turns."""
     run = Run()
-    for number in range(MANY):
-        run.contribute(run.workers[0], number)
-    job, feed = run.job, run.lane.feed
 
-    def go_on(event: events.Event) -> None:
-        if job._passed:
-            run.lane.feed = feed  # type: ignore[method-assign]
-            job._most_unstable = -1
-            run.contribute(run.workers[0], MANY)
-        feed(event)
+    def go_on() -> None:
+        run.job._most_unstable = -1
+        run.contribute(run.workers[0], MANY)
 
-    run.lane.feed = go_on  # type: ignore[method-assign]
-    run.report(MANY)
+    run.pass_all(go_on)
     assert "results that are not stable" in run.workers[0].error().message
