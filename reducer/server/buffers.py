@@ -33,15 +33,7 @@ class PooledBuffer:
     `is_out`: the pool has handed it out.
     """
 
-    __slots__ = (
-        "_base",
-        "_exporter",
-        "_store",
-        "capacity",
-        "is_out",
-        "size_class",
-        "view",
-    )
+    __slots__ = ("_base", "_exporter", "_store", "capacity", "is_out", "size_class", "view")
 
     def __init__(self, size_class: int, store: Store) -> None:
         self.size_class = size_class

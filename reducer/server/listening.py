@@ -13,8 +13,9 @@ logger = logging.getLogger("reducer.server")
 BACKLOG = 1024
 # Unix sockets do not tune themselves. The kernel doubles it, and allows it without privileges.
 LOCAL_SEND_BUFFER = 212_992
-# Of what it has not sent yet, a TCP connection's: else up to 4 MiB (tcp_wmem) that nobody counts
-# wait there for a worker that does not read. What it does not take waits with us, and is counted.
+# The kernel keeps at most so many bytes that it has not sent yet, for each TCP connection. Without
+# this, up to 4 MiB (tcp_wmem) that nobody counts wait there for a worker that does not read. The
+# rest waits with us, and is counted.
 UNSENT_IN_KERNEL = 262_144
 _LOCAL_PREFIX = "open-reduction-server/"  # PROTOCOL.md, section 1
 

@@ -92,7 +92,7 @@ class Connection:
         except Exception as error:
             self.fail(error)
 
-    # What leaves the next two ends the connection, and the loop is silent about an OSError.
+    # An error that leaves the next two methods ends the connection; the loop hides an OSError.
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
         try:

@@ -144,7 +144,7 @@ class ShellLane:
         self._runner.run(self._play(arrived))
 
     def tick(self) -> None:
-        """What comes 20 times a second: buffers that were sent are free again."""
+        """The timer that runs 20 times a second: buffers that were sent are free again."""
         self._runner.run(self._tick())
 
     async def _tick(self) -> None:
@@ -169,6 +169,7 @@ def receive(connection: Connection, data: memoryview) -> None:
     while data:
         if connection.turn.is_over:
             connection.turn.spent = 0.0
+            connection.turn.waiting.pop(connection, None)
             connection.let_go()
         room = connection.get_buffer(-1)
         size = min(len(room), len(data))

@@ -1,6 +1,6 @@
 """Whether what a rank gives fits what all ranks get: refused on each rank before anything is sent.
 
-As gloo has it: the tensors of a list have one shape, that of the rank's own tensor. A total that
+As with gloo, the tensors of a list have one shape, that of the rank's own tensor. A total that
 fits would not tell where one rank's elements end.
 """
 

@@ -134,7 +134,7 @@ async def one_that_cannot_be_ended() -> None:
 
 
 async def one_that_lacks_a_frame() -> None:
-    """What came behind that frame would not be understood, if it could not be ended."""
+    """A peer would not understand the frames behind the lost one: the connection ends."""
     (connection,) = Lane([Failing()]).connections
     connection.send([FRAME], len(FRAME))
     with pytest.raises(MemoryError):

@@ -205,7 +205,7 @@ class Kept(Line):
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_long_answer_is_encrypted_while_others_are_served(tmp_path: Path, ends: bool) -> None:
-    """Also that of a session which ends: its end comes behind the answer."""
+    """A session that ends gets its whole answer too, and the end behind that."""
     worker, lane, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
     sizes = (96, 3 * ENCRYPTED_AT_ONCE, ENCRYPTED_AT_ONCE)
     frames = [random.Random(size).randbytes(size) for size in sizes]

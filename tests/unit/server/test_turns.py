@@ -79,6 +79,11 @@ async def until(predicate: Callable[[], bool]) -> None:
     raise AssertionError("it never is")
 
 
+async def rest(shell: LaneShell) -> None:
+    """What the ranks sent to join, on a slow machine, has taken of no turn any more."""
+    await until(lambda: not shell.turns._over)
+
+
 async def flood(hostile: Held) -> int:
     """Heartbeats without a pause, of keys that nobody knows, until its turn is over."""
     frame = memoryview(heartbeat(*((number, 1) for number in range(4_000))))
@@ -94,6 +99,7 @@ def test_a_job_that_has_had_its_turn_lets_the_others_go_first() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         hostile = [Held(shell, "hostile", rank, 2) for rank in range(2)]
         calm = Held(shell, "calm", 0, 1)
+        await rest(shell)
         await flood(hostile[0])
         assert len(hostile[1].connection.get_buffer(-1)) == 1  # as little as can be read
         assert calm.reads and len(calm.connection.get_buffer(-1)) > 1
@@ -178,6 +184,7 @@ def test_a_job_whose_run_still_forms_waits_too() -> None:
     async def turn() -> bool:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         hostile, calm = Held(shell, "hostile", 1, 2), Held(shell, "calm", 0, 1)
+        await rest(shell)
         await flood(hostile)
         return calm.reads
 
@@ -346,6 +353,7 @@ def test_bytes_that_are_read_take_of_the_turn() -> None:
     async def read() -> float:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         one = Held(shell, "job", 0, 1)
+        await rest(shell)
         spent = one.connection.turn.spent
         receive(one.connection, memoryview(bytes(HEADER_SIZE - 1)))
         return one.connection.turn.spent - spent
@@ -378,6 +386,7 @@ def test_what_comes_after_the_end_is_thrown_away_slowly() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         pairs = [socket.socketpair() for _ in range(3)]
         hostile = [Held(shell, "hostile", rank, 3) for rank in range(len(pairs))]
+        await rest(shell)
         with contextlib.ExitStack() as stack:
             for one, pair in zip(hostile, pairs, strict=True):
                 one.socket = stack.enter_context(pair[0])

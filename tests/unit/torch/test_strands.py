@@ -100,7 +100,7 @@ def _key(strand: Strand) -> str:
 def test_a_callback_waits_for_those_of_the_earlier_use_of_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else it would take the rounds that the other ranks keep for them."""
+    """A callback that did not wait would take the rounds of the earlier ones."""
     first, third = _two_of_one_name(monkeypatch)
     keys: list[str] = []
     later = Thread(target=lambda: keys.append(f"later {_key(third)}"), daemon=True)
