@@ -43,6 +43,11 @@ READ_SECONDS: Final = 1e-10
 # Frames that are smaller than this, on an average, are copied together: each view that a transport
 # keeps takes some hundred bytes.
 COPIED_BYTES: Final = 1_024
+# Each write that its peer has not read costs a transport some hundred bytes, and at its end some
+# microseconds, all at once. So what follows waits here until there is so much of it, in bytes or in
+# parts of frames (a header, a payload), or until the transport has sent all that it has.
+HELD_BYTES: Final = 65_536
+HELD_PARTS: Final = 128
 # Bytes of a HEARTBEAT that are taken at once: 256 entries, each of which may be a key to be made.
 HEARTBEAT_PART: Final = 4_096
 clock: Final = time.monotonic
@@ -72,6 +77,8 @@ class Connection:
         self._placed: deque[PooledBuffer] = deque()
         self._waiting: list[bytes | memoryview] = []
         self._waiting_bytes = 0
+        self._will_flush = False
+        self._is_full = False  # the transport has bytes that the kernel did not take
         self._transport: asyncio.Transport | None = None
         self._closing = ""
         self._aborted = False
@@ -88,6 +95,7 @@ class Connection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         try:
+            self._transport.set_write_buffer_limits(0)  # pause_writing where a byte is left
             self._shell.opened(self)
         except Exception as error:
             self.fail(error)
@@ -249,9 +257,15 @@ class Connection:
 
     def pause_writing(self) -> None:
         """What waits is bounded by credits and by what a rank may leave unread."""
+        self._is_full = True
 
     def resume_writing(self) -> None:
-        """As above."""
+        self._is_full = False
+        try:
+            if self._waiting:
+                self._flush_soon()
+        except Exception as error:
+            self.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         try:
@@ -283,14 +297,13 @@ class Connection:
         if not unsent:
             self._sent_at = clock()
             self._sent_mark = self.bytes_out + self.overhead
-        is_first = not self._waiting
         self._waiting += parts
         self._waiting_bytes += length
         self.bytes_out += length
         if self._waiting_bytes >= SEND_AT_ONCE and self.turn.written < SECONDS:
             self._shell.flush(self)
-        elif is_first or self.can_wait:
-            self._shell.flush_soon(self)
+        elif (not self._will_flush or self.can_wait) and not self._waits_for_room():
+            self._flush_soon()
         self.unread = unsent + length
         return self.unread
 
@@ -299,8 +312,20 @@ class Connection:
         """Bytes that the next flush hands to the transport."""
         return self._waiting_bytes
 
+    def _flush_soon(self) -> None:
+        self._shell.flush_soon(self)
+        self._will_flush = True
+
+    def _waits_for_room(self) -> bool:
+        """Whether the transport gets what waits later, together with more."""
+        few = self._waiting_bytes < HELD_BYTES and len(self._waiting) < HELD_PARTS
+        return self._is_full and few and not self._closing
+
     def flush(self) -> None:
         """Hand what waits to the transport, `most_at_once` bytes; the rest has the next turns."""
+        self._will_flush = False
+        if self._waits_for_room():
+            return
         waiting, self._waiting = self._waiting, []
         size, self._waiting_bytes = self._waiting_bytes, 0
         if not waiting or self._transport is None or self._transport.is_closing():
@@ -320,7 +345,7 @@ class Connection:
             self._waiting = _cut(waiting, self.most_at_once)
             self._waiting_bytes = size - self.most_at_once
             if not self._closing:  # else `end` has its turns
-                self._shell.flush_soon(self)
+                self._flush_soon()
         transport.writelines(waiting)
 
     def is_closing(self) -> bool:

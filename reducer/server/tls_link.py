@@ -107,6 +107,12 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
     def eof_received(self) -> bool:
         return False
 
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.connection_lost(self._error or exc)
 
@@ -239,6 +245,9 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
                 self._transport.resume_reading()
         except Exception as error:
             self._connection.fail(error)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size()

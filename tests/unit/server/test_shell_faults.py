@@ -91,6 +91,9 @@ class Link(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.ended
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
     def get_write_buffer_size(self) -> int:
         self._faults("get_write_buffer_size")
         return 0

@@ -1,0 +1,189 @@
+"""While a worker does not read, small frames wait until they are many, or until it has read."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import uvloop
+
+from reducer.server.buffers import BufferPool
+from reducer.server.protocol import HELD_BYTES, HELD_PARTS, Connection
+from reducer.server.shell import LaneShell
+from reducer.server.tls_link import TlsLink
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane
+from tests.support.certs import Authority, shake_hands
+
+uvloop.new_event_loop().close()  # the first one makes a pipe for the whole process
+FRAMES = 10 * HELD_PARTS
+SMALL = 100
+
+
+class Full(Sink):
+    """A socket whose worker reads nothing after the first byte; `writes` is what it was given."""
+
+    lane_end: Connection | TlsLink
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.limits: int | None = None
+        self.ended = False
+        self.socket = socket.socket()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.limits = high
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        if not self.writes and self.limits == 0:
+            self.lane_end.pause_writing()
+        self.writes.append(b"".join(list_of_data))
+
+    def drain(self) -> None:
+        """The worker has read everything."""
+        self.lane_end.resume_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self.writes[1:]))
+
+    def can_write_eof(self) -> bool:
+        self.ended = True
+        return False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.socket
+
+
+def numbered(count: int, size: int = SMALL) -> list[bytes]:
+    return [number.to_bytes(4, "little") + bytes(size - 4) for number in range(count)]
+
+
+def opened() -> tuple[Connection, Full]:
+    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+    connection = shell.connection()
+    transport = Full()
+    transport.lane_end = connection
+    connection.connection_made(transport)
+    return connection, transport
+
+
+async def told(connection: Connection, frames: Iterable[bytes]) -> None:
+    """Each in a turn of the loop of its own."""
+    for frame in frames:
+        connection.send([frame], len(frame))
+        await asyncio.sleep(0)
+
+
+def test_small_frames_wait_until_they_are_many() -> None:
+    """Each write that nobody reads takes some 800 bytes, and time at the end of the connection."""
+
+    async def run() -> None:
+        connection, transport = opened()
+        with transport.socket:
+            frames = numbered(FRAMES)
+            await told(connection, frames)
+            assert len(transport.writes) == 1 + (FRAMES - 1) // HELD_PARTS
+            assert connection.unsent() == SMALL * (FRAMES - 1)
+            transport.drain()
+            await asyncio.sleep(0)
+            assert b"".join(transport.writes) == b"".join(frames)
+
+    asyncio.run(run())
+
+
+def test_frames_that_are_not_small_wait_for_nobody() -> None:
+    async def run() -> None:
+        connection, transport = opened()
+        with transport.socket:
+            await told(connection, numbered(4, HELD_BYTES // 2))
+            sizes = [len(data) for data in transport.writes]
+            assert sizes == [HELD_BYTES // 2, HELD_BYTES]
+            transport.drain()
+            await asyncio.sleep(0)
+            assert len(transport.writes) == 3
+            await told(connection, numbered(2))  # what it is given it sends
+            assert len(transport.writes) == 5
+
+    asyncio.run(run())
+
+
+def test_what_waits_goes_before_the_end() -> None:
+    async def run() -> None:
+        connection, transport = opened()
+        with transport.socket:
+            frames = numbered(10)
+            await told(connection, frames)
+            connection.close("over")
+            await asyncio.sleep(0)
+            assert transport.ended and b"".join(transport.writes) == b"".join(frames)
+            connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_a_failure_while_a_transport_drains_ends_the_connection() -> None:
+    async def run() -> None:
+        connection, transport = opened()
+        with transport.socket:
+            await told(connection, numbered(10))
+            loop = asyncio.get_running_loop()
+            loop.call_soon, call_soon = cast(Any, None), loop.call_soon
+            try:
+                transport.drain()
+            finally:
+                loop.call_soon = call_soon  # type: ignore[method-assign]
+            assert connection.is_closing()
+
+    asyncio.run(run())
+
+
+def test_tls_passes_it_on(tmp_path: Path) -> None:
+    """A transport calls its protocol, which is the link here; the connection asks the link."""
+
+    async def run() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        _, lane, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
+        connection = shell.connection()
+        transport = Full()
+        with transport.socket:
+            link = TlsLink(transport, lane, to_lane, to_worker, connection)
+            transport.lane_end = link
+            link.begin()
+            assert transport.limits == 0
+            await told(connection, numbered(10))
+            assert len(transport.writes) == 1
+            transport.drain()
+            await asyncio.sleep(0)
+            assert len(transport.writes) == 2
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_reads_late_has_every_frame_once_and_in_order() -> None:
+    """Over a real socket and uvloop, whose rules for a full transport these are."""
+    frames = numbered(100_000)
+    expected = b"".join(frames)
+
+    async def run() -> bytes:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        connection = shell.connection()
+        near, far = socket.socketpair()
+        with far:
+            loop = asyncio.get_running_loop()
+            protocol = cast(asyncio.BaseProtocol, connection)
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, near)
+            await told(connection, frames)
+            assert connection.unsent() > len(expected) // 2
+            far.setblocking(False)
+            got = bytearray()
+            while len(got) < len(expected):
+                got += await asyncio.wait_for(loop.sock_recv(far, 1 << 20), 10)
+            transport.abort()
+            await asyncio.sleep(0.01)
+            return bytes(got)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(run()) == expected
