@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +57,12 @@ settings.load_profile("tests")
 
 
 def pytest_configure() -> None:
-    """No test may tell of other code than the sources say."""
+    """No test may tell of other code than the sources say, nor of a shell's background.
+
+    A shell lets what it starts there ignore Ctrl-C, and every process under that inherits it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         compiled.check_sources()
     except InternalError as error:

@@ -178,6 +178,14 @@ def receive(connection: Connection, data: memoryview) -> None:
         connection.buffer_updated(size)
 
 
+async def rest(shell: LaneShell, connection: Connection) -> None:
+    """Its turn does not end, however slow the machine is; if it was over, it goes on."""
+    connection.turn.spent = 0.0
+    shell.turns.release(connection.turn, connection)
+    await asyncio.sleep(0)  # its next turn begins; in mode tls what has come is delivered
+    connection.turn.spent = -1_000.0
+
+
 def arrive(link: asyncio.BufferedProtocol, data: bytes) -> None:
     """What the event loop does with bytes that have come, whether it should read them or not."""
     while data:

@@ -16,7 +16,7 @@ from reducer.server.shell import LaneShell
 from reducer.server.tls_link import TlsLink
 from reducer.server.turns import SECONDS
 from reducer.wire.header import pack_header
-from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive, rest
 from tests.support.certs import Authority, shake_hands
 from tests.support.frames import heartbeat
 
@@ -84,9 +84,10 @@ class Lane:
         self.shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         self.connection = self.shell.connection()
 
-    def join(self) -> None:
+    async def join(self) -> None:
         self.connection.connection_made(self.line)
         receive(self.connection, memoryview(GREETING))
+        await rest(self.shell, self.connection)
 
     async def check(self) -> None:
         async with asyncio.timeout(5):
@@ -110,11 +111,13 @@ def test_what_was_decrypted_and_could_not_be_taken(
     async def play(lane: Lane) -> None:
         link = TlsLink(lane.line, tls, to_lane, to_worker, lane.connection)
         link.begin()
-        lane.connection.turn.spent = -1_000.0  # it does not end, however slow the machine is
+        await rest(lane.shell, lane.connection)
         worker.write(GREETING)
         link.buffer_updated(0)
         assert lane.shell._lane.snapshot()["jobs"]
-        lane.connection.turn.spent = SECONDS if held else -1_000.0  # of its job
+        await rest(lane.shell, lane.connection)  # now it is its job's
+        if held:
+            lane.connection.turn.spent = SECONDS
         worker.write(heartbeat((1, 1)))
         if held:
             link.buffer_updated(0)
@@ -151,7 +154,7 @@ def test_what_came_and_could_not_be_read(use: Callable[[Lane], None]) -> None:
     """uvloop ends the connection, and says nothing of an OSError."""
 
     async def play(lane: Lane) -> None:
-        lane.join()
+        await lane.join()
         use(lane)
         await lane.check()
 

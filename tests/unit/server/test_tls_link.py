@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,16 @@ from reducer.server.tls_link import (
 )
 from reducer.server.turns import SECONDS
 from reducer.wire.header import pack_header
-from tests.support.bare_lane import BUDGET, KERNELS, Sink, arrive, bare_lane, contribution, hello
+from tests.support.bare_lane import (
+    BUDGET,
+    KERNELS,
+    Sink,
+    arrive,
+    bare_lane,
+    contribution,
+    hello,
+    rest,
+)
 from tests.support.certs import Authority, shake_hands
 from tests.support.frames import heartbeat
 from tests.support.key_updates import RecordWriter
@@ -44,11 +53,12 @@ def test_tls_is_given_little_at_once_until_a_chunk_has_come(tmp_path: Path) -> N
         connection = shell.connection()
         link = TlsLink(Sink(), lane, to_lane, to_worker, connection)
         link.begin()
+        await rest(shell, connection)
         rooms = []
         for frames in (b"", greeting, 2 * heartbeat((1, 1)), data[:-1], data[-1:]):
-            connection.turn.spent = -1_000.0  # it does not end, however slow the machine is
             worker.write(frames)
             link.buffer_updated(0)
+            await rest(shell, connection)
             rooms.append(len(link.get_buffer(-1)))
         return rooms
 
@@ -113,11 +123,12 @@ class Peer:
         return b"".join(self.writer.key_update(asks) for _ in range(count))
 
 
-def played(folder: Path, play: Callable[[Peer], None]) -> Peer:
+def played(folder: Path, play: Callable[[Peer], Awaitable[None] | None]) -> Peer:
     async def run() -> Peer:
         peer = Peer(folder)
         with peer.line.socket:
-            play(peer)
+            if (rest_of_it := play(peer)) is not None:
+                await rest_of_it
         return peer
 
     return asyncio.run(run())
@@ -155,10 +166,10 @@ def test_who_asks_for_new_keys_and_reads_no_answer_is_refused(tmp_path: Path) ->
     """What it made a lane keep was bounded by nothing, if it read a byte now and then."""
     count = MOST_UNREAD_ANSWERS // 27 + 2  # an answer is made when the next record is read
 
-    def play(peer: Peer) -> None:
+    async def play(peer: Peer) -> None:
         header, payload = hello(0, 1, CHUNK)
         arrive(peer.link, peer.writer.data(pack_header(header, KERNELS.crc32c) + payload))
-        peer.connection.turn.spent = -1_000.0  # of its job
+        await rest(peer.shell, peer.connection)  # now it is its job's
         for unread in (0, 1):
             assert not peer.connection.is_closing()
             peer.line.unread = unread
