@@ -61,7 +61,11 @@ def serve(options: config.Config, key: bytes = b"") -> int:
     if options.mode != "open":  # for the lanes, too: no key, no gradient belongs into a core dump
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Server(options, key).run())
+        try:
+            return runner.run(Server(options, key).run())
+        except Exception as error:  # its lanes end with it
+            logger.critical("the daemon fails", exc_info=error)
+            return EXIT_FAILED
 
 
 class Server:
@@ -141,7 +145,9 @@ class Server:
         await asyncio.wait({drain, force}, return_when=asyncio.FIRST_COMPLETED)
         for task in (drain, force):
             task.cancel()
-        await asyncio.gather(drain, force, return_exceptions=True)
+        (how, _) = await asyncio.gather(drain, force, return_exceptions=True)
+        if isinstance(how, Exception):
+            logger.error("the drain fails", exc_info=how)
         # 4. End what is left, tell why.
         await self._admin.stop()
         await self._lanes.close()

@@ -40,9 +40,7 @@ class PskNewcomer(Newcomer):
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._handshake.get_buffer()
 
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._transport.is_closing():
-            return
+    def _take_bytes(self, nbytes: int) -> None:
         try:
             answer = self._handshake.received(nbytes)
         except PEER_ERRORS as error:

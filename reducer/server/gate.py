@@ -75,7 +75,10 @@ class Gate:
 
 
 class Newcomer(asyncio.BufferedProtocol):
-    """One connection, from its preface to its proof: what is the same in every mode."""
+    """One connection, from its preface to its proof: what is the same in every mode.
+
+    A bug of ours ends it, and its worker dials again: the loop would keep it, or hide an OSError.
+    """
 
     __slots__ = ("_gate", "_peer", "_timer", "_transport")
 
@@ -83,18 +86,35 @@ class Newcomer(asyncio.BufferedProtocol):
         self._gate = gate
         self._peer = ""
         self._transport: asyncio.Transport
-        self._timer: asyncio.TimerHandle
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        try:
+            self._begin()
+        except Exception as error:
+            self._fail(error)
+
+    def _begin(self) -> None:
+        self._gate.enter(self)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(PROOF_SECONDS, self._on_deadline)
-        self._gate.enter(self)
         try:
-            sock = transport.get_extra_info("socket")
+            sock = self._transport.get_extra_info("socket")
             self._peer = peer_name(sock, sock.getpeername())
         except OSError:
             self.refuse("left", "it was gone at once")
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            if not self._transport.is_closing():
+                self._take_bytes(nbytes)
+        except Exception as error:
+            self._fail(error)
+
+    def _take_bytes(self, nbytes: int) -> None:
+        """The next part of its proof has come."""
+        raise NotImplementedError
 
     def eof_received(self) -> bool:
         return False
@@ -106,8 +126,14 @@ class Newcomer(asyncio.BufferedProtocol):
     def refuse(self, cause: str, text: str) -> None:
         """Cut it off, count and log why."""
         if self._end():
-            self._gate.note(cause, self._peer, text)
             self._transport.abort()
+            self._gate.note(cause, self._peer, text)
+
+    def _fail(self, error: Exception) -> None:
+        self._transport.abort()
+        self._end()
+        what = f"a bug of ours, connection of {self._peer} ends"
+        asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
 
     def _why_it_left(self) -> str:
         return "it closed the connection before it had proven anything"
@@ -116,5 +142,6 @@ class Newcomer(asyncio.BufferedProtocol):
         self.refuse("slow", f"no proof came in {PROOF_SECONDS:g} s")
 
     def _end(self) -> bool:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         return self._gate.leave(self)

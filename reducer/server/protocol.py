@@ -273,12 +273,18 @@ class Connection:
                 self._linger.cancel()
             if self._is_read and not self._closing:
                 self._take_frames()
+            self._closing = self._closing or str(exc or "")
         finally:  # else the room of its run would be kept for ever
-            self._closing = self._closing or str(exc or "the worker closed the connection")
-            self._shell.lost(self, self._closing)
-        self._release_placed()
-        # What would keep itself until a collection, which a lane makes only when it is idle.
+            self._closing = self._closing or "the worker closed the connection"
+            try:
+                self._shell.lost(self, self._closing)
+            finally:
+                self._forget()
+
+    def _forget(self) -> None:
+        """Let go of what would keep itself until a collection, which only an idle lane makes."""
         self._transport = self._linger = None
+        self._release_placed()
         self._decoder.end()
 
     def _release_placed(self) -> None:
@@ -403,12 +409,16 @@ class Connection:
         self._linger = loop.call_later(LINGER_SECONDS, self._maybe_cut_off, transport, unread)
 
     def _maybe_cut_off(self, transport: asyncio.Transport, before: int) -> None:
-        unread = self._unread(transport)
-        took = before - unread
-        if took >= LINGER_BYTES or (took and not unread):
-            self._linger_on(transport, unread)
-        else:
-            transport.abort()
+        reads_on = False
+        try:
+            unread = self._unread(transport)
+            took = before - unread
+            if took >= LINGER_BYTES or (took and not unread):
+                self._linger_on(transport, unread)
+                reads_on = True
+        finally:  # nobody looks again
+            if not reads_on:
+                transport.abort()
 
     def _unread(self, transport: asyncio.Transport) -> int:
         """Bytes that the peer has not acknowledged: ours, and those of the kernel."""

@@ -138,9 +138,7 @@ class TlsNewcomer(Newcomer):
     def get_buffer(self, sizehint: int) -> memoryview:
         return _RECEIVED[: RECEIVED_BYTES - self._received]
 
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._transport.is_closing():
-            return
+    def _take_bytes(self, nbytes: int) -> None:
         self._received += nbytes
         if not self._told:
             self._incoming.write(_RECEIVED[:nbytes])

@@ -16,7 +16,16 @@ from reducer.server.shell import LaneShell
 from reducer.server.tls_link import TlsLink
 from reducer.server.turns import SECONDS
 from reducer.wire.header import pack_header
-from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive, rest
+from tests.support.bare_lane import (
+    BUDGET,
+    KERNELS,
+    Sink,
+    bare_lane,
+    contribution,
+    hello,
+    receive,
+    rest,
+)
 from tests.support.certs import Authority, shake_hands
 from tests.support.frames import heartbeat
 
@@ -157,6 +166,46 @@ def test_what_came_and_could_not_be_read(use: Callable[[Lane], None]) -> None:
         await lane.join()
         use(lane)
         await lane.check()
+
+    with Line() as line:
+        asyncio.run(play_in_a_loop(play, line))
+
+
+class UntoldError(Exception):
+    """Whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise MemoryError("injected")
+
+
+def test_an_end_whose_reason_cannot_be_told_is_an_end() -> None:
+    """The room of its run would be kept for ever."""
+
+    async def play(lane: Lane) -> None:
+        await lane.join()
+        header = contribution(0, 0, 0, 1, bytes(4_096))
+        receive(lane.connection, memoryview(pack_header(header, KERNELS.crc32c) + bytes(100)))
+        assert lane.shell._pool.out == 1
+        with pytest.raises(MemoryError):
+            lane.connection.connection_lost(UntoldError())
+        assert not lane.shell.connections and not lane.shell._pool.out
+
+    with Line() as line:
+        asyncio.run(play_in_a_loop(play, line))
+
+
+def test_who_cannot_be_watched_while_it_reads_its_last_frames_is_cut_off() -> None:
+    """Nobody looked again, and its connection stayed."""
+
+    async def play(lane: Lane) -> None:
+        await lane.join()
+        lane.connection.close("over")
+        await asyncio.sleep(0)
+        assert not lane.line.ended
+        lane.line.socket.close()
+        with pytest.raises(ValueError, match="negative"):
+            lane.connection._maybe_cut_off(lane.line, 1)
+        assert lane.line.ended
 
     with Line() as line:
         asyncio.run(play_in_a_loop(play, line))

@@ -1,0 +1,131 @@
+"""A bug of ours before a worker has proven anything ends its connection, and is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from reducer.server.auth import PskGate
+from reducer.server.gate import Gate
+from reducer.server.protocol import Connection
+from reducer.server.tls import TlsFiles, TlsGate, make_context
+from tests.support.bare_lane import Sink
+from tests.support.certs import Authority
+
+INJECTED = OSError("injected")  # the loop hides one
+
+
+class Line(Sink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = False
+        self.socket, self._far = socket.socketpair()
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.socket.close()
+        self._far.close()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.socket
+
+    def is_closing(self) -> bool:
+        return self.ended
+
+    def abort(self) -> None:
+        self.ended = True
+
+
+class FullDisk(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise INJECTED
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    log, handler = logging.getLogger("reducer.auth"), FullDisk()
+    log.addHandler(handler)
+    yield
+    log.removeHandler(handler)
+
+
+def admit(permit: object) -> Connection:
+    raise INJECTED
+
+
+def psk(folder: Path) -> Gate:
+    return PskGate(bytes(32), 0, bytes(16), admit)
+
+
+def tls(folder: Path) -> Gate:
+    files = Authority(folder).issue()
+    return TlsGate(make_context(TlsFiles(files.cert, files.key, files.ca)), admit)
+
+
+async def failed(use: Callable[[], None]) -> list[object]:
+    """What the loop's handler, which counts, is told of."""
+    told: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: told.append(context["exception"]))
+    use()
+    await asyncio.sleep(0)
+    return told
+
+
+@pytest.mark.parametrize("make", [psk, tls])
+def test_one_that_cannot_be_begun(make: Callable[[Path], Gate], tmp_path: Path) -> None:
+    """Its descriptor stayed open, and its worker waited for an answer."""
+
+    async def run() -> None:
+        door = make(tmp_path)
+        newcomer: Any = door.newcomer(bytes(8))
+        loop = asyncio.get_running_loop()
+        loop.call_later = cast(Any, None)
+        with Line() as line:
+            (error,) = await failed(lambda: newcomer.connection_made(line))
+        assert isinstance(error, TypeError) and line.ended and not len(door)
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("make", [psk, tls])
+def test_one_whose_proof_cannot_be_judged(make: Callable[[Path], Gate], tmp_path: Path) -> None:
+    """Here: garbage, which is to be logged."""
+
+    async def run() -> None:
+        door = make(tmp_path)
+        newcomer: Any = door.newcomer(bytes(8))
+        with Line() as line:
+            newcomer.connection_made(line)
+            room = newcomer.get_buffer(-1)
+            room[:] = b"\xff" * len(room)
+            (error,) = await failed(lambda: newcomer.buffer_updated(len(room)))
+        assert error is INJECTED and line.ended and not len(door)
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("make", [psk, tls])
+def test_one_whose_refusal_cannot_be_logged(make: Callable[[Path], Gate], tmp_path: Path) -> None:
+    """It had left the gate, its timer was off, and nobody had ended it."""
+
+    async def run() -> None:
+        door = make(tmp_path)
+        newcomer: Any = door.newcomer(bytes(8))
+        with Line() as line:
+            newcomer.connection_made(line)
+            with pytest.raises(OSError, match="injected"):
+                newcomer.refuse("slow", "no proof came")
+        assert line.ended and door.refused == {"slow": 1}
+
+    asyncio.run(run())
