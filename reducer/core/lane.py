@@ -468,6 +468,7 @@ class Lane:
             self._roster.shift_clocks(now - self._ticked_at, now)
         self._ticked_at = now
         out: list[Output] = []
+        self._roster.tell_again(out)
         self._beat(now, out)
         self._forget_idle(now, out)
         self._check_runs(now, out)

@@ -54,6 +54,7 @@ class Roster:
         self.runs: dict[tuple[str, str], Run] = {}
         self.runs_by_number: dict[int, Run] = {}
         self._ended: dict[int, Ended] = {}  # by number
+        self._ended_now: list[Ended] = []  # since the last tick
         self.runs_ended = 0
         self.draining = ""
         self.errors = dict.fromkeys(ErrorCode, 0)  # sessions refused, and runs ended, so far
@@ -181,16 +182,33 @@ class Roster:
         self.runs_ended += 1
         members = [peer for peer in self.sessions.values() if peer.job is job]
         ended = Ended(run, {peer.id for peer in members})
+        self._ended[job.number] = ended
+        self._ended_now.append(ended)
         self.runs.pop((job.name, job.run_id), None)
         self.runs_by_number.pop(job.number, None)
-        self._ended[job.number] = ended
-        for peer in members:
-            if peer.state == SessionState.READY:
-                peer.state = SessionState.CLOSED
-                out.append(Close(job.number, peer.id, reason))
+        closed = [peer for peer in members if peer.state == SessionState.READY]
+        for peer in closed:
+            peer.state = SessionState.CLOSED
+        out += [Close(job.number, peer.id, reason) for peer in closed]
         out += job.drop_all()
         self._forget(ended, FORGOTTEN_AT_ONCE, out)
         return out
+
+    def tell_again(self, out: list[Output]) -> None:
+        """Tell of ends since the last tick whoever is still open.
+
+        What was to tell him is lost where something has failed after the run was dropped; for all
+        others these outputs do nothing.
+        """
+        text = "internal error of the reducer: the run has ended, and its end could not be told"
+        for ended in self._ended_now:
+            number = ended.run.job.number
+            peers = [peer for id_ in ended.sessions if (peer := self.sessions.get(id_)) is not None]
+            open_ = tuple(peer.id for peer in peers if peer.state != SessionState.LEFT)
+            if open_:
+                out.append(self.send(number, messages.Error(int(ErrorCode.INTERNAL), text), open_))
+                out += [Close(number, session, text) for session in open_]
+        self._ended_now.clear()
 
     def _forget(self, ended: Ended, most: int, out: list[Output]) -> int:
         """Forget keys of the run; the bytes of their records, `most` at most.

@@ -23,8 +23,9 @@ from reducer.core.keytable import KeyTable
 from reducer.core.records import Records
 from reducer.core.stream import Stream
 from reducer.server.slots import Store
-from reducer.wire.codes import ErrorCode
-from reducer.wire.messages import Refused
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.header import Header
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -67,7 +68,7 @@ def a_verdict(before: int, call: int) -> bool:
     for number in range(before + 1):
         worker.contribute(Spec(number=number), data=bytes(32))
     stream = stream_of(lane)
-    verdict = Refused(int(ErrorCode.MISMATCH), "the ranks disagree")
+    verdict = messages.Refused(int(ErrorCode.MISMATCH), "the ranks disagree")
     rounds = list(stream.rounds)
     for round_ in rounds[:-1]:
         round_.refuse(verdict)
@@ -103,7 +104,25 @@ def room(before: int, call: int) -> bool:
     return failed
 
 
-MAKERS = {"key": a_key, "verdict": a_verdict, "slot": a_slot, "room": room}
+def an_end(before: int, call: int) -> bool:
+    """Of a run, by the ERROR of a rank. What was to tell the others is lost: a tick tells them."""
+    lane = SimLane()
+    workers = join_all(lane, 3)
+    error = messages.Error(int(ErrorCode.PEER_LOST), "it has failed")
+    event = events.ControlReceived(
+        workers[1].session.number, Header(MessageKind.ERROR), memoryview(messages.encode(error))
+    )
+    call += MOST_CALLS * GREW_AT.index(before)
+    failed = fails(lambda: lane.feed(event), 2 + 4 * call)
+    if failed:
+        lane.feed(events.Broken(event.session, MemoryError()))
+    lane.tick()
+    for worker in workers:
+        assert worker.session.closed or (failed and worker is workers[1])  # the shell ends that one
+    return failed
+
+
+MAKERS = {"end": an_end, "key": a_key, "verdict": a_verdict, "slot": a_slot, "room": room}
 
 
 def play(make: Callable[[int, int], bool]) -> int:
