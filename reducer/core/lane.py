@@ -458,8 +458,10 @@ class Lane:
         if run is not None:
             return self._roster.fault(run, event.error)
         text = fault_text(event.error)
-        line = Log(0, logging.ERROR, f"{peer}: {text}", peer.about(), event.error)
-        return [line, *self._roster.refuse(peer, InternalError(text), now)]
+        out: list[Output] = [Log(0, logging.ERROR, f"{peer}: {text}", peer.about(), event.error)]
+        if peer.state == SessionState.CLOSED:
+            self._roster.tell_again(out)
+        return out + self._roster.refuse(peer, InternalError(text), now)
 
     # --- time -----------------------------------------------------------------------------------
 

@@ -195,7 +195,7 @@ class Roster:
         return out
 
     def tell_again(self, out: list[Output]) -> None:
-        """Tell of ends since the last tick whoever is still open.
+        """Tell of the latest ends whoever is still open; each tick does.
 
         What was to tell him is lost where something has failed after the run was dropped; for all
         others these outputs do nothing.
