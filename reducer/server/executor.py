@@ -27,6 +27,9 @@ from reducer.wire.header import NO_RANK
 
 logger = logging.getLogger("reducer.lane")
 
+# Results that are smaller are copied once for all who get them: one that is not read would keep a
+# whole buffer, of which this is the smallest.
+COPIED_BYTES: Final = 4_096
 _STACK_SIZE: Final = 2_048  # characters, about
 _FLAGS: Final = (1 << PART_SHIFT) - 1
 
@@ -109,7 +112,7 @@ class Executor:
         parts: list[bytes | memoryview] = [send.frame]
         length = len(send.frame)
         if send.buffer is not None and send.length:
-            parts.append(_ours(send.buffer).share(send.length))
+            parts = _with_payload(send.frame, _ours(send.buffer), send.length)
             length += send.length
         for session in send.sessions:
             connection = self._connections.get(session)
@@ -231,6 +234,12 @@ def failure_of(output: events.Output, error: Exception) -> events.Failed | None:
     elif isinstance(output, events.Log) and output.error is not None:
         return None
     return events.Failed(output.run, sessions, error)
+
+
+def _with_payload(frame: bytes, buffer: PooledBuffer, length: int) -> list[bytes | memoryview]:
+    if length < COPIED_BYTES:
+        return [b"".join((frame, buffer.view[:length]))]
+    return [frame, buffer.share(length)]
 
 
 def _ours(buffer: Buffer) -> PooledBuffer:
