@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 from urllib.parse import unquote
@@ -17,7 +18,9 @@ from reducer import keyfile
 from reducer.config import ConfigError
 from reducer.core.permit import ANY_RANK, Permit, Place
 from reducer.server.gate import Admit, Gate, Newcomer
+from reducer.server.protocol import clock
 from reducer.server.tls_link import TlsLink
+from reducer.server.turns import SECONDS
 
 # What a newcomer may send; a ClientHello and a chain of three certificates need 6 KiB.
 RECEIVED_BYTES = 16_384
@@ -109,24 +112,63 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 class TlsGate(Gate):
-    """Runs the TLS handshakes of one lane."""
+    """Runs the TLS handshakes of one lane; of a crowd's, so many that the others need not wait."""
 
     def __init__(self, context: ssl.SSLContext, admit: Admit) -> None:
         super().__init__(admit)
         self._context = context
+        self._waiting: deque[TlsNewcomer] = deque()
+        self._is_due = False
+        self._worked = 0.0  # seconds, without a pause
+        self._worked_at = 0.0
 
     def newcomer(self, preface: bytes) -> TlsNewcomer:
         return TlsNewcomer(self, self._context, preface)
+
+    def work_for(self, newcomer: TlsNewcomer) -> None:
+        """A step of its handshake, now or in one of the next turns of the loop."""
+        if not self._waiting and self._has_time():
+            self._work(newcomer)
+        else:
+            self._waiting.append(newcomer)
+            self._let_go_on()
+
+    def _let_go_on(self) -> None:
+        if self._waiting and not self._is_due:
+            asyncio.get_running_loop().call_soon(self._go_on)
+            self._is_due = True
+
+    def _has_time(self) -> bool:
+        if clock() - self._worked_at > SECONDS:
+            self._worked = 0.0
+        return self._worked < SECONDS
+
+    def _work(self, newcomer: TlsNewcomer) -> None:
+        started = clock()
+        newcomer.shake_hands()
+        self._worked_at = clock()
+        self._worked += self._worked_at - started
+
+    def _go_on(self) -> None:
+        self._is_due, self._worked = False, 0.0
+        while self._waiting and self._worked < SECONDS:
+            self._work(self._waiting.popleft())
+        self._let_go_on()
 
 
 class TlsNewcomer(Newcomer):
     """Whoever fails gets TLS's own alert, so that he can tell why, and the rest of his 2 seconds to
     read it: closing at once would send RST, and RST destroys what is on its way."""
 
-    __slots__ = ("_done", "_incoming", "_outgoing", "_preface", "_received", "_tls", "_told")
+    __slots__ = (
+        "_done", "_incoming", "_outgoing", "_preface", "_received", "_tls", "_told", "_turns",
+        "_waits",
+    )  # fmt: skip
 
-    def __init__(self, gate: Gate, context: ssl.SSLContext, preface: bytes) -> None:
+    def __init__(self, gate: TlsGate, context: ssl.SSLContext, preface: bytes) -> None:
         super().__init__(gate)
+        self._turns = gate
+        self._waits = False
         self._preface = preface
         self._received = 0
         self._told = False
@@ -142,9 +184,20 @@ class TlsNewcomer(Newcomer):
         self._received += nbytes
         if not self._told:
             self._incoming.write(_RECEIVED[:nbytes])
-            self._go_on()
+            if not self._waits:
+                self._waits = True
+                self._turns.work_for(self)
         if self._received == RECEIVED_BYTES and not self._done:
             self.refuse("oversized", f"{RECEIVED_BYTES} bytes, and no end of the handshake")
+
+    def shake_hands(self) -> None:
+        """Go on with what has come."""
+        self._waits = False
+        try:
+            if not self._transport.is_closing():
+                self._go_on()
+        except Exception as error:
+            self._fail(error)
 
     def _go_on(self) -> None:
         try:
