@@ -83,6 +83,7 @@ class Connection:
         self._closing = ""
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
+        self._why_lost: Exception | None = None
         self._is_behind = False
         self._soon: asyncio.Handle | None = None  # of `go_on`
         self._held = False
@@ -268,9 +269,16 @@ class Connection:
             self.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._why_lost = exc
+        if self._linger:
+            self._linger.cancel()
+        if not self._shell.lose_soon(self):
+            self.lose()
+
+    def lose(self) -> None:
+        """Take the last frames, and be gone; the transport is."""
+        exc, self._why_lost = self._why_lost, None
         try:
-            if self._linger:
-                self._linger.cancel()
             if self._is_read and not self._closing:
                 self._take_frames()
             self._closing = self._closing or str(exc or "")

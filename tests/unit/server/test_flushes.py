@@ -11,8 +11,8 @@ import pytest
 
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection
-from reducer.server.shell import ENDED_AT_ONCE, FLUSHED_AT_ONCE, LaneShell
-from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane
+from reducer.server.shell import ENDED_AT_ONCE, FLUSHED_AT_ONCE, LOST_AT_ONCE, LaneShell
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, UntoldError, bare_lane
 
 FRAME = bytes(100)
 
@@ -178,9 +178,35 @@ async def no_end_of_many() -> None:
     assert all(isinstance(sink, Ended) and sink.ended for sink in lane.sinks)
 
 
+async def no_loss_of_many() -> None:
+    """4,000 in mode tls, where a host went down, kept a lane for 160 ms."""
+    lane = Lane([Sink() for _ in range(4 * LOST_AT_ONCE)])
+    lane.loop.fails = 2  # type: ignore[attr-defined]
+    for connection in lane.connections:
+        connection.connection_lost(None)
+    left = [len(lane.shell.connections)]
+    for _ in range(4):
+        await asyncio.sleep(0)
+        left.append(len(lane.shell.connections))
+    assert left == [3 * LOST_AT_ONCE, *[2 * LOST_AT_ONCE] * 4], "more than a pass has time for"
+    await lane.wait()
+    assert not lane.shell.connections and not lane.shell._lane.snapshot()["sessions"]
+
+
+async def one_whose_loss_fails() -> None:
+    lane = Lane([Sink() for _ in range(LOST_AT_ONCE + 3)])
+    for connection in lane.connections:
+        connection.connection_lost(
+            None if connection is not lane.connections[-2] else UntoldError()
+        )
+    await lane.wait()
+    assert not lane.shell.connections and lane.shell.counters.internal_errors == 1
+
+
 CASES = [
     no_callback, no_next_callback, one_that_cannot_be_ended, one_that_lacks_a_frame,
     one_that_is_queued_meanwhile, one_whose_end_fails, no_end_of_many,
+    no_loss_of_many, one_whose_loss_fails,
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from tests.support.bare_lane import (
     BUDGET,
     KERNELS,
     Sink,
+    UntoldError,
     bare_lane,
     contribution,
     hello,
@@ -169,13 +170,6 @@ def test_what_came_and_could_not_be_read(use: Callable[[Lane], None]) -> None:
 
     with Line() as line:
         asyncio.run(play_in_a_loop(play, line))
-
-
-class UntoldError(Exception):
-    """Whose text cannot be had."""
-
-    def __str__(self) -> str:
-        raise MemoryError("injected")
 
 
 def test_an_end_whose_reason_cannot_be_told_is_an_end() -> None:
