@@ -94,7 +94,7 @@ def test_a_reducer_of_another_ca(addresses: list[str], certs: Files, tmp_path: P
         text = refused([impostor.address], **certs.arguments)
         assert "is refused" in text and "tls_ca" in text
         wait_until(lambda: impostor.stats()["refused"] == {"distrust": 1}, 5, "it is counted")
-        assert "unknown ca" in impostor.log
+        impostor.wait_for_log("unknown ca")
 
 
 def test_a_reducer_whose_certificate_has_expired(authority: Authority, certs: Files) -> None:
@@ -121,7 +121,7 @@ def test_a_worker_whose_certificate_has_expired(daemon: Daemon, authority: Autho
     text = refused([daemon.address], **authority.issue(expired=True).arguments)
     assert "refuses this worker's certificate" in text and "expired" in text
     assert daemon.stats()["refused"] == {"expired": 1}
-    assert "certificate has expired" in daemon.log
+    daemon.wait_for_log("certificate has expired")
 
 
 # --- what a certificate lets its worker join ------------------------------------------------

@@ -132,7 +132,7 @@ def test_another_users_socket_under_our_name_is_not_trusted() -> None:
         squatted(f"open-reduction-server/127.0.0.1:{port}", OTHER_UID),
         Daemon("--port", str(port)) as daemon,
     ):
-        assert "Address already in use; workers on this machine use TCP" in daemon.log
+        daemon.wait_for_log("Address already in use; workers on this machine use TCP")
         assert carried_alone([daemon.address]) == (1, 0)
 
 

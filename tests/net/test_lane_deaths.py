@@ -84,7 +84,7 @@ def test_a_lane_that_dies_is_started_again_and_the_others_go_on() -> None:
         assert daemon.lane_pid(0) == other
         assert len(daemon.lane_pids()) == 2
         assert restarts(daemon) == {"0": 0, "1": 1}
-        assert "started again at once" in daemon.log
+        daemon.wait_for_log("started again at once")
         assert daemon.stop() == 0
         assert "drained" in daemon.log
 
@@ -116,7 +116,7 @@ def test_a_lane_that_dies_again_and_again_is_waited_for() -> None:
             kill(daemon, 0)
             wait_until(lambda: is_ready(daemon), 20, "the lane is up again")
         kill(daemon, 0)
-        assert "started again in 2 s, after 3 quick deaths" in daemon.log
+        daemon.wait_for_log("started again in 2 s, after 3 quick deaths")
         assert daemon.lane_pids() == []
         status, text = daemon.get("/readyz")
         assert status == 503

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from tests.support.wait import wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -116,6 +118,10 @@ class Daemon:
     def log(self) -> str:
         """Everything on stderr so far."""
         return "".join(self._log)
+
+    def wait_for_log(self, text: str) -> None:
+        """What a lane writes comes by another way than what it answers."""
+        wait_until(lambda: text in self.log, 5, f"{text!r} in the log")
 
     @property
     def pid(self) -> int:
