@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from reducer.core import events
@@ -19,7 +19,13 @@ from reducer.core.forming import Forming
 from reducer.core.frames import payload_frame
 from reducer.core.job import Job
 from reducer.core.joining import Joining
-from reducer.core.report import forming_report, job_numbers, run_reports
+from reducer.core.report import (
+    MAX_ROUNDS,
+    MAX_ROUNDS_IN_ALL,
+    forming_report,
+    job_numbers,
+    run_report,
+)
 from reducer.core.roster import Roster, fault_text
 from reducer.core.route import Route
 from reducer.core.run import Run
@@ -182,13 +188,7 @@ class Lane:
         return now - self._drains_since >= DRAIN_PATIENCE and not any(job.open for job in jobs)
 
     def snapshot(self) -> dict[str, Any]:
-        """Numbers for metrics, of this lane and of each job or group (runs of one added up)."""
-        jobs: dict[str, dict[str, Any]] = {}
-        for run in self._roster.runs.values():
-            numbers, title = job_numbers(run.job), run.job.title
-            before = jobs.get(title, {})
-            jobs[title] = {f: before[f] + n if before else n for f, n in numbers.items()}
-            jobs[title]["world_size"] = run.job.world_size
+        """Numbers for metrics, of this lane as a whole; `parts` tells those of its runs."""
         return {
             "lane": self._settings.lane,
             "sessions": len(self._roster.sessions),
@@ -196,15 +196,23 @@ class Lane:
             "errors": {code.name.lower(): n for code, n in self._roster.errors.items()},
             "reserved_bytes": self._roster.budget.reserved,
             "budget_bytes": self._roster.budget.total,
-            "jobs": jobs,
         }
 
-    def report(self, now: float) -> dict[str, Any]:
-        """Who is here and who is waited for, by run."""
-        return {
-            "runs": run_reports(self._roster.runs.values(), now),
-            "forming": [forming_report(forming) for forming in self._roster.forming.values()],
-        }
+    def parts(self, now: float) -> Iterator[dict[str, Any]]:
+        """Numbers for metrics, and who is here and who is waited for: one run after the other.
+
+        The lane may handle events between two of them. Runs that have ended by then are left out.
+        The runs that are complete tell of MAX_ROUNDS_IN_ALL waiting rounds at most.
+        """
+        rounds = MAX_ROUNDS_IN_ALL
+        for number, run in list(self._roster.runs_by_number.items()):
+            if number in self._roster.runs_by_number:
+                report = run_report(run, now, min(rounds, MAX_ROUNDS))
+                rounds -= len(report["waiting"])
+                yield {"run": report, "numbers": job_numbers(run.job)}
+        for forming in list(self._roster.forming.values()):
+            if self._roster.forming.get(forming.id) is forming:
+                yield {"forming": forming_report(forming)}
 
     # --- data -----------------------------------------------------------------------------------
 

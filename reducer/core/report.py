@@ -20,6 +20,8 @@ MAX_ROUNDS: Final = 16
 MAX_ROUNDS_IN_ALL: Final = 256
 KEY_SHOWN: Final = 128
 
+Together = tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]
+
 
 def job_numbers(job: Job) -> dict[str, Any]:
     """For metrics: what may be added up over runs; tuples are of (rank or place, number)."""
@@ -39,17 +41,31 @@ def job_numbers(job: Job) -> dict[str, Any]:
     }
 
 
-def run_reports(runs: Iterable[Run], now: float) -> list[dict[str, Any]]:
-    """Of complete runs, with MAX_ROUNDS_IN_ALL waiting rounds at most."""
-    rounds = MAX_ROUNDS_IN_ALL
-    reports = []
-    for run in runs:
-        reports.append(_run_report(run, now, min(rounds, MAX_ROUNDS)))
-        rounds -= len(reports[-1]["waiting"])
-    return reports
+def put_together(parts: Iterable[dict[str, Any]]) -> Together:
+    """The numbers of each job or group, and the report, from the parts that a lane has told.
+
+    Runs of one title are added up. What the parts hold is taken, not copied.
+    """
+    jobs: dict[str, dict[str, Any]] = {}
+    report: dict[str, list[dict[str, Any]]] = {"runs": [], "forming": []}
+    for part in parts:
+        if "forming" in part:
+            report["forming"].append(part["forming"])
+        else:
+            report["runs"].append(part["run"])
+            _add(jobs, part["run"], part["numbers"])
+    return jobs, report
 
 
-def _run_report(run: Run, now: float, rounds: int) -> dict[str, Any]:
+def _add(jobs: dict[str, dict[str, Any]], run: dict[str, Any], numbers: dict[str, Any]) -> None:
+    job = jobs.setdefault(run["title"], numbers)
+    if job is not numbers:
+        for field, number in numbers.items():
+            job[field] += number
+    job["world_size"] = run["world_size"]
+
+
+def run_report(run: Run, now: float, rounds: int) -> dict[str, Any]:
     """The ranks that were waited for the longest come first."""
     job = run.job
     waiting = job.open.stalled(now, WAITING_SECONDS, rounds)
@@ -65,7 +81,7 @@ def _run_report(run: Run, now: float, rounds: int) -> dict[str, Any]:
         "seconds": now - run.began_at,
         "rounds": job.counters.rounds,
         "open_rounds": len(job.open),
-        "oldest_seconds": 0.0 if oldest is None else now - oldest.opened_at,
+        "oldest_seconds": 0.0 if oldest is None else max(0.0, now - oldest.opened_at),
         "bytes_in": job.counters.bytes_in,
         "bytes_out": job.counters.bytes_out,
         "lateness": most(job.lateness.waited),

@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import uvloop
@@ -84,7 +84,10 @@ class Server:
         self._admin: Admin
 
     async def run(self) -> int:
-        asyncio.get_running_loop().set_exception_handler(log.unhandled)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(log.unhandled)
+        # It makes the pages, one after the other: each thread more would keep the loop waiting.
+        loop.set_default_executor(ThreadPoolExecutor(1))
         try:
             self._listeners = listen(
                 self._options.host, self._options.port, "workers", self._options.congestion
@@ -238,13 +241,14 @@ class Server:
         )
 
     async def _metrics_page(self) -> Answer:
-        return Answer(200, metrics.CONTENT_TYPE, metrics.render(await self._snapshot()))
+        text = await asyncio.to_thread(metrics.render, await self._snapshot())
+        return Answer(200, metrics.CONTENT_TYPE, text)
 
     async def _stats_page(self) -> Answer:
-        return json_answer(await self._stats())
+        return await asyncio.to_thread(json_answer, await self._stats())
 
     async def _stats(self) -> dict[str, Any]:
-        found = asdict(await self._snapshot())
+        found = vars(await self._snapshot())
         clock = {"started": self._started, "clock": time.monotonic()}
         return {"tasks": len(asyncio.all_tasks()), **clock, **found}
 
@@ -253,7 +257,9 @@ class Server:
 
     async def _status_numbers(self) -> Answer:
         port = self._listeners[0].getsockname()[1]
-        return json_answer(numbers(f"{self._options.host}:{port}", port, await self._stats()))
+        address = f"{self._options.host}:{port}"
+        stats = await self._stats()
+        return await asyncio.to_thread(lambda: json_answer(numbers(address, port, stats)))
 
     async def _health_page(self) -> Answer:
         await self._lanes.ping()

@@ -1,7 +1,7 @@
 """The lane process: ``python -m reducer.server.lane``, started by `reducer.server.lanes` only.
 
 It owns no listener: connected sockets arrive over a socket pair. Orders come on the same pair,
-one byte each; answers go back on a pipe, one line of JSON each. It dies with its parent.
+one byte each; answers go back on a pipe, as lines of JSON. It dies with its parent.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
 from reducer.server.timeline import Timeline
 from reducer.server.tls import TlsFiles, TlsGate, make_context
+from reducer.server.turns import SECONDS
 from reducer.server.usage import own_usage
 from reducer.wire.handshake import MAX_KEY_BYTES
 
@@ -112,6 +113,7 @@ class LaneProcess:
         self._gate = _gate(options, settings, self._orders, self._shell.connection)
         self._orders.setblocking(False)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._report: asyncio.Task[None] | None = None
         self._lag = 0.0
         self._lag_lines = log.RateLimit(10.0)
         self._drain_until: float | None = None
@@ -148,6 +150,9 @@ class LaneProcess:
         if (timeline := self._shell.executor.timeline) is not None:
             timeline.close()
         loop.remove_reader(self._orders.fileno())
+        if self._report is not None:
+            self._report.cancel()
+            await asyncio.wait([self._report])
         self._orders.close()
         self._answers.close()
         return self._in_time
@@ -171,7 +176,7 @@ class LaneProcess:
             elif data == ORDER_PING:
                 self._answer(pong=True)
             elif data == ORDER_REPORT:
-                self._answer(snapshot=self._snapshot())
+                self._maybe_report()
             elif data == ORDER_DRAIN:
                 self._drain_until = time.monotonic() + self._options.drain_timeout
                 self._shell.feed(events.Drain(WHY_IT_ENDS))
@@ -267,14 +272,37 @@ class LaneProcess:
                 for connection in list(self._shell.connections.values()):
                     connection.abort(WHY_IT_ENDS)
 
+    def _maybe_report(self) -> None:
+        """One report answers all who ask before its end."""
+        if self._report is None or self._report.done():
+            self._report = asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        try:
+            await self._tell_parts()
+        except Exception as error:
+            context = {"message": "a report fails", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+    async def _tell_parts(self) -> None:
+        """One line for each run, made in turns as those of jobs; all are sent at the end."""
+        began = time.monotonic()
+        lines = []
+        for part in self._lane.parts(began):
+            lines.append(_line(part=part))
+            if time.monotonic() - began >= SECONDS:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+        self._answers.writelines([*lines, _line(snapshot=self._snapshot())])
+
     def _snapshot(self) -> dict[str, Any]:
+        """Numbers of the lane as a whole."""
         shell, pool = self._shell, self._pool
         return {
             "lane": self._options.lane,
             "kernels": self._kernels.NAME,
             "compiled": compiled.is_compiled(),
             "core": self._lane.snapshot(),
-            "report": self._lane.report(time.monotonic()),
             "loop_lag_seconds": self._lag,
             "connections": len(shell.connections),
             "slow_readers": shell.executor.slow_readers,
@@ -295,7 +323,11 @@ class LaneProcess:
         }
 
     def _answer(self, **message: Any) -> None:
-        self._answers.write(json.dumps(message).encode() + b"\n")
+        self._answers.write(_line(**message))
+
+
+def _line(**message: Any) -> bytes:
+    return json.dumps(message).encode() + b"\n"
 
 
 def _gate(

@@ -18,7 +18,7 @@ from reducer import config
 from reducer.server.lane import LaneOptions
 from reducer.server.orders import ORDER_KEY
 
-# A line of answers; a snapshot names at most a few thousand ranks of a few jobs.
+# A line of answers: a report has one for each run, which names some of its ranks and rounds.
 _LINE_LIMIT = 64 << 20
 # The kernel doubles it, and counts 768 bytes for a socket: a question waits for 85 of them at most.
 _ORDERS_BUFFER = 32_768

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from reducer import config
+from reducer.core.report import put_together
 from reducer.log import RateLimit
 from reducer.server import descriptors
 from reducer.server.lane_child import LaneChild
@@ -22,7 +23,8 @@ from reducer.server.orders import ORDER_PING, ORDER_REPORT, WAIT_SECONDS, Orders
 logger = logging.getLogger("reducer.lanes")
 
 START_SECONDS = 60.0
-REPORT_SECONDS = 1.0
+PING_SECONDS = 1.0
+REPORT_SECONDS = 4.0  # it is made in turns with the jobs; `reducer status` waits for 5 s
 _SWEEP_SECONDS = 0.25  # between two looks at the sockets that wait
 # A process that has lived for less than this has died quickly. After the third such death in a row
 # the next start waits, each time twice as long, but never as long as a job without another reducer
@@ -63,6 +65,7 @@ class LaneHandle:
         self._is_full = False  # until its process has taken some of its orders
         self._sweep: asyncio.TimerHandle | None = None
         self._asked: dict[bytes, asyncio.Future[Any]] = {}  # by the question
+        self._parts: list[dict[str, Any]] = []  # of a report that is not whole yet
         self._limit = RateLimit(1.0)
 
     async def keep(self) -> None:
@@ -101,6 +104,7 @@ class LaneHandle:
             self.ready.clear()
             self._child = None
             self._is_full = False
+            self._parts = []
         for question in list(self._asked):
             self._answered(question, None)
         return how and f"{child} ended with {how}"
@@ -131,8 +135,12 @@ class LaneHandle:
             self._started = True
             self.ready.set()
             self._give_orders()
+        elif "part" in answer:
+            self._parts.append(answer["part"])
         elif "snapshot" in answer:
-            self._answered(ORDER_REPORT, answer["snapshot"])
+            found, parts, self._parts = answer["snapshot"], self._parts, []
+            found["core"]["jobs"], found["report"] = put_together(parts)
+            self._answered(ORDER_REPORT, found)
         elif "pong" in answer:
             self._answered(ORDER_PING, None)
 
@@ -165,14 +173,14 @@ class LaneHandle:
 
         Raises TimeoutError if it does not answer in time. All who ask meanwhile share the answer.
         """
-        found: dict[str, Any] | None = await self._ask(ORDER_REPORT)
+        found: dict[str, Any] | None = await self._ask(ORDER_REPORT, REPORT_SECONDS)
         return found
 
     async def ping(self) -> None:
         """Return once the lane has shown that it lives, or if it has no process; as `snapshot`."""
-        await self._ask(ORDER_PING)
+        await self._ask(ORDER_PING, PING_SECONDS)
 
-    async def _ask(self, question: bytes) -> Any:
+    async def _ask(self, question: bytes, seconds: float) -> Any:
         if not self.ready.is_set():
             return None
         answer = self._asked.get(question)
@@ -181,7 +189,7 @@ class LaneHandle:
             self._orders.ask(question)
             self._maybe_give_orders()
         try:
-            return await asyncio.wait_for(asyncio.shield(answer), REPORT_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(answer), seconds)
         except TimeoutError:  # the lane may have lost the question: the next one asks anew
             if self._asked.get(question) is answer and not self._orders.waits(question):
                 del self._asked[question]

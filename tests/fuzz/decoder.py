@@ -117,7 +117,7 @@ class LaneFuzzer:
         self.check()
 
     def check(self) -> None:
-        snapshot = self.lane.core.snapshot()
+        snapshot = self.lane.snapshot()
         assert set(snapshot["jobs"]) == {"healthy"}, snapshot
         assert snapshot["sessions"] == 2, snapshot
         spec = Spec(number=self.number)

@@ -103,9 +103,7 @@ class SimCluster:
                 raise StuckError(self.report())
 
     def _progress(self) -> tuple[int, ...]:
-        jobs = [
-            job for lane in self.lanes.values() for job in lane.core.snapshot()["jobs"].values()
-        ]
+        jobs = [job for lane in self.lanes.values() for job in lane.snapshot()["jobs"].values()]
         return (
             sum(state.joined for state in self.states),
             sum(job["contributions"] for job in jobs),
@@ -205,7 +203,7 @@ class SimCluster:
         self.pump(lambda: all(operation.done for operation in operations))
 
     def report(self) -> str:
-        lines = [f"{place}: {lane.core.snapshot()['jobs']}" for place, lane in self.lanes.items()]
+        lines = [f"{place}: {lane.snapshot()['jobs']}" for place, lane in self.lanes.items()]
         lines += [
             f"rank {rank}: {state.counters()} {state.error}"
             for rank, state in enumerate(self.states)

@@ -7,6 +7,7 @@ from typing import Any
 
 from reducer.core import events
 from reducer.core.lane import Lane
+from reducer.core.report import put_together
 from reducer.core.settings import LaneSettings
 from reducer.errors import PEER_ERRORS
 from reducer.kernels import KernelSet, load
@@ -153,6 +154,15 @@ class SimLane:
         self.sessions[session.number] = session
         self.feed(events.Opened(session.number))
         return session
+
+    def snapshot(self) -> dict[str, Any]:
+        """The lane's numbers, with those of each job or group."""
+        jobs, _ = put_together(self.core.parts(self.now))
+        return {**self.core.snapshot(), "jobs": jobs}
+
+    def report(self) -> dict[str, Any]:
+        """Who is here and who is waited for, by run."""
+        return put_together(self.core.parts(self.now))[1]
 
     def tick(self, seconds: float = 0.05) -> None:
         """Time goes by, with ticks on the way: a late one would blame nobody."""

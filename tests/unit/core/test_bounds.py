@@ -73,7 +73,7 @@ def test_questions_share_one_walk_over_waiting_rounds_a_heartbeat() -> None:
     for _ in range(1_000):
         for worker in workers:
             ask(worker)
-    numbers = lane.core.snapshot()["jobs"]["job"]
+    numbers = lane.snapshot()["jobs"]["job"]
     assert (numbers["stats_walks"], numbers["stats_shared"]) == (1, 2_999)
     assert [len(answers(worker)) for worker in workers] == [1_000] * 3
     workers[0].contribute(Spec(), data=bytes(32))
@@ -84,7 +84,7 @@ def test_questions_share_one_walk_over_waiting_rounds_a_heartbeat() -> None:
     ask(workers[1])
     (later,) = answers(workers[1])
     assert later.held_bytes == early.held_bytes and later.waiting
-    assert lane.core.snapshot()["jobs"]["job"]["stats_walks"] == 2
+    assert lane.snapshot()["jobs"]["job"]["stats_walks"] == 2
 
 
 def test_the_numbers_for_metrics_cost_no_more_for_rounds_that_are_open() -> None:
@@ -95,8 +95,8 @@ def test_the_numbers_for_metrics_cost_no_more_for_rounds_that_are_open() -> None
         worker, _ = join_all(lane, 2)
         for number in range(rounds):
             worker.contribute(Spec(number=number), data=bytes(32))
-        assert lane.core.snapshot()["jobs"]["job"]["open_rounds"] == rounds
-        return cpu(lambda: [lane.core.snapshot() for _ in range(20)])
+        assert lane.snapshot()["jobs"]["job"]["open_rounds"] == rounds
+        return cpu(lambda: [lane.snapshot() for _ in range(20)])
 
     assert scrape(4_000) < 4 * scrape(100)
 
@@ -638,7 +638,8 @@ def test_a_report_of_many_runs_shows_a_number_of_waiting_rounds() -> None:
             name = f"{key}".ljust(2 * KEY_SHOWN, "x")
             worker.announce(name)
             worker.contribute(Spec(key=name), data=bytes(32))
-    reports = lane.core.report(lane.now + WAITING_SECONDS)["runs"]
+    lane.now += WAITING_SECONDS
+    reports = lane.report()["runs"]
     rows = [row for report in reports for row in report["waiting"]]
     assert len(reports) == runs and len(rows) == MAX_ROUNDS_IN_ALL
     assert {len(row["key"]) for row in rows} == {KEY_SHOWN}

@@ -136,7 +136,7 @@ def test_the_ranks_are_told_what_has_failed() -> None:
     for worker in workers:
         error = worker.error()
         assert error.code == ErrorCode.INTERNAL and "memory 5" in error.message
-    assert lane.core.snapshot()["errors"]["internal"] == 1
+    assert lane.snapshot()["errors"]["internal"] == 1
 
 
 def test_a_bug_while_results_are_freed_keeps_no_buffer() -> None:
@@ -209,7 +209,7 @@ def test_a_bug_in_a_tick_ends_a_run_that_forms(changed: bool) -> None:
     for worker in waiting:
         assert worker.error().code == ErrorCode.INTERNAL
     assert not lane.core._roster.forming and not failing
-    assert lane.core.snapshot()["errors"]["internal"] == len(waiting)
+    assert lane.snapshot()["errors"]["internal"] == len(waiting)
 
 
 def test_what_a_chunk_has_given_up_is_not_dropped_with_its_run() -> None:
@@ -253,7 +253,7 @@ def test_a_connection_that_could_not_be_counted_keeps_no_room() -> None:
     for worker in (workers[0], again):
         worker.session.lose()
     lane.tick(10.0)
-    assert lane.core.snapshot()["reserved_bytes"] == 0 and not connections._of
+    assert lane.snapshot()["reserved_bytes"] == 0 and not connections._of
 
 
 @pytest.mark.parametrize("what", ["sessions", "incarnations"])

@@ -93,7 +93,7 @@ def test_what_was_on_its_way_is_sent_again_and_counts_once() -> None:
     workers[1].contribute(Spec(), data=data(1))
     for worker in (back, workers[1]):
         assert worker.results() == [total(2)]
-    numbers = lane.core.snapshot()["jobs"]["job"]
+    numbers = lane.snapshot()["jobs"]["job"]
     assert (numbers["duplicates"], numbers["reconnects"], numbers["failovers"]) == (1, 1, 0)
 
 
@@ -357,7 +357,7 @@ def test_streams_of_living_slots_stay_and_moved_ones_are_dropped_with_what_was_o
     assert workers[0].results() == [total(2)]
     workers[1].contribute(other, data=data(1), route=1)  # it was on its way
     assert workers[1].session.closed is None
-    snapshot = lane.core.snapshot()["jobs"]["job"]
+    snapshot = lane.snapshot()["jobs"]["job"]
     assert (snapshot["contributions"], snapshot["open_rounds"]) == (3, 0)
     assert (snapshot["failovers"], snapshot["reconnects"]) == (1, 0)
 
@@ -392,7 +392,7 @@ def test_what_every_rank_holds_by_way_of_an_earlier_stream_is_soon_forgotten() -
     assert lane.held
     workers[0].session.send(heartbeat(entry, route=1))
     assert not lane.held
-    assert lane.core.snapshot()["jobs"]["job"]["open_rounds"] == 0
+    assert lane.snapshot()["jobs"]["job"]["open_rounds"] == 0
     lane.tick(0.3)
     told, *_ = workers[0].read(MessageKind.HEARTBEAT)
     assert (told.payload or b"")[8:] == position(8, 0).to_bytes(8, "little")
@@ -464,7 +464,7 @@ def test_a_new_run_takes_the_room_of_one_that_all_have_gone_from() -> None:
         worker.session.lose()
     for worker in join_all(lane, 2, run_id="next"):
         assert not worker.read(MessageKind.ERROR)
-    assert len(lane.core.snapshot()["jobs"]) == 1
+    assert len(lane.snapshot()["jobs"]) == 1
 
 
 def test_a_lane_that_drains_ends_when_every_run_has_gone() -> None:

@@ -140,7 +140,7 @@ def test_a_duplicate_is_dropped_counted_and_answered_from_the_cache() -> None:
     workers[1].report("x", position(1, 0))
     workers[0].contribute(Spec(), data=data[0])
     assert workers[0].results() == []  # stable: nobody needs it
-    assert lane.core.snapshot()["jobs"]["job"]["duplicates"] == 3
+    assert lane.snapshot()["jobs"]["job"]["duplicates"] == 3
     assert not lane.held
 
 
@@ -159,7 +159,7 @@ def test_a_duplicate_with_other_bytes_stops_the_job(complete: bool) -> None:
         assert "rank 0 sent two different contributions for key 'x' round 0" in error.message
         worker.session.lose()
     assert not lane.held
-    assert lane.core.snapshot()["reserved_bytes"] == 0
+    assert lane.snapshot()["reserved_bytes"] == 0
 
 
 # --- mismatch -------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_a_mismatch_is_one_text_for_all_and_the_key_goes_on(other: Spec, odd_ran
         lane.tick(2.7)
         for worker in workers:
             worker.report("none", 0)  # all are there
-    assert lane.core.snapshot()["jobs"]["job"]["keys"] == 0
+    assert lane.snapshot()["jobs"]["job"]["keys"] == 0
 
 
 def test_of_many_calls_that_disagree_the_first_are_named_and_the_others_counted() -> None:
@@ -261,7 +261,7 @@ def test_descriptions_leave_a_bounded_number_of_records() -> None:
     kept = room // 2 // ROUND
     for number in range(10 * kept):
         describe(workers[0], Spec(number=number))
-    numbers = lane.core.snapshot()["jobs"]["job"]
+    numbers = lane.snapshot()["jobs"]["job"]
     assert numbers["record_bytes"] <= room // 2
     for number in (3, kept + 5):  # kept, and not
         describe(workers[1], Spec(number=number, count=9))
@@ -448,7 +448,7 @@ def test_ten_thousand_keys_used_once_leave_nothing_behind() -> None:
         lane.tick(1.1)
         for worker in workers:
             worker.report("none", 0)
-    assert lane.core.snapshot()["jobs"]["job"]["keys"] == 0
+    assert lane.snapshot()["jobs"]["job"]["keys"] == 0
     for worker in workers:
         worker.contribute(Spec(key="key-5", number=1), data=bytes(32), done=position(1, 0))
         assert worker.session.closed is None
@@ -542,7 +542,7 @@ def test_who_gives_up_ends_the_run_for_all() -> None:
     lost = messages.Error(int(ErrorCode.PEER_LOST), "rank 2 is lost: reset", 2, "lost")
     workers[1].session.send(control(lost))
     assert workers[0].error() == lost
-    assert lane.core.snapshot()["jobs"] == {}
+    assert lane.snapshot()["jobs"] == {}
     assert not lane.held
 
     workers = join_all(lane, 3)
@@ -562,7 +562,7 @@ def test_a_run_that_everybody_has_gone_from_is_forgotten() -> None:
     assert lane.held
     lane.tick(0.2)
     assert not lane.held
-    snapshot = lane.core.snapshot()
+    snapshot = lane.snapshot()
     assert (snapshot["jobs"], snapshot["reserved_bytes"]) == ({}, 0)
 
 
@@ -592,7 +592,7 @@ def test_a_rank_that_has_done_its_part_may_leave_before_the_others() -> None:
     lane.tick(1.0)
     assert workers[0].session.closed is None
     workers[0].bye()
-    assert lane.core.snapshot()["jobs"] == {}
+    assert lane.snapshot()["jobs"] == {}
     assert not lane.held
 
 

@@ -44,7 +44,7 @@ def test_of_many_absent_ranks_the_first_are_named_and_all_are_counted() -> None:
     told = messages.decode(messages.Pending, frame.payload or b"")
     assert told.absent == (*range(5), *range(6, 65))
     assert told.absent_count == 8_191
-    (forming,) = lane.core.report(lane.now)["forming"]
+    (forming,) = lane.report()["forming"]
     assert (forming["joined"], forming["absent"][:6]) == (1, [0, 1, 2, 3, 4, 6])
     assert len(forming["absent"]) < 100
 
@@ -246,7 +246,7 @@ def test_a_run_id_in_use_is_refused_for_a_new_run() -> None:
 def test_the_memory_of_a_job_is_reserved_at_join_and_given_back() -> None:
     lane = SimLane(budget=4 << 20, credit=1 << 30)
     join_all(lane, 2)
-    reserved = lane.core.snapshot()["reserved_bytes"]
+    reserved = lane.snapshot()["reserved_bytes"]
     assert (1 << 20) - 4 * 4_096 < reserved <= 1 << 20  # a quarter: others come after it
     for worker in join_all(lane, 100, job="second"):
         error = worker.error()
@@ -255,9 +255,9 @@ def test_the_memory_of_a_job_is_reserved_at_join_and_given_back() -> None:
     for session in list(lane.sessions.values()):
         session.lose()
     lane.tick(5.1)
-    assert lane.core.snapshot()["reserved_bytes"] == 0
+    assert lane.snapshot()["reserved_bytes"] == 0
     join_all(lane, 2, job="second")
-    assert lane.core.snapshot()["reserved_bytes"] > 0
+    assert lane.snapshot()["reserved_bytes"] > 0
 
 
 def test_a_small_budget_shrinks_the_credit_to_one_chunk() -> None:
@@ -340,12 +340,12 @@ def test_a_run_id_may_be_used_again_as_soon_as_all_have_gone() -> None:
     """A supervisor restarts a job with a fixed run id at once, before the grace is over."""
     lane = SimLane(budget=1 << 30)
     workers = join_all(lane, 2)
-    reserved = lane.core.snapshot()["reserved_bytes"]
+    reserved = lane.snapshot()["reserved_bytes"]
     for worker in workers:
         worker.session.lose()
     again = [Scripted(lane, rank, 2, run_id="run", incarnation=b"n" * 16) for rank in range(2)]
     assert {welcome(worker).run_id for worker in again} == {"run"}
-    assert lane.core.snapshot()["reserved_bytes"] == reserved
+    assert lane.snapshot()["reserved_bytes"] == reserved
 
 
 def test_what_a_dead_run_held_is_freed_even_if_its_successor_is_refused() -> None:
@@ -357,7 +357,7 @@ def test_what_a_dead_run_held_is_freed_even_if_its_successor_is_refused() -> Non
     refused = Scripted(lane, 5, 2, run_id="run", incarnation=b"n" * 16)
     assert refused.error().code == ErrorCode.JOIN
     assert not lane.held
-    assert lane.core.snapshot()["reserved_bytes"] == 0
+    assert lane.snapshot()["reserved_bytes"] == 0
 
 
 def group(lane: SimLane, name: str, world: int = 2, **kwargs: Any) -> list[Scripted]:
@@ -418,9 +418,9 @@ def test_a_new_group_ends_no_other_of_its_run_that_is_between_two_connections() 
     for worker in group(lane, "a"):
         worker.session.lose()
     group(lane, "b")
-    assert set(lane.core.snapshot()["jobs"]) == {"job#a", "job#b"}
+    assert set(lane.snapshot()["jobs"]) == {"job#a", "job#b"}
     join_all(lane, 2, run_id="next#a")  # the job was started anew, and takes their place
-    assert {run["run_id"] for run in lane.core.report(lane.now)["runs"]} == {"run#b", "next#a"}
+    assert {run["run_id"] for run in lane.report()["runs"]} == {"run#b", "next#a"}
 
 
 def test_a_job_that_is_named_as_another_ones_group_is_told_apart() -> None:
@@ -429,7 +429,7 @@ def test_a_job_that_is_named_as_another_ones_group_is_told_apart() -> None:
     join_all(lane, 2, job="victim", run_id="run#g")
     join_all(lane, 3, job="victim#g")
     join_all(lane, 1, job="victim%23g")
-    jobs = lane.core.snapshot()["jobs"]
+    jobs = lane.snapshot()["jobs"]
     assert {title: job["world_size"] for title, job in jobs.items()} == {
         "victim#g": 2, "victim%23g": 3, "victim%2523g": 1,
     }  # fmt: skip
@@ -450,7 +450,7 @@ def test_ranks_of_groups_are_not_counted_as_those_of_the_job() -> None:
         members[1 - late].contribute(Spec(), data=bytes(32))
         lane.now += 2.0
         members[late].contribute(Spec(), data=bytes(32))
-    numbers = lane.core.snapshot()["jobs"]
+    numbers = lane.snapshot()["jobs"]
     assert {title: dict(n["lateness"]) for title, n in numbers.items()} == {
         "job": {0: pytest.approx(2.0)}, "job#odd": {1: pytest.approx(2.0)},
     }  # fmt: skip

@@ -20,8 +20,8 @@ def lane_of(world: int) -> tuple[SimLane, list[Scripted]]:
 
 def waited(lane: SimLane) -> dict[int, float]:
     """By rank, as metrics and `reducer status` get it."""
-    found = dict(lane.core.snapshot()["jobs"]["job"]["lateness"])
-    (run,) = lane.core.report(lane.now)["runs"]
+    found = dict(lane.snapshot()["jobs"]["job"]["lateness"])
+    (run,) = lane.report()["runs"]
     assert found == dict(run["lateness"])
     return found
 
@@ -56,7 +56,7 @@ def test_the_last_rank_of_a_round_is_counted_once_however_many_chunks_it_sends()
     for number, last in enumerate((1, 0, 1)):
         for rank in (1 - last, last):
             workers[rank].contribute_all(Spec(number=number, count=3_072), 3 * CHUNK)
-    assert dict(lane.core.snapshot()["jobs"]["job"]["late"]) == {1: 2, 0: 1}
+    assert dict(lane.snapshot()["jobs"]["job"]["late"]) == {1: 2, 0: 1}
 
 
 def test_a_second_counts_once_however_many_chunks_wait_in_it() -> None:
@@ -99,17 +99,17 @@ def test_a_report_names_who_is_absent_now_and_from_what() -> None:
     workers[0].announce("layer")
     for rank in (0, 2):
         workers[rank].contribute(Spec(key="layer"), data=bytes(32))
-    (run,) = lane.core.report(lane.now)["runs"]
+    (run,) = lane.report()["runs"]
     assert run["waiting"] == []  # that is traffic
     lane.tick(4.0)
-    (run,) = lane.core.report(lane.now)["runs"]
+    (run,) = lane.report()["runs"]
     (waiting,) = run["waiting"]
     assert (waiting["key"], waiting["round"], waiting["absent"]) == ("layer", 0, [1])
     assert waiting["age_ms"] == pytest.approx(4_000, abs=100)
     assert (run["world_size"], run["connected"], run["open_rounds"]) == (3, 3, 1)
     workers[1].session.lose("connection reset")
     lane.tick(0.1)
-    (run,) = lane.core.report(lane.now)["runs"]
+    (run,) = lane.report()["runs"]
     assert (run["connected"], run["lost"]) == (2, [1])
 
 
@@ -117,7 +117,7 @@ def test_a_report_names_who_has_not_joined() -> None:
     lane = SimLane()
     for rank in (0, 3):
         Scripted(lane, rank, 4)
-    report = lane.core.report(lane.now)
+    report = lane.report()
     assert report["runs"] == []
     assert report["forming"] == [
         {"job": "job", "title": "job", "run_id": "", "world_size": 4, "joined": 2, "absent": [1, 2]}

@@ -66,4 +66,4 @@ def test_of_an_error() -> None:
     Scripted(lane, 0, 3, run_id="other")
     Scripted(lane, 1, 2, run_id="other")
     assert last(lane, "world size") == {"session": 4, "job": "job", "code": "join"}
-    assert lane.core.snapshot()["errors"]["join"] == 1
+    assert lane.snapshot()["errors"]["join"] == 1

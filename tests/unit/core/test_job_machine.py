@@ -149,7 +149,7 @@ class JobMachine(RuleBasedStateMachine):
             assert state.error is None
             assert state.counters()["staging_bytes"] == 0
         for lane in self.cluster.lanes.values():
-            job = lane.core.snapshot()["jobs"]["job"]
+            job = lane.snapshot()["jobs"]["job"]
             assert (job["open_rounds"], job["keys"]) == (0, 0)
 
     def _check(self, round_: dict[int, Any]) -> None:

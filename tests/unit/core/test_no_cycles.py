@@ -111,7 +111,7 @@ def test_nothing_is_left_to_the_collector(
             session.lose()
         lane.sessions.clear()
     lane.tick(6.0)  # a run that nobody comes back to
-    assert lane.core.snapshot()["jobs"] == {}
+    assert lane.snapshot()["jobs"] == {}
     gc.collect()
     # The sessions of a SimLane know themselves; those of a lane process have a test of their own.
     left = [type(o).__name__ for o in saved if type(o).__module__.startswith("reducer.core")]

@@ -64,19 +64,19 @@ def test_a_share_of_memory_is_given_back() -> None:
         for worker in workers:
             worker.bye()
             worker.session.lose()
-    assert lane.core.snapshot()["reserved_bytes"] == 0
+    assert lane.snapshot()["reserved_bytes"] == 0
 
 
 def test_the_room_of_a_run_that_is_over_is_its_own_until_its_connections_end() -> None:
     """They may hold results that nobody reads; a new run of the job that needs it cuts them off."""
     lane = SimLane(budget=8 * SHARE, credit=CREDIT)
     workers = join_all(lane, 4)
-    reserved = lane.core.snapshot()["reserved_bytes"]
+    reserved = lane.snapshot()["reserved_bytes"]
     for worker in workers:
         worker.bye()
         worker.read(MessageKind.WELCOME)
     workers[0].session.lose()
-    assert lane.core.snapshot()["reserved_bytes"] == reserved
+    assert lane.snapshot()["reserved_bytes"] == reserved
     others = join_all(lane, 4, job="another")
     assert "are free: raise --memory" in others[0].error().message
     for worker in join_all(lane, 4, run_id="next"):
@@ -84,10 +84,10 @@ def test_the_room_of_a_run_that_is_over_is_its_own_until_its_connections_end() -
     assert {worker.session.closed for worker in workers[1:]} == {
         "the run is over, and the next one needs its memory"
     }
-    assert lane.core.snapshot()["reserved_bytes"] == reserved
+    assert lane.snapshot()["reserved_bytes"] == reserved
     for worker in workers[1:]:
         worker.session.lose()
-    assert lane.core.snapshot()["reserved_bytes"] == reserved
+    assert lane.snapshot()["reserved_bytes"] == reserved
 
 
 def test_a_run_that_wants_all_memory_leaves_room_for_those_that_come_after_it() -> None:
@@ -99,7 +99,7 @@ def test_a_run_that_wants_all_memory_leaves_room_for_those_that_come_after_it() 
             name = f"run#{members}/{number}"
             workers = join_all(lane, members, run_id=name)
             assert all(worker.read(MessageKind.WELCOME) for worker in workers), name
-            taken = free - (400 * SHARE - lane.core.snapshot()["reserved_bytes"])
+            taken = free - (400 * SHARE - lane.snapshot()["reserved_bytes"])
             assert free / 5 < taken <= free / 4
             free -= taken
 
@@ -116,7 +116,7 @@ def test_what_a_rank_does_not_read_and_what_it_sends_have_room_that_is_reserved(
     """A frame whose end does not come took 64 KiB of nobody's room for each rank."""
     lane = SimLane(budget=(1 + SHARES_BESIDE_RANKS) * share_of(2 * 4_096), credit=CREDIT)
     worker = join_all(lane, 1)[0]
-    assert lane.core.snapshot()["reserved_bytes"] > 3 * LEAST_FRAMES
+    assert lane.snapshot()["reserved_bytes"] > 3 * LEAST_FRAMES
     long = heartbeat(*[(key, 1) for key in range(4_096)])
     worker.session.send(long)
     assert worker.session.closed is None
@@ -172,7 +172,7 @@ def test_a_world_for_which_a_lane_has_no_descriptors_is_refused_at_once() -> Non
     text = refused_for(Scripted(lane, 1, 449, job="a"))
     assert "job 'a' has 449 workers" in text and "may open 1,024 files, half of them" in text
     assert "needs a limit of 1,026: raise it (ulimit -n)" in text
-    assert lane.core.snapshot()["forming"] == 0
+    assert lane.snapshot()["forming"] == 0
     assert Scripted(lane, 1, 448, job="a").read(MessageKind.PENDING)
 
 

@@ -122,7 +122,7 @@ def test_a_run_that_fills_its_room_ends_alone(
 
 
 def jobs(lane: SimLane, name: str) -> list[dict[str, int]]:
-    return [job for title, job in lane.core.snapshot()["jobs"].items() if title == name]
+    return [job for title, job in lane.snapshot()["jobs"].items() if title == name]
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def handle() -> LaneHandle:
 
 def test_a_question_that_a_lane_has_lost_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """/healthz was 503 for ever, while the jobs worked."""
-    monkeypatch.setattr(lanes, "REPORT_SECONDS", 0.01)
+    monkeypatch.setattr(lanes, "PING_SECONDS", 0.01)
 
     async def run() -> None:
         lane = handle()

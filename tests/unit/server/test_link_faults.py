@@ -103,9 +103,9 @@ class Lane:
         async with asyncio.timeout(5):
             while not self.shell.counters.internal_errors:
                 await asyncio.sleep(0)
-        snapshot = self.shell._lane.snapshot()
-        assert self.connection.is_closing() and not snapshot["jobs"]
-        assert snapshot["errors"]["internal"] == self.shell.counters.internal_errors == 1
+        core = self.shell._lane
+        assert self.connection.is_closing() and not list(core.parts(0.0))
+        assert core.snapshot()["errors"]["internal"] == self.shell.counters.internal_errors == 1
         assert self.shell.counters.protocol_errors == 0 and self.line.reads
 
 
@@ -124,7 +124,7 @@ def test_what_was_decrypted_and_could_not_be_taken(
         await rest(lane.shell, lane.connection)
         worker.write(GREETING)
         link.buffer_updated(0)
-        assert lane.shell._lane.snapshot()["jobs"]
+        assert list(lane.shell._lane.parts(0.0))
         await rest(lane.shell, lane.connection)  # now it is its job's
         if held:
             lane.connection.turn.spent = SECONDS

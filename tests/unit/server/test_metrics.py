@@ -61,7 +61,7 @@ def lane_part(lane: SimLane, number: int = 0, **changes: Any) -> dict[str, Any]:
     return {
         **dict.fromkeys(counters, 0),
         "lane": number, "kernels": "native", "compiled": True,
-        "core": lane.core.snapshot(), "report": lane.core.report(lane.now), **changes,
+        "core": lane.snapshot(), "report": lane.report(), **changes,
     }  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def test_every_number_of_a_job_is_shown() -> None:
     lane = SimLane()
     join_all(lane, 1)
     shown = {series.field for series in metrics.catalogue()} | {"round_counts"}
-    assert set(lane.core.snapshot()["jobs"]["job"]) - {"waiting"} <= shown
+    assert set(lane.snapshot()["jobs"]["job"]) - {"waiting"} <= shown
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def turn(cluster: SimCluster, *keys: str) -> None:
 
 def comparisons(cluster: SimCluster) -> int:
     """Keys of the client's own that the lanes have seen, and their rounds."""
-    (job,) = cluster.lanes[0, 0].core.snapshot()["jobs"].values()
+    (job,) = cluster.lanes[0, 0].snapshot()["jobs"].values()
     return int(job["rounds"])
 
 

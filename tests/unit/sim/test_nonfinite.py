@@ -89,7 +89,7 @@ def test_two_ranks_in_all_orders_of_arrival(kernels: KernelSet, dtype: DType) ->
     for number, order in enumerate(itertools.permutations(range(4))):
         operations = reduce(cluster, f"k{number}", inputs, list(order), dtype=int(dtype))
         assert said(operations) == {(Flag.NAN | Flag.NONFINITE, (1, 0))}
-    (job,) = cluster.lanes[0, 0].core.snapshot()["jobs"].values()
+    (job,) = cluster.lanes[0, 0].snapshot()["jobs"].values()
     assert job["nonfinite"] == ((1, 24),)
 
 

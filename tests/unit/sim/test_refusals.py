@@ -67,7 +67,7 @@ def storm(seed: int) -> None:
     assert [state.counters()["live_rounds"] for state in cluster.states] == [0] * world
     cluster.settle(12.0)
     for lane in cluster.lanes.values():
-        job = lane.core.snapshot()["jobs"]["job"]
+        job = lane.snapshot()["jobs"]["job"]
         assert (job["open_rounds"], job["keys"]) == (0, 0)
     for state in cluster.states:
         assert state.counters()["unanswered"] == 0

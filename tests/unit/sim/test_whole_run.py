@@ -67,7 +67,7 @@ def test_a_run_leaves_nothing_behind_however_its_streams_are_cut(cut: int) -> No
     cluster.leave()
     assert cluster.held == 0
     for lane in cluster.lanes.values():
-        snapshot = lane.core.snapshot()
+        snapshot = lane.snapshot()
         assert snapshot["jobs"] == {}
         assert (snapshot["sessions"], snapshot["forming"], snapshot["reserved_bytes"]) == (0, 0, 0)
     for state in cluster.states:
