@@ -137,6 +137,10 @@ def _hooks(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
         model = DistributedDataParallel(_net(), bucket_cap_mb=0.01)
         model.register_comm_hook(None, hook)
         yield hook.__name__, _train(model, rank)
+    for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+        model = DistributedDataParallel(_net(), bucket_cap_mb=0.01, find_unused_parameters=True)
+        model._register_builtin_comm_hook(kind)
+        yield f"built-in {kind}", _train(model, rank)
     if not dist.is_nccl_available():  # torch's own limit
         model = DistributedDataParallel(_net())
         with pytest.raises(TypeError, match="BF16"):

@@ -16,6 +16,13 @@ from reducer_client.torch.calls import Calls
 from reducer_client.torch.collective import collective
 from reducer_client.torch.inner import InnerGroups
 from reducer_client.torch.memory import resolved, with_memory
+from reducer_client.torch.overloads import (
+    all_to_all_single_within,
+    alltoall_within,
+    gather_one,
+    overloads,
+    scatter_one,
+)
 
 Tensors = list[torch.Tensor]
 
@@ -52,37 +59,53 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
         return self._fill(tensors, lambda plain: inner.recv_anysource(plain, tag))
 
     @collective("scatter")
-    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
-        options = opts or ScatterOptions()
-        inner, sent = self._inner.find(outputs[0].device), [_plain(parts) for parts in inputs]
-        return self._fill(outputs, lambda plain: inner.scatter(plain, sent, options))
+    @overloads(scatter_one)
+    def scatter(
+        self,
+        output_tensors: Tensors,
+        input_tensors: list[Tensors],
+        opts: ScatterOptions | None = None,
+    ) -> Any:
+        options, inner = opts or ScatterOptions(), self._inner.find(output_tensors[0].device)
+        sent = [_plain(parts) for parts in input_tensors]
+        return self._fill(output_tensors, lambda plain: inner.scatter(plain, sent, options))
 
     @collective("gather")
-    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+    @overloads(gather_one)
+    def gather(
+        self,
+        output_tensors: list[Tensors],
+        input_tensors: Tensors,
+        opts: GatherOptions | None = None,
+    ) -> Any:
         options = opts or GatherOptions()
-        inner, sent = self._inner.find(inputs[0].device), _plain(inputs)
-        if not outputs:  # on every rank but the root
+        inner, sent = self._inner.find(input_tensors[0].device), _plain(input_tensors)
+        if not output_tensors:  # on every rank but the root
             return inner.gather([], sent, options)
-        return self._fill(outputs[0], lambda plain: inner.gather([plain], sent, options))
+        return self._fill(output_tensors[0], lambda plain: inner.gather([plain], sent, options))
 
     @collective("all_to_all")
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
+    @overloads(alltoall_within)
+    def alltoall(
+        self, output_tensors: Tensors, input_tensors: Tensors, opts: AllToAllOptions | None = None
+    ) -> Any:
         options = opts or AllToAllOptions()
-        inner, sent = self._inner.find(inputs[0].device), _plain(inputs)
-        return self._fill(outputs, lambda plain: inner.alltoall(plain, sent, options))
+        inner, sent = self._inner.find(input_tensors[0].device), _plain(input_tensors)
+        return self._fill(output_tensors, lambda plain: inner.alltoall(plain, sent, options))
 
     @collective("all_to_all")
+    @overloads(all_to_all_single_within)
     def all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        output_splits: list[int],
-        input_splits: list[int],
-        opts: Any = None,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: AllToAllOptions | None = None,
     ) -> Any:
         options = opts or AllToAllOptions()
         inner, (sent,) = self._inner.find(input.device), _plain([input])
-        splits = (output_splits, input_splits)
+        splits = (output_split_sizes, input_split_sizes)
         return self._fill(
             [output], lambda plain: inner.alltoall_base(*plain, sent, *splits, options)
         )

@@ -15,6 +15,12 @@ from reducer_client.torch.packing import Packing
 Tensors = Sequence[torch.Tensor]
 
 
+def check_root(call: str, root: int, world_size: int) -> None:
+    """ValueError unless the root is a rank of the group."""
+    if not 0 <= root < world_size:
+        raise ValueError(f"{call}: expected a root from 0 to {world_size - 1}, got {root}")
+
+
 def check_list(call: str, of_ranks: Tensors, own: torch.Tensor, world_size: int) -> None:
     """ValueError unless there is one tensor for each rank, of the shape of ``own``."""
     who = f"{call} over {world_size} ranks"

@@ -37,12 +37,22 @@ from reducer_client.torch.calls import AnyGroup, Calls, Submit
 from reducer_client.torch.collective import collective, untraced
 from reducer_client.torch.delegate import DelegatingGroup
 from reducer_client.torch.forming import Formation, form_hierarchy
-from reducer_client.torch.handover import hand_over_lasting_works
+from reducer_client.torch.handover import hand_over_lasting_works, take_python_hooks
 from reducer_client.torch.hierarchy import Hierarchy
 from reducer_client.torch.inner import InnerGroups
 from reducer_client.torch.options import Options
+from reducer_client.torch.overloads import (
+    allgather_one,
+    allreduce_by,
+    allreduce_one,
+    barrier_within,
+    broadcast_one,
+    overloads,
+    reduce_one,
+    reduce_scatter_one,
+)
 from reducer_client.torch.packing import Packing
-from reducer_client.torch.parts import check_list, check_lists, check_pairs, check_parts
+from reducer_client.torch.parts import check_list, check_lists, check_pairs, check_parts, check_root
 from reducer_client.torch.reduction import (
     FlatReduction,
     HierarchicalReduction,
@@ -55,6 +65,7 @@ from reducer_client.torch.tensors import check_reducible, movable, reducible, sc
 from reducer_client.torch.works import CallWork, Handle
 
 Tensors = list[torch.Tensor]
+SumOptions = AllreduceOptions | AllreduceCoalescedOptions
 
 
 def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
@@ -69,6 +80,7 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
     if parent is not None and parent.job and options.job is None:
         options = replace(options, job=parent.job)  # its key and certificate open its groups
     hand_over_lasting_works()
+    take_python_hooks()
     name, rank, size = str(backend.group_id), backend.group_rank, backend.group_size
     group: AnyGroup = SoloGroup()
     if size > 1:
@@ -141,7 +153,8 @@ class ReducerProcessGroup(DelegatingGroup):
         return "" if group is None else group.run_id
 
     @collective("all_reduce")
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+    @overloads(allreduce_one, allreduce_by)
+    def allreduce(self, tensors: Tensors, opts: SumOptions | None = None) -> dist.Work:
         options = opts or AllreduceOptions()
         if tensors and tensors[0].is_sparse:
             return self._all_reduce_sparse(tensors, options)
@@ -154,18 +167,22 @@ class ReducerProcessGroup(DelegatingGroup):
         return self.allreduce(tensors, opts or AllreduceCoalescedOptions())
 
     @collective("reduce")
-    def reduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+    @overloads(reduce_one)
+    def reduce(self, tensors: Tensors, opts: ReduceOptions | None = None) -> dist.Work:
         """The tensors of all ranks but the root stay as they are."""
         options = opts or ReduceOptions()
+        check_root("reduce", options.rootRank, self.size())
         mine = tensors if self.rank() == options.rootRank else [t.clone() for t in tensors]
         return self._reduction.all_reduce(
             mine, options.reduceOp, options.asyncOp, _seconds(options)
         )
 
     @collective("broadcast")
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+    @overloads(broadcast_one)
+    def broadcast(self, tensors: Tensors, opts: BroadcastOptions | None = None) -> dist.Work:
         options = opts or BroadcastOptions()
         packing, root = Packing(tensors), options.rootRank
+        check_root("broadcast", root, self.size())
 
         def submit(source: Any, target: torch.Tensor, **call: Any) -> Handle:
             array = movable(target)
@@ -175,9 +192,16 @@ class ReducerProcessGroup(DelegatingGroup):
         return self._start(submit, source, packing, tensors, options)
 
     @collective("all_gather")
-    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
-        check_list("all_gather", outputs[0], inputs[0], self.size())
-        return self._gather(Packing(outputs[0]), Packing(inputs), outputs[0], opts)
+    @overloads(allgather_one)
+    def allgather(
+        self,
+        output_tensors: list[Tensors],
+        input_tensors: Tensors,
+        opts: AllgatherOptions | None = None,
+    ) -> dist.Work:
+        outputs = output_tensors[0]
+        check_list("all_gather", outputs, input_tensors[0], self.size())
+        return self._gather(Packing(outputs), Packing(input_tensors), outputs, opts)
 
     @collective("all_gather")
     def all_gather_single(
@@ -193,11 +217,16 @@ class ReducerProcessGroup(DelegatingGroup):
         return self._gather(Packing(outputs, self.size()), Packing(inputs), outputs, opts)
 
     @collective("reduce_scatter")
+    @overloads(reduce_scatter_one)
     def reduce_scatter(
-        self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
+        self,
+        output_tensors: Tensors,
+        input_tensors: list[Tensors],
+        opts: ReduceScatterOptions | None = None,
     ) -> dist.Work:
-        check_list("reduce_scatter", inputs[0], outputs[0], self.size())
-        return self._scatter_sums(Packing(outputs), Packing(inputs[0]), outputs, opts)
+        inputs = input_tensors[0]
+        check_list("reduce_scatter", inputs, output_tensors[0], self.size())
+        return self._scatter_sums(Packing(output_tensors), Packing(inputs), output_tensors, opts)
 
     @collective("reduce_scatter")
     def reduce_scatter_single(
@@ -214,7 +243,8 @@ class ReducerProcessGroup(DelegatingGroup):
         return self._scatter_sums(Packing(outputs), packed, outputs, opts)
 
     @collective("barrier")
-    def barrier(self, opts: Any = None) -> dist.Work:
+    @overloads(barrier_within)
+    def barrier(self, opts: BarrierOptions | None = None) -> dist.Work:
         """As gloo's: comes after every call that was started before, on every rank.
 
         That one of them has failed is told by its own work: it may be over on another rank.
