@@ -10,6 +10,7 @@ import uvloop
 
 from reducer.core import events
 from reducer.core.lane import Lane
+from reducer.core.report import put_together
 from reducer.core.settings import MOST_SUMMED, LaneSettings
 from reducer.kernels import load
 from reducer.server.buffers import BufferPool
@@ -91,7 +92,8 @@ class CoreLane:
     @property
     def rounds(self) -> int:
         """Complete ones."""
-        return int(self.lane.snapshot()["jobs"]["bench"]["rounds"])
+        jobs, _ = put_together(self.lane.parts(0.0))
+        return int(jobs["bench"]["rounds"])
 
 
 class Sink(asyncio.Transport):
