@@ -162,12 +162,12 @@ class Budget:
         self._add(job, -size)
 
     def _add(self, job: str, size: int) -> None:
-        of_job = self._reserved_by.get(job, 0) + size
+        of_job, reserved = self._reserved_by.get(job, 0) + size, self.reserved + size
         if of_job:
             self._reserved_by[job] = of_job  # first: where this fails, nothing has changed
         else:
             self._reserved_by.pop(job, None)
-        self.reserved += size
+        self.reserved = reserved
 
 
 class Ledger:

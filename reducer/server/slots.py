@@ -87,9 +87,11 @@ class Slots:
 
     def take(self) -> int:
         """The address of an unused one."""
-        slot = self._unused.pop()
+        slot = self._unused[-1]
+        address = self._address + slot * self._size  # first: where this fails, nothing has changed
+        self._unused.pop()
         self._is_unused[slot] = 0
-        return self._address + slot * self._size
+        return address
 
     def give_back(self, address: int) -> None:
         """The slot's memory is the system's again, but for pages that used slots share with it."""

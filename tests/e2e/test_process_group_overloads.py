@@ -109,6 +109,10 @@ def _is_taken(group: Any, call: Callable[[], Any]) -> bool:
     except TypeError:  # the gloo of an older torch knows fewer forms
         assert group.name() != "reducer" and torch.__version__ < "2.13"
         return False
+    except RuntimeError as error:  # or fewer calls, which we hand to it
+        if torch.__version__ >= "2.13" or "does not support" not in str(error):
+            raise
+        return False
     return True
 
 
@@ -165,9 +169,9 @@ def _beside_gloo(rank: int, world: int, addresses: list[str], job: str, folder: 
         with pytest.raises(TypeError, match=text + r".*, got \(list\[Tensor\], root=int\)"):
             group.allreduce([torch.ones(2)], root=1)
         assert _refuses(group)
-        found = [torch.zeros(1), torch.zeros(1)]
-        group.alltoall(found, [torch.ones(1), torch.ones(1)], timeout=WITHIN).wait()  # torch's stub
-        assert found == [torch.ones(1), torch.ones(1)]
+        found, sent = [torch.zeros(1), torch.zeros(1)], [torch.ones(1), torch.ones(1)]
+        if _is_taken(group, lambda: group.alltoall(found, sent, timeout=WITHIN)):  # torch's stub
+            assert found == sent
     with _gloo(rank, world, f"{folder}/gloo") as group:
         for what, expected in _results(group, rank):
             for found, tensor in zip(ours[what], expected, strict=True):
