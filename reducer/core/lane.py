@@ -188,7 +188,7 @@ class Lane:
         return now - self._drains_since >= DRAIN_PATIENCE and not any(job.open for job in jobs)
 
     def snapshot(self) -> dict[str, Any]:
-        """Numbers for metrics, of this lane as a whole; `parts` tells those of its runs."""
+        """Returns the lane's own numbers, for metrics; `parts` returns those of its runs."""
         return {
             "lane": self._settings.lane,
             "sessions": len(self._roster.sessions),

@@ -16,7 +16,7 @@ from reducer.server.slots import Store
 from reducer.wire.header import HEADER_SIZE
 
 _ALIGN: Final = 64  # a cache line, and the width of an AVX-512 register
-_SMALLEST: Final = 4096
+SMALLEST: Final = 4096
 # Seconds without a buffer out after which the memory goes back to the system.
 IDLE_SECONDS: Final = 10.0
 # Bytes of it that a tick gives back: 3 ms where they are the smallest buffers.
@@ -64,8 +64,8 @@ class PooledBuffer:
 
 def size_class(length: int) -> int:
     """The least m x 2^k of at least ``length`` with m from 32 to 63: 3 % waste at most."""
-    if length <= _SMALLEST:
-        return _SMALLEST
+    if length <= SMALLEST:
+        return SMALLEST
     step = 1 << ((length - 1).bit_length() - 6)
     return -(-length // step) * step
 

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from reducer.core import events
 from reducer.core.buffer import Buffer
 from reducer.kernels import PART_SHIFT, KernelSet
-from reducer.server.buffers import BufferPool, PooledBuffer
+from reducer.server.buffers import SMALLEST, BufferPool, PooledBuffer
 from reducer.server.log_shares import LogShares
 from reducer.server.protocol import Connection
 from reducer.server.timeline import Timeline
@@ -27,9 +27,6 @@ from reducer.wire.header import NO_RANK
 
 logger = logging.getLogger("reducer.lane")
 
-# Results that are smaller are copied once for all who get them: one that is not read would keep a
-# whole buffer, of which this is the smallest.
-COPIED_BYTES: Final = 4_096
 _STACK_SIZE: Final = 2_048  # characters, about
 _FLAGS: Final = (1 << PART_SHIFT) - 1
 
@@ -237,7 +234,8 @@ def failure_of(output: events.Output, error: Exception) -> events.Failed | None:
 
 
 def _with_payload(frame: bytes, buffer: PooledBuffer, length: int) -> list[bytes | memoryview]:
-    if length < COPIED_BYTES:
+    """A small result is copied, once for all who get it: unread it would keep the whole buffer."""
+    if length < SMALLEST:
         return [b"".join((frame, buffer.view[:length]))]
     return [frame, buffer.share(length)]
 

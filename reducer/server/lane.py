@@ -285,7 +285,7 @@ class LaneProcess:
             asyncio.get_running_loop().call_exception_handler(context)
 
     async def _tell_parts(self) -> None:
-        """One line for each run, made in turns as those of jobs; all are sent at the end."""
+        """Make a line for each run, in turns with the jobs; send all of them at the end."""
         began = time.monotonic()
         lines = []
         for part in self._lane.parts(began):

@@ -84,6 +84,7 @@ class Connection:
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
         self._why_lost: Exception | None = None
+        self._is_lost = False
         self._is_behind = False
         self._soon: asyncio.Handle | None = None  # of `go_on`
         self._held = False
@@ -272,11 +273,18 @@ class Connection:
         self._why_lost = exc
         if self._linger:
             self._linger.cancel()
-        if not self._shell.lose_soon(self):
-            self.lose()
+        waits = False
+        try:
+            waits = self._shell.lose_soon(self)
+        finally:
+            if not waits:
+                self.lose()
 
     def lose(self) -> None:
-        """Take the last frames, and be gone; the transport is."""
+        """Take the last frames, and be gone; the transport is. Twice is once."""
+        if self._is_lost:
+            return
+        self._is_lost = True
         exc, self._why_lost = self._why_lost, None
         try:
             if self._is_read and not self._closing:

@@ -161,13 +161,12 @@ class TlsNewcomer(Newcomer):
     read it: closing at once would send RST, and RST destroys what is on its way."""
 
     __slots__ = (
-        "_done", "_incoming", "_outgoing", "_preface", "_received", "_tls", "_told", "_turns",
-        "_waits",
+        "_done", "_incoming", "_outgoing", "_preface", "_received", "_tls", "_told", "_waits",
     )  # fmt: skip
+    _gate: TlsGate
 
     def __init__(self, gate: TlsGate, context: ssl.SSLContext, preface: bytes) -> None:
         super().__init__(gate)
-        self._turns = gate
         self._waits = False
         self._preface = preface
         self._received = 0
@@ -186,7 +185,7 @@ class TlsNewcomer(Newcomer):
             self._incoming.write(_RECEIVED[:nbytes])
             if not self._waits:
                 self._waits = True
-                self._turns.work_for(self)
+                self._gate.work_for(self)
         if self._received == RECEIVED_BYTES and not self._done:
             self.refuse("oversized", f"{RECEIVED_BYTES} bytes, and no end of the handshake")
 

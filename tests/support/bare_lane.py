@@ -125,13 +125,6 @@ class Sink(asyncio.Transport):
         self.taken += sum(map(len, list_of_data))
 
 
-class UntoldError(Exception):
-    """Whose text cannot be had."""
-
-    def __str__(self) -> str:
-        raise MemoryError("injected")
-
-
 class ShellLane:
     """Core, shell, executor, pool, kernels and loop: all of a lane process but the sockets."""
 
@@ -187,7 +180,7 @@ def receive(connection: Connection, data: memoryview) -> None:
         connection.buffer_updated(size)
 
 
-async def rest(shell: LaneShell, connection: Connection) -> None:
+async def never_held(shell: LaneShell, connection: Connection) -> None:
     """Its turn does not end, however slow the machine is; if it was over, it goes on."""
     connection.turn.spent = 0.0
     shell.turns.release(connection.turn, connection)

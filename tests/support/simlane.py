@@ -156,7 +156,7 @@ class SimLane:
         return session
 
     def snapshot(self) -> dict[str, Any]:
-        """The lane's numbers, with those of each job or group."""
+        """Returns the lane's numbers, and those of each job or group."""
         jobs, _ = put_together(self.core.parts(self.now))
         return {**self.core.snapshot(), "jobs": jobs}
 

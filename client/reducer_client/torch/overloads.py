@@ -90,7 +90,7 @@ def _refusal(
 
 
 def _kind(value: object) -> str:
-    """The type, and that of the elements of a list."""
+    """Names the type; for a list, the types of its elements, too."""
     name = type(value).__name__
     if isinstance(value, (list, tuple)):
         return f"{name}[{', '.join(sorted({_kind(one) for one in value}))}]"

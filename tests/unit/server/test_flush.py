@@ -11,6 +11,7 @@ from reducer.server.buffers import BufferPool
 from reducer.server.shell import LaneShell
 from reducer.wire.header import HEADER_SIZE, pack_header
 from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, contribution, hello, receive
+from tests.support.faults import FullDisk
 
 PAYLOAD = bytes(4_096)
 
@@ -32,13 +33,6 @@ class Socket(Sink):
 
     def abort(self) -> None:
         self.aborted = True
-
-
-class FullDisk(logging.Handler):
-    """Raises where the real handlers print: as where memory ends before one is called."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        raise OSError("the log is full")
 
 
 async def a_round_of_two_chunks(*, broken: bool) -> tuple[LaneShell, list[Socket]]:

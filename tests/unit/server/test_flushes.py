@@ -12,7 +12,8 @@ import pytest
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection
 from reducer.server.shell import ENDED_AT_ONCE, FLUSHED_AT_ONCE, LOST_AT_ONCE, LaneShell
-from tests.support.bare_lane import BUDGET, KERNELS, Sink, UntoldError, bare_lane
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane
+from tests.support.faults import UntoldError
 
 FRAME = bytes(100)
 
@@ -193,6 +194,20 @@ async def no_loss_of_many() -> None:
     assert not lane.shell.connections and not lane.shell._lane.snapshot()["sessions"]
 
 
+async def no_turn_for_a_loss() -> None:
+    lane = Lane([Sink() for _ in range(LOST_AT_ONCE + 2)])
+    lane.loop.fails = 1  # type: ignore[attr-defined]
+    *others, one, last = lane.connections
+    for connection in others:
+        connection.connection_lost(None)
+    with pytest.raises(MemoryError):
+        one.connection_lost(None)
+    last.connection_lost(None)
+    await lane.wait()
+    assert not lane.shell.connections and not lane.shell._lane.snapshot()["sessions"]
+    assert not lane.shell.turns._by_job, "each leaves once"
+
+
 async def one_whose_loss_fails() -> None:
     lane = Lane([Sink() for _ in range(LOST_AT_ONCE + 3)])
     for connection in lane.connections:
@@ -206,7 +221,7 @@ async def one_whose_loss_fails() -> None:
 CASES = [
     no_callback, no_next_callback, one_that_cannot_be_ended, one_that_lacks_a_frame,
     one_that_is_queued_meanwhile, one_whose_end_fails, no_end_of_many,
-    no_loss_of_many, one_whose_loss_fails,
+    no_loss_of_many, no_turn_for_a_loss, one_whose_loss_fails,
 ]  # fmt: skip
 
 

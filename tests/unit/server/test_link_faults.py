@@ -20,14 +20,14 @@ from tests.support.bare_lane import (
     BUDGET,
     KERNELS,
     Sink,
-    UntoldError,
     bare_lane,
     contribution,
     hello,
+    never_held,
     receive,
-    rest,
 )
 from tests.support.certs import Authority, shake_hands
+from tests.support.faults import UntoldError
 from tests.support.frames import heartbeat
 
 HELLO, _PAYLOAD = hello(0, 1, 4_096)
@@ -97,7 +97,7 @@ class Lane:
     async def join(self) -> None:
         self.connection.connection_made(self.line)
         receive(self.connection, memoryview(GREETING))
-        await rest(self.shell, self.connection)
+        await never_held(self.shell, self.connection)
 
     async def check(self) -> None:
         async with asyncio.timeout(5):
@@ -121,11 +121,11 @@ def test_what_was_decrypted_and_could_not_be_taken(
     async def play(lane: Lane) -> None:
         link = TlsLink(lane.line, tls, to_lane, to_worker, lane.connection)
         link.begin()
-        await rest(lane.shell, lane.connection)
+        await never_held(lane.shell, lane.connection)
         worker.write(GREETING)
         link.buffer_updated(0)
         assert list(lane.shell._lane.parts(0.0))
-        await rest(lane.shell, lane.connection)  # now it is its job's
+        await never_held(lane.shell, lane.connection)  # now it is its job's
         if held:
             lane.connection.turn.spent = SECONDS
         worker.write(heartbeat((1, 1)))

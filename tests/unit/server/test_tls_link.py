@@ -32,7 +32,7 @@ from tests.support.bare_lane import (
     bare_lane,
     contribution,
     hello,
-    rest,
+    never_held,
 )
 from tests.support.certs import Authority, shake_hands
 from tests.support.frames import heartbeat
@@ -53,12 +53,12 @@ def test_tls_is_given_little_at_once_until_a_chunk_has_come(tmp_path: Path) -> N
         connection = shell.connection()
         link = TlsLink(Sink(), lane, to_lane, to_worker, connection)
         link.begin()
-        await rest(shell, connection)
+        await never_held(shell, connection)
         rooms = []
         for frames in (b"", greeting, 2 * heartbeat((1, 1)), data[:-1], data[-1:]):
             worker.write(frames)
             link.buffer_updated(0)
-            await rest(shell, connection)
+            await never_held(shell, connection)
             rooms.append(len(link.get_buffer(-1)))
         return rooms
 
@@ -169,7 +169,7 @@ def test_who_asks_for_new_keys_and_reads_no_answer_is_refused(tmp_path: Path) ->
     async def play(peer: Peer) -> None:
         header, payload = hello(0, 1, CHUNK)
         arrive(peer.link, peer.writer.data(pack_header(header, KERNELS.crc32c) + payload))
-        await rest(peer.shell, peer.connection)  # now it is its job's
+        await never_held(peer.shell, peer.connection)  # now it is its job's
         for unread in (0, 1):
             assert not peer.connection.is_closing()
             peer.line.unread = unread
