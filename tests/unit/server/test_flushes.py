@@ -195,17 +195,17 @@ async def no_loss_of_many() -> None:
 
 
 async def no_turn_for_a_loss() -> None:
-    lane = Lane([Sink() for _ in range(LOST_AT_ONCE + 2)])
+    lane = Lane([Sink() for _ in range(LOST_AT_ONCE + 3)])
     lane.loop.fails = 1  # type: ignore[attr-defined]
-    *others, one, last = lane.connections
+    *others, one, last, stays = lane.connections
     for connection in others:
         connection.connection_lost(None)
     with pytest.raises(MemoryError):
         one.connection_lost(None)
     last.connection_lost(None)
     await lane.wait()
-    assert not lane.shell.connections and not lane.shell._lane.snapshot()["sessions"]
-    assert not lane.shell.turns._by_job, "each leaves once"
+    assert list(lane.shell.connections) == [stays.session]
+    assert stays.turn.members == 1, "each leaves once"
 
 
 async def one_whose_loss_fails() -> None:
