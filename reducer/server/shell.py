@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,10 +13,10 @@ from reducer.core.lane import Lane
 from reducer.core.permit import Permit
 from reducer.errors import BadFrameError, ReductionError
 from reducer.kernels import KernelSet
-from reducer.server import descriptors
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.executor import Executor, ShellCounters
 from reducer.server.protocol import Connection, clock
+from reducer.server.silent import Silent
 from reducer.server.turns import SECONDS, Turns
 from reducer.wire.codes import CONTRIBUTION, MessageKind
 from reducer.wire.decoder import Frame
@@ -25,9 +24,6 @@ from reducer.wire.header import Header
 
 logger = logging.getLogger("reducer.lane")
 
-# Connections that have not said HELLO; as for prefaces, the oldest makes room, but of those that
-# may join the same, where these are the most: who has proven one job cannot keep another out.
-MAX_SILENT: Final = 256
 # Connections that get a tick's frames before the loop serves others: a call of the system each.
 FLUSHED_AT_ONCE: Final = 64
 # Connections that are ended before the loop serves others: 20 us each, in mode tls some more.
@@ -59,8 +55,7 @@ class LaneShell:
         self._pool = pool
         self._slow_reader_seconds = slow_reader_seconds
         self._next_session = 1
-        self._silent: dict[int, Connection] = {}
-        self._room_for_silent = descriptors.room_for_newcomers(MAX_SILENT)
+        self._silent = Silent()
         self._unflushed: list[Connection] = []
         self._unflushed_later: list[Connection] = []
         self._ending: list[Connection] = []
@@ -93,20 +88,14 @@ class LaneShell:
 
     def opened(self, connection: Connection) -> None:
         self.counters.accepted += 1
-        if len(self._silent) >= self._room_for_silent:
-            oldest = self._oldest_silent()
+        oldest = self._silent.in_the_way()
+        if oldest is not None:
             self.counters.silent_dropped += 1
-            self._silent.pop(oldest.session)
+            self._silent.remove(oldest)
             oldest.abort("no HELLO came, and others wait for the place")
-        self._silent[connection.session] = connection
+        self._silent.add(connection)
         self.connections[connection.session] = connection
         self.feed(events.Opened(connection.session, connection.permit))
-
-    def _oldest_silent(self) -> Connection:
-        """Of those whose proof lets them join the same, where these are the most."""
-        counts = Counter(_claim(connection) for connection in self._silent.values())
-        most = max(counts.values())
-        return next(c for c in self._silent.values() if counts[_claim(c)] == most)
 
     def place(self, connection: Connection, header: Header) -> PooledBuffer | None:
         """Where to read a contribution; None: nowhere."""
@@ -133,7 +122,7 @@ class LaneShell:
         self._feed(events.ControlReceived(session, frame.header, frame.payload), now)
         if kind == MessageKind.STATS:
             connection.answered()
-        elif kind == MessageKind.HELLO and self._silent.pop(session, None) is not None:
+        elif kind == MessageKind.HELLO and self._silent.remove(connection):
             job = self._lane.job_named_by(session)
             if job and session in self.connections:
                 connection.name(job)
@@ -268,7 +257,7 @@ class LaneShell:
     def lost(self, connection: Connection, reason: str) -> None:
         session, run = connection.session, 0
         try:
-            self._silent.pop(session, None)
+            self._silent.remove(connection)
             self.connections.pop(session, None)
             run = self._lane.run_of(session)
             self.turns.leave(connection.turn, connection)
@@ -335,7 +324,3 @@ class LaneShell:
             logger.error("a bug of ours, session %d ends", connection.session, exc_info=error)
         except Exception:
             pass
-
-
-def _claim(connection: Connection) -> str:
-    return "" if connection.permit is None else str(connection.permit)
