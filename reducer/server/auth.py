@@ -31,18 +31,29 @@ class PskGate(Gate):
 
 
 class PskNewcomer(Newcomer):
-    __slots__ = ("_handshake",)
+    __slots__ = ("_handshake", "_is_held", "_received")
 
     def __init__(self, gate: Gate, handshake: LaneHandshake) -> None:
         super().__init__(gate)
         self._handshake = handshake
+        self._received = 0  # bytes that the handshake has not been told of
+        self._is_held = False
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._handshake.get_buffer()
 
     def _take_bytes(self, nbytes: int) -> None:
+        self._received = nbytes
+        if not self._gate.work_for(self):
+            self._is_held = True
+            self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._transport.resume_reading()
         try:
-            answer = self._handshake.received(nbytes)
+            answer = self._handshake.received(self._received)
         except PEER_ERRORS as error:
             cause = "forged" if isinstance(error, AuthenticationError) else "garbage"
             self.refuse(cause, str(error))

@@ -2,6 +2,7 @@
 
 Law: a newcomer costs what its mode allows and two seconds at most, and there are never more than
 256 of them, or an eighth of the descriptors; it has no decoder, no session, and nothing of a job.
+Of a crowd's handshakes the lane does so many at a time that its jobs need not wait.
 Once it has proven what it is its transport goes over to an ordinary Connection, with what it may
 join.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import cast
 
@@ -18,7 +19,8 @@ from reducer.core.permit import Permit
 from reducer.log import RateLimit
 from reducer.server import descriptors
 from reducer.server.listening import peer_name
-from reducer.server.protocol import Connection
+from reducer.server.protocol import Connection, clock
+from reducer.server.turns import SECONDS
 
 logger = logging.getLogger("reducer.auth")
 
@@ -40,6 +42,10 @@ class Gate:
         self._newcomers: dict[Newcomer, None] = {}  # the oldest first
         self._room = descriptors.room_for_newcomers(MAX_NEWCOMERS)
         self._limit = RateLimit(1.0)
+        self._waiting: deque[Newcomer] = deque()
+        self._is_due = False
+        self._worked = 0.0  # seconds, without a pause
+        self._worked_at = 0.0
 
     def __len__(self) -> int:
         return len(self._newcomers)
@@ -60,6 +66,37 @@ class Gate:
             return False
         del self._newcomers[newcomer]
         return True
+
+    def work_for(self, newcomer: Newcomer) -> bool:
+        """Do a step of its handshake; False: it is done in one of the next turns of the loop."""
+        if not self._waiting and self._has_time():
+            self._work(newcomer)
+            return True
+        self._waiting.append(newcomer)
+        self._let_go_on()
+        return False
+
+    def _let_go_on(self) -> None:
+        if self._waiting and not self._is_due:
+            asyncio.get_running_loop().call_soon(self._go_on)
+            self._is_due = True
+
+    def _has_time(self) -> bool:
+        if clock() - self._worked_at > SECONDS:
+            self._worked = 0.0
+        return self._worked < SECONDS
+
+    def _work(self, newcomer: Newcomer) -> None:
+        started = clock()
+        newcomer.go_on()
+        self._worked_at = clock()
+        self._worked += self._worked_at - started
+
+    def _go_on(self) -> None:
+        self._is_due, self._worked = False, 0.0
+        while self._waiting and self._worked < SECONDS:
+            self._work(self._waiting.popleft())
+        self._let_go_on()
 
     def note(self, cause: str, peer: str, text: str) -> None:
         self.refused[cause] += 1
@@ -113,7 +150,18 @@ class Newcomer(asyncio.BufferedProtocol):
             self._fail(error)
 
     def _take_bytes(self, nbytes: int) -> None:
-        """The next part of its proof has come."""
+        """The next part of its proof has come: the gate is asked to work for it."""
+        raise NotImplementedError
+
+    def go_on(self) -> None:
+        """Go on with what has come."""
+        try:
+            if not self._transport.is_closing():
+                self._go_on()
+        except Exception as error:
+            self._fail(error)
+
+    def _go_on(self) -> None:
         raise NotImplementedError
 
     def eof_received(self) -> bool:

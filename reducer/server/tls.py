@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 from urllib.parse import unquote
@@ -18,9 +17,7 @@ from reducer import keyfile
 from reducer.config import ConfigError
 from reducer.core.permit import ANY_RANK, Permit, Place
 from reducer.server.gate import Admit, Gate, Newcomer
-from reducer.server.protocol import clock
 from reducer.server.tls_link import TlsLink
-from reducer.server.turns import SECONDS
 
 # What a newcomer may send; a ClientHello and a chain of three certificates need 6 KiB.
 RECEIVED_BYTES = 16_384
@@ -112,48 +109,14 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 class TlsGate(Gate):
-    """Runs the TLS handshakes of one lane; of a crowd's, so many that the others need not wait."""
+    """Runs the TLS handshakes of one lane."""
 
     def __init__(self, context: ssl.SSLContext, admit: Admit) -> None:
         super().__init__(admit)
         self._context = context
-        self._waiting: deque[TlsNewcomer] = deque()
-        self._is_due = False
-        self._worked = 0.0  # seconds, without a pause
-        self._worked_at = 0.0
 
     def newcomer(self, preface: bytes) -> TlsNewcomer:
         return TlsNewcomer(self, self._context, preface)
-
-    def work_for(self, newcomer: TlsNewcomer) -> None:
-        """A step of its handshake, now or in one of the next turns of the loop."""
-        if not self._waiting and self._has_time():
-            self._work(newcomer)
-        else:
-            self._waiting.append(newcomer)
-            self._let_go_on()
-
-    def _let_go_on(self) -> None:
-        if self._waiting and not self._is_due:
-            asyncio.get_running_loop().call_soon(self._go_on)
-            self._is_due = True
-
-    def _has_time(self) -> bool:
-        if clock() - self._worked_at > SECONDS:
-            self._worked = 0.0
-        return self._worked < SECONDS
-
-    def _work(self, newcomer: TlsNewcomer) -> None:
-        started = clock()
-        newcomer.shake_hands()
-        self._worked_at = clock()
-        self._worked += self._worked_at - started
-
-    def _go_on(self) -> None:
-        self._is_due, self._worked = False, 0.0
-        while self._waiting and self._worked < SECONDS:
-            self._work(self._waiting.popleft())
-        self._let_go_on()
 
 
 class TlsNewcomer(Newcomer):
@@ -163,7 +126,6 @@ class TlsNewcomer(Newcomer):
     __slots__ = (
         "_done", "_incoming", "_outgoing", "_preface", "_received", "_tls", "_told", "_waits",
     )  # fmt: skip
-    _gate: TlsGate
 
     def __init__(self, gate: TlsGate, context: ssl.SSLContext, preface: bytes) -> None:
         super().__init__(gate)
@@ -189,16 +151,8 @@ class TlsNewcomer(Newcomer):
         if self._received == RECEIVED_BYTES and not self._done:
             self.refuse("oversized", f"{RECEIVED_BYTES} bytes, and no end of the handshake")
 
-    def shake_hands(self) -> None:
-        """Go on with what has come."""
-        self._waits = False
-        try:
-            if not self._transport.is_closing():
-                self._go_on()
-        except Exception as error:
-            self._fail(error)
-
     def _go_on(self) -> None:
+        self._waits = False
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import ssl
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from reducer.server.tls import TlsFiles, TlsGate, TlsNewcomer, make_context
-from tests.support.bare_lane import Sink
-from tests.support.certs import Authority, Files
+import pytest
+
+from reducer.server import gate
+from reducer.server.auth import PskGate
+from reducer.server.gate import Gate, Newcomer
+from reducer.server.protocol import Connection
+from reducer.server.tls import TlsFiles, TlsGate, make_context
+from reducer.server.turns import SECONDS
+from reducer.wire.handshake import NONCE_SIZE, WorkerHandshake
+from reducer.wire.header import PREFACE_SIZE
+from tests.support.bare_lane import Sink, arrive
+from tests.support.certs import Authority
 
 CROWD = 250
+AT_ONCE = 4  # handshakes, by the clock of these tests
 
 
 class Line(Sink):
@@ -21,6 +33,7 @@ class Line(Sink):
     def __init__(self) -> None:
         super().__init__()
         self.is_ended = False
+        self.is_paused = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self
@@ -34,21 +47,40 @@ class Line(Sink):
     def abort(self) -> None:
         self.is_ended = True
 
+    def pause_reading(self) -> None:
+        self.is_paused = True
 
-def client_hello(files: Files) -> bytes:
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+
+def nobody(permit: object) -> Connection:
+    raise AssertionError("nobody has proven anything")
+
+
+def tls(folder: Path) -> tuple[Gate, bytes]:
+    """A gate, and the first thing that a worker says at it."""
+    files = Authority(folder).issue()
     to_worker, to_lane = ssl.MemoryBIO(), ssl.MemoryBIO()
     worker = files.context().wrap_bio(to_worker, to_lane, server_hostname="localhost")
     with suppress(ssl.SSLWantReadError):
         worker.do_handshake()
-    return to_lane.read()
+    return TlsGate(make_context(TlsFiles(files.cert, files.key, files.ca)), nobody), to_lane.read()
+
+
+def psk(folder: Path) -> tuple[Gate, bytes]:
+    opening = WorkerHandshake(bytes(32), "job", 0, bytes(NONCE_SIZE)).opening
+    return PskGate(bytes(32), 0, bytes(16), nobody), opening[PREFACE_SIZE:]
+
+
+Mode = Callable[[Path], tuple[Gate, bytes]]
+Case = Callable[["Crowd"], Awaitable[None]]
 
 
 class Crowd:
-    def __init__(self, folder: Path) -> None:
-        files = Authority(folder).issue()
-        self.gate = TlsGate(make_context(TlsFiles(files.cert, files.key, files.ca)), lambda _: None)  # type: ignore[arg-type, return-value]
-        self.hello = client_hello(files)
-        self.newcomers = [self.gate.newcomer(bytes(8)) for _ in range(CROWD)]
+    def __init__(self, mode: Mode, folder: Path) -> None:
+        self.gate, self.hello = mode(folder)
+        self.newcomers = [self.gate.newcomer(bytes(PREFACE_SIZE)) for _ in range(CROWD)]
         self.lines = [Line() for _ in self.newcomers]
         for newcomer, line in zip(self.newcomers, self.lines, strict=True):
             newcomer.connection_made(line)
@@ -57,37 +89,28 @@ class Crowd:
     def answered(self) -> int:
         return sum(line.taken > 0 for line in self.lines)
 
-    def say(self, newcomer: TlsNewcomer) -> None:
-        newcomer.get_buffer(-1)[: len(self.hello)] = self.hello
-        newcomer.buffer_updated(len(self.hello))
+    def say(self, newcomer: Newcomer) -> None:
+        arrive(newcomer, self.hello)
 
     def end(self) -> None:
         self.gate.close()
         assert not len(self.gate)
 
 
-async def a_crowd(folder: Path) -> None:
-    crowd = Crowd(folder)
+async def a_crowd(crowd: Crowd) -> None:
     for newcomer in crowd.newcomers:
         crowd.say(newcomer)
-    turns, answered = 0, crowd.answered
-    assert 0 < answered < CROWD
+    assert crowd.answered == AT_ONCE
+    assert sum(line.is_paused for line in crowd.lines) in (0, CROWD - AT_ONCE)
+    for turn in range(2, CROWD // AT_ONCE):
+        await asyncio.sleep(0)
+        assert crowd.answered == turn * AT_ONCE
     while crowd.answered < CROWD:
         await asyncio.sleep(0)
-        turns += 1
-        assert answered < crowd.answered, "each turn of the loop takes some of them"
-        answered = crowd.answered
-    assert turns > 3
-    crowd.end()
+    assert not any(line.is_paused for line in crowd.lines)
 
 
-def test_250_handshakes_are_no_step_of_the_loop(tmp_path: Path) -> None:
-    """They kept a lane for 60 ms, and took no certificate."""
-    asyncio.run(a_crowd(tmp_path))
-
-
-async def one_that_has_left(folder: Path) -> None:
-    crowd = Crowd(folder)
+async def one_that_has_left(crowd: Crowd) -> None:
     for newcomer in crowd.newcomers:
         crowd.say(newcomer)
     left = crowd.lines[-1]
@@ -96,15 +119,10 @@ async def one_that_has_left(folder: Path) -> None:
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not left.taken
-    crowd.end()
 
 
-def test_who_has_left_meanwhile_is_passed_over(tmp_path: Path) -> None:
-    asyncio.run(one_that_has_left(tmp_path))
-
-
-async def no_next_turn(folder: Path) -> None:
-    crowd = Crowd(folder)
+async def no_next_turn(crowd: Crowd) -> None:
+    """Whose turn cannot be had is cut off, and keeps out nobody else."""
     loop: Any = asyncio.get_running_loop()
     call_soon = loop.call_soon
 
@@ -125,8 +143,20 @@ async def no_next_turn(folder: Path) -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert crowd.lines[-1].taken
+
+
+async def run(case: Case, mode: Mode, folder: Path) -> None:
+    crowd = Crowd(mode, folder)
+    await case(crowd)
     crowd.end()
 
 
-def test_a_turn_that_cannot_be_had_keeps_out_nobody_else(tmp_path: Path) -> None:
-    asyncio.run(no_next_turn(tmp_path))
+@pytest.mark.parametrize("mode", [psk, tls])
+@pytest.mark.parametrize("case", [a_crowd, one_that_has_left, no_next_turn])
+def test_a_crowd_of_handshakes_is_no_step_of_the_loop(
+    case: Case, mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """250 of them kept a lane for 60 ms in mode tls, and took no certificate."""
+    ticks = itertools.count()
+    monkeypatch.setattr(gate, "clock", lambda: next(ticks) * SECONDS / (AT_ONCE - 0.5))
+    asyncio.run(run(case, mode, tmp_path))
