@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -118,36 +117,51 @@ class LineWriter(logging.Handler):
 
     A terminal that is stopped, or a pipe that nobody reads, would else stop the event loop, and
     with it the reducer. A line that cannot be kept or written is dropped and counted.
+
+    The lock of a `queue.Queue` may stay taken for ever where memory ends while it is given back.
     """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self.dropped = 0
         self._descriptor = descriptor
-        self._lines: queue.Queue[bytes | None] = queue.Queue(_QUEUED_LINES)
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.put_nowait((self.format(record) + "\n").encode(errors="replace"))
-        except queue.Full:
+            line = (self.format(record) + "\n").encode(errors="replace")
+            if self._lines.qsize() < _QUEUED_LINES:
+                self._lines.put(line)
+            else:
+                self.dropped += 1
+        except MemoryError:
             self.dropped += 1
 
     def close(self) -> None:
         """Write what is queued, for a second at most; the logging module does so at exit."""
-        with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(None)
+        self._lines.put(None)
         self._thread.join(_LAST_WORDS_SECONDS)
         super().close()
 
     def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
+        goes_on = True
+        while goes_on:
             try:
-                while line:
-                    line = line[os.write(self._descriptor, line) :]
-            except OSError:
-                self.dropped += 1
+                goes_on = self._write_next()
+            except Exception:  # there is no memory to count it with
+                continue
+
+    def _write_next(self) -> bool:
+        """False at the end."""
+        line = self._lines.get()
+        try:
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+        except Exception:
+            self.dropped += 1
+        return line is not None
 
 
 _writer: LineWriter | None = None
