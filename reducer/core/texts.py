@@ -16,11 +16,12 @@ def mismatch_text(key: KeyProgress, round_: Round, verdict: dict[int, Descriptor
     groups: dict[Descriptor, list[int]] = {}
     for rank in sorted(verdict):
         groups.setdefault(verdict[rank], []).append(rank)
-    parts = [f"{ranks_text(ranks)}: {described}" for described, ranks in groups.items()]
-    more = f"; and {len(parts) - _GROUPS_SHOWN} more" if len(parts) > _GROUPS_SHOWN else ""
+    shown = list(groups.items())[:_GROUPS_SHOWN]
+    parts = [f"{ranks_text(ranks)}: {described}" for described, ranks in shown]
+    more = f"; and {len(groups) - len(parts)} more" if len(groups) > len(parts) else ""
     return (
         f"the ranks disagree on key {key.label} round {round_.number}: "
-        f"{'; '.join(parts[:_GROUPS_SHOWN])}{more}. "
+        f"{'; '.join(parts)}{more}. "
         "Submit the same call, op, dtype and shape on every rank"
     )
 

@@ -92,6 +92,17 @@ class LaneOptions:
     timeline: str  # a folder, or nothing
 
 
+class _Answers(asyncio.Protocol):
+    """The pipe to the main process, which would take a lane that cannot answer for a dead one."""
+
+    def __init__(self, lane: LaneProcess) -> None:
+        self._lane = lane
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._lane.fail(exc)
+
+
 class LaneProcess:
     """The event loop side of one lane."""
 
@@ -133,7 +144,7 @@ class LaneProcess:
         loop.set_exception_handler(self._unhandled)
         self._finished = asyncio.Event()
         pipe = os.fdopen(self._options.answers_fd, "wb", buffering=0)
-        self._answers, _ = await loop.connect_write_pipe(asyncio.Protocol, pipe)
+        self._answers, _ = await loop.connect_write_pipe(lambda: _Answers(self), pipe)
         loop.add_reader(self._orders.fileno(), self._on_orders)
         self._tick(loop.time())
         self._answer(ready=True)
@@ -222,8 +233,12 @@ class LaneProcess:
             self._tick_once(expected)
         except Exception as error:
             # Without ticks there are no deadlines, and every hang would be for ever.
-            self._failure = error
-            self._finished.set()
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """The lane cannot go on: it ends, and is started again."""
+        self._failure = error
+        self._finished.set()
 
     def _tick_once(self, expected: float) -> None:
         loop = asyncio.get_running_loop()

@@ -17,6 +17,7 @@ from reducer import keyfile
 from reducer.config import ConfigError
 from reducer.core.permit import ANY_RANK, Permit, Place
 from reducer.server.gate import Admit, Gate, Newcomer
+from reducer.server.tls_errors import explain, is_ours, reason_of
 from reducer.server.tls_link import TlsLink
 
 # What a newcomer may send; a ClientHello and a chain of three certificates need 6 KiB.
@@ -25,7 +26,6 @@ RECEIVED_BYTES = 16_384
 # small, as TLS's memory grows with what it is given at once, and stays as large.
 _RECEIVED = memoryview(bytearray(4_096))
 _URI = re.compile(r"reducer://job/([^/?#]+)(?:/rank/(\d{1,5}))?")
-_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 
 
 class TlsFiles(NamedTuple):
@@ -53,14 +53,14 @@ def make_context(files: TlsFiles) -> ssl.SSLContext:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--tls-cert {files.cert} and --tls-key {files.key}: {_reason(error)}; expected a "
+            f"--tls-cert {files.cert} and --tls-key {files.key}: {reason_of(error)}; expected a "
             "certificate in PEM with its chain, and the key that belongs to it"
         ) from None
     try:
         context.load_verify_locations(files.ca)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--tls-ca {files.ca}: {_reason(error)}; expected the certificates in PEM of whoever "
+            f"--tls-ca {files.ca}: {reason_of(error)}; expected the certificates in PEM of whoever "
             "signs those of the workers"
         ) from None
     return context
@@ -87,25 +87,6 @@ def _place(uri: str) -> Place | None:
     if found is None:
         return None
     return unquote(found[1]), ANY_RANK if found[2] is None else int(found[2])
-
-
-def explain(error: ssl.SSLError) -> tuple[str, str]:
-    """The cause to count, and the text to log, of a handshake that failed."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        cause = "expired" if error.verify_code == _EXPIRED else "untrusted"
-        return cause, f"its certificate is refused: {error.verify_message}"
-    reason = _reason(error)
-    if "did not return a certificate" in reason:
-        return "untrusted", "it has no certificate"
-    if "alert" in reason:
-        return "distrust", f"it refuses our certificate, or how we speak TLS: {reason}"
-    return "garbage", f"no TLS handshake of ours: {reason}"
-
-
-def _reason(error: OSError | ValueError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).lower().replace("_", " ")
-    return str(getattr(error, "strerror", None) or error)
 
 
 class TlsGate(Gate):
@@ -158,6 +139,8 @@ class TlsNewcomer(Newcomer):
         except ssl.SSLWantReadError:
             self._send()
         except ssl.SSLError as error:
+            if is_ours(error):
+                raise
             self._tell(*explain(error))
         else:
             self._hand_over()

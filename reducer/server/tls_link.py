@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from reducer.server.protocol import Connection, clock
+from reducer.server.tls_errors import is_ours
 
 # Between get_buffer and buffer_updated nothing else runs: one buffer serves every connection. What
 # is read and may not be delivered yet stays encrypted, so much at most.
@@ -131,6 +132,9 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         except ssl.SSLError as error:
             self._error = error.with_traceback(None)  # whose frames know this object
             self._transport.abort()
+            if is_ours(error):
+                context = {"message": "TLS has failed, its worker dials again", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
         except Exception as bug:  # what was decrypted is lost
             self._connection.fail(bug)
 

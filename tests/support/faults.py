@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 
 
 class UntoldError(Exception):
@@ -17,3 +18,10 @@ class FullDisk(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         raise OSError("the log is full")
+
+
+def tls_failure(words: str) -> ssl.SSLError:
+    """What the module ssl raises where OpenSSL fails of itself; ``words`` are OpenSSL's."""
+    error = ssl.SSLError(ssl.SSL_ERROR_SSL, f"[SSL] {words} (_ssl.c:1006)")
+    error.reason = ""
+    return error

@@ -17,7 +17,7 @@ from reducer.server.protocol import Connection
 from reducer.server.tls import TlsFiles, TlsGate, make_context
 from tests.support.bare_lane import Sink
 from tests.support.certs import Authority
-from tests.support.faults import FullDisk
+from tests.support.faults import FullDisk, tls_failure
 
 
 class Line(Sink):
@@ -104,6 +104,33 @@ def test_one_whose_proof_cannot_be_judged(make: Callable[[Path], Gate], tmp_path
             room[:] = b"\xff" * len(room)
             (error,) = await failed(lambda: newcomer.buffer_updated(len(room)))
         assert isinstance(error, OSError) and line.ended and not len(door)
+
+    asyncio.run(run())
+
+
+class OutOfMemory:
+    """TLS that has none."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def do_handshake(self) -> None:
+        raise tls_failure(self._words)
+
+
+@pytest.mark.parametrize("words", ["malloc failure", "internal error"])
+def test_one_for_whose_handshake_there_is_no_memory(words: str, tmp_path: Path) -> None:
+    """It was told by an alert that it is refused: its join ended, and nothing was counted."""
+
+    async def run() -> None:
+        door = tls(tmp_path)
+        newcomer: Any = door.newcomer(bytes(8))
+        newcomer._tls = OutOfMemory(words)
+        with Line() as line:
+            newcomer.connection_made(line)
+            (error,) = await failed(lambda: newcomer.buffer_updated(1))
+        assert words in str(error) and line.ended
+        assert not len(door) and not door.refused and not line.taken
 
     asyncio.run(run())
 

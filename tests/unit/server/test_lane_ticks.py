@@ -1,4 +1,4 @@
-"""A lane process whose ticks end must end: without them nothing has a deadline."""
+"""A lane process that cannot tick, or cannot answer, ends: without ticks nothing has a deadline."""
 
 from __future__ import annotations
 
@@ -88,6 +88,19 @@ async def serve(process: LaneProcess, harm: Callable[[LaneProcess, Any], None]) 
         process._orders.close()
         process._answers.close()
         await asyncio.sleep(0)
+
+
+def no_answer(process: LaneProcess, failing: Any) -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        os.dup2(full.fileno(), process._options.answers_fd)
+    process._answer(pong=True)
+
+
+def test_a_lane_ends_with_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lived on, and `/healthz` said for ever that a lane does not answer."""
+    full = pytest.raises(OSError, match="No space left")
+    with a_lane(monkeypatch) as process, asyncio.Runner(loop_factory=Loop) as runner, full:
+        runner.run(serve(process, no_answer))
 
 
 @pytest.mark.parametrize("harm", [no_collection, no_timeline, no_end_of_a_drain, no_next_tick])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +28,7 @@ from tests.support.bare_lane import (
     receive,
 )
 from tests.support.certs import Authority, shake_hands
-from tests.support.faults import UntoldError
+from tests.support.faults import UntoldError, tls_failure
 from tests.support.frames import heartbeat
 
 HELLO, _PAYLOAD = hello(0, 1, 4_096)
@@ -136,6 +137,26 @@ def test_what_was_decrypted_and_could_not_be_taken(
         if not held:
             link.buffer_updated(0)
         await lane.check()
+
+    with Line() as line:
+        asyncio.run(play_in_a_loop(play, line))
+
+
+def test_a_record_that_tls_has_no_memory_for(tmp_path: Path) -> None:
+    """The connection ends, and its worker comes back; nobody could see why."""
+    _, tls, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
+    error = tls_failure("malloc failure")
+
+    async def play(lane: Lane) -> None:
+        link = TlsLink(lane.line, tls, to_lane, to_worker, lane.connection)
+        link.begin()
+        told: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: told.append(context["exception"]))
+        link._tls = cast(ssl.SSLObject, Faulty(tls, "read", error))
+        to_lane.write(heartbeat((1, 1)))
+        link.buffer_updated(0)
+        assert told == [error] and lane.line.ended
 
     with Line() as line:
         asyncio.run(play_in_a_loop(play, line))
