@@ -97,8 +97,10 @@ def test_lanes_and_processes_are_told_apart() -> None:
 def test_every_cause_of_a_refusal_is_there_from_the_start() -> None:
     """The causes are the literals of the sources, most of them arguments of what counts them."""
     sources = Path(metrics.__file__).parent / "server"
-    text = "".join((sources / f"{name}.py").read_text() for name in ("acceptor", "gate", "auth"))
-    text += (tls := (sources / "tls.py").read_text())
+    text = "".join(
+        (sources / f"{name}.py").read_text() for name in ("acceptor", "gate", "auth", "tls")
+    )
+    text += (tls := (sources / "tls_errors.py").read_text())
     causes = set(re.findall(r'(?:note|refuse)\(\s*"(\w+)"', text))
     causes |= {cause for line in re.findall(r"cause = (.*)", text) for cause in words(line)}
     causes |= set(re.findall(r'return "(\w+)", ', tls))
