@@ -26,7 +26,6 @@ logger = logging.getLogger("reducer.auth")
 
 PROOF_SECONDS = 2.0  # the value of NATS, as for prefaces
 MAX_NEWCOMERS = 256
-HANDSHAKE_SECONDS = SECONDS / 2  # in a row, of all of them
 
 Admit = Callable[[Permit | None], Connection]
 
@@ -83,9 +82,9 @@ class Gate:
             self._is_due = True
 
     def _has_time(self) -> bool:
-        if clock() - self._worked_at > HANDSHAKE_SECONDS:
+        if clock() - self._worked_at > SECONDS:
             self._worked = 0.0
-        return self._worked < HANDSHAKE_SECONDS
+        return self._worked < SECONDS
 
     def _work(self, newcomer: Newcomer) -> None:
         started = clock()
@@ -95,7 +94,7 @@ class Gate:
 
     def _go_on(self) -> None:
         self._is_due, self._worked = False, 0.0
-        while self._waiting and self._worked < HANDSHAKE_SECONDS:
+        while self._waiting and self._worked < SECONDS:
             self._work(self._waiting.popleft())
         self._let_go_on()
 
