@@ -83,7 +83,7 @@ class Joining:
         forming = self._roster.forming.get(id_)
         if forming is None:
             self._most.check_world(hello.job, hello.world_size)
-            self._check_quota(hello.job, now)
+            self._check_quota(hello.job, hello.run_id, now)
             forming = Forming(hello)
         # First: whoever is admitted in part goes with the session.
         peer.rank, peer.forming = hello.rank, forming
@@ -102,11 +102,11 @@ class Joining:
             return out + self._complete(forming, now)
         return [*out, self.pending(forming, (peer.id,))]
 
-    def _check_quota(self, job: str, now: float) -> None:
+    def _check_quota(self, job: str, run_id: str, now: float) -> None:
         roster, settings = self._roster, self._settings
         if len(roster.forming) + len(roster.runs) >= settings.max_jobs:
             raise too_many_jobs(settings.max_jobs)
-        if self._run_count(job, now) >= settings.max_runs:
+        if self._run_count(job, run_id, now) >= settings.max_runs:
             raise too_many_runs(job, settings.max_runs)
 
     def pending(self, forming: Forming, sessions: tuple[int, ...]) -> Send:
@@ -139,11 +139,12 @@ class Joining:
             raise self._most.too_many(job, workers, count)
         return None
 
-    def _run_count(self, job: str, now: float) -> int:
-        """Runs of the job that form or that somebody is in."""
-        forming = sum(f.job == job for f in self._roster.forming.values())
-        runs = (run for (name, _), run in self._roster.runs.items() if name == job)
-        return forming + sum(not run.deserted(now) for run in runs)
+    def _run_count(self, job: str, run_id: str, now: float) -> int:
+        """Runs of the job that form, and those that stay where this one is complete."""
+        roster = self._roster
+        forming = sum(f.job == job for f in roster.forming.values())
+        runs = sum(name == job for name, _ in roster.runs)
+        return forming + runs - len(roster.deserted(job, run_id, now))
 
     def _is_dead(self, run: Run, hello: messages.Hello) -> bool:
         """All have gone, and a new process asks for the run: it was restarted at once."""

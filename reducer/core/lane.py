@@ -172,8 +172,8 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        """Whether no run is here, complete or forming."""
-        return not self._roster.runs and not self._roster.forming
+        """Whether no run is here, complete or forming, and nothing of one that has ended."""
+        return not (self._roster.runs or self._roster.forming or self._roster.ended)
 
     @property
     def runs_ended(self) -> int:

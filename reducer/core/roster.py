@@ -53,8 +53,8 @@ class Roster:
         self.forming: dict[FormingId, Forming] = {}
         self.runs: dict[tuple[str, str], Run] = {}
         self.runs_by_number: dict[int, Run] = {}
-        self._ended: dict[int, Ended] = {}  # by number
-        self._ended_now: list[Ended] = []  # since the last tick
+        self.ended: dict[int, Ended] = {}  # by number
+        self.ended_now: list[Ended] = []  # since the last tick
         self.runs_ended = 0
         self.draining = ""
         self.errors = dict.fromkeys(ErrorCode, 0)  # sessions refused, and runs ended, so far
@@ -68,7 +68,7 @@ class Roster:
             self._unjoin(peer, peer.forming)
         if peer.state == SessionState.READY:
             self._note_loss(peer, now, reason)
-        ended = self._ended.get(peer.run)
+        ended = self.ended.get(peer.run)
         if ended is not None:
             ended.sessions.discard(session)
             self._maybe_close_room(ended)
@@ -182,8 +182,8 @@ class Roster:
         self.runs_ended += 1
         members = [peer for peer in self.sessions.values() if peer.job is job]
         ended = Ended(run, {peer.id for peer in members})
-        self._ended[job.number] = ended
-        self._ended_now.append(ended)
+        self.ended[job.number] = ended
+        self.ended_now.append(ended)
         self.runs.pop((job.name, job.run_id), None)
         self.runs_by_number.pop(job.number, None)
         closed = [peer for peer in members if peer.state == SessionState.READY]
@@ -201,14 +201,14 @@ class Roster:
         others these outputs do nothing.
         """
         text = "internal error of the reducer: the run has ended, and its end could not be told"
-        for ended in self._ended_now:
+        for ended in self.ended_now:
             number = ended.run.job.number
             peers = [peer for id_ in ended.sessions if (peer := self.sessions.get(id_)) is not None]
             open_ = tuple(peer.id for peer in peers if peer.state != SessionState.LEFT)
             if open_:
                 out.append(self.send(number, messages.Error(int(ErrorCode.INTERNAL), text), open_))
                 out += [Close(number, session, text) for session in open_]
-        self._ended_now.clear()
+        self.ended_now.clear()
 
     def _forget(self, ended: Ended, most: int, out: list[Output]) -> int:
         """Forget keys of the run; the bytes of their records, `most` at most.
@@ -240,12 +240,12 @@ class Roster:
         self.budget.give(job.name, ended.room - room)
         ended.room = room
         if not room:
-            del self._ended[job.number]
+            del self.ended[job.number]
 
     def forget_ended(self, most: int, out: list[Output]) -> int:
         """Forget keys of runs that have ended; the bytes of their records, `most` at most."""
         took = 0
-        for ended in list(self._ended.values()):
+        for ended in list(self.ended.values()):
             if took >= most:
                 break
             took += self._forget(ended, most - took, out)
@@ -253,7 +253,7 @@ class Roster:
 
     def ended_of(self, job: str) -> list[Ended]:
         """Those that have room of the lane's memory."""
-        return [ended for ended in self._ended.values() if ended.run.job.name == job]
+        return [ended for ended in self.ended.values() if ended.run.job.name == job]
 
     def cut_off(self, ended: Ended, most: int, out: list[Output]) -> int:
         """The job needs the room of an ended run of its own: what was not read there is lost.
@@ -268,17 +268,19 @@ class Roster:
         return self._forget(ended, most, out)
 
     def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
-        """Earlier runs of the job that nobody is in make room for this one.
+        """Earlier runs of the job that nobody is in make room for this one."""
+        return [out for run in self.deserted(job, run_id, now) for out in self.end(run)]
 
-        Not for a group those beside it in its own run: their ranks may be between two connections.
-        """
+    def deserted(self, job: str, run_id: str, now: float) -> list[Run]:
+        """Not for a group those beside it in its own run: their ranks may be between two
+        connections."""
         own, group = split_run_id(run_id)
         runs = [
             run
             for (name, id_), run in self.runs.items()
             if name == job and not (group and split_run_id(id_)[0] == own)
         ]
-        return [out for run in runs if run.deserted(now) for out in self.end(run)]
+        return [run for run in runs if run.deserted(now)]
 
     def shift_clocks(self, seconds: float, now: float) -> None:
         """This process stood still for so long: nobody is to blame for what it did not hear."""

@@ -6,11 +6,16 @@ the metrics port.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import errno
 import resource
+from collections.abc import Sequence
 
 # Sockets that wait: those whose preface has not come, and as many that no lane has taken.
 MAX_WAITING = 4096
+# What a call for a socket fails with where it is this machine that lacks something.
+NO_MEMORY = (errno.ENOMEM, errno.ENOBUFS)
 
 
 def raise_limit() -> None:
@@ -32,3 +37,11 @@ def room_for_newcomers(most: int) -> int:
 def room_for_waiting() -> int:
     """How many sockets may wait for their preface; as many more may wait for lanes."""
     return min(MAX_WAITING, limit() // 4)
+
+
+def passed(ancillary: Sequence[tuple[int, int, bytes]]) -> Sequence[int]:
+    """The descriptors that came with a message of a Unix socket, as recvmsg gives them."""
+    found = array.array("i")
+    for _, _, data in ancillary:
+        found.frombytes(data)
+    return found

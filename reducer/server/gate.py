@@ -73,10 +73,11 @@ class Gate:
             self._work(newcomer)
             return True
         self._waiting.append(newcomer)
-        self._let_go_on()
+        self.go_on()
         return False
 
-    def _let_go_on(self) -> None:
+    def go_on(self) -> None:
+        """Let the loop come to those who wait; the tick asks too, should this have failed."""
         if self._waiting and not self._is_due:
             asyncio.get_running_loop().call_soon(self._go_on)
             self._is_due = True
@@ -96,7 +97,7 @@ class Gate:
         self._is_due, self._worked = False, 0.0
         while self._waiting and self._worked < SECONDS:
             self._work(self._waiting.popleft())
-        self._let_go_on()
+        self.go_on()
 
     def note(self, cause: str, peer: str, text: str) -> None:
         self.refused[cause] += 1
@@ -139,7 +140,9 @@ class Newcomer(asyncio.BufferedProtocol):
         try:
             sock = self._transport.get_extra_info("socket")
             self._peer = peer_name(sock, sock.getpeername())
-        except OSError:
+        except OSError as error:
+            if error.errno in descriptors.NO_MEMORY:
+                raise
             self.refuse("left", "it was gone at once")
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -6,7 +6,6 @@ one byte each; answers go back on a pipe, as lines of JSON. It dies with its par
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import ctypes
@@ -63,6 +62,8 @@ LAG_WARNING_SECONDS = 0.2
 # Sockets that begin before the loop serves others: 100 us each. The first frames of so few are read
 # before they count as silent.
 ORDERS_AT_ONCE = 4
+_ORDER_BYTES = 64
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(4)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -130,7 +131,9 @@ class LaneProcess:
         self._report: asyncio.Task[None] | None = None
         self._lag = 0.0
         self._lag_lines = log.RateLimit(10.0)
+        self._order = bytearray(_ORDER_BYTES)
         self._drain_until: float | None = None
+        self._drains = False  # all have been told
         self._unpassed = 0
         self._failure: Exception | None = None
         self._in_time = True
@@ -178,31 +181,42 @@ class LaneProcess:
     def _on_orders(self) -> None:
         for _ in range(ORDERS_AT_ONCE):
             try:
-                data, ancillary, _, _ = self._orders.recvmsg(64, socket.CMSG_SPACE(4))
+                size, ancillary, _, _ = self._orders.recvmsg_into([self._order], _DESCRIPTOR_SPACE)
             except BlockingIOError:
                 return
-            if not data:
+            try:
+                order, fds = bytes(self._order[:size]), descriptors.passed(ancillary)
+            except Exception:
+                for fd in descriptors.passed(ancillary):
+                    os.close(fd)
+                raise
+            if not order:
                 logger.error("the main process is gone")
                 os._exit(1)
-            if data.startswith(ORDER_SOCKET):
-                self._take_socket(ancillary, data[1:])
-            elif data == ORDER_PING:
+            if order.startswith(ORDER_SOCKET):
+                self._take_socket(order, fds)
+            elif order == ORDER_PING:
                 self._answer(pong=True)
-            elif data == ORDER_REPORT:
+            elif order == ORDER_REPORT:
                 self._maybe_report()
-            elif data == ORDER_DRAIN:
-                self._drain_until = time.monotonic() + self._options.drain_timeout
-                self._shell.feed(events.Drain(WHY_IT_ENDS))
+            elif order == ORDER_DRAIN:
+                self._drain()
 
-    def _take_socket(self, ancillary: list[tuple[int, int, bytes]], preface: bytes) -> None:
-        fds = array.array("i")
-        for _, _, data in ancillary:
-            fds.frombytes(data)
+    def _drain(self) -> None:
+        """Told again until the lane ends: a part may have failed."""
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + self._options.drain_timeout
+        if not self._drains:
+            self._shell.feed(events.Drain(WHY_IT_ENDS))
+            self._drains = True
+
+    def _take_socket(self, order: bytes, fds: Sequence[int]) -> None:
         if not fds:
             # The kernel had no descriptor for it and has closed it (EMFILE).
             self._unpassed += 1
             return
         try:
+            preface = order[1:]
             sock = socket.socket(fileno=fds[0])
         except Exception:
             os.close(fds[0])
@@ -227,8 +241,10 @@ class LaneProcess:
             factory = cast("Callable[[], asyncio.BufferedProtocol]", protocol)
             await loop.connect_accepted_socket(factory, sock)
         except OSError as error:
-            logger.debug("a passed socket was dead already: %s", error)
             sock.close()
+            if error.errno in descriptors.NO_MEMORY:
+                raise
+            logger.debug("a passed socket was dead already: %s", error)
 
     def _tick(self, expected: float) -> None:
         try:
@@ -250,6 +266,8 @@ class LaneProcess:
         if lag > LAG_WARNING_SECONDS and self._lag_lines.admit(now) is not None:
             logger.warning("the event loop lags %.0f ms: this machine is overloaded", lag * 1000)
         self._shell.tick()
+        if self._gate is not None:
+            self._gate.go_on()
         if self._cycles is not None:
             self._cycles.tick(self._lane)
         if (timeline := self._shell.executor.timeline) is not None:

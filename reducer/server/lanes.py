@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 import time
+from collections.abc import Collection
 from typing import Any
 
 from reducer import config
@@ -24,6 +25,7 @@ logger = logging.getLogger("reducer.lanes")
 
 START_SECONDS = 60.0
 PING_SECONDS = 1.0
+AGAIN_SECONDS = 1.0  # between two orders to drain
 REPORT_SECONDS = 4.0  # it is made in turns with the jobs; `reducer status` waits for 5 s
 _SWEEP_SECONDS = 0.25  # between two looks at the sockets that wait
 # A process that has lived for less than this has died quickly. After the third such death in a row
@@ -284,10 +286,17 @@ class LaneGroup:
         await asyncio.gather(*(handle.ping() for handle in self.handles))
 
     async def drain(self, seconds: float) -> None:
-        """Let all lanes finish; those that take longer than ``seconds`` are killed."""
-        for handle in self.handles:
-            handle.drain()
-        await asyncio.wait(self._keepers, timeout=seconds)
+        """Let all lanes finish; those that take longer than ``seconds`` are killed.
+
+        They are told again and again, as one may have lost the order.
+        """
+        now = asyncio.get_running_loop().time
+        until = now() + seconds
+        rest: Collection[asyncio.Task[None]] = self._keepers
+        while rest and now() < until:
+            for handle in self.handles:
+                handle.drain()
+            _, rest = await asyncio.wait(rest, timeout=min(AGAIN_SECONDS, until - now()))
         for handle in self.handles:
             handle.kill(f"it did not drain within {seconds:g} s")
 

@@ -50,7 +50,8 @@ class Orders:
         return True
 
     def drain(self) -> None:
-        self._drain.append(Order(ORDER_DRAIN))
+        if not self._drain:
+            self._drain.append(Order(ORDER_DRAIN))
 
     def first(self) -> Order | None:
         queue = self._first_queue()

@@ -450,8 +450,10 @@ class Connection:
         self._waiting.clear()
         self._waiting_bytes = 0
         self._closing = self._closing or reason
-        self._release_placed()
-        self._transport.abort()
+        try:
+            self._release_placed()
+        finally:
+            self._transport.abort()
         return True
 
     def _target(self, header: Header) -> memoryview:

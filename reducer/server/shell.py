@@ -25,6 +25,7 @@ from reducer.wire.header import Header
 logger = logging.getLogger("reducer.lane")
 
 # Connections that get a tick's frames before the loop serves others: a call of the system each.
+# Answers may wait with them; what takes its job's turn goes on with the other answers.
 FLUSHED_AT_ONCE: Final = 64
 # Connections that are ended before the loop serves others: 20 us each, in mode tls some more.
 ENDED_AT_ONCE: Final = 32
@@ -178,7 +179,10 @@ class LaneShell:
     def _flush_some_later(self) -> None:
         for connection in self._unflushed_later[:FLUSHED_AT_ONCE]:
             connection.can_wait = False
-            self.flush(connection)
+            if connection.turn.written < SECONDS:
+                self.flush(connection)
+            else:
+                self._unflushed.append(connection)
         del self._unflushed_later[:FLUSHED_AT_ONCE]
 
     def end_soon(self, connection: Connection) -> None:

@@ -100,7 +100,8 @@ class Slots:
         self._is_unused[slot] = 1
         begin, end = self._first_page(slot), self._last_page(slot)
         if begin < end:
-            self._mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+            with contextlib.suppress(OSError):  # the memory stays, for the next one that takes it
+                self._mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def _first_page(self, slot: int) -> int:
         page = slot * self._size // _PAGE * _PAGE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+from typing import Any
 
 
 class UntoldError(Exception):
@@ -25,3 +26,16 @@ def tls_failure(words: str) -> ssl.SSLError:
     error = ssl.SSLError(ssl.SSL_ERROR_SSL, f"[SSL] {words} (_ssl.c:1006)")
     error.reason = ""
     return error
+
+
+class Faulty:
+    """A part that raises at the next use of ``where``, once."""
+
+    def __init__(self, part: Any, where: str, error: Exception) -> None:
+        self._part, self._where, self._error = part, where, error
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._where:
+            self._where = ""
+            raise self._error
+        return getattr(self._part, name)

@@ -45,6 +45,20 @@ def test_runs_that_everybody_has_left_take_no_share() -> None:
             worker.session.lose()
 
 
+def test_groups_that_are_deserted_take_their_share_until_they_are_ended() -> None:
+    """They are not ended by the next one of their run: a job took all of --max-jobs by them."""
+    lane = SimLane(max_runs=2)
+    for number in range(2):
+        (worker,) = join_all(lane, 1, run_id=f"run#{number}")
+        worker.session.lose()
+    text = refused_for(join_all(lane, 1, run_id="run#2")[0])
+    assert "has 2 runs" in text
+    lane.tick(6.0)
+    lane.tick()
+    (worker,) = join_all(lane, 1, run_id="run#2")
+    assert worker.read(MessageKind.WELCOME)
+
+
 def test_a_job_has_its_share_of_memory() -> None:
     lane = SimLane(budget=80 * SHARE, credit=CREDIT, job_budget=40 * SHARE)
     join_all(lane, 4, job="a", run_id="one")

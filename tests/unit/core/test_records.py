@@ -194,6 +194,20 @@ def test_everything_that_is_charged_is_given_back(route: bool) -> None:
     assert all(worker.session.closed is None for worker in workers)
 
 
+def test_a_lane_that_still_forgets_a_run_is_not_idle() -> None:
+    """Each job that ended had all objects looked at, those of millions of keys as well."""
+    lane = SimLane()
+    (worker,) = join_all(lane, 1)
+    for number in range(200):
+        keys(worker, number)
+    worker.bye()
+    worker.session.lose()
+    assert lane.core._roster.ended and not lane.core._roster.runs
+    assert not lane.core.idle
+    lane.tick()
+    assert lane.core.idle
+
+
 def test_rounds_that_end_out_of_order_on_a_moved_stream_are_given_back_once() -> None:
     lane = SimLane()
     workers = join_all(lane, 2, slot=1, reducers=2)

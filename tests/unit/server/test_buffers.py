@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import random
 
@@ -10,6 +11,7 @@ import pytest
 
 from reducer.errors import InternalError
 from reducer.server.buffers import IDLE_SECONDS, LOOKED_AT, BufferPool, size_class
+from reducer.server.slots import Store
 from reducer.wire.header import HEADER_SIZE
 from tests.support.cluster import anonymous
 
@@ -176,3 +178,17 @@ def test_an_idle_pool_returns_its_memory() -> None:
     assert pool.cached_bytes
     pool.tick(1_000.1 + IDLE_SECONDS)
     assert not pool.cached_bytes
+
+
+class NoAdvice(mmap.mmap):
+    def madvise(self, *args: int) -> None:
+        raise OSError("injected")
+
+
+def test_a_slot_that_the_system_does_not_take_back_can_be_taken_again() -> None:
+    """It ended the run that gave it back, or the tick and with it the lane."""
+    store = Store(1 << 18)
+    slots = store.take().slots
+    slots._mapping = NoAdvice(-1, 1 << 20)
+    for _ in range(8):
+        store.give_back(store.take())

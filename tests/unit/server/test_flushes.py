@@ -124,6 +124,18 @@ async def no_next_callback() -> None:
     assert await lane.wait() == [1] * len(lane.sinks)
 
 
+async def no_time_for_a_tick() -> None:
+    """What its job has written already was not looked at: 64 answers of 1 MiB were one step."""
+    lane = Lane([Sink(), Sink()])
+    lane.shell._ticks = True
+    lane.send()
+    lane.shell._ticks = False
+    lane.connections[0].turn.written = 1.0
+    await asyncio.sleep(0)
+    assert not any(sink.taken for sink in lane.sinks)
+    assert await lane.wait() == [1, 1]
+
+
 async def one_that_cannot_be_ended() -> None:
     lane = Lane([Sink(), Failing(), Sink()])
     lane.send()
@@ -219,8 +231,8 @@ async def one_whose_loss_fails() -> None:
 
 
 CASES = [
-    no_callback, no_next_callback, one_that_cannot_be_ended, one_that_lacks_a_frame,
-    one_that_is_queued_meanwhile, one_whose_end_fails, no_end_of_many,
+    no_callback, no_next_callback, no_time_for_a_tick, one_that_cannot_be_ended,
+    one_that_lacks_a_frame, one_that_is_queued_meanwhile, one_whose_end_fails, no_end_of_many,
     no_loss_of_many, no_turn_for_a_loss, one_whose_loss_fails,
 ]  # fmt: skip
 

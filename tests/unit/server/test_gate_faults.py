@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from reducer.server.protocol import Connection
 from reducer.server.tls import TlsFiles, TlsGate, make_context
 from tests.support.bare_lane import Sink
 from tests.support.certs import Authority
-from tests.support.faults import FullDisk, tls_failure
+from tests.support.faults import Faulty, FullDisk, tls_failure
 
 
 class Line(Sink):
@@ -104,6 +105,26 @@ def test_one_whose_proof_cannot_be_judged(make: Callable[[Path], Gate], tmp_path
             room[:] = b"\xff" * len(room)
             (error,) = await failed(lambda: newcomer.buffer_updated(len(room)))
         assert isinstance(error, OSError) and line.ended and not len(door)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("make", [psk, tls])
+def test_one_that_the_system_has_no_memory_for(
+    make: Callable[[Path], Gate], tmp_path: Path
+) -> None:
+    """It was counted as one that had left."""
+
+    class Unnamed(Line):
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return Faulty(self.socket, "getpeername", OSError(errno.ENOBUFS, "injected"))
+
+    async def run() -> None:
+        door = make(tmp_path)
+        with Unnamed() as line:
+            (error,) = await failed(lambda: door.newcomer(bytes(8)).connection_made(line))
+        assert isinstance(error, OSError) and line.ended
+        assert not len(door) and not door.refused
 
     asyncio.run(run())
 

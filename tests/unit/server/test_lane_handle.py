@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 
 from reducer import config
-from reducer.server import lanes
+from reducer.server import descriptors, lanes
 from reducer.server.lane import LaneProcess
-from reducer.server.lanes import LaneHandle
-from reducer.server.orders import ORDER_PING
+from reducer.server.lanes import LaneGroup, LaneHandle
+from reducer.server.orders import ORDER_DRAIN, ORDER_PING, ORDER_SOCKET
 
 
 class Child:
@@ -84,23 +83,75 @@ def test_another_process_is_started_whatever_has_ended_one(monkeypatch: pytest.M
     asyncio.run(run())
 
 
-def test_a_passed_socket_that_cannot_be_taken_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_lane(ours: socket.socket) -> LaneProcess:
+    """As much of one as takes orders."""
+    lane = LaneProcess.__new__(LaneProcess)
+    ours.setblocking(False)
+    lane._orders, lane._order = ours, bytearray(64)
+    return lane
+
+
+def no_memory(*args: object, **kwargs: object) -> Any:
+    raise MemoryError("injected")
+
+
+def no_socket(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(socket, "socket", no_memory)
+
+
+def no_list(patch: pytest.MonkeyPatch) -> None:
+    passed, turns = descriptors.passed, iter([no_memory])
+    patch.setattr(descriptors, "passed", lambda found: next(turns, passed)(found))
+
+
+@pytest.mark.parametrize("harm", [no_socket, no_list])
+def test_a_passed_socket_that_cannot_be_taken_is_closed(
+    harm: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its worker waited for an answer until its time-out, and the lane kept the descriptor."""
-    ours, theirs = socket.socketpair()
+    ours, main = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    passed, worker = socket.socketpair()
+    with ours, main, worker:
+        with passed:
+            socket.send_fds(main, [ORDER_SOCKET + bytes(16)], [passed.fileno()])
+        lane = a_lane(ours)
+        harm(monkeypatch)
+        with pytest.raises(MemoryError):
+            lane._on_orders()
+        monkeypatch.undo()
+        worker.settimeout(5)
+        assert worker.recv(1) == b""
 
-    def no_memory(*args: object, **kwargs: object) -> None:
-        raise MemoryError("injected")
 
-    fd = os.dup(theirs.fileno())
-    monkeypatch.setattr(socket, "socket", no_memory)
-    with pytest.raises(MemoryError):
-        LaneProcess._take_socket(
-            LaneProcess.__new__(LaneProcess),
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, "little"))],
-            b"",
-        )
-    monkeypatch.undo()
-    theirs.close()
-    with ours:
-        ours.settimeout(5)
-        assert ours.recv(1) == b""
+class Deaf(Child):
+    """A lane that loses the first order to drain."""
+
+    def __init__(self, lane: int, hear: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(lane, hear)
+        self._told = 0
+        self._ended = asyncio.Event()
+
+    def send(self, order: bytes, sock: socket.socket | None) -> None:
+        self._told += order == ORDER_DRAIN
+        if self._told == 2:
+            self._ended.set()
+
+    async def end(self) -> str:
+        await self._ended.wait()
+        return ""
+
+
+def test_an_order_to_drain_that_is_lost_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane served on until it was killed, and the daemon said that it had not drained."""
+    monkeypatch.setattr(lanes, "LaneChild", Deaf)
+    monkeypatch.setattr(lanes, "AGAIN_SECONDS", 0.01)
+
+    async def run() -> None:
+        group = LaneGroup(config.Config(lanes=1), b"")
+        group.spawn()
+        await group.wait_ready()
+        await group.drain(10.0)
+        assert not group.failure()
+        await group.close()
+
+    asyncio.run(run())

@@ -15,6 +15,7 @@ import pytest
 from reducer.core.lane import Lane
 from reducer.server import lane as lane_module
 from reducer.server.lane import LaneOptions, LaneProcess
+from tests.support.faults import Faulty
 
 
 class Cycles:
@@ -101,6 +102,26 @@ def test_a_lane_ends_with_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     full = pytest.raises(OSError, match="No space left")
     with a_lane(monkeypatch) as process, asyncio.Runner(loop_factory=Loop) as runner, full:
         runner.run(serve(process, no_answer))
+
+
+async def a_drain_that_fails_once(process: LaneProcess) -> None:
+    shell = process._shell
+    process._shell = Faulty(shell, "feed", MemoryError("injected"))
+    with pytest.raises(MemoryError):
+        process._drain()
+    until = process._drain_until
+    assert not shell._lane._roster.draining
+    process._drain()
+    assert process._drain_until == until, "the time that the rounds have stays as it was"
+    assert shell._lane._roster.draining == lane_module.WHY_IT_ENDS
+
+
+def test_a_drain_that_fails_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run was told of it: their rounds waited until the end of the lane."""
+    with a_lane(monkeypatch) as process:
+        asyncio.run(a_drain_that_fails_once(process))
+        process._orders.close()
+        os.close(process._options.answers_fd)
 
 
 @pytest.mark.parametrize("harm", [no_collection, no_timeline, no_end_of_a_drain, no_next_tick])

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from reducer.errors import InternalError
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
@@ -28,7 +29,7 @@ from tests.support.bare_lane import (
     receive,
 )
 from tests.support.certs import Authority, shake_hands
-from tests.support.faults import UntoldError, tls_failure
+from tests.support.faults import Faulty, UntoldError, tls_failure
 from tests.support.frames import heartbeat
 
 HELLO, _PAYLOAD = hello(0, 1, 4_096)
@@ -72,19 +73,6 @@ class Line(Sink):
 
     def resume_reading(self) -> None:
         self.reads = True
-
-
-class Faulty:
-    """A part that raises at the next use of ``where``, once."""
-
-    def __init__(self, part: Any, where: str, error: Exception) -> None:
-        self._part, self._where, self._error = part, where, error
-
-    def __getattr__(self, name: str) -> Any:
-        if name == self._where:
-            self._where = ""
-            raise self._error
-        return getattr(self._part, name)
 
 
 class Lane:
@@ -188,6 +176,22 @@ def test_what_came_and_could_not_be_read(use: Callable[[Lane], None]) -> None:
         await lane.join()
         use(lane)
         await lane.check()
+
+    with Line() as line:
+        asyncio.run(play_in_a_loop(play, line))
+
+
+def test_an_end_that_cannot_give_a_buffer_back_is_an_end() -> None:
+    """Its transport was never closed."""
+
+    async def play(lane: Lane) -> None:
+        await lane.join()
+        header = contribution(0, 0, 0, 1, bytes(4_096))
+        receive(lane.connection, memoryview(pack_header(header, KERNELS.crc32c) + bytes(100)))
+        lane.shell._pool.give_back(lane.connection._placed[0])
+        with pytest.raises(InternalError, match="twice"):
+            lane.connection.abort("over")
+        assert lane.line.ended
 
     with Line() as line:
         asyncio.run(play_in_a_loop(play, line))
