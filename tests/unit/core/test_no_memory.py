@@ -1,8 +1,8 @@
 """A record that no memory was left for is not there: its run ends alone, and is taken apart.
 
 Python's allocators fail at one call, in a process of its own: compiled code ends its process where
-it has no memory for an integer (SIGABRT), and so do Python 3.12 and 3.13, interpreted too, for a
-named tuple (SIGSEGV). A lane that ends is started again.
+it has no memory for an integer (SIGABRT), and Python 3.12 and 3.13 may crash, with interpreted code
+as well (SIGSEGV). A lane that ends is started again.
 """
 
 from __future__ import annotations
