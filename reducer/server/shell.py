@@ -92,10 +92,11 @@ class LaneShell:
         oldest = self._silent.in_the_way()
         if oldest is not None:
             self.counters.silent_dropped += 1
-            self._silent.remove(oldest)
-            oldest.abort("no HELLO came, and others wait for the place")
-        self._silent.add(connection)
+            dropped = self.connections[oldest]
+            self._silent.remove(oldest, dropped.permit)
+            dropped.abort("no HELLO came, and others wait for the place")
         self.connections[connection.session] = connection
+        self._silent.add(connection.session, connection.permit)
         self.feed(events.Opened(connection.session, connection.permit))
 
     def place(self, connection: Connection, header: Header) -> PooledBuffer | None:
@@ -123,7 +124,7 @@ class LaneShell:
         self._feed(events.ControlReceived(session, frame.header, frame.payload), now)
         if kind == MessageKind.STATS:
             connection.answered()
-        elif kind == MessageKind.HELLO and self._silent.remove(connection):
+        elif kind == MessageKind.HELLO and self._silent.remove(session, connection.permit):
             job = self._lane.job_named_by(session)
             if job and session in self.connections:
                 connection.name(job)
@@ -261,7 +262,7 @@ class LaneShell:
     def lost(self, connection: Connection, reason: str) -> None:
         session, run = connection.session, 0
         try:
-            self._silent.remove(connection)
+            self._silent.remove(session, connection.permit)
             self.connections.pop(session, None)
             run = self._lane.run_of(session)
             self.turns.leave(connection.turn, connection)

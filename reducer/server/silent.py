@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from reducer.core.permit import Place
+from reducer.core.permit import Permit, Place
 from reducer.server import descriptors
-from reducer.server.protocol import Connection
 
 MAX_SILENT: Final = 256
 
@@ -18,39 +17,39 @@ Places = tuple[Place, ...]  # of a permit; none: anything
 
 
 class Silent:
-    """Groups the connections by what they may join: who makes room is found without a walk."""
+    """Groups the sessions by what they may join: who makes room is found without a walk."""
 
     def __init__(self) -> None:
         self._room = descriptors.room_for_newcomers(MAX_SILENT)
         self._count = 0
-        self._groups: dict[Places, dict[int, Connection]] = {}  # in each the oldest first
+        self._groups: dict[Places, dict[int, None]] = {}  # in each the oldest session first
 
-    def add(self, connection: Connection) -> None:
-        group = self._groups.setdefault(_places(connection), {})
-        group[connection.session] = connection
+    def add(self, session: int, permit: Permit | None) -> None:
+        self._groups.setdefault(_places(permit), {})[session] = None
         self._count += 1
 
-    def remove(self, connection: Connection) -> bool:
-        """False if it has said HELLO, or has gone."""
-        places = _places(connection)
+    def remove(self, session: int, permit: Permit | None) -> bool:
+        """False if the session has said HELLO, or has gone."""
+        places = _places(permit)
         group = self._groups.get(places)
-        if group is None or group.pop(connection.session, None) is None:
+        if group is None or session not in group:
             return False
+        del group[session]
         self._count -= 1
         if not group:
             del self._groups[places]
         return True
 
-    def in_the_way(self) -> Connection | None:
-        """The one that makes room for another; None where there is room."""
+    def in_the_way(self) -> int | None:
+        """The session that makes room for another one; None where there is room."""
         if self._count < self._room:
             return None
-        most: dict[int, Connection] = {}
+        most: dict[int, None] = {}
         for group in self._groups.values():
             if len(group) > len(most):
                 most = group
-        return next(iter(most.values()))
+        return next(iter(most))
 
 
-def _places(connection: Connection) -> Places:
-    return () if connection.permit is None else connection.permit.places
+def _places(permit: Permit | None) -> Places:
+    return () if permit is None else permit.places
