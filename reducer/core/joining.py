@@ -140,7 +140,7 @@ class Joining:
         return None
 
     def _run_count(self, job: str, run_id: str, now: float) -> int:
-        """Runs of the job that form, and those that stay where this one is complete."""
+        """Count the runs of the job that form, and those that this one does not replace."""
         roster = self._roster
         forming = sum(f.job == job for f in roster.forming.values())
         runs = sum(name == job for name, _ in roster.runs)

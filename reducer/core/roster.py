@@ -54,7 +54,7 @@ class Roster:
         self.runs: dict[tuple[str, str], Run] = {}
         self.runs_by_number: dict[int, Run] = {}
         self.ended: dict[int, Ended] = {}  # by number
-        self.ended_now: list[Ended] = []  # since the last tick
+        self._ended_now: list[Ended] = []  # since the last tick
         self.runs_ended = 0
         self.draining = ""
         self.errors = dict.fromkeys(ErrorCode, 0)  # sessions refused, and runs ended, so far
@@ -183,7 +183,7 @@ class Roster:
         members = [peer for peer in self.sessions.values() if peer.job is job]
         ended = Ended(run, {peer.id for peer in members})
         self.ended[job.number] = ended
-        self.ended_now.append(ended)
+        self._ended_now.append(ended)
         self.runs.pop((job.name, job.run_id), None)
         self.runs_by_number.pop(job.number, None)
         closed = [peer for peer in members if peer.state == SessionState.READY]
@@ -201,14 +201,14 @@ class Roster:
         others these outputs do nothing.
         """
         text = "internal error of the reducer: the run has ended, and its end could not be told"
-        for ended in self.ended_now:
+        for ended in self._ended_now:
             number = ended.run.job.number
             peers = [peer for id_ in ended.sessions if (peer := self.sessions.get(id_)) is not None]
             open_ = tuple(peer.id for peer in peers if peer.state != SessionState.LEFT)
             if open_:
                 out.append(self.send(number, messages.Error(int(ErrorCode.INTERNAL), text), open_))
                 out += [Close(number, session, text) for session in open_]
-        self.ended_now.clear()
+        self._ended_now.clear()
 
     def _forget(self, ended: Ended, most: int, out: list[Output]) -> int:
         """Forget keys of the run; the bytes of their records, `most` at most.
@@ -268,12 +268,14 @@ class Roster:
         return self._forget(ended, most, out)
 
     def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
-        """Earlier runs of the job that nobody is in make room for this one."""
+        """End the runs that this one replaces."""
         return [out for run in self.deserted(job, run_id, now) for out in self.end(run)]
 
     def deserted(self, job: str, run_id: str, now: float) -> list[Run]:
-        """Not for a group those beside it in its own run: their ranks may be between two
-        connections."""
+        """Runs of the job that nobody is in, and that this one replaces.
+
+        A group does not replace the other groups of its run, whose ranks may be about to rejoin.
+        """
         own, group = split_run_id(run_id)
         runs = [
             run

@@ -153,7 +153,7 @@ class Newcomer(asyncio.BufferedProtocol):
             self._fail(error)
 
     def _take_bytes(self, nbytes: int) -> None:
-        """The next part of its proof has come: the gate is asked to work for it."""
+        """The next part of its proof has come: ask the gate to work for it."""
         raise NotImplementedError
 
     def go_on(self) -> None:

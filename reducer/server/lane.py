@@ -133,7 +133,7 @@ class LaneProcess:
         self._lag_lines = log.RateLimit(10.0)
         self._order = bytearray(_ORDER_BYTES)
         self._drain_until: float | None = None
-        self._drains = False  # all have been told
+        self._drains = False  # every run has been told
         self._unpassed = 0
         self._failure: Exception | None = None
         self._in_time = True
@@ -203,7 +203,7 @@ class LaneProcess:
                 self._drain()
 
     def _drain(self) -> None:
-        """Told again until the lane ends: a part may have failed."""
+        """The main process repeats this order, as a part of it may have failed."""
         if self._drain_until is None:
             self._drain_until = time.monotonic() + self._options.drain_timeout
         if not self._drains:

@@ -288,7 +288,7 @@ class LaneGroup:
     async def drain(self, seconds: float) -> None:
         """Let all lanes finish; those that take longer than ``seconds`` are killed.
 
-        They are told again and again, as one may have lost the order.
+        The order is repeated, as a lane may have lost it.
         """
         now = asyncio.get_running_loop().time
         until = now() + seconds

@@ -195,7 +195,7 @@ def test_everything_that_is_charged_is_given_back(route: bool) -> None:
 
 
 def test_a_lane_that_still_forgets_a_run_is_not_idle() -> None:
-    """Each job that ended had all objects looked at, those of millions of keys as well."""
+    """At each end of a run the collector walked the millions of keys of the one before."""
     lane = SimLane()
     (worker,) = join_all(lane, 1)
     for number in range(200):

@@ -122,7 +122,7 @@ async def one_that_has_left(crowd: Crowd) -> None:
 
 
 async def no_next_turn(crowd: Crowd) -> None:
-    """Whose turn cannot be had is cut off, and keeps out nobody else."""
+    """A newcomer that gets no turn is cut off, and the next one gets its own."""
     loop: Any = asyncio.get_running_loop()
     call_soon = loop.call_soon
 

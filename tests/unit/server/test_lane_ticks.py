@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import os
 import socket
 import time
@@ -15,6 +17,7 @@ import pytest
 from reducer.core.lane import Lane
 from reducer.server import lane as lane_module
 from reducer.server.lane import LaneOptions, LaneProcess
+from reducer.server.orders import ORDER_SOCKET
 from tests.support.faults import Faulty
 
 
@@ -120,6 +123,37 @@ def test_a_drain_that_fails_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> N
     """No run was told of it: their rounds waited until the end of the lane."""
     with a_lane(monkeypatch) as process:
         asyncio.run(a_drain_that_fails_once(process))
+        process._orders.close()
+        os.close(process._options.answers_fd)
+
+
+async def a_socket_without_memory(process: LaneProcess) -> None:
+    loop: Any = asyncio.get_running_loop()
+    told: list[object] = []
+    loop.set_exception_handler(lambda loop, context: told.append(context["exception"]))
+
+    async def fail(*args: object) -> None:
+        raise OSError(errno.ENOBUFS, "injected")
+
+    loop.connect_accepted_socket = fail
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname(), 5) as worker:
+        process._take_socket(ORDER_SOCKET, [listener.accept()[0].detach()])
+        gc.disable()  # as in a lane
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gc.enable()
+        assert worker.recv(1) == b""
+    (error,) = told
+    assert isinstance(error, OSError) and not process._tasks
+
+
+def test_a_socket_that_the_system_has_no_memory_for_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was taken for one that was dead already."""
+    with a_lane(monkeypatch) as process:
+        asyncio.run(a_socket_without_memory(process))
         process._orders.close()
         os.close(process._options.answers_fd)
 

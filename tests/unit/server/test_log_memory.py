@@ -29,7 +29,7 @@ def record(text: str) -> logging.LogRecord:
 
 
 def read_until(descriptor: int, text: bytes) -> bytes:
-    """What is written until then; TimeoutError after two seconds without anything."""
+    """Return what is written until then; raises TimeoutError after two silent seconds."""
     found = b""
     while text not in found:
         if not select.select([descriptor], [], [], 2.0)[0]:
