@@ -20,7 +20,7 @@ from reducer.log import RateLimit
 from reducer.server import descriptors
 from reducer.server.listening import peer_name
 from reducer.server.protocol import Connection, clock
-from reducer.server.turns import SECONDS
+from reducer.server.turns import SHARED_SECONDS
 
 logger = logging.getLogger("reducer.auth")
 
@@ -83,9 +83,9 @@ class Gate:
             self._is_due = True
 
     def _has_time(self) -> bool:
-        if clock() - self._worked_at > SECONDS:
+        if clock() - self._worked_at > SHARED_SECONDS:
             self._worked = 0.0
-        return self._worked < SECONDS
+        return self._worked < SHARED_SECONDS
 
     def _work(self, newcomer: Newcomer) -> None:
         started = clock()
@@ -95,7 +95,7 @@ class Gate:
 
     def _go_on(self) -> None:
         self._is_due, self._worked = False, 0.0
-        while self._waiting and self._worked < SECONDS:
+        while self._waiting and self._worked < SHARED_SECONDS:
             self._work(self._waiting.popleft())
         self.go_on()
 

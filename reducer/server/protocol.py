@@ -125,17 +125,16 @@ class Connection:
             self._throw_away(nbytes)
             return
         self.bytes_in += nbytes
-        self.turn.spent += nbytes * READ_SECONDS
         self._decoder.received(nbytes)
-        if self.turn.spent < SECONDS:
-            self._take_frames()
-        else:  # it was read before it could be held
+        if self.spend(nbytes * READ_SECONDS):  # it was read before it could be held
             self._is_read = True
-            self._shell.turns.wait(self.turn, self)
+        else:
+            self._take_frames()
 
     def _take_frames(self) -> None:
         """Until there is none, or the turn is over."""
         turn = self.turn
+        self._shell.turns.begin(turn)
         started = now = clock()
         self._is_read = False
         try:
@@ -145,7 +144,7 @@ class Connection:
                     buffer = self._placed.popleft()
                 self._shell.frame(self, frame, buffer, now)
                 now = clock()
-                if now - started >= SECONDS:
+                if self.turn.spent + (now - started) >= SECONDS:  # `spend` finds the same below
                     self._is_read = True
                     break
             if self.turn is not turn:  # a HELLO takes of both
@@ -175,12 +174,13 @@ class Connection:
         self._rest = Frame(frame.header, payload[HEARTBEAT_PART:])
         return Frame(frame.header, payload[:HEARTBEAT_PART])
 
-    def spend(self, seconds: float) -> None:
-        """The lane has worked for the connection for so long."""
-        turn = self.turn
-        turn.spent += seconds
-        if turn.spent >= SECONDS:
-            self._shell.turns.wait(turn, self)
+    def spend(self, seconds: float) -> bool:
+        """The lane has worked for the connection for so long. Whether its turn is over."""
+        turns = self._shell.turns
+        if not turns.charge(self.turn, seconds):
+            return False
+        turns.wait(self.turn, self)
+        return True
 
     def refuse(self, what: str) -> None:
         """What carries the frames is misused: the peer is told, and its session ends."""
@@ -322,7 +322,7 @@ class Connection:
         self._waiting += parts
         self._waiting_bytes += length
         self.bytes_out += length
-        if self._waiting_bytes >= SEND_AT_ONCE and self.turn.written < SECONDS:
+        if self._waiting_bytes >= SEND_AT_ONCE and self._shell.may_write(self):
             self._shell.flush(self)
         elif (not self._will_flush or self.can_wait) and not self._waits_for_room():
             self._flush_soon()

@@ -17,7 +17,7 @@ from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.executor import Executor, ShellCounters
 from reducer.server.protocol import Connection, clock
 from reducer.server.silent import Silent
-from reducer.server.turns import SECONDS, Turns
+from reducer.server.turns import Turns
 from reducer.wire.codes import CONTRIBUTION, MessageKind
 from reducer.wire.decoder import Frame
 from reducer.wire.header import Header
@@ -165,7 +165,7 @@ class LaneShell:
         try:
             self._unflushed = []
             for connection in waiting:
-                if connection.turn.written < SECONDS:
+                if self.may_write(connection):
                     self.flush(connection)
                 else:
                     self._unflushed.append(connection)
@@ -180,7 +180,7 @@ class LaneShell:
     def _flush_some_later(self) -> None:
         for connection in self._unflushed_later[:FLUSHED_AT_ONCE]:
             connection.can_wait = False
-            if connection.turn.written < SECONDS:
+            if self.may_write(connection):
                 self.flush(connection)
             else:
                 self._unflushed.append(connection)
@@ -219,6 +219,10 @@ class LaneShell:
                 connection.lose()
             except Exception as error:
                 self._note_bug(connection, error)
+
+    def may_write(self, connection: Connection) -> bool:
+        """Whether its job has time left for that in this pass of the loop."""
+        return connection.turn.written < self.turns.seconds
 
     def flush(self, connection: Connection) -> None:
         """Frames to one connection; one that does not take them ends alone, and its rank is back.

@@ -3,7 +3,10 @@
 What the connections of a job make the lane do is timed: reading, sums, answers. A job that has had
 its turn is not read until the loop has served the others. Then some of its connections go on, in
 the order in which they were stopped. What they send meanwhile waits in the kernel. Where no other
-job wants the lane, one turn follows the other.
+job has connections, one turn follows the other.
+
+Each pass of the loop gives every job a part of a turn, and a job keeps what it leaves, up to one
+turn. So a job that needs little is done at once, and does not wait for one that takes all it gets.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ import asyncio
 from typing import Final, Protocol
 
 SECONDS: Final = 0.001  # of one turn
+# What a pass of the loop gives to a job that is not alone. The shorter, the less the others wait,
+# and the more passes there are: each takes some microseconds.
+SHARED_SECONDS: Final = SECONDS / 4
 # A turn that took longer, as one frame can, costs the job some of its next ones; no more than so
 # many: its ranks would seem silent.
 MOST_TURNS: Final = 20
@@ -29,14 +35,16 @@ class Pausable(Protocol):
 class Turn:
     """Of one job: ``spent`` seconds, who waits for the next one, how many go on with it.
 
-    ``written``: seconds of writing since the loop has last served everybody.
+    ``passes``: those that have given it their part. ``written``: seconds of writing since the loop
+    has last served everybody.
     """
 
-    __slots__ = ("at_once", "job", "members", "spent", "waiting", "written")
+    __slots__ = ("at_once", "job", "members", "passes", "spent", "waiting", "written")
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, passes: int) -> None:
         self.job = job
         self.members = 0
+        self.passes = passes
         self.spent = 0.0
         self.written = 0.0
         self.waiting: dict[Pausable, None] = {}
@@ -46,13 +54,19 @@ class Turn:
     def is_over(self) -> bool:
         return self.spent >= SECONDS
 
-    def begin_next(self) -> None:
+    def take(self, passes: int, seconds: float) -> None:
+        """Give it `seconds` for each pass that it has not been given yet."""
+        owed = min(self.spent, MOST_TURNS * SECONDS)
+        self.spent = max(0.0, owed - (passes - self.passes) * seconds)
+        self.passes = passes
+
+    def begin_next(self, passes: int, seconds: float) -> None:
         """Let connections go on: more of them if the last ones have left some of the turn."""
         if self.spent < SECONDS:
             self.at_once = min(2 * self.at_once, MOST_AT_ONCE)
         else:
             self.at_once = max(1, self.at_once // 2)
-        self.spent = max(0.0, min(self.spent, MOST_TURNS * SECONDS) - SECONDS)
+        self.take(passes, seconds)
         for connection in list(self.waiting)[: self.at_once]:
             if not self.is_over:
                 del self.waiting[connection]
@@ -64,11 +78,15 @@ class Turn:
 
 
 class Turns:
-    """By the name of the job, "" for connections that have named none; ``count``: turns that ended
-    with more to read."""
+    """By the name of the job, "" for connections that have named none.
+
+    ``count``: turns that ended with more to read. ``seconds``: what a pass gives to each job.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self.seconds = SECONDS
+        self._passes = 0
         self._by_job: dict[str, Turn] = {}
         self._over: dict[Turn, None] = {}
         self._is_due = False
@@ -77,7 +95,9 @@ class Turns:
         """One more connection of the job."""
         turn = self._by_job.get(job)
         if turn is None:
-            turn = self._by_job[job] = Turn(job)
+            turn = self._by_job[job] = Turn(job, self._passes)
+            self._share()
+        self.begin(turn)
         turn.members += 1
         return turn
 
@@ -92,24 +112,28 @@ class Turns:
         turn.waiting.pop(connection, None)
         connection.let_go()
 
-    def charge(self, turn: Turn, seconds: float) -> None:
-        """The lane has worked for the job for so long."""
+    def begin(self, turn: Turn) -> None:
+        """Before it works: give it its part of the passes since it has last worked."""
+        if turn.passes != self._passes:
+            turn.take(self._passes, self.seconds)
+
+    def charge(self, turn: Turn, seconds: float) -> bool:
+        """The lane has worked for the job for so long. Whether its turn is over."""
+        self.begin(turn)
         turn.spent += seconds
-        if turn.is_over:
-            self._is_over(turn)
-
-    def wait(self, turn: Turn, connection: Pausable) -> None:
-        """The turn is over: leave the connection alone until another one comes to it."""
-        self._is_over(turn)
-        if connection not in turn.waiting:
-            turn.waiting[connection] = None
-            connection.hold()
-
-    def _is_over(self, turn: Turn) -> None:
+        if turn.spent < SECONDS:
+            return False
         if turn not in self._over:
             self.count += 1
             self._over[turn] = None
             self.go_on()
+        return True
+
+    def wait(self, turn: Turn, connection: Pausable) -> None:
+        """The turn is over: leave the connection alone until another one comes to it."""
+        if connection not in turn.waiting:
+            turn.waiting[connection] = None
+            connection.hold()
 
     def go_on(self) -> None:
         """Let the loop come to the next turns; the tick asks too, should this have failed."""
@@ -120,8 +144,9 @@ class Turns:
     def _next(self) -> None:
         """The loop has served everybody once: the next turn of those whose turn was over."""
         self._is_due = False
+        self._passes += 1
         for turn in list(self._over):
-            turn.begin_next()
+            turn.begin_next(self._passes, self.seconds)
             if not turn.waiting and not turn.is_over:
                 del self._over[turn]
                 self._maybe_forget(turn)
@@ -132,3 +157,7 @@ class Turns:
             return
         if self._by_job.get(turn.job) is turn:  # else the job has come anew meanwhile
             del self._by_job[turn.job]
+            self._share()
+
+    def _share(self) -> None:
+        self.seconds = SECONDS if len(self._by_job) <= 1 else SHARED_SECONDS

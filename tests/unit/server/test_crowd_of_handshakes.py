@@ -17,7 +17,7 @@ from reducer.server.auth import PskGate
 from reducer.server.gate import Gate, Newcomer
 from reducer.server.protocol import Connection
 from reducer.server.tls import TlsFiles, TlsGate, make_context
-from reducer.server.turns import SECONDS
+from reducer.server.turns import SHARED_SECONDS
 from reducer.wire.handshake import NONCE_SIZE, WorkerHandshake
 from reducer.wire.header import PREFACE_SIZE
 from tests.support.bare_lane import Sink, arrive
@@ -158,5 +158,5 @@ def test_a_crowd_of_handshakes_is_no_step_of_the_loop(
 ) -> None:
     """250 of them kept a lane for 60 ms in mode tls, and took no certificate."""
     ticks = itertools.count()
-    monkeypatch.setattr(gate, "clock", lambda: next(ticks) * SECONDS / (AT_ONCE - 0.5))
+    monkeypatch.setattr(gate, "clock", lambda: next(ticks) * SHARED_SECONDS / (AT_ONCE - 0.5))
     asyncio.run(run(case, mode, tmp_path))

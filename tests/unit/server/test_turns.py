@@ -15,7 +15,7 @@ from reducer.server.buffers import BufferPool
 from reducer.server.protocol import HEARTBEAT_PART, MOST_THROWN_AWAY, READ_SECONDS
 from reducer.server.shell import LaneShell
 from reducer.server.tls_link import TlsLink
-from reducer.server.turns import MOST_TURNS, SECONDS, Turns
+from reducer.server.turns import MOST_TURNS, SECONDS, SHARED_SECONDS, Turns
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import HEADER_SIZE, Header, pack_header
 from tests.support.bare_lane import (
@@ -164,6 +164,28 @@ def test_who_joins_takes_of_the_turn_of_those_that_do() -> None:
     assert asyncio.run(turn()) > 0
 
 
+def test_a_frame_behind_a_hello_is_read_when_the_turn_of_newcomers_is_over() -> None:
+    """Nothing else comes from this worker: the lane would never read the frame."""
+
+    async def join() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        held = Held(shell, "job", 0, 2)
+        await rest(shell)
+        newcomer = shell.connection()
+        socket = Socket()
+        newcomer.connection_made(socket)
+        newcomer.turn.spent = SECONDS - 1e-6
+        header, payload = hello(1, 2, CHUNK, "job")
+        frames = pack_header(header, KERNELS.crc32c) + payload
+        question = pack_header(Header(MessageKind.STATS), KERNELS.crc32c)
+        receive(newcomer, memoryview(frames + question))
+        assert newcomer.turn is held.connection.turn
+        answer = socket.taken
+        await until(lambda: newcomer._answer_end > answer)
+
+    asyncio.run(join())
+
+
 def test_a_connection_that_has_ended_keeps_no_buffer_for_what_it_began_to_send() -> None:
     """A rank that came back 200 times at once had 200 of them until the loop had closed all."""
 
@@ -244,9 +266,11 @@ def test_of_many_connections_few_go_on_at_a_time_and_more_if_they_leave_some_of_
 
 
 def test_a_long_turn_costs_the_next_ones_up_to_a_number() -> None:
-    async def turn(spent: float) -> int:
+    async def turn(spent: float, *others: str) -> int:
         turns, line = Turns(), Line()
         job = turns.enter("job")
+        for other in others:
+            turns.enter(other)
         turns.charge(job, spent)
         turns.wait(job, line)
         for count in range(1_000):
@@ -257,6 +281,24 @@ def test_a_long_turn_costs_the_next_ones_up_to_a_number() -> None:
 
     assert asyncio.run(turn(3.5 * SECONDS)) == 3
     assert asyncio.run(turn(3_600.0)) == MOST_TURNS - 1
+    assert asyncio.run(turn(3_600.0, "another")) == (MOST_TURNS - 1) * SECONDS / SHARED_SECONDS
+
+
+def test_a_job_that_takes_little_is_not_held_beside_one_that_takes_all_it_gets() -> None:
+    """A job had 87 % of the turns that it had beside a copy of itself."""
+
+    async def held(passes: int) -> bool:
+        turns = Turns()
+        little, all_it_gets = turns.enter("little"), turns.enter("all it gets")
+        assert not turns.charge(little, 0.9 * SECONDS)
+        for _ in range(passes):
+            turns.charge(all_it_gets, SECONDS)
+            await asyncio.sleep(0)
+        return turns.charge(little, 0.9 * SECONDS)
+
+    assert asyncio.run(held(3))
+    assert not asyncio.run(held(4))
+    assert not asyncio.run(held(40))
 
 
 def test_a_job_that_connects_anew_has_what_it_took_before_and_is_forgotten_later() -> None:
@@ -428,7 +470,7 @@ async def one_that_fails_to_go_on() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, about: failures.append(about))
     turns, connection = Turns(), Kept()
     turn = turns.enter("job")
-    turn.spent = SECONDS
+    turns.charge(turn, SECONDS)
     turns.wait(turn, connection)
     await until(lambda: not connection.fails)
     turns.go_on()  # as each tick does
