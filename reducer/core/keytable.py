@@ -6,17 +6,15 @@ import struct
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from reducer.core.buffer import Buffer
 from reducer.core.listing import Listing
 from reducer.core.progress import KeyProgress
 from reducer.core.records import KEY, KEY_RANK, Records, text_bytes
 from reducer.errors import ProtocolError, RecordsError
+from reducer.wire.header import HEADER_SIZE
 from reducer.wire.keys import key_id
-
-if TYPE_CHECKING:
-    pass
 
 _ENTRY: Final = struct.Struct("<QQ")
 
@@ -211,6 +209,11 @@ class KeyTable:
             if self._stable_changed:
                 self._stable_changed.popitem()
         return took
+
+
+def entries_in(heartbeat: bytes) -> int:
+    """How many stable positions the frame tells."""
+    return (len(heartbeat) - HEADER_SIZE) // _ENTRY.size
 
 
 def _payload(keys: Iterable[KeyProgress]) -> bytes:

@@ -19,6 +19,7 @@ from reducer.core.forming import Forming
 from reducer.core.frames import payload_frame
 from reducer.core.job import Job
 from reducer.core.joining import Joining
+from reducer.core.keytable import entries_in
 from reducer.core.report import (
     MAX_ROUNDS,
     MAX_ROUNDS_IN_ALL,
@@ -56,11 +57,13 @@ LATE_TICK: Final = 0.5
 # With GOAWAY the workers leave within milliseconds, if they have anywhere to go.
 DRAIN_PATIENCE: Final = 1.0
 # What a tick tells all runs, in stable positions sent: to make one ready costs as much as to send
-# it to MADE ranks. Runs that have more to tell, or have waited less, have their turn at the next
-# ticks. No frame is worth making for less than LEAST_TOLD.
+# it to MADE ranks, and a frame as much as LEAST_TOLD positions. Runs that have more to tell, or
+# have waited less, have their turn at the next ticks. But each run has a heartbeat in every
+# interval, of TOLD_ANYWAY positions: workers give up a lane that they do not hear.
 MOST_TOLD: Final = 65_536
 MADE: Final = 16
 LEAST_TOLD: Final = 256
+TOLD_ANYWAY: Final = 16
 # What a tick does of work that nobody waits for; the rest has its turn at the next ones. Bytes of
 # the records of keys that are idle, or whose run or stream is over, in all runs and in one; and
 # runs that nobody has come back to.
@@ -504,8 +507,6 @@ class Lane:
     def _beat(self, now: float, out: list[Output]) -> None:
         may_tell = MOST_TOLD
         for run in self._due(now):
-            if may_tell <= 0 and run.job.has_news:
-                continue
             try:
                 may_tell -= self._beat_run(run, now, may_tell, out)
             except Exception as bug:
@@ -522,19 +523,26 @@ class Lane:
 
     def _beat_run(self, run: Run, now: float, may_tell: int, out: list[Output]) -> int:
         """HEARTBEATs of what there is to tell, or an empty one; what that takes of MOST_TOLD."""
-        job = run.job
+        job, interval = run.job, self._settings.heartbeat
+        if may_tell <= 0 and job.has_news and now < run.beat_at + interval:
+            return 0
         each = MADE + len(job.seats.present)
-        most = min(max(LEAST_TOLD, MOST_TOLD // each), MAX_HEARTBEAT_ENTRIES)
-        told = most * each if job.has_news else 0
-        out.append(job.beat(most))
-        while job.has_news and told < may_tell:
-            out.append(job.beat(most))
-            told += most * each
-        if job.has_news:
-            run.next_beat = now  # behind those that have waited longer
-        else:
-            interval = self._settings.heartbeat
+        most = TOLD_ANYWAY
+        if may_tell > 0:
+            most = min(max(LEAST_TOLD, MOST_TOLD // each), MAX_HEARTBEAT_ENTRIES)
+        has_news, told = job.has_news, 0
+        while has_news and (not told or told < may_tell):
+            beat = job.beat(most)
+            out.append(beat)
+            told += max(LEAST_TOLD, entries_in(beat.frame)) * each
+            has_news = job.has_news
+        if not told:
+            out.append(job.seats.empty_heartbeat())
+        run.beat_at = now
+        if not has_news:
             run.next_beat += interval * ((now - run.next_beat) // interval + 1)
+        elif may_tell > 0:
+            run.next_beat = now  # behind those that have waited longer
         return told
 
     def _beat_forming(self, now: float, out: list[Output]) -> None:

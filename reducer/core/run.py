@@ -16,8 +16,8 @@ class Run:
     """A job with its members; `left` are the ranks that said BYE."""
 
     __slots__ = (
-        "_lost", "_told", "began_at", "digest_every", "incarnations", "job", "last", "left",
-        "next_beat", "next_stall", "silence",
+        "_lost", "_told", "beat_at", "began_at", "digest_every", "incarnations", "job", "last",
+        "left", "next_beat", "next_stall", "silence",
     )  # fmt: skip
 
     def __init__(
@@ -39,6 +39,7 @@ class Run:
         self.began_at = now
         self.next_stall = now
         self.next_beat = now
+        self.beat_at = now  # when the last heartbeat was sent
         self._lost: dict[int, tuple[float, str]] = {}
         self._told: tuple[int, ...] = ()
 

@@ -267,6 +267,38 @@ def test_what_many_runs_have_to_tell_is_told_a_part_at_each_tick() -> None:
     assert [told[worker] for worker in workers] == [16 * MAX_HEARTBEAT_ENTRIES] * count
 
 
+def beats_of(worker: Scripted) -> list[int]:
+    """The stable positions in each heartbeat that has come."""
+    return [len(frame.payload or b"") // 16 for frame in worker.read(MessageKind.HEARTBEAT)]
+
+
+@pytest.mark.parametrize("positions", [1, MAX_HEARTBEAT_ENTRIES])
+def test_no_run_is_without_a_heartbeat_where_many_have_news(positions: int) -> None:
+    """With 64 runs of one new position each a worker heard nothing for 1.8 s."""
+    lane, count = SimLane(budget=1 << 40, records=1 << 24), 64
+    busy = runs_of_one(lane, count)
+    calm = join_all(lane, 1, run_id="calm")[0]
+    calm.session.send(control(messages.Route(1, (1,), (1,), (1,))))
+    ticks = 5  # of each interval
+    silent = dict.fromkeys((*busy, calm), 0)
+    untold = 0
+    for tick in range(6 * ticks):
+        if tick % ticks == 0:
+            news = [(key, 1 + tick) for key in range(1, 1 + positions)]
+            for worker in busy:
+                worker.session.send(heartbeat(*news, route=1))
+            calm.session.send(heartbeat((1, 1 + tick), route=1))
+            untold += 1
+        lane.stand_still(lane.settings.heartbeat / ticks)
+        for worker in silent:
+            beats = beats_of(worker)
+            silent[worker] = 0 if beats else silent[worker] + 1
+            if worker is calm and any(beats):
+                untold = 0
+        assert max(silent.values()) <= ticks + 1
+        assert untold <= 2
+
+
 def test_idle_keys_of_all_runs_are_forgotten_a_part_at_each_tick() -> None:
     """One tick forgot 2.4 million of them and took 0.4 s."""
     lane, count = SimLane(budget=1 << 40, records=1 << 24), 8
