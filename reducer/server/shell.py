@@ -124,10 +124,14 @@ class LaneShell:
         self._feed(events.ControlReceived(session, frame.header, frame.payload), now)
         if kind == MessageKind.STATS:
             connection.answered()
-        elif kind == MessageKind.HELLO and self._silent.remove(session, connection.permit):
-            job = self._lane.job_named_by(session)
-            if job and session in self.connections:
-                connection.name(job)
+        elif kind == MessageKind.HELLO:
+            self._named(connection, self._lane.job_named_by(session))
+
+    def _named(self, connection: Connection, job: str) -> None:
+        """A HELLO has come. Of a job that cannot be named it is as good as none: see Silent."""
+        session = connection.session
+        if job and self._silent.remove(session, connection.permit) and session in self.connections:
+            connection.name(job)
 
     def catch_up(self, connection: Connection) -> None:
         """Do the next part of what its run is behind with, if there is any."""

@@ -1,4 +1,7 @@
-"""Connections that have not said HELLO, and which of them makes room for the next one.
+"""Connections that have not said for which job they come, and which makes room for the next one.
+
+A HELLO that is refused before it has named a job changes nothing: the connection lingers until its
+worker has read why, or has gone.
 
 The oldest makes room, as for prefaces, but of those that may join the same, where these are the
 most: who has proven one job cannot keep another out.

@@ -56,8 +56,9 @@ class Turn:
 
     def take(self, passes: int, seconds: float) -> None:
         """Give it `seconds` for each pass that it has not been given yet."""
-        owed = min(self.spent, MOST_TURNS * SECONDS)
-        self.spent = max(0.0, owed - (passes - self.passes) * seconds)
+        if self.spent > 0.0:
+            owed = min(self.spent, MOST_TURNS * SECONDS)
+            self.spent = max(0.0, owed - (passes - self.passes) * seconds)
         self.passes = passes
 
     def begin_next(self, passes: int, seconds: float) -> None:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from collections.abc import Callable
+
+import pytest
 
 from reducer.core.permit import ANY_RANK, Permit
+from reducer.server.buffers import BufferPool
+from reducer.server.shell import LaneShell
 from reducer.server.silent import MAX_SILENT, Silent
+from reducer.wire.codes import MessageKind
+from reducer.wire.header import Header, pack_header
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
 
 GREEDY, SLOW, ANYTHING = (
     Permit("key", (("greedy", ANY_RANK),)),
@@ -68,3 +77,51 @@ def test_equal_proofs_are_of_one_kind() -> None:
     crowd = Crowd(*(Permit("key", (("greedy", ANY_RANK),)) for _ in range(MAX_SILENT)))
     crowd.come(SLOW)
     assert len(crowd.silent._groups) == 2
+
+
+class Lingering(Sink):
+    """A socket whose worker does not read why it is refused."""
+
+    aborted = False
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        raise OSError("the test does not ask how much is unread")
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def no_map() -> bytes:
+    """A HELLO that is not msgpack."""
+    return (
+        pack_header(
+            Header(MessageKind.HELLO, length=1, payload_crc=KERNELS.crc32c(b"x")), KERNELS.crc32c
+        )
+        + b"x"
+    )
+
+
+def of_another_job() -> bytes:
+    header, payload = hello(0, 1, 64, "another")
+    return pack_header(header, KERNELS.crc32c) + payload
+
+
+@pytest.mark.parametrize("frame", [no_map, of_another_job])
+def test_a_hello_that_names_no_job_makes_room_as_none_does(frame: Callable[[], bytes]) -> None:
+    """Each lingers for seconds: 2,500 a second took all descriptors of a lane."""
+
+    async def crowd() -> int:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        sockets = []
+        for _ in range(2 * MAX_SILENT):
+            connection = shell.connection(GREEDY)
+            sockets.append(Lingering())
+            connection.connection_made(sockets[-1])
+            receive(connection, memoryview(frame()))
+            assert connection.is_closing()
+        return sum(not one.aborted for one in sockets)
+
+    assert asyncio.run(crowd()) == MAX_SILENT
