@@ -173,16 +173,26 @@ class Acceptor:
         self._resting[fd] = loop.call_later(_REST_SECONDS, self._resume, fd)
 
     def _resume(self, fd: int) -> None:
-        del self._resting[fd]
-        self._reserve = _open_reserve() if self._reserve is None else self._reserve
-        self._epoll.register(fd, select.EPOLLIN)
+        try:
+            self._reserve = _open_reserve() if self._reserve is None else self._reserve
+            self._epoll.register(fd, select.EPOLLIN)
+        except (OSError, MemoryError):  # the kernel has no memory for it, either
+            loop = asyncio.get_running_loop()
+            self._resting[fd] = loop.call_later(_REST_SECONDS, self._resume, fd)
+        else:
+            del self._resting[fd]
 
     def _welcome(self, sock: socket.socket, address: object) -> None:
         now = asyncio.get_running_loop().time()
         waiting = _Waiting(sock, address, now + PREFACE_SECONDS)
         self._on_bytes(waiting)  # most have sent their preface by now
         if not waiting.over:
-            self._wait_for(waiting)
+            try:
+                self._wait_for(waiting)
+            except Exception:  # nobody would hear of it again
+                self._waiting.pop(sock.fileno(), None)
+                sock.close()
+                raise
 
     def _wait_for(self, waiting: _Waiting) -> None:
         if len(self._waiting) >= self._room:

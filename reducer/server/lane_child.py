@@ -41,7 +41,8 @@ class LaneChild:
         return f"lane {self._lane} (pid {self._process.pid})"
 
     async def start(self, options: config.Config, key: bytes) -> None:
-        """Spawn the process. Raises OSError where that cannot be done; nothing is left of it."""
+        """Spawn the process. Raises OSError or MemoryError where that cannot be done; nothing is
+        left of it."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_LINE_LIMIT)
         with contextlib.ExitStack() as undo:
@@ -64,10 +65,12 @@ class LaneChild:
             )
             undo.callback(self._answers.close)
             pidfd = os.pidfd_open(self._process.pid)
+            undo.callback(os.close, pidfd)
+            self._exited = loop.create_future()
+            loop.add_reader(pidfd, self._on_exit, pidfd)
+            undo.callback(loop.remove_reader, pidfd)
+            self._reading = loop.create_task(self._read_answers(reader))
             undo.pop_all()
-        self._exited = loop.create_future()
-        loop.add_reader(pidfd, self._on_exit, pidfd)
-        self._reading = loop.create_task(self._read_answers(reader))
 
     def send(self, order: bytes, sock: socket.socket | None) -> None:
         """Give an order, and a copy of the socket with it; BlockingIOError: not now."""
@@ -119,8 +122,8 @@ class LaneChild:
                 message = json.loads(line)
                 self._last_words = message.get("failed", self._last_words)
                 self._hear(message)
-        except (ValueError, OSError) as error:
-            self.kill(f"its answers cannot be read: {error}")
+        except Exception as error:  # nobody else would read the next ones
+            self.kill(f"its answers cannot be read: {error!r}")
 
 
 def _spawn(options: LaneOptions) -> subprocess.Popen[bytes]:

@@ -96,6 +96,8 @@ class LaneHandle:
             await child.start(self._options, self._key)
         except OSError as error:
             return f"lane {self.lane} could not be started: {error.strerror}"
+        except Exception as error:  # as below
+            return f"lane {self.lane} could not be started: {error!r}"
         try:
             how = await self._end_of(child)
         except Exception as bug:  # nobody else would start another one

@@ -3,20 +3,20 @@
 A HELLO that is refused before it has named a job changes nothing: the connection lingers until its
 worker has read why, or has gone.
 
-The oldest makes room, as for prefaces, but of those that may join the same, where these are the
-most: who has proven one job cannot keep another out.
+The oldest makes room, as for prefaces, but of those that may join the same jobs, where these are
+the most: who has proven one job cannot keep another out.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from reducer.core.permit import Permit, Place
+from reducer.core.permit import Permit
 from reducer.server import descriptors
 
 MAX_SILENT: Final = 256
 
-Places = tuple[Place, ...]  # of a permit; none: anything
+Jobs = frozenset[str]  # of a permit; none: any
 
 
 class Silent:
@@ -25,22 +25,22 @@ class Silent:
     def __init__(self) -> None:
         self._room = descriptors.room_for_newcomers(MAX_SILENT)
         self._count = 0
-        self._groups: dict[Places, dict[int, None]] = {}  # in each the oldest session first
+        self._groups: dict[Jobs, dict[int, None]] = {}  # in each the oldest session first
 
     def add(self, session: int, permit: Permit | None) -> None:
-        self._groups.setdefault(_places(permit), {})[session] = None
+        self._groups.setdefault(_jobs(permit), {})[session] = None
         self._count += 1
 
     def remove(self, session: int, permit: Permit | None) -> bool:
         """False if the session has said HELLO, or has gone."""
-        places = _places(permit)
-        group = self._groups.get(places)
+        jobs = _jobs(permit)
+        group = self._groups.get(jobs)
         if group is None or session not in group:
             return False
         del group[session]
         self._count -= 1
         if not group:
-            del self._groups[places]
+            del self._groups[jobs]
         return True
 
     def in_the_way(self) -> int | None:
@@ -54,5 +54,6 @@ class Silent:
         return next(iter(most))
 
 
-def _places(permit: Permit | None) -> Places:
-    return () if permit is None else permit.places
+def _jobs(permit: Permit | None) -> Jobs:
+    """Each rank of a job may have a certificate of its own."""
+    return frozenset() if permit is None else frozenset([job for job, _ in permit.places])

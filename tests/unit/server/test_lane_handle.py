@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from reducer import config
 from reducer.server import descriptors, lanes
 from reducer.server.lane import LaneProcess
+from reducer.server.lane_child import LaneChild
 from reducer.server.lanes import LaneGroup, LaneHandle
 from reducer.server.orders import ORDER_DRAIN, ORDER_PING, ORDER_SOCKET
+from tests.support.cluster import usage
 
 
 class Child:
@@ -79,6 +82,76 @@ def test_another_process_is_started_whatever_has_ended_one(monkeypatch: pytest.M
         lane.kill("the test is over")
         await keeper
         assert lane.restarts >= 2 and lane.ended.is_set()
+
+    asyncio.run(run())
+
+
+class Unstartable(Child):
+    """There is no memory for the second process."""
+
+    async def start(self, options: config.Config, key: bytes) -> None:
+        if Unstartable.made == 2:
+            raise MemoryError("injected")
+        await super().start(options, key)
+
+
+def test_another_process_is_started_where_one_could_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above: for want of memory, not of a descriptor."""
+    monkeypatch.setattr(Child, "made", 0)
+    monkeypatch.setattr(lanes, "LaneChild", Unstartable)
+    monkeypatch.setattr(lanes, "_FIRST_PAUSE", 0.0)
+
+    async def run() -> None:
+        lane = handle()
+        keeper = asyncio.create_task(lane.keep())
+        async with asyncio.timeout(10):
+            while Child.made < 3:
+                await asyncio.sleep(0)
+        lane.kill("the test is over")
+        await keeper
+        assert lane.ended.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_process_whose_answers_cannot_be_taken_is_killed() -> None:
+    """Nobody read its answers any more, and /healthz was 503 for ever."""
+    why = []
+
+    def hear(answer: dict[str, Any]) -> None:
+        raise MemoryError("injected")
+
+    async def run() -> None:
+        child = LaneChild(0, hear)
+        child.kill = why.append  # type: ignore[method-assign,assignment]
+        reader = asyncio.StreamReader()
+        reader.feed_data(b'{"pong": 1}\n')
+        await child._read_answers(reader)
+
+    asyncio.run(run())
+    assert len(why) == 1 and "injected" in why[0]
+
+
+def test_nothing_is_left_of_a_process_that_cannot_be_watched() -> None:
+    """Who had lost it could neither end it nor hear of its end."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        before = usage(os.getpid())
+        child = LaneChild(0, lambda answer: None)
+
+        def fail(*arguments: object) -> None:
+            raise MemoryError("injected")
+
+        loop.add_reader, add_reader = fail, loop.add_reader  # type: ignore[method-assign,assignment]
+        try:
+            with pytest.raises(MemoryError):
+                await child.start(config.Config(), b"")
+        finally:
+            loop.add_reader = add_reader  # type: ignore[method-assign]
+        await asyncio.sleep(0)
+        assert child._process.returncode is not None
+        assert usage(os.getpid()).descriptors == before.descriptors
 
     asyncio.run(run())
 

@@ -72,9 +72,12 @@ def test_the_oldest_of_those_that_are_most_makes_room() -> None:
     assert len(greedy) == MAX_SILENT // 8 + 1, "128 - 33 are fewer than 64 + 33"
 
 
-def test_equal_proofs_are_of_one_kind() -> None:
-    """Each connection has a permit of its own."""
-    crowd = Crowd(*(Permit("key", (("greedy", ANY_RANK),)) for _ in range(MAX_SILENT)))
+def test_proofs_of_one_job_are_of_one_kind() -> None:
+    """Each rank may have a certificate of its own: 256 of them pushed out whoever had two workers
+    between proof and HELLO."""
+    ranks = (Permit("certificate", (("greedy", rank),)) for rank in range(MAX_SILENT // 2))
+    keys = (Permit("key", (("greedy", ANY_RANK),)) for _ in range(MAX_SILENT // 2))
+    crowd = Crowd(*ranks, *keys)
     crowd.come(SLOW)
     assert len(crowd.silent._groups) == 2
 
