@@ -101,7 +101,7 @@ class Server:
             logger.error("%s", error)
             return EXIT_FAILED
         self._install_signals()
-        self._lanes.spawn()
+        self._lanes.spawn(self._stop.set)
         starting = asyncio.create_task(self._lanes.wait_ready())
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)

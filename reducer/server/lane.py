@@ -59,6 +59,10 @@ TICK_SECONDS = 0.05
 CLOSE_SECONDS = 4.0
 WHY_IT_ENDS = "it was told to stop"
 LAG_WARNING_SECONDS = 0.2
+# A socket begins in one turn of the loop, a report is made in turns with the jobs. The loop lost
+# what takes longer: it had no memory to run the task.
+ADOPT_SECONDS = 2.0
+REPORT_SECONDS = 30.0
 # Sockets that begin before the loop serves others: 100 us each. The first frames of so few are read
 # before they count as silent.
 ORDERS_AT_ONCE = 4
@@ -127,8 +131,10 @@ class LaneProcess:
         self._orders = socket.socket(fileno=options.orders_fd)
         self._gate = _gate(options, settings, self._orders, self._shell.connection)
         self._orders.setblocking(False)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        # Sockets that begin, and until when each should have; the oldest first.
+        self._adopting: dict[asyncio.Task[None], tuple[float, socket.socket]] = {}
         self._report: asyncio.Task[None] | None = None
+        self._report_until = 0.0
         self._lag = 0.0
         self._lag_lines = log.RateLimit(10.0)
         self._order = bytearray(_ORDER_BYTES)
@@ -225,11 +231,23 @@ class LaneProcess:
             tune(sock)
             loop = asyncio.get_running_loop()
             task = loop.create_task(self._adopt(loop, sock, preface))
-            self._tasks.add(task)
+            self._adopting[task] = loop.time() + ADOPT_SECONDS, sock
+            task.add_done_callback(self._adopted)
         except Exception:  # its worker dials again
             sock.close()
             raise
-        task.add_done_callback(self._tasks.discard)
+
+    def _adopted(self, task: asyncio.Task[None]) -> None:
+        self._adopting.pop(task, None)
+
+    def _end_adoptions(self, now: float) -> None:
+        """Close the sockets whose tasks the loop has lost: their workers dial again."""
+        for task, (until, sock) in list(self._adopting.items()):
+            if until > now:
+                break
+            del self._adopting[task]
+            task.cancel()
+            sock.close()
 
     async def _adopt(
         self, loop: asyncio.AbstractEventLoop, sock: socket.socket, preface: bytes
@@ -266,6 +284,7 @@ class LaneProcess:
         if lag > LAG_WARNING_SECONDS and self._lag_lines.admit(now) is not None:
             logger.warning("the event loop lags %.0f ms: this machine is overloaded", lag * 1000)
         self._shell.tick()
+        self._end_adoptions(now)
         if self._gate is not None:
             self._gate.go_on()
         if self._cycles is not None:
@@ -308,9 +327,14 @@ class LaneProcess:
                     connection.abort(WHY_IT_ENDS)
 
     def _maybe_report(self) -> None:
-        """One report answers all who ask before its end."""
+        """One report answers all who ask before its end, or before it has taken too long."""
+        now = time.monotonic()
+        if self._report is not None and now >= self._report_until:
+            self._report.cancel()
+            self._report = None
         if self._report is None or self._report.done():
             self._report = asyncio.get_running_loop().create_task(self._tell())
+            self._report_until = now + REPORT_SECONDS
 
     async def _tell(self) -> None:
         try:

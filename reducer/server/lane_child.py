@@ -22,6 +22,8 @@ from reducer.server.orders import ORDER_KEY
 _LINE_LIMIT = 64 << 20
 # The kernel doubles it, and counts 768 bytes for a socket: a question waits for 85 of them at most.
 _ORDERS_BUFFER = 32_768
+# Between two looks at a process whose end nobody has told of, where memory has ended.
+WATCH_SECONDS = 1.0
 
 
 class LaneChild:
@@ -98,9 +100,11 @@ class LaneChild:
 
         Returns how it has ended: empty for exit status 0.
         """
-        await self._exited
+        while self._process.poll() is None:  # who waits for a future may be told nothing
+            await asyncio.wait([self._exited], timeout=WATCH_SECONDS)
         status = self._process.wait()
-        await self._reading
+        await asyncio.wait([self._reading], timeout=WATCH_SECONDS)
+        self._reading.cancel()
         self._answers.close()
         await asyncio.sleep(0)  # the loop closes the transport in its next turn
         self.when_writable(None)

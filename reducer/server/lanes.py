@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from reducer import config
@@ -77,13 +78,18 @@ class LaneHandle:
         """
         quick_deaths = 0
         while not self._stopping.is_set():
-            began = time.monotonic()
-            how = await self._live()
-            if self._stopping.is_set() or not self._started:
-                self.failure = how
-                break
-            quick_deaths = quick_deaths + 1 if time.monotonic() - began < _STEADY_SECONDS else 1
-            await self._pause(how, quick_deaths)
+            try:
+                began = time.monotonic()
+                how = await self._live()
+                if self._stopping.is_set() or not self._started:
+                    self.failure = how
+                    break
+                lived = time.monotonic() - began
+                quick_deaths = quick_deaths + 1 if lived < _STEADY_SECONDS else 1
+                await self._pause(how, quick_deaths)
+            except Exception:
+                logger.exception("lane %d is started again after a bug of ours", self.lane)
+                await asyncio.sleep(AGAIN_SECONDS)
         self.ended.set()
         self._orders.close()
         if self._sweep is not None:
@@ -256,9 +262,12 @@ class LaneGroup:
         self.handles = [LaneHandle(options, lane, key, room) for lane in range(lanes)]
         self._keepers: list[asyncio.Task[None]] = []
 
-    def spawn(self) -> None:
-        """Start all processes."""
-        self._keepers = [asyncio.create_task(handle.keep()) for handle in self.handles]
+    def spawn(self, give_up: Callable[[], None]) -> None:
+        """Start all processes. `give_up` is called when a lane has nobody to start it again."""
+        for handle in self.handles:
+            keeper = asyncio.create_task(handle.keep())
+            keeper.add_done_callback(functools.partial(_kept, handle, give_up))
+            self._keepers.append(keeper)
 
     async def wait_ready(self) -> None:
         """Until all lanes take sockets; RuntimeError with the reason if one cannot."""
@@ -306,4 +315,12 @@ class LaneGroup:
         """Kill what still runs and wait for it."""
         for handle in self.handles:
             handle.kill("the daemon ends")
-        await asyncio.gather(*self._keepers)
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+
+def _kept(handle: LaneHandle, give_up: Callable[[], None], keeper: asyncio.Task[None]) -> None:
+    bug = None if keeper.cancelled() else keeper.exception()
+    if bug is not None:
+        handle.failure = f"lane {handle.lane} cannot be started again: {bug!r}"
+        handle.ended.set()
+        give_up()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from reducer import config
-from reducer.server import descriptors, lanes
+from reducer.server import descriptors, lane_child, lanes
 from reducer.server.lane import LaneProcess
 from reducer.server.lane_child import LaneChild
 from reducer.server.lanes import LaneGroup, LaneHandle
@@ -110,6 +110,73 @@ def test_another_process_is_started_where_one_could_not_be(monkeypatch: pytest.M
         lane.kill("the test is over")
         await keeper
         assert lane.ended.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_failure_between_two_processes_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane was never started again, and /healthz said ok."""
+    monkeypatch.setattr(Child, "made", 0)
+    monkeypatch.setattr(lanes, "LaneChild", Child)
+    monkeypatch.setattr(lanes, "AGAIN_SECONDS", 0.0)
+    failures = [MemoryError("injected")]
+
+    async def run() -> None:
+        lane = handle()
+        pause = lane._pause
+
+        async def fail_once(how: str, quick_deaths: int) -> None:
+            if failures:
+                raise failures.pop()
+            await pause(how, 0)
+
+        monkeypatch.setattr(lane, "_pause", fail_once)
+        keeper = asyncio.create_task(lane.keep())
+        async with asyncio.timeout(10):
+            while Child.made < 3:
+                await asyncio.sleep(0)
+        lane.kill("the test is over")
+        await keeper
+        assert lane.ended.is_set() and not failures
+
+    asyncio.run(run())
+
+
+def test_a_lane_that_nobody_would_start_again_ends_the_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        group, gave_up = LaneGroup(config.Config(lanes=1), b""), asyncio.Event()
+
+        async def fail() -> None:
+            raise MemoryError("injected")
+
+        monkeypatch.setattr(group.handles[0], "keep", fail)
+        group.spawn(gave_up.set)
+        async with asyncio.timeout(10):
+            await gave_up.wait()
+        await group.close()
+        assert "lane 0 cannot be started again" in group.failure()
+
+    asyncio.run(run())
+
+
+def test_the_end_of_a_process_is_found_though_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/readyz said ready for ever, of a lane that was dead."""
+    monkeypatch.setattr(lane_child, "WATCH_SECONDS", 0.01)
+
+    def lose(child: LaneChild, pidfd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+
+    monkeypatch.setattr(LaneChild, "_on_exit", lose)
+
+    async def run() -> None:
+        child = LaneChild(0, lambda answer: None)
+        await child.start(config.Config(), b"")
+        child.kill()
+        async with asyncio.timeout(10):
+            assert await child.end() == "signal SIGKILL"
 
     asyncio.run(run())
 
@@ -221,7 +288,7 @@ def test_an_order_to_drain_that_is_lost_comes_again(monkeypatch: pytest.MonkeyPa
 
     async def run() -> None:
         group = LaneGroup(config.Config(lanes=1), b"")
-        group.spawn()
+        group.spawn(lambda: None)
         await group.wait_ready()
         await group.drain(10.0)
         assert not group.failure()

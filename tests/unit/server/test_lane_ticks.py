@@ -127,6 +127,33 @@ def test_a_drain_that_fails_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> N
         os.close(process._options.answers_fd)
 
 
+async def a_socket_whose_task_is_lost(process: LaneProcess) -> None:
+    loop: Any = asyncio.get_running_loop()
+
+    async def never(*args: object) -> None:
+        await asyncio.Event().wait()
+
+    loop.connect_accepted_socket = never
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname(), 5) as worker:
+        process._take_socket(ORDER_SOCKET, [listener.accept()[0].detach()])
+        process._end_adoptions(loop.time())
+        await asyncio.sleep(0)
+        assert len(process._adopting) == 1
+        process._end_adoptions(loop.time() + lane_module.ADOPT_SECONDS)
+        await asyncio.sleep(0)
+        assert worker.recv(1) == b"" and not process._adopting
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_a_socket_whose_task_is_lost_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker waited for its time-out: the loop had no memory to run the task."""
+    with a_lane(monkeypatch) as process:
+        asyncio.run(a_socket_whose_task_is_lost(process))
+        process._orders.close()
+        os.close(process._options.answers_fd)
+
+
 async def a_socket_without_memory(process: LaneProcess) -> None:
     loop: Any = asyncio.get_running_loop()
     told: list[object] = []
@@ -145,7 +172,7 @@ async def a_socket_without_memory(process: LaneProcess) -> None:
         gc.enable()
         assert worker.recv(1) == b""
     (error,) = told
-    assert isinstance(error, OSError) and not process._tasks
+    assert isinstance(error, OSError) and not process._adopting
 
 
 def test_a_socket_that_the_system_has_no_memory_for_is_counted(

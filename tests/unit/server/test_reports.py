@@ -101,6 +101,27 @@ def test_who_asks_during_a_report_shares_it(monkeypatch: pytest.MonkeyPatch) -> 
     play(monkeypatch, many_runs().core, act)
 
 
+def test_a_report_that_is_lost_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/metrics was 503 for ever: the loop had no memory to run the task."""
+
+    async def never(process: LaneProcess) -> None:
+        await asyncio.Event().wait()
+
+    async def act(process: LaneProcess, lines: list[bytes]) -> None:
+        with monkeypatch.context() as lost:
+            lost.setattr(LaneProcess, "_tell", never)
+            process._maybe_report()
+            await asyncio.sleep(0)
+        process._maybe_report()
+        assert process._report is not None and not process._report.done()
+        process._report_until = 0.0
+        process._maybe_report()
+        await report(process)
+        assert snapshots(lines) == 1
+
+    play(monkeypatch, many_runs().core, act)
+
+
 def test_a_report_that_fails_is_counted_and_the_next_one_is_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
