@@ -142,7 +142,7 @@ class Acceptor:
     def _on_connections(self, listener: socket.socket) -> None:
         for _ in range(_AT_ONCE):
             try:
-                sock, address = listener.accept()
+                sock, address = _accept(listener)
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -322,6 +322,16 @@ class Acceptor:
         payload = messages.encode(messages.Error(code=code, message=text))
         header = Header(MessageKind.ERROR, length=len(payload), payload_crc=self._crc32c(payload))
         return pack_header(header, self._crc32c) + payload
+
+
+def _accept(listener: socket.socket) -> tuple[socket.socket, object]:
+    """As `accept`, which loses the descriptor where there is no memory for the socket."""
+    fd, address = listener._accept()  # type: ignore[attr-defined]  # it has no public name
+    try:
+        return socket.socket(listener.family, listener.type, listener.proto, fileno=fd), address
+    except Exception:
+        os.close(fd)
+        raise
 
 
 def _open_reserve() -> int | None:

@@ -105,9 +105,17 @@ class Admin:
 
     async def start(self) -> None:
         for listener in self._listeners:
-            self._servers.append(
-                await asyncio.start_server(self._on_client, sock=listener, limit=_MAX_REQUEST)
+            server = await asyncio.start_server(
+                self._on_client, sock=listener.dup(), limit=_MAX_REQUEST
             )
+            self._servers.append(server)
+
+    async def reopen(self) -> None:
+        """Watch the listeners anew. uvloop watches one no more that had no memory for a client."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        await self.start()
 
     async def stop(self) -> None:
         """Close the listeners and end what is still being answered."""

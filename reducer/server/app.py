@@ -82,10 +82,11 @@ class Server:
         self._lanes = LaneGroup(options, key)
         self._acceptor: Acceptor
         self._admin: Admin
+        self._reopening: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(log.unhandled)
+        loop.set_exception_handler(self._unhandled)
         # It makes the pages, one after the other: each thread more would keep the loop waiting.
         loop.set_default_executor(ThreadPoolExecutor(1))
         try:
@@ -120,6 +121,11 @@ class Server:
         self._say_ready()
         await self._stop.wait()
         return await self._shutdown()
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        log.unhandled(loop, context)
+        if self._serves:
+            self._reopening = loop.create_task(self._admin.reopen())
 
     async def _give_up(self, starting: asyncio.Task[None]) -> int:
         """The lanes did not start, or a signal came before they had."""

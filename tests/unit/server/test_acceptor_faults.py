@@ -49,6 +49,12 @@ def accepting() -> Iterator[tuple[Acceptor, Epoll, socket.socket]]:
         one.stop()
 
 
+def connected(listener: socket.socket) -> socket.socket:
+    peer = socket.create_connection(listener.getsockname())
+    peer.setblocking(False)
+    return peer
+
+
 @pytest.mark.parametrize("failure", [OSError(errno.ENOMEM, "injected"), MemoryError("injected")])
 def test_a_listener_that_rests_is_resumed_whatever_fails(
     failure: Exception, monkeypatch: pytest.MonkeyPatch
@@ -63,7 +69,7 @@ def test_a_listener_that_rests_is_resumed_whatever_fails(
             async with asyncio.timeout(10):
                 while one._resting:
                     await asyncio.sleep(0.001)
-            with socket.create_connection(listener.getsockname()):
+            with connected(listener):
                 async with asyncio.timeout(10):
                     while not one._waiting:
                         await asyncio.sleep(0.001)
@@ -80,10 +86,30 @@ def test_a_socket_that_nobody_would_hear_of_is_closed() -> None:
         loop.set_exception_handler(lambda loop, about: failures.append(about))
         with accepting() as (one, epoll, listener):
             epoll.failures = [MemoryError("injected")]
-            with socket.create_connection(listener.getsockname()) as peer:
-                peer.setblocking(False)
+            with connected(listener) as peer:
                 async with asyncio.timeout(10):
                     assert await loop.sock_recv(peer, 1) == b""
             assert not one._waiting and len(failures) == 1
+
+    asyncio.run(run())
+
+
+def test_a_descriptor_without_memory_for_its_socket_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stayed open, and its worker waited for its time-out."""
+
+    def fail(*arguments: object, **more: object) -> None:
+        raise MemoryError("injected")
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, about: None)
+        with accepting() as (_, _, listener), connected(listener) as peer:
+            with monkeypatch.context() as failing:
+                failing.setattr(socket, "socket", fail)
+                await asyncio.sleep(0.01)
+            async with asyncio.timeout(10):
+                assert await loop.sock_recv(peer, 1) == b""
 
     asyncio.run(run())

@@ -1,0 +1,65 @@
+"""The metrics port where there is no memory for a client."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+import uvloop
+
+from reducer import config
+from reducer.server import app
+from reducer.server.admin import Admin, text_answer
+from reducer.server.listening import listen
+
+uvloop.new_event_loop().close()  # the first one makes a pipe for the whole process
+
+
+async def ok() -> Any:
+    return text_answer(200, "ok")
+
+
+async def ask(port: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setblocking(False)
+        await loop.sock_sendall(client, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(5):
+            return await loop.sock_recv(client, 100)
+
+
+async def serve(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """What is answered after a client for whom there was no memory."""
+    server = app.Server(config.Config(), b"")
+    admin = server._admin = Admin(listen("127.0.0.1", 0, "metrics"), {"/healthz": ok})
+    server._serves = True
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(server._unhandled)
+    await admin.start()
+    failures = [MemoryError("injected")]
+
+    class Reader(asyncio.StreamReader):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            if failures:
+                raise failures.pop()
+            super().__init__(*arguments, **more)
+
+    monkeypatch.setattr(asyncio.streams, "StreamReader", Reader)
+    with socket.create_connection(("127.0.0.1", admin.port)):
+        while failures:
+            await asyncio.sleep(0.001)
+    try:
+        return await ask(admin.port)
+    finally:
+        await admin.stop()
+        await asyncio.sleep(0)
+
+
+def test_the_metrics_port_answers_after_a_client_without_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """/healthz was deaf for ever, and whoever probes it would have ended the daemon."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert b" 200 " in runner.run(serve(monkeypatch))
