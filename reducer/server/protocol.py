@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # receive queue, and RST destroys what is on its way.
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES: Final = 65_536
+NO_REASON: Final = "no reason was given"  # a worker's ERROR may say nothing
 _DISCARD: Final = bytearray(65_536)
 # Bytes that go to the kernel at once. Fewer wait until the loop has read all that has come, and go
 # together: for small chunks each call costs more than its bytes, here and at the worker.
@@ -403,7 +404,7 @@ class Connection:
         """Take nothing more, and `end` soon."""
         if self._closing or self._transport is None:
             return
-        self._closing = reason
+        self._closing = reason or NO_REASON
         self._release_placed()
         self._shell.end_soon(self)
 
@@ -449,7 +450,7 @@ class Connection:
         self._aborted = True
         self._waiting.clear()
         self._waiting_bytes = 0
-        self._closing = self._closing or reason
+        self._closing = self._closing or reason or NO_REASON
         try:
             self._release_placed()
         finally:

@@ -16,7 +16,8 @@ from reducer.server.protocol import HEARTBEAT_PART, MOST_THROWN_AWAY, READ_SECON
 from reducer.server.shell import LaneShell
 from reducer.server.tls_link import TlsLink
 from reducer.server.turns import MOST_TURNS, SECONDS, SHARED_SECONDS, Turns
-from reducer.wire.codes import MessageKind
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE, Header, pack_header
 from tests.support.bare_lane import (
     BUDGET,
@@ -348,6 +349,27 @@ def test_a_job_that_was_held_is_read_to_its_end_when_it_is_closed() -> None:
             await until(lambda: hostile.reads)
 
     asyncio.run(close())
+
+
+def test_a_run_that_ends_without_a_word_is_closed_as_any_other() -> None:
+    """Its connections did not count as closing: ticks wrote to them and logged bugs of ours."""
+
+    async def end() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        hostile = [Held(shell, "hostile", rank, 2) for rank in range(2)]
+        pairs = [socket.socketpair() for _ in hostile]
+        for one, pair in zip(hostile, pairs, strict=True):
+            one.socket = pair[0]
+        payload = messages.encode(messages.Error(int(ErrorCode.INTERNAL), ""))
+        crc = KERNELS.crc32c(payload)
+        header = Header(MessageKind.ERROR, length=len(payload), payload_crc=crc)
+        await rest(shell)
+        receive(hostile[0].connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
+        assert all(one.connection.is_closing() for one in hostile)
+        for one in (end for pair in pairs for end in pair):
+            one.close()
+
+    asyncio.run(end())
 
 
 def test_a_sum_of_many_parts_goes_on_in_the_next_turns() -> None:
