@@ -360,7 +360,7 @@ def test_a_run_that_ends_without_a_word_is_closed_as_any_other() -> None:
         pairs = [socket.socketpair() for _ in hostile]
         for one, pair in zip(hostile, pairs, strict=True):
             one.socket = pair[0]
-        payload = messages.encode(messages.Error(int(ErrorCode.INTERNAL), ""))
+        payload = messages.encode(messages.Error(int(ErrorCode.PEER_LOST), "", 1))
         crc = KERNELS.crc32c(payload)
         header = Header(MessageKind.ERROR, length=len(payload), payload_crc=crc)
         await rest(shell)
