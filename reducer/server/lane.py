@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import uvloop
 
@@ -436,7 +436,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def main() -> int:
+def main() -> NoReturn:
     options = LaneOptions(**json.loads(sys.argv[1]))
     die_with_parent(options.parent)
     # Both reach the whole process group (Ctrl-C, systemd); the main process alone decides.
@@ -444,19 +444,20 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log.set_up(options.log_level, options.log_format, options.debug, lane=options.lane)
     last_words = os.dup(options.answers_fd)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            in_time = runner.run(LaneProcess(options).run())
-        except BaseException as error:
-            logger.critical("the lane fails", exc_info=error)
-            line = json.dumps({"failed": f"{type(error).__name__}: {error}"})
-            with contextlib.suppress(OSError):
-                os.write(last_words, line.encode() + b"\n")
-            logging.shutdown()
-            # To close the loop around what is still open may fail, and then never ends.
-            os._exit(1)
-    return 0 if in_time else 1
+    status = 1
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    try:
+        status = 0 if runner.run(LaneProcess(options).run()) else 1
+    except BaseException as error:
+        logger.critical("the lane fails", exc_info=error)
+        line = json.dumps({"failed": f"{type(error).__name__}: {error}"})
+        with contextlib.suppress(OSError):
+            os.write(last_words, line.encode() + b"\n")
+    logging.shutdown()
+    # To close the loop around what is still open may fail, and then never ends; nor does it around
+    # a task that the loop has lost.
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
