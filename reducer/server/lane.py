@@ -175,7 +175,7 @@ class LaneProcess:
         loop.remove_reader(self._orders.fileno())
         if self._report is not None:
             self._report.cancel()
-            await asyncio.wait([self._report])
+            await asyncio.wait([self._report], timeout=1.0)  # one that is lost never ends
         self._orders.close()
         self._answers.close()
         return self._in_time
