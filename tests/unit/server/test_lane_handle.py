@@ -68,6 +68,16 @@ def test_a_question_that_a_lane_has_lost_is_asked_again(monkeypatch: pytest.Monk
     asyncio.run(run())
 
 
+async def keep_three(lane: LaneHandle) -> None:
+    """Until the third process was made."""
+    keeper = asyncio.create_task(lane.keep())
+    async with asyncio.timeout(10):
+        while Child.made < 3:
+            await asyncio.sleep(0)
+    lane.kill("the test is over")
+    await keeper
+
+
 def test_another_process_is_started_whatever_has_ended_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The task that keeps the lane died, and nobody looked at it."""
     monkeypatch.setattr(lanes, "LaneChild", Child)
@@ -75,12 +85,7 @@ def test_another_process_is_started_whatever_has_ended_one(monkeypatch: pytest.M
 
     async def run() -> None:
         lane = handle()
-        keeper = asyncio.create_task(lane.keep())
-        async with asyncio.timeout(10):
-            while Child.made < 3:
-                await asyncio.sleep(0)
-        lane.kill("the test is over")
-        await keeper
+        await keep_three(lane)
         assert lane.restarts >= 2 and lane.ended.is_set()
 
     asyncio.run(run())
@@ -103,12 +108,7 @@ def test_another_process_is_started_where_one_could_not_be(monkeypatch: pytest.M
 
     async def run() -> None:
         lane = handle()
-        keeper = asyncio.create_task(lane.keep())
-        async with asyncio.timeout(10):
-            while Child.made < 3:
-                await asyncio.sleep(0)
-        lane.kill("the test is over")
-        await keeper
+        await keep_three(lane)
         assert lane.ended.is_set()
 
     asyncio.run(run())
@@ -131,12 +131,7 @@ def test_a_failure_between_two_processes_is_not_the_last(monkeypatch: pytest.Mon
             await pause(how, 0)
 
         monkeypatch.setattr(lane, "_pause", fail_once)
-        keeper = asyncio.create_task(lane.keep())
-        async with asyncio.timeout(10):
-            while Child.made < 3:
-                await asyncio.sleep(0)
-        lane.kill("the test is over")
-        await keeper
+        await keep_three(lane)
         assert lane.ended.is_set() and not failures
 
     asyncio.run(run())
