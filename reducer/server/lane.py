@@ -62,7 +62,7 @@ LAG_WARNING_SECONDS = 0.2
 # A socket begins in one turn of the loop, a report is made in turns with the jobs. The loop lost
 # what takes longer: it had no memory to run the task.
 ADOPT_SECONDS = 2.0
-REPORT_SECONDS = 30.0
+LOST_REPORT_SECONDS = 30.0
 # Sockets that begin before the loop serves others: 100 us each. The first frames of so few are read
 # before they count as silent.
 ORDERS_AT_ONCE = 4
@@ -334,7 +334,7 @@ class LaneProcess:
             self._report = None
         if self._report is None or self._report.done():
             self._report = asyncio.get_running_loop().create_task(self._tell())
-            self._report_until = now + REPORT_SECONDS
+            self._report_until = now + LOST_REPORT_SECONDS
 
     async def _tell(self) -> None:
         try:

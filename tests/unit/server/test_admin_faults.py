@@ -31,7 +31,7 @@ async def ask(port: int) -> bytes:
 
 
 async def serve(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """What is answered after a client for whom there was no memory."""
+    """The server has no memory for the first client; returns its answer to the second one."""
     server = app.Server(config.Config(), b"")
     admin = server._admin = Admin(listen("127.0.0.1", 0, "metrics"), {"/healthz": ok})
     server._serves = True

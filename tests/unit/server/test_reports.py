@@ -66,9 +66,10 @@ async def report(process: LaneProcess) -> int:
     """Wait for the report that is being made: in how many turns of the loop."""
     assert process._report is not None
     turns = 0
-    while not process._report.done():
-        await asyncio.sleep(0)
-        turns += 1
+    async with asyncio.timeout(10):
+        while not process._report.done():
+            await asyncio.sleep(0)
+            turns += 1
     return turns
 
 
