@@ -54,7 +54,8 @@ class Fragmenting:
 
     def _send(self, rank: int, data: bytes) -> None:
         self._ranks[rank].links[0].sock.sendall(data)
-        self._ranks[rank].poll(0.0)
+        for worker in self._ranks:  # where CRCs take seconds, the others would seem silent
+            worker.poll(0.0)
 
 
 def _settle(worker: Worker) -> None:
