@@ -12,13 +12,22 @@ ANY_RANK: Final = -1
 
 
 class Permit:
-    """`places`: the jobs, and for each the rank or ANY_RANK; `proof`: what says so, in one word."""
+    """`places`: the jobs, and for each the rank or ANY_RANK; `proof`: what says so, in one word.
 
-    __slots__ = ("places", "proof")
+    `jobs` are the names of them: each rank of a job may have a certificate of its own.
+    """
+
+    __slots__ = ("jobs", "places", "proof")
 
     def __init__(self, proof: str, places: tuple[Place, ...]) -> None:
         self.proof = proof
         self.places = places
+        self.jobs = frozenset([job for job, _ in places])
+
+    @property
+    def only_job(self) -> str:
+        """The job that all places are in; "" where there are several."""
+        return next(iter(self.jobs)) if len(self.jobs) == 1 else ""
 
     def check(self, job: str, rank: int) -> None:
         """Raises AuthenticationError for what is none of the places."""

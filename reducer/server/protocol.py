@@ -72,7 +72,7 @@ class Connection:
         self.unread = 0  # bytes that were unsent after the last frame: as many at most are now
         self.slack = LEAST_FRAMES  # so many may be
         self.most_at_once = sys.maxsize  # bytes that a flush hands to the transport
-        self.turn = shell.turns.enter("")
+        self.turn = shell.turns.enter("" if permit is None else permit.only_job)
         self._shell = shell
         self._decoder = Decoder(shell.crc32c, self._target)
         self._placed: deque[PooledBuffer] = deque()
@@ -207,7 +207,9 @@ class Connection:
             transport.resume_reading()
 
     def name(self, job: str) -> None:
-        """The connection is the job's from now on."""
+        """The connection is the job's from now on, if its proof has not said so before."""
+        if job == self.turn.job:
+            return
         self._shell.turns.leave(self.turn, self)
         self.turn = self._shell.turns.enter(job)
 

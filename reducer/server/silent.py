@@ -55,5 +55,4 @@ class Silent:
 
 
 def _jobs(permit: Permit | None) -> Jobs:
-    """Each rank of a job may have a certificate of its own."""
-    return frozenset() if permit is None else frozenset([job for job, _ in permit.places])
+    return frozenset() if permit is None else permit.jobs

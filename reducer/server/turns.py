@@ -79,7 +79,7 @@ class Turn:
 
 
 class Turns:
-    """By the name of the job, "" for connections that have named none.
+    """By the name of the job, "" for connections of which nobody knows it yet.
 
     ``count``: turns that ended with more to read. ``seconds``: what a pass gives to each job.
     """

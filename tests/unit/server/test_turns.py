@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from reducer.core.permit import ANY_RANK, Permit
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import HEARTBEAT_PART, MOST_THROWN_AWAY, READ_SECONDS
 from reducer.server.shell import LaneShell
@@ -107,6 +108,27 @@ def test_a_job_that_has_had_its_turn_lets_the_others_go_first() -> None:
         await until(lambda: hostile[0].reads)
         await until(lambda: len(hostile[1].connection.get_buffer(-1)) > 1)
         assert shell.turns.count  # more than one where the machine is slow
+
+    asyncio.run(turn())
+
+
+def test_a_job_that_says_no_hello_lets_the_others_join() -> None:
+    """They shared one turn: a crowd of one job's kept another's HELLO waiting for up to 4 s."""
+
+    async def turn() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        slow, other = (
+            shell.connection(Permit("key", ((job, ANY_RANK),))) for job in ("slow", "other")
+        )
+        for connection in (slow, other):
+            connection.connection_made(Socket())
+        shell.turns.charge(slow.turn, 2 * SECONDS)
+        assert len(slow.get_buffer(-1)) == 1
+        assert len(other.get_buffer(-1)) > 1
+        before = other.turn
+        header, payload = hello(0, 1, CHUNK, "other")
+        receive(other, memoryview(pack_header(header, KERNELS.crc32c) + payload))
+        assert other.turn is before and before.members == 1
 
     asyncio.run(turn())
 
