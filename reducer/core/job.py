@@ -601,7 +601,7 @@ class Job:
         if freed:
             out.append(Free(self.number, freed))
         if stream.since:
-            self._passed.forget(stream, key, out)
+            self._passed.add(stream, key)
         if self._passed:
             self.ask_for_turns(out)
         while 2 * stream.keys.unreported >= self.ledger.window.credit:

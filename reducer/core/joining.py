@@ -184,7 +184,7 @@ class Joining:
         settings, budget = self._settings, self._roster.budget
         if (forming.job, forming.run_id) in self._roster.runs:
             raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
-        window = self._reserve(forming, out)
+        window = self._reserve(forming, now, out)
         try:
             # Until a ROUTE says more, the lanes of the other slots do not matter.
             route = Route.first((settings.lanes,) * forming.reducers)
@@ -200,7 +200,7 @@ class Joining:
             budget.close(forming.job, window, forming.world_size)
             raise
 
-    def _reserve(self, forming: Forming, out: list[Output]) -> Window:
+    def _reserve(self, forming: Forming, now: float, out: list[Output]) -> Window:
         """Reserve room for the run; if too little is free, ended runs of the job give theirs up.
 
         Their keys keep room until ticks forget these keys, all but CUT_OFF_AT_ONCE bytes.
@@ -215,9 +215,10 @@ class Joining:
             return self._open(forming)
         except QuotaError as error:
             kept = sum(ended.room for ended in self._roster.ended_of(forming.job))
+            kept += self._roster.room_of_deserted(forming.job, forming.run_id, now)
             if not kept:
                 raise
-            text = f"{error}; or try again soon: the keys of its ended runs still take {kept:,}"
+            text = f"{error}; or try again soon: its ended runs still take {kept:,}"
             raise QuotaError(text) from error
 
     def _open(self, forming: Forming) -> Window:

@@ -10,6 +10,7 @@ from typing import Final
 
 from reducer.core.buffer import Buffer
 from reducer.core.listing import Listing
+from reducer.core.numbered import Numbered
 from reducer.core.progress import KeyProgress
 from reducer.core.records import KEY, KEY_RANK, Records, text_bytes
 from reducer.errors import ProtocolError, RecordsError
@@ -43,8 +44,8 @@ class KeyTable:
         self._max_keys = max_keys
         self._moved = moved
         self.listing: Listing[KeyProgress] = Listing()
-        self._keys: dict[int, KeyProgress] = {}
-        self._stable_changed: OrderedDict[int, KeyProgress] = OrderedDict()
+        self._keys: Numbered[KeyProgress] = Numbered()
+        self._stable_changed: OrderedDict[KeyProgress, None] = OrderedDict()
         # Each key once at most: whoever repeats that it has nothing new makes nothing longer.
         self._idle: deque[tuple[float, KeyProgress]] = deque()
         self.unreported = 0
@@ -72,10 +73,10 @@ class KeyTable:
                 )
             self.records.take(self._size)
             try:
-                key = self._keys[id_] = KeyProgress(id_, self._world_size)
+                self._keys[id_] = key = KeyProgress(id_, self._world_size)
                 self.listing.add(key)
             except Exception:  # no memory: the key is nowhere, or its run cannot be taken apart
-                self._keys.pop(id_, None)
+                self._keys.pop(id_)
                 self.records.give(self._size)
                 raise
             self.records.keys += 1
@@ -100,7 +101,7 @@ class KeyTable:
         """Take a rank's done position; the results that are stable by it, None if none can be."""
         if not key.report(rank, done):
             return None
-        self._stable_changed[key.id] = key  # first: where this fails, nothing is lost
+        self._stable_changed[key] = None  # first: where this fails, nothing is lost
         freed, cost = key.release()
         key.unreported += cost
         self.unreported += cost
@@ -117,19 +118,19 @@ class KeyTable:
         if self._moved:
             for id_, _ in _ENTRY.iter_unpack(payload):
                 self.maybe_idle(self.open(id_, now))
-        found: dict[int, tuple[KeyProgress, int]] = {}
+        found: dict[KeyProgress, int] = {}
         for id_, done in _ENTRY.iter_unpack(payload):
             key = self._keys.get(id_)
             if key is not None:
                 key.touched_at = now
-                before = found.get(id_)
-                if key.is_news(rank, done) and (before is None or done > before[1]):
-                    found[id_] = (key, done)
-        return list(found.values())
+                if key.is_news(rank, done) and done > found.get(key, 0):
+                    found[key] = done
+        return list(found.items())
 
     def told(self, key: KeyProgress) -> None:
         """A frame carries the key's stable position to every rank of the job."""
-        if self._stable_changed.pop(key.id, None) is not None:
+        if key in self._stable_changed:
+            del self._stable_changed[key]
             self.unreported -= key.unreported
             key.unreported = 0
 
@@ -140,7 +141,7 @@ class KeyTable:
 
     def news(self, most: int) -> bytes:
         """The `most` stable positions that changed first, from now on told."""
-        keys = list(islice(self._stable_changed.values(), most))
+        keys = list(islice(self._stable_changed, most))
         for key in keys:
             self.told(key)
         return _payload(keys)
@@ -178,7 +179,7 @@ class KeyTable:
             if key.touched_at >= before:
                 self.maybe_idle(key)
             elif not key.rounds:
-                del self._keys[key.id]
+                self._keys.pop(key.id)
                 self._give_back(key)
         return looked
 
@@ -196,11 +197,11 @@ class KeyTable:
     def take_apart(self, most: int) -> int:
         """Forget rounds and keys until their records took `most` bytes; the bytes."""
         took = 0
-        while took < most and self._keys:
-            id_, key = self._keys.popitem()
+        while took < most and len(self._keys):
+            key = self._keys.pop_last()
             took += key.forget_rounds(most - took)
             if key.rounds:
-                self._keys[id_] = key
+                self._keys[key.id] = key
                 break
             self._give_back(key)
             took += self._size

@@ -27,7 +27,7 @@ from reducer.core.report import (
     job_numbers,
     run_report,
 )
-from reducer.core.roster import Roster, fault_text
+from reducer.core.roster import Roster, fault_text, few
 from reducer.core.route import Route
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
@@ -493,14 +493,18 @@ class Lane:
         return out
 
     def _check_runs(self, now: float, out: list[Output]) -> None:
-        may_end = MOST_ENDED
+        deserted = []
         for run in list(self._roster.runs.values()):
             try:
-                if not run.deserted(now - self._settings.deserted_after):
+                if run.deserted(now - self._settings.deserted_after):
+                    deserted.append(run)
+                else:
                     out += self._check_run(run, now)
-                elif may_end:
-                    may_end -= 1
-                    out += self._end_deserted(run)
+            except Exception as bug:
+                self._fault(run, bug, None, out)
+        for run in few(deserted, MOST_ENDED):
+            try:
+                out += self._end_deserted(run)
             except Exception as bug:
                 self._fault(run, bug, None, out)
 

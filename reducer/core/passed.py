@@ -19,7 +19,7 @@ FORGOTTEN_AT_ONCE: Final = 256
 
 
 class Passed:
-    """`_keys` have more rounds of that kind than one turn forgets; who has waited longest is first.
+    """`_keys` have rounds of that kind, who has waited longest first; one frame may name many keys.
 
     The rounds are not complete here. A rank that did not know how far the others are has sent
     chunks of them here again.
@@ -35,28 +35,30 @@ class Passed:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
-    def forget(self, stream: Stream, key: KeyProgress, out: list[Output]) -> None:
-        """The next part of the key."""
-        self._forget_some(key, out)
+    def add(self, stream: Stream, key: KeyProgress) -> None:
+        """The ranks have passed more of the key."""
         if key.has_passed:
             self._keys[key] = stream
-        elif self._keys:
-            self._keys.pop(key, None)
-        stream.keys.maybe_idle(key)
 
     def forget_more(self, out: list[Output]) -> None:
-        """The next part of the key that has waited longest."""
-        key, stream = next(iter(self._keys.items()))
-        if stream.is_over:
+        """The next part, of the keys that have waited longest."""
+        left = FORGOTTEN_AT_ONCE
+        while left > 0 and self._keys:
+            key, stream = next(iter(self._keys.items()))
+            if not stream.is_over:
+                left = self._forget_some(key, left, out)
+                stream.keys.maybe_idle(key)
+                if key.has_passed:
+                    break
             del self._keys[key]
-        else:
-            self.forget(stream, key, out)
+            left -= 1
 
     def clear(self) -> None:
         self._keys.clear()
 
-    def _forget_some(self, key: KeyProgress, out: list[Output]) -> None:
-        left, over = FORGOTTEN_AT_ONCE, list[Round]()
+    def _forget_some(self, key: KeyProgress, left: int, out: list[Output]) -> int:
+        """Forget `left` rounds and chunks at most; how many more might be."""
+        over = list[Round]()
         while left > 0 and (round_ := key.first_passed()) is not None:
             left -= 1 + self._drop(round_, MAX_CHUNKS, left, out)
             if round_.has_passed(MAX_CHUNKS):
@@ -67,10 +69,11 @@ class Passed:
         number, index = divmod(key.stable, MAX_CHUNKS)
         under_way = key.rounds.get(number)
         if left > 0 and under_way is not None:
-            self._drop(under_way, index, left, out)
+            left -= self._drop(under_way, index, left, out)
             if under_way.left == 0:
                 over.append(under_way)
         self._grants.end_all(over, out)
+        return left
 
     def _drop(self, round_: Round, index: int, most: int, out: list[Output]) -> int:
         """Drop chunks before `index` that are not complete; how many."""

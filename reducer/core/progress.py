@@ -7,6 +7,7 @@ from bisect import insort
 from reducer.core.ascending import Ascending
 from reducer.core.buffer import Buffer
 from reducer.core.listing import Listed
+from reducer.core.numbered import Numbered
 from reducer.core.round import Chunk, Round
 from reducer.wire.codes import MAX_CHUNKS
 
@@ -33,7 +34,7 @@ class KeyProgress(Listed):
         self._tree = [0] * (2 * world_size)
         self._world_size = world_size
         self.stable = 0
-        self.rounds: dict[int, Round] = {}
+        self.rounds: Numbered[Round] = Numbered()
         self.ascending: Ascending | None = None
         self.held: list[Chunk] = []  # as long as credits allow; a deque takes more, empty
         self.touched_at = 0.0
@@ -133,14 +134,16 @@ class KeyProgress(Listed):
     def forget_rounds(self, most: int) -> int:
         """Forget rounds until their records took `most` bytes; the bytes."""
         took = 0
-        while took < most and self.rounds:
-            _, round_ = self.rounds.popitem()
+        while took < most and len(self.rounds):
+            round_ = self.rounds.pop_last()
             took += round_.charged
             round_.give_back()
         return took
 
     def forget(self, round_: Round) -> None:
-        if self.rounds.pop(round_.number, None) is not None:
+        if self.rounds.pop(round_.number) is not None:
+            if self.ascending is not None:
+                self.ascending.lost(self.rounds)
             round_.give_back()
 
 

@@ -23,13 +23,13 @@ SLOT: Final = 112
 # The chunks of one home slot: the stream and its tables without keys.
 STREAM: Final = 2_048
 # One key: its record, its places in the tables of keys, of changes and of idle keys.
-KEY: Final = 896
+KEY: Final = 960
 # A done position: its two places in the key's tree, and the integer.
 KEY_RANK: Final = 48
 # One round: its record, its places in the key and among the open rounds.
-ROUND: Final = 1_024
+ROUND: Final = 1_088
 # One chunk: its record, its place in the round, the dict of its parts.
-CHUNK: Final = 704
+CHUNK: Final = 736
 # Contributions of one rank to a round, or the CRC of one to a chunk: the place in a list. The
 # integers, and the places of parts in a dict, are small beside the cost of each contribution.
 LIST_PLACE: Final = 8

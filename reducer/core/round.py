@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from reducer.core.ascending import Ascending
 from reducer.core.buffer import Buffer
 from reducer.core.listing import Listed
+from reducer.core.numbered import Numbered
 from reducer.core.plan import Plan
 from reducer.core.records import CHUNK, LIST_PLACE, MARK, ROUND, WORD, text_bytes
 from reducer.errors import InternalError
@@ -290,7 +291,7 @@ class Round(Listed):
         self.number = number
         self.descriptor: Descriptor | None = None
         self.plan: Plan | None = None
-        self.chunks: dict[int, Chunk] = {}
+        self.chunks: Numbered[Chunk] = Numbered()
         self.ascending = Ascending() if stream.since else None
         self.contributed = [0] * world_size
         self.owned = 0
@@ -356,14 +357,16 @@ class Round(Listed):
         if chunk is None:
             world_size = len(self.contributed)
             self.charge(CHUNK + LIST_PLACE * world_size)
-            chunk = self.chunks[index] = Chunk(self, index, world_size)
+            self.chunks[index] = chunk = Chunk(self, index, world_size)
             self.stream.rounds[self] = None
             if self.ascending is not None:
                 self.ascending.add(index, self.chunks)
         return chunk
 
     def forget_chunk(self, chunk: Chunk) -> None:
-        if self.chunks.pop(chunk.index, None) is not None:
+        if self.chunks.pop(chunk.index) is not None:
+            if self.ascending is not None:
+                self.ascending.lost(self.chunks)
             size = CHUNK + LIST_PLACE * len(self.contributed)
             self.stream.keys.records.give(size)
             self.charged -= size

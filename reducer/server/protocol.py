@@ -39,8 +39,10 @@ SEND_AT_ONCE: Final = 1 << 20
 # sent everything. No job pays for that, so this is what a lane reads of them all between two ticks.
 MOST_THROWN_AWAY: Final = 4 << 20
 THROW_AWAY_SECONDS: Final = 0.05
-# Of a turn, for each byte that the kernel has copied: 0.1 ms for 1 MiB.
-READ_SECONDS: Final = 1e-10
+# Of a turn: a read, whatever has come, with the loop's way to it, and each byte that the kernel has
+# copied, 0.1 ms for 1 MiB.
+READ_SECONDS: Final = 4e-6
+READ_BYTE_SECONDS: Final = 1e-10
 # Frames that are smaller than this, on an average, are copied together: each view that a transport
 # keeps takes some hundred bytes.
 COPIED_BYTES: Final = 1_024
@@ -127,7 +129,8 @@ class Connection:
             return
         self.bytes_in += nbytes
         self._decoder.received(nbytes)
-        if self.spend(nbytes * READ_SECONDS):  # it was read before it could be held
+        seconds = READ_SECONDS + nbytes * READ_BYTE_SECONDS
+        if self.spend(seconds):  # it was read before it could be held
             self._is_read = True
         else:
             self._take_frames()

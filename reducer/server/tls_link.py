@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Iterable
 from typing import Any
 
-from reducer.server.protocol import Connection, clock
+from reducer.server.protocol import READ_SECONDS, Connection, clock
 from reducer.server.tls_errors import is_ours
 
 # Between get_buffer and buffer_updated nothing else runs: one buffer serves every connection. What
@@ -102,7 +102,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         kept = len(self._received)
         _RECEIVED[:kept] = self._received
         self._received = _RECEIVED[: kept + nbytes]
-        self._connection.spend(0.0)  # if its turn is over, this was read before it could be held
+        self._connection.spend(READ_SECONDS)  # if its turn is over, this was read before a hold
         self._deliver()
 
     def eof_received(self) -> bool:

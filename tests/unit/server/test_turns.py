@@ -13,7 +13,12 @@ import pytest
 
 from reducer.core.permit import ANY_RANK, Permit
 from reducer.server.buffers import BufferPool
-from reducer.server.protocol import HEARTBEAT_PART, MOST_THROWN_AWAY, READ_SECONDS
+from reducer.server.protocol import (
+    HEARTBEAT_PART,
+    MOST_THROWN_AWAY,
+    READ_BYTE_SECONDS,
+    READ_SECONDS,
+)
 from reducer.server.shell import LaneShell
 from reducer.server.tls_link import TlsLink
 from reducer.server.turns import MOST_TURNS, SECONDS, SHARED_SECONDS, Turns
@@ -196,7 +201,7 @@ def test_a_frame_behind_a_hello_is_read_when_the_turn_of_newcomers_is_over() -> 
         newcomer = shell.connection()
         socket = Socket()
         newcomer.connection_made(socket)
-        newcomer.turn.spent = SECONDS - 1e-6
+        newcomer.turn.spent = SECONDS - READ_SECONDS - 1e-6
         header, payload = hello(1, 2, CHUNK, "job")
         frames = pack_header(header, KERNELS.crc32c) + payload
         question = pack_header(Header(MessageKind.STATS), KERNELS.crc32c)
@@ -443,7 +448,8 @@ def test_bytes_that_are_read_take_of_the_turn() -> None:
         receive(one.connection, memoryview(bytes(HEADER_SIZE - 1)))
         return one.connection.turn.spent - spent
 
-    assert asyncio.run(read()) == pytest.approx((HEADER_SIZE - 1) * READ_SECONDS)
+    expected = READ_SECONDS + (HEADER_SIZE - 1) * READ_BYTE_SECONDS
+    assert asyncio.run(read()) == pytest.approx(expected)
 
 
 def test_decryption_takes_of_the_turn(tmp_path: Path) -> None:
