@@ -60,8 +60,8 @@ class Run:
     def lose(self, peer: Session, since: float, reason: str) -> None:
         """The connection of a member has ended; it may come back on another one."""
         if self.job.seats.sessions[peer.rank] == peer.id:
+            self._lost[peer.rank] = (since, reason)  # first: where this fails, it is said again
             self.job.seats.sessions[peer.rank] = None
-            self._lost[peer.rank] = (since, reason)
 
     def shift_clocks(self, seconds: float, now: float) -> None:
         """Nobody could come back for so long."""

@@ -49,6 +49,7 @@ from reducer.server.timeline import Timeline
 from reducer.server.tls import TlsFiles, TlsGate, make_context
 from reducer.server.turns import SECONDS
 from reducer.server.usage import own_usage
+from reducer.server.watchdog import Watchdog
 from reducer.wire.handshake import MAX_KEY_BYTES
 
 logger = logging.getLogger("reducer.lane")
@@ -112,9 +113,9 @@ class _Answers(asyncio.Protocol):
 
 
 class LaneProcess:
-    """The event loop side of one lane."""
+    """The event loop side of one lane; each tick calls ``beat``."""
 
-    def __init__(self, options: LaneOptions) -> None:
+    def __init__(self, options: LaneOptions, beat: Callable[[], None]) -> None:
         self._options = options
         self._kernels = kernel_sets.load(options.require_native, options.no_native)
         self._pool = BufferPool(options.memory)
@@ -144,6 +145,7 @@ class LaneProcess:
         self._failure: Exception | None = None
         self._in_time = True
         self._cycles: Cycles | None = None  # until everything is started
+        self._beat = beat
         self._answers: asyncio.WriteTransport
         self._finished: asyncio.Event
 
@@ -269,7 +271,10 @@ class LaneProcess:
             self._tick_once(expected)
         except Exception as error:
             # Without ticks there are no deadlines, and every hang would be for ever.
-            self.fail(error)
+            try:
+                self.fail(error)
+            except BaseException:
+                os._exit(1)
 
     def fail(self, error: Exception) -> None:
         """The lane cannot go on: it ends, and is started again."""
@@ -294,6 +299,7 @@ class LaneProcess:
         if self._drain_until is not None:
             self._maybe_finish(self._drain_until)
         loop.call_later(TICK_SECONDS, self._tick, now + TICK_SECONDS)
+        self._beat()
 
     def _write_timeline(self, timeline: Timeline) -> None:
         try:
@@ -447,7 +453,7 @@ def main() -> NoReturn:
     status = 1
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     try:
-        status = 0 if runner.run(LaneProcess(options).run()) else 1
+        status = 0 if runner.run(LaneProcess(options, Watchdog().beat).run()) else 1
     except BaseException as error:
         logger.critical("the lane fails", exc_info=error)
         line = json.dumps({"failed": f"{type(error).__name__}: {error}"})

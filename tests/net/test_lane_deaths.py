@@ -47,6 +47,21 @@ if "reducer.server.lane" in sys.orig_argv:
     time.monotonic = monotonic
 """
 
+# In a lane: once the file is there, its loop loses the tick. Seconds of sleep are 20 times shorter.
+LOSES_ITS_TICK = """
+import os, sys, time
+if "reducer.server.lane" in sys.orig_argv:
+    import uvloop
+    class Loop(uvloop.Loop):
+        def call_later(self, delay, callback, *args, **rest):
+            if callback.__name__ == "_tick" and os.path.exists(os.environ["BROKEN"]):
+                return None
+            return super().call_later(delay, callback, *args, **rest)
+    uvloop.new_event_loop = Loop
+    sleep = time.sleep
+    time.sleep = lambda seconds: sleep(seconds / 20)
+"""
+
 
 def with_site(code: str, folder: Path, **variables: str) -> Daemon:
     """A daemon whose processes run ``code`` first."""
@@ -164,6 +179,19 @@ def test_a_lane_whose_ticks_fail_ends_with_the_reason(tmp_path: Path) -> None:
         broken.unlink()
         wait_until(lambda: is_ready(daemon), 40, "the lane is up again")
         assert restarts(daemon)["0"] >= 1
+    finally:
+        daemon.kill()
+
+
+def test_a_lane_that_has_lost_its_tick_ends(tmp_path: Path) -> None:
+    """It lived on for ever, /healthz said ok, and its runs kept their memory."""
+    broken = tmp_path / "broken"
+    daemon = with_site(LOSES_ITS_TICK, tmp_path, BROKEN=str(broken))
+    try:
+        broken.touch()
+        wait_until(lambda: "the event loop has no timer any more" in daemon.log, 20)
+        broken.unlink()
+        wait_until(lambda: is_ready(daemon), 40, "the lane is up again")
     finally:
         daemon.kill()
 

@@ -78,7 +78,7 @@ def a_lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[LaneProcess]:
         log_format="text", debug="", timeline="",
     )  # fmt: skip
     with far, closing(os.fdopen(reads)):
-        yield LaneProcess(options)
+        yield LaneProcess(options, lambda: None)
 
 
 async def serve(process: LaneProcess, harm: Callable[[LaneProcess, Any], None]) -> None:
