@@ -1,7 +1,8 @@
 """A tiny HTTP server for the status page, /metrics, /healthz, /readyz, /api/stats and /api/status.
 
 One request a connection, at most 8 KiB of it, within 2 s: it answers tools, it is no web server. Of
-64 connections the oldest that nobody works for makes room: a crowd keeps no probe out.
+64 connections the oldest that nobody works for makes room, a page is made once for all who ask for
+it meanwhile, and so many of these wait for it: a crowd keeps no probe out.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import json
 import logging
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 logger = logging.getLogger("reducer.admin")
 
 _MAX_REQUEST = 8192
 _REQUEST_SECONDS = 2.0  # for the request, as for prefaces
 _ANSWER_SECONDS = 5.0  # to read the answer, and to close
+_PAGE_SECONDS = 10.0  # to make a page: what takes longer is lost
 MAX_CONNECTIONS = 64
 _JSON_DEPTH = 5  # of a job, and of a run, in the stats: "lanes", one of them, "core", "jobs"
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d*)?")
@@ -55,7 +57,39 @@ class Answer(NamedTuple):
     policy: str = "default-src 'none'; frame-ancestors 'none'"
 
 
-Page = Callable[[], Awaitable[Answer]]
+Page = Callable[[], Coroutine[Any, Any, Answer]]
+
+
+class _Shared:
+    """A page that is made once for all who ask for it meanwhile."""
+
+    def __init__(self, make: Page) -> None:
+        self.waiting = 0
+        self._make = make
+        self._made: asyncio.Task[Answer] | None = None
+
+    async def ask(self) -> Answer:
+        """Raises what making the page raises, and TimeoutError."""
+        made = self._made
+        if made is None or made.done():
+            made = self._made = asyncio.create_task(self._make())
+        self.waiting += 1
+        try:
+            return await asyncio.wait_for(asyncio.shield(made), _PAGE_SECONDS)
+        except TimeoutError:
+            self.stop()
+            raise
+        except asyncio.CancelledError:
+            if made.cancelled():  # another one who asked has waited for too long
+                raise TimeoutError from None
+            raise
+        finally:
+            self.waiting -= 1
+
+    def stop(self) -> None:
+        if self._made is not None:
+            self._made.cancel()
+            self._made = None
 
 
 class _Phase(IntEnum):
@@ -93,7 +127,8 @@ class Admin:
     def __init__(self, listeners: Sequence[socket.socket], pages: Mapping[str, Page]) -> None:
         self._listeners = listeners
         self._on_loopback = all(_is_loopback(each.getsockname()[0]) for each in listeners)
-        self._pages = pages
+        self._pages = {path: _Shared(make) for path, make in pages.items()}
+        self._most_waiting = MAX_CONNECTIONS // (len(pages) + 1)
         self._servers: list[asyncio.Server] = []
         self.dropped = {"crowded": 0, "slow": 0}
         self._open: dict[asyncio.Task[None], _Phase] = {}  # the oldest first
@@ -123,6 +158,8 @@ class Admin:
             server.close()
         for task in list(self._open):
             task.cancel()
+        for page in self._pages.values():
+            page.stop()
         await asyncio.gather(*self._open, return_exceptions=True)
         for listener in self._listeners:
             listener.close()
@@ -182,8 +219,10 @@ class Admin:
         page = self._pages.get(target.split("?", 1)[0])
         if page is None:
             return method, text_answer(404, f"pages: {', '.join(self._pages)}")
+        if page.waiting >= self._most_waiting:
+            return method, text_answer(503, f"{page.waiting} others wait for this page")
         try:
-            return method, await page()
+            return method, await page.ask()
         except TimeoutError:
             return method, text_answer(503, "a lane does not answer")
         except Exception:
