@@ -502,11 +502,7 @@ class Lane:
                     out += self._check_run(run, now)
             except Exception as bug:
                 self._fault(run, bug, None, out)
-        for run in few(deserted, MOST_ENDED):
-            try:
-                out += self._end_deserted(run)
-            except Exception as bug:
-                self._fault(run, bug, None, out)
+        self._end_deserted(few(deserted, MOST_ENDED), out)
 
     def _beat(self, now: float, out: list[Output]) -> None:
         may_tell = MOST_TOLD
@@ -586,11 +582,15 @@ class Lane:
             return idle.take_apart(MOST_IDLE_OF_A_RUN)
         return idle.forget(now - run.silence - KEY_IDLE_SECONDS, MOST_IDLE_OF_A_RUN)
 
-    def _end_deserted(self, run: Run) -> list[Output]:
-        job = run.job
-        text = f"job {job.name!r} run {job.run_id!r}: nobody has come back"
-        line = Log(job.number, logging.WARNING, text, job.about())
-        return [*self._roster.end(run), line]
+    def _end_deserted(self, runs: list[Run], out: list[Output]) -> None:
+        for run in runs:
+            job = run.job
+            try:
+                text = f"job {job.name!r} run {job.run_id!r}: nobody has come back"
+                line = Log(job.number, logging.WARNING, text, job.about())
+                out += [*self._roster.end(run), line]
+            except Exception as bug:
+                self._fault(run, bug, None, out)
 
     def _check_run(self, run: Run, now: float) -> list[Output]:
         job = run.job
