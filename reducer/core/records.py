@@ -27,7 +27,7 @@ KEY: Final = 960
 # A done position: its two places in the key's tree, and the integer.
 KEY_RANK: Final = 48
 # One round: its record, its places in the key and among the open rounds.
-ROUND: Final = 1_088
+ROUND: Final = 1_120
 # One chunk: its record, its place in the round, the dict of its parts.
 CHUNK: Final = 736
 # Contributions of one rank to a round, or the CRC of one to a chunk: the place in a list. The
