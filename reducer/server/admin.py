@@ -1,8 +1,9 @@
 """A tiny HTTP server for the status page, /metrics, /healthz, /readyz, /api/stats and /api/status.
 
 One request a connection, at most 8 KiB of it, within 2 s: it answers tools, it is no web server. Of
-64 connections the oldest that nobody works for makes room, a page is made once for all who ask for
-it meanwhile, and so many of these wait for it: a crowd keeps no probe out.
+64 connections the oldest that nobody works for makes room, and a page is made once for all who ask
+for it meanwhile. Where 48 wait for pages, who has come last to the page that most wait for makes
+room: a crowd keeps no probe out.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _REQUEST_SECONDS = 2.0  # for the request, as for prefaces
 _ANSWER_SECONDS = 5.0  # to read the answer, and to close
 _PAGE_SECONDS = 10.0  # to make a page: what takes longer is lost
 MAX_CONNECTIONS = 64
+MOST_WAITING = 48  # of them, for pages that are made
 _JSON_DEPTH = 5  # of a job, and of a run, in the stats: "lanes", one of them, "core", "jobs"
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d*)?")
 _REASONS = {
@@ -64,16 +66,16 @@ class _Shared:
     """A page that is made once for all who ask for it meanwhile."""
 
     def __init__(self, make: Page) -> None:
-        self.waiting = 0
+        self.waiting: dict[asyncio.Task[None], None] = {}  # the tasks of the connections
         self._make = make
         self._made: asyncio.Task[Answer] | None = None
 
-    async def ask(self) -> Answer:
+    async def ask(self, task: asyncio.Task[None]) -> Answer:
         """Raises what making the page raises, and TimeoutError."""
         made = self._made
         if made is None or made.done():
             made = self._made = asyncio.create_task(self._make())
-        self.waiting += 1
+        self.waiting[task] = None
         try:
             return await asyncio.wait_for(asyncio.shield(made), _PAGE_SECONDS)
         except TimeoutError:
@@ -84,7 +86,7 @@ class _Shared:
                 raise TimeoutError from None
             raise
         finally:
-            self.waiting -= 1
+            self.waiting.pop(task, None)
 
     def stop(self) -> None:
         if self._made is not None:
@@ -128,7 +130,6 @@ class Admin:
         self._listeners = listeners
         self._on_loopback = all(_is_loopback(each.getsockname()[0]) for each in listeners)
         self._pages = {path: _Shared(make) for path, make in pages.items()}
-        self._most_waiting = MAX_CONNECTIONS // (len(pages) + 1)
         self._servers: list[asyncio.Server] = []
         self.dropped = {"crowded": 0, "slow": 0}
         self._open: dict[asyncio.Task[None], _Phase] = {}  # the oldest first
@@ -167,9 +168,8 @@ class Admin:
     async def _on_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._open) >= MAX_CONNECTIONS and not self._make_room():
-            writer.transport.abort()
-            return
+        if len(self._open) >= MAX_CONNECTIONS:
+            self._make_room()
         try:
             await self._serve(task, reader, writer)
         except TimeoutError:
@@ -181,15 +181,16 @@ class Admin:
             self._open.pop(task, None)
             writer.close()
 
-    def _make_room(self) -> bool:
-        """Cut off the oldest connection that waits for its client; False where none does."""
+    def _make_room(self) -> None:
+        """Cut off a connection: see above."""
         self.dropped["crowded"] += 1
-        task = min(self._open, key=self._open.__getitem__)
-        if self._open[task] is _Phase.PAGE:
-            return False
+        pages = self._pages.values()
+        if sum(len(page.waiting) for page in pages) >= MOST_WAITING:
+            task, _ = max(pages, key=lambda page: len(page.waiting)).waiting.popitem()
+        else:
+            task = min(self._open, key=self._open.__getitem__)
         del self._open[task]
         task.cancel()
-        return True
 
     async def _serve(
         self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -202,12 +203,12 @@ class Admin:
             method, answer = "GET", text_answer(400, "expected one HTTP request of at most 8 KiB")
         else:
             self._open[task] = _Phase.PAGE
-            method, answer = await self._answer(head)
+            method, answer = await self._answer(task, head)
         self._open[task] = _Phase.READER
         async with asyncio.timeout(_ANSWER_SECONDS):
             await _tell(reader, writer, method, answer)
 
-    async def _answer(self, head: bytes) -> tuple[str, Answer]:
+    async def _answer(self, task: asyncio.Task[None], head: bytes) -> tuple[str, Answer]:
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return "GET", text_answer(400, "not an HTTP/1 request")
@@ -219,10 +220,8 @@ class Admin:
         page = self._pages.get(target.split("?", 1)[0])
         if page is None:
             return method, text_answer(404, f"pages: {', '.join(self._pages)}")
-        if page.waiting >= self._most_waiting:
-            return method, text_answer(503, f"{page.waiting} others wait for this page")
         try:
-            return method, await page.ask()
+            return method, await page.ask(task)
         except TimeoutError:
             return method, text_answer(503, "a lane does not answer")
         except Exception:

@@ -118,15 +118,17 @@ class Newcomer(asyncio.BufferedProtocol):
     A bug of ours ends it, and its worker dials again: the loop would keep it, or hide an OSError.
     """
 
-    __slots__ = ("_gate", "_peer", "_timer", "_transport")
+    __slots__ = ("_gate", "_peer", "_timer", "_transport", "is_made")
 
     def __init__(self, gate: Gate) -> None:
+        self.is_made = False
         self._gate = gate
         self._peer = ""
         self._transport: asyncio.Transport
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.is_made = True
         self._transport = cast(asyncio.Transport, transport)
         try:
             self._begin()

@@ -112,6 +112,27 @@ class _Answers(asyncio.Protocol):
             self._lane.fail(exc)
 
 
+class _Adoption:
+    """A socket that begins, at the latest at ``until``; ``protocol`` once the loop has asked."""
+
+    def __init__(
+        self, sock: socket.socket, until: float, make: Callable[[], Connection | Newcomer]
+    ) -> None:
+        self.sock = sock
+        self.until = until
+        self.protocol: Connection | Newcomer | None = None
+        self._make = make
+
+    def begin(self) -> Connection | Newcomer:
+        self.protocol = self._make()
+        return self.protocol
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the socket is the protocol's, and no longer ours to close."""
+        return self.protocol is not None and self.protocol.is_made
+
+
 class LaneProcess:
     """The event loop side of one lane; each tick calls ``beat``."""
 
@@ -132,8 +153,7 @@ class LaneProcess:
         self._orders = socket.socket(fileno=options.orders_fd)
         self._gate = _gate(options, settings, self._orders, self._shell.connection)
         self._orders.setblocking(False)
-        # Sockets that begin, and until when each should have; the oldest first.
-        self._adopting: dict[asyncio.Task[None], tuple[float, socket.socket]] = {}
+        self._adopting: dict[asyncio.Task[None], _Adoption] = {}
         self._report: asyncio.Task[None] | None = None
         self._report_until = 0.0
         self._lag = 0.0
@@ -232,8 +252,12 @@ class LaneProcess:
         try:
             tune(sock)
             loop = asyncio.get_running_loop()
-            task = loop.create_task(self._adopt(loop, sock, preface))
-            self._adopting[task] = loop.time() + ADOPT_SECONDS, sock
+            make: Callable[[], Connection | Newcomer] = self._shell.connection
+            if self._gate is not None:
+                make = functools.partial(self._gate.newcomer, preface)
+            adoption = _Adoption(sock, loop.time() + ADOPT_SECONDS, make)
+            task = loop.create_task(self._adopt(loop, adoption))
+            self._adopting[task] = adoption
             task.add_done_callback(self._adopted)
         except Exception:  # its worker dials again
             sock.close()
@@ -242,26 +266,25 @@ class LaneProcess:
     def _adopted(self, task: asyncio.Task[None]) -> None:
         self._adopting.pop(task, None)
 
-    def _end_adoptions(self, now: float) -> None:
-        """Close the sockets whose tasks the loop has lost: their workers dial again."""
-        for task, (until, sock) in list(self._adopting.items()):
-            if until > now:
-                break
-            del self._adopting[task]
-            task.cancel()
-            sock.close()
+    def _end_adoptions(self, now: float, lag: float) -> None:
+        """Close the sockets whose tasks the loop has lost: their workers dial again.
 
-    async def _adopt(
-        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, preface: bytes
-    ) -> None:
-        protocol: Callable[[], Connection | Newcomer] = self._shell.connection
-        if self._gate is not None:
-            protocol = functools.partial(self._gate.newcomer, preface)
+        Where this process stood still, for `lag` seconds, the tasks have not had their turn.
+        """
+        for task, adoption in list(self._adopting.items()):
+            adoption.until += lag
+            if adoption.until <= now:
+                del self._adopting[task]
+                if not adoption.has_begun:
+                    task.cancel()
+                    adoption.sock.close()
+
+    async def _adopt(self, loop: asyncio.AbstractEventLoop, adoption: _Adoption) -> None:
         try:
-            factory = cast("Callable[[], asyncio.BufferedProtocol]", protocol)
-            await loop.connect_accepted_socket(factory, sock)
+            factory = cast("Callable[[], asyncio.BufferedProtocol]", adoption.begin)
+            await loop.connect_accepted_socket(factory, adoption.sock)
         except OSError as error:
-            sock.close()
+            adoption.sock.close()
             if error.errno in descriptors.NO_MEMORY:
                 raise
             logger.debug("a passed socket was dead already: %s", error)
@@ -289,7 +312,7 @@ class LaneProcess:
         if lag > LAG_WARNING_SECONDS and self._lag_lines.admit(now) is not None:
             logger.warning("the event loop lags %.0f ms: this machine is overloaded", lag * 1000)
         self._shell.tick()
-        self._end_adoptions(now)
+        self._end_adoptions(now, lag)
         if self._gate is not None:
             self._gate.go_on()
         if self._cycles is not None:

@@ -97,6 +97,11 @@ class Connection:
         self._sent_at = 0.0
         self._answer_end = 0  # as `_sent`, once the kernel has the last answer to a STATS
 
+    @property
+    def is_made(self) -> bool:
+        """Whether the loop has given it its transport."""
+        return self._transport is not None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         try:

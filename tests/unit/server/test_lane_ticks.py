@@ -137,10 +137,13 @@ async def a_socket_whose_task_is_lost(process: LaneProcess) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, socket.create_connection(listener.getsockname(), 5) as worker:
         process._take_socket(ORDER_SOCKET, [listener.accept()[0].detach()])
-        process._end_adoptions(loop.time())
+        process._end_adoptions(loop.time(), 0.0)
         await asyncio.sleep(0)
         assert len(process._adopting) == 1
-        process._end_adoptions(loop.time() + lane_module.ADOPT_SECONDS)
+        late = loop.time() + lane_module.ADOPT_SECONDS
+        process._end_adoptions(late, lane_module.ADOPT_SECONDS)
+        assert len(process._adopting) == 1, "the process stood still"
+        process._end_adoptions(late + lane_module.ADOPT_SECONDS, 0.0)
         await asyncio.sleep(0)
         assert worker.recv(1) == b"" and not process._adopting
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -150,6 +153,38 @@ def test_a_socket_whose_task_is_lost_is_closed(monkeypatch: pytest.MonkeyPatch) 
     """Its worker waited for its time-out: the loop had no memory to run the task."""
     with a_lane(monkeypatch) as process:
         asyncio.run(a_socket_whose_task_is_lost(process))
+        process._orders.close()
+        os.close(process._options.answers_fd)
+
+
+async def a_task_that_is_late(process: LaneProcess) -> None:
+    loop: Any = asyncio.get_running_loop()
+    connect, rest = loop.connect_accepted_socket, asyncio.Event()
+
+    async def late(*args: Any) -> None:
+        await connect(*args)
+        await rest.wait()
+
+    loop.connect_accepted_socket = late
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname(), 5):
+        process._take_socket(ORDER_SOCKET, [listener.accept()[0].detach()])
+        while not process._shell.connections:
+            await asyncio.sleep(0)
+        process._end_adoptions(loop.time() + lane_module.ADOPT_SECONDS, 0.0)
+        await asyncio.sleep(0.1)
+        assert not process._adopting and len(process._shell.connections) == 1
+        rest.set()
+    while process._shell.connections:
+        await asyncio.sleep(0.01)
+
+
+def test_a_connection_whose_task_is_late_is_not_closed_under_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stayed for ever, with the memory of its run, and no drain came to its end."""
+    with a_lane(monkeypatch) as process:
+        asyncio.run(a_task_that_is_late(process))
         process._orders.close()
         os.close(process._options.answers_fd)
 
