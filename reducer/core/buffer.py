@@ -16,14 +16,15 @@ class HeldBytes:
     """Bytes of the buffers that a run holds on a lane.
 
     Each buffer is counted as it comes and goes: nobody walks them. `parked` are contributions that
-    no accumulator has yet, `summed` accumulators and results. `unstable` is the cost, in credit, of
-    the chunks that are complete and not stable.
+    no accumulator has yet, of `parts` ranks, `summed` accumulators and results. `unstable` is the
+    cost, in credit, of the chunks that are complete and not stable.
     """
 
-    __slots__ = ("parked", "summed", "unstable")
+    __slots__ = ("parked", "parts", "summed", "unstable")
 
     def __init__(self) -> None:
         self.parked = 0
+        self.parts = 0
         self.summed = 0
         self.unstable = 0
 
@@ -33,9 +34,12 @@ class HeldBytes:
 
     def park(self, size: int) -> None:
         self.parked += size
+        self.parts += 1
 
-    def unpark(self, size: int) -> None:
-        self.parked -= size
+    def unpark(self, count: int, size: int) -> None:
+        """So many of one size."""
+        self.parked -= count * size
+        self.parts -= count
 
     def keep(self, summed: Buffer) -> None:
         self.summed += len(summed.view)

@@ -77,13 +77,30 @@ class Joining:
 
     def _join(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
         """The run is not there yet: it forms, or is complete with this rank."""
+        out = self._make_place(hello, now)
+        try:
+            return out + self._admit(peer, hello, now)
+        except PEER_ERRORS as error:
+            return out + self._roster.refuse(peer, error, now)
+
+    def _make_place(self, hello: messages.Hello, now: float) -> list[Output]:
+        """Where no other run may form, end runs that this one replaces."""
+        roster, settings = self._roster, self._settings
+        if forming_id(hello) in roster.forming:
+            return []
+        is_full = len(roster.forming) + len(roster.runs) >= settings.max_jobs
+        if is_full or self._run_count(hello.job) >= settings.max_runs:
+            return roster.end_deserted(hello.job, hello.run_id, now)
+        return []
+
+    def _admit(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
         if self._roster.draining:
             raise UnavailableError(f"this reducer is draining ({self._roster.draining})")
         id_ = forming_id(hello)
         forming = self._roster.forming.get(id_)
         if forming is None:
             self._most.check_world(hello.job, hello.world_size)
-            self._check_quota(hello.job, hello.run_id, now)
+            self._check_quota(hello.job)
             forming = Forming(hello)
         # First: whoever is admitted in part goes with the session.
         peer.rank, peer.forming = hello.rank, forming
@@ -102,11 +119,11 @@ class Joining:
             return out + self._complete(forming, now)
         return [*out, self.pending(forming, (peer.id,))]
 
-    def _check_quota(self, job: str, run_id: str, now: float) -> None:
+    def _check_quota(self, job: str) -> None:
         roster, settings = self._roster, self._settings
         if len(roster.forming) + len(roster.runs) >= settings.max_jobs:
             raise too_many_jobs(settings.max_jobs)
-        if self._run_count(job, run_id, now) >= settings.max_runs:
+        if self._run_count(job) >= settings.max_runs:
             raise too_many_runs(job, settings.max_runs)
 
     def pending(self, forming: Forming, sessions: tuple[int, ...]) -> Send:
@@ -139,12 +156,10 @@ class Joining:
             raise self._most.too_many(job, workers, count)
         return None
 
-    def _run_count(self, job: str, run_id: str, now: float) -> int:
-        """Count the runs of the job that form, and those that this one does not replace."""
-        roster = self._roster
-        forming = sum(f.job == job for f in roster.forming.values())
-        runs = sum(name == job for name, _ in roster.runs)
-        return forming + runs - len(roster.deserted(job, run_id, now))
+    def _run_count(self, job: str) -> int:
+        """How many runs of the job are here or form."""
+        forming = sum(f.job == job for f in self._roster.forming.values())
+        return forming + sum(name == job for name, _ in self._roster.runs)
 
     def _is_dead(self, run: Run, hello: messages.Hello) -> bool:
         """All have gone, and a new process asks for the run: it was restarted at once."""

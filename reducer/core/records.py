@@ -51,7 +51,7 @@ class Records:
     `idle`: those that may be forgotten.
     """
 
-    __slots__ = ("_job", "idle", "keys", "room", "rounds", "used")
+    __slots__ = ("_job", "chunks", "idle", "keys", "room", "rounds", "used")
 
     def __init__(self, job: str, room: int, idle: IdleKeys) -> None:
         self._job = job
@@ -60,6 +60,7 @@ class Records:
         self.used = 0
         self.keys = 0
         self.rounds = 0
+        self.chunks = 0
 
     def take(self, size: int) -> None:
         """Charge one more record; raises RecordsError where it has no room."""

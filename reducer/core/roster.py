@@ -23,8 +23,10 @@ from reducer.wire.keys import split_run_id
 FORGOTTEN_AT_ONCE: Final = 64 << 10
 # Runs without members that one HELLO ends, if it replaces them.
 REPLACED_AT_ONCE: Final = 64
-# Open rounds of all the runs that end at once, or of one run: each takes 3 us.
+# Open rounds of all the runs that end at once, or of one run: each takes 3 us, and a chunk, or what
+# a rank has sent of it, as much as a part of a round.
 ROUNDS_AT_ONCE: Final = 4_096
+PARTS_OF_ROUND: Final = 8
 # Bytes of records that ended runs forget when a new run needs their room: as many as at a tick.
 CUT_OFF_AT_ONCE: Final = 4 << 20
 
@@ -312,7 +314,8 @@ def few(runs: list[Run], most: int) -> list[Run]:
     for run in runs[:most]:
         if rounds >= ROUNDS_AT_ONCE:
             break
-        rounds += run.job.records.rounds
+        records, parts = run.job.records, run.job.held.parts
+        rounds += records.rounds + (records.chunks + parts) // PARTS_OF_ROUND
         found.append(run)
     return found
 

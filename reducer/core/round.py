@@ -165,7 +165,7 @@ class Chunk:
         ranks, self.folding = self.folding, []
         spent = [self.parts.pop(rank) for rank in ranks]
         held = self.round.stream.held
-        held.unpark(len(spent) * self.part_bytes)
+        held.unpark(len(spent), self.part_bytes)
         acc = taken
         if acc is None and self.acc is None:
             acc = spent.pop(0)
@@ -188,7 +188,7 @@ class Chunk:
         """
         self.step(Step.REDUCED)
         held = self.round.stream.held
-        held.unpark(len(self.parts) * self.part_bytes)
+        held.unpark(len(self.parts), self.part_bytes)
         spent = [part for part in self.parts.values() if part is not result]
         self.parts.clear()
         if self.acc is not None:
@@ -218,7 +218,7 @@ class Chunk:
         if self.phase is Phase.COMPLETE:
             held.unstable -= self.cost
         freed = list(self.parts.values())
-        held.unpark(len(freed) * self.part_bytes)
+        held.unpark(len(freed), self.part_bytes)
         self.parts.clear()
         for summed in (self.acc, self.result):
             if summed is not None:
@@ -317,11 +317,12 @@ class Round(Listed):
 
     def give_back(self) -> None:
         """The round is forgotten, with all that it holds: its chunks, which know it, too."""
+        records = self.stream.keys.records
+        records.chunks -= len(self.chunks)
         self.chunks.clear()
         self.stream.rounds.pop(self, None)
         if self.refused is not None:
             self.stream.refused.remove(self)
-        records = self.stream.keys.records
         records.give(self.charged)
         records.rounds -= 1
 
@@ -358,6 +359,7 @@ class Round(Listed):
             world_size = len(self.contributed)
             self.charge(CHUNK + LIST_PLACE * world_size)
             self.chunks[index] = chunk = Chunk(self, index, world_size)
+            self.stream.keys.records.chunks += 1
             self.stream.rounds[self] = None
             if self.ascending is not None:
                 self.ascending.add(index, self.chunks)
@@ -368,7 +370,9 @@ class Round(Listed):
             if self.ascending is not None:
                 self.ascending.lost(self.chunks)
             size = CHUNK + LIST_PLACE * len(self.contributed)
-            self.stream.keys.records.give(size)
+            records = self.stream.keys.records
+            records.give(size)
+            records.chunks -= 1
             self.charged -= size
 
     def make_void(self) -> list[Buffer]:

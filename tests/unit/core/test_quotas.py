@@ -59,6 +59,19 @@ def test_groups_that_are_deserted_take_their_share_until_they_are_ended() -> Non
     assert worker.read(MessageKind.WELCOME)
 
 
+def test_deserted_runs_and_those_that_would_replace_them_have_one_share() -> None:
+    """Two jobs had all places of --max-jobs: half of them forming, half deserted."""
+    lane = SimLane(max_runs=4)
+    roster = lane.core._roster
+    groups = [join_all(lane, 1, run_id=f"run#{number}")[0] for number in range(4)]
+    for worker in groups:
+        worker.session.lose()
+    for number in range(5):
+        Scripted(lane, 0, 2, run_id=f"next#{number}")
+        assert len(roster.forming) + len(roster.runs) <= 4
+    assert len(roster.forming) == 4
+
+
 def test_a_job_has_its_share_of_memory() -> None:
     lane = SimLane(budget=80 * SHARE, credit=CREDIT, job_budget=40 * SHARE)
     join_all(lane, 4, job="a", run_id="one")
