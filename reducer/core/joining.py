@@ -58,12 +58,7 @@ class Joining:
             return self._join(peer, hello, now)
         if not self._is_dead(run, hello):
             return self._rejoin(run, peer, hello, now)
-        # What the end gives back must not be lost if the hello is refused.
-        out = self._roster.end(run)
-        try:
-            return out + self._join(peer, hello, now)
-        except PEER_ERRORS as error:
-            return out + self._roster.refuse(peer, error, now)
+        return self._roster.end(run) + self._join(peer, hello, now)
 
     def _run_of(self, hello: messages.Hello) -> Run | None:
         """The complete run that the hello is for; whose WELCOME was lost cannot name it."""
@@ -77,7 +72,7 @@ class Joining:
 
     def _join(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
         """The run is not there yet: it forms, or is complete with this rank."""
-        out = self._make_place(hello, now)
+        out = self._make_place(hello, now)  # what that gives back is not lost with a refusal
         try:
             return out + self._admit(peer, hello, now)
         except PEER_ERRORS as error:

@@ -79,7 +79,8 @@ class _Shared:
         try:
             return await asyncio.wait_for(asyncio.shield(made), _PAGE_SECONDS)
         except TimeoutError:
-            self.stop()
+            if self._made is made:
+                self.stop()
             raise
         except asyncio.CancelledError:
             if made.cancelled():  # another one who asked has waited for too long
