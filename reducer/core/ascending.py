@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import Any, Final
 
-from reducer.core.numbered import Numbered
+from reducer.core.tables import Numbered
 
 _SPARE: Final = 16
 # Numbers that the table has lost, taken out before other jobs have their turns: 0.3 us each.

@@ -34,7 +34,7 @@ class Debts:
         debt, times = round_.owed.get(rank), self._times[rank]
         if debt is None:
             round_.charge(OWED)
-            round_.stream.rounds[round_] = None
+            round_.stream.rounds.add(round_)
         if debt is None or debt.times != times:
             round_.owed[rank] = Debt(cost, times)
         else:

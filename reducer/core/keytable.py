@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Final
 
 from reducer.core.buffer import Buffer
 from reducer.core.listing import Listing
-from reducer.core.numbered import Numbered
 from reducer.core.progress import KeyProgress
 from reducer.core.records import KEY, KEY_RANK, Records, text_bytes
+from reducer.core.tables import Numbered, OrderedSet
 from reducer.errors import ProtocolError, RecordsError
 from reducer.wire.header import HEADER_SIZE
 from reducer.wire.keys import key_id
@@ -45,7 +44,7 @@ class KeyTable:
         self._moved = moved
         self.listing: Listing[KeyProgress] = Listing()
         self._keys: Numbered[KeyProgress] = Numbered()
-        self._stable_changed: OrderedDict[KeyProgress, None] = OrderedDict()
+        self._stable_changed: OrderedSet[KeyProgress] = OrderedSet()
         # Each key once at most: whoever repeats that it has nothing new makes nothing longer.
         self._idle: deque[tuple[float, KeyProgress]] = deque()
         self.unreported = 0
@@ -101,7 +100,7 @@ class KeyTable:
         """Take a rank's done position; the results that are stable by it, None if none can be."""
         if not key.report(rank, done):
             return None
-        self._stable_changed[key] = None  # first: where this fails, nothing is lost
+        self._stable_changed.add(key)  # first: where this fails, nothing is lost
         freed, cost = key.release()
         key.unreported += cost
         self.unreported += cost
@@ -129,19 +128,18 @@ class KeyTable:
 
     def told(self, key: KeyProgress) -> None:
         """A frame carries the key's stable position to every rank of the job."""
-        if key in self._stable_changed:
-            del self._stable_changed[key]
+        if self._stable_changed.discard(key):
             self.unreported -= key.unreported
             key.unreported = 0
 
     @property
     def has_news(self) -> bool:
         """Whether stable positions have changed that nobody was told."""
-        return bool(self._stable_changed)
+        return len(self._stable_changed) > 0
 
     def news(self, most: int) -> bytes:
         """The `most` stable positions that changed first, from now on told."""
-        keys = list(islice(self._stable_changed, most))
+        keys = self._stable_changed.first(most)
         for key in keys:
             self.told(key)
         return _payload(keys)
@@ -207,8 +205,8 @@ class KeyTable:
             took += self._size
             if self._idle:
                 self._idle.pop()
-            if self._stable_changed:
-                self._stable_changed.popitem()
+            if len(self._stable_changed):
+                self._stable_changed.pop_last()
         return took
 
 

@@ -14,8 +14,9 @@ from reducer.core.stream import Stream
 from reducer.core.verdicts import Verdicts
 from reducer.wire.codes import MAX_CHUNKS
 
-# Rounds and chunks: 3 to 5 us each.
+# Rounds and chunks: 3 to 5 us each, and as much for so many ranks of it.
 FORGOTTEN_AT_ONCE: Final = 256
+RANKS_AT_ONCE: Final = 8
 
 
 class Passed:
@@ -76,8 +77,10 @@ class Passed:
         return left
 
     def _drop(self, round_: Round, index: int, most: int, out: list[Output]) -> int:
-        """Drop chunks before `index` that are not complete; how many."""
-        chunks = round_.passed(index, most)
+        """Drop chunks before `index` that are not complete, one or so many as `most` allows; what
+        they take of it."""
+        each = 1 + len(round_.contributed) // RANKS_AT_ONCE
+        chunks = round_.passed(index, max(1, most // each))
         for chunk in chunks:
             for rank in chunk.present():
                 self._ledger.settle(rank, chunk.cost)
@@ -85,4 +88,4 @@ class Passed:
             out.append(Free(self._run, chunk.drop()))
             round_.forget_chunk(chunk)
             round_.left -= 1
-        return len(chunks)
+        return len(chunks) * each

@@ -7,8 +7,8 @@ from bisect import insort
 from reducer.core.ascending import Ascending
 from reducer.core.buffer import Buffer
 from reducer.core.listing import Listed
-from reducer.core.numbered import Numbered
 from reducer.core.round import Chunk, Round
+from reducer.core.tables import Numbered
 from reducer.wire.codes import MAX_CHUNKS
 
 

@@ -274,9 +274,9 @@ class Roster:
         return self._forget(ended, most, out)
 
     def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
-        """End the runs that this one replaces; some of them, the ticks end the others."""
-        replaced = few(self.deserted(job, run_id, now), REPLACED_AT_ONCE)
-        return [out for run in replaced for out in self.end(run)]
+        """End some of the runs that this one replaces, those with the most room first."""
+        replaced = sorted(self.deserted(job, run_id, now), key=_room, reverse=True)
+        return [out for run in few(replaced, REPLACED_AT_ONCE) for out in self.end(run)]
 
     def deserted(self, job: str, run_id: str, now: float) -> list[Run]:
         """Runs of the job that nobody is in, and that this one replaces.
@@ -293,8 +293,7 @@ class Roster:
 
     def room_of_deserted(self, job: str, run_id: str, now: float) -> int:
         """Bytes that the runs which this one replaces still have of the lane's memory."""
-        jobs = [run.job for run in self.deserted(job, run_id, now)]
-        return sum(each.ledger.window.reserve(each.world_size) for each in jobs)
+        return sum(map(_room, self.deserted(job, run_id, now)))
 
     def shift_clocks(self, seconds: float, now: float) -> None:
         """This process stood still for so long: nobody is to blame for what it did not hear."""
@@ -318,6 +317,10 @@ def few(runs: list[Run], most: int) -> list[Run]:
         rounds += records.rounds + (records.chunks + parts) // PARTS_OF_ROUND
         found.append(run)
     return found
+
+
+def _room(run: Run) -> int:
+    return run.job.ledger.window.reserve(run.job.world_size)
 
 
 def fault_text(error: Exception) -> str:

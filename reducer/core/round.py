@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from reducer.core.ascending import Ascending
 from reducer.core.buffer import Buffer
 from reducer.core.listing import Listed
-from reducer.core.numbered import Numbered
 from reducer.core.plan import Plan
 from reducer.core.records import CHUNK, LIST_PLACE, MARK, ROUND, WORD, text_bytes
+from reducer.core.tables import Numbered
 from reducer.errors import InternalError
 from reducer.wire.codes import Collective, DType, Flag, ReduceOp
 from reducer.wire.header import NO_RANK, Header
@@ -320,7 +320,7 @@ class Round(Listed):
         records = self.stream.keys.records
         records.chunks -= len(self.chunks)
         self.chunks.clear()
-        self.stream.rounds.pop(self, None)
+        self.stream.rounds.discard(self)
         if self.refused is not None:
             self.stream.refused.remove(self)
         records.give(self.charged)
@@ -360,7 +360,7 @@ class Round(Listed):
             self.charge(CHUNK + LIST_PLACE * world_size)
             self.chunks[index] = chunk = Chunk(self, index, world_size)
             self.stream.keys.records.chunks += 1
-            self.stream.rounds[self] = None
+            self.stream.rounds.add(self)
             if self.ascending is not None:
                 self.ascending.add(index, self.chunks)
         return chunk
@@ -396,7 +396,7 @@ class Round(Listed):
         assert self.descriptor is not None
         spoken = self.spoken()
         self.charge(MARK * len(spoken))
-        self.stream.rounds[self] = None
+        self.stream.rounds.add(self)
         self.verdict = dict.fromkeys(spoken, self.descriptor)
 
     def hear(self, rank: int, descriptor: Descriptor) -> bool:

@@ -15,6 +15,7 @@ from reducer.core.listing import Listing
 from reducer.core.records import STREAM, Records
 from reducer.core.round import Round
 from reducer.core.route import Holding, Place, Route
+from reducer.core.tables import OrderedSet
 from reducer.errors import ProtocolError
 
 
@@ -36,7 +37,7 @@ class Stream:
         self.place = place
         self.keys = keys
         self.held = held
-        self.rounds: dict[Round, None] = {}
+        self.rounds: OrderedSet[Round] = OrderedSet()
         self.refused: Listing[Round] = Listing()
         self.is_over = False
 

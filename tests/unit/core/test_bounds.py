@@ -32,6 +32,7 @@ from reducer.core.roster import (
     CUT_OFF_AT_ONCE,
     FORGOTTEN_AT_ONCE,
     PARTS_OF_ROUND,
+    REPLACED_AT_ONCE,
     ROUNDS_AT_ONCE,
 )
 from reducer.core.route import Holding, Route
@@ -388,6 +389,18 @@ def test_chunks_count_as_parts_of_rounds() -> None:
     assert join_all(lane, 1, run_id="new")[0].read(MessageKind.WELCOME)
     assert len(lane.core._roster.runs) == count - 2 + 1
     assert sum(job.records.chunks + job.held.parts for job in jobs) == 3 * 2 * chunks
+
+
+def test_the_largest_of_the_runs_that_are_replaced_ends_first() -> None:
+    """A job of many groups that was started again was refused for its own leftovers."""
+    lane = SimLane(budget=1 << 40)
+    small = [join_all(lane, 1, run_id=f"run-{number}")[0] for number in range(REPLACED_AT_ONCE)]
+    large = join_all(lane, 8, run_id="large")
+    for worker in (*small, *large):
+        worker.session.lose()
+    assert join_all(lane, 1, run_id="new")[0].read(MessageKind.WELCOME)
+    runs = {run.job.run_id for run in lane.core._roster.runs.values()}
+    assert len(runs) == 2 and "large" not in runs
 
 
 def test_a_run_without_room_is_told_what_the_deserted_ones_still_have() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from reducer.core import events
 from reducer.core.job import Job
-from reducer.core.passed import FORGOTTEN_AT_ONCE
+from reducer.core.passed import FORGOTTEN_AT_ONCE, RANKS_AT_ONCE
 from reducer.wire import messages
 from reducer.wire.keys import key_id, position
 from tests.support.frames import control, heartbeat
@@ -22,11 +22,11 @@ ELEMENTS = 16  # of a chunk
 
 
 class Run:
-    """Two ranks with chunks of 64 bytes; a route has made the stream of their key."""
+    """Ranks with chunks of 64 bytes; a route has made the stream of their key."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 2) -> None:
         self.lane = SimLane(credit=1 << 22, budget=1 << 40, records=1 << 22)
-        self.workers = join_all(self.lane, 2, table=((0, 64),), worker_silence_ms=3_600_000)
+        self.workers = join_all(self.lane, ranks, table=((0, 64),), worker_silence_ms=3_600_000)
         self.workers[0].session.send(control(messages.Route(1, (1,), (1,), (1,))))
         self.lane.tick()
         (run,) = self.lane.core._roster.runs.values()
@@ -113,6 +113,22 @@ def test_the_chunks_of_one_round_are_forgotten_in_turns(rest: int) -> None:
     run.report(*((0, MANY) if rest else (1, 0)))
     assert in_parts(left)
     assert not run.owes(0) and run.rounds() == rest == len(run.job.open)
+
+
+def test_chunks_of_many_ranks_are_forgotten_fewer_at_a_time() -> None:
+    """256 chunks of 512 ranks were one step of 50 ms."""
+    ranks = 8 * RANKS_AT_ONCE
+    run, at_once = Run(ranks), FORGOTTEN_AT_ONCE // (1 + ranks // RANKS_AT_ONCE)
+    for chunk in range(3 * at_once):
+        run.contribute(run.workers[0], 0, chunk, 3 * at_once * ELEMENTS)
+
+    def chunks() -> int:
+        return sum(len(r.chunks) for s in run.job.streams for r in s.rounds)
+
+    left = run.watch(chunks)
+    run.report(1)
+    steps = [before - after for before, after in pairwise(left)]
+    assert left[-1] == 0 and max(steps) == at_once
 
 
 def test_a_route_ends_the_turns() -> None:
