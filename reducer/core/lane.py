@@ -65,11 +65,12 @@ MADE: Final = 16
 LEAST_TOLD: Final = 256
 TOLD_ANYWAY: Final = 16
 # What a tick does of work that nobody waits for; the rest has its turn at the next ones. Bytes of
-# the records of keys that are idle, or whose run or stream is over, in all runs and in one; and
-# runs that nobody has come back to.
+# the records of keys that are idle, or whose run or stream is over, in all runs and in one; runs
+# that nobody has come back to; and runs that are told which of their rounds wait.
 MOST_IDLE: Final = 4 << 20
 MOST_IDLE_OF_A_RUN: Final = 1 << 20
 MOST_ENDED: Final = 16
+MOST_STALLED: Final = 16
 _SLOTS_NAMED: Final = 8  # in a log line
 
 
@@ -485,6 +486,7 @@ class Lane:
         self._beat(now, out)
         self._forget_idle(now, out)
         self._check_runs(now, out)
+        self._tell_stalls(now, out)
         for peer in list(self._roster.sessions.values()):
             try:
                 out += self._check_session(peer, now)
@@ -598,13 +600,19 @@ class Lane:
         out: list[Output] = [] if absence is None else [job.seats.to_all(absence)]
         if job.is_behind:  # whoever had its turns for that may have gone
             job.ask_for_turns(out)
-        return out + self._maybe_stall(run, now)
+        return out
 
-    def _maybe_stall(self, run: Run, now: float) -> list[Output]:
-        if now < run.next_stall:
-            return []
-        run.next_stall = now + self._settings.stall_after / 2
-        return run.job.stall_report(now, self._settings.stall_after)
+    def _tell_stalls(self, now: float, out: list[Output]) -> None:
+        after = self._settings.stall_after
+        runs = self._roster.runs.values()
+        due = [run for run in runs if run.next_stall <= now and not run.deserted(now)]
+        due.sort(key=_next_stall)
+        for run in due[:MOST_STALLED]:
+            try:
+                run.next_stall = now + after / 2
+                out += run.job.stall_report(now, after)
+            except Exception as bug:
+                self._fault(run, bug, None, out)
 
     def _check_session(self, peer: Session, now: float) -> list[Output]:
         settings, silent = self._settings, now - peer.heard_at
@@ -642,6 +650,10 @@ class Lane:
 
 def _next_beat(run: Run) -> float:
     return run.next_beat
+
+
+def _next_stall(run: Run) -> float:
+    return run.next_stall
 
 
 def _slots(route: Route) -> str:

@@ -21,6 +21,7 @@ from reducer.core.lane import (
     MOST_ENDED,
     MOST_IDLE,
     MOST_IDLE_OF_A_RUN,
+    MOST_STALLED,
     MOST_TOLD,
 )
 from reducer.core.open_rounds import LOOKED_AT, OpenRounds
@@ -342,6 +343,20 @@ def test_runs_that_nobody_comes_back_to_end_a_part_at_each_tick() -> None:
     ended = [before - after for before, after in pairwise(left)]
     assert max(ended) == MOST_ENDED
     assert sum(map(bool, ended)) == -(-count // MOST_ENDED)
+
+
+def test_runs_with_waiting_rounds_are_told_a_few_at_each_tick() -> None:
+    """After a pause of the lane 250 runs were told at one tick, again and again: 27 ms."""
+    lane, count = SimLane(budget=1 << 40), 2 * MOST_STALLED + 1
+    silence = {"worker_silence_ms": 3_600_000}
+    runs = [join_all(lane, 2, run_id=f"run-{n}", **silence) for n in range(count)]
+    for first, _ in runs:
+        first.contribute(Spec(), data=bytes(32))
+    told = []
+    while sum(told) < count:
+        lane.stand_still(0.05)
+        told.append(sum(len(first.read(MessageKind.STALL)) for first, _ in runs))
+    assert [number for number in told if number] == [MOST_STALLED, MOST_STALLED, 1]
 
 
 def deserted_runs(lane: SimLane, count: int, rounds: int) -> None:
