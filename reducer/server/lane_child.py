@@ -17,6 +17,7 @@ from typing import Any
 from reducer import config
 from reducer.server.lane import LaneOptions
 from reducer.server.orders import ORDER_KEY
+from reducer.server.watchdog import EXIT_WITHOUT_BEAT
 
 # A line of answers: a report has one for each run, which names some of its ranks and rounds.
 _LINE_LIMIT = 64 << 20
@@ -111,6 +112,8 @@ class LaneChild:
         self._orders.close()
         if not status:
             return ""
+        if status == EXIT_WITHOUT_BEAT:
+            self._last_words = "its event loop had lost its timer"
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         return f"{how}: {self._last_words}" if self._last_words else how
 

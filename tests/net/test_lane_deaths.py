@@ -189,7 +189,7 @@ def test_a_lane_that_has_lost_its_tick_ends(tmp_path: Path) -> None:
     daemon = with_site(LOSES_ITS_TICK, tmp_path, BROKEN=str(broken))
     try:
         broken.touch()
-        wait_until(lambda: "the event loop has no timer any more" in daemon.log, 20)
+        wait_until(lambda: "its event loop had lost its timer" in daemon.log, 20)
         broken.unlink()
         wait_until(lambda: is_ready(daemon), 40, "the lane is up again")
     finally:
