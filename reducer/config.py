@@ -421,11 +421,13 @@ def usable_cores() -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment for a lane process: the same code as ours, no threads of a BLAS."""
+    """The environment for a lane process: the same code as ours, no threads of a BLAS, and a secret
+    of its own for Python's dicts (`reducer.core.tables`)."""
     root = str(Path(__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH", "")
     path = root + (os.pathsep + inherited if inherited else "")
-    return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+    own = {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "random"}
+    return {**os.environ, **own}
 
 
 def document() -> str:

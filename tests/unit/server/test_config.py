@@ -240,3 +240,9 @@ def test_auto_lanes_are_the_usable_cores() -> None:
 def test_a_lane_runs_the_code_of_its_parent() -> None:
     first = config.child_environment()["PYTHONPATH"].split(":")[0]
     assert Path(first) == ROOT.parent
+
+
+def test_a_lane_has_a_secret_that_nobody_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images for reproducible training set it, and keys could be chosen that lie in a row."""
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    assert config.child_environment()["PYTHONHASHSEED"] == "random"
