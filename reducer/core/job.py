@@ -601,9 +601,10 @@ class Job:
         if freed:
             out.append(Free(self.number, freed))
         if stream.since:
+            had_turns = bool(self._passed)
             self._passed.add(stream, key)
-        if self._passed:
-            self.ask_for_turns(out)
+            if self._passed and not had_turns:
+                self.ask_for_turns(out)
         while 2 * stream.keys.unreported >= self.ledger.window.credit:
             out.append(self._tell_news(stream, MAX_HEARTBEAT_ENTRIES))
 
