@@ -11,6 +11,7 @@ so a table is made anew once it has lost most of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
@@ -22,79 +23,80 @@ _SMALL: Final = 64  # a table that never had more stays as it is
 _PART: Final = 4  # of the most that it had: with less, it is made anew
 
 
-class Numbered(Generic[T]):
-    """By numbers that a peer chooses (the id of a key, a round, the index of a chunk), in the order
-    in which they came."""
-
-    __slots__ = ("_by_number", "_most")
-
-    def __init__(self) -> None:
-        self._by_number: dict[int, T] = {}
-        self._most = _SMALL
-
-    def __len__(self) -> int:
-        return len(self._by_number)
-
-    def __contains__(self, number: int) -> bool:
-        return number ^ _SECRET in self._by_number
-
-    def __getitem__(self, number: int) -> T:
-        return self._by_number[number ^ _SECRET]
-
-    def __setitem__(self, number: int, value: T) -> None:
-        self._by_number[number ^ _SECRET] = value
-        if len(self._by_number) > self._most:
-            self._most = len(self._by_number)
-
-    def get(self, number: int) -> T | None:
-        return self._by_number.get(number ^ _SECRET)
-
-    def pop(self, number: int) -> T | None:
-        """None where there is none."""
-        value = self._by_number.pop(number ^ _SECRET, None)
-        self._maybe_shrink()
-        return value
-
-    def pop_last(self) -> T:
-        _, value = self._by_number.popitem()
-        self._maybe_shrink()
-        return value
-
-    def values(self) -> Iterable[T]:
-        return self._by_number.values()
-
-    def numbers(self) -> list[int]:
-        return [hidden ^ _SECRET for hidden in self._by_number]
-
-    def clear(self) -> None:
-        self._by_number.clear()
-        self._most = _SMALL
-
-    def _maybe_shrink(self) -> None:
-        if self._most > _SMALL and len(self._by_number) * _PART < self._most:
-            self._by_number = _anew(self._by_number)
-            self._most = max(_SMALL, len(self._by_number))
-
-
-class OrderedSet(Generic[T]):
-    """In the order in which they came."""
+class _Table(Generic[K, T]):
+    """A dict in the order in which things came, that gives back the memory of what it has lost."""
 
     __slots__ = ("_items", "_most")
 
     def __init__(self) -> None:
-        self._items: dict[T, None] = {}
+        self._items: dict[K, T] = {}
         self._most = _SMALL
 
     def __len__(self) -> int:
         return len(self._items)
 
+    def _put(self, key: K, value: T) -> None:
+        self._items[key] = value
+        if len(self._items) > self._most:
+            self._most = len(self._items)
+
+    def _maybe_shrink(self) -> None:
+        if self._most == _SMALL or len(self._items) * _PART >= self._most:
+            return
+        with suppress(MemoryError):  # then it keeps what it has
+            self._items = dict(self._items)
+        self._most = max(_SMALL, len(self._items))
+
+
+class Numbered(_Table[int, T]):
+    """By numbers that a peer chooses: the id of a key, a round, the index of a chunk."""
+
+    __slots__ = ()
+
+    def __contains__(self, number: int) -> bool:
+        return number ^ _SECRET in self._items
+
+    def __getitem__(self, number: int) -> T:
+        return self._items[number ^ _SECRET]
+
+    def __setitem__(self, number: int, value: T) -> None:
+        self._put(number ^ _SECRET, value)
+
+    def get(self, number: int) -> T | None:
+        return self._items.get(number ^ _SECRET)
+
+    def pop(self, number: int) -> T | None:
+        """None where there is none."""
+        value = self._items.pop(number ^ _SECRET, None)
+        self._maybe_shrink()
+        return value
+
+    def pop_last(self) -> T:
+        _, value = self._items.popitem()
+        self._maybe_shrink()
+        return value
+
+    def values(self) -> Iterable[T]:
+        return self._items.values()
+
+    def numbers(self) -> list[int]:
+        return [hidden ^ _SECRET for hidden in self._items]
+
+    def clear(self) -> None:
+        self._items.clear()
+        self._most = _SMALL
+
+
+class OrderedSet(_Table[T, None]):
+    """Objects of ours, in the order in which they came."""
+
+    __slots__ = ()
+
     def __iter__(self) -> Iterator[T]:
         return iter(self._items)
 
     def add(self, item: T) -> None:
-        self._items[item] = None
-        if len(self._items) > self._most:
-            self._most = len(self._items)
+        self._put(item, None)
 
     def discard(self, item: T) -> bool:
         """False where it is not there."""
@@ -112,15 +114,3 @@ class OrderedSet(Generic[T]):
     def first(self, most: int) -> list[T]:
         """So many at most, that have been here for longest."""
         return list(islice(self._items, most))
-
-    def _maybe_shrink(self) -> None:
-        if self._most > _SMALL and len(self._items) * _PART < self._most:
-            self._items = _anew(self._items)
-            self._most = max(_SMALL, len(self._items))
-
-
-def _anew(table: dict[K, T]) -> dict[K, T]:
-    try:
-        return dict(table)
-    except MemoryError:  # then it keeps what it has
-        return table

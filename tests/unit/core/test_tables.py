@@ -48,7 +48,7 @@ def test_chosen_numbers_are_found_without_a_walk() -> None:
     """A heartbeat of 256 entries looked at 30,000 places for each of them: 24 ms."""
     plain = taken_by(CHOSEN)
     absent = next(n for n in range(SLOTS, 9 * SLOTS) if looked_at(plain, n) > MANY // 2)
-    *hidden, number = list(filled([*CHOSEN, absent])._by_number)
+    *hidden, number = list(filled([*CHOSEN, absent])._items)
     assert looked_at(taken_by(hidden), number) < 200
 
 
@@ -69,7 +69,7 @@ def test_a_table_gives_back_the_memory_of_what_it_has_lost() -> None:
     for number in range(9_990):
         table.pop(number)
         assert items.discard(number) and not items.discard(number)
-    assert sys.getsizeof(table._by_number) < 4_096 > sys.getsizeof(items._items)
+    assert sys.getsizeof(table._items) < 4_096 > sys.getsizeof(items._items)
     assert table.numbers() == list(items) == items.first(20) == list(range(9_990, 10_000))
     assert items.pop_last() == table.pop_last() == 9_999
 
