@@ -183,7 +183,8 @@ class Admin:
             writer.close()
 
     def _make_room(self) -> None:
-        """Cut off a connection: see above."""
+        """Cut off who has come last to the page that most wait for, or else the oldest connection
+        that waits for its client."""
         self.dropped["crowded"] += 1
         pages = self._pages.values()
         if sum(len(page.waiting) for page in pages) >= MOST_WAITING:

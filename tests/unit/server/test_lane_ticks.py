@@ -8,7 +8,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -81,6 +81,25 @@ def a_lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[LaneProcess]:
         yield LaneProcess(options, lambda: None)
 
 
+def on_a_lane(
+    test: Callable[[LaneProcess], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a lane that does not run: it closes nothing itself."""
+    with a_lane(monkeypatch) as process:
+        asyncio.run(test(process))
+        process._orders.close()
+        os.close(process._options.answers_fd)
+
+
+@contextmanager
+def passed_on(process: LaneProcess) -> Iterator[socket.socket]:
+    """The worker's end of a connection that the lane has been given."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname(), 5) as worker:
+        process._take_socket(ORDER_SOCKET, [listener.accept()[0].detach()])
+        yield worker
+
+
 async def serve(process: LaneProcess, harm: Callable[[LaneProcess, Any], None]) -> None:
     loop = asyncio.get_running_loop()
     loop.call_later(0.1, harm, process, Failing())
@@ -121,10 +140,7 @@ async def a_drain_that_fails_once(process: LaneProcess) -> None:
 
 def test_a_drain_that_fails_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """No run was told of it: their rounds waited until the end of the lane."""
-    with a_lane(monkeypatch) as process:
-        asyncio.run(a_drain_that_fails_once(process))
-        process._orders.close()
-        os.close(process._options.answers_fd)
+    on_a_lane(a_drain_that_fails_once, monkeypatch)
 
 
 async def a_socket_whose_task_is_lost(process: LaneProcess) -> None:
@@ -134,9 +150,7 @@ async def a_socket_whose_task_is_lost(process: LaneProcess) -> None:
         await asyncio.Event().wait()
 
     loop.connect_accepted_socket = never
-    listener = socket.create_server(("127.0.0.1", 0))
-    with listener, socket.create_connection(listener.getsockname(), 5) as worker:
-        process._take_socket(ORDER_SOCKET, [listener.accept()[0].detach()])
+    with passed_on(process) as worker:
         process._end_adoptions(loop.time(), 0.0)
         await asyncio.sleep(0)
         assert len(process._adopting) == 1
@@ -151,10 +165,7 @@ async def a_socket_whose_task_is_lost(process: LaneProcess) -> None:
 
 def test_a_socket_whose_task_is_lost_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker waited for its time-out: the loop had no memory to run the task."""
-    with a_lane(monkeypatch) as process:
-        asyncio.run(a_socket_whose_task_is_lost(process))
-        process._orders.close()
-        os.close(process._options.answers_fd)
+    on_a_lane(a_socket_whose_task_is_lost, monkeypatch)
 
 
 async def a_task_that_is_late(process: LaneProcess) -> None:
@@ -166,9 +177,7 @@ async def a_task_that_is_late(process: LaneProcess) -> None:
         await rest.wait()
 
     loop.connect_accepted_socket = late
-    listener = socket.create_server(("127.0.0.1", 0))
-    with listener, socket.create_connection(listener.getsockname(), 5):
-        process._take_socket(ORDER_SOCKET, [listener.accept()[0].detach()])
+    with passed_on(process):
         while not process._shell.connections:
             await asyncio.sleep(0)
         process._end_adoptions(loop.time() + lane_module.ADOPT_SECONDS, 0.0)
@@ -183,10 +192,7 @@ def test_a_connection_whose_task_is_late_is_not_closed_under_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It stayed for ever, with the memory of its run, and no drain came to its end."""
-    with a_lane(monkeypatch) as process:
-        asyncio.run(a_task_that_is_late(process))
-        process._orders.close()
-        os.close(process._options.answers_fd)
+    on_a_lane(a_task_that_is_late, monkeypatch)
 
 
 async def a_socket_without_memory(process: LaneProcess) -> None:
@@ -198,9 +204,7 @@ async def a_socket_without_memory(process: LaneProcess) -> None:
         raise OSError(errno.ENOBUFS, "injected")
 
     loop.connect_accepted_socket = fail
-    listener = socket.create_server(("127.0.0.1", 0))
-    with listener, socket.create_connection(listener.getsockname(), 5) as worker:
-        process._take_socket(ORDER_SOCKET, [listener.accept()[0].detach()])
+    with passed_on(process) as worker:
         gc.disable()  # as in a lane
         for _ in range(3):
             await asyncio.sleep(0)
@@ -214,10 +218,7 @@ def test_a_socket_that_the_system_has_no_memory_for_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was taken for one that was dead already."""
-    with a_lane(monkeypatch) as process:
-        asyncio.run(a_socket_without_memory(process))
-        process._orders.close()
-        os.close(process._options.answers_fd)
+    on_a_lane(a_socket_without_memory, monkeypatch)
 
 
 @pytest.mark.parametrize("harm", [no_collection, no_timeline, no_end_of_a_drain, no_next_tick])
