@@ -424,7 +424,8 @@ def test_a_run_without_room_is_told_what_the_deserted_ones_still_have() -> None:
     lane.core._roster.budget.total = lane.core._roster.budget.reserved
     world = lane.core._roster.budget.total // share_of(2 * MAX_CHUNK_BYTES) - SHARES_BESIDE_RANKS
     error = join_all(lane, world, run_id="large", table=((0, MAX_CHUNK_BYTES),))[0].error()
-    assert error.code == ErrorCode.QUOTA and "try again soon: its ended runs" in error.message
+    kept = lane.core._roster.budget.reserved
+    assert error.code == ErrorCode.QUOTA and f"its ended runs still take {kept:,}" in error.message
 
 
 def fill(worker: Scripted, keys: int, route: int = 1) -> None:

@@ -15,10 +15,12 @@ from reducer.server.listening import listen
 
 
 class Pages:
-    """/healthz, which is made at once, and /metrics, which is made when it is `free`."""
+    """/healthz, which is made at once, and /metrics, which is made when it is `free`; the first
+    one never, where it `is_lost`."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_lost: bool = False) -> None:
         self.free = asyncio.Event()
+        self.is_lost = is_lost
         self.made = 0
 
     async def health(self) -> Answer:
@@ -26,6 +28,8 @@ class Pages:
 
     async def metrics(self) -> Answer:
         self.made += 1
+        if self.is_lost and self.made == 1:
+            await asyncio.Event().wait()
         await self.free.wait()
         return text_answer(200, "long")
 
@@ -42,10 +46,12 @@ async def serving(pages: Pages) -> AsyncIterator[Admin]:
         await asyncio.sleep(0)
 
 
-async def ask(admin: Admin, path: str) -> int:
-    """The status; 0 where the connection was cut off."""
+async def ask(admin: Admin, path: str, after: Coroutine[Any, Any, None] | None = None) -> int:
+    """The status; 0 where the connection was cut off. The request is sent `after` something."""
     reader, writer = await asyncio.open_connection("127.0.0.1", admin.port)
     try:
+        if after is not None:
+            await after
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         line = await reader.readline()
         return int(line.split()[1]) if line else 0
@@ -72,7 +78,14 @@ def test_a_crowd_that_waits_for_a_page_keeps_no_probe_out() -> None:
             asking = [asyncio.create_task(ask(admin, "/metrics")) for _ in range(100)]
             while sum(task.done() for task in asking) < 100 - MAX_CONNECTIONS:
                 await asyncio.sleep(0.01)
-            assert await ask(admin, "/healthz") == 200
+
+            async def more_come() -> None:
+                done = sum(task.done() for task in asking)
+                asking.extend(asyncio.create_task(ask(admin, "/metrics")) for _ in range(10))
+                while sum(task.done() for task in asking) < done + 10:
+                    await asyncio.sleep(0.01)
+
+            assert await ask(admin, "/healthz", more_come()) == 200
             pages.free.set()
             answers = await asyncio.gather(*asking)
             assert answers.count(200) >= MOST_WAITING - 1 and set(answers) == {200, 0}
@@ -86,10 +99,10 @@ def test_a_page_that_is_lost_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(admin_module, "_PAGE_SECONDS", 0.2)
 
     async def lost() -> None:
-        pages = Pages()
+        pages = Pages(is_lost=True)
+        pages.free.set()
         async with serving(pages) as admin:
             assert await asyncio.gather(*(ask(admin, "/metrics") for _ in range(3))) == [503] * 3
-            pages.free.set()
             assert await ask(admin, "/metrics") == 200 and pages.made == 2
 
     run(lost())
