@@ -105,3 +105,18 @@ class Scripted:
 def join_all(lane: SimLane, world_size: int, **kwargs: object) -> list[Scripted]:
     """A complete run."""
     return [Scripted(lane, rank, world_size, **kwargs) for rank in range(world_size)]  # type: ignore[arg-type]
+
+
+def runs_of_one(lane: SimLane, count: int) -> list[Scripted]:
+    """The only ranks of so many runs, whose streams have moved."""
+    workers = [join_all(lane, 1, run_id=f"run-{n}")[0] for n in range(count)]
+    for worker in workers:
+        worker.session.send(control(messages.Route(1, (1,), (1,), (1,))))
+    return workers
+
+
+def fill(worker: Scripted, keys: int, route: int = 1) -> None:
+    """Keys with a done position, of the rank on a stream that has moved."""
+    for first in range(0, keys, 1_000):
+        entries = ((key, 1) for key in range(first, min(keys, first + 1_000)))
+        worker.session.send(heartbeat(*entries, route=route))

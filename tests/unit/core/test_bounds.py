@@ -7,18 +7,16 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from reducer.core import events
-from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
 from reducer.core.job import MAX_STALLS
 from reducer.core.lane import (
     KEY_IDLE_SECONDS,
     MADE,
-    MOST_ENDED,
     MOST_IDLE,
     MOST_IDLE_OF_A_RUN,
     MOST_STALLED,
@@ -30,17 +28,12 @@ from reducer.core.progress import KeyProgress
 from reducer.core.records import KEY, KEY_RANK, STREAM
 from reducer.core.report import KEY_SHOWN, MAX_ROUNDS, MAX_ROUNDS_IN_ALL, WAITING_SECONDS
 from reducer.core.roster import (
-    CUT_OFF_AT_ONCE,
     FORGOTTEN_AT_ONCE,
-    PARTS_OF_ROUND,
-    REPLACED_AT_ONCE,
-    ROUNDS_AT_ONCE,
 )
 from reducer.core.route import Holding, Route
 from reducer.errors import BadFrameError
 from reducer.wire import messages
 from reducer.wire.codes import (
-    MAX_CHUNK_BYTES,
     MAX_HEARTBEAT_ENTRIES,
     MAX_REDUCERS,
     MAX_WORLD_SIZE,
@@ -50,7 +43,7 @@ from reducer.wire.codes import (
 from reducer.wire.header import Header
 from reducer.wire.keys import key_id, position
 from tests.support.frames import control, frame, heartbeat
-from tests.support.scripted import Scripted, Spec, join_all
+from tests.support.scripted import Scripted, Spec, fill, join_all, runs_of_one
 from tests.support.simlane import SimLane
 
 
@@ -241,14 +234,6 @@ def test_the_beats_of_many_runs_are_spread_over_a_heartbeat() -> None:
     assert beats == [count // 5] * 5
 
 
-def runs_of_one(lane: SimLane, count: int) -> list[Scripted]:
-    """The only ranks of so many runs, whose streams have moved."""
-    workers = [join_all(lane, 1, run_id=f"run-{n}")[0] for n in range(count)]
-    for worker in workers:
-        worker.session.send(control(messages.Route(1, (1,), (1,), (1,))))
-    return workers
-
-
 def test_what_many_runs_have_to_tell_is_told_a_part_at_each_tick() -> None:
     """150 runs with 4,096 new positions each took 12 ms of each tick."""
     lane, count = SimLane(budget=1 << 40, records=1 << 24), 20
@@ -331,20 +316,6 @@ def test_idle_keys_of_all_runs_are_forgotten_a_part_at_each_tick() -> None:
     assert not any(run.job.idle for run in runs)
 
 
-def test_runs_that_nobody_comes_back_to_end_a_part_at_each_tick() -> None:
-    """One tick ended 100 of 24,000 keys each and took 0.3 s."""
-    lane, count = SimLane(budget=1 << 40), 40
-    for worker in runs_of_one(lane, count):
-        worker.session.lose()
-    left = [count]
-    while left[-1]:
-        lane.tick(0.25)
-        left.append(len(lane.core._roster.runs))
-    ended = [before - after for before, after in pairwise(left)]
-    assert max(ended) == MOST_ENDED
-    assert sum(map(bool, ended)) == -(-count // MOST_ENDED)
-
-
 def test_runs_with_waiting_rounds_are_told_a_few_at_each_tick() -> None:
     """After a pause of the lane 250 runs were told at one tick, again and again: 27 ms."""
     lane, count = SimLane(budget=1 << 40), 2 * MOST_STALLED + 1
@@ -357,146 +328,6 @@ def test_runs_with_waiting_rounds_are_told_a_few_at_each_tick() -> None:
         lane.stand_still(0.05)
         told.append(sum(len(first.read(MessageKind.STALL)) for first, _ in runs))
     assert [number for number in told if number] == [MOST_STALLED, MOST_STALLED, 1]
-
-
-def deserted_runs(lane: SimLane, count: int, rounds: int) -> None:
-    """Runs with so many open rounds each, whose members are gone."""
-    runs = [join_all(lane, 2, run_id=f"run-{number}") for number in range(count)]
-    for first, _ in runs:
-        for open_ in range(rounds):
-            first.abandon(Spec(number=open_))
-    for worker in chain.from_iterable(runs):
-        worker.session.lose()
-
-
-def test_runs_of_many_rounds_end_a_few_at_a_tick() -> None:
-    """16 of 46,000 rounds each stood a lane still for 2 s."""
-    lane, rounds = SimLane(budget=1 << 40, records=1 << 24), ROUNDS_AT_ONCE // 2
-    deserted_runs(lane, 5, rounds)
-    left = [5]
-    while left[-1]:
-        lane.tick(0.25)
-        left.append(len(lane.core._roster.runs))
-    assert [before - after for before, after in pairwise(left) if before != after] == [2, 2, 1]
-
-
-def test_one_hello_ends_some_of_the_runs_that_it_replaces() -> None:
-    """One HELLO ended 157 runs of 7,000 rounds each, and stood a lane still for 1.8 s."""
-    lane, rounds = SimLane(budget=1 << 40, records=1 << 24), ROUNDS_AT_ONCE // 2
-    deserted_runs(lane, 5, rounds)
-    assert join_all(lane, 1, run_id="new")[0].read(MessageKind.WELCOME)
-    assert len(lane.core._roster.runs) == 5 - 2 + 1
-
-
-def test_chunks_count_as_parts_of_rounds() -> None:
-    """64 runs of one round and thousands of chunks each ended in one step of 0.18 s."""
-    lane, count = SimLane(budget=1 << 40, records=1 << 24, credit=1 << 26), 5
-    chunks = ROUNDS_AT_ONCE * PARTS_OF_ROUND // 4  # each with a part: half of what ends at once
-    runs = [join_all(lane, 2, run_id=f"run-{n}", table=((0, 64),)) for n in range(count)]
-    for first, _ in runs:
-        spec = Spec(count=chunks * 16)
-        for chunk in range(chunks):
-            first.contribute(spec, chunk, bytes(64))
-    jobs = [run.job for run in lane.core._roster.runs.values()]
-    assert {(job.records.chunks, job.held.parts) for job in jobs} == {(chunks, chunks)}
-    for worker in chain.from_iterable(runs):
-        worker.session.lose()
-    assert join_all(lane, 1, run_id="new")[0].read(MessageKind.WELCOME)
-    assert len(lane.core._roster.runs) == count - 2 + 1
-    assert sum(job.records.chunks + job.held.parts for job in jobs) == 3 * 2 * chunks
-
-
-def test_the_largest_of_the_runs_that_are_replaced_ends_first() -> None:
-    """A job of many groups that was started again was refused for its own leftovers."""
-    lane = SimLane(budget=1 << 40)
-    small = [join_all(lane, 1, run_id=f"run-{number}")[0] for number in range(REPLACED_AT_ONCE)]
-    large = join_all(lane, 8, run_id="large")
-    for worker in (*small, *large):
-        worker.session.lose()
-    assert join_all(lane, 1, run_id="new")[0].read(MessageKind.WELCOME)
-    runs = {run.job.run_id for run in lane.core._roster.runs.values()}
-    assert len(runs) == 2 and "large" not in runs
-
-
-def test_a_run_without_room_is_told_what_the_deserted_ones_still_have() -> None:
-    lane = SimLane(budget=1 << 30, records=1 << 24)
-    deserted_runs(lane, 3, ROUNDS_AT_ONCE)
-    lane.core._roster.budget.total = lane.core._roster.budget.reserved
-    world = lane.core._roster.budget.total // share_of(2 * MAX_CHUNK_BYTES) - SHARES_BESIDE_RANKS
-    error = join_all(lane, world, run_id="large", table=((0, MAX_CHUNK_BYTES),))[0].error()
-    kept = lane.core._roster.budget.reserved
-    assert error.code == ErrorCode.QUOTA and f"its ended runs still take {kept:,}" in error.message
-
-
-def fill(worker: Scripted, keys: int, route: int = 1) -> None:
-    for first in range(0, keys, 1_000):
-        entries = ((key, 1) for key in range(first, min(keys, first + 1_000)))
-        worker.session.send(heartbeat(*entries, route=route))
-
-
-def test_the_keys_of_ended_runs_are_forgotten_a_part_at_each_tick() -> None:
-    """One HELLO ended 50 runs of 24,000 keys each, all at once: 0.35 s."""
-    lane, count, keys = SimLane(budget=1 << 40, records=1 << 24), 3, 5_000
-    workers = runs_of_one(lane, count)
-    for worker in workers:
-        fill(worker, keys)
-        worker.session.lose()
-    jobs = [run.job for run in lane.core._roster.runs.values()]
-    budget = lane.core._roster.budget
-    join_all(lane, 1, run_id="another")
-    size = KEY + KEY_RANK
-    assert len(lane.core._roster.runs) == 1
-    assert all(keys - job.records.keys <= 1 + FORGOTTEN_AT_ONCE // size for job in jobs)
-    records = sum(job.records.used for job in jobs)
-    (run,) = lane.core._roster.runs.values()
-    assert budget.reserved == records + run.job.ledger.window.reserve(1)
-    left = [sum(job.records.keys for job in jobs)]
-    while left[-1]:
-        lane.tick(0.05)
-        left.append(sum(job.records.keys for job in jobs))
-    assert max(before - after for before, after in pairwise(left)) <= count + MOST_IDLE // size
-    assert budget.reserved == run.job.ledger.window.reserve(1)
-
-
-def test_a_job_that_needs_the_room_of_its_ended_run_has_it_at_once() -> None:
-    lane = SimLane(budget=1 << 21, job_budget=1 << 21)
-    worker = runs_of_one(lane, 1)[0]
-    (run,) = lane.core._roster.runs.values()
-    fill(worker, 500)
-    worker.session.lose()
-    shares = 1 + SHARES_BESIDE_RANKS
-    lane.core._roster.budget.total = shares * share_of(2 * MIN_COST)
-    join_all(lane, 1, run_id="another", table=((0, 64),))
-    assert [run.run_id for run in (r.job for r in lane.core._roster.runs.values())] == ["another"]
-    assert not run.job.records.keys
-
-
-def test_a_run_that_needs_the_room_of_many_keys_waits_until_these_are_forgotten() -> None:
-    """One HELLO forgot the keys of 40 ended runs at once: 0.25 s."""
-    lane, count, keys = SimLane(budget=1 << 40, records=1 << 24), 3, 10_000
-    for worker in runs_of_one(lane, count):
-        fill(worker, keys)
-        worker.bye()  # and does not close
-    jobs = [ended.run.job for ended in lane.core._roster.ended_of("job")]
-    budget = lane.core._roster.budget
-    budget.total = budget.reserved
-    world = budget.total // share_of(2 * MAX_CHUNK_BYTES) - SHARES_BESIDE_RANKS
-    large = {"run_id": "large", "table": ((0, MAX_CHUNK_BYTES),)}
-    error = join_all(lane, world, **large)[0].error()
-    kept = sum(job.records.used for job in jobs)
-    assert error.code == ErrorCode.QUOTA and f"still take {kept:,}" in error.message
-    assert budget.reserved == kept
-    size = KEY + KEY_RANK
-    forgotten = count * keys - sum(job.records.keys for job in jobs)
-    assert forgotten <= 2 * count + (CUT_OFF_AT_ONCE + count * FORGOTTEN_AT_ONCE) // size
-    small = join_all(lane, 1, run_id="small")[0]
-    assert small.read(MessageKind.WELCOME)
-    small.bye()
-    small.session.lose()
-    for _ in range(1 + kept // MOST_IDLE):
-        lane.tick(0.05)
-    assert not lane.core._roster.ended_of("job") and not budget.reserved
-    assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, world, **large))
 
 
 def test_the_keys_of_a_stream_that_has_moved_are_forgotten_a_part_at_each_tick() -> None:
