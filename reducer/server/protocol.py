@@ -135,17 +135,20 @@ class Connection:
         self.bytes_in += nbytes
         self._decoder.received(nbytes)
         seconds = READ_SECONDS + nbytes * READ_BYTE_SECONDS
-        if self.spend(seconds):  # it was read before it could be held
+        self._shell.turns.begin(self.turn)
+        if self.turn.spent + seconds < SECONDS:
+            self._take_frames(seconds)
+        else:  # it was read before it could be held
             self._is_read = True
-        else:
-            self._take_frames()
+            self.spend(seconds)
 
-    def _take_frames(self) -> None:
-        """Until there is none, or the turn is over."""
+    def _take_frames(self, reading: float = 0.0) -> None:
+        """Until there is none, or the turn is over; `reading` them took so many seconds of it."""
         turn = self.turn
         self._shell.turns.begin(turn)
-        started = now = clock()
         self._is_read = False
+        now = clock()
+        started = now - reading
         try:
             while not self._closing and (frame := self._next_frame()) is not None:
                 buffer = None

@@ -157,6 +157,7 @@ class LaneShell:
 
     def _flush(self) -> None:
         self._flush_is_due = False
+        self.turns.served_all()
         self._flush_answers()
         self._flush_some_later()
         self._end_some()

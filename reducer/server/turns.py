@@ -142,6 +142,11 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._next)
             self._is_due = True
 
+    def served_all(self) -> None:
+        """The loop has served everybody once; where a turn is over, `_next` counts that."""
+        if not self._is_due:
+            self._passes += 1
+
     def _next(self) -> None:
         """The loop has served everybody once: the next turn of those whose turn was over."""
         self._is_due = False

@@ -117,6 +117,23 @@ def test_a_job_that_has_had_its_turn_lets_the_others_go_first() -> None:
     asyncio.run(turn())
 
 
+def test_each_flush_gives_a_job_its_part_of_a_pass() -> None:
+    """A job alone on its lane lost its turn every millisecond of work, though nobody waited."""
+
+    async def left() -> float:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        held = Held(shell, "job", 0, 1)
+        await rest(shell)
+        turn = held.connection.turn
+        turn.spent = SECONDS / 2
+        receive(held.connection, memoryview(pack_header(Header(MessageKind.STATS), KERNELS.crc32c)))
+        assert turn.spent > SECONDS / 2
+        await asyncio.sleep(0)
+        return turn.spent
+
+    assert asyncio.run(left()) < SECONDS / 2
+
+
 def test_a_job_that_says_no_hello_lets_the_others_join() -> None:
     """They shared one turn: a crowd of one job's kept another's HELLO waiting for up to 4 s."""
 
