@@ -122,14 +122,13 @@ class Executor:
         connection.slack, room = self._unread_room(connection.session)
         unsent = connection.unsent()
         if unsent > room:
-            what = f"{unsent:,} bytes wait for it, over its {room:,}"
-            self.drop_slow_reader(connection, what)
+            connection.give_up(f"{unsent:,} bytes wait for it, over its {room:,}")
 
-    def drop_slow_reader(self, connection: Connection, what: str) -> None:
+    def drop_slow_reader(self, connection: Connection, why: str) -> None:
         """Disconnect one worker that does not read; the others never wait for it."""
-        if connection.abort(f"slow reader: {what}"):
+        if connection.abort(why):
             self.slow_readers += 1
-            text = f"session {connection.session} is a slow reader: {what}"
+            text = f"session {connection.session} is a {why}"
             self._log(events.Log(0, logging.WARNING, text, {"job": connection.turn.job}))
 
     def _fold(self, fold: events.Fold) -> events.Folded:

@@ -84,6 +84,7 @@ class Connection:
         self._is_full = False  # the transport has bytes that the kernel did not take
         self._transport: asyncio.Transport | None = None
         self._closing = ""
+        self._is_deaf = False
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
         self._why_lost: Exception | None = None
@@ -421,9 +422,22 @@ class Connection:
         self._release_placed()
         self._shell.end_soon(self)
 
+    def give_up(self, what: str) -> None:
+        """Its peer does not read: be cut off soon, as all the ranks of a run may be."""
+        if self._closing or self._transport is None:
+            return
+        self._is_deaf = True
+        self._closing = f"slow reader: {what}"
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._shell.end_soon(self)
+
     def end(self) -> None:
         """Send what is queued, then end; a peer that does not go on reading is cut off."""
         if self._transport is None or self._transport.is_closing():
+            return
+        if self._is_deaf:
+            self._shell.executor.drop_slow_reader(self, self._closing)
             return
         self.flush()
         if self._waiting:

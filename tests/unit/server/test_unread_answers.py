@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from reducer.core import events
 from reducer.server.buffers import BufferPool
-from reducer.server.shell import LaneShell
+from reducer.server.shell import ENDED_AT_ONCE, LaneShell
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import Header, pack_header
 from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
@@ -78,9 +79,48 @@ def test_whoever_leaves_more_unread_than_has_room_is_cut_off() -> None:
         connection.connection_made(deaf)
         header, payload = hello(0, 1, 4_096)
         receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
+        assert connection.is_closing()
+        await asyncio.sleep(0)
         assert deaf.is_cut_off and shell.executor.slow_readers == 1
 
     asyncio.run(ask())
+
+
+def test_a_run_that_does_not_read_is_cut_off_some_ranks_at_a_time() -> None:
+    """8,190 ranks by one frame: 55 ms in one turn of the loop."""
+    ranks = 2 * ENDED_AT_ONCE
+
+    class Deaf(Socket):
+        unread = 0
+
+        def get_write_buffer_size(self) -> int:
+            return self.unread
+
+        def abort(self) -> None:
+            cut_off.append(self)
+
+    cut_off: list[Deaf] = []
+
+    async def tell_all() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        deaf = [Deaf() for _ in range(ranks)]
+        for rank, socket in enumerate(deaf):
+            connection = shell.connection()
+            connection.connection_made(socket)
+            header, payload = hello(rank, ranks, 4_096)
+            receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
+        await asyncio.sleep(0)
+        for socket in deaf:
+            socket.unread = 1 << 30
+        shell.feed(events.Drain("maintenance"))
+        counts = [len(cut_off)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+            counts.append(len(cut_off))
+        assert counts == [0, ENDED_AT_ONCE, ranks, ranks]
+        assert shell.executor.slow_readers == ranks
+
+    asyncio.run(tell_all())
 
 
 def test_questions_whose_answers_are_not_read_get_no_more_of_them() -> None:
