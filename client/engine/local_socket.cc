@@ -20,6 +20,9 @@ constexpr char kPrefix[] = "open-reduction-server/";  // PROTOCOL.md, section 1
 // fewer changes between writer and reader. More gains nothing. Unix sockets do not tune themselves.
 constexpr int kSendBuffer = 212'992;
 
+// SO_PASSRIGHTS of asm-generic/socket.h; headers older than Linux 6.16 do not have it.
+constexpr int kPassRights = 83;
+
 const sockaddr_in& v4(const void* address) { return *static_cast<const sockaddr_in*>(address); }
 const sockaddr_in6& v6(const void* address) { return *static_cast<const sockaddr_in6*>(address); }
 
@@ -66,6 +69,10 @@ int connect_abstract(const std::string& name) {
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   const int fd =
       open_guarded([] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+  // Anybody can listen on the name: he could pass us a descriptor whose close waits, before
+  // `trusted` has looked. Linux before 6.16 does not know the option.
+  const int none = 0;
+  if (fd >= 0) (void)::setsockopt(fd, SOL_SOCKET, kPassRights, &none, sizeof none);
   if (fd >= 0 && ::connect(fd, reinterpret_cast<const sockaddr*>(&to), size) == 0) {
     (void)::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kSendBuffer, sizeof kSendBuffer);
     return fd;

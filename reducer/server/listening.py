@@ -18,6 +18,7 @@ LOCAL_SEND_BUFFER = 212_992
 # rest waits with us, and is counted.
 UNSENT_IN_KERNEL = 262_144
 _LOCAL_PREFIX = "open-reduction-server/"  # PROTOCOL.md, section 1
+_SO_PASSRIGHTS = 83  # asm-generic/socket.h; Python has no name for it
 
 
 class ListenError(Exception):
@@ -91,6 +92,7 @@ def listen_local(listeners: Iterable[socket.socket]) -> list[socket.socket]:
         name = local_name(listener)
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            refuse_descriptors(local)
             local.bind(f"\0{name}")
             local.listen(BACKLOG)
             local.setblocking(False)
@@ -103,6 +105,22 @@ def listen_local(listeners: Iterable[socket.socket]) -> list[socket.socket]:
                 error.strerror,
             )
     return found
+
+
+def refuse_descriptors(local: socket.socket) -> bool:
+    """Whether nobody can pass a descriptor over this Unix socket and those accepted from it.
+
+    Anybody on the machine could stand us still by one: a socket of his that lingers. We ask for no
+    descriptors, so the kernel drops it on our behalf, and our process waits as its close does.
+    Linux before 6.16 does not know the option.
+    """
+    try:
+        local.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+        return False
+    return True
 
 
 def local_name(listener: socket.socket) -> str:

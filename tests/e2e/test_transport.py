@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reducer_client import Group, PeerLostError
+from reducer.server.listening import refuse_descriptors
+from reducer_client import Group, PeerLostError, ReducerError
 from tests.support.cluster import Daemon
 from tests.support.ranks import Tell, join, start_ranks
 from tests.support.wait import wait_until
@@ -134,6 +136,24 @@ def test_another_users_socket_under_our_name_is_not_trusted() -> None:
     ):
         daemon.wait_for_log("Address already in use; workers on this machine use TCP")
         assert carried_alone([daemon.address]) == (1, 0)
+
+
+def test_a_worker_takes_no_descriptor_from_who_sits_on_the_name() -> None:
+    """Its close may wait for as long as the other likes, and the worker's engine with it."""
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as local:
+        if not refuse_descriptors(local):
+            pytest.skip("Linux before 6.16 takes descriptors from anybody")
+        address = f"127.0.0.1:{tcp.getsockname()[1]}"
+        local.bind(f"\0open-reduction-server/{address}")
+        local.listen()
+        local.settimeout(10)
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(carried_alone, [address], connect_timeout=1)
+            with local.accept()[0] as worker, pytest.raises(PermissionError):
+                socket.send_fds(worker, [b"x"], [0])
+            local.close()
+            with pytest.raises(ReducerError):
+                joining.result(30)
 
 
 def _wait_for_rank_1(

@@ -16,6 +16,7 @@ from reducer.server.listening import (
     listen_local,
     local_name,
     peer_name,
+    refuse_descriptors,
     tune,
 )
 
@@ -80,3 +81,22 @@ def test_a_local_socket_beside_each_listener() -> None:
             # The kernel doubles what it is asked for.
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * LOCAL_SEND_BUFFER
             assert not listen_local([listener])  # the name is taken: said, and done without
+
+
+def test_nobody_can_pass_a_descriptor_over_the_local_socket() -> None:
+    """The main process or a lane closed it, and stood still for as long as its sender liked."""
+    (listener,) = listen("127.0.0.1", 0, "workers")
+    (local,) = listen_local([listener])
+    with listener, local, socket.socket(socket.AF_UNIX) as peer:
+        with socket.socket(socket.AF_UNIX) as another:
+            if not refuse_descriptors(another):
+                pytest.skip("Linux before 6.16 takes descriptors from anybody")
+        peer.connect(f"\0{local_name(listener)}")
+        with pytest.raises(PermissionError):  # before it is accepted
+            socket.send_fds(peer, [b"x"], [0])
+        local.settimeout(5)
+        with local.accept()[0] as sock:
+            with pytest.raises(PermissionError):
+                socket.send_fds(peer, [b"x"], [0])
+            peer.sendall(b"y")
+            assert sock.recv(2) == b"y"
