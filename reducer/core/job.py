@@ -233,7 +233,8 @@ class Job:
         self.counters.contributions += 1
         self.counters.bytes_in += header.length
         key = stream.keys.open(header.key, now)
-        self._report_done(stream, key, rank, header.done, out)
+        if self._report_done(stream, key, rank, header.done, out):
+            self._tell_in_time(stream, out)
         if position(header.round, header.chunk) < key.stable:
             self._drop_duplicate(buffer, out)
             stream.keys.maybe_idle(key)
@@ -590,13 +591,15 @@ class Job:
         for key, done in stream.keys.entries(payload, rank, now):
             self._report_done(stream, key, rank, done, out)
             stream.keys.maybe_idle(key)
+        self._tell_in_time(stream, out)
 
     def _report_done(
         self, stream: Stream, key: KeyProgress, rank: int, done: int, out: list[Output]
-    ) -> None:
+    ) -> bool:
+        """Whether more of the key is stable now."""
         freed = stream.keys.report(key, rank, done)
         if freed is None:
-            return
+            return False
         self._changed[stream] = None
         if freed:
             out.append(Free(self.number, freed))
@@ -605,6 +608,10 @@ class Job:
             self._passed.add(stream, key)
             if self._passed and not had_turns:
                 self.ask_for_turns(out)
+        return True
+
+    def _tell_in_time(self, stream: Stream, out: list[Output]) -> None:
+        """Ranks that wait for half of their credit to be stable hear of it before the next beat."""
         while 2 * stream.keys.unreported >= self.ledger.window.credit:
             out.append(self._tell_news(stream, MAX_HEARTBEAT_ENTRIES))
 

@@ -26,7 +26,7 @@ from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, ErrorCode, Flag, MessageKind, ReduceOp
 from reducer.wire.header import Buffer
 from reducer.wire.keys import key_id, position
-from tests.support.frames import control, frame
+from tests.support.frames import control, frame, heartbeat
 from tests.support.keys import SAME_ID
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
@@ -489,6 +489,23 @@ def test_stable_is_told_at_the_heartbeat_and_when_much_is_unreported() -> None:
         key_id(key).to_bytes(8, "little") + position(1, 0).to_bytes(8, "little")
         for key in ("x", "y")
     )
+
+
+def test_what_one_heartbeat_has_made_stable_is_told_in_one() -> None:
+    """17 keys of half the credit each made 17 frames to each of 8,192 ranks: 21 ms in one step."""
+    lane = SimLane(credit=4 * 4_096)
+    workers = join_all(lane, 2)
+    lane.tick(0.3)
+    workers[0].read(MessageKind.HEARTBEAT)
+    keys = [f"k{number}" for number in range(4)]
+    for key in keys:
+        for worker in workers:
+            worker.contribute_all(Spec(key=key, count=2 * 1_024), bytes(2 * 4_096))
+        workers[0].report(key, position(1, 0))
+    assert not workers[0].read(MessageKind.HEARTBEAT)
+    workers[1].session.send(heartbeat(*((key_id(key), position(1, 0)) for key in keys)))
+    (beat,) = workers[0].read(MessageKind.HEARTBEAT)
+    assert len(beat.payload or b"") == 16 * len(keys)
 
 
 def test_what_a_result_has_told_is_not_repeated_in_a_heartbeat() -> None:
