@@ -150,18 +150,23 @@ class LaneShell:
 
     def _flush_on(self) -> None:
         """Let the loop come to the next flush; the tick asks too, should this have failed."""
-        waits = self._unflushed or self._unflushed_later or self._ending or self._losing
-        if waits and not self._flush_is_due:
+        if self._flush_is_due:
+            return
+        if self._unflushed or self._unflushed_later or self._ending or self._losing:
             asyncio.get_running_loop().call_soon(self._flush)
             self._flush_is_due = True
 
     def _flush(self) -> None:
         self._flush_is_due = False
+        self._may_lose = LOST_AT_ONCE
         self.turns.served_all()
         self._flush_answers()
-        self._flush_some_later()
-        self._end_some()
-        self._lose_some()
+        if self._unflushed_later:
+            self._flush_some_later()
+        if self._ending:
+            self._end_some()
+        if self._losing:
+            self._lose_some()
         self._flush_on()
 
     def _flush_answers(self) -> None:
@@ -216,7 +221,6 @@ class LaneShell:
         return True
 
     def _lose_some(self) -> None:
-        self._may_lose = LOST_AT_ONCE
         losing = self._losing[:LOST_AT_ONCE]
         del self._losing[: len(losing)]
         for connection in losing:
