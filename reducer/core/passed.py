@@ -14,9 +14,11 @@ from reducer.core.stream import Stream
 from reducer.core.verdicts import Verdicts
 from reducer.wire.codes import MAX_CHUNKS
 
-# Rounds and chunks: 3 to 5 us each, and as much for so many ranks of it.
+# Rounds and chunks: 3 to 5 us each, and as much for so many ranks of a chunk, and for so many bytes
+# of the records of a round: what each rank has said of a void one.
 FORGOTTEN_AT_ONCE: Final = 256
 RANKS_AT_ONCE: Final = 8
+RECORDS_AT_ONCE: Final = 4_096
 
 
 class Passed:
@@ -64,6 +66,7 @@ class Passed:
             left -= 1 + self._drop(round_, MAX_CHUNKS, left, out)
             if round_.has_passed(MAX_CHUNKS):
                 break
+            left -= round_.charged // RECORDS_AT_ONCE
             self._verdicts.forget(round_)
             key.forget(round_)
             over.append(round_)

@@ -242,11 +242,13 @@ async def _tell(
         f"Content-Security-Policy: {answer.policy}",
         *_HEADERS,
     ]
+    if writer.transport.is_closing():  # the client has gone; uvloop raises RuntimeError for that
+        return
     writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n")
     if method != "HEAD":
         writer.write(answer.body)
     await writer.drain()
-    if writer.can_write_eof():
+    if not writer.transport.is_closing() and writer.can_write_eof():
         writer.write_eof()
         # Until the client has closed: unread bytes of it would turn our close into a RST.
         with contextlib.suppress(OSError):

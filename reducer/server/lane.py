@@ -148,8 +148,7 @@ class LaneProcess:
             self._pool,
             options.slow_reader_seconds,
         )
-        if options.timeline:
-            self._shell.executor.timeline = Timeline(options.timeline, options.parent, options.lane)
+        self._shell.executor.timeline = _timeline(options)
         self._orders = socket.socket(fileno=options.orders_fd)
         self._gate = _gate(options, settings, self._orders, self._shell.connection)
         self._orders.setblocking(False)
@@ -434,6 +433,15 @@ def _receive_key(orders: socket.socket) -> bytes:
     if not order.startswith(ORDER_KEY):
         raise RuntimeError("the main process sent no key")
     return order[len(ORDER_KEY) :]
+
+
+def _timeline(options: LaneOptions) -> Timeline | None:
+    """None where there is to be none, or the disk takes no file: a lane serves without."""
+    try:
+        return Timeline(options.timeline, options.parent, options.lane) if options.timeline else None
+    except OSError as error:
+        logger.warning("no timeline in %s: %s", options.timeline, error.strerror)
+        return None
 
 
 def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSettings:

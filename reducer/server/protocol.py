@@ -81,7 +81,7 @@ class Connection:
         self._waiting: list[bytes | memoryview] = []
         self._waiting_bytes = 0
         self._will_flush = False
-        self._is_full = False  # the transport has bytes that the kernel did not take
+        self.is_full = False  # the transport has bytes that the kernel did not take
         self._transport: asyncio.Transport | None = None
         self._closing = ""
         self._is_deaf = False
@@ -274,10 +274,10 @@ class Connection:
 
     def pause_writing(self) -> None:
         """What waits is bounded by credits and by what a rank may leave unread."""
-        self._is_full = True
+        self.is_full = True
 
     def resume_writing(self) -> None:
-        self._is_full = False
+        self.is_full = False
         try:
             if self._waiting:
                 self._flush_soon()
@@ -349,6 +349,11 @@ class Connection:
         """Bytes that the next flush hands to the transport."""
         return self._waiting_bytes
 
+    @property
+    def backlog(self) -> int:
+        """Bytes that the transport has, and the kernel did not take."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def _flush_soon(self) -> None:
         self._shell.flush_soon(self)
         self._will_flush = True
@@ -356,7 +361,7 @@ class Connection:
     def _waits_for_room(self) -> bool:
         """Whether the transport gets what waits later, together with more."""
         few = self._waiting_bytes < HELD_BYTES and len(self._waiting) < HELD_PARTS
-        return self._is_full and few and not self._closing
+        return self.is_full and few and not self._closing
 
     def flush(self) -> None:
         """Hand what waits to the transport, `most_at_once` bytes; the rest has the next turns."""
@@ -391,9 +396,7 @@ class Connection:
 
     def unsent(self) -> int:
         """Bytes that the kernel has not taken yet."""
-        if self._transport is None:
-            return 0
-        return self._waiting_bytes + self._transport.get_write_buffer_size()
+        return self._waiting_bytes + self.backlog
 
     def stuck_for(self, now: float) -> float:
         """Seconds since the kernel last took a byte of what is queued; 0 with nothing queued."""

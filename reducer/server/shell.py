@@ -35,6 +35,9 @@ LOST_AT_ONCE: Final = 32
 # A write of less is not timed, as that would cost a part of it: it takes so many seconds of a turn.
 TIMED_BYTES: Final = 4_096
 WRITE_SECONDS: Final = 0.000_005
+# What the kernel did not take at once libuv writes as soon as the kernel does, and times nothing:
+# so many seconds for each byte, 80 us for 256 KiB.
+LATER_BYTE_SECONDS: Final = 3e-10
 
 
 class LaneShell:
@@ -243,14 +246,22 @@ class LaneShell:
             if connection.waiting < TIMED_BYTES:
                 connection.flush()
             else:
-                started = clock()
-                connection.flush()
-                seconds = clock() - started
+                seconds = self._timed_flush(connection)
             connection.turn.written += seconds
             connection.spend(seconds)
         except Exception as error:
             connection.abort("it cannot be written")
             self._note_bug(connection, error)
+
+    def _timed_flush(self, connection: Connection) -> float:
+        """The seconds that it takes of its job's turn, now and later."""
+        before = connection.backlog if connection.is_full else 0
+        started = clock()
+        connection.flush()
+        seconds = clock() - started
+        if connection.is_full:
+            seconds += max(0, connection.backlog - before) * LATER_BYTE_SECONDS
+        return seconds
 
     def broken(self, connection: Connection, error: ReductionError) -> None:
         """The peer broke the rules: its session ends, the others go on."""

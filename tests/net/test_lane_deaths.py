@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import socket
 from contextlib import ExitStack, suppress
@@ -207,6 +208,21 @@ def test_a_timeline_that_cannot_be_written_ends_alone(tmp_path: Path) -> None:
         daemon.signal(signal.SIGTERM)  # the end of a drain is found by a tick
         assert daemon.wait() == 0
         assert daemon.log.count("the timeline") == 1
+
+
+def test_a_lane_is_started_again_without_a_timeline_where_the_disk_takes_no_file(
+    tmp_path: Path,
+) -> None:
+    """It was never up again, and /readyz 503, for want of a file that is only looked at."""
+    folder = tmp_path / "timeline"
+    with Daemon("--timeline", str(folder)) as daemon:
+        shutil.rmtree(folder)
+        folder.write_text("no folder")
+        os.kill(daemon.lane_pid(0), signal.SIGKILL)
+        wait_until(lambda: f"no timeline in {folder}: " in daemon.log, 10, "the lane says so")
+        with Worker(daemon.port, "j", 0, 1) as worker:
+            worker.join()
+            worker.all_reduce("k", 0, np.ones(10, np.float32))
 
 
 def test_a_lane_that_stood_still_while_many_came_is_told_to_drain() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from typing import Any
 
 import pytest
@@ -63,3 +64,36 @@ def test_the_metrics_port_answers_after_a_client_without_memory(
     """/healthz was deaf for ever, and whoever probes it would have ended the daemon."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert b" 200 " in runner.run(serve(monkeypatch))
+
+
+async def leave_early(free: asyncio.Event) -> list[dict[str, Any]]:
+    """A client resets its connection while its page is made; what the loop was told of that."""
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    asked = asyncio.Event()
+
+    async def slow() -> Any:
+        asked.set()
+        await free.wait()
+        return text_answer(200, "late")
+
+    admin = Admin(listen("127.0.0.1", 0, "metrics"), {"/slow": slow, "/healthz": ok})
+    await admin.start()
+    with socket.create_connection(("127.0.0.1", admin.port)) as client:
+        client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await asked.wait()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await asyncio.sleep(0.05)
+    free.set()
+    try:
+        assert b" 200 " in await ask(admin.port)
+    finally:
+        await admin.stop()
+        await asyncio.sleep(0)
+    return told
+
+
+def test_a_client_that_leaves_while_its_page_is_made_is_no_bug_of_ours() -> None:
+    """It filled the log with stacks, 0.5 MB a second, and opened the port anew each time."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(leave_early(asyncio.Event())) == []

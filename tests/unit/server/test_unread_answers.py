@@ -9,7 +9,8 @@ from typing import Any
 
 from reducer.core import events
 from reducer.server.buffers import BufferPool
-from reducer.server.shell import ENDED_AT_ONCE, LaneShell
+from reducer.server.protocol import SEND_AT_ONCE
+from reducer.server.shell import ENDED_AT_ONCE, LATER_BYTE_SECONDS, LaneShell
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import Header, pack_header
 from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
@@ -17,6 +18,7 @@ from tests.support.simlane import KIND_OFFSET
 
 QUESTION = pack_header(Header(MessageKind.STATS), KERNELS.crc32c)
 FLOOD = 20
+SIZE = SEND_AT_ONCE
 HEARTBEAT = 0.25
 
 
@@ -84,6 +86,32 @@ def test_whoever_leaves_more_unread_than_has_room_is_cut_off() -> None:
         assert deaf.is_cut_off and shell.executor.slow_readers == 1
 
     asyncio.run(ask())
+
+
+def test_what_the_kernel_does_not_take_at_once_takes_of_the_turn_as_well() -> None:
+    """libuv wrote it beside the turns of all jobs: another job's p99 was 10 times as long."""
+
+    class Slow(Socket):
+        def writelines(self, list_of_data: Iterable[Any]) -> None:
+            super().writelines(list_of_data)
+            connection.pause_writing()
+
+    async def write() -> float:
+        shell.feed(events.Tick())
+        connection.connection_made(slow)
+        header, payload = hello(0, 1, 4_096)
+        receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
+        await asyncio.sleep(0)
+        connection.resume_writing()
+        slow.read = slow.taken
+        connection.turn.spent = 0.0
+        connection.send([bytes(SIZE)], SIZE)  # as much as goes to the kernel at once
+        return connection.turn.spent
+
+    slow = Slow()
+    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+    connection = shell.connection()
+    assert asyncio.run(write()) >= SIZE * LATER_BYTE_SECONDS
 
 
 def test_a_run_that_does_not_read_is_cut_off_some_ranks_at_a_time() -> None:
