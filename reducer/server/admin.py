@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 logger = logging.getLogger("reducer.admin")
 
 _MAX_REQUEST = 8192
+_MAX_DISCARDED = 1 << 16  # bytes that a client may send behind its request
 _REQUEST_SECONDS = 2.0  # for the request, as for prefaces
 _ANSWER_SECONDS = 5.0  # to read the answer, and to close
 _PAGE_SECONDS = 10.0  # to make a page: what takes longer is lost
@@ -251,9 +252,10 @@ async def _tell(
     if not writer.transport.is_closing() and writer.can_write_eof():
         writer.write_eof()
         # Until the client has closed: unread bytes of it would turn our close into a RST.
+        left = _MAX_DISCARDED
         with contextlib.suppress(OSError):
-            while await reader.read(_MAX_REQUEST):
-                pass
+            while left > 0 and (data := await reader.read(_MAX_REQUEST)):
+                left -= len(data)
 
 
 def _is_loopback(address: str) -> bool:

@@ -97,3 +97,29 @@ def test_a_client_that_leaves_while_its_page_is_made_is_no_bug_of_ours() -> None
     """It filled the log with stacks, 0.5 MB a second, and opened the port anew each time."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(leave_early(asyncio.Event())) == []
+
+
+async def send_on(most: int) -> int:
+    """A client that sends without an end behind its request; how many bytes are taken."""
+    admin = Admin(listen("127.0.0.1", 0, "metrics"), {"/healthz": ok})
+    await admin.start()
+    loop, sent, more = asyncio.get_running_loop(), 0, bytes(1 << 16)
+    with socket.create_connection(("127.0.0.1", admin.port)) as client:
+        client.setblocking(False)
+        await loop.sock_sendall(client, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        try:
+            while sent < most:
+                await loop.sock_sendall(client, more)
+                sent += len(more)
+        except OSError:
+            pass
+    await admin.stop()
+    await asyncio.sleep(0)
+    return sent
+
+
+def test_a_client_that_sends_on_behind_its_request_is_cut_off() -> None:
+    """The main process read 3 GB/s of it, and joins took nine times as long."""
+    most = 256 << 20
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(send_on(most)) < most
