@@ -437,8 +437,10 @@ def _receive_key(orders: socket.socket) -> bytes:
 
 def _timeline(options: LaneOptions) -> Timeline | None:
     """None where there is to be none, or the disk takes no file: a lane serves without."""
+    if not options.timeline:
+        return None
     try:
-        return Timeline(options.timeline, options.parent, options.lane) if options.timeline else None
+        return Timeline(options.timeline, options.parent, options.lane)
     except OSError as error:
         logger.warning("no timeline in %s: %s", options.timeline, error.strerror)
         return None
