@@ -48,10 +48,11 @@ TEXT: Final = 80
 class Records:
     """What the records of a run take of its room on a lane, in bytes.
 
-    `idle`: those that may be forgotten.
+    `idle`: those that may be forgotten. `of_rounds`: bytes of rounds, of their chunks, and of what
+    ranks have said of them.
     """
 
-    __slots__ = ("_job", "chunks", "idle", "keys", "room", "rounds", "used")
+    __slots__ = ("_job", "idle", "keys", "of_rounds", "room", "rounds", "used")
 
     def __init__(self, job: str, room: int, idle: IdleKeys) -> None:
         self._job = job
@@ -60,7 +61,7 @@ class Records:
         self.used = 0
         self.keys = 0
         self.rounds = 0
-        self.chunks = 0
+        self.of_rounds = 0
 
     def take(self, size: int) -> None:
         """Charge one more record; raises RecordsError where it has no room."""

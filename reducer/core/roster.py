@@ -11,6 +11,7 @@ from reducer.core.forming import Forming, FormingId
 from reducer.core.frames import control_frame
 from reducer.core.job import Job
 from reducer.core.quotas import Connections
+from reducer.core.records import ROUND
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
 from reducer.core.settings import LaneSettings
@@ -23,8 +24,8 @@ from reducer.wire.keys import split_run_id
 FORGOTTEN_AT_ONCE: Final = 64 << 10
 # Runs without members that one HELLO ends, if it replaces them.
 REPLACED_AT_ONCE: Final = 64
-# Open rounds of all the runs that end at once, or of one run: each takes 3 us, and a chunk, or what
-# a rank has sent of it, as much as a part of a round.
+# Open rounds of all the runs that end at once, or of one run: each takes 3 us, and so do as many
+# bytes of records of its chunks and ranks; what a rank has sent of a chunk takes a part of that.
 ROUNDS_AT_ONCE: Final = 4_096
 PARTS_OF_ROUND: Final = 8
 # Bytes of records that ended runs forget when a new run needs their room: as many as at a tick.
@@ -313,8 +314,7 @@ def few(runs: list[Run], most: int) -> list[Run]:
     for run in runs[:most]:
         if rounds >= ROUNDS_AT_ONCE:
             break
-        records, parts = run.job.records, run.job.held.parts
-        rounds += records.rounds + (records.chunks + parts) // PARTS_OF_ROUND
+        rounds += run.job.records.of_rounds // ROUND + run.job.held.parts // PARTS_OF_ROUND
         found.append(run)
     return found
 

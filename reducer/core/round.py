@@ -312,18 +312,20 @@ class Round(Listed):
 
     def charge(self, size: int) -> None:
         """Take room for one more record of the round; raises RecordsError."""
-        self.stream.keys.records.take(size)
+        records = self.stream.keys.records
+        records.take(size)
+        records.of_rounds += size
         self.charged += size
 
     def give_back(self) -> None:
         """The round is forgotten, with all that it holds: its chunks, which know it, too."""
         records = self.stream.keys.records
-        records.chunks -= len(self.chunks)
         self.chunks.clear()
         self.stream.rounds.discard(self)
         if self.refused is not None:
             self.stream.refused.remove(self)
         records.give(self.charged)
+        records.of_rounds -= self.charged
         records.rounds -= 1
 
     def mark(self, ranks: dict[int, None], rank: int) -> None:
@@ -359,7 +361,6 @@ class Round(Listed):
             world_size = len(self.contributed)
             self.charge(CHUNK + LIST_PLACE * world_size)
             self.chunks[index] = chunk = Chunk(self, index, world_size)
-            self.stream.keys.records.chunks += 1
             self.stream.rounds.add(self)
             if self.ascending is not None:
                 self.ascending.add(index, self.chunks)
@@ -372,7 +373,7 @@ class Round(Listed):
             size = CHUNK + LIST_PLACE * len(self.contributed)
             records = self.stream.keys.records
             records.give(size)
-            records.chunks -= 1
+            records.of_rounds -= size
             self.charged -= size
 
     def make_void(self) -> list[Buffer]:

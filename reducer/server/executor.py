@@ -122,7 +122,7 @@ class Executor:
         connection.slack, room = self._unread_room(connection.session)
         unsent = connection.unsent()
         if unsent > room:
-            connection.give_up(f"{unsent:,} bytes wait for it, over its {room:,}")
+            connection.note_deaf(f"{unsent:,} bytes wait for it, over its {room:,}")
 
     def drop_slow_reader(self, connection: Connection, why: str) -> None:
         """Disconnect one worker that does not read; the others never wait for it."""
@@ -182,7 +182,7 @@ class Executor:
         if connection is None:
             return
         if close.at_once:
-            connection.abort(close.reason)
+            connection.give_up(close.reason)
         else:
             connection.close(close.reason)
 

@@ -84,6 +84,7 @@ class Connection:
         self.is_full = False  # the transport has bytes that the kernel did not take
         self._transport: asyncio.Transport | None = None
         self._closing = ""
+        self._is_given_up = False
         self._is_deaf = False
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
@@ -425,12 +426,18 @@ class Connection:
         self._release_placed()
         self._shell.end_soon(self)
 
-    def give_up(self, what: str) -> None:
-        """Its peer does not read: be cut off soon, as all the ranks of a run may be."""
-        if self._closing or self._transport is None:
+    def note_deaf(self, what: str) -> None:
+        """Its peer does not read."""
+        if not self._closing:
+            self._is_deaf = True
+            self.give_up(f"slow reader: {what}")
+
+    def give_up(self, why: str) -> None:
+        """Drop what is queued, and be cut off soon: all the ranks of a run may be."""
+        if self._is_given_up or self._aborted or self._transport is None:
             return
-        self._is_deaf = True
-        self._closing = f"slow reader: {what}"
+        self._is_given_up = True
+        self._closing = self._closing or why or NO_REASON
         self._waiting.clear()
         self._waiting_bytes = 0
         self._shell.end_soon(self)
@@ -439,8 +446,8 @@ class Connection:
         """Send what is queued, then end; a peer that does not go on reading is cut off."""
         if self._transport is None or self._transport.is_closing():
             return
-        if self._is_deaf:
-            self._shell.executor.drop_slow_reader(self, self._closing)
+        if self._is_given_up:
+            self._cut_off()
             return
         self.flush()
         if self._waiting:
@@ -450,6 +457,12 @@ class Connection:
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._linger_on(self._transport, self._unread(self._transport))
+
+    def _cut_off(self) -> None:
+        if self._is_deaf:
+            self._shell.executor.drop_slow_reader(self, self._closing)
+        else:
+            self.abort(self._closing)
 
     def _linger_on(self, transport: asyncio.Transport, unread: int) -> None:
         loop = asyncio.get_running_loop()

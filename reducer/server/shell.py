@@ -267,7 +267,7 @@ class LaneShell:
         """The peer broke the rules: its session ends, the others go on."""
         self.counters.protocol_errors += 1
         if isinstance(error, UnreadError):
-            connection.give_up(str(error))
+            connection.note_deaf(str(error))
         self._end(connection, error)
 
     def failed(self, connection: Connection, error: Exception) -> None:
@@ -345,7 +345,7 @@ class LaneShell:
             self._lane.heard(connection.session, now)
         stuck = connection.stuck_for(now)
         if stuck > self._slow_reader_seconds:
-            connection.give_up(f"nothing was read for {stuck:.1f} s")
+            connection.note_deaf(f"nothing was read for {stuck:.1f} s")
 
     def _note_bug(self, connection: Connection, error: Exception) -> None:
         self.counters.internal_errors += 1

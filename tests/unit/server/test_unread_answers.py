@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from reducer.core import events
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import SEND_AT_ONCE
@@ -114,8 +116,10 @@ def test_what_the_kernel_does_not_take_at_once_takes_of_the_turn_as_well() -> No
     assert asyncio.run(write()) >= SIZE * LATER_BYTE_SECONDS
 
 
-def test_a_run_that_does_not_read_is_cut_off_some_ranks_at_a_time() -> None:
-    """8,190 ranks by one frame: 55 ms in one turn of the loop."""
+@pytest.mark.parametrize("deaf", [True, False])
+def test_the_ranks_of_a_run_are_cut_off_some_at_a_time(deaf: bool) -> None:
+    """8,190 that did not read by one frame: 55 ms in one turn of the loop. 4,000 that had said BYE
+    by a HELLO that needed their room: 55 ms, too."""
     ranks = 2 * ENDED_AT_ONCE
 
     class Deaf(Socket):
@@ -131,22 +135,26 @@ def test_a_run_that_does_not_read_is_cut_off_some_ranks_at_a_time() -> None:
 
     async def tell_all() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
-        deaf = [Deaf() for _ in range(ranks)]
-        for rank, socket in enumerate(deaf):
+        sockets = [Deaf() for _ in range(ranks)]
+        for rank, socket in enumerate(sockets):
             connection = shell.connection()
             connection.connection_made(socket)
             header, payload = hello(rank, ranks, 4_096)
             receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
         await asyncio.sleep(0)
-        for socket in deaf:
+        for socket in sockets:
             socket.unread = 1 << 30
-        shell.feed(events.Drain("maintenance"))
+        if deaf:
+            shell.feed(events.Drain("maintenance"))
+        else:
+            sessions = list(shell.connections)
+            shell.executor.run([events.Close(1, s, "its room is needed", True) for s in sessions])
         counts = [len(cut_off)]
         for _ in range(3):
             await asyncio.sleep(0)
             counts.append(len(cut_off))
         assert counts == [0, ENDED_AT_ONCE, ranks, ranks]
-        assert shell.executor.slow_readers == ranks
+        assert shell.executor.slow_readers == (ranks if deaf else 0)
 
     asyncio.run(tell_all())
 
