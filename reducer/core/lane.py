@@ -174,6 +174,11 @@ class Lane:
         peer = self._roster.sessions.get(session)
         return 0 if peer is None else peer.run
 
+    def ranks_beside(self, session: int) -> int:
+        """How many ranks the session's run has, 0 for none."""
+        peer = self._roster.sessions.get(session)
+        return 0 if peer is None or peer.job is None else peer.job.world_size
+
     @property
     def idle(self) -> bool:
         """Whether no run is here, complete or forming, and nothing of one that has ended."""

@@ -53,6 +53,9 @@ HELD_BYTES: Final = 65_536
 HELD_PARTS: Final = 128
 # Bytes of a HEARTBEAT that are taken at once: 256 entries, each of which may be a key to be made.
 HEARTBEAT_PART: Final = 4_096
+# And fewer where a run has more ranks than this: a key has a place for each, 8 at 8,192 ranks.
+RANKS_OF_PART: Final = 256
+_LEAST_PART: Final = 128
 clock: Final = time.monotonic
 
 
@@ -182,11 +185,15 @@ class Connection:
             if frame is None or frame.header.kind != HEARTBEAT:
                 return frame
         payload = frame.payload
-        if payload is None or len(payload) <= HEARTBEAT_PART:
+        part = _LEAST_PART
+        if payload is not None and len(payload) > _LEAST_PART:
+            ranks = max(RANKS_OF_PART, self._shell.ranks_beside(self))
+            part = max(_LEAST_PART, HEARTBEAT_PART * RANKS_OF_PART // ranks // 16 * 16)
+        if payload is None or len(payload) <= part:
             self._rest = None
             return frame
-        self._rest = Frame(frame.header, payload[HEARTBEAT_PART:])
-        return Frame(frame.header, payload[:HEARTBEAT_PART])
+        self._rest = Frame(frame.header, payload[part:])
+        return Frame(frame.header, payload[:part])
 
     def spend(self, seconds: float) -> bool:
         """The lane has worked for the connection for so long. Whether its turn is over."""
