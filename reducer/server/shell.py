@@ -65,7 +65,7 @@ class LaneShell:
         self._ending: list[Connection] = []
         self._losing: list[Connection] = []
         self._may_lose = LOST_AT_ONCE
-        self._flush_is_due = False
+        self._next_flush: asyncio.Handle | None = None
         self._ticks = False
         self._failure: Exception | None = None  # of the end of a run: the lane cannot go on
         self.executor = Executor(
@@ -157,14 +157,13 @@ class LaneShell:
 
     def _flush_on(self) -> None:
         """Let the loop come to the next flush; the tick asks too, should this have failed."""
-        if self._flush_is_due:
+        if self._next_flush is not None:
             return
         if self._unflushed or self._unflushed_later or self._ending or self._losing:
-            asyncio.get_running_loop().call_soon(self._flush)
-            self._flush_is_due = True
+            self._next_flush = asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._flush_is_due = False
+        self._next_flush = None
         self._may_lose = LOST_AT_ONCE
         self.turns.served_all()
         self._flush_answers()
@@ -337,7 +336,9 @@ class LaneShell:
             self.feed(events.Tick())
         finally:
             self._ticks = False
-        self._flush_is_due = False  # else a callback that has failed would be the last
+        if self._next_flush is not None:  # a callback that has failed would be the last
+            self._next_flush.cancel()
+            self._next_flush = None
         self._flush_on()
         self.turns.go_on()
         self._pool.tick(now)

@@ -139,6 +139,7 @@ async def no_time_for_a_tick() -> None:
 async def one_that_cannot_be_ended() -> None:
     lane = Lane([Sink(), Failing(), Sink()])
     lane.send()
+    await lane.wait()  # the flush fails
     before, _, after = await lane.wait()
     assert (before, after) == (1, 1)
     lane.send()
@@ -191,6 +192,19 @@ async def no_end_of_many() -> None:
     assert all(isinstance(sink, Ended) and sink.ended for sink in lane.sinks)
 
 
+async def no_flush_for_each_tick() -> None:
+    """Each tick while something waited began a chain of flushes more: 33 in each pass."""
+    lane = Lane([Ended() for _ in range(8 * ENDED_AT_ONCE)])
+    for connection in lane.connections:
+        connection.close("it is over")
+    for _ in range(5):
+        lane.shell.tick()
+    await asyncio.sleep(0)
+    ended = [isinstance(sink, Ended) and sink.ended for sink in lane.sinks]
+    assert sum(ended) == ENDED_AT_ONCE
+    await lane.wait()
+
+
 async def no_loss_of_many() -> None:
     """4,000 in mode tls, where a host went down, kept a lane for 160 ms."""
     lane = Lane([Sink() for _ in range(4 * LOST_AT_ONCE)])
@@ -233,7 +247,7 @@ async def one_whose_loss_fails() -> None:
 CASES = [
     no_callback, no_next_callback, no_time_for_a_tick, one_that_cannot_be_ended,
     one_that_lacks_a_frame, one_that_is_queued_meanwhile, one_whose_end_fails, no_end_of_many,
-    no_loss_of_many, no_turn_for_a_loss, one_whose_loss_fails,
+    no_flush_for_each_tick, no_loss_of_many, no_turn_for_a_loss, one_whose_loss_fails,
 ]  # fmt: skip
 
 
