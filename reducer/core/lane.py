@@ -174,8 +174,8 @@ class Lane:
         peer = self._roster.sessions.get(session)
         return 0 if peer is None else peer.run
 
-    def ranks_beside(self, session: int) -> int:
-        """How many ranks the session's run has, 0 for none."""
+    def world_size_of(self, session: int) -> int:
+        """How many ranks the session's run has; 0 where it is in none."""
         peer = self._roster.sessions.get(session)
         return 0 if peer is None or peer.job is None else peer.job.world_size
 

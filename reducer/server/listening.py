@@ -108,11 +108,11 @@ def listen_local(listeners: Iterable[socket.socket]) -> list[socket.socket]:
 
 
 def refuse_descriptors(local: socket.socket) -> bool:
-    """Whether nobody can pass a descriptor over this Unix socket and those accepted from it.
+    """Let nobody pass descriptors over this Unix socket, nor over those accepted from it.
 
-    Anybody on the machine could stand us still by one: a socket of his that lingers. We ask for no
-    descriptors, so the kernel drops it on our behalf, and our process waits as its close does.
-    Linux before 6.16 does not know the option.
+    Any user of the machine could stop the reducer by a descriptor whose close waits (SO_LINGER):
+    the reducer asks for none, so the kernel closes it as soon as the bytes beside it are read, in
+    the process that reads. Returns False on Linux before 6.16, which does not have the option.
     """
     try:
         local.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)

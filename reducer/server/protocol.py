@@ -51,11 +51,12 @@ COPIED_BYTES: Final = 1_024
 # parts of frames (a header, a payload), or until the transport has sent all that it has.
 HELD_BYTES: Final = 65_536
 HELD_PARTS: Final = 128
-# Bytes of a HEARTBEAT that are taken at once: 256 entries, each of which may be a key to be made.
+# Bytes of a HEARTBEAT that are taken at once: 256 entries, each of which may be a key to be made. A
+# key has a place for each rank: in a run of more than RANKS_OF_PART ranks the part is smaller.
 HEARTBEAT_PART: Final = 4_096
-# And fewer where a run has more ranks than this: a key has a place for each, 8 at 8,192 ranks.
 RANKS_OF_PART: Final = 256
 _LEAST_PART: Final = 128
+_ENTRY: Final = 16
 clock: Final = time.monotonic
 
 
@@ -185,15 +186,18 @@ class Connection:
             if frame is None or frame.header.kind != HEARTBEAT:
                 return frame
         payload = frame.payload
-        part = _LEAST_PART
-        if payload is not None and len(payload) > _LEAST_PART:
-            ranks = max(RANKS_OF_PART, self._shell.ranks_beside(self))
-            part = max(_LEAST_PART, HEARTBEAT_PART * RANKS_OF_PART // ranks // 16 * 16)
-        if payload is None or len(payload) <= part:
+        if payload is None or len(payload) <= (part := self._heartbeat_part(len(payload))):
             self._rest = None
             return frame
         self._rest = Frame(frame.header, payload[part:])
         return Frame(frame.header, payload[:part])
+
+    def _heartbeat_part(self, size: int) -> int:
+        """How many bytes of a HEARTBEAT of `size` bytes are taken at once, in whole entries."""
+        if size <= _LEAST_PART:
+            return size
+        ranks = max(RANKS_OF_PART, self._shell.world_size_of(self))
+        return max(_LEAST_PART, HEARTBEAT_PART * RANKS_OF_PART // ranks // _ENTRY * _ENTRY)
 
     def spend(self, seconds: float) -> bool:
         """The lane has worked for the connection for so long. Whether its turn is over."""
@@ -443,11 +447,11 @@ class Connection:
         """Drop what is queued, and be cut off soon: all the ranks of a run may be."""
         if self._is_given_up or self._aborted or self._transport is None:
             return
+        self._shell.end_soon(self)  # first: whoever is closing and not in that list never ends
         self._is_given_up = True
         self._closing = self._closing or why or NO_REASON
         self._waiting.clear()
         self._waiting_bytes = 0
-        self._shell.end_soon(self)
 
     def end(self) -> None:
         """Send what is queued, then end; a peer that does not go on reading is cut off."""

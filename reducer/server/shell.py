@@ -136,9 +136,9 @@ class LaneShell:
         if job and self._silent.remove(session, connection.permit) and session in self.connections:
             connection.name(job)
 
-    def ranks_beside(self, connection: Connection) -> int:
-        """How many ranks its run has, itself included; 0 where it is in none."""
-        return self._lane.ranks_beside(connection.session)
+    def world_size_of(self, connection: Connection) -> int:
+        """How many ranks the connection's run has; 0 where it is in none."""
+        return self._lane.world_size_of(connection.session)
 
     def catch_up(self, connection: Connection) -> None:
         """Do the next part of what its run is behind with, if there is any."""
