@@ -89,10 +89,11 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._decoder = Decoder(crc32c, lambda header: memoryview(bytearray(header.length + 80)))
+        self._error: messages.Error | None = None
         self.keys: set[str] = set()
 
     def receive(self) -> list[Frame]:
-        """Frames of one read; WorkerError for ERROR or the end of the stream."""
+        """Frames of one read up to an ERROR, or none; WorkerError at the end of the stream."""
         try:
             got = self.sock.recv_into(self._decoder.get_buffer())
         except ConnectionError as error:
@@ -104,11 +105,16 @@ class Link:
         while isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():  # no event tells of it
             self._decoder.received(self.sock.recv_into(self._decoder.get_buffer()))
             frames += iter(self._decoder.next_frame, None)
-        for frame in frames:
+        for place, frame in enumerate(frames):
             if frame.header.kind == MessageKind.ERROR and frame.payload is not None:
-                message = messages.decode(messages.Error, frame.payload)
-                raise WorkerError(message.message, message)
+                self._error = messages.decode(messages.Error, frame.payload)
+                return frames[:place]
         return frames
+
+    def check(self) -> None:
+        """WorkerError if an ERROR has come, behind the frames that came before it."""
+        if self._error is not None:
+            raise WorkerError(self._error.message, self._error)
 
     def close(self) -> None:
         self.sock.close()
@@ -207,22 +213,31 @@ class Worker:
         self._table = welcome.chunk_table
 
     def poll(self, timeout: float = TIMEOUT) -> list[tuple[Link, Frame]]:
-        """Frames that have come, after at most ``timeout``; sends a heartbeat when one is due."""
+        """Frames that have come, after at most ``timeout``; sends a heartbeat when one is due.
+
+        Raises:
+            WorkerError: a link has ended, or a lane said ERROR and all before it was handed out.
+        """
         deadline = time.monotonic() + timeout
         found: list[tuple[Link, Frame]] = []
         while not found:
+            for link in self.links:
+                link.check()
             now = time.monotonic()
             if now >= self._beat_at:
                 self.heartbeat()
                 self._beat_at = now + HEARTBEAT
             for key, _ in self._selector.select(min(HEARTBEAT, max(0.0, deadline - now))):
-                link: Link = key.data
-                found += [(link, frame) for frame in link.receive()]
+                found += self._take(key.data)
             if time.monotonic() > deadline:
                 break
-        for _, frame in found:
-            self._note(frame)
         return found
+
+    def _take(self, link: Link) -> list[tuple[Link, Frame]]:
+        frames = link.receive()
+        for frame in frames:
+            self._note(frame)
+        return [(link, frame) for frame in frames]
 
     def _note(self, frame: Frame) -> None:
         header = frame.header
