@@ -20,6 +20,7 @@ from reducer.core.buffer import Buffer
 from reducer.kernels import PART_SHIFT, KernelSet
 from reducer.server.buffers import SMALLEST, BufferPool, PooledBuffer
 from reducer.server.log_shares import LogShares
+from reducer.server.outbox import Piece
 from reducer.server.protocol import Connection
 from reducer.server.timeline import Timeline
 from reducer.wire.codes import ITEM_SIZES
@@ -106,16 +107,16 @@ class Executor:
             self.timeline.add(output)
 
     def _send(self, send: events.Send) -> None:
-        parts: list[bytes | memoryview] = [send.frame]
+        pieces: list[Piece] = [send.frame]
         length = len(send.frame)
         if send.buffer is not None and send.length:
-            parts = _with_payload(send.frame, _ours(send.buffer), send.length)
+            pieces = _with_payload(send.frame, _ours(send.buffer), send.length)
             length += send.length
         for session in send.sessions:
             connection = self._connections.get(session)
             if connection is None:
                 continue
-            if connection.send(parts, length) > connection.slack:
+            if connection.send(pieces, length) > connection.slack:
                 self._maybe_drop(connection)
 
     def _maybe_drop(self, connection: Connection) -> None:
@@ -232,7 +233,7 @@ def failure_of(output: events.Output, error: Exception) -> events.Failed | None:
     return events.Failed(output.run, sessions, error)
 
 
-def _with_payload(frame: bytes, buffer: PooledBuffer, length: int) -> list[bytes | memoryview]:
+def _with_payload(frame: bytes, buffer: PooledBuffer, length: int) -> list[Piece]:
     """A small result is copied, once for all who get it: unread it would keep the whole buffer."""
     if length < SMALLEST:
         return [b"".join((frame, buffer.view[:length]))]

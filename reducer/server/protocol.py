@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 from reducer.core.credits import LEAST_FRAMES
 from reducer.errors import PEER_ERRORS, BadFrameError
 from reducer.server.buffers import PooledBuffer
+from reducer.server.outbox import BYTES_AT_ONCE, Outbox, Piece
 from reducer.server.turns import SECONDS
 from reducer.wire.codes import CONTRIBUTION, HEARTBEAT, RESULT
 from reducer.wire.decoder import SKIP, Decoder, Frame
@@ -32,9 +33,6 @@ LINGER_SECONDS: Final = 2.0
 LINGER_BYTES: Final = 65_536
 NO_REASON: Final = "no reason was given"  # a worker's ERROR may say nothing
 _DISCARD: Final = bytearray(65_536)
-# Bytes that go to the kernel at once. Fewer wait until the loop has read all that has come, and go
-# together: for small chunks each call costs more than its bytes, here and at the worker.
-SEND_AT_ONCE: Final = 1 << 20
 # Bytes that come after the end of a connection are thrown away: some peers read only when they have
 # sent everything. No job pays for that, so this is what a lane reads of them all between two ticks.
 MOST_THROWN_AWAY: Final = 4 << 20
@@ -43,14 +41,6 @@ THROW_AWAY_SECONDS: Final = 0.05
 # copied, 0.1 ms for 1 MiB.
 READ_SECONDS: Final = 4e-6
 READ_BYTE_SECONDS: Final = 1e-10
-# Frames that are smaller than this, on an average, are copied together: each view that a transport
-# keeps takes some hundred bytes.
-COPIED_BYTES: Final = 1_024
-# Each write that its peer has not read costs a transport some hundred bytes, and at its end some
-# microseconds, all at once. So what follows waits here until there is so much of it, in bytes or in
-# parts of frames (a header, a payload), or until the transport has sent all that it has.
-HELD_BYTES: Final = 65_536
-HELD_PARTS: Final = 128
 # Bytes of a HEARTBEAT that are taken at once: 256 entries, each of which may be a key to be made. A
 # key has a place for each rank: in a run of more than RANKS_OF_PART ranks the part is smaller.
 HEARTBEAT_PART: Final = 4_096
@@ -77,13 +67,11 @@ class Connection:
         self.can_wait = False  # for its flush: the tick alone has queued what waits
         self.unread = 0  # bytes that were unsent after the last frame: as many at most are now
         self.slack = LEAST_FRAMES  # so many may be
-        self.most_at_once = sys.maxsize  # bytes that a flush hands to the transport
         self.turn = shell.turns.enter("" if permit is None else permit.only_job)
         self._shell = shell
         self._decoder = Decoder(shell.crc32c, self._target)
         self._placed: deque[PooledBuffer] = deque()
-        self._waiting: list[bytes | memoryview] = []
-        self._waiting_bytes = 0
+        self._outbox = Outbox()
         self._will_flush = False
         self.is_full = False  # the transport has bytes that the kernel did not take
         self._transport: asyncio.Transport | None = None
@@ -291,7 +279,7 @@ class Connection:
     def resume_writing(self) -> None:
         self.is_full = False
         try:
-            if self._waiting:
+            if self._outbox.size:
                 self._flush_soon()
         except Exception as error:
             self.fail(error)
@@ -300,12 +288,11 @@ class Connection:
         self._why_lost = exc
         if self._linger:
             self._linger.cancel()
-        waits = False
         try:
-            waits = self._shell.lose_soon(self)
-        finally:
-            if not waits:
-                self.lose()
+            self._shell.lose_soon(self)
+        except Exception:
+            self.lose()
+            raise
 
     def lose(self) -> None:
         """Take the last frames, and be gone; the transport is. Twice is once."""
@@ -327,6 +314,7 @@ class Connection:
     def _forget(self) -> None:
         """Let go of what would keep itself until a collection, which only an idle lane makes."""
         self._transport = self._linger = None
+        self._outbox.clear()
         self._release_placed()
         self._decoder.end()
 
@@ -335,8 +323,8 @@ class Connection:
         while self._placed:
             self._shell.release(self._placed.popleft())
 
-    def send(self, parts: list[bytes | memoryview], length: int) -> int:
-        """Queue one frame; ``parts`` must stay unchanged until they are sent.
+    def send(self, frame: list[Piece], length: int) -> int:
+        """Queue one frame of `length` bytes; its pieces must stay unchanged until they are sent.
 
         Returns the bytes that are unsent at most.
         """
@@ -346,10 +334,9 @@ class Connection:
         if not unsent:
             self._sent_at = clock()
             self._sent_mark = self.bytes_out + self.overhead
-        self._waiting += parts
-        self._waiting_bytes += length
+        self._outbox.add(frame, length)
         self.bytes_out += length
-        if self._waiting_bytes >= SEND_AT_ONCE and self._shell.may_write(self):
+        if self._outbox.size >= BYTES_AT_ONCE and self._shell.may_write(self):
             self._shell.flush(self)
         elif (not self._will_flush or self.can_wait) and not self._waits_for_room():
             self._flush_soon()
@@ -358,8 +345,8 @@ class Connection:
 
     @property
     def waiting(self) -> int:
-        """Bytes that the next flush hands to the transport."""
-        return self._waiting_bytes
+        """Bytes that the transport does not have yet."""
+        return self._outbox.size
 
     @property
     def backlog(self) -> int:
@@ -371,36 +358,25 @@ class Connection:
         self._will_flush = True
 
     def _waits_for_room(self) -> bool:
-        """Whether the transport gets what waits later, together with more."""
-        few = self._waiting_bytes < HELD_BYTES and len(self._waiting) < HELD_PARTS
-        return self.is_full and few and not self._closing
+        """Whether the transport gets what waits once it has sent all that it has: each write that
+        it keeps takes memory, and time at the end of the connection."""
+        return self.is_full and not self._closing
 
     def flush(self) -> None:
-        """Hand what waits to the transport, `most_at_once` bytes; the rest has the next turns."""
+        """Hand what waits to the transport, a part of it; the rest has the next turns."""
         self._will_flush = False
-        if self._waits_for_room():
+        if self._waits_for_room() or self._is_given_up or not self._outbox.size:
             return
-        waiting, self._waiting = self._waiting, []
-        size, self._waiting_bytes = self._waiting_bytes, 0
-        if not waiting or self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing():
+            self._outbox.clear()
             return
         try:
-            self._write(self._transport, waiting, size)
+            self._transport.writelines(self._outbox.take())
+            if self._outbox.size and not self.is_full and not self._closing:  # else `end` goes on
+                self._flush_soon()
         except Exception:  # nothing may follow these frames, also if `abort` fails
             self._closing = self._closing or "it cannot be written"
             raise
-
-    def _write(
-        self, transport: asyncio.Transport, waiting: list[bytes | memoryview], size: int
-    ) -> None:
-        if size < COPIED_BYTES * len(waiting):
-            waiting = [b"".join(waiting)]
-        if size > self.most_at_once:
-            self._waiting = _cut(waiting, self.most_at_once)
-            self._waiting_bytes = size - self.most_at_once
-            if not self._closing:  # else `end` has its turns
-                self._flush_soon()
-        transport.writelines(waiting)
 
     def is_closing(self) -> bool:
         """Whether `close` or `abort` was called: nothing more is read or sent."""
@@ -408,7 +384,7 @@ class Connection:
 
     def unsent(self) -> int:
         """Bytes that the kernel has not taken yet."""
-        return self._waiting_bytes + self.backlog
+        return self._outbox.size + self.backlog
 
     def stuck_for(self, now: float) -> float:
         """Seconds since the kernel last took a byte of what is queued; 0 with nothing queued."""
@@ -444,14 +420,12 @@ class Connection:
             self.give_up(f"slow reader: {what}")
 
     def give_up(self, why: str) -> None:
-        """Drop what is queued, and be cut off soon: all the ranks of a run may be."""
+        """Send nothing more, and be cut off soon: all the ranks of a run may be."""
         if self._is_given_up or self._aborted or self._transport is None:
             return
         self._shell.end_soon(self)  # first: whoever is closing and not in that list never ends
         self._is_given_up = True
         self._closing = self._closing or why or NO_REASON
-        self._waiting.clear()
-        self._waiting_bytes = 0
 
     def end(self) -> None:
         """Send what is queued, then end; a peer that does not go on reading is cut off."""
@@ -461,7 +435,7 @@ class Connection:
             self._cut_off()
             return
         self.flush()
-        if self._waiting:
+        if self._outbox.size:
             self._shell.end_soon(self)
             return
         self._shell.turns.release(self.turn, self)  # else its end would not be noticed
@@ -480,16 +454,16 @@ class Connection:
         self._linger = loop.call_later(LINGER_SECONDS, self._maybe_cut_off, transport, unread)
 
     def _maybe_cut_off(self, transport: asyncio.Transport, before: int) -> None:
-        reads_on = False
         try:
             unread = self._unread(transport)
             took = before - unread
             if took >= LINGER_BYTES or (took and not unread):
                 self._linger_on(transport, unread)
-                reads_on = True
-        finally:  # nobody looks again
-            if not reads_on:
-                transport.abort()
+            else:
+                self.give_up(self._closing)
+        except Exception:  # nobody looks again
+            transport.abort()
+            raise
 
     def _unread(self, transport: asyncio.Transport) -> int:
         """Bytes that the peer has not acknowledged: ours, and those of the kernel."""
@@ -502,8 +476,7 @@ class Connection:
         if self._aborted or self._transport is None:
             return False
         self._aborted = True
-        self._waiting.clear()
-        self._waiting_bytes = 0
+        self._outbox.clear()
         self._closing = self._closing or reason or NO_REASON
         try:
             self._release_placed()
@@ -520,15 +493,3 @@ class Connection:
             return SKIP
         self._placed.append(buffer)
         return buffer.view
-
-
-def _cut(parts: list[bytes | memoryview], size: int) -> list[bytes | memoryview]:
-    """Leave so many bytes, of those that there are; what was behind them."""
-    place = 0
-    while size > len(parts[place]):
-        size -= len(parts[place])
-        place += 1
-    last = memoryview(parts[place])
-    behind = [last[size:], *parts[place + 1 :]]
-    parts[place:] = [last[:size]]
-    return behind

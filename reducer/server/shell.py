@@ -27,10 +27,10 @@ logger = logging.getLogger("reducer.lane")
 # Connections that get a tick's frames before the loop serves others: a call of the system each.
 # Answers may wait with them; what takes its job's turn goes on with the other answers.
 FLUSHED_AT_ONCE: Final = 64
-# Connections that are ended before the loop serves others: 20 us each, in mode tls some more.
+# Connections that are ended before the loop serves others, and those whose loss is handled: 10 to
+# 40 us each, and what waits for them is let go of. They are fewer where that takes a job's part of
+# the pass. All ranks of a run may end together, or of a host.
 ENDED_AT_ONCE: Final = 32
-# Connections whose loss is handled before the loop serves others; all of a host's ranks may be lost
-# together: 12 us each, in mode tls 40.
 LOST_AT_ONCE: Final = 32
 # A write of less is not timed, as that would cost a part of it: it takes so many seconds of a turn.
 TIMED_BYTES: Final = 4_096
@@ -64,7 +64,6 @@ class LaneShell:
         self._unflushed_later: list[Connection] = []
         self._ending: list[Connection] = []
         self._losing: list[Connection] = []
-        self._may_lose = LOST_AT_ONCE
         self._next_flush: asyncio.Handle | None = None
         self._ticks = False
         self._failure: Exception | None = None  # of the end of a run: the lane cannot go on
@@ -164,7 +163,6 @@ class LaneShell:
 
     def _flush(self) -> None:
         self._next_flush = None
-        self._may_lose = LOST_AT_ONCE
         self.turns.served_all()
         self._flush_answers()
         if self._unflushed_later:
@@ -208,32 +206,36 @@ class LaneShell:
         self._flush_on()
 
     def _end_some(self) -> None:
-        ending = self._ending[:ENDED_AT_ONCE]
-        for connection in ending:
+        until = clock() + self.turns.seconds
+        ended = 0
+        for connection in self._ending[:ENDED_AT_ONCE]:
             try:
                 connection.end()
             except Exception as error:
                 connection.abort("it cannot be ended")
                 self._note_bug(connection, error)
-        del self._ending[: len(ending)]  # some may have asked for another turn
+            ended += 1
+            if clock() >= until:
+                break
+        del self._ending[:ended]  # some may have asked for another turn
 
-    def lose_soon(self, connection: Connection) -> bool:
-        """Whether so many are lost at once that this one waits for the next turns of the loop."""
-        self._may_lose -= 1
-        if self._may_lose >= 0:
-            return False
+    def lose_soon(self, connection: Connection) -> None:
+        """The ranks of a host may all be lost at once."""
         self._losing.append(connection)
         self._flush_on()
-        return True
 
     def _lose_some(self) -> None:
-        losing = self._losing[:LOST_AT_ONCE]
-        del self._losing[: len(losing)]
-        for connection in losing:
+        until = clock() + self.turns.seconds
+        lost = 0
+        for connection in self._losing[:LOST_AT_ONCE]:
             try:
                 connection.lose()
             except Exception as error:
                 self._note_bug(connection, error)
+            lost += 1
+            if clock() >= until:
+                break
+        del self._losing[:lost]
 
     def may_write(self, connection: Connection) -> bool:
         """Whether its job has time left for that in this pass of the loop."""
@@ -325,7 +327,6 @@ class LaneShell:
             raise self._failure
         now = clock()
         self.thrown_away = 0
-        self._may_lose = LOST_AT_ONCE
         for connection in list(self.connections.values()):
             try:
                 self._watch(connection, now)

@@ -23,8 +23,6 @@ _FIRST_RECEIVED = _RECEIVED[: 4 << 10]
 # TLS's own memory grows with what it is given at once, and stays as large: of what is to be sent
 # it gets so many bytes.
 WRITTEN_AT_ONCE = 128 << 10
-# Bytes for one worker that one turn of the loop encrypts: 0.3 to 0.7 ms.
-ENCRYPTED_AT_ONCE = 1 << 20
 # It works on all records that it was given until one brings data. One without, as each KeyUpdate
 # is, takes 10 to 25 us: so many come between two looks at the clock.
 RECORDS_AT_ONCE = 16
@@ -67,7 +65,6 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
 
     def begin(self) -> None:
         """Tell the connection, and give it what came with the end of the handshake."""
-        self._connection.most_at_once = ENCRYPTED_AT_ONCE
         self._connection.connection_made(self)
         self._received = self._incoming.read()
         self._deliver()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection
 from reducer.server.shell import ENDED_AT_ONCE, FLUSHED_AT_ONCE, LOST_AT_ONCE, LaneShell
+from reducer.server.turns import SECONDS
 from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane
 from tests.support.faults import UntoldError
 
@@ -73,6 +75,31 @@ class Ended(Sink):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self.socket
+
+
+class Lingering(Ended):
+    """Its worker does not close after the end of file."""
+
+    cut_off = False
+
+    def abort(self) -> None:
+        self.cut_off = True
+
+
+class LongEnded(Ended):
+    """Its end takes longer than a turn."""
+
+    def write_eof(self) -> None:
+        time.sleep(SECONDS)
+        super().write_eof()
+
+
+class LongError(ConnectionError):
+    """So does its text."""
+
+    def __str__(self) -> str:
+        time.sleep(SECONDS)
+        return "reset"
 
 
 class Lane:
@@ -192,6 +219,22 @@ async def no_end_of_many() -> None:
     assert all(isinstance(sink, Ended) and sink.ended for sink in lane.sinks)
 
 
+async def no_end_of_all_that_linger() -> None:
+    """The ranks of a run that has ended, and that do not read: their timers end together."""
+    sinks = [Lingering() for _ in range(2 * ENDED_AT_ONCE)]
+    lane = Lane([*sinks])
+    for connection in lane.connections:
+        connection.close("it is over")
+    await lane.wait()
+    for connection, sink in zip(lane.connections, sinks, strict=True):
+        connection._maybe_cut_off(sink, 0)
+    assert not any(sink.cut_off for sink in sinks)
+    await asyncio.sleep(0)
+    assert sum(sink.cut_off for sink in sinks) == ENDED_AT_ONCE
+    await lane.wait()
+    assert all(sink.cut_off for sink in sinks)
+
+
 async def no_flush_for_each_tick() -> None:
     """Each tick while something waited began a chain of flushes more: 33 in each pass."""
     lane = Lane([Ended() for _ in range(8 * ENDED_AT_ONCE)])
@@ -215,31 +258,47 @@ async def no_loss_of_many() -> None:
     for _ in range(4):
         await asyncio.sleep(0)
         left.append(len(lane.shell.connections))
-    assert left == [3 * LOST_AT_ONCE, *[2 * LOST_AT_ONCE] * 4], "more than a pass has time for"
+    assert left == [4 * LOST_AT_ONCE, *[3 * LOST_AT_ONCE] * 4], "more than a pass has time for"
     await lane.wait()
     assert not lane.shell.connections and not lane.shell._lane.snapshot()["sessions"]
 
 
 async def no_turn_for_a_loss() -> None:
-    lane = Lane([Sink() for _ in range(LOST_AT_ONCE + 3)])
+    lane = Lane([Sink() for _ in range(3)])
     lane.loop.fails = 1  # type: ignore[attr-defined]
-    *others, one, last, stays = lane.connections
-    for connection in others:
-        connection.connection_lost(None)
+    one, other, stays = lane.connections
     with pytest.raises(MemoryError):
         one.connection_lost(None)
-    last.connection_lost(None)
+    assert one.session not in lane.shell.connections
+    other.connection_lost(None)
     await lane.wait()
     assert list(lane.shell.connections) == [stays.session]
     assert stays.turn.members == 1, "each leaves once"
 
 
-async def one_whose_loss_fails() -> None:
-    lane = Lane([Sink() for _ in range(LOST_AT_ONCE + 3)])
+async def no_time_for_two_ends() -> None:
+    """Each lets go of all that its worker has left unread."""
+    lane = Lane([LongEnded() for _ in range(4)])
     for connection in lane.connections:
-        connection.connection_lost(
-            None if connection is not lane.connections[-2] else UntoldError()
-        )
+        connection.close("it is over")
+    await asyncio.sleep(0)
+    assert sum(isinstance(sink, Ended) and sink.ended for sink in lane.sinks) == 1
+    await lane.wait()
+
+
+async def no_time_for_two_losses() -> None:
+    lane = Lane([Sink() for _ in range(4)])
+    for connection in lane.connections:
+        connection.connection_lost(LongError())
+    await asyncio.sleep(0)
+    assert len(lane.shell.connections) == 3
+    await lane.wait()
+
+
+async def one_whose_loss_fails() -> None:
+    lane = Lane([Sink() for _ in range(3)])
+    for connection, error in zip(lane.connections, [None, UntoldError(), None], strict=True):
+        connection.connection_lost(error)
     await lane.wait()
     assert not lane.shell.connections and lane.shell.counters.internal_errors == 1
 
@@ -247,7 +306,8 @@ async def one_whose_loss_fails() -> None:
 CASES = [
     no_callback, no_next_callback, no_time_for_a_tick, one_that_cannot_be_ended,
     one_that_lacks_a_frame, one_that_is_queued_meanwhile, one_whose_end_fails, no_end_of_many,
-    no_flush_for_each_tick, no_loss_of_many, no_turn_for_a_loss, one_whose_loss_fails,
+    no_end_of_all_that_linger, no_flush_for_each_tick, no_loss_of_many, no_turn_for_a_loss,
+    no_time_for_two_ends, no_time_for_two_losses, one_whose_loss_fails,
 ]  # fmt: skip
 
 

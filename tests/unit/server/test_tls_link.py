@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from reducer.server.buffers import BufferPool
+from reducer.server.outbox import BYTES_AT_ONCE
 from reducer.server.shell import LaneShell
 from reducer.server.tls_link import (
-    ENCRYPTED_AT_ONCE,
     MOST_UNREAD_ANSWERS,
     MOST_WITHOUT_DATA,
     RECORDS_AT_ONCE,
@@ -218,7 +218,7 @@ class Kept(Line):
 def test_a_long_answer_is_encrypted_while_others_are_served(tmp_path: Path, ends: bool) -> None:
     """A session that ends gets its whole answer too, and the end behind that."""
     worker, lane, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
-    sizes = (96, 3 * ENCRYPTED_AT_ONCE, ENCRYPTED_AT_ONCE)
+    sizes = (96, 3 * BYTES_AT_ONCE, BYTES_AT_ONCE)
     frames = [random.Random(size).randbytes(size) for size in sizes]
 
     async def run(line: Kept) -> list[int]:
@@ -244,4 +244,4 @@ def test_a_long_answer_is_encrypted_while_others_are_served(tmp_path: Path, ends
         received += part
     assert received == b"".join(frames)
     # A flush that was asked for before the end comes with the first part of the end.
-    assert max(steps) < (2.02 if ends else 1.01) * ENCRYPTED_AT_ONCE
+    assert max(steps) < (2.02 if ends else 1.01) * BYTES_AT_ONCE

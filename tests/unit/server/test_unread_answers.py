@@ -11,7 +11,7 @@ import pytest
 
 from reducer.core import events
 from reducer.server.buffers import BufferPool
-from reducer.server.protocol import SEND_AT_ONCE
+from reducer.server.outbox import BYTES_AT_ONCE
 from reducer.server.shell import ENDED_AT_ONCE, LATER_BYTE_SECONDS, LaneShell
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import Header, pack_header
@@ -20,7 +20,7 @@ from tests.support.simlane import KIND_OFFSET
 
 QUESTION = pack_header(Header(MessageKind.STATS), KERNELS.crc32c)
 FLOOD = 20
-SIZE = SEND_AT_ONCE
+SIZE = BYTES_AT_ONCE
 HEARTBEAT = 0.25
 
 
