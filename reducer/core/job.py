@@ -7,7 +7,7 @@ order matters: a buffer is freed only after the last output that reads it.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -67,6 +67,9 @@ MAX_STALLS: Final = 16
 # Parts that are folded in one pass, before the last has come: a pass for each would read and write
 # the accumulator as often.
 FOLD_AT_ONCE: Final = 4
+# Streams that a route moves and that have no rounds: so many are dropped at once, 1 us each. A job
+# has one for each reducer that is dead.
+STREAMS_AT_ONCE: Final = 256
 _FREE_DTYPE: Final = int(DType.FLOAT16)
 _FREE_OPS: Final = frozenset((int(ReduceOp.SUM), int(ReduceOp.MEAN)))
 
@@ -125,6 +128,7 @@ class Job:
             lambda moved: KeyTable(title, world_size, max_keys, moved, records),
         )  # fmt: skip
         self._changed: dict[Stream, None] = {}  # where keys have become stable since the last beat
+        self._moved: deque[Stream] = deque()  # and are still to be dropped
         self.world_size = world_size
         self.table = table
         self.ledger = Ledger(window, world_size)
@@ -172,13 +176,27 @@ class Job:
         self.counters.failovers += sum(1 for before, after in pairs if before and not after)
         moved = self.streams.move(route)
         for stream in moved:
+            stream.is_over = True
             self._changed.pop(stream, None)
-            for round_ in stream.rounds:
-                self._forget_moved(round_)
-            out.append(stream.drop(self.number))
+            if stream.rounds or len(out) < STREAMS_AT_ONCE:
+                self._drop(stream, out)
+            else:
+                self._moved.append(stream)
+        if self._moved:
+            self.ask_for_turns(out)
         if moved:
             self._grants.to_stuck(out)
         return out
+
+    def _drop(self, stream: Stream, out: list[Output]) -> None:
+        for round_ in stream.rounds:
+            self._forget_moved(round_)
+        out.append(stream.drop(self.number))
+
+    def _drop_moved(self, out: list[Output]) -> None:
+        """The next of the streams that have no rounds."""
+        for _ in range(min(STREAMS_AT_ONCE, len(self._moved))):
+            self._drop(self._moved.popleft(), out)
 
     def _forget_moved(self, round_: Round) -> None:
         """The round goes on elsewhere."""
@@ -664,7 +682,7 @@ class Job:
     @property
     def is_behind(self) -> bool:
         """Whether there is work that waits for turns of the job."""
-        return bool(self._behind or self._passed or self.missed)
+        return bool(self._behind or self._moved or self._passed or self.missed)
 
     def ask_for_turns(self, out: list[Output]) -> None:
         """In the name of any session that is here."""
@@ -674,10 +692,13 @@ class Job:
                 return
 
     def catch_up(self, now: float) -> list[Output]:
-        """The next part: of a sum, of what the ranks have passed, or of what they have missed."""
+        """The next part: of a sum, of streams that have moved away, of what the ranks have passed,
+        or of what they have missed."""
         out: list[Output] = []
         if self._behind:
             self._sum_behind(now, out)
+        elif self._moved:
+            self._drop_moved(out)
         elif self._passed:
             self._passed.forget_more(out)
         else:
@@ -732,6 +753,7 @@ class Job:
         out: list[Output] = [stream.drop(self.number) for stream in self.streams]
         self.streams.clear()
         self._changed.clear()
+        self._moved.clear()
         self.open.clear()
         self._behind.clear()
         self._passed.clear()

@@ -10,7 +10,7 @@ from typing import Final
 from reducer.core.buffer import Buffer
 from reducer.core.listing import Listing
 from reducer.core.progress import KeyProgress
-from reducer.core.records import KEY, KEY_RANK, Records, text_bytes
+from reducer.core.records import KEY, KEY_RANK, STREAM, Records, text_bytes
 from reducer.core.tables import Numbered, OrderedSet
 from reducer.errors import ProtocolError, RecordsError
 from reducer.wire.header import HEADER_SIZE
@@ -193,7 +193,8 @@ class KeyTable:
         self.records.idle.end(self)
 
     def take_apart(self, most: int) -> int:
-        """Forget rounds and keys until their records took `most` bytes; the bytes."""
+        """Forget rounds and keys until their records took `most` bytes, and at the end the table;
+        the bytes."""
         took = 0
         while took < most and len(self._keys):
             key = self._keys.pop_last()
@@ -207,6 +208,9 @@ class KeyTable:
                 self._idle.pop()
             if len(self._stable_changed):
                 self._stable_changed.pop_last()
+        if not len(self._keys):
+            self.records.give(STREAM)
+            took += STREAM
         return took
 
 

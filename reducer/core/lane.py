@@ -71,6 +71,8 @@ MOST_IDLE: Final = 4 << 20
 MOST_IDLE_OF_A_RUN: Final = 1 << 20
 MOST_ENDED: Final = 16
 MOST_STALLED: Final = 16
+# Ranks that a tick tells who is absent; a run is told in every interval of its heartbeat at most.
+MOST_TOLD_ABSENCE: Final = 1_024
 _SLOTS_NAMED: Final = 8  # in a log line
 
 
@@ -501,12 +503,16 @@ class Lane:
 
     def _check_runs(self, now: float, out: list[Output]) -> None:
         deserted = []
+        may_tell = MOST_TOLD_ABSENCE
         for run in list(self._roster.runs.values()):
             try:
                 if run.deserted(now - self._settings.deserted_after):
                     deserted.append(run)
-                else:
-                    out += self._check_run(run, now)
+                    continue
+                if may_tell > 0 and run.absence_from <= now:
+                    may_tell -= self._tell_absence(run, now, out)
+                if run.job.is_behind:  # whoever had its turns for that may have gone
+                    run.job.ask_for_turns(out)
             except Exception as bug:
                 self._fault(run, bug, None, out)
         self._end_deserted(few(deserted, MOST_ENDED), out)
@@ -599,13 +605,14 @@ class Lane:
             except Exception as bug:
                 self._fault(run, bug, None, out)
 
-    def _check_run(self, run: Run, now: float) -> list[Output]:
-        job = run.job
+    def _tell_absence(self, run: Run, now: float, out: list[Output]) -> int:
+        """ABSENT to all its ranks, if it has changed; how many these are."""
         absence = run.absence(now - self._settings.lost_grace)
-        out: list[Output] = [] if absence is None else [job.seats.to_all(absence)]
-        if job.is_behind:  # whoever had its turns for that may have gone
-            job.ask_for_turns(out)
-        return out
+        if absence is None:
+            return 0
+        run.absence_from = now + self._settings.heartbeat
+        out.append(run.job.seats.to_all(absence))
+        return len(run.job.seats.present)
 
     def _tell_stalls(self, now: float, out: list[Output]) -> None:
         after = self._settings.stall_after

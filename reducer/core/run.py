@@ -16,8 +16,8 @@ class Run:
     """A job with its members; `left` are the ranks that said BYE."""
 
     __slots__ = (
-        "_lost", "_told", "beat_at", "began_at", "digest_every", "incarnations", "job", "last",
-        "left", "next_beat", "next_stall", "silence",
+        "_last_lost_at", "_lost", "_told", "absence_from", "beat_at", "began_at", "digest_every",
+        "incarnations", "job", "last", "left", "next_beat", "next_stall", "silence",
     )  # fmt: skip
 
     def __init__(
@@ -40,7 +40,9 @@ class Run:
         self.next_stall = now
         self.next_beat = now
         self.beat_at = now  # when the last heartbeat was sent
+        self.absence_from = now  # when it may be told again
         self._lost: dict[int, tuple[float, str]] = {}
+        self._last_lost_at = 0.0
         self._told: tuple[int, ...] = ()
 
     def seat(self, peer: Session, rank: int) -> None:
@@ -61,12 +63,14 @@ class Run:
         """The connection of a member has ended; it may come back on another one."""
         if self.job.seats.sessions[peer.rank] == peer.id:
             self._lost[peer.rank] = (since, reason)  # first: where this fails, it is said again
+            self._last_lost_at = max(self._last_lost_at, since)
             self.job.seats.sessions[peer.rank] = None
 
     def shift_clocks(self, seconds: float, now: float) -> None:
         """Nobody could come back for so long."""
         for rank, (since, reason) in self._lost.items():
             self._lost[rank] = (min(now, since + seconds), reason)
+        self._last_lost_at = min(now, self._last_lost_at + seconds)
 
     @property
     def complete(self) -> bool:
@@ -76,19 +80,28 @@ class Run:
     def deserted(self, before: float) -> bool:
         """Nobody has been here since `before`."""
         gone = len(self._lost) + len(self.left) == self.job.world_size
-        return gone and all(lost_at <= before for lost_at, _ in self._lost.values())
+        return gone and self._last_lost_at <= before
 
     def absent(self, before: float) -> Absent:
         """The ranks that have been gone since `before`, and why; those that have left."""
-        gone = [(rank, why[:200]) for rank, (at, why) in self._lost.items() if at <= before]
+        gone = tuple((rank, self._lost[rank][1][:200]) for rank in self._gone(before))
         left = tuple(sorted(self.left)[:MAX_CONTROL_ITEMS])
-        return Absent(tuple(gone[:MAX_ABSENT]), left, len(self.left))
+        return Absent(gone, left, len(self.left))
 
     def absence(self, before: float) -> Absent | None:
         """The same, when it is not what was last asked for."""
-        absent = self.absent(before)
-        told = (*(rank for rank, _ in absent.absent), -1, absent.left_count)
+        told = (*self._gone(before), -1, len(self.left))
         if told == self._told or (not self._told and told == (-1, 0)):
             return None
         self._told = told
-        return absent
+        return self.absent(before)
+
+    def _gone(self, before: float) -> list[int]:
+        """MAX_ABSENT of them; each tick asks, and thousands may be gone for an hour."""
+        gone = []
+        for rank, (lost_at, _) in self._lost.items():
+            if lost_at <= before:
+                gone.append(rank)
+                if len(gone) == MAX_ABSENT:
+                    break
+        return gone

@@ -53,7 +53,6 @@ class Stream:
                 freed += chunk.drop()
             self.keys[round_.key].forget(round_)
         self.keys.end()
-        self.keys.records.give(STREAM)
         return Free(run, freed)
 
 

@@ -22,7 +22,7 @@ from reducer.core import events
 from reducer.core.credits import Budget
 from reducer.core.idle import IdleKeys
 from reducer.core.keytable import KeyTable
-from reducer.core.records import Records
+from reducer.core.records import STREAM, Records
 from reducer.core.stream import Stream
 from reducer.server.slots import Store
 from reducer.wire import messages
@@ -53,6 +53,7 @@ def fails(use: Callable[[], object], call: int) -> bool:
 
 def a_key(before: int, call: int) -> bool:
     records = Records("job", 1 << 20, IdleKeys())
+    records.take(STREAM)
     table = KeyTable("job", 2, 100, False, records)
     for id_ in range(before):
         table.open(id_, 0.0)
