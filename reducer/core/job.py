@@ -169,34 +169,40 @@ class Job:
     def route(self) -> Route:
         return self.streams.route
 
+    @property
+    def stream_count(self) -> int:
+        """Those whose tables are not over."""
+        return len(self.streams) + len(self._moved)
+
     def move(self, route: Route) -> list[Output]:
         """A newer route is known: streams that it moves are dropped."""
         out: list[Output] = []
         pairs = zip(self.route.live, route.live, strict=True)
         self.counters.failovers += sum(1 for before, after in pairs if before and not after)
         moved = self.streams.move(route)
+        freed: list[Buffer] = []
         for stream in moved:
             stream.is_over = True
             self._changed.pop(stream, None)
-            if stream.rounds or len(out) < STREAMS_AT_ONCE:
-                self._drop(stream, out)
+            if stream.rounds:
+                for round_ in stream.rounds:
+                    self._forget_moved(round_)
+                stream.drop(freed)
             else:
                 self._moved.append(stream)
+        out.append(Free(self.number, freed))
+        self._drop_moved()
         if self._moved:
             self.ask_for_turns(out)
         if moved:
             self._grants.to_stuck(out)
         return out
 
-    def _drop(self, stream: Stream, out: list[Output]) -> None:
-        for round_ in stream.rounds:
-            self._forget_moved(round_)
-        out.append(stream.drop(self.number))
-
-    def _drop_moved(self, out: list[Output]) -> None:
-        """The next of the streams that have no rounds."""
+    def _drop_moved(self) -> None:
+        """The next of the streams that have no rounds, and no buffers."""
+        nothing: list[Buffer] = []
         for _ in range(min(STREAMS_AT_ONCE, len(self._moved))):
-            self._drop(self._moved.popleft(), out)
+            self._moved.popleft().drop(nothing)
 
     def _forget_moved(self, round_: Round) -> None:
         """The round goes on elsewhere."""
@@ -698,7 +704,7 @@ class Job:
         if self._behind:
             self._sum_behind(now, out)
         elif self._moved:
-            self._drop_moved(out)
+            self._drop_moved()
         elif self._passed:
             self._passed.forget_more(out)
         else:
@@ -750,7 +756,9 @@ class Job:
 
     def drop_all(self) -> list[Output]:
         """The run is over: give every buffer back."""
-        out: list[Output] = [stream.drop(self.number) for stream in self.streams]
+        freed: list[Buffer] = []
+        for stream in chain(self.streams, self._moved):
+            stream.drop(freed)
         self.streams.clear()
         self._changed.clear()
         self._moved.clear()
@@ -758,7 +766,7 @@ class Job:
         self._behind.clear()
         self._passed.clear()
         self._works.clear()
-        return out
+        return [Free(self.number, freed)]
 
 
 def _in_order(op: int, dtype: int) -> bool:

@@ -10,9 +10,11 @@ from reducer.core.events import Close, Log, Output, Send
 from reducer.core.forming import Forming, forming_id
 from reducer.core.job import Job
 from reducer.core.quotas import (
+    ENDED_PER_RUN,
     SPARE_CONNECTIONS,
     MostConnections,
     allowed_connections,
+    too_many_ended,
     too_many_jobs,
     too_many_runs,
 )
@@ -120,6 +122,8 @@ class Joining:
             raise too_many_jobs(settings.max_jobs)
         if self._run_count(job) >= settings.max_runs:
             raise too_many_runs(job, settings.max_runs)
+        if len(roster.ended_of(job)) >= ENDED_PER_RUN * settings.max_runs:
+            raise too_many_ended(job, ENDED_PER_RUN * settings.max_runs)
 
     def pending(self, forming: Forming, sessions: tuple[int, ...]) -> Send:
         """Whom the run still waits for, to those who are there."""
@@ -217,6 +221,8 @@ class Joining:
         """
         left = CUT_OFF_AT_ONCE
         for ended in self._roster.ended_of(forming.job):
+            if left <= 0 and not ended.sessions:
+                continue
             try:
                 return self._open(forming)
             except QuotaError:

@@ -65,10 +65,9 @@ MADE: Final = 16
 LEAST_TOLD: Final = 256
 TOLD_ANYWAY: Final = 16
 # What a tick does of work that nobody waits for; the rest has its turn at the next ones. Bytes of
-# the records of keys that are idle, or whose run or stream is over, in all runs and in one; runs
-# that nobody has come back to; and runs that are told which of their rounds wait.
-MOST_IDLE: Final = 4 << 20
-MOST_IDLE_OF_A_RUN: Final = 1 << 20
+# the records of keys that are idle, or whose run or stream is over, 0.5 ms; runs that nobody has
+# come back to; and runs that are told which of their rounds wait.
+MOST_IDLE: Final = 1 << 20
 MOST_ENDED: Final = 16
 MOST_STALLED: Final = 16
 # Ranks that a tick tells who is absent; a run is told in every interval of its heartbeat at most.
@@ -592,8 +591,8 @@ class Lane:
     def _forget_idle_of(self, run: Run, now: float) -> int:
         idle = run.job.idle
         if not run.complete:  # who is back must be told of idle keys
-            return idle.take_apart(MOST_IDLE_OF_A_RUN)
-        return idle.forget(now - run.silence - KEY_IDLE_SECONDS, MOST_IDLE_OF_A_RUN)
+            return idle.take_apart(MOST_IDLE)
+        return idle.forget(now - run.silence - KEY_IDLE_SECONDS, MOST_IDLE)
 
     def _end_deserted(self, runs: list[Run], out: list[Output]) -> None:
         for run in runs:

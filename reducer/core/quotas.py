@@ -20,6 +20,8 @@ PART_OF_DESCRIPTORS: Final = 2
 # for so many bytes of its memory; a complete run reserves more for each worker. It is what one may
 # take in mode tls, with a frame and a record of TLS whose ends have not come; idle it takes 36 KB.
 FREE_CONNECTIONS: Final = 1_024
+# Runs of one job that have ended and are not forgotten yet, for each that it may have.
+ENDED_PER_RUN: Final = 4
 BYTES_PER_CONNECTION: Final = 65_536
 
 
@@ -97,4 +99,11 @@ def too_many_runs(job: str, runs: int) -> QuotaError:
     return QuotaError(
         f"job {job!r} has {runs} runs on this reducer, the limit for one job (--max-runs): raise "
         "it, or end some of them; each group of the job's workers is a run"
+    )
+
+
+def too_many_ended(job: str, runs: int) -> QuotaError:
+    return QuotaError(
+        f"job {job!r} has {runs:,} runs that have ended and are not forgotten yet, the limit for "
+        "one job (four times --max-runs): try again soon, and begin fewer runs a second"
     )

@@ -28,8 +28,11 @@ REPLACED_AT_ONCE: Final = 64
 # bytes of records of its chunks and ranks; what a rank has sent of a chunk takes a part of that.
 ROUNDS_AT_ONCE: Final = 4_096
 PARTS_OF_ROUND: Final = 8
+STREAMS_OF_ROUND: Final = 8
+# To forget a run takes as long as to forget so many bytes of the records of its keys.
+RUN: Final = 16 << 10
 # Bytes of records that ended runs forget when a new run needs their room: as many as at a tick.
-CUT_OFF_AT_ONCE: Final = 4 << 20
+CUT_OFF_AT_ONCE: Final = 1 << 20
 
 
 class Ended:
@@ -218,14 +221,14 @@ class Roster:
         self._ended_now.clear()
 
     def _forget(self, ended: Ended, most: int, out: list[Output]) -> int:
-        """Forget keys of the run; the bytes of their records, `most` at most.
+        """Forget keys of the run; the bytes of their records, `most` at most, and RUN.
 
         What fails here must keep neither the room of the run nor the others. So the rest of its
         records gives its room back at once, and its memory as soon as the lane looks for cycles.
         """
-        took = 0
+        took = RUN
         try:
-            took = ended.run.job.idle.take_apart(most)
+            took += ended.run.job.idle.take_apart(most)
             self._maybe_close_room(ended)
         except Exception as bug:
             self._give_up(ended, bug, out)
@@ -250,7 +253,7 @@ class Roster:
             del self.ended[job.number]
 
     def forget_ended(self, most: int, out: list[Output]) -> int:
-        """Forget keys of runs that have ended; the bytes of their records, `most` at most."""
+        """Forget keys of runs that have ended; the bytes of their records, and RUN for each."""
         took = 0
         for ended in list(self.ended.values()):
             if took >= most:
@@ -266,7 +269,7 @@ class Roster:
         """The job needs the room of an ended run of its own: what was not read there is lost.
 
         Of its keys only some are forgotten at once: returns the bytes of their records, `most` at
-        most. The others keep their part of the room, as in each run that has ended.
+        most, and RUN. The others keep their part of the room, as in each run that has ended.
         """
         job = ended.run.job
         reason = "the run is over, and the next one needs its memory"
@@ -314,7 +317,9 @@ def few(runs: list[Run], most: int) -> list[Run]:
     for run in runs[:most]:
         if rounds >= ROUNDS_AT_ONCE:
             break
-        rounds += run.job.records.of_rounds // ROUND + run.job.held.parts // PARTS_OF_ROUND
+        job = run.job
+        rounds += job.records.of_rounds // ROUND + job.held.parts // PARTS_OF_ROUND
+        rounds += job.stream_count // STREAMS_OF_ROUND
         found.append(run)
     return found
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from reducer.core.buffer import Buffer, HeldBytes
-from reducer.core.events import Free
 from reducer.core.keytable import KeyTable
 from reducer.core.listing import Listing
 from reducer.core.records import STREAM, Records
@@ -41,19 +40,17 @@ class Stream:
         self.refused: Listing[Round] = Listing()
         self.is_over = False
 
-    def drop(self, run: int) -> Free:
+    def drop(self, freed: list[Buffer]) -> None:
         """Give every buffer back; the stream is not to be used any more.
 
         Its run takes apart, a part at a time, its keys and the rounds that nobody has sent of.
         """
         self.is_over = True
-        freed: list[Buffer] = []
         for round_ in list(self.rounds):
             for chunk in round_.chunks.values():
                 freed += chunk.drop()
             self.keys[round_.key].forget(round_)
         self.keys.end()
-        return Free(run, freed)
 
 
 class Streams:
@@ -83,6 +80,9 @@ class Streams:
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._by_home.values())
+
+    def __len__(self) -> int:
+        return len(self._by_home)
 
     @property
     def live(self) -> bool:

@@ -15,8 +15,12 @@ from reducer.core.roster import (
     PARTS_OF_ROUND,
     REPLACED_AT_ONCE,
     ROUNDS_AT_ONCE,
+    RUN,
+    STREAMS_OF_ROUND,
 )
-from reducer.wire.codes import MAX_CHUNK_BYTES, DType, ErrorCode, MessageKind
+from reducer.wire import messages
+from reducer.wire.codes import MAX_CHUNK_BYTES, MAX_REDUCERS, DType, ErrorCode, MessageKind
+from tests.support.frames import control, heartbeat
 from tests.support.scripted import Spec, fill, join_all, runs_of_one
 from tests.support.simlane import SimLane
 
@@ -54,6 +58,43 @@ def test_runs_of_many_rounds_end_a_few_at_a_tick() -> None:
         lane.tick(0.25)
         left.append(len(lane.core._roster.runs))
     assert [before - after for before, after in pairwise(left) if before != after] == [2, 2, 1]
+
+
+def test_runs_of_many_streams_end_a_few_at_a_tick() -> None:
+    """One HELLO ended 64 of 4,095 streams each: 0.2 s."""
+    lane, slots, count = SimLane(budget=1 << 40, records=1 << 24), MAX_REDUCERS, 12
+    at_once = -(-ROUNDS_AT_ONCE * STREAMS_OF_ROUND // slots)
+    live = (0,) * (slots - 1) + (1,)
+    route = control(messages.Route(1, (1,) * slots, live, (1,) * slots))
+    at_the_last = {"slot": slots - 1, "reducers": slots, "worker_silence_ms": 3_600_000}
+    runs = [join_all(lane, 1, run_id=f"run-{n}", **at_the_last)[0] for n in range(count)]
+    for worker in runs:
+        worker.session.send(route)
+        for home in range(slots):
+            worker.session.send(heartbeat((1, 1), route=1, chunk=home))
+    for worker in runs:
+        worker.session.lose()
+    left = [count]
+    while left[-1]:
+        lane.tick(0.25)
+        left.append(len(lane.core._roster.runs))
+    ended = [before - after for before, after in pairwise(left) if before != after]
+    assert ended == [at_once, count - at_once]
+
+
+def test_a_tick_forgets_a_few_ended_runs() -> None:
+    """Of 5,000 with one key left it forgot 4,161: 28 ms."""
+    lane, count = SimLane(budget=1 << 40), 3 * MOST_IDLE // RUN
+    for worker in runs_of_one(lane, count):
+        fill(worker, 2 + FORGOTTEN_AT_ONCE // (KEY + KEY_RANK))
+        worker.bye()
+        worker.session.lose()
+    left = [len(lane.core._roster.ended)]
+    assert left == [count], "one key each is left"
+    while left[-1]:
+        lane.tick(0.05)
+        left.append(len(lane.core._roster.ended))
+    assert max(before - after for before, after in pairwise(left)) <= MOST_IDLE // RUN
 
 
 def test_one_hello_ends_some_of_the_runs_that_it_replaces() -> None:

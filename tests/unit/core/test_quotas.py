@@ -6,11 +6,12 @@ import pytest
 
 from reducer.core.credits import LEAST_FRAMES, SHARES_BESIDE_RANKS, share_of
 from reducer.core.plan import MIN_COST
-from reducer.core.quotas import SPARE_CONNECTIONS, allowed_connections
+from reducer.core.quotas import ENDED_PER_RUN, SPARE_CONNECTIONS, allowed_connections
+from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE
-from tests.support.frames import heartbeat
-from tests.support.scripted import Scripted, Spec, join_all
+from tests.support.frames import control, heartbeat
+from tests.support.scripted import Scripted, Spec, fill, join_all
 from tests.support.simlane import SimLane
 
 # What one rank of a job reserves on a lane with this credit and the chunks of `Scripted`.
@@ -43,6 +44,22 @@ def test_runs_that_everybody_has_left_take_no_share() -> None:
         assert all(worker.read(MessageKind.WELCOME) for worker in workers), number
         for worker in workers:
             worker.session.lose()
+
+
+def test_runs_that_are_not_forgotten_yet_have_their_share() -> None:
+    """10,000 of one job made each HELLO of it take 45 ms: another job's p99 was 44 ms."""
+    lane = SimLane(max_runs=2, budget=1 << 40, records=1 << 24)
+    for number in range(2 * ENDED_PER_RUN):
+        (worker,) = join_all(lane, 1, run_id=f"run-{number}")
+        worker.session.send(control(messages.Route(1, (1,), (1,), (1,))))
+        fill(worker, 10_000)
+        worker.bye()
+        worker.session.lose()
+    assert "8 runs that have ended" in refused_for(join_all(lane, 1, run_id="more")[0])
+    assert join_all(lane, 1, job="other")[0].read(MessageKind.WELCOME)
+    for _ in range(20):
+        lane.tick(0.05)
+    assert join_all(lane, 1, run_id="more")[0].read(MessageKind.WELCOME)
 
 
 def test_groups_that_are_deserted_take_their_share_until_they_are_ended() -> None:
