@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import Final
 
 from reducer.core.credits import Budget
@@ -26,9 +27,9 @@ FORGOTTEN_AT_ONCE: Final = 64 << 10
 REPLACED_AT_ONCE: Final = 64
 # Open rounds of all the runs that end at once, or of one run: each takes 3 us, and so do as many
 # bytes of records of its chunks and ranks; what a rank has sent of a chunk takes a part of that.
-ROUNDS_AT_ONCE: Final = 4_096
+ROUNDS_AT_ONCE: Final = 2_048
 PARTS_OF_ROUND: Final = 8
-STREAMS_OF_ROUND: Final = 8
+STREAMS_OF_ROUND: Final = 4
 # To forget a run takes as long as to forget so many bytes of the records of its keys.
 RUN: Final = 16 << 10
 # Bytes of records that ended runs forget when a new run needs their room: as many as at a tick.
@@ -65,6 +66,7 @@ class Roster:
         self.runs_by_number: dict[int, Run] = {}
         self.ended: dict[int, Ended] = {}  # by number
         self._ended_now: list[Ended] = []  # since the last tick
+        self._forgotten_first = 0  # the job that has the first turn of the next tick
         self.runs_ended = 0
         self.draining = ""
         self.errors = dict.fromkeys(ErrorCode, 0)  # sessions refused, and runs ended, so far
@@ -253,12 +255,22 @@ class Roster:
             del self.ended[job.number]
 
     def forget_ended(self, most: int, out: list[Output]) -> int:
-        """Forget keys of runs that have ended; the bytes of their records, and RUN for each."""
-        took = 0
-        for ended in list(self.ended.values()):
-            if took >= most:
-                break
-            took += self._forget(ended, most - took, out)
+        """Forget keys of runs that have ended; the bytes of their records, and RUN for each.
+
+        Each job has its share of `most`, however many runs of another one have ended before.
+        """
+        by_job: dict[str, list[Ended]] = {}
+        for ended in self.ended.values():
+            by_job.setdefault(ended.run.job.name, []).append(ended)
+        took, jobs = 0, list(by_job.values())
+        first = self._forgotten_first % max(1, len(jobs))
+        self._forgotten_first = first + 1
+        for runs in chain(jobs[first:], jobs[:first]):
+            until = min(most, took + most // len(jobs))
+            for ended in runs:
+                if took >= until:
+                    break
+                took += self._forget(ended, until - took, out)
         return took
 
     def ended_of(self, job: str) -> list[Ended]:
