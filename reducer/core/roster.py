@@ -257,7 +257,7 @@ class Roster:
     def forget_ended(self, most: int, out: list[Output]) -> int:
         """Forget keys of runs that have ended; the bytes of their records, and RUN for each.
 
-        Each job has its share of `most`, however many runs of another one have ended before.
+        The jobs take turns at being the first, however many runs of one have ended before.
         """
         by_job: dict[str, list[Ended]] = {}
         for ended in self.ended.values():
@@ -266,11 +266,10 @@ class Roster:
         first = self._forgotten_first % max(1, len(jobs))
         self._forgotten_first = first + 1
         for runs in chain(jobs[first:], jobs[:first]):
-            until = min(most, took + most // len(jobs))
             for ended in runs:
-                if took >= until:
-                    break
-                took += self._forget(ended, until - took, out)
+                if took >= most:
+                    return took
+                took += self._forget(ended, most - took, out)
         return took
 
     def ended_of(self, job: str) -> list[Ended]:
