@@ -122,7 +122,8 @@ class Joining:
             raise too_many_jobs(settings.max_jobs)
         if self._run_count(job) >= settings.max_runs:
             raise too_many_runs(job, settings.max_runs)
-        if len(roster.ended_of(job)) >= ENDED_PER_RUN * settings.max_runs:
+        ended = sum(not ended.run.job.idle.is_clean for ended in roster.ended_of(job))
+        if ended >= ENDED_PER_RUN * settings.max_runs:
             raise too_many_ended(job, ENDED_PER_RUN * settings.max_runs)
 
     def pending(self, forming: Forming, sessions: tuple[int, ...]) -> Send:

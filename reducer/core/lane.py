@@ -503,7 +503,7 @@ class Lane:
     def _check_runs(self, now: float, out: list[Output]) -> None:
         deserted = []
         may_tell = MOST_TOLD_ABSENCE
-        for run in list(self._roster.runs.values()):
+        for run in sorted(self._roster.runs.values(), key=_absence_from):
             try:
                 if run.deserted(now - self._settings.deserted_after):
                     deserted.append(run)
@@ -575,7 +575,8 @@ class Lane:
 
     def _forget_idle(self, now: float, out: list[Output]) -> None:
         """One run after the other, from where the last tick has ended."""
-        runs, looked = self._roster.runs_by_number, self._roster.forget_ended(MOST_IDLE, out)
+        runs, looked = self._roster.runs_by_number, 0
+        self._roster.forget_ended(MOST_IDLE, out)
         for _ in range(len(runs)):
             if not self._to_sweep:
                 self._to_sweep.extend(runs)
@@ -661,6 +662,10 @@ class Lane:
 
 def _next_beat(run: Run) -> float:
     return run.next_beat
+
+
+def _absence_from(run: Run) -> float:
+    return run.absence_from
 
 
 def _next_stall(run: Run) -> float:

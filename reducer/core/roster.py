@@ -261,6 +261,8 @@ class Roster:
         """
         by_job: dict[str, list[Ended]] = {}
         for ended in self.ended.values():
+            if ended.run.job.idle.is_clean:  # its connections alone have not ended
+                continue
             by_job.setdefault(ended.run.job.name, []).append(ended)
         took, jobs = 0, list(by_job.values())
         first = self._forgotten_first % max(1, len(jobs))

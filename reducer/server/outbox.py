@@ -35,10 +35,14 @@ class Outbox:
             self._join()
 
     def take(self) -> list[Piece]:
-        """The next ones, BYTES_AT_ONCE and PIECES_AT_ONCE at most; they are no longer here."""
+        """The next ones, BYTES_AT_ONCE and PIECES_AT_ONCE at most; they are no longer here.
+
+        Where this raises, nothing more may be sent.
+        """
         self._join()
         taken = self._pieces
         if self.size <= BYTES_AT_ONCE and len(taken) <= PIECES_AT_ONCE:
+            self._pieces = []
             self.clear()
             return taken
         self._pieces = _cut(taken)
@@ -47,8 +51,8 @@ class Outbox:
         return taken
 
     def clear(self) -> None:
-        """Nothing is to be sent."""
-        self._pieces = []
+        """Nothing is to be sent. This takes no memory."""
+        self._pieces.clear()
         self.size = self._joined = self._joined_size = 0
 
     def _join(self) -> None:

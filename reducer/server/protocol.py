@@ -279,7 +279,9 @@ class Connection:
     def resume_writing(self) -> None:
         self.is_full = False
         try:
-            if self._outbox.size:
+            if self._outbox.size and self._closing:
+                self._shell.end_soon(self)
+            elif self._outbox.size:
                 self._flush_soon()
         except Exception as error:
             self.fail(error)
@@ -314,9 +316,9 @@ class Connection:
     def _forget(self) -> None:
         """Let go of what would keep itself until a collection, which only an idle lane makes."""
         self._transport = self._linger = None
-        self._outbox.clear()
         self._release_placed()
         self._decoder.end()
+        self._outbox.clear()
 
     def _release_placed(self) -> None:
         """Nothing more is read into the buffers of contributions whose end has not come."""
@@ -336,9 +338,11 @@ class Connection:
             self._sent_mark = self.bytes_out + self.overhead
         self._outbox.add(frame, length)
         self.bytes_out += length
-        if self._outbox.size >= BYTES_AT_ONCE and self._shell.may_write(self):
+        if self._waits_for_room():
+            pass
+        elif self._outbox.size >= BYTES_AT_ONCE and self._shell.may_write(self):
             self._shell.flush(self)
-        elif (not self._will_flush or self.can_wait) and not self._waits_for_room():
+        elif not self._will_flush or self.can_wait:
             self._flush_soon()
         self.unread = unsent + length
         return self.unread
@@ -360,7 +364,7 @@ class Connection:
     def _waits_for_room(self) -> bool:
         """Whether the transport gets what waits once it has sent all that it has: each write that
         it keeps takes memory, and time at the end of the connection."""
-        return self.is_full and not self._closing
+        return self.is_full
 
     def flush(self) -> None:
         """Hand what waits to the transport, a part of it; the rest has the next turns."""
@@ -429,15 +433,21 @@ class Connection:
 
     def end(self) -> None:
         """Send what is queued, then end; a peer that does not go on reading is cut off."""
-        if self._transport is None or self._transport.is_closing():
-            return
-        if self._is_given_up:
+        if self._is_given_up:  # first: the end of what its peer sends makes a transport closing
             self._cut_off()
             return
+        if self._transport is None or self._transport.is_closing():
+            return
         self.flush()
-        if self._outbox.size:
+        if self._outbox.size and not self.is_full:
             self._shell.end_soon(self)
             return
+        if self._outbox.size:  # goes on with `resume_writing`
+            if self._linger is None:
+                self._linger_on(self._transport, self._unread(self._transport))
+            return
+        if self._linger is not None:
+            self._linger.cancel()
         self._shell.turns.release(self.turn, self)  # else its end would not be noticed
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -476,9 +486,9 @@ class Connection:
         if self._aborted or self._transport is None:
             return False
         self._aborted = True
-        self._outbox.clear()
         self._closing = self._closing or reason or NO_REASON
         try:
+            self._outbox.clear()
             self._release_placed()
         finally:
             self._transport.abort()

@@ -349,6 +349,8 @@ class LaneShell:
         if connection.bytes_in != connection.bytes_noted:
             connection.bytes_noted = connection.bytes_in
             self._lane.heard(connection.session, now)
+        if connection.is_full and not connection.backlog:  # the loop lacked memory to say so
+            connection.resume_writing()
         stuck = connection.stuck_for(now)
         if stuck > self._slow_reader_seconds:
             connection.note_deaf(f"nothing was read for {stuck:.1f} s")

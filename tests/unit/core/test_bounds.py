@@ -369,6 +369,21 @@ def test_some_runs_at_each_tick_are_told_who_is_absent() -> None:
     assert told() == [0, 0, 1, 1]
 
 
+def test_a_run_is_told_who_is_absent_though_others_have_news_at_each_tick() -> None:
+    """Five groups of 1,025 ranks used up what a tick may tell: not told in 25 s."""
+    lane, world = SimLane(budget=1 << 40), MOST_TOLD_ABSENCE + 20
+    ticks = round(lane.settings.heartbeat / 0.05)
+    silence = {"worker_silence_ms": 3_600_000}
+    runs = [join_all(lane, world, run_id=f"run-{n}", **silence) for n in range(ticks)]
+    last = join_all(lane, 2, run_id="last", **silence)
+    last[1].session.lose()
+    for tick in range(20):
+        for run in runs:
+            run[world - 1 - tick].bye()
+        lane.tick(0.05)
+    assert last[0].read(MessageKind.ABSENT)
+
+
 def test_a_run_is_told_who_is_absent_once_in_an_interval() -> None:
     lane = SimLane()
     workers = join_all(lane, 4, worker_silence_ms=3_600_000)

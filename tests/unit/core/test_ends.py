@@ -97,6 +97,22 @@ def test_a_tick_forgets_a_few_ended_runs() -> None:
     assert max(before - after for before, after in pairwise(left)) <= MOST_IDLE // RUN
 
 
+def test_runs_that_have_nothing_to_forget_keep_nobody_waiting() -> None:
+    """64 whose only rank had said BYE and stayed took all of each tick: keys of other jobs were
+    never forgotten, and a run that made keys anew ended for want of room."""
+    lane = SimLane(budget=1 << 40, records=1 << 24)
+    for worker in runs_of_one(lane, MOST_IDLE // RUN + 1):
+        worker.bye()
+    (last,) = runs_of_one(lane, 1)
+    fill(last, 1_000)
+    last.bye()
+    last.session.lose()
+    before = len(lane.core._roster.ended)
+    for _ in range(3):
+        lane.tick(0.05)
+    assert len(lane.core._roster.ended) == before - 1
+
+
 def test_the_keys_of_one_job_do_not_wait_for_those_of_another() -> None:
     """40 ended runs of 33 MB of records were forgotten first: 16 s."""
     lane = SimLane(budget=1 << 40, records=1 << 24)

@@ -135,10 +135,57 @@ def test_what_waits_goes_before_the_end() -> None:
             await told(connection, frames)
             connection.close("over")
             await asyncio.sleep(0)
+            assert not transport.ended and len(transport.writes) == 1, "it is full"
+            transport.drain()
+            await asyncio.sleep(0)
             assert transport.ended and b"".join(transport.writes) == b"".join(frames)
             connection.connection_lost(None)
+            await asyncio.sleep(0)
 
     asyncio.run(run())
+
+
+def test_a_transport_that_has_drained_unnoticed_is_written_by_the_tick() -> None:
+    """The loop lacks the memory to say so, once, and never says it again."""
+
+    async def run() -> None:
+        connection, transport = opened()
+        with transport.socket:
+            frames = numbered(3)
+            await told(connection, frames)
+            shell = connection._shell
+            shell.connections[connection.session] = connection
+            shell.tick()
+            await asyncio.sleep(0)
+            assert b"".join(transport.writes) == b"".join(frames)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("eof_first", [False, True])
+def test_a_worker_that_ends_and_does_not_read_is_cut_off(eof_first: bool) -> None:
+    """Its end of file makes the transport of uvloop a closing one, which ends when it is empty."""
+
+    async def run() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        connection = shell.connection()
+        near, far = socket.socketpair()
+        with far:
+            loop = asyncio.get_running_loop()
+            protocol = cast(asyncio.BaseProtocol, connection)
+            await loop.connect_accepted_socket(lambda: protocol, near)
+            await told(connection, numbered(8, 1 << 20))
+            if not eof_first:
+                connection.close("over")
+                await asyncio.sleep(0)
+            far.shutdown(socket.SHUT_WR)
+            await asyncio.sleep(0.05)
+            connection.give_up("it does not read")
+            await asyncio.sleep(0.05)
+            assert not shell.connections
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
 
 
 def test_a_failure_while_a_transport_drains_ends_the_connection() -> None:
