@@ -436,22 +436,22 @@ class Connection:
         if self._is_given_up:  # first: the end of what its peer sends makes a transport closing
             self._cut_off()
             return
-        if self._transport is None or self._transport.is_closing():
+        transport = self._transport
+        if transport is None:
             return
         self.flush()
-        if self._outbox.size and not self.is_full:
-            self._shell.end_soon(self)
-            return
-        if self._outbox.size:  # goes on with `resume_writing`
-            if self._linger is None:
-                self._linger_on(self._transport, self._unread(self._transport))
-            return
+        if transport.is_closing() or self._outbox.size:
+            if self.is_full and self._linger is None:
+                self._linger_on(transport, self._unread(transport))
+            elif not self.is_full and self._outbox.size:
+                self._shell.end_soon(self)
+            return  # a full one goes on with `resume_writing`
         if self._linger is not None:
             self._linger.cancel()
         self._shell.turns.release(self.turn, self)  # else its end would not be noticed
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        self._linger_on(self._transport, self._unread(self._transport))
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._linger_on(transport, self._unread(transport))
 
     def _cut_off(self) -> None:
         if self._is_deaf:

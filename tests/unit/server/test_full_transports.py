@@ -180,7 +180,12 @@ def test_a_worker_that_ends_and_does_not_read_is_cut_off(eof_first: bool) -> Non
                 await asyncio.sleep(0)
             far.shutdown(socket.SHUT_WR)
             await asyncio.sleep(0.05)
-            connection.give_up("it does not read")
+            if eof_first:
+                connection.close("over")
+                await asyncio.sleep(0.05)
+            transport = connection._transport
+            assert connection._linger is not None and transport is not None
+            connection._maybe_cut_off(transport, 0)
             await asyncio.sleep(0.05)
             assert not shell.connections
 
