@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 
 import pytest
@@ -94,16 +93,3 @@ def test_what_is_cleared_is_gone() -> None:
     assert not outbox.size and not outbox.take()
     outbox.add([b"next"], 4)
     assert outbox.take() == [b"next"]
-
-
-def test_to_clear_takes_no_memory() -> None:
-    """Whoever has failed for want of it must end all the same."""
-    memory = importlib.import_module("_testcapi")
-    outbox, _ = filled(SMALL)
-    clear = outbox.clear
-    memory.set_nomemory(0)
-    try:
-        clear()
-    finally:
-        memory.remove_mem_hooks()
-    assert not outbox.size
