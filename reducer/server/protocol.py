@@ -338,14 +338,16 @@ class Connection:
             self._sent_mark = self.bytes_out + self.overhead
         self._outbox.add(frame, length)
         self.bytes_out += length
-        if self._waits_for_room():
-            pass
-        elif self._outbox.size >= BYTES_AT_ONCE and self._shell.may_write(self):
+        if not self.is_full:
+            self._send_on()
+        self.unread = unsent + length
+        return self.unread
+
+    def _send_on(self) -> None:
+        if self._outbox.size >= BYTES_AT_ONCE and self._shell.may_write(self):
             self._shell.flush(self)
         elif not self._will_flush or self.can_wait:
             self._flush_soon()
-        self.unread = unsent + length
-        return self.unread
 
     @property
     def waiting(self) -> int:
@@ -361,15 +363,14 @@ class Connection:
         self._shell.flush_soon(self)
         self._will_flush = True
 
-    def _waits_for_room(self) -> bool:
-        """Whether the transport gets what waits once it has sent all that it has: each write that
-        it keeps takes memory, and time at the end of the connection."""
-        return self.is_full
-
     def flush(self) -> None:
-        """Hand what waits to the transport, a part of it; the rest has the next turns."""
+        """Hand what waits to the transport, a part of it; the rest has the next turns.
+
+        A full one gets nothing until it has sent all that it has: each write that it keeps takes
+        memory, and time at the end of the connection.
+        """
         self._will_flush = False
-        if self._waits_for_room() or self._is_given_up or not self._outbox.size:
+        if self.is_full or self._is_given_up or not self._outbox.size:
             return
         if self._transport is None or self._transport.is_closing():
             self._outbox.clear()

@@ -31,7 +31,6 @@ FLUSHED_AT_ONCE: Final = 64
 # 40 us each, and what waits for them is let go of. They are fewer where that takes a job's part of
 # the pass. All ranks of a run may end together, or of a host.
 ENDED_AT_ONCE: Final = 32
-LOST_AT_ONCE: Final = 32
 # A write of less is not timed, as that would cost a part of it: it takes so many seconds of a turn.
 TIMED_BYTES: Final = 4_096
 WRITE_SECONDS: Final = 0.000_005
@@ -168,9 +167,9 @@ class LaneShell:
         if self._unflushed_later:
             self._flush_some_later()
         if self._ending:
-            self._end_some()
+            self._end_some(self._ending, Connection.end)
         if self._losing:
-            self._lose_some()
+            self._end_some(self._losing, Connection.lose)
         self._flush_on()
 
     def _flush_answers(self) -> None:
@@ -205,37 +204,25 @@ class LaneShell:
         self._ending.append(connection)
         self._flush_on()
 
-    def _end_some(self) -> None:
+    def lose_soon(self, connection: Connection) -> None:
+        """The ranks of a host may all be lost at once."""
+        self._losing.append(connection)
+        self._flush_on()
+
+    def _end_some(self, waiting: list[Connection], end: Callable[[Connection], None]) -> None:
+        """The first of those that wait for their `end`, until a job's part of the pass is over."""
         until = clock() + self.turns.seconds
         ended = 0
-        for connection in self._ending[:ENDED_AT_ONCE]:
+        for connection in waiting[:ENDED_AT_ONCE]:
             try:
-                connection.end()
+                end(connection)
             except Exception as error:
                 connection.abort("it cannot be ended")
                 self._note_bug(connection, error)
             ended += 1
             if clock() >= until:
                 break
-        del self._ending[:ended]  # some may have asked for another turn
-
-    def lose_soon(self, connection: Connection) -> None:
-        """The ranks of a host may all be lost at once."""
-        self._losing.append(connection)
-        self._flush_on()
-
-    def _lose_some(self) -> None:
-        until = clock() + self.turns.seconds
-        lost = 0
-        for connection in self._losing[:LOST_AT_ONCE]:
-            try:
-                connection.lose()
-            except Exception as error:
-                self._note_bug(connection, error)
-            lost += 1
-            if clock() >= until:
-                break
-        del self._losing[:lost]
+        del waiting[:ended]  # some may have asked for another turn
 
     def may_write(self, connection: Connection) -> bool:
         """Whether its job has time left for that in this pass of the loop."""

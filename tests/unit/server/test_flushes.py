@@ -12,7 +12,7 @@ import pytest
 
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection
-from reducer.server.shell import ENDED_AT_ONCE, FLUSHED_AT_ONCE, LOST_AT_ONCE, LaneShell
+from reducer.server.shell import ENDED_AT_ONCE, FLUSHED_AT_ONCE, LaneShell
 from reducer.server.turns import SECONDS
 from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane
 from tests.support.faults import UntoldError
@@ -250,7 +250,7 @@ async def no_flush_for_each_tick() -> None:
 
 async def no_loss_of_many() -> None:
     """4,000 in mode tls, where a host went down, kept a lane for 160 ms."""
-    lane = Lane([Sink() for _ in range(4 * LOST_AT_ONCE)])
+    lane = Lane([Sink() for _ in range(4 * ENDED_AT_ONCE)])
     lane.loop.fails = 2  # type: ignore[attr-defined]
     for connection in lane.connections:
         connection.connection_lost(None)
@@ -258,7 +258,7 @@ async def no_loss_of_many() -> None:
     for _ in range(4):
         await asyncio.sleep(0)
         left.append(len(lane.shell.connections))
-    assert left == [4 * LOST_AT_ONCE, *[3 * LOST_AT_ONCE] * 4], "more than a pass has time for"
+    assert left == [4 * ENDED_AT_ONCE, *[3 * ENDED_AT_ONCE] * 4], "more than a pass has time for"
     await lane.wait()
     assert not lane.shell.connections and not lane.shell._lane.snapshot()["sessions"]
 
