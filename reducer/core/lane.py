@@ -575,8 +575,8 @@ class Lane:
 
     def _forget_idle(self, now: float, out: list[Output]) -> None:
         """One run after the other, from where the last tick has ended."""
-        runs, looked = self._roster.runs_by_number, 0
         self._roster.forget_ended(MOST_IDLE, out)
+        runs, looked = self._roster.runs_by_number, 0
         for _ in range(len(runs)):
             if not self._to_sweep:
                 self._to_sweep.extend(runs)

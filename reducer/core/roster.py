@@ -254,8 +254,8 @@ class Roster:
         if not room:
             del self.ended[job.number]
 
-    def forget_ended(self, most: int, out: list[Output]) -> int:
-        """Forget keys of runs that have ended; the bytes of their records, and RUN for each.
+    def forget_ended(self, most: int, out: list[Output]) -> None:
+        """Forget keys of runs that have ended: `most` bytes of their records, and RUN for each.
 
         The jobs take turns at being the first, however many runs of one have ended before.
         """
@@ -270,9 +270,8 @@ class Roster:
         for runs in chain(jobs[first:], jobs[:first]):
             for ended in runs:
                 if took >= most:
-                    return took
+                    return
                 took += self._forget(ended, most - took, out)
-        return took
 
     def ended_of(self, job: str) -> list[Ended]:
         """Those that have room of the lane's memory."""

@@ -309,9 +309,8 @@ def test_idle_keys_of_all_runs_are_forgotten_a_part_at_each_tick() -> None:
     gone = [[before - after for before, after in zip(*two, strict=True)] for two in pairwise(steps)]
     size = KEY + KEY_RANK
     assert size * max(map(sum, gone)) < 2 * MOST_IDLE
-    turns = count
-    assert all(map(any, zip(*gone[: turns + 1], strict=True)))  # nobody starves
-    assert len(gone) <= 2 + turns * (1 + 3_000 * size // MOST_IDLE)
+    assert all(map(any, zip(*gone[: count + 1], strict=True)))  # nobody starves
+    assert len(gone) <= 2 + count * (1 + 3_000 * size // MOST_IDLE)
     assert not any(run.job.idle for run in runs)
 
 
@@ -426,10 +425,8 @@ def test_rounds_that_nobody_has_sent_of_are_forgotten_a_part_at_each_tick(ends: 
     each = records.used // rounds
     if ends:
         workers[0].session.send(control(messages.Error(int(ErrorCode.PEER_LOST), "x")))
-        most = MOST_IDLE
     else:
         workers[0].session.send(control(messages.Route(1, (1,), (1,), (1,))))
-        most = MOST_IDLE
     assert rounds - records.rounds <= 1 + FORGOTTEN_AT_ONCE // each and not lane.held
     for worker in workers:
         worker.read(MessageKind.REFUSED)
@@ -439,7 +436,7 @@ def test_rounds_that_nobody_has_sent_of_are_forgotten_a_part_at_each_tick(ends: 
     while left[-1]:
         lane.tick(0.05)
         left.append(records.rounds)
-    assert max(before - after for before, after in pairwise(left)) <= 2 + most // each
+    assert max(before - after for before, after in pairwise(left)) <= 2 + MOST_IDLE // each
     if not ends:
         assert not any(worker.read(MessageKind.REFUSED) for worker in workers)
         assert records.used < each + 8_192
