@@ -499,6 +499,34 @@ def test_the_streams_that_a_route_moves_are_dropped_some_at_a_time() -> None:
     assert counts == [slots - STREAMS_AT_ONCE, slots - 2 * STREAMS_AT_ONCE, 2, 1]
 
 
+def test_a_stream_with_rounds_does_not_wait_for_those_without() -> None:
+    """Its buffers are to be given back before the outputs that come next."""
+    slots = 2 * STREAMS_AT_ONCE
+    worker = moved(slots)[0]
+    (run,) = worker.lane.core._roster.runs.values()
+    for home in range(1, slots):
+        hear_of(worker, home)
+    worker.contribute(Spec(key=key_of_slot(0, slots), count=1), data=bytes(4), route=1)
+    assert len(run.job.open) == 1
+    live = run.job.route.live
+    out = run.job.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
+    (freed,) = (output.buffers for output in out if isinstance(output, events.Free))
+    assert len(freed) == 1 and not len(run.job.open) and run.job.is_behind
+
+
+def test_a_run_that_ends_takes_streams_apart_that_have_moved() -> None:
+    slots = 3 * STREAMS_AT_ONCE
+    worker = moved(slots)[0]
+    (run,) = worker.lane.core._roster.runs.values()
+    for home in range(slots):
+        hear_of(worker, home)
+    live = run.job.route.live
+    run.job.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
+    assert run.job.is_behind
+    run.job.drop_all()
+    assert len(run.job.idle._over) == slots and not run.job.is_behind
+
+
 def test_the_tables_of_streams_that_have_moved_are_forgotten_some_at_each_tick() -> None:
     """4,095 of one key each were a megabyte of records, and 4 ms of one tick."""
     slots = MAX_REDUCERS // 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from itertools import chain, pairwise
 
 from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
@@ -95,6 +96,37 @@ def test_a_tick_forgets_a_few_ended_runs() -> None:
         lane.tick(0.05)
         left.append(len(lane.core._roster.ended))
     assert max(before - after for before, after in pairwise(left)) <= MOST_IDLE // RUN
+
+
+def test_a_hello_without_room_looks_at_few_of_the_runs_that_have_ended() -> None:
+    """It asked once for each of them whether there is room now: 3 us."""
+
+    def hello(ended: int) -> float:
+        lane = SimLane(budget=1 << 40, max_runs=ended)
+        for worker in runs_of_one(lane, ended):
+            fill(worker, 10 + FORGOTTEN_AT_ONCE // (KEY + KEY_RANK))
+            worker.bye()
+            worker.session.lose()
+        lane.core._roster.budget.total = lane.core._roster.budget.reserved
+        times = []
+        for number in range(3):
+            start = time.thread_time()
+            refused = join_all(lane, 1, run_id=f"new-{number}", table=((0, MAX_CHUNK_BYTES),))[0]
+            times.append(time.thread_time() - start)
+            assert refused.error().code == ErrorCode.QUOTA
+        return min(times)
+
+    assert hello(1_000) < 4 * hello(100)
+
+
+def test_a_pause_of_the_lane_is_not_held_against_a_run_that_nobody_is_in() -> None:
+    lane = SimLane()
+    runs_of_one(lane, 1)[0].session.lose()
+    lane.tick(lane.settings.deserted_after - 1)
+    lane.stand_still(10)
+    assert len(lane.core._roster.runs) == 1
+    lane.tick(1.5)
+    assert not lane.core._roster.runs
 
 
 def test_runs_that_have_nothing_to_forget_keep_nobody_waiting() -> None:

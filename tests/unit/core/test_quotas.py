@@ -62,6 +62,15 @@ def test_runs_that_are_not_forgotten_yet_have_their_share() -> None:
     assert join_all(lane, 1, run_id="more")[0].read(MessageKind.WELCOME)
 
 
+def test_runs_with_nothing_to_forget_take_no_share() -> None:
+    """Their connections alone have not ended."""
+    lane = SimLane(max_runs=2, budget=1 << 40)
+    for number in range(2 * ENDED_PER_RUN + 1):
+        (worker,) = join_all(lane, 1, run_id=f"run-{number}")
+        assert worker.read(MessageKind.WELCOME)
+        worker.bye()
+
+
 def test_groups_that_are_deserted_take_their_share_until_they_are_ended() -> None:
     """They are not ended by the next one of their run: a job took all of --max-jobs by them."""
     lane = SimLane(max_runs=2)

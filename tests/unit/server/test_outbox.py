@@ -59,9 +59,21 @@ def test_large_pieces_are_not_copied() -> None:
 
 
 def test_many_pieces_go_a_part_at_a_time() -> None:
-    outbox, data = filled(*[LARGE] * (PIECES_AT_ONCE - 1) * 3)
+    outbox, data = filled(*[LARGE // 2] * PIECES_AT_ONCE * 3)
     parts = emptied(outbox)
     assert len(parts) == 3 and joined(parts) == data
+
+
+def test_what_comes_behind_a_part_is_not_copied_either() -> None:
+    pieces = [bytes(LARGE) for _ in range(2 * PIECES_AT_ONCE + 2 * JOINED_PIECES)]
+    outbox = Outbox()
+    for piece in pieces[: PIECES_AT_ONCE + 1]:
+        outbox.add([piece], LARGE)
+    taken = outbox.take()
+    for piece in pieces[PIECES_AT_ONCE + 1 :]:
+        outbox.add([piece], LARGE)
+    taken += [piece for part in emptied(outbox) for piece in part]
+    assert all(a is b for a, b in zip(taken, pieces, strict=True))
 
 
 def test_a_long_piece_goes_a_part_at_a_time() -> None:
