@@ -65,13 +65,14 @@ def test_many_pieces_go_a_part_at_a_time() -> None:
 
 
 def test_what_comes_behind_a_part_is_not_copied_either() -> None:
-    pieces = [bytes(LARGE) for _ in range(2 * PIECES_AT_ONCE + 2 * JOINED_PIECES)]
+    longer = [bytes(2 * LARGE) for _ in range(PIECES_AT_ONCE)]
+    pieces = longer + [bytes(LARGE) for _ in range(2 * PIECES_AT_ONCE)]
     outbox = Outbox()
-    for piece in pieces[: PIECES_AT_ONCE + 1]:
-        outbox.add([piece], LARGE)
+    for piece in longer:
+        outbox.add([piece], len(piece))
     taken = outbox.take()
-    for piece in pieces[PIECES_AT_ONCE + 1 :]:
-        outbox.add([piece], LARGE)
+    for piece in pieces[len(longer) :]:
+        outbox.add([piece], len(piece))
     taken += [piece for part in emptied(outbox) for piece in part]
     assert all(a is b for a, b in zip(taken, pieces, strict=True))
 
