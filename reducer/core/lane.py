@@ -643,11 +643,9 @@ class Lane:
         self._roster.draining, self._drains_since = event.reason, now
         goaway = messages.Goaway(event.reason)
         out: list[Output] = [run.job.seats.to_all(goaway) for run in self._roster.runs.values()]
+        # Who has said nothing yet may be back in a run.
         error = UnavailableError(f"this reducer is draining ({event.reason})")
-        for peer in list(self._roster.sessions.values()):
-            if peer.forming is not None:  # who has said nothing yet may be back in a run
-                out += self._roster.refuse(peer, error, now)
-        return out
+        return out + self._refuse_forming(error, now)
 
     def _shutdown(self, event: events.Shutdown, now: float) -> list[Output]:
         self._roster.draining = event.reason
@@ -655,8 +653,16 @@ class Lane:
         text = f"this reducer has shut down ({event.reason})"
         for run in list(self._roster.runs.values()):
             out += self._roster.end(run, messages.Error(int(ErrorCode.UNAVAILABLE), text))
+        out += self._refuse_forming(UnavailableError(text), now)
         for peer in list(self._roster.sessions.values()):
             out += self._roster.refuse(peer, UnavailableError(text), now)
+        return out
+
+    def _refuse_forming(self, error: ReductionError, now: float) -> list[Output]:
+        """One frame and one line in the log for each run, however many wait for it."""
+        out: list[Output] = []
+        for forming in list(self._roster.forming.values()):
+            out += self._roster.refuse_all(forming, error, now)
         return out
 
 

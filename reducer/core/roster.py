@@ -42,9 +42,9 @@ class Ended:
 
     __slots__ = ("room", "run", "sessions")
 
-    def __init__(self, run: Run, sessions: set[int]) -> None:
+    def __init__(self, run: Run) -> None:
         self.run = run
-        self.sessions = sessions
+        self.sessions = run.sessions
         self.room = run.job.ledger.window.reserve(run.job.world_size)
 
 
@@ -80,7 +80,9 @@ class Roster:
             self._unjoin(peer, peer.forming)
         if peer.state == SessionState.READY:
             self._note_loss(peer, now, reason)
-        ended = self.ended.get(peer.run)
+        run, ended = self.runs_by_number.get(peer.run), self.ended.get(peer.run)
+        if run is not None:
+            run.sessions.discard(session)
         if ended is not None:
             ended.sessions.discard(session)
             self._maybe_close_room(ended)
@@ -192,8 +194,8 @@ class Roster:
         job = run.job
         out: list[Output] = []
         self.runs_ended += 1
-        members = [peer for peer in self.sessions.values() if peer.job is job]
-        ended = Ended(run, {peer.id for peer in members})
+        members = [self.sessions[session] for session in sorted(run.sessions)]
+        ended = Ended(run)
         self.ended[job.number] = ended
         self._ended_now.append(ended)
         self.runs.pop((job.name, job.run_id), None)

@@ -13,11 +13,14 @@ MAX_ABSENT: Final = 64
 
 
 class Run:
-    """A job with its members; `left` are the ranks that said BYE."""
+    """A job with its members; `left` are the ranks that said BYE.
+
+    `sessions` are all of its connections that have not ended, also those that were replaced.
+    """
 
     __slots__ = (
         "_last_lost_at", "_lost", "_told", "absence_from", "beat_at", "began_at", "digest_every",
-        "incarnations", "job", "last", "left", "next_beat", "next_stall", "silence",
+        "incarnations", "job", "last", "left", "next_beat", "next_stall", "sessions", "silence",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +39,7 @@ class Run:
             None
         ] * job.world_size  # the session of each rank, open or not
         self.left: set[int] = set()
+        self.sessions: set[int] = set()
         self.began_at = now
         self.next_stall = now
         self.next_beat = now
@@ -47,6 +51,7 @@ class Run:
 
     def seat(self, peer: Session, rank: int) -> None:
         """The rank is here, on this session."""
+        self.sessions.add(peer.id)  # first: where this fails, nothing has changed
         peer.state, peer.rank, peer.job, peer.forming = SessionState.READY, rank, self.job, None
         peer.silence = self.silence
         self.job.seats.sessions[rank] = self.last[rank] = peer.id

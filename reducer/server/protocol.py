@@ -222,8 +222,8 @@ class Connection:
         """The connection is the job's from now on, if its proof has not said so before."""
         if job == self.turn.job:
             return
-        self._shell.turns.leave(self.turn, self)
-        self.turn = self._shell.turns.enter(job)
+        before, self.turn = self.turn, self._shell.turns.enter(job)
+        self._shell.turns.leave(before, self)
 
     def hold(self) -> None:
         """Read nothing, and do nothing for it, until `let_go`."""
@@ -243,11 +243,15 @@ class Connection:
             self.fail(error)
 
     def go_on(self) -> None:
-        """Do what another turn has left to be done."""
+        """Do what another turn has left to be done, unless others of the job have used this one."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
         if self._held or self._closing:
+            return
+        self._shell.turns.begin(self.turn)
+        if self.turn.is_over:
+            self._shell.turns.wait(self.turn, self)
             return
         if self._is_behind:
             self._is_behind = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from itertools import chain, pairwise
+from typing import NoReturn
 
 from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
 from reducer.core.lane import MOST_ENDED, MOST_IDLE
@@ -19,10 +20,11 @@ from reducer.core.roster import (
     RUN,
     STREAMS_OF_ROUND,
 )
+from reducer.core.session import Session
 from reducer.wire import messages
 from reducer.wire.codes import MAX_CHUNK_BYTES, MAX_REDUCERS, DType, ErrorCode, MessageKind
 from tests.support.frames import control, heartbeat
-from tests.support.scripted import Spec, fill, join_all, runs_of_one
+from tests.support.scripted import Scripted, Spec, fill, join_all, runs_of_one
 from tests.support.simlane import SimLane
 
 
@@ -289,3 +291,28 @@ def test_a_run_that_needs_the_room_of_many_keys_waits_until_these_are_forgotten(
         lane.tick(0.05)
     assert not lane.core._roster.ended_of("job") and not budget.reserved
     assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, world, **large))
+
+
+class NoWalk(dict[int, Session]):
+    """Sessions that may be asked for one by one."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("all the sessions of the lane are walked over")
+
+    items = keys = values = __iter__  # type: ignore[assignment]
+
+
+def test_the_end_of_a_run_looks_at_its_own_sessions_alone() -> None:
+    """64 runs that ended beside 8,000 connections of others kept a lane for 20 ms."""
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    old = workers[1].session
+    workers[1] = Scripted(lane, 1, 2, rejoin=True)
+    roster = lane.core._roster
+    (run,) = roster.runs.values()
+    assert run.sessions == {worker.session.number for worker in workers} | {old.number}
+    old.lose()
+    assert run.sessions == {worker.session.number for worker in workers}
+    roster.sessions = NoWalk(roster.sessions)
+    workers[0].session.send(control(messages.Error(int(ErrorCode.INTERNAL), "no more")))
+    assert workers[1].session.closed is not None

@@ -11,7 +11,7 @@ import pytest
 
 from reducer.server.buffers import BufferPool
 from reducer.server.shell import LaneShell
-from reducer.server.turns import SECONDS
+from reducer.server.turns import MOST_TURNS, SECONDS
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
@@ -49,17 +49,22 @@ class Worker(Sink):
         """It has another connection."""
 
 
+async def behind() -> tuple[LaneShell, Worker]:
+    """A worker that is back, and has missed VERDICTS."""
+    shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+    first, _ = Worker(shell, 0), Worker(shell, 1)
+    cause = messages.Abandon(int(ErrorCode.TIMEOUT), "no more")
+    for number in range(VERDICTS):
+        first.send(cause, key=key_id("k"), round=number)
+    while first.connection._is_read:  # on a slow machine its turn may be over
+        await asyncio.sleep(0)
+    return shell, Worker(shell, 1, rejoin=True)
+
+
 @pytest.mark.parametrize("turn_is_over", [False, True])
 def test_all_verdicts_are_told_again(turn_is_over: bool) -> None:
     async def come_back() -> int:
-        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
-        first, _ = Worker(shell, 0), Worker(shell, 1)
-        cause = messages.Abandon(int(ErrorCode.TIMEOUT), "no more")
-        for number in range(VERDICTS):
-            first.send(cause, key=key_id("k"), round=number)
-        while first.connection._is_read:  # on a slow machine its turn may be over
-            await asyncio.sleep(0)
-        back = Worker(shell, 1, rejoin=True)
+        shell, back = await behind()
         if turn_is_over:
             shell.turns.charge(back.connection.turn, 5 * SECONDS)
         for _ in range(10 * VERDICTS):
@@ -67,3 +72,19 @@ def test_all_verdicts_are_told_again(turn_is_over: bool) -> None:
         return back.kinds[MessageKind.REFUSED]
 
     assert asyncio.run(come_back()) == VERDICTS
+
+
+def test_a_run_that_is_behind_waits_for_the_turn_of_its_job() -> None:
+    """100 groups of one job, each with work for a part of a turn, did all of it in one pass."""
+
+    async def come_back() -> None:
+        shell, back = await behind()
+        sent = back.connection.bytes_out
+        shell.turns.charge(back.connection.turn, MOST_TURNS * SECONDS)
+        for _ in range(MOST_TURNS // 4):
+            await asyncio.sleep(0)
+        assert back.connection.bytes_out == sent
+        while back.kinds[MessageKind.REFUSED] < VERDICTS:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(come_back(), 20))

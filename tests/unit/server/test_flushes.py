@@ -103,13 +103,17 @@ class LongError(ConnectionError):
 
 
 class Lane:
-    def __init__(self, sinks: list[Sink]) -> None:
+    """`has_time`: a pass has some for all of them, however slow the machine is."""
+
+    def __init__(self, sinks: list[Sink], has_time: bool = False) -> None:
         self.loop = asyncio.get_running_loop()
         assert isinstance(self.loop, Loop)
         self.loop.set_exception_handler(lambda loop, context: None)
         self.shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         self.sinks = sinks
         self.connections = [self._connect(sink) for sink in sinks]
+        if has_time:
+            self.shell.turns.seconds = 60.0
 
     def _connect(self, sink: Sink) -> Connection:
         connection = self.shell.connection()
@@ -207,7 +211,7 @@ async def one_whose_end_fails() -> None:
 
 
 async def no_end_of_many() -> None:
-    lane = Lane([Ended() for _ in range(2 * ENDED_AT_ONCE)])
+    lane = Lane([Ended() for _ in range(2 * ENDED_AT_ONCE)], has_time=True)
     lane.loop.fails = 2  # type: ignore[attr-defined]
     for connection in lane.connections:
         connection.close("it is over")
@@ -222,7 +226,7 @@ async def no_end_of_many() -> None:
 async def no_end_of_all_that_linger() -> None:
     """The ranks of a run that has ended, and that do not read: their timers end together."""
     sinks = [Lingering() for _ in range(2 * ENDED_AT_ONCE)]
-    lane = Lane([*sinks])
+    lane = Lane([*sinks], has_time=True)
     for connection in lane.connections:
         connection.close("it is over")
     await lane.wait()
@@ -237,7 +241,7 @@ async def no_end_of_all_that_linger() -> None:
 
 async def no_flush_for_each_tick() -> None:
     """Each tick while something waited began a chain of flushes more: 33 in each pass."""
-    lane = Lane([Ended() for _ in range(8 * ENDED_AT_ONCE)])
+    lane = Lane([Ended() for _ in range(8 * ENDED_AT_ONCE)], has_time=True)
     for connection in lane.connections:
         connection.close("it is over")
     for _ in range(5):
@@ -250,7 +254,7 @@ async def no_flush_for_each_tick() -> None:
 
 async def no_loss_of_many() -> None:
     """4,000 in mode tls, where a host went down, kept a lane for 160 ms."""
-    lane = Lane([Sink() for _ in range(4 * ENDED_AT_ONCE)])
+    lane = Lane([Sink() for _ in range(4 * ENDED_AT_ONCE)], has_time=True)
     lane.loop.fails = 2  # type: ignore[attr-defined]
     for connection in lane.connections:
         connection.connection_lost(None)
