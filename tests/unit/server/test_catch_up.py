@@ -79,6 +79,8 @@ def test_a_run_that_is_behind_waits_for_the_turn_of_its_job() -> None:
 
     async def come_back() -> None:
         shell, back = await behind()
+        await asyncio.sleep(0)  # what is sent would find that its turn is over
+        back.connection.go_on_soon()
         sent = back.connection.bytes_out
         shell.turns.charge(back.connection.turn, MOST_TURNS * SECONDS)
         for _ in range(MOST_TURNS // 4):
