@@ -222,7 +222,7 @@ class Joining:
         """
         left = CUT_OFF_AT_ONCE
         for ended in self._roster.ended_of(forming.job):
-            if left <= 0 and not ended.sessions:
+            if left <= 0 and not ended.run.sessions:
                 continue
             try:
                 return self._open(forming)

@@ -37,14 +37,12 @@ CUT_OFF_AT_ONCE: Final = 1 << 20
 
 
 class Ended:
-    """A run that is over; `sessions` are its connections that have not ended, and `room` is what
-    the run still has of the lane's memory."""
+    """A run that is over; `room` is what it still has of the lane's memory."""
 
-    __slots__ = ("room", "run", "sessions")
+    __slots__ = ("room", "run")
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.sessions = run.sessions
         self.room = run.job.ledger.window.reserve(run.job.world_size)
 
 
@@ -80,11 +78,11 @@ class Roster:
             self._unjoin(peer, peer.forming)
         if peer.state == SessionState.READY:
             self._note_loss(peer, now, reason)
-        run, ended = self.runs_by_number.get(peer.run), self.ended.get(peer.run)
+        ended = self.ended.get(peer.run)
+        run = self.runs_by_number.get(peer.run) if ended is None else ended.run
         if run is not None:
             run.sessions.discard(session)
         if ended is not None:
-            ended.sessions.discard(session)
             self._maybe_close_room(ended)
         del self.sessions[session]
         if peer.named:
@@ -194,12 +192,12 @@ class Roster:
         job = run.job
         out: list[Output] = []
         self.runs_ended += 1
-        members = [self.sessions[session] for session in sorted(run.sessions)]
         ended = Ended(run)
         self.ended[job.number] = ended
         self._ended_now.append(ended)
         self.runs.pop((job.name, job.run_id), None)
         self.runs_by_number.pop(job.number, None)
+        members = [self.sessions[session] for session in run.sessions]
         closed = [peer for peer in members if peer.state == SessionState.READY]
         for peer in closed:
             peer.state = SessionState.CLOSED
@@ -217,7 +215,9 @@ class Roster:
         text = "internal error of the reducer: the run has ended, and its end could not be told"
         for ended in self._ended_now:
             number = ended.run.job.number
-            peers = [peer for id_ in ended.sessions if (peer := self.sessions.get(id_)) is not None]
+            peers = [
+                peer for id_ in ended.run.sessions if (peer := self.sessions.get(id_)) is not None
+            ]
             open_ = tuple(peer.id for peer in peers if peer.state != SessionState.LEFT)
             if open_:
                 out.append(self.send(number, messages.Error(int(ErrorCode.INTERNAL), text), open_))
@@ -247,7 +247,7 @@ class Roster:
 
     def _maybe_close_room(self, ended: Ended) -> None:
         """Give back what no connection holds, and no key that is not forgotten."""
-        if ended.sessions:
+        if ended.run.sessions:
             return
         job = ended.run.job
         room = 0 if job.idle.is_clean else job.records.used
@@ -287,8 +287,8 @@ class Roster:
         """
         job = ended.run.job
         reason = "the run is over, and the next one needs its memory"
-        out += [Close(job.number, session, reason, at_once=True) for session in ended.sessions]
-        ended.sessions.clear()
+        out += [Close(job.number, session, reason, at_once=True) for session in ended.run.sessions]
+        ended.run.sessions.clear()
         return self._forget(ended, most, out)
 
     def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:

@@ -329,19 +329,17 @@ def test_draining_goes_on_until_nothing_is_open_and_takes_no_new_run() -> None:
     assert not lane.held
 
 
-def test_a_drain_refuses_all_who_wait_for_a_run_with_one_frame() -> None:
+@pytest.mark.parametrize("end", [events.Drain("SIGTERM"), events.Shutdown("SIGTERM")])
+def test_all_who_wait_for_a_run_are_refused_with_one_frame(end: events.Event) -> None:
     """8,000 of them, a frame and a line in the log for each, kept a lane for 0.3 s."""
-    for end in (events.Drain("SIGTERM"), events.Shutdown("SIGTERM")):
-        lane = SimLane()
-        waiting = [
-            Scripted(lane, rank, 9, job=job) for job in ("one", "other") for rank in range(8)
-        ]
-        outputs: list[events.Output | int] = []
-        lane.inject = outputs.append
-        lane.feed(end)
-        assert sum(isinstance(output, events.Send) for output in outputs) == 2
-        assert sum(isinstance(output, events.Log) for output in outputs) == 2
-        assert all(worker.error().code == ErrorCode.UNAVAILABLE for worker in waiting)
+    lane = SimLane()
+    waiting = [Scripted(lane, rank, 9, job=job) for job in ("one", "other") for rank in range(8)]
+    outputs: list[events.Output | int] = []
+    lane.inject = outputs.append
+    lane.feed(end)
+    assert sum(isinstance(output, events.Send) for output in outputs) == 2
+    assert sum(isinstance(output, events.Log) for output in outputs) == 2
+    assert all(worker.error().code == ErrorCode.UNAVAILABLE for worker in waiting)
 
 
 def test_a_job_has_its_share_of_jobs() -> None:
