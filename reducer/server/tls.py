@@ -43,6 +43,8 @@ def make_context(files: TlsFiles) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     # Nothing is resumed: every connection shows its certificate, and nothing is kept of it.
     context.num_tickets = 0
+    # One key exchange: of a finite field of 8,192 bits, a stranger's ClientHello takes 0.15 s.
+    context.set_ecdh_curve("X25519")
     # Workers name AES-128-GCM first, the fastest.
     context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     try:

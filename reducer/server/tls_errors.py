@@ -26,6 +26,8 @@ def explain(error: ssl.SSLError) -> tuple[str, str]:
     reason = reason_of(error)
     if "did not return a certificate" in reason:
         return "untrusted", "it has no certificate"
+    if "no suitable key share" in reason:
+        return "garbage", "it does not offer X25519, the one key exchange that is taken"
     if "alert" in reason:
         return "distrust", f"it refuses our certificate, or how we speak TLS: {reason}"
     return "garbage", f"no TLS handshake of ours: {reason}"

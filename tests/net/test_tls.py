@@ -119,6 +119,16 @@ def test_tls_1_2_is_refused(daemon: Daemon, certs: Files) -> None:
     assert refused(daemon, "garbage") == before + 1
 
 
+def test_another_key_exchange_is_refused(certs: Files) -> None:
+    """A ClientHello with a share of ffdhe8192 kept a lane for 0.15 s."""
+    other = certs.context()
+    other.set_ecdh_curve("prime256v1")
+    with Daemon(*certs.flags) as daemon:  # its log has no other line of that second
+        assert "HANDSHAKE_FAILURE" in fails(daemon, other)
+        assert refused(daemon, "garbage") == 1
+        wait_until(lambda: "it does not offer X25519" in daemon.log, 10)
+
+
 @pytest.mark.parametrize(
     "data",
     [bytes(400), b"ORSF" + bytes(76), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"],
