@@ -2,7 +2,7 @@
 
 Law: a newcomer costs what its mode allows and two seconds at most, and there are never more than
 256 of them, or an eighth of the descriptors; it has no decoder, no session, and nothing of a job.
-Of a crowd's handshakes the lane does so many at a time that its jobs need not wait.
+Of a crowd's handshakes the loop does so much at a time that its jobs need not wait.
 Once it has proven what it is its transport goes over to an ordinary Connection, with what it may
 join.
 """
@@ -73,11 +73,14 @@ class Gate:
             self._work(newcomer)
             return True
         self._waiting.append(newcomer)
-        self.go_on()
+        self._go_on_soon()
         return False
 
-    def go_on(self) -> None:
-        """Let the loop come to those who wait; the tick asks too, should this have failed."""
+    def tick(self) -> None:
+        """Let the loop come to those who wait, should that have failed before."""
+        self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
         if self._waiting and not self._is_due:
             asyncio.get_running_loop().call_soon(self._go_on)
             self._is_due = True
@@ -97,7 +100,7 @@ class Gate:
         self._is_due, self._worked = False, 0.0
         while self._waiting and self._worked < SHARED_SECONDS:
             self._work(self._waiting.popleft())
-        self.go_on()
+        self._go_on_soon()
 
     def note(self, cause: str, peer: str, text: str) -> None:
         self.refused[cause] += 1

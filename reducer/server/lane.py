@@ -46,7 +46,8 @@ from reducer.server.orders import (
 from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
 from reducer.server.timeline import Timeline
-from reducer.server.tls import TlsFiles, TlsGate, make_context
+from reducer.server.tls import TlsFiles, make_context
+from reducer.server.tls_gate import TlsGate
 from reducer.server.turns import SECONDS
 from reducer.server.usage import own_usage
 from reducer.server.watchdog import Watchdog
@@ -313,7 +314,7 @@ class LaneProcess:
         self._shell.tick()
         self._end_adoptions(now, lag)
         if self._gate is not None:
-            self._gate.go_on()
+            self._gate.tick()
         if self._cycles is not None:
             self._cycles.tick(self._lane)
         if (timeline := self._shell.executor.timeline) is not None:

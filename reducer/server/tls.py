@@ -1,4 +1,4 @@
-"""The gate of mode tls: TLS 1.3, a certificate from each side, and what a worker's lets it join.
+"""Mode tls: TLS 1.3, a certificate from each side, and what a worker's lets it join.
 
 A reducer takes any certificate of its CA. URIs in the certificate (subjectAltName) narrow that to
 jobs, and to ranks of jobs: `reducer://job/NAME`, `reducer://job/NAME/rank/N`.
@@ -6,25 +6,17 @@ jobs, and to ranks of jobs: `reducer://job/NAME`, `reducer://job/NAME/rank/N`.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import ssl
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from reducer import keyfile
 from reducer.config import ConfigError
 from reducer.core.permit import ANY_RANK, Permit, Place
-from reducer.server.gate import Admit, Gate, Newcomer
-from reducer.server.tls_errors import explain, is_ours, reason_of
-from reducer.server.tls_link import TlsLink
+from reducer.server.tls_errors import reason_of
 
-# What a newcomer may send; a ClientHello and a chain of three certificates need 6 KiB.
-RECEIVED_BYTES = 16_384
-# Between get_buffer and buffer_updated nothing else runs: one buffer serves every newcomer. It is
-# small, as TLS's memory grows with what it is given at once, and stays as large.
-_RECEIVED = memoryview(bytearray(4_096))
 _URI = re.compile(r"reducer://job/([^/?#]+)(?:/rank/(\d{1,5}))?")
 
 
@@ -89,97 +81,3 @@ def _place(uri: str) -> Place | None:
     if found is None:
         return None
     return unquote(found[1]), ANY_RANK if found[2] is None else int(found[2])
-
-
-class TlsGate(Gate):
-    """Runs the TLS handshakes of one lane."""
-
-    def __init__(self, context: ssl.SSLContext, admit: Admit) -> None:
-        super().__init__(admit)
-        self._context = context
-
-    def newcomer(self, preface: bytes) -> TlsNewcomer:
-        return TlsNewcomer(self, self._context, preface)
-
-
-class TlsNewcomer(Newcomer):
-    """Whoever fails gets TLS's own alert, so that he can tell why, and the rest of his 2 seconds to
-    read it: closing at once would send RST, and RST destroys what is on its way."""
-
-    __slots__ = (
-        "_done", "_incoming", "_outgoing", "_preface", "_received", "_tls", "_told", "_waits",
-    )  # fmt: skip
-
-    def __init__(self, gate: TlsGate, context: ssl.SSLContext, preface: bytes) -> None:
-        super().__init__(gate)
-        self._waits = False
-        self._preface = preface
-        self._received = 0
-        self._told = False
-        self._done = False
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return _RECEIVED[: RECEIVED_BYTES - self._received]
-
-    def _take_bytes(self, nbytes: int) -> None:
-        self._received += nbytes
-        if not self._told:
-            self._incoming.write(_RECEIVED[:nbytes])
-            if not self._waits:
-                self._waits = True
-                self._gate.work_for(self)
-        if self._received == RECEIVED_BYTES and not self._done:
-            self.refuse("oversized", f"{RECEIVED_BYTES} bytes, and no end of the handshake")
-
-    def _go_on(self) -> None:
-        self._waits = False
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._send()
-        except ssl.SSLError as error:
-            if is_ours(error):
-                raise
-            self._tell(*explain(error))
-        else:
-            self._hand_over()
-
-    def _why_it_left(self) -> str:
-        return "it closed the connection before the end of the TLS handshake"
-
-    def _send(self) -> None:
-        if self._outgoing.pending:
-            self._transport.write(self._outgoing.read())
-
-    def _tell(self, cause: str, text: str) -> None:
-        self._told = True
-        self._gate.note(cause, self._peer, text)
-        self._send()
-        self._transport.write_eof()
-
-    def refuse(self, cause: str, text: str) -> None:
-        if self._told:
-            self._end()
-            self._transport.abort()
-        else:
-            super().refuse(cause, text)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._told:
-            self._end()
-        else:
-            super().connection_lost(exc)
-
-    def _hand_over(self) -> None:
-        self._done = True
-        self._end()
-        permit = permit_of(self._tls.getpeercert() or {})
-        connection = self._gate.admit(permit)
-        link = TlsLink(self._transport, self._tls, self._incoming, self._outgoing, connection)
-        self._transport.set_protocol(cast(asyncio.BufferedProtocol, link))
-        # The preface came in the clear. Only what is said in here tells that nobody has changed it.
-        link.write(self._preface)
-        link.begin()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import socket
 import ssl
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -16,17 +18,20 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from reducer.core.permit import Permit
+from reducer.server import tls_gate
 from reducer.server.gate import PROOF_SECONDS
-from reducer.server.protocol import Connection
-from reducer.server.tls import RECEIVED_BYTES, TlsFiles, TlsGate, TlsNewcomer, make_context
+from reducer.server.tls import TlsFiles, make_context
+from reducer.server.tls_gate import RECEIVED_BYTES, TlsGate, TlsNewcomer
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
-from reducer.wire.header import PREFACE_SIZE, PrefaceFlag, pack_preface
+from reducer.wire.header import FRAME_MAGIC, PREFACE_SIZE, PrefaceFlag, pack_header, pack_preface
 from reducer.wire.keys import key_id
 from tests.support.allocated import allocated
+from tests.support.bare_lane import KERNELS, hello
 from tests.support.certs import Authority, Files
 from tests.support.cluster import Daemon, run_cli
+from tests.support.newcomers import Line, QuickThreads, nobody
+from tests.support.slow_certificates import slow_context
 from tests.support.strangers import check_it_lives_on, client_hello, opened, read_to_end, refused
 from tests.support.wait import AT_ONCE, wait_until
 from tests.support.worker import Worker, frame_of
@@ -79,6 +84,32 @@ def test_a_handshake_in_single_bytes(daemon: Daemon, context: ssl.SSLContext) ->
                 incoming.write(sock.recv(65_536))
         assert answer == PREFACE
         assert tls.version() == "TLSv1.3"
+
+
+def test_a_worker_that_says_hello_with_the_end_of_its_handshake(
+    daemon: Daemon, context: ssl.SSLContext
+) -> None:
+    """The record of its HELLO comes in two parts, before the end and behind it."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    header, payload = hello(0, 1, 4_096, job="eager")
+    with opened(daemon.port, PREFACE) as sock:
+        with suppress(ssl.SSLWantReadError):
+            tls.do_handshake()
+        sock.sendall(outgoing.read())
+        while True:
+            incoming.write(sock.recv(65_536))
+            with suppress(ssl.SSLWantReadError):
+                tls.do_handshake()
+                break
+        tls.write(pack_header(header, KERNELS.crc32c) + payload)
+        said = outgoing.read()
+        sock.sendall(said[:-10])
+        incoming.write(sock.recv(65_536))
+        assert tls.read(PREFACE_SIZE) == PREFACE
+        sock.sendall(said[-10:])
+        incoming.write(sock.recv(65_536))
+        assert tls.read(len(FRAME_MAGIC)) == FRAME_MAGIC
 
 
 def test_only_what_is_meant_for_a_lane_is_told_inside(
@@ -197,21 +228,11 @@ def test_more_than_16_kib_before_the_end_of_the_handshake(daemon: Daemon) -> Non
     assert refused(daemon, "oversized") == before + 1
 
 
-def _nobody(permit: Permit | None) -> Connection:
-    raise AssertionError("nobody has proven anything")
-
-
-class Connected(asyncio.Transport):
-    """A transport that nobody has closed."""
-
-    def is_closing(self) -> bool:
-        return False
-
-
 @pytest.mark.skipif(allocated() is None, reason="this C library does not count what it allocates")
-def test_what_a_stranger_makes_us_hold(certs: Files) -> None:
+def test_what_a_stranger_makes_us_hold(certs: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is allocated, OpenSSL's part too, by an unfinished ClientHello of the most bytes."""
-    gate = TlsGate(make_context(TlsFiles(certs.cert, certs.key, certs.ca)), _nobody)
+    monkeypatch.setattr(tls_gate, "HandshakeThreads", QuickThreads)
+    gate = TlsGate(make_context(TlsFiles(certs.cert, certs.key, certs.ca)), nobody)
     said = endless_hello(RECEIVED_BYTES - 1_000)
     count = 64
 
@@ -219,7 +240,7 @@ def test_what_a_stranger_makes_us_hold(certs: Files) -> None:
         made = []
         for _ in range(count):
             newcomer = gate.newcomer(PREFACE)
-            newcomer._transport = Connected()
+            newcomer._transport = Line()
             rest = said
             while rest:
                 room = newcomer.get_buffer(len(rest))
@@ -227,7 +248,7 @@ def test_what_a_stranger_makes_us_hold(certs: Files) -> None:
                 room[:size] = rest[:size]
                 newcomer.buffer_updated(size)
                 rest = rest[size:]
-                while newcomer._waits:
+                while newcomer._waits or newcomer._is_stepping:
                     await asyncio.sleep(0)
             made.append(newcomer)
         return made
@@ -240,6 +261,38 @@ def test_what_a_stranger_makes_us_hold(certs: Files) -> None:
         assert len(said) < size < PEER_BYTES, size
         del held
     assert allocated() - before < PEER_BYTES, "newcomers that have left hold nothing"
+
+
+def test_who_shows_slow_certificates_stops_nobody_else(
+    daemon: Daemon, context: ssl.SSLContext, tmp_path: Path
+) -> None:
+    """One handshake of 16 KiB kept a lane for 7 s."""
+    slow = slow_context(tmp_path, 4)
+    before = refused(daemon, "untrusted")
+
+    def stranger() -> float:
+        """Seconds until its refusal."""
+        with opened(daemon.port, PREFACE) as plain:
+            sock = slow.wrap_socket(plain)
+            start = time.monotonic()
+            with sock, suppress(OSError):
+                sock.recv(1)
+            return time.monotonic() - start
+
+    values = np.ones(16, np.float32)
+    longest = 0.0
+    with ThreadPoolExecutor(1) as pool, Worker(daemon.port, "j", 0, 1, tls=context) as worker:
+        worker.join()
+        refusal = pool.submit(stranger)
+        for round_ in itertools.count():
+            start = time.monotonic()
+            worker.all_reduce("k", round_, values)
+            longest = max(longest, time.monotonic() - start)
+            if refusal.done():
+                break
+        worker.bye()
+    assert longest < refusal.result() / 2, (longest, refusal.result())
+    assert refused(daemon, "untrusted") == before + 1
 
 
 # --- behind the handshake -------------------------------------------------------------------

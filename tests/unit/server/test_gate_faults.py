@@ -12,13 +12,15 @@ from typing import Any, cast
 
 import pytest
 
+from reducer.server import tls_gate
 from reducer.server.auth import PskGate
 from reducer.server.gate import Gate
-from reducer.server.protocol import Connection
-from reducer.server.tls import TlsFiles, TlsGate, make_context
+from reducer.server.tls import TlsFiles, make_context
+from reducer.server.tls_gate import TlsGate
 from tests.support.bare_lane import Sink
 from tests.support.certs import Authority
 from tests.support.faults import Faulty, FullDisk, tls_failure
+from tests.support.newcomers import QuickThreads, nobody
 
 
 class Line(Sink):
@@ -44,6 +46,11 @@ class Line(Sink):
         self.ended = True
 
 
+@pytest.fixture(autouse=True)
+def quick_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_gate, "HandshakeThreads", QuickThreads)
+
+
 @pytest.fixture
 def full_disk() -> Iterator[None]:
     log, handler = logging.getLogger("reducer.auth"), FullDisk()
@@ -52,17 +59,13 @@ def full_disk() -> Iterator[None]:
     log.removeHandler(handler)
 
 
-def admit(permit: object) -> Connection:
-    raise AssertionError("nobody has proven anything")
-
-
 def psk(folder: Path) -> Gate:
-    return PskGate(bytes(32), 0, bytes(16), admit)
+    return PskGate(bytes(32), 0, bytes(16), nobody)
 
 
 def tls(folder: Path) -> Gate:
     files = Authority(folder).issue()
-    return TlsGate(make_context(TlsFiles(files.cert, files.key, files.ca)), admit)
+    return TlsGate(make_context(TlsFiles(files.cert, files.key, files.ca)), nobody)
 
 
 async def failed(use: Callable[[], None]) -> list[object]:
@@ -71,7 +74,9 @@ async def failed(use: Callable[[], None]) -> list[object]:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda loop, context: told.append(context["exception"]))
     use()
-    await asyncio.sleep(0)
+    async with asyncio.timeout(10.0):
+        while not told:
+            await asyncio.sleep(0)
     return told
 
 
@@ -149,6 +154,7 @@ def test_one_for_whose_handshake_there_is_no_memory(words: str, tmp_path: Path) 
         newcomer._tls = OutOfMemory(words)
         with Line() as line:
             newcomer.connection_made(line)
+            newcomer.get_buffer(-1)[:1] = b"\xff"
             (error,) = await failed(lambda: newcomer.buffer_updated(1))
         assert words in str(error) and line.ended
         assert not len(door) and not door.refused and not line.taken

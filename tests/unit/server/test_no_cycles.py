@@ -18,7 +18,8 @@ from reducer.server.auth import PskGate
 from reducer.server.buffers import BufferPool
 from reducer.server.gate import Gate
 from reducer.server.shell import LaneShell
-from reducer.server.tls import TlsFiles, TlsGate, make_context
+from reducer.server.tls import TlsFiles, make_context
+from reducer.server.tls_gate import TlsGate
 from reducer.wire.header import PREFACE_SIZE, pack_header
 from tests.support.bare_lane import BUDGET, KERNELS, bare_lane, contribution, hello
 from tests.support.certs import Authority, Files
@@ -56,6 +57,11 @@ class Shell:
             self.gate = TlsGate(context, self.shell.connection)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
+
+    def close(self) -> None:
+        self.listener.close()
+        if self.gate is not None:
+            self.gate.close()
 
     async def serve(self, say: Callable[[int], None]) -> None:
         """One connection to its end; `say` is the worker, with the port."""
@@ -116,7 +122,7 @@ async def leftovers(mode: str, certs: Files) -> list[str]:
             await shell.serve(say)
     gc.collect()
     gc.set_debug(0)
-    shell.listener.close()
+    shell.close()
     return [type(found).__qualname__ for found in gc.garbage]
 
 

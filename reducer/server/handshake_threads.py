@@ -1,0 +1,46 @@
+"""Threads that do what a lane's loop must not wait for: the steps of TLS handshakes.
+
+OpenSSL decodes what a stranger sends before it knows who has signed it, and a certificate can be
+made that takes 0.2 s to decode. The interpreter's lock is free meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+
+# Four slow steps at a time: those of other newcomers wait behind them. The jobs of the lane do not:
+# a thread with this nice value gets a tenth of what the loop gets of a core that both want.
+THREADS = 4
+NICE = 10
+
+Step = Callable[[], None]
+
+
+class HandshakeThreads:
+    """Does the steps in the order in which they come; a step raises nothing, and wakes its loop."""
+
+    def __init__(self) -> None:
+        self._steps: SimpleQueue[Step | None] = SimpleQueue()
+        for number in range(THREADS):
+            name = f"handshakes-{number}"
+            threading.Thread(target=_work, args=(self._steps,), name=name, daemon=True).start()
+
+    def do(self, step: Step) -> None:
+        self._steps.put(step)
+
+    def close(self) -> None:
+        """End, each after its step, and wait for none."""
+        for _ in range(THREADS):
+            self._steps.put(None)
+
+
+def _work(steps: SimpleQueue[Step | None]) -> None:
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    while (step := steps.get()) is not None:
+        step()
+        del step  # or what it knows would live until the next one
