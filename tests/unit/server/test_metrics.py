@@ -98,7 +98,7 @@ def test_every_cause_of_a_refusal_is_there_from_the_start() -> None:
     """The causes are the literals of the sources, most of them arguments of what counts them."""
     sources = Path(metrics.__file__).parent / "server"
     text = "".join(
-        (sources / f"{name}.py").read_text() for name in ("acceptor", "gate", "auth", "tls")
+        (sources / f"{name}.py").read_text() for name in ("acceptor", "gate", "auth", "tls_gate")
     )
     text += (tls := (sources / "tls_errors.py").read_text())
     causes = set(re.findall(r'(?:note|refuse)\(\s*"(\w+)"', text))
