@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Final
@@ -42,7 +42,7 @@ from reducer.core.plan import Plan
 from reducer.core.progress import KeyProgress
 from reducer.core.ranking import most
 from reducer.core.records import LIST_PLACE, MARK, RANK, ROUND, SLOT, Records
-from reducer.core.round import Chunk, Phase, Round, Step, Wait, descriptor_of
+from reducer.core.round import Chunk, Descriptor, Phase, Round, Step, Wait
 from reducer.core.route import Route
 from reducer.core.seats import Seats
 from reducer.core.stream import Stream, Streams
@@ -357,7 +357,7 @@ class Job:
             round_ = self._new_round(stream, key, header.round, now)
         if round_.descriptor is None and not round_.void:
             owned = stream.place.owned(key.id, plan.chunks)
-            round_.describe(descriptor_of(header), plan, owned)
+            round_.describe(Descriptor(header), plan, owned)
         return round_
 
     def _new_round(self, stream: Stream, key: KeyProgress, number: int, now: float) -> Round:
@@ -491,7 +491,7 @@ class Job:
         chunk = self._works.pop(event.work)
         chunk.note(event.flags, event.culprit)
         key = chunk.round.stream.keys[chunk.round.key]
-        result = chunk.parts[max(chunk.parts)]  # as _finish has said
+        result = chunk.last_part()  # as _finish has said
         if chunk.culprit != NO_RANK:
             self.nonfinite[chunk.culprit] += 1
         self._answer(key, chunk, event.crc, result, now, out)
@@ -514,8 +514,7 @@ class Job:
         self.ledger.settle_all(round_.plan.cost(chunk.index))
         # Lanes finish neighbouring chunks at the same time: not all at the same worker's NIC.
         first = chunk.index % self.world_size
-        ranks = chain(range(first, self.world_size), range(first))
-        if self._send_result(key, chunk, ranks, out) == self.world_size:
+        if self._send_result(key, chunk, first, self.world_size, out) == self.world_size:
             round_.stream.keys.told(key)
         if round_.left == 0:
             self.counters.rounds += 1
@@ -533,9 +532,10 @@ class Job:
         )  # fmt: skip
 
     def _send_result(
-        self, key: KeyProgress, chunk: Chunk, ranks: Iterable[int], out: list[Output]
+        self, key: KeyProgress, chunk: Chunk, first: int, count: int, out: list[Output]
     ) -> int:
-        """RESULT to each rank: with the bytes to those that asked for them, empty to others.
+        """RESULT to so many ranks, from one on and around: with the bytes to those that asked for
+        them, empty to others.
 
         Returns to how many: those that are connected.
         """
@@ -546,7 +546,8 @@ class Job:
         to_all = size > 0 and plan.collective == ALL_REDUCE
         full: list[int] = []
         empty: list[int] = []
-        for rank in ranks:
+        for offset in range(count):
+            rank = (first + offset) % self.world_size
             session = self.seats.sessions[rank]
             if session is not None:
                 receives = to_all or plan.receives(chunk.index, rank, described.root)
@@ -583,7 +584,7 @@ class Job:
             )
         self._drop_duplicate(buffer, out)
         if chunk.phase is Phase.COMPLETE:
-            self._send_result(key, chunk, (rank,), out)
+            self._send_result(key, chunk, rank, 1, out)
 
     def _drop_duplicate(self, buffer: Buffer | None, out: list[Output]) -> None:
         self.counters.duplicates += 1

@@ -20,6 +20,7 @@ class OpenRounds:
         # A dict finds its first one behind all that were taken out before that.
         self._open: OrderedDict[Round, None] = OrderedDict()
         self._judged: OrderedDict[Round, None] = OrderedDict()
+        self.oldest: Round | None = None  # of the open ones
 
     def __len__(self) -> int:
         return len(self._open)
@@ -30,21 +31,24 @@ class OpenRounds:
     def __iter__(self) -> Iterator[Round]:
         return chain(self._open, self._judged)
 
-    @property
-    def oldest(self) -> Round | None:
-        return next(iter(self._open), None)
-
     def begin(self, round_: Round, now: float) -> None:
         """Its first contribution has come."""
         round_.begun = True
         round_.opened_at = now
         self._open[round_] = None
+        if self.oldest is None:
+            self.oldest = round_
 
     def end(self, round_: Round) -> bool:
         """It is complete or void; True if it was the oldest."""
         was_oldest = self.oldest is round_
-        self._open.pop(round_, None)
+        self._take_out(round_)
         return was_oldest
+
+    def _take_out(self, round_: Round) -> None:
+        self._open.pop(round_, None)
+        if self.oldest is round_:
+            self.oldest = next(iter(self._open)) if self._open else None
 
     def judge(self, round_: Round) -> None:
         """Two descriptors have met: it waits for the word of the other ranks."""
@@ -66,9 +70,10 @@ class OpenRounds:
 
     def drop(self, round_: Round) -> None:
         """Its stream has moved away."""
-        self._open.pop(round_, None)
+        self._take_out(round_)
         self._judged.pop(round_, None)
 
     def clear(self) -> None:
         self._open.clear()
+        self.oldest = None
         self._judged.clear()

@@ -55,17 +55,30 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
 _STEPS: Final = len(Step)
 _AFTER: Final = [TRANSITIONS.get((phase, step)) for phase in Phase for step in Step]
 _CONTRIBUTED: Final = Step.CONTRIBUTED
+_WIDE: Final = int(Flag.WIDE)
 
 
-class Descriptor(NamedTuple):
+class Descriptor:
     """What every rank must say alike of one round."""
 
-    collective: int
-    op: int
-    dtype: int
-    wide: bool
-    count: int  # type: ignore[assignment]  # hides tuple.count on purpose
-    root: int
+    __slots__ = ("collective", "count", "dtype", "op", "root", "wide")
+
+    def __init__(self, header: Header) -> None:
+        self.collective = header.collective
+        self.op = header.op
+        self.dtype = header.dtype
+        self.wide = bool(header.flags & _WIDE)
+        self.count = header.count
+        self.root = header.root
+
+    def _fields(self) -> tuple[int, ...]:
+        return (self.collective, self.op, self.dtype, self.wide, self.count, self.root)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Descriptor) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
 
     def __str__(self) -> str:
         text = Collective(self.collective).name.lower()
@@ -78,14 +91,6 @@ class Descriptor(NamedTuple):
         if self.collective == Collective.BROADCAST:
             text += f" from root {self.root}"
         return text
-
-
-_WIDE: Final = int(Flag.WIDE)
-
-
-def descriptor_of(header: Header) -> Descriptor:
-    wide = bool(header.flags & _WIDE)
-    return Descriptor(header.collective, header.op, header.dtype, wide, header.count, header.root)
 
 
 class Chunk:
@@ -159,6 +164,14 @@ class Chunk:
         while rank in self.parts:
             rank += 1
         return list(range(self.folded, rank))
+
+    def last_part(self) -> Buffer:
+        """That of the highest rank."""
+        last = 0
+        for rank in self.parts:
+            if rank > last:
+                last = rank
+        return self.parts[last]
 
     def folded_into(self, taken: Buffer | None) -> list[Buffer]:
         """`folding` is in the accumulator, which is `taken` if that is new; the spent parts."""
@@ -352,7 +365,7 @@ class Round(Listed):
         # One plan object stands for collective, op, dtype and count.
         if plan is self.plan and header.root == described.root:
             return bool(header.flags & _WIDE) == described.wide
-        return descriptor_of(header) == described
+        return Descriptor(header) == described
 
     def chunk(self, index: int) -> Chunk:
         """The record of a chunk, made when it is new; raises RecordsError."""

@@ -11,7 +11,7 @@ from reducer.core.events import Free, Log, Output, Send
 from reducer.core.grants import Grants
 from reducer.core.open_rounds import OpenRounds
 from reducer.core.progress import KeyProgress
-from reducer.core.round import Round, descriptor_of
+from reducer.core.round import Descriptor, Round
 from reducer.core.seats import Seats
 from reducer.core.texts import about, mismatch_text
 from reducer.wire import messages
@@ -67,7 +67,7 @@ class Verdicts:
             if rank not in round_.told:
                 out.append(self._refuse(round_, (rank,)))
             return
-        if not round_.hear(rank, descriptor_of(header)):
+        if not round_.hear(rank, Descriptor(header)):
             return
         assert round_.verdict is not None
         text = mismatch_text(key, round_, round_.verdict)

@@ -7,8 +7,8 @@ view of its own on the exporter, and the exporter's reference count tells when t
 
 from __future__ import annotations
 
-import sys
 from collections import deque
+from sys import getrefcount
 from typing import Final
 
 from reducer.errors import InternalError
@@ -59,7 +59,7 @@ class PooledBuffer:
 
     def _references(self) -> int:
         """Of the exporter: compared with one another alone, each call site counts otherwise."""
-        return sys.getrefcount(self._exporter)
+        return getrefcount(self._exporter)
 
 
 def size_class(length: int) -> int:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Final, cast
 
 from reducer.core import events
@@ -144,17 +145,17 @@ class Executor:
             raise
 
     def _fold_into(self, fold: events.Fold, acc: Buffer, first: bool) -> int:
-        started = time.perf_counter()
+        started = perf_counter()
         seen = self._kernels.fold(
             fold.op, fold.dtype, fold.count, acc.view, _views(fold.parts), first
         )
-        self.fold_seconds += time.perf_counter() - started
+        self.fold_seconds += perf_counter() - started
         return seen
 
     def _finish(self, finish: events.Finish) -> events.Reduced:
         acc = finish.acc
         out = finish.out.view
-        started = time.perf_counter()
+        started = perf_counter()
         seen = self._kernels.finish(
             finish.op,
             finish.dtype,
@@ -164,7 +165,7 @@ class Executor:
             _views(finish.parts),
             out,
         )
-        self.fold_seconds += time.perf_counter() - started
+        self.fold_seconds += perf_counter() - started
         crc = self._kernels.crc32c(out[: finish.count * ITEM_SIZES[finish.dtype]])
         return reduced(finish, crc, seen)
 

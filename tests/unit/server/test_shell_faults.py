@@ -22,6 +22,7 @@ import pytest
 from reducer.core import events
 from reducer.core.lane import Lane
 from reducer.core.settings import LaneSettings
+from reducer.server import buffers
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
@@ -212,7 +213,7 @@ def faults_everywhere(faults: Faults) -> Iterator[None]:
     logs, lane_log = Logs(faults), logging.getLogger("reducer.lane")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ctypes, "addressof", faults.wrap("memory", ctypes.addressof))
-        patch.setattr(sys, "getrefcount", faults.wrap("getrefcount", sys.getrefcount))
+        patch.setattr(buffers, "getrefcount", faults.wrap("getrefcount", sys.getrefcount))
         patch.setattr(lane_log, "propagate", False)
         level = lane_log.level
         lane_log.addHandler(logs)
