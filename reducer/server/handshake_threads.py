@@ -6,16 +6,14 @@ made that takes 0.2 s to decode. The interpreter's lock is free meanwhile.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 
-# Four slow steps at a time: those of other newcomers wait behind them. The jobs of the lane do not:
-# a thread with this nice value gets a tenth of what the loop gets of a core that both want.
-THREADS = 4
-NICE = 10
+# More would take more of the cores from the loop while they do slow steps. A lower priority would
+# help it less than it harms: where the cores are busy a thread would be stopped with the
+# interpreter's lock in hand, for 0.1 s, and a crowd of honest workers would never come in.
+THREADS = 2
 
 Step = Callable[[], None]
 
@@ -39,8 +37,6 @@ class HandshakeThreads:
 
 
 def _work(steps: SimpleQueue[Step | None]) -> None:
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     while (step := steps.get()) is not None:
         step()
         del step  # or what it knows would live until the next one
