@@ -165,16 +165,19 @@ class TlsNewcomer(Newcomer):
             self._loop.call_soon_threadsafe(self._steps.end_steps)
 
     def _end_step(self) -> None:
-        error = self._error
-        if error is None:
-            self._hand_over()
-        elif isinstance(error, ssl.SSLWantReadError):
-            self._send()
-            self._begin_step()
-        elif isinstance(error, ssl.SSLError) and not is_ours(error):
-            self._tell(*explain(error))
-        else:
-            raise error
+        error, self._error = self._error, None
+        try:
+            if error is None:
+                self._hand_over()
+            elif isinstance(error, ssl.SSLWantReadError):
+                self._send()
+                self._begin_step()
+            elif isinstance(error, ssl.SSLError) and not is_ours(error):
+                self._tell(*explain(error))
+            else:
+                raise error
+        finally:
+            del error  # else it and its traceback would keep one another
 
     def _why_it_left(self) -> str:
         return "it closed the connection before the end of the TLS handshake"
