@@ -16,6 +16,7 @@ import os
 import re
 import socket
 import time
+from collections import OrderedDict
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,8 @@ from reducer.core.events import Traced
 
 # 60,000 rounds or more; viewers become slow far beyond the files of a few lanes.
 MAX_BYTES: Final = 32 << 20
+# A key that was traced longer ago begins a new track, should it come again.
+MAX_TRACED_KEYS: Final = 4_096
 # Behind the ranks, which the client's files number from 0.
 _SORT_AFTER_RANKS: Final = 10_000
 
@@ -38,8 +41,9 @@ class Timeline:
         stem = f"reducer-{re.sub(r'[^0-9A-Za-z._]', '-', host)}-{parent}-lane{lane}"
         self.path, self._fd = _fresh(folder, stem)
         self._offset = time.time() - time.monotonic()
-        # By job and key; rounds of one key that overlap have a track each: (number, free from).
-        self._tracks: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        # By job and key, the last traced one last. Rounds of one key that overlap have tracks of
+        # their own: (number, free from).
+        self._tracks: OrderedDict[tuple[str, str], list[tuple[int, int]]] = OrderedDict()
         self._last_track = 0
         self._written = 0
         self._lines: list[str] = []
@@ -92,6 +96,9 @@ class Timeline:
 
     def _track(self, job: str, key: str, begin: int, end: int) -> int:
         tracks = self._tracks.setdefault((job, key), [])
+        self._tracks.move_to_end((job, key))
+        if len(self._tracks) > MAX_TRACED_KEYS:
+            self._tracks.popitem(last=False)
         for index, (number, free_from) in enumerate(tracks):
             if free_from <= begin:
                 tracks[index] = (number, end)

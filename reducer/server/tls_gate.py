@@ -7,7 +7,6 @@ OpenSSL wants said.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from typing import cast
 
@@ -161,8 +160,10 @@ class TlsNewcomer(Newcomer):
         else:
             self._error = None
         self.has_stepped = True
-        with contextlib.suppress(Exception):  # the tick looks for what has stepped, too
+        try:  # noqa: SIM105  # suppress() takes memory, which may be what has ended
             self._loop.call_soon_threadsafe(self._steps.end_steps)
+        except Exception:  # the tick looks for what has stepped, too
+            pass
 
     def _end_step(self) -> None:
         error, self._error = self._error, None
@@ -202,8 +203,11 @@ class TlsNewcomer(Newcomer):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._told:
             self._end()
-        else:
-            super().connection_lost(exc)
+        super().connection_lost(exc)
+
+    def forget(self) -> None:
+        if not self._is_stepping:  # else its thread does it
+            del self._tls, self._incoming, self._outgoing
 
     def _hand_over(self) -> None:
         self._end()

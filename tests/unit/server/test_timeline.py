@@ -52,6 +52,20 @@ def test_rounds_that_overlap_are_on_tracks_of_their_own(tmp_path: Path) -> None:
     assert [event["tid"] for event in rounds] == [1, 2, 1, 2]
 
 
+def test_keys_that_are_traced_no_more_take_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100,000 keys were let go of in one step, 55 ms, when the file was full."""
+    monkeypatch.setattr(timeline, "MAX_TRACED_KEYS", 2)
+    file = Timeline(str(tmp_path), 7, 0)
+    for number, key in enumerate("abacab"):  # "b" has gone when it comes again
+        file.add(traced(0, 10.0 + number, 11.0 + number)._replace(key=key))
+    file.close()
+    rounds = [event["tid"] for event in read(file) if event["name"] == "round"]
+    assert rounds == [1, 2, 1, 3, 1, 4]
+    assert len(file._tracks) == 2
+
+
 def test_a_file_ends_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "MAX_BYTES", 3_000)
     file = Timeline(str(tmp_path), 7, 0)
