@@ -178,7 +178,8 @@ class Ledger:
         self._limit = window.limit
         self._unread = window.unread
         self._unanswered = [0] * world_size
-        self._granted: list[Round | None] = [None] * world_size
+        # By its `opening`: a round that is forgotten, known here, would keep its memory.
+        self._granted = [0] * world_size
 
     def fits(self, rank: int, cost: int, unread: int) -> bool:
         """Whether the rank has room for so much more, while it has left `unread` bytes unread."""
@@ -230,11 +231,11 @@ class Ledger:
 
         So it is when some of that round is still to come from it.
         """
-        if self._granted[rank] is oldest or not oldest.wants(rank):
+        if self._granted[rank] == oldest.opening or not oldest.wants(rank):
             return False
-        self._granted[rank] = oldest
+        self._granted[rank] = oldest.opening
         return True
 
     def take_grant(self, rank: int) -> None:
         """Forget what the rank was granted: it may not have heard of it."""
-        self._granted[rank] = None
+        self._granted[rank] = 0

@@ -368,7 +368,7 @@ class Job:
 
     def _maybe_open(self, round_: Round, now: float, out: list[Output]) -> None:
         """The first contribution of a round opens it."""
-        if round_.begun:
+        if round_.opening:
             return
         if self.departed is not None:
             raise PeerLostError(f"rank {self.departed} has left the job")
@@ -639,8 +639,11 @@ class Job:
         return True
 
     def _tell_in_time(self, stream: Stream, out: list[Output]) -> None:
-        """Ranks that wait for half of their credit to be stable hear of it before the next beat."""
-        while 2 * stream.keys.unreported >= self.ledger.window.credit:
+        """Ranks that wait for half of their credit to be stable hear of it before the next beat.
+
+        In one frame: of the rest they hear in the next ones.
+        """
+        if 2 * stream.keys.unreported >= self.ledger.window.credit:
             out.append(self._tell_news(stream, MAX_HEARTBEAT_ENTRIES))
 
     def _too_unstable(self) -> UnstableError:

@@ -44,7 +44,9 @@ class KeyTable:
         self._moved = moved
         self.listing: Listing[KeyProgress] = Listing()
         self._keys: Numbered[KeyProgress] = Numbered()
-        self._stable_changed: OrderedSet[KeyProgress] = OrderedSet()
+        # Keys whose stable position has changed, and nobody was told: those that give credit first.
+        self._credited: OrderedSet[KeyProgress] = OrderedSet()
+        self._changed: OrderedSet[KeyProgress] = OrderedSet()
         # Each key once at most: whoever repeats that it has nothing new makes nothing longer.
         self._idle: deque[tuple[float, KeyProgress]] = deque()
         self.unreported = 0
@@ -100,7 +102,11 @@ class KeyTable:
         """Take a rank's done position; the results that are stable by it, None if none can be."""
         if not key.report(rank, done):
             return None
-        self._stable_changed.add(key)  # first: where this fails, nothing is lost
+        if key.is_freed:  # first: where this fails, nothing is lost
+            self._credited.add(key)
+            self._changed.discard(key)
+        elif not key.unreported:
+            self._changed.add(key)
         freed, cost = key.release()
         key.unreported += cost
         self.unreported += cost
@@ -128,18 +134,21 @@ class KeyTable:
 
     def told(self, key: KeyProgress) -> None:
         """A frame carries the key's stable position to every rank of the job."""
-        if self._stable_changed.discard(key):
+        if self._credited.discard(key):
             self.unreported -= key.unreported
             key.unreported = 0
+        else:
+            self._changed.discard(key)
 
     @property
     def has_news(self) -> bool:
         """Whether stable positions have changed that nobody was told."""
-        return len(self._stable_changed) > 0
+        return len(self._credited) + len(self._changed) > 0
 
     def news(self, most: int) -> bytes:
-        """The `most` stable positions that changed first, from now on told."""
-        keys = self._stable_changed.first(most)
+        """`most` stable positions that have changed, from now on told."""
+        keys = self._credited.first(most)
+        keys += self._changed.first(most - len(keys))
         for key in keys:
             self.told(key)
         return _payload(keys)
@@ -206,8 +215,9 @@ class KeyTable:
             took += self._size
             if self._idle:
                 self._idle.pop()
-            if len(self._stable_changed):
-                self._stable_changed.pop_last()
+            for untold in (self._credited, self._changed):
+                if len(untold):
+                    untold.pop_last()
         if not len(self._keys):
             self.records.give(STREAM)
             took += STREAM

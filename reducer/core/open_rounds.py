@@ -21,6 +21,7 @@ class OpenRounds:
         self._open: OrderedDict[Round, None] = OrderedDict()
         self._judged: OrderedDict[Round, None] = OrderedDict()
         self.oldest: Round | None = None  # of the open ones
+        self._openings = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -33,7 +34,8 @@ class OpenRounds:
 
     def begin(self, round_: Round, now: float) -> None:
         """Its first contribution has come."""
-        round_.begun = True
+        self._openings += 1
+        round_.opening = self._openings
         round_.opened_at = now
         self._open[round_] = None
         if self.oldest is None:

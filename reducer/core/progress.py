@@ -88,6 +88,11 @@ class KeyProgress(Listed):
             under_way is not None and under_way.has_passed(index)
         )
 
+    @property
+    def is_freed(self) -> bool:
+        """Whether there are chunks below `stable`."""
+        return bool(self.held) and self.held[0].position < self.stable
+
     def release(self) -> tuple[list[Buffer], int]:
         """Forget the chunks below `stable`: their buffers and their cost."""
         freed: list[Buffer] = []

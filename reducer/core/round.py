@@ -275,12 +275,13 @@ class Round(Listed):
     the ranks are `told`, once it is known. `last` is the rank that a chunk was last complete with;
     `wait` is the longest that the round has waited for a rank, where that is traced. `charged` is
     what its records take of the run's room. `ascending`: the indexes of the chunks, where an
-    earlier stream may have had them.
+    earlier stream may have had them. `opening`: its number among the rounds of the run for which a
+    contribution has come; 0 before that.
     """
 
     __slots__ = (
-        "abandoned", "ascending", "begun", "charged", "chunks", "contributed", "described",
-        "descriptor", "job", "key", "last", "left", "number", "opened_at", "owed", "owned", "plan",
+        "abandoned", "ascending", "charged", "chunks", "contributed", "described", "descriptor",
+        "job", "key", "last", "left", "number", "opened_at", "opening", "owed", "owned", "plan",
         "refused", "stream", "told", "touched_at", "verdict", "void", "wait",
     )  # fmt: skip
 
@@ -313,7 +314,7 @@ class Round(Listed):
         self.opened_at = now
         self.touched_at = now
         self.wait: Wait | None = None
-        self.begun = False  # a contribution has come
+        self.opening = 0
         self.void = False
         self.refused: Refused | None = None
         # Sets of ranks; dicts, which take less while they are empty.

@@ -19,7 +19,7 @@ Step = Callable[[], None]
 
 
 class HandshakeThreads:
-    """Does the steps in the order in which they come; a step raises nothing, and wakes its loop."""
+    """Does the steps in the order in which they come; each wakes its loop."""
 
     def __init__(self) -> None:
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
@@ -38,5 +38,8 @@ class HandshakeThreads:
 
 def _work(steps: SimpleQueue[Step | None]) -> None:
     while (step := steps.get()) is not None:
-        step()
+        try:  # noqa: SIM105  # suppress() takes memory, which may be what has ended
+            step()
+        except Exception:  # or the thread would end; the tick looks for what has stepped
+            pass
         del step  # or what it knows would live until the next one

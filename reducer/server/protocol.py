@@ -81,6 +81,7 @@ class Connection:
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
         self._why_lost: Exception | None = None
+        self._is_cut = False  # the transport is gone, and `lose` is to come
         self._is_lost = False
         self._is_behind = False
         self._soon: asyncio.Handle | None = None  # of `go_on`
@@ -292,6 +293,7 @@ class Connection:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._why_lost = exc
+        self._is_cut = True
         if self._linger:
             self._linger.cancel()
         try:
@@ -442,7 +444,7 @@ class Connection:
             self._cut_off()
             return
         transport = self._transport
-        if transport is None:
+        if transport is None or self._is_cut:
             return
         self.flush()
         if transport.is_closing() or self._outbox.size:

@@ -14,7 +14,7 @@ from reducer.server.gate import Admit, Gate, Newcomer
 from reducer.server.handshake_threads import THREADS, HandshakeThreads
 from reducer.server.tls import permit_of
 from reducer.server.tls_errors import explain, is_ours
-from reducer.server.tls_link import RECORD_HEADER, TlsLink
+from reducer.server.tls_link import RECORD_HEADER, RECORDS_AT_ONCE, TlsLink
 
 # What a newcomer may send; a ClientHello and a chain of three certificates need 6 KiB.
 RECEIVED_BYTES = 16_384
@@ -28,9 +28,12 @@ _RECORD_BYTES = 16_384 + 256
 
 
 def whole_records(data: bytes | bytearray) -> int:
-    """Bytes of the records that have come whole; all of them, where these are no records of TLS."""
+    """Bytes of the first records that have come whole, some at most; all of them, where these are
+    no records of TLS."""
     end = 0
-    while end < len(data):
+    for _ in range(RECORDS_AT_ONCE):
+        if end == len(data):
+            break
         record = data[end : end + RECORD_HEADER]
         if record[0] not in _RECORD_TYPES:
             return len(data)
@@ -59,7 +62,9 @@ class TlsGate(Gate):
         return TlsNewcomer(self, self._context, preface)
 
     def leave(self, newcomer: Newcomer) -> bool:
-        self._ready.pop(newcomer, None)
+        waiting = self._ready.pop(newcomer, None)
+        if waiting is not None:
+            waiting.is_stepping = False
         return super().leave(newcomer)
 
     def begin_step(self, newcomer: TlsNewcomer) -> None:
@@ -96,15 +101,15 @@ class TlsNewcomer(Newcomer):
     """
 
     __slots__ = (
-        "_error", "_incoming", "_is_stepping", "_loop", "_outgoing", "_pending", "_preface",
-        "_received", "_steps", "_tls", "_told", "_waits", "has_stepped",
+        "_error", "_incoming", "_loop", "_outgoing", "_pending", "_preface", "_received", "_steps",
+        "_tls", "_told", "_waits", "has_stepped", "is_stepping",
     )  # fmt: skip
 
     def __init__(self, gate: TlsGate, context: ssl.SSLContext, preface: bytes) -> None:
         super().__init__(gate)
         self._steps = gate
         self._loop = asyncio.get_running_loop()
-        self._is_stepping = False
+        self.is_stepping = False
         self.has_stepped = False
         self._error: Exception | None = None  # of the last step
         self._waits = False
@@ -123,7 +128,7 @@ class TlsNewcomer(Newcomer):
         self._received += nbytes
         if not self._told:
             self._pending += _RECEIVED[:nbytes]
-            if not self._is_stepping:
+            if not self.is_stepping:
                 self.ask()
         if self._received == RECEIVED_BYTES:
             self.refuse("oversized", f"{RECEIVED_BYTES} bytes, and no end of the handshake")
@@ -136,8 +141,8 @@ class TlsNewcomer(Newcomer):
 
     def _go_on(self) -> None:
         self._waits = False
-        if self._is_stepping:
-            self._is_stepping = False
+        if self.is_stepping:
+            self.is_stepping = False
             self._end_step()
         else:
             self._begin_step()
@@ -148,7 +153,7 @@ class TlsNewcomer(Newcomer):
         if end:
             self._incoming.write(self._pending[:end])
             del self._pending[:end]
-            self.has_stepped, self._is_stepping = False, True
+            self.has_stepped, self.is_stepping = False, True
             self._steps.begin_step(self)
 
     def step(self) -> None:
@@ -206,7 +211,7 @@ class TlsNewcomer(Newcomer):
         super().connection_lost(exc)
 
     def forget(self) -> None:
-        if not self._is_stepping:  # else its thread does it
+        if self.has_stepped or not self.is_stepping:  # else its thread does it
             del self._tls, self._incoming, self._outgoing
 
     def _hand_over(self) -> None:

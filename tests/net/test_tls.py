@@ -248,7 +248,7 @@ def test_what_a_stranger_makes_us_hold(certs: Files, monkeypatch: pytest.MonkeyP
                 room[:size] = rest[:size]
                 newcomer.buffer_updated(size)
                 rest = rest[size:]
-                while newcomer._waits or newcomer._is_stepping:
+                while newcomer._waits or newcomer.is_stepping:
                     await asyncio.sleep(0)
             made.append(newcomer)
         return made

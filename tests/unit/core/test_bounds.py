@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import struct
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -30,6 +32,7 @@ from reducer.core.report import KEY_SHOWN, MAX_ROUNDS, MAX_ROUNDS_IN_ALL, WAITIN
 from reducer.core.roster import (
     FORGOTTEN_AT_ONCE,
 )
+from reducer.core.round import Round
 from reducer.core.route import Holding, Route
 from reducer.errors import BadFrameError
 from reducer.wire import messages
@@ -186,18 +189,47 @@ def test_a_route_costs_less_than_the_frames_that_made_what_it_drops() -> None:
     assert run.job.ledger.unread_room(0) == run.job.ledger.unread_room(1)
 
 
-def test_a_grant_keeps_no_chunk_of_a_stream_that_has_moved() -> None:
-    """Each rank could keep as many as the run has room for, which nobody counted."""
+def rounds_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(found, Round) for found in gc.get_objects())
+
+
+def test_a_grant_keeps_no_round_that_is_forgotten() -> None:
+    """Each rank could keep another one, with its sets: 232 bytes for each pair of ranks."""
     lane = SimLane(credit=8_192)
     workers = join_all(lane, 2)
     for chunk in range(2):
         workers[0].contribute(Spec(count=8 * 1_024), chunk, data=bytes(4_096))
     assert workers[0].read(MessageKind.GRANT)
-    (run,) = lane.core._roster.runs.values()
-    granted = run.job.ledger._granted[0]
-    assert granted is not None and len(granted.chunks) == 2
+    before = rounds_in_memory()
     workers[0].session.send(control(messages.Route(1, (1,), (1,), (1,))))
-    assert run.job.ledger._granted[0] is granted and not granted.chunks
+    assert rounds_in_memory() == before - 1
+
+
+def test_ranks_hear_of_their_credit_first_and_by_one_frame() -> None:
+    """One entry was answered by 23 frames, with all keys whose positions had changed: 47 ms."""
+    lane = SimLane(credit=8_192, budget=1 << 40, records=1 << 24)
+    workers = join_all(lane, 2)
+    (run,) = lane.core._roster.runs.values()
+    stream = run.job.streams.find(0, 0, 0)
+    assert stream is not None
+    others = [key_id(f"other-{number}") for number in range(2 * MAX_HEARTBEAT_ENTRIES)]
+    for other in others:
+        stream.keys.open(other, lane.now)
+    for worker in workers:
+        worker.contribute(Spec(), data=bytes(32))
+    for worker in workers:
+        for first in range(0, len(others), 256):
+            entries = [(other, position(1, 0)) for other in others[first : first + 256]]
+            worker.session.send(heartbeat(*entries))
+    workers[0].session.send(heartbeat((key_id(Spec().key), position(1, 0))))
+    workers[0].read(MessageKind.HEARTBEAT)
+    workers[1].session.send(heartbeat((key_id(Spec().key), position(1, 0))))
+    (told,) = workers[0].read(MessageKind.HEARTBEAT)
+    assert told.payload is not None
+    entries = list(struct.iter_unpack("<QQ", told.payload))
+    assert len(entries) == MAX_HEARTBEAT_ENTRIES
+    assert entries[0] == (key_id(Spec().key), position(1, 0))
 
 
 def hear_of(worker: Scripted, home: int) -> None:

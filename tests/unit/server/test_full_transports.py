@@ -190,6 +190,25 @@ def test_a_worker_that_ends_and_does_not_read_is_cut_off(eof_first: bool) -> Non
         runner.run(run())
 
 
+def test_one_that_is_lost_while_it_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket was asked for, and each rank of its run was counted as a bug of ours."""
+
+    async def run() -> None:
+        connection, transport = opened()
+        with transport.socket:
+            await told(connection, numbered(8))
+            connection.close("over")
+            monkeypatch.setattr(transport, "get_extra_info", lambda name: None)
+            monkeypatch.setattr(transport, "is_closing", lambda: True)
+            connection.connection_lost(None)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        shell = connection._shell
+        assert not shell.connections and not shell.counters.internal_errors
+
+    asyncio.run(run())
+
+
 def test_a_failure_while_a_transport_drains_ends_the_connection() -> None:
     async def run() -> None:
         connection, transport = opened()

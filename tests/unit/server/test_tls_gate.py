@@ -12,6 +12,7 @@ import pytest
 from reducer.server import tls_gate
 from reducer.server.handshake_threads import THREADS, HandshakeThreads, Step
 from reducer.server.tls_gate import TlsNewcomer, whole_records
+from reducer.server.tls_link import RECORDS_AT_ONCE
 from reducer.wire.header import PREFACE_SIZE
 from tests.support.bare_lane import arrive
 from tests.support.newcomers import Line, QuickThreads, tls
@@ -161,6 +162,7 @@ HELLO = b"\x16\x03\x01\x00\x05hello"
         (HELLO[:-1], 0),
         (HELLO, len(HELLO)),
         (HELLO * 3 + HELLO[:4], 3 * len(HELLO)),
+        (HELLO * 3_000, RECORDS_AT_ONCE * len(HELLO)),
         (HELLO + b"\xff", len(HELLO) + 1),
         (b"G", 1),
         (b"\x16\x02\x01\x00\x05h", 6),
