@@ -7,7 +7,6 @@ random number is in here or below.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ from reducer.core.report import (
     job_numbers,
     run_report,
 )
-from reducer.core.roster import Roster, fault_text, few
+from reducer.core.roster import Roster, fault_text, few, in_turns
 from reducer.core.route import Route
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
@@ -85,7 +84,8 @@ class Lane:
         self._drains_since = 0.0
         self._ticked_at = 0.0
         self._next_beat = 0.0
-        self._to_sweep: deque[int] = deque()  # runs, by number
+        self._told_at: dict[str, float] = {}  # when there was news for a job
+        self._sweeps = 0  # ticks that have looked for idle keys
         self._handlers: dict[type[Any], Callable[[Any, float], list[Output]]] = {
             events.Folded: self._folded,
             events.Reduced: self._reduced,
@@ -520,7 +520,10 @@ class Lane:
         may_tell = MOST_TOLD
         for run in self._due(now):
             try:
-                may_tell -= self._beat_run(run, now, may_tell, out)
+                told = self._beat_run(run, now, may_tell, out)
+                if told and may_tell > 0:
+                    self._told_at[run.job.name] = now
+                may_tell -= told
             except Exception as bug:
                 self._fault(run, bug, None, out)
         if now >= self._next_beat:
@@ -528,10 +531,21 @@ class Lane:
             self._beat_forming(now, out)
 
     def _due(self, now: float) -> list[Run]:
-        """The runs whose heartbeat is due, who has waited longest first."""
-        due = [run for run in self._roster.runs.values() if run.next_beat <= now]
-        due.sort(key=_next_beat)
-        return due
+        """The runs whose heartbeat is due: of each job the one that has waited longest, then the
+        next one of each. The job that was told something last comes last."""
+        runs = self._roster.runs.values()
+        self._told_at = {run.job.name: self._told_at.get(run.job.name, 0.0) for run in runs}
+        due: dict[str, list[Run]] = {}
+        for run in sorted(runs, key=_next_beat):
+            if run.next_beat <= now:
+                due.setdefault(run.job.name, []).append(run)
+        waves: list[list[Run]] = []
+        for job in sorted(due, key=self._told_at.__getitem__):
+            for number, run in enumerate(due[job]):
+                if number == len(waves):
+                    waves.append([])
+                waves[number].append(run)
+        return [run for wave in waves for run in wave]
 
     def _beat_run(self, run: Run, now: float, may_tell: int, out: list[Output]) -> int:
         """HEARTBEATs of what there is to tell, or an empty one; what that takes of MOST_TOLD."""
@@ -574,20 +588,27 @@ class Lane:
         return self._joining.pending(forming, sessions)
 
     def _forget_idle(self, now: float, out: list[Output]) -> None:
-        """One run after the other, from where the last tick has ended."""
+        """At each tick the first turn is another job's, and in that another run's."""
         self._roster.forget_ended(MOST_IDLE, out)
-        runs, looked = self._roster.runs_by_number, 0
-        for _ in range(len(runs)):
-            if not self._to_sweep:
-                self._to_sweep.extend(runs)
-            run = runs.get(self._to_sweep.popleft())
-            if run is not None:
-                try:
-                    looked += self._forget_idle_of(run, now)
-                except Exception as bug:
-                    self._fault(run, bug, None, out)
+        looked = 0
+        for run in self._to_sweep():
+            try:
+                looked += self._forget_idle_of(run, now)
+            except Exception as bug:
+                self._fault(run, bug, None, out)
             if looked >= MOST_IDLE:
                 break
+
+    def _to_sweep(self) -> list[Run]:
+        by_job: dict[str, list[Run]] = {}
+        for run in self._roster.runs_by_number.values():
+            by_job.setdefault(run.job.name, []).append(run)
+        self._sweeps += 1
+        order: list[Run] = []
+        for runs in in_turns(by_job, self._sweeps):
+            first = self._sweeps // len(by_job) % len(runs)
+            order += runs[first:] + runs[:first]
+        return order
 
     def _forget_idle_of(self, run: Run, now: float) -> int:
         idle = run.job.idle

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from itertools import chain
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 from reducer.core.credits import Budget
 from reducer.core.events import Close, Log, Output, Send
@@ -34,6 +34,16 @@ STREAMS_OF_ROUND: Final = 4
 RUN: Final = 16 << 10
 # Bytes of records that ended runs forget when a new run needs their room: as many as at a tick.
 CUT_OFF_AT_ONCE: Final = 1 << 20
+
+
+T = TypeVar("T")
+
+
+def in_turns(of_jobs: Mapping[str, list[T]], turn: int) -> list[list[T]]:
+    """What each job has: with each turn another job comes first."""
+    lists = list(of_jobs.values())
+    first = turn % max(1, len(lists))
+    return lists[first:] + lists[:first]
 
 
 class Ended:
@@ -266,11 +276,10 @@ class Roster:
             if ended.run.job.idle.is_clean:  # its connections alone have not ended
                 continue
             by_job.setdefault(ended.run.job.name, []).append(ended)
-        took, jobs = 0, list(by_job.values())
-        first = self._forgotten_first % max(1, len(jobs))
-        self._forgotten_first = first + 1
-        for runs in chain(jobs[first:], jobs[:first]):
-            for ended in runs:
+        took = 0
+        self._forgotten_first += 1
+        for of_one in in_turns(by_job, self._forgotten_first):
+            for ended in of_one:
                 if took >= most:
                     return
                 took += self._forget(ended, most - took, out)

@@ -291,6 +291,27 @@ def test_what_many_runs_have_to_tell_is_told_a_part_at_each_tick() -> None:
     assert [told[worker] for worker in workers] == [16 * MAX_HEARTBEAT_ENTRIES] * count
 
 
+def test_what_a_job_is_to_be_told_waits_for_no_second_run_of_another_one() -> None:
+    """Beside 255 runs of one job, another one waited 4 s for its last positions."""
+    lane, count = SimLane(budget=1 << 40, records=1 << 24), 20
+    workers = runs_of_one(lane, count)
+    workers += join_all(lane, 1, job="another")
+    workers[-1].session.send(control(messages.Route(1, (1,), (1,), (1,))))
+    lane.stand_still(lane.settings.heartbeat)
+    lane.stand_still(lane.settings.heartbeat)
+    for worker in workers:
+        worker.read(MessageKind.HEARTBEAT)
+        news = ((key, 1) for key in range(1, MAX_HEARTBEAT_ENTRIES + 1))
+        worker.session.send(heartbeat(*news, route=1))
+    lane.stand_still(lane.settings.heartbeat)
+    told, ticks = sum(beats_of(workers[-1])), 0
+    while told < MAX_HEARTBEAT_ENTRIES:
+        lane.stand_still(lane.settings.heartbeat / 20)
+        told += sum(beats_of(workers[-1]))
+        ticks += 1
+    assert ticks <= 2
+
+
 def beats_of(worker: Scripted) -> list[int]:
     """The stable positions in each heartbeat that has come."""
     return [len(frame.payload or b"") // 16 for frame in worker.read(MessageKind.HEARTBEAT)]
@@ -344,6 +365,29 @@ def test_idle_keys_of_all_runs_are_forgotten_a_part_at_each_tick() -> None:
     assert all(map(any, zip(*gone[: count + 1], strict=True)))  # nobody starves
     assert len(gone) <= 2 + count * (1 + 3_000 * size // MOST_IDLE)
     assert not any(run.job.idle for run in runs)
+
+
+def test_idle_keys_of_a_job_wait_for_no_run_of_another_one() -> None:
+    """Beside 255 runs of one job that kept their keys in use, a job that made keys anew was ended:
+    its idle keys were forgotten more slowly than it made new ones."""
+    lane = SimLane(budget=1 << 40, records=1 << 24)
+    workers = runs_of_one(lane, 20)
+    workers += join_all(lane, 1, job="another")
+    workers[-1].session.send(control(messages.Route(1, (1,), (1,), (1,))))
+    for worker in workers:
+        worker.session.send(heartbeat(*((key, 1) for key in range(3_000)), route=1))
+    while lane.now < KEY_IDLE_SECONDS + lane.settings.silence:
+        lane.tick(0.5)
+        for worker in workers:
+            worker.session.send(heartbeat())
+    (records,) = [
+        run.job.records for run in lane.core._roster.runs.values() if run.job.name == "another"
+    ]
+    ticks = 0
+    while records.keys:
+        lane.tick(0.05)
+        ticks += 1
+    assert ticks <= 2 * (2 + 3_000 * (KEY + KEY_RANK) // MOST_IDLE)
 
 
 def test_runs_with_waiting_rounds_are_told_a_few_at_each_tick() -> None:
