@@ -101,8 +101,8 @@ class TlsNewcomer(Newcomer):
     """
 
     __slots__ = (
-        "_error", "_incoming", "_loop", "_outgoing", "_pending", "_preface", "_received", "_steps",
-        "_tls", "_told", "_waits", "has_stepped", "is_stepping",
+        "_ends", "_error", "_incoming", "_loop", "_outgoing", "_pending", "_preface", "_received",
+        "_steps", "_tls", "_told", "_waits", "has_stepped", "is_stepping",
     )  # fmt: skip
 
     def __init__(self, gate: TlsGate, context: ssl.SSLContext, preface: bytes) -> None:
@@ -113,6 +113,7 @@ class TlsNewcomer(Newcomer):
         self.has_stepped = False
         self._error: Exception | None = None  # of the last step
         self._waits = False
+        self._ends = False  # its peer sends no more
         self._preface = preface
         self._received = 0
         self._pending = bytearray()  # TLS has not been given it
@@ -155,6 +156,13 @@ class TlsNewcomer(Newcomer):
             del self._pending[:end]
             self.has_stepped, self.is_stepping = False, True
             self._steps.begin_step(self)
+        elif self._ends:
+            self._transport.close()
+
+    def eof_received(self) -> bool:
+        """What has come is judged first: it may be the alert that says why."""
+        self._ends = True
+        return self.is_stepping or self._waits
 
     def step(self) -> None:
         """In a thread."""
@@ -196,7 +204,10 @@ class TlsNewcomer(Newcomer):
         self._told = True
         self._gate.note(cause, self._peer, text)
         self._send()
-        self._transport.write_eof()
+        if self._ends:
+            self._transport.close()
+        else:
+            self._transport.write_eof()
 
     def refuse(self, cause: str, text: str) -> None:
         if self._told:
@@ -224,3 +235,5 @@ class TlsNewcomer(Newcomer):
         # The preface came in the clear. Only what is said in here tells that nobody has changed it.
         link.write(self._preface)
         link.begin()
+        if self._ends:
+            self._transport.close()

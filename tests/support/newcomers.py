@@ -35,6 +35,9 @@ class Line(Sink):
     def abort(self) -> None:
         self.is_ended = True
 
+    def close(self) -> None:
+        self.is_ended = True
+
     def write_eof(self) -> None:
         """After the reason of a refusal."""
 

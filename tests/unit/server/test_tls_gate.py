@@ -101,6 +101,27 @@ async def more_comes(door: Door, slow: SlowThreads) -> None:
     assert line.taken > hello and door.gate.refused == {"garbage": 1}
 
 
+async def it_says_no_more(door: Door, slow: SlowThreads) -> None:
+    """Its last word counts, and was lost: a worker that does not trust us says so, and leaves."""
+    newcomer, line = door.dial()
+    arrive(newcomer, bytes(100))
+    assert newcomer.eof_received()
+    slow.release()
+    await turns()
+    assert line.is_ended and door.gate.refused == {"garbage": 1}
+
+
+async def it_says_no_more_and_has_said_too_little(door: Door, slow: SlowThreads) -> None:
+    newcomer, line = door.dial()
+    arrive(newcomer, door.hello)
+    assert newcomer.eof_received()
+    slow.release()
+    await turns()
+    assert line.taken and line.is_ended
+    later, _ = door.dial()
+    assert not later.eof_received()
+
+
 async def its_thread_cannot_tell(door: Door, slow: SlowThreads) -> None:
     newcomer, line = door.dial()
     arrive(newcomer, door.hello)
@@ -121,7 +142,15 @@ async def its_thread_cannot_tell(door: Door, slow: SlowThreads) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [it_is_refused, it_leaves_before_a_thread_is_free, more_comes, its_thread_cannot_tell]
+    "case",
+    [
+        it_is_refused,
+        it_leaves_before_a_thread_is_free,
+        more_comes,
+        it_says_no_more,
+        it_says_no_more_and_has_said_too_little,
+        its_thread_cannot_tell,
+    ],
 )
 def test_while_a_step_runs(
     case: Case, slow: SlowThreads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
