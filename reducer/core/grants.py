@@ -59,7 +59,9 @@ class Grants:
         if oldest is None:
             return
         low = [rank for rank in ranks if ledger.runs_low(rank) and ledger.grant(rank, oldest)]
-        sessions = self._seats.of(low) if low else []
+        if not low:
+            return
+        sessions = self._seats.of(low)
         if sessions:
             stream = oldest.stream
             header = Header(

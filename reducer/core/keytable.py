@@ -102,7 +102,7 @@ class KeyTable:
         """Take a rank's done position; the results that are stable by it, None if none can be."""
         if not key.report(rank, done):
             return None
-        if key.is_freed:  # first: where this fails, nothing is lost
+        if key.holds_stable:  # first: where this fails, nothing is lost
             self._credited.add(key)
             self._changed.discard(key)
         elif not key.unreported:

@@ -89,8 +89,8 @@ class KeyProgress(Listed):
         )
 
     @property
-    def is_freed(self) -> bool:
-        """Whether there are chunks below `stable`."""
+    def holds_stable(self) -> bool:
+        """Whether there are chunks to `release`."""
         return bool(self.held) and self.held[0].position < self.stable
 
     def release(self) -> tuple[list[Buffer], int]:

@@ -71,7 +71,7 @@ class Gate:
     def work_for(self, newcomer: Newcomer) -> bool:
         """Do a step of its handshake; False: it is done in one of the next turns of the loop."""
         if not self._waiting and self._has_time():
-            self._work(newcomer)
+            self._spend(newcomer.go_on)
             return True
         self._waiting.append(newcomer)
         self._go_on_soon()
@@ -98,23 +98,18 @@ class Gate:
             self._worked = 0.0
         return self._worked < SHARED_SECONDS
 
-    def _work(self, newcomer: Newcomer) -> None:
+    def _spend(self, work: Callable[[], None]) -> None:
         started = clock()
-        newcomer.go_on()
+        work()
         self._worked_at = clock()
         self._worked += self._worked_at - started
-
-    def _forget(self, newcomer: Newcomer) -> None:
-        started = clock()
-        newcomer.forget()
-        self._worked += clock() - started
 
     def _go_on(self) -> None:
         self._is_due, self._worked = False, 0.0
         while self._waiting and self._worked < SHARED_SECONDS:
-            self._work(self._waiting.popleft())
+            self._spend(self._waiting.popleft().go_on)
         while self._lost and self._worked < SHARED_SECONDS:
-            self._forget(self._lost.popleft())
+            self._spend(self._lost.popleft().forget)
         self._go_on_soon()
 
     def note(self, cause: str, peer: str, text: str) -> None:

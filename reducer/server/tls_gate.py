@@ -160,7 +160,7 @@ class TlsNewcomer(Newcomer):
             self._transport.close()
 
     def eof_received(self) -> bool:
-        """What has come is judged first: it may be the alert that says why."""
+        """Keep the connection until what has come is judged: an alert says why the worker ends."""
         self._ends = True
         return self.is_stepping or self._waits
 

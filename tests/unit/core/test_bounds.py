@@ -344,16 +344,21 @@ def test_no_run_is_without_a_heartbeat_where_many_have_news(positions: int) -> N
         assert untold <= 2
 
 
-def test_idle_keys_of_all_runs_are_forgotten_a_part_at_each_tick() -> None:
-    """One tick forgot 2.4 million of them and took 0.4 s."""
-    lane, count = SimLane(budget=1 << 40, records=1 << 24), 8
-    workers = runs_of_one(lane, count)
+def make_idle(lane: SimLane, workers: list[Scripted]) -> None:
+    """3,000 keys of each, whose time to be forgotten has come."""
     for worker in workers:
         worker.session.send(heartbeat(*((key, 1) for key in range(3_000)), route=1))
     while lane.now < KEY_IDLE_SECONDS + lane.settings.silence:
         lane.tick(0.5)
         for worker in workers:
             worker.session.send(heartbeat())
+
+
+def test_idle_keys_of_all_runs_are_forgotten_a_part_at_each_tick() -> None:
+    """One tick forgot 2.4 million of them and took 0.4 s."""
+    lane, count = SimLane(budget=1 << 40, records=1 << 24), 8
+    workers = runs_of_one(lane, count)
+    make_idle(lane, workers)
     runs = list(lane.core._roster.runs.values())
     steps = [[run.job.records.keys for run in runs]]
     while any(steps[-1]):
@@ -374,12 +379,7 @@ def test_idle_keys_of_a_job_wait_for_no_run_of_another_one() -> None:
     workers = runs_of_one(lane, 20)
     workers += join_all(lane, 1, job="another")
     workers[-1].session.send(control(messages.Route(1, (1,), (1,), (1,))))
-    for worker in workers:
-        worker.session.send(heartbeat(*((key, 1) for key in range(3_000)), route=1))
-    while lane.now < KEY_IDLE_SECONDS + lane.settings.silence:
-        lane.tick(0.5)
-        for worker in workers:
-            worker.session.send(heartbeat())
+    make_idle(lane, workers)
     (records,) = [
         run.job.records for run in lane.core._roster.runs.values() if run.job.name == "another"
     ]
