@@ -93,22 +93,30 @@ def test_a_handshake_in_single_bytes(daemon: Daemon, context: ssl.SSLContext) ->
         assert tls.version() == "TLSv1.3"
 
 
+def shaken_hands(
+    context: ssl.SSLContext, sock: socket.socket
+) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+    """A worker's TLS with its two ends; the last part of its handshake is still to be sent."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    sock.sendall(outgoing.read())
+    while True:
+        incoming.write(sock.recv(65_536))
+        with suppress(ssl.SSLWantReadError):
+            tls.do_handshake()
+            break
+    return tls, incoming, outgoing
+
+
 def test_a_worker_that_says_hello_with_the_end_of_its_handshake(
     daemon: Daemon, context: ssl.SSLContext
 ) -> None:
     """The record of its HELLO comes in two parts, before the end and behind it."""
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     header, payload = hello(0, 1, 4_096, job="eager")
     with opened(daemon.port, PREFACE) as sock:
-        with suppress(ssl.SSLWantReadError):
-            tls.do_handshake()
-        sock.sendall(outgoing.read())
-        while True:
-            incoming.write(sock.recv(65_536))
-            with suppress(ssl.SSLWantReadError):
-                tls.do_handshake()
-                break
+        tls, incoming, outgoing = shaken_hands(context, sock)
         tls.write(pack_header(header, KERNELS.crc32c) + payload)
         said = outgoing.read()
         sock.sendall(said[:-10])
@@ -117,6 +125,17 @@ def test_a_worker_that_says_hello_with_the_end_of_its_handshake(
         sock.sendall(said[-10:])
         incoming.write(sock.recv(65_536))
         assert tls.read(len(FRAME_MAGIC)) == FRAME_MAGIC
+
+
+def test_a_worker_that_ends_with_its_handshake(daemon: Daemon, context: ssl.SSLContext) -> None:
+    """Its end of file comes while the last step runs; nobody would look for it later."""
+    with opened(daemon.port, PREFACE) as sock:
+        _, _, outgoing = shaken_hands(context, sock)
+        sock.sendall(outgoing.read())
+        sock.shutdown(socket.SHUT_WR)
+        start = time.monotonic()
+        read_to_end(sock)
+        assert time.monotonic() - start < AT_ONCE
 
 
 def test_only_what_is_meant_for_a_lane_is_told_inside(
