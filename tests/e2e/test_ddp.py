@@ -312,5 +312,5 @@ def _on_cuda(rank: int, world: int, addresses: list[str], job: str, store: str) 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_gradients_travel_through_pinned_buffers(addresses: list[str], tmp_path: Path) -> None:
-    digests = run_ranks(2, _on_cuda, addresses, "cuda", str(tmp_path / "store"))
+    digests = run_ranks(2, _on_cuda, addresses, "cuda", str(tmp_path / "store"), fresh=True)
     assert len(set(digests)) == 1

@@ -366,4 +366,4 @@ def _on_cuda(rank: int, world: int, addresses: list[str], job: str, store: str) 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_tensors_on_cuda(addresses: list[str], job: str, tmp_path: Path) -> None:
-    assert all(run_ranks(WORLD, _on_cuda, addresses, job, str(tmp_path / "store")))
+    assert all(run_ranks(WORLD, _on_cuda, addresses, job, str(tmp_path / "store"), fresh=True))
