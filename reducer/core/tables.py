@@ -19,7 +19,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _SECRET: Final = hash("numbers that peers choose") & ((1 << 60) - 1)
-_SMALL: Final = 64  # a table that never had more stays as it is
+_SMALL: Final = 5  # a table that never had more stays as it is: so many are in the smallest dict
 _PART: Final = 4  # of the most that it had: with less, it is made anew
 
 
@@ -43,8 +43,10 @@ class _Table(Generic[K, T]):
     def _maybe_shrink(self) -> None:
         if self._most == _SMALL or len(self._items) * _PART >= self._most:
             return
+        items = self._items
         with suppress(MemoryError):  # then it keeps what it has
-            self._items = dict(self._items)
+            # A copy of a dict is larger than the smallest one, whatever is in it.
+            self._items = dict(items.items()) if len(items) <= _SMALL else dict(items)
         self._most = max(_SMALL, len(self._items))
 
 

@@ -122,9 +122,9 @@ class Executor:
 
     def _maybe_drop(self, connection: Connection) -> None:
         connection.slack, room = self._unread_room(connection.session)
-        unsent = connection.unsent()
-        if unsent > room:
-            connection.note_deaf(f"{unsent:,} bytes wait for it, over its {room:,}")
+        held = connection.held()
+        if held > room:
+            connection.note_deaf(f"{held:,} bytes wait for it, over its {room:,}")
 
     def drop_slow_reader(self, connection: Connection, why: str) -> None:
         """Disconnect one worker that does not read; the others never wait for it."""

@@ -33,10 +33,6 @@ LINGER_SECONDS: Final = 2.0
 LINGER_BYTES: Final = 65_536
 NO_REASON: Final = "no reason was given"  # a worker's ERROR may say nothing
 _DISCARD: Final = bytearray(65_536)
-# Bytes that come after the end of a connection are thrown away: some peers read only when they have
-# sent everything. No job pays for that, so this is what a lane reads of them all between two ticks.
-MOST_THROWN_AWAY: Final = 4 << 20
-THROW_AWAY_SECONDS: Final = 0.05
 # Of a turn: a read, whatever has come, with the loop's way to it, and each byte that the kernel has
 # copied, 0.1 ms for 1 MiB.
 READ_SECONDS: Final = 4e-6
@@ -65,13 +61,14 @@ class Connection:
         self.bytes_out = 0
         self.overhead = 0  # bytes that TLS has added to them
         self.can_wait = False  # for its flush: the tick alone has queued what waits
-        self.unread = 0  # bytes that were unsent after the last frame: as many at most are now
+        self.unread = 0  # `held` after the last frame, or more: as many at most are now
         self.slack = LEAST_FRAMES  # so many may be
         self.turn = shell.turns.enter("" if permit is None else permit.only_job)
         self._shell = shell
         self._decoder = Decoder(shell.crc32c, self._target)
         self._placed: deque[PooledBuffer] = deque()
         self._outbox = Outbox()
+        self._large: deque[tuple[int, int]] = deque()  # frames: where they begin and end
         self._will_flush = False
         self.is_full = False  # the transport has bytes that the kernel did not take
         self._transport: asyncio.Transport | None = None
@@ -81,6 +78,7 @@ class Connection:
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
         self._why_lost: Exception | None = None
+        self._reads_later = False
         self._is_cut = False  # the transport is gone, and `lose` is to come
         self._is_lost = False
         self._is_behind = False
@@ -206,17 +204,19 @@ class Connection:
 
     def _throw_away(self, nbytes: int) -> None:
         self._shell.thrown_away += nbytes
-        if self._shell.thrown_away >= MOST_THROWN_AWAY and self._transport is not None:
-            self._transport.pause_reading()
-            self._read_on(self._transport)
+        self._read_later()
 
-    def _read_on(self, transport: asyncio.Transport) -> None:
-        if self._held or transport.is_closing():
-            return
-        if self._closing and self._shell.thrown_away >= MOST_THROWN_AWAY:
-            loop = asyncio.get_running_loop()
-            loop.call_later(THROW_AWAY_SECONDS, self._read_on, transport)
-        else:
+    def _read_later(self) -> None:
+        """It is to end: what it still sends is thrown away, of a few connections at a time."""
+        if self._transport is not None and not self._reads_later:
+            self._transport.pause_reading()
+            self._shell.throw_away_soon(self)
+            self._reads_later = True
+
+    def read_on(self) -> None:
+        self._reads_later = False
+        transport = self._transport
+        if transport is not None and not self._is_cut and not transport.is_closing():
             transport.resume_reading()
 
     def name(self, job: str) -> None:
@@ -239,7 +239,10 @@ class Connection:
         self._held = False
         try:
             self.go_on()
-            self._read_on(self._transport)
+            if self._closing:
+                self._read_later()
+            else:
+                self.read_on()
         except Exception as error:
             self.fail(error)
 
@@ -334,7 +337,7 @@ class Connection:
     def send(self, frame: list[Piece], length: int) -> int:
         """Queue one frame of `length` bytes; its pieces must stay unchanged until they are sent.
 
-        Returns the bytes that are unsent at most.
+        Returns what is `held` at most.
         """
         if self._transport is None or self._closing:
             return 0
@@ -343,10 +346,12 @@ class Connection:
             self._sent_at = clock()
             self._sent_mark = self.bytes_out + self.overhead
         self._outbox.add(frame, length)
+        if length > BYTES_AT_ONCE:
+            self._large.append((self.bytes_out, self.bytes_out + length))
         self.bytes_out += length
         if not self.is_full:
             self._send_on()
-        self.unread = unsent + length
+        self.unread = unsent + length if not self._large else self.held()
         return self.unread
 
     def _send_on(self) -> None:
@@ -397,6 +402,18 @@ class Connection:
         """Bytes that the kernel has not taken yet."""
         return self._outbox.size + self.backlog
 
+    def held(self) -> int:
+        """`unsent`, and what lies in memory with it: a large frame is whole until its last byte.
+
+        (Its pieces go to the transport one after the other. What of a smaller one is gone and
+        still there is less than BYTES_AT_ONCE.)
+        """
+        unsent = self.unsent()
+        sent = self.bytes_out - unsent
+        while self._large and self._large[0][1] <= sent:
+            self._large.popleft()
+        return unsent + max(0, sent - self._large[0][0]) if self._large else unsent
+
     def stuck_for(self, now: float) -> float:
         """Seconds since the kernel last took a byte of what is queued; 0 with nothing queued."""
         sent = self._sent()
@@ -423,6 +440,10 @@ class Connection:
         self._closing = reason or NO_REASON
         self._release_placed()
         self._shell.end_soon(self)
+        try:  # noqa: SIM105  # suppress() takes memory, which may be what has ended
+            self._read_later()
+        except Exception:  # it ends all the same
+            pass
 
     def note_deaf(self, what: str) -> None:
         """Its peer does not read."""

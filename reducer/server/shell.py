@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -31,6 +32,11 @@ FLUSHED_AT_ONCE: Final = 64
 # 40 us each, and what waits for them is let go of. They are fewer where that takes a job's part of
 # the pass. All ranks of a run may end together, or of a host.
 ENDED_AT_ONCE: Final = 32
+# Bytes that come after the end of a connection are thrown away: some peers read only when they have
+# sent everything. No job pays for that: of so many connections the loop reads once more, 64 KiB at
+# most, before it serves others, and so many bytes of all of them between two ticks.
+THROWN_AWAY_AT_ONCE: Final = 32
+MOST_THROWN_AWAY: Final = 4 << 20
 # A write of less is not timed, as that would cost a part of it: it takes so many seconds of a turn.
 TIMED_BYTES: Final = 4_096
 WRITE_SECONDS: Final = 0.000_005
@@ -53,7 +59,8 @@ class LaneShell:
         self.connections: dict[int, Connection] = {}
         self.counters = ShellCounters()
         self.turns = Turns()
-        self.thrown_away = 0  # bytes of connections that have ended, since the last tick
+        self.thrown_away = 0  # bytes of connections that are to end, since the last tick
+        self._thrown_away: deque[Connection] = deque()  # not read, until their turn comes
         self._lane = lane
         self._pool = pool
         self._slow_reader_seconds = slow_reader_seconds
@@ -104,14 +111,14 @@ class LaneShell:
         """Where to read a contribution; None: nowhere."""
         if header.kind != CONTRIBUTION:
             raise BadFrameError("a worker sent a RESULT; only a lane does")
-        unread = 0 if connection.unread <= connection.slack else connection.unsent()
+        unread = 0 if connection.unread <= connection.slack else connection.held()
         if not self._lane.admit(connection.session, header, unread):
             return None
         return self._pool.take(header.length)
 
     def admit_long(self, connection: Connection, header: Header) -> None:
         """Whether memory may be taken for a long control frame."""
-        self._lane.admit_long(connection.session, header, connection.unsent())
+        self._lane.admit_long(connection.session, header, connection.held())
 
     def frame(
         self, connection: Connection, frame: Frame, buffer: PooledBuffer | None, now: float
@@ -149,6 +156,8 @@ class LaneShell:
 
         What a tick sends, often the same to thousands, lets the answers to others go first.
         """
+        if self._ticks and connection.can_wait:
+            return  # it is there: a tick may send it many frames
         connection.can_wait = self._ticks
         (self._unflushed_later if self._ticks else self._unflushed).append(connection)
         self._flush_on()
@@ -157,7 +166,8 @@ class LaneShell:
         """Let the loop come to the next flush; the tick asks too, should this have failed."""
         if self._next_flush is not None:
             return
-        if self._unflushed or self._unflushed_later or self._ending or self._losing:
+        waiting = self._unflushed or self._unflushed_later or self._ending or self._losing
+        if waiting or self._may_throw_away():
             self._next_flush = asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -170,6 +180,8 @@ class LaneShell:
             self._end_some(self._ending, Connection.end)
         if self._losing:
             self._end_some(self._losing, Connection.lose)
+        if self._may_throw_away():
+            self._throw_away_some()
         self._flush_on()
 
     def _flush_answers(self) -> None:
@@ -208,6 +220,23 @@ class LaneShell:
         """The ranks of a host may all be lost at once."""
         self._losing.append(connection)
         self._flush_on()
+
+    def throw_away_soon(self, connection: Connection) -> None:
+        """All ranks of a run may end together, and send on."""
+        self._thrown_away.append(connection)
+        self._flush_on()
+
+    def _may_throw_away(self) -> bool:
+        return bool(self._thrown_away) and self.thrown_away < MOST_THROWN_AWAY
+
+    def _throw_away_some(self) -> None:
+        for _ in range(min(len(self._thrown_away), THROWN_AWAY_AT_ONCE)):
+            connection = self._thrown_away.popleft()
+            try:
+                connection.read_on()
+            except Exception as error:
+                connection.abort("it cannot be read")
+                self._note_bug(connection, error)
 
     def _end_some(self, waiting: list[Connection], end: Callable[[Connection], None]) -> None:
         """The first of those that wait for their `end`, until a job's part of the pass is over."""

@@ -7,7 +7,7 @@ nothing but BadFrameError is raised. Unknown names are ignored: room for minor v
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -32,7 +32,7 @@ from reducer.wire.codes import (
     MessageKind,
 )
 from reducer.wire.header import Buffer
-from reducer.wire.msgpack_shape import check_shape
+from reducer.wire.msgpack_shape import check_shape, is_map
 
 INCARNATION_BYTES: Final = 16
 MAX_TEXT_BYTES: Final = 16_384
@@ -379,6 +379,8 @@ KIND_OF: dict[type[Message], MessageKind] = {
 
 # Maps with lists by slot or rank.
 _OF_LISTS: Final = (Welcome, Route, Absent)
+# Maps with maps in them: a lane sends them, and takes none.
+_OF_MAPS: Final = (Stall, Stats)
 
 
 def encode(message: Message) -> bytes:
@@ -390,29 +392,42 @@ def encode(message: Message) -> bytes:
 
 def decode(kind: type[M], payload: Buffer) -> M:
     """Parse and check the map of one control frame; raises BadFrameError only."""
-    values = _unpack(payload, MAX_LIST_VALUES if kind in _OF_LISTS else MAX_CONTROL_VALUES)
+    fields = {f.name: f for f in dataclasses.fields(kind)}
     known: dict[str, Any] = {}
-    for f in dataclasses.fields(kind):
-        if f.name in values:
-            known[f.name] = f.metadata["check"](f.name, values[f.name])
-        elif f.default is dataclasses.MISSING:
-            raise BadFrameError(f"{kind.__name__} lacks {f.name!r}")
+    for name, value in _entries(
+        payload, MAX_LIST_VALUES if kind in _OF_LISTS else MAX_CONTROL_VALUES
+    ):
+        if (f := fields.get(name)) is not None:
+            found = _unpack(value, MAX_CONTROL_ITEMS if kind in _OF_MAPS else 0)
+            known[name] = f.metadata["check"](name, found)
+    for name, f in fields.items():
+        if name not in known and f.default is dataclasses.MISSING:
+            raise BadFrameError(f"{kind.__name__} lacks {name!r}")
     return kind(**known)
 
 
-def _unpack(payload: Buffer, max_values: int) -> dict[str, Any]:
+def _entries(payload: Buffer, max_values: int) -> Iterator[tuple[str, Buffer]]:
+    """The names of a map, and the values as they came.
+
+    Python 3.12 keeps for ever what msgpack makes of the names in a map: so a map is never given to
+    it whole, as a peer may choose names that mean nothing.
+    """
     if len(payload) > MAX_CONTROL_BYTES:
         raise BadFrameError(
             f"a control map of {len(payload)} bytes, the limit is {MAX_CONTROL_BYTES}"
         )
-    check_shape(payload, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, max_values)
+    places = check_shape(payload, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, max_values)
+    if not is_map(payload):
+        raise BadFrameError("a control frame must be one map with text keys")
+    for begin, middle, end in zip(places[0:-1:2], places[1::2], places[2::2], strict=True):
+        name = _unpack(payload[begin:middle], 0)
+        if type(name) is not str:
+            raise BadFrameError("a control frame must be one map with text keys")
+        yield name, payload[middle:end]
+
+
+def _unpack(payload: Buffer, max_map_items: int) -> Any:
     try:
-        values = msgpack.unpackb(
-            payload,
-            strict_map_key=True,
-        )
+        return msgpack.unpackb(payload, max_map_len=max_map_items, strict_map_key=True)
     except ValueError as error:
         raise BadFrameError(f"a control frame is no msgpack map: {error!r:.80}") from None
-    if type(values) is not dict or any(type(name) is not str for name in values):
-        raise BadFrameError("a control frame must be one map with text keys")
-    return values

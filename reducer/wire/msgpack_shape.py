@@ -22,18 +22,24 @@ _ARRAYS: Final = {0xDC: 2, 0xDD: 4}
 _MAPS: Final = {0xDE: 2, 0xDF: 4}
 
 
-def check_shape(data: Buffer, max_depth: int, max_items: int, max_values: int) -> None:
+def check_shape(data: Buffer, max_depth: int, max_items: int, max_values: int) -> list[int]:
     """Raises BadFrameError unless `data` is exactly one msgpack value within the limits.
 
     `max_values` bounds all values together, and so the time that one frame takes.
+
+    Returns where the items of the outermost list begin, or the keys and values of the outermost
+    map in turn, and where the last of them ends.
     """
     data = bytes(data)
     waiting = [1]
+    places: list[int] = []
     at = seen = 0
     while waiting:
         if waiting[-1] == 0:
             waiting.pop()
             continue
+        if len(waiting) == 2:
+            places.append(at)
         waiting[-1] -= 1
         seen += 1
         if seen > max_values:
@@ -47,6 +53,13 @@ def check_shape(data: Buffer, max_depth: int, max_items: int, max_values: int) -
             raise BadFrameError(f"a control frame is nested deeper than {max_depth} levels")
     if at != len(data):
         raise BadFrameError(f"{len(data) - at} bytes follow the map of a control frame")
+    places.append(at)
+    return places
+
+
+def is_map(data: Buffer) -> bool:
+    """Whether the value that begins `data` is a map."""
+    return len(data) > 0 and (0x80 <= data[0] <= 0x8F or data[0] in _MAPS)
 
 
 def _step(data: Buffer, at: int) -> tuple[int, int, int]:

@@ -103,3 +103,12 @@ def test_a_turn_looks_at_some_of_the_numbers_that_are_lost() -> None:
         assert ascending.has_below(5_000)
         looks += 1
     assert first == 4_999 and looks >= 4
+
+
+def test_a_table_that_has_lost_most_gives_its_memory_back() -> None:
+    """2,000 keys with 64 rounds each took 2.8 times what their records were charged."""
+    for most in (6, 30, 64, 1_000):
+        table = filled(list(range(most)))
+        for number in range(1, most):
+            table.pop(number)
+        assert sys.getsizeof(table._items) == sys.getsizeof({0: 0}), most

@@ -289,6 +289,21 @@ async def nothing_for_one_that_is_given_up() -> None:
     assert isinstance(sink, Ended) and sink.ended and not sink.taken
 
 
+async def one_that_a_tick_tells_much() -> None:
+    """It was in the queue once for each frame."""
+    lane = Lane([Sink()])
+    lane.shell._ticks = True
+    for _ in range(10):
+        lane.send()
+    assert len(lane.shell._unflushed_later) == 1
+    lane.shell._ticks = False
+    lane.send()  # an answer does not wait for the tick's turn
+    assert len(lane.shell._unflushed) == 1
+    await lane.wait()
+    assert not lane.shell._unflushed_later
+    assert lane.sinks[0].taken == 11 * len(FRAME)
+
+
 async def no_time_for_two_ends() -> None:
     """Each lets go of all that its worker has left unread."""
     lane = Lane([LongEnded() for _ in range(4)])
@@ -321,7 +336,7 @@ CASES = [
     one_that_lacks_a_frame, one_that_is_queued_meanwhile, one_whose_end_fails, no_end_of_many,
     no_end_of_all_that_linger, no_flush_for_each_tick, no_loss_of_many, no_turn_for_a_loss,
     nothing_for_one_that_is_given_up, no_time_for_two_ends, no_time_for_two_losses,
-    one_whose_loss_fails,
+    one_that_a_tick_tells_much, one_whose_loss_fails,
 ]  # fmt: skip
 
 

@@ -63,6 +63,9 @@ class Line(Sink):
     def can_write_eof(self) -> bool:
         return False
 
+    def write_eof(self) -> None:
+        pass
+
     def abort(self) -> None:
         self.ended = True
 
@@ -96,7 +99,9 @@ class Lane:
         assert self.connection.is_closing() and not list(core.parts(0.0))
         assert core.snapshot()["errors"]["internal"] == self.shell.counters.internal_errors == 1
         assert self.shell.counters.protocol_errors == 0
-        assert self.line.reads or self.line.ended, "its end is noticed"
+        async with asyncio.timeout(5):  # its end is noticed
+            while not (self.line.reads or self.line.ended):
+                await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

@@ -15,12 +15,11 @@ from reducer.core.permit import ANY_RANK, Permit
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import (
     HEARTBEAT_PART,
-    MOST_THROWN_AWAY,
     RANKS_OF_PART,
     READ_BYTE_SECONDS,
     READ_SECONDS,
 )
-from reducer.server.shell import LaneShell
+from reducer.server.shell import MOST_THROWN_AWAY, THROWN_AWAY_AT_ONCE, LaneShell
 from reducer.server.tls_link import TlsLink
 from reducer.server.turns import MOST_TURNS, SECONDS, SHARED_SECONDS, Turns
 from reducer.wire import messages
@@ -499,27 +498,33 @@ def test_what_comes_after_the_end_is_thrown_away_slowly() -> None:
 
     async def throw_away() -> int:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
-        pairs = [socket.socketpair() for _ in range(3)]
-        hostile = [Held(shell, "hostile", rank, 3) for rank in range(len(pairs))]
+        count = 2 * THROWN_AWAY_AT_ONCE
+        pairs = [socket.socketpair() for _ in range(count)]
+        hostile = [Held(shell, "hostile", rank, count) for rank in range(count)]
         await rest(shell)
         with contextlib.ExitStack() as stack:
             for one, pair in zip(hostile, pairs, strict=True):
                 one.socket = stack.enter_context(pair[0])
                 stack.enter_context(pair[1])
                 one.connection.close("it is over")
+            assert not any(one.reads for one in hostile), "or all would be read in one pass"
             count = 0
-            while (reads := [one for one in hostile if one.reads]) and count < 2 * MOST_THROWN_AWAY:
+            for _ in range(MOST_THROWN_AWAY >> 16):
+                await asyncio.sleep(0)
+                reads = [one for one in hostile if one.reads]
+                assert len(reads) <= THROWN_AWAY_AT_ONCE
                 for one in reads:
                     count += len(one.connection.get_buffer(-1))
                     one.connection.buffer_updated(64 << 10)
-            await asyncio.sleep(0.2)
             assert not any(one.reads for one in hostile)
             shell.tick()
-            await asyncio.sleep(0.2)
-            assert all(one.reads for one in hostile)  # else no end would be noticed
+            for _ in range(4):
+                await asyncio.sleep(0)
+            assert all(one.reads for one in hostile), "else no end would be noticed"
             return count
 
-    assert MOST_THROWN_AWAY <= asyncio.run(throw_away()) <= MOST_THROWN_AWAY + 3 * (64 << 10)
+    most = MOST_THROWN_AWAY + THROWN_AWAY_AT_ONCE * (64 << 10)
+    assert MOST_THROWN_AWAY <= asyncio.run(throw_away()) <= most
 
 
 class Kept:

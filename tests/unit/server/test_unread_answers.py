@@ -15,7 +15,15 @@ from reducer.server.outbox import BYTES_AT_ONCE
 from reducer.server.shell import ENDED_AT_ONCE, LATER_BYTE_SECONDS, LaneShell
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import Header, pack_header
-from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
+from tests.support.bare_lane import (
+    BUDGET,
+    KERNELS,
+    Sink,
+    bare_lane,
+    contribution,
+    hello,
+    receive,
+)
 from tests.support.simlane import KIND_OFFSET
 
 QUESTION = pack_header(Header(MessageKind.STATS), KERNELS.crc32c)
@@ -88,6 +96,35 @@ def test_whoever_leaves_more_unread_than_has_room_is_cut_off() -> None:
         assert deaf.is_cut_off and shell.executor.slow_readers == 1
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("then", ["it names a key", "it contributes", "it is told something"])
+def test_a_large_result_counts_where_its_last_byte_is_unread(then: str) -> None:
+    """A run took 1.3 times what it had reserved: its ranks read all but some bytes."""
+    payload = bytes(4_096)
+    named = pack_header(Header(MessageKind.KEY, length=8_192), KERNELS.crc32c)
+    contributed = pack_header(contribution(0, 0, 0, 1, payload), KERNELS.crc32c)
+
+    async def ask(room: int) -> bool:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        socket, connection = Socket(), shell.connection()
+        connection.connection_made(socket)
+        header, payload = hello(0, 1, 4_096)
+        receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
+        await asyncio.sleep(0)
+        socket.read = socket.taken
+        size = shell._lane.unread_room(connection.session)[1] - room
+        connection.send([bytes(size)], size)
+        while connection.waiting:
+            await asyncio.sleep(0)
+        socket.read = socket.taken - 1
+        if then == "it is told something":
+            shell.executor.run([events.Send(0, (connection.session,), bytes(8_192), None, 0)])
+        else:
+            receive(connection, memoryview(named if then == "it names a key" else contributed))
+        return connection.is_closing()
+
+    assert asyncio.run(ask(1_024)) and not asyncio.run(ask(16_384))
 
 
 def test_what_the_kernel_does_not_take_at_once_takes_of_the_turn_as_well() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import tracemalloc
 from typing import Any
 
@@ -156,6 +157,23 @@ def test_a_bomb_is_refused_and_takes_no_memory(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("where", ["unknown", "below an unknown name", "below a known name"])
+def test_names_that_mean_nothing_leave_no_memory(where: str) -> None:
+    """Python 3.12 keeps for ever what msgpack makes of the names in a map."""
+    fields = {f.name: getattr(HELLO, f.name) for f in dataclasses.fields(HELLO)}
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            names = {f"{number} {where}".zfill(50_000): 1}
+            more = {"unknown": names, "below an unknown name": {"x": [names]}}
+            data = msgpack.packb(fields | more.get(where, {"job": names}))
+            with contextlib.suppress(BadFrameError):
+                m.decode(m.Hello, data)
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @given(st.binary(max_size=300))
