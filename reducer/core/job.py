@@ -129,6 +129,7 @@ class Job:
         )  # fmt: skip
         self._changed: dict[Stream, None] = {}  # where keys have become stable since the last beat
         self._moved: deque[Stream] = deque()  # and are still to be dropped
+        self._freed: list[Buffer] = []  # by the end of the run
         self.world_size = world_size
         self.table = table
         self.ledger = Ledger(window, world_size)
@@ -762,8 +763,8 @@ class Job:
         return self._verdicts.refused
 
     def drop_all(self) -> list[Output]:
-        """The run is over: give every buffer back."""
-        freed: list[Buffer] = []
+        """The run is over: give every buffer back. Where this raises it can be called again."""
+        freed = self._freed
         for stream in chain(self.streams, self._moved):
             stream.drop(freed)
         self.streams.clear()

@@ -7,6 +7,7 @@ random number is in here or below.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -19,11 +20,13 @@ from reducer.core.frames import payload_frame
 from reducer.core.job import Job
 from reducer.core.joining import Joining
 from reducer.core.keytable import entries_in
+from reducer.core.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
 from reducer.core.report import (
     MAX_ROUNDS,
     MAX_ROUNDS_IN_ALL,
     forming_report,
     job_numbers,
+    ranks_in,
     run_report,
 )
 from reducer.core.roster import Roster, fault_text, few, in_turns
@@ -212,14 +215,19 @@ class Lane:
         """Numbers for metrics, and who is here and who is waited for: one run after the other.
 
         The lane may handle events between two of them. Runs that have ended by then are left out.
-        The runs that are complete tell of MAX_ROUNDS_IN_ALL waiting rounds at most.
+        The runs that are complete tell of MAX_ROUNDS_IN_ALL waiting rounds at most, and those of
+        one job of MAX_RANKS_OF_JOB ranks.
         """
         rounds = MAX_ROUNDS_IN_ALL
+        ranks: Counter[str] = Counter()  # that each job has told of
         for number, run in list(self._roster.runs_by_number.items()):
             if number in self._roster.runs_by_number:
                 report = run_report(run, now, min(rounds, MAX_ROUNDS))
                 rounds -= len(report["waiting"])
-                yield {"run": report, "numbers": job_numbers(run.job)}
+                job = run.job.name
+                numbers = job_numbers(run.job, min(MAX_RANKS, MAX_RANKS_OF_JOB - ranks[job]))
+                ranks[job] += ranks_in(numbers)
+                yield {"run": report, "numbers": numbers}
         for forming in list(self._roster.forming.values()):
             if self._roster.forming.get(forming.id) is forming:
                 yield {"forming": forming_report(forming)}

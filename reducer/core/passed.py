@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from reducer.core.buffer import Buffer
 from reducer.core.credits import Ledger
 from reducer.core.events import Free, Output
 from reducer.core.grants import Grants
@@ -88,7 +89,9 @@ class Passed:
             for rank in chunk.present():
                 self._ledger.settle(rank, chunk.cost)
             chunk.step(Step.VOIDED)
-            out.append(Free(self._run, chunk.drop()))
+            freed: list[Buffer] = []
+            out.append(Free(self._run, freed))
+            chunk.drop(freed)
             round_.forget_chunk(chunk)
             round_.left -= 1
         return len(chunks) * each

@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from typing import Final, TypeVar
 
 MAX_RANKS: Final = 64
+# Of all runs of one job, its groups, too: a page takes 20 us for each.
+MAX_RANKS_OF_JOB: Final = 1_024
 
 N = TypeVar("N", int, float)
 
 
-def most(numbers: Iterable[N]) -> tuple[tuple[int, N], ...]:
+def most(numbers: Iterable[N], limit: int = MAX_RANKS) -> tuple[tuple[int, N], ...]:
     """(rank, number) of the ranks with the largest numbers above 0, the largest first."""
     rows = [(rank, number) for rank, number in enumerate(numbers) if number > 0]
     rows.sort(key=lambda row: -row[1])
-    return tuple(rows[:MAX_RANKS])
+    return tuple(rows[:limit])

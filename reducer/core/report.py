@@ -23,10 +23,13 @@ KEY_SHOWN: Final = 128
 Together = tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]
 
 
-def job_numbers(job: Job) -> dict[str, Any]:
-    """For metrics: what may be added up over runs; tuples are of (rank or place, number)."""
+def job_numbers(job: Job, ranks: int) -> dict[str, Any]:
+    """For metrics: what may be added up over runs; tuples are of (rank or place, number), of so
+    many `ranks` at most."""
+    stats = dataclasses.asdict(job.stats())
     return {
-        **dataclasses.asdict(job.stats()),
+        **stats,
+        "late": stats["late"][:ranks],
         "reconnects": job.counters.reconnects,
         "failovers": job.counters.failovers,
         "stats_walks": job.counters.stats_walks,
@@ -34,11 +37,16 @@ def job_numbers(job: Job) -> dict[str, Any]:
         "refused_rounds": job.refused_rounds,
         "parked_bytes": job.held.parked,
         "record_bytes": job.records.used,
-        "lateness": most(job.lateness.waited),
-        "nonfinite": most(job.nonfinite),
+        "lateness": most(job.lateness.waited, ranks),
+        "nonfinite": most(job.nonfinite, ranks),
         "round_counts": tuple(enumerate(job.durations.counts)),
         "round_seconds": job.durations.seconds,
     }
+
+
+def ranks_in(numbers: dict[str, Any]) -> int:
+    """How many rows a page has for the ranks of a run."""
+    return max(len(numbers[field]) for field in ("late", "lateness", "nonfinite"))
 
 
 def put_together(parts: Iterable[dict[str, Any]]) -> Together:

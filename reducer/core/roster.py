@@ -47,12 +47,16 @@ def in_turns(of_jobs: Mapping[str, list[T]], turn: int) -> list[list[T]]:
 
 
 class Ended:
-    """A run that is over; `room` is what it still has of the lane's memory."""
+    """A run that is over; `room` is what it still has of the lane's memory.
 
-    __slots__ = ("room", "run")
+    Until it `is_dropped` it has buffers, too: an allocation has failed.
+    """
+
+    __slots__ = ("is_dropped", "room", "run")
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self.is_dropped = False
         self.room = run.job.ledger.window.reserve(run.job.world_size)
 
 
@@ -212,9 +216,13 @@ class Roster:
         for peer in closed:
             peer.state = SessionState.CLOSED
         out += [Close(job.number, peer.id, reason) for peer in closed]
-        out += job.drop_all()
+        self._drop(ended, out)
         self._forget(ended, FORGOTTEN_AT_ONCE, out)
         return out
+
+    def _drop(self, ended: Ended, out: list[Output]) -> None:
+        out += ended.run.job.drop_all()
+        ended.is_dropped = True
 
     def tell_again(self, out: list[Output]) -> None:
         """Tell of the latest ends whoever is still open; each tick does.
@@ -238,10 +246,13 @@ class Roster:
         """Forget keys of the run; the bytes of their records, `most` at most, and RUN.
 
         What fails here must keep neither the room of the run nor the others. So the rest of its
-        records gives its room back at once, and its memory as soon as the lane looks for cycles.
+        buffers and records gives its room back at once, and its memory as soon as the lane looks
+        for cycles.
         """
         took = RUN
         try:
+            if not ended.is_dropped:
+                self._drop(ended, out)
             took += ended.run.job.idle.take_apart(most)
             self._maybe_close_room(ended)
         except Exception as bug:
@@ -251,13 +262,14 @@ class Roster:
     def _give_up(self, ended: Ended, bug: Exception, out: list[Output]) -> None:
         job = ended.run.job
         job.idle.give_up()
+        ended.is_dropped = True
         self._maybe_close_room(ended)
         text = f"job {job.title!r}: the keys of an ended run are given up: {fault_text(bug)}"
         out.append(Log(job.number, logging.ERROR, text, job.about(), bug))
 
     def _maybe_close_room(self, ended: Ended) -> None:
         """Give back what no connection holds, and no key that is not forgotten."""
-        if ended.run.sessions:
+        if ended.run.sessions or not ended.is_dropped:
             return
         job = ended.run.job
         room = 0 if job.idle.is_clean else job.records.used
@@ -273,7 +285,7 @@ class Roster:
         """
         by_job: dict[str, list[Ended]] = {}
         for ended in self.ended.values():
-            if ended.run.job.idle.is_clean:  # its connections alone have not ended
+            if ended.is_dropped and ended.run.job.idle.is_clean:  # only connections are left
                 continue
             by_job.setdefault(ended.run.job.name, []).append(ended)
         took = 0

@@ -225,20 +225,22 @@ class Chunk:
             held.release(result)
         return result
 
-    def drop(self) -> list[Buffer]:
-        """Give up everything that it holds."""
+    def drop(self, freed: list[Buffer]) -> None:
+        """Give up everything that it holds: `freed` has it then, also where this raises."""
         held = self.round.stream.held
         if self.phase is Phase.COMPLETE:
             held.unstable -= self.cost
-        freed = list(self.parts.values())
-        held.unpark(len(freed), self.part_bytes)
+        freed += self.parts.values()
+        held.unpark(len(self.parts), self.part_bytes)
         self.parts.clear()
-        for summed in (self.acc, self.result):
-            if summed is not None:
-                held.release(summed)
-                freed.append(summed)
-        self.acc = self.result = None
-        return freed
+        if self.acc is not None:
+            freed.append(self.acc)
+            held.release(self.acc)
+            self.acc = None
+        if self.result is not None:
+            freed.append(self.result)
+            held.release(self.result)
+            self.result = None
 
     def present(self) -> list[int]:
         return [rank for rank, crc in enumerate(self.crcs) if crc is not None]
@@ -396,7 +398,7 @@ class Round(Listed):
         freed: list[Buffer] = []
         for chunk in self._collecting():
             chunk.step(Step.VOIDED)
-            freed += chunk.drop()
+            chunk.drop(freed)
             self.forget_chunk(chunk)
         return freed
 

@@ -41,14 +41,14 @@ class Stream:
         self.is_over = False
 
     def drop(self, freed: list[Buffer]) -> None:
-        """Give every buffer back; the stream is not to be used any more.
+        """Give every buffer back; the stream is not to be used any more. Twice is once.
 
         Its run takes apart, a part at a time, its keys and the rounds that nobody has sent of.
         """
         self.is_over = True
         for round_ in list(self.rounds):
             for chunk in round_.chunks.values():
-                freed += chunk.drop()
+                chunk.drop(freed)
             self.keys[round_.key].forget(round_)
         self.keys.end()
 

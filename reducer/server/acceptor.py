@@ -160,10 +160,15 @@ class Acceptor:
             return
         os.close(self._reserve)
         self._reserve = None  # its number may be a client's before it is opened again
-        with contextlib.suppress(OSError), listener.accept()[0] as sock:
-            sock.setblocking(False)
-            text = f"this reducer cannot accept: {error.strerror}; raise its limit (ulimit -n)"
-            sock.send(self._error(ErrorCode.UNAVAILABLE, text))
+        try:
+            sock = listener.accept()[0]
+        except OSError:  # the descriptors were not what lacks
+            self._rest(listener.fileno())
+        else:
+            with contextlib.suppress(OSError), sock:
+                sock.setblocking(False)
+                text = f"this reducer cannot accept: {error.strerror}; raise its limit (ulimit -n)"
+                sock.send(self._error(ErrorCode.UNAVAILABLE, text))
         self._reserve = _open_reserve()
 
     def _rest(self, fd: int) -> None:

@@ -143,17 +143,28 @@ class Admin:
 
     async def start(self) -> None:
         for listener in self._listeners:
-            server = await asyncio.start_server(
-                self._on_client, sock=listener.dup(), limit=_MAX_REQUEST
-            )
+            sock = listener.dup()
+            try:
+                server = await asyncio.start_server(self._on_client, sock=sock, limit=_MAX_REQUEST)
+            except BaseException:
+                sock.close()
+                raise
             self._servers.append(server)
 
     async def reopen(self) -> None:
-        """Watch the listeners anew. uvloop watches one no more that had no memory for a client."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
-        await self.start()
+        """Watch the listeners anew. uvloop watches one no more that had no memory for a client.
+
+        Where this fails they are watched as before.
+        """
+        before, self._servers = self._servers, []
+        try:
+            await self.start()
+        except Exception:
+            before, self._servers = self._servers, before
+            raise
+        finally:
+            for server in before:
+                server.close()
 
     async def stop(self) -> None:
         """Close the listeners and end what is still being answered."""

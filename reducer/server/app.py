@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import resource
 import signal
 import socket
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +34,7 @@ logger = logging.getLogger("reducer.server")
 EXIT_FAILED = 1
 # Beyond the lanes' own deadline: flushing, lingering sockets, process exit.
 _DRAIN_GRACE_SECONDS = 5.0
+_REOPEN_SECONDS = 1.0
 
 
 def serve(options: config.Config, key: bytes = b"") -> int:
@@ -124,8 +125,18 @@ class Server:
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         log.unhandled(loop, context)
-        if self._serves:
-            self._reopening = loop.create_task(self._admin.reopen())
+        if self._reopening is None or self._reopening.done():
+            self._reopening = loop.create_task(self._reopen())
+
+    async def _reopen(self) -> None:
+        """What has failed may have been the metrics port: without it a probe would end us."""
+        while self._serves:
+            try:
+                await self._admin.reopen()
+                return
+            except Exception as error:
+                logger.error("the metrics port cannot be opened again: %s", error)
+                await asyncio.sleep(_REOPEN_SECONDS)
 
     async def _give_up(self, starting: asyncio.Task[None]) -> int:
         """The lanes did not start, or a signal came before they had."""
@@ -219,8 +230,11 @@ class Server:
             line["mode"],
             admin_port,
         )
-        with contextlib.suppress(OSError):  # whoever started us may not be listening
+        try:
             print(json.dumps(line), flush=True)
+        except OSError:  # nobody listens, or the disk is full
+            with open(os.devnull, "wb") as nothing:  # else our exit fails at what is not written
+                os.dup2(nothing.fileno(), sys.stdout.fileno())
 
     async def _snapshot(self) -> metrics.Snapshot:
         lanes = await self._lanes.snapshots()

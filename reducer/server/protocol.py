@@ -208,16 +208,23 @@ class Connection:
 
     def _read_later(self) -> None:
         """It is to end: what it still sends is thrown away, of a few connections at a time."""
-        if self._transport is not None and not self._reads_later:
-            self._transport.pause_reading()
+        transport = self._open_transport()
+        if transport is not None and not self._reads_later:
+            transport.pause_reading()
             self._shell.throw_away_soon(self)
             self._reads_later = True
 
     def read_on(self) -> None:
         self._reads_later = False
-        transport = self._transport
-        if transport is not None and not self._is_cut and not transport.is_closing():
+        transport = self._open_transport()
+        if transport is not None and not self._held:  # else `let_go` asks again
             transport.resume_reading()
+
+    def _open_transport(self) -> asyncio.Transport | None:
+        transport = self._transport
+        if transport is None or self._is_cut or transport.is_closing():
+            return None
+        return transport
 
     def name(self, job: str) -> None:
         """The connection is the job's from now on, if its proof has not said so before."""
@@ -324,7 +331,7 @@ class Connection:
 
     def _forget(self) -> None:
         """Let go of what would keep itself until a collection, which only an idle lane makes."""
-        self._transport = self._linger = None
+        self._transport = self._linger = self._rest = None
         self._release_placed()
         self._decoder.end()
         self._outbox.clear()

@@ -123,7 +123,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
                 got = self._decrypt(room)
                 if got:
                     self._connection.buffer_updated(got)
-                more = got == len(room)
+                more = 0 < got == len(room)
             self._answer()
             self._received = bytes(self._received)
         except ssl.SSLError as error:

@@ -168,6 +168,23 @@ def test_who_starts_it_says_with_which_status_it_has_drained() -> None:
         assert "drained" in daemon.log
 
 
+def test_a_ready_line_that_finds_no_room_changes_no_exit_status(tmp_path: Path) -> None:
+    """On a full disk, or with nobody behind the pipe, the exit status was 120."""
+    log = tmp_path / "log"
+    env = environment({"PYTHONUNBUFFERED": ""})  # "": not set
+    with open("/dev/full", "wb") as full, log.open("wb") as stderr:
+        command = [sys.executable, "-m", "reducer", "serve", "--port", "0", "--metrics-port", "0"]
+        daemon = subprocess.Popen([*command, "--lanes", "1"], env=env, stdout=full, stderr=stderr)
+        try:
+            wait_until(lambda: "metrics on port" in log.read_text("utf-8"), 30, "it is ready")
+            daemon.terminate()
+            assert daemon.wait(30) == 0
+        finally:
+            daemon.kill()
+            daemon.wait()
+    assert "drained" in log.read_text("utf-8")
+
+
 def test_a_second_signal_forces() -> None:
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon("--drain-timeout", "60s"))

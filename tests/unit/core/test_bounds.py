@@ -27,6 +27,7 @@ from reducer.core.lane import (
 from reducer.core.open_rounds import LOOKED_AT, OpenRounds
 from reducer.core.plan import MIN_COST
 from reducer.core.progress import KeyProgress
+from reducer.core.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
 from reducer.core.records import KEY, KEY_RANK, STREAM
 from reducer.core.report import KEY_SHOWN, MAX_ROUNDS, MAX_ROUNDS_IN_ALL, WAITING_SECONDS
 from reducer.core.roster import (
@@ -786,6 +787,22 @@ def test_heartbeats_that_say_nothing_new_leave_nothing_behind() -> None:
     (run,) = lane.core._roster.runs.values()
     (stream,) = run.job.streams
     assert len(stream.keys._idle) == 100
+
+
+def test_the_groups_of_one_job_show_a_number_of_ranks() -> None:
+    """256 with 64 late ranks each took a second of a page, for each lane: beyond ten lanes there
+    were no metrics."""
+    lane = SimLane(budget=1 << 40)
+    for group in range(2 * MAX_RANKS_OF_JOB // MAX_RANKS):
+        join_all(lane, 2, job="one", run_id=f"run#{group}")
+    join_all(lane, 2, job="other")
+    for run in lane.core._roster.runs.values():
+        run.job.nonfinite = [1] * MAX_RANKS
+    parts = [part for part in lane.core.parts(lane.now) if "run" in part]
+    shown = {"one": 0, "other": 0}
+    for part in parts:
+        shown[part["run"]["job"]] += len(part["numbers"]["nonfinite"])
+    assert shown == {"one": MAX_RANKS_OF_JOB, "other": MAX_RANKS}
 
 
 def test_a_report_of_many_runs_shows_a_number_of_waiting_rounds() -> None:

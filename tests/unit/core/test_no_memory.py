@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -188,6 +189,31 @@ def test_a_run_whose_keys_cannot_be_forgotten_ends_for_every_rank() -> None:
     for worker in workers:
         worker.session.lose()
     assert not lane.core._roster.budget.reserved
+
+
+@pytest.mark.parametrize("fails_again", [False, True])
+def test_a_run_whose_buffers_cannot_be_dropped_keeps_its_room_until_they_are(
+    fails_again: bool,
+) -> None:
+    """Other jobs had its room, and nobody its buffers."""
+    lane = SimLane()
+    workers = join_all(lane, 2)
+    for number in range(3):
+        workers[0].contribute(Spec(number=number), data=bytes(32))
+    (run,) = lane.core._roster.runs.values()
+    reserved = lane.core._roster.budget.reserved
+    run.job._moved.append(cast(Any, "no stream"))  # behind the one with the buffers
+    with pytest.raises((TypeError, AttributeError)):
+        lane.core._roster.end(run)
+    for worker in workers:
+        worker.session.lose()
+    assert len(lane.held) == 3 and lane.core._roster.budget.reserved == reserved
+    if not fails_again:
+        run.job._moved.clear()
+    lane.tick()
+    assert not lane.core._roster.budget.reserved and not lane.core._roster.ended_of("job")
+    assert len(lane.held) == (3 if fails_again else 0)
+    assert any("given up" in text for text in lane.logs) == fails_again
 
 
 if __name__ == "__main__":

@@ -113,3 +113,25 @@ def test_a_descriptor_without_memory_for_its_socket_is_closed(
                 assert await loop.sock_recv(peer, 1) == b""
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
+def test_what_cannot_be_accepted_by_the_reserve_either_waits(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main process asked the kernel again and again, without a pause."""
+
+    async def run() -> None:
+        with accepting() as (one, _, listener):
+            failure = OSError(number, "injected")
+            one._refuse_one(listener, failure)  # nobody waits: as if accept had failed
+            assert one._resting and one._reserve is not None
+            for timer in one._resting.values():
+                timer.cancel()
+            one._resume(listener.fileno())
+            with connected(listener) as peer:
+                one._refuse_one(listener, failure)
+                assert not one._resting
+                assert peer.recv(4_096), "it is told why"
+
+    asyncio.run(run())

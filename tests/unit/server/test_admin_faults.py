@@ -66,6 +66,45 @@ def test_the_metrics_port_answers_after_a_client_without_memory(
         assert b" 200 " in runner.run(serve(monkeypatch))
 
 
+async def open_again(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The answers while the port cannot be opened again, and once it was."""
+    server = app.Server(config.Config(), b"")
+    admin = server._admin = Admin(listen("127.0.0.1", 0, "metrics"), {"/healthz": ok})
+    server._serves = True
+    await admin.start()
+    real, calls, fails = asyncio.start_server, [0], [True]
+
+    async def start(*arguments: Any, **more: Any) -> asyncio.Server:
+        calls[0] += 1
+        if fails[0]:
+            raise OSError("injected")
+        return await real(*arguments, **more)
+
+    monkeypatch.setattr(asyncio, "start_server", start)
+    monkeypatch.setattr(app, "_REOPEN_SECONDS", 0.01)
+    server._unhandled(asyncio.get_running_loop(), {"message": "injected"})
+    async with asyncio.timeout(5):
+        while calls[0] < 2:
+            await asyncio.sleep(0.001)
+    answers = [await ask(admin.port)]
+    fails[0] = False
+    assert server._reopening is not None
+    async with asyncio.timeout(5):
+        await server._reopening
+    try:
+        return [*answers, await ask(admin.port)]
+    finally:
+        await admin.stop()
+        await asyncio.sleep(0)
+
+
+def test_the_metrics_port_is_opened_again_until_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One failure was the end of /healthz."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for answer in runner.run(open_again(monkeypatch)):
+            assert b" 200 " in answer
+
+
 async def leave_early(free: asyncio.Event) -> list[dict[str, Any]]:
     """A client resets its connection while its page is made; what the loop was told of that."""
     told: list[dict[str, Any]] = []

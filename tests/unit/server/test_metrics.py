@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from reducer import metrics
 from reducer.core.durations import BOUNDS
-from reducer.core.ranking import MAX_RANKS
+from reducer.core.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
 from tests.support.scripted import Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -26,7 +26,8 @@ asks each of them.
 - **over lanes** says how the lanes of a reducer, and reducers, make one number. Bytes and events
   are each lane's own: `sum`. Rounds, times and ranks are seen by all lanes at the same time: `max`.
 - Labels are bounded: `job_name` by `--max-jobs`, `rank` to the {MAX_RANKS} ranks of a job and lane
-  with the largest numbers, the others by the code. What has a `job_name` label goes with the job.
+  with the largest numbers (a job and its groups: {MAX_RANKS_OF_JOB:,} of a lane), the others by the
+  code. What has a `job_name` label goes with the job.
 - A group of a job's workers is a run with ranks of its own: `job_name` is then `JOB#GROUP`. In the
   name of a job, `#` is shown as `%23`, and `%` as `%25`.
 - A round of one chunk is on one lane alone: `max` over lanes may count few of many small rounds.

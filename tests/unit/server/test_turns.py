@@ -387,6 +387,24 @@ def test_a_job_that_comes_anew_owes_nothing_to_the_turn_of_its_forgotten_one() -
     assert asyncio.run(turn())
 
 
+def test_who_is_let_go_and_held_again_is_not_read() -> None:
+    """Its frames have no room: in mode tls a lane asked for some without an end."""
+
+    async def let_go() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        hostile = Held(shell, "hostile", 0, 1)
+        await rest(shell)
+        await flood(hostile)
+        turn = hostile.connection.turn
+        turn.spent = 10 * SECONDS
+        del turn.waiting[hostile.connection]
+        hostile.connection.let_go()
+        assert hostile.connection._held and not hostile.reads
+        await until(lambda: hostile.reads)
+
+    asyncio.run(let_go())
+
+
 def test_a_job_that_was_held_is_read_to_its_end_when_it_is_closed() -> None:
     async def close() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
