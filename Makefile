@@ -30,6 +30,8 @@ TSAN := halt_on_error=1 suppressions=$(CURDIR)/client/engine/tests/tsan.supp
 ifneq ($(shell command -v ccache),)
 export CMAKE_C_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+export CCACHE_BASEDIR ?= $(CURDIR)
+export CCACHE_NOHASHDIR ?= true
 endif
 
 .PHONY: help venv demo docs nccl-plugin test pytest test-container test-nccl test-gpu test-frameworks test-outside \

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES: Final = 65_536
 NO_REASON: Final = "no reason was given"  # a worker's ERROR may say nothing
-_DISCARD: Final = bytearray(65_536)
+# Bytes of one read that are thrown away: all the connections that are to end may send at once.
+_DISCARD: Final = bytearray(16_384)
 # Of a turn: a read, whatever has come, with the loop's way to it, and each byte that the kernel has
 # copied, 0.1 ms for 1 MiB.
 READ_SECONDS: Final = 4e-6

@@ -33,7 +33,7 @@ FLUSHED_AT_ONCE: Final = 64
 # the pass. All ranks of a run may end together, or of a host.
 ENDED_AT_ONCE: Final = 32
 # Bytes that come after the end of a connection are thrown away: some peers read only when they have
-# sent everything. No job pays for that: of so many connections the loop reads once more, 64 KiB at
+# sent everything. No job pays for that: of so many connections the loop reads once more, 16 KiB at
 # most, before it serves others, and so many bytes of all of them between two ticks.
 THROWN_AWAY_AT_ONCE: Final = 32
 MOST_THROWN_AWAY: Final = 4 << 20

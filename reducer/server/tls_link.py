@@ -80,7 +80,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _room(self) -> memoryview:
         if self._connection.is_closing():
-            return _RECEIVED
+            return memoryview(self._connection.get_buffer(-1))
         kept = len(self._received)  # a part of a header at most, or the connection would be held
         if self._connection.turn.is_over:
             return _RECEIVED[kept : kept + 1]

@@ -33,6 +33,7 @@ def test_kills_of_reducers_lose_no_step_and_leave_nothing() -> None:
     kills.run(draws(120, 240), 1, hush)
 
 
+@pytest.mark.long  # 14 CPU seconds; of one restart tests/e2e/test_failover.py tells at each commit
 def test_rolling_restarts_fail_no_step() -> None:
     rolling.run(3, 1, hush)
 

@@ -94,7 +94,14 @@ def test_local_reducers_and_workers() -> None:
     assert "a ring wins only above" in ended.stdout
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+# Each takes 4 CPU seconds, and tests/e2e/test_collectives.py compares the sums of all.
+AT_NIGHT = ("all_gather", "broadcast")
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [pytest.param(name, marks=[pytest.mark.long] * (name in AT_NIGHT)) for name in COLLECTIVES],
+)
 def test_every_collective_over_lanes_and_chunks(collective: str) -> None:
     options = ("--workers", "3", "-b", "5000", "-e", "1M", "-f", "8", "-n", "2", "-w", "1")
     local = ("--local", "2", "--lanes", "2", "--json")

@@ -39,6 +39,7 @@ def test_the_demo_trains_compares_and_draws(tmp_path: Path) -> None:
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long  # 15 CPU seconds; of `reducer bench` it is tested at each commit
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     process = _start(tmp_path, 500)
     assert process.stdout is not None

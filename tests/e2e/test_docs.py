@@ -129,7 +129,15 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+# Each trains for 10 CPU seconds and more, as tests of its own do.
+AT_NIGHT = ("horovod", "pytorch")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.long] * (page.stem in AT_NIGHT)) for page in PAGES],
+    ids=lambda page: page.stem,
+)
 def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     ports: dict[str, str] = {}
     write_programs(page, tmp_path, ports)

@@ -43,6 +43,7 @@ def _tasks(daemon: Daemon) -> list[int]:
     return [stats["tasks"], *(lane["tasks"] for lane in stats["lanes"])]
 
 
+@pytest.mark.long  # 18 CPU seconds
 def test_a_thousand_rounds_grow_nothing() -> None:
     """Memory, descriptors, threads and tasks: in every rank, the daemon and each of its lanes."""
     with (
@@ -97,7 +98,7 @@ def test_ten_thousand_keys_used_once_leave_nothing_behind(addresses: list[str]) 
 
 def test_ranks_may_submit_keys_in_any_order_with_the_least_room() -> None:
     """In every rank's own order, on a lane with room for one chunk of each."""
-    orders.turns(draws(15, 25))
+    orders.turns(draws(8, 25))
 
 
 class _Logged(logging.Handler):

@@ -21,8 +21,8 @@ EXAMPLES = {
     "horovod_digits": 2 * 8 * 30 * NET,
     "numpy_sgd": 2 * 60 * 15 * 4 * 65 * 10,
 }
-# Each takes 15 CPU seconds; the backend, FSDP2 and Horovod have tests of their own.
-AT_NIGHT = ("compression", "ddp_backend", "fsdp2", "horovod_digits")
+# Each takes 15 CPU seconds; the backend, the hook, FSDP2 and Horovod have tests of their own.
+AT_NIGHT = ("compression", "ddp_backend", "ddp_hook", "fsdp2", "horovod_digits")
 ELSEWHERE = {
     "accelerate_digits",
     "hf_trainer",

@@ -109,7 +109,7 @@ def test_a_reducer_that_comes_back_is_taken_in_again(reducers: Reducers, job: st
         training.finish()
 
 
-@pytest.mark.parametrize("mode", ["psk", "tls"])
+@pytest.mark.parametrize("mode", [pytest.param("psk", marks=pytest.mark.long), "tls"])
 def test_with_a_proof_kills_cost_no_step_either(
     job: str, mode: str, key_file: str, certs: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.counters import bytes_taken
-from tests.support.counts import LONG
+from tests.support.counts import LONG, draws
 from tests.support.process_group import process_group
 from tests.support.ranks import run_ranks
 from tests.support.torch_names import (
@@ -38,7 +38,7 @@ from tests.support.torch_names import (
     reduce_scatter_single,
 )
 
-STEPS = 4
+STEPS = draws(2, 4)
 
 # Of DistributedDataParallel, by name.
 OPTIONS: dict[str, dict[str, Any]] = {

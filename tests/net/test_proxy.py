@@ -15,6 +15,7 @@ from reducer.wire.codes import MessageKind
 from reducer.wire.header import HEADER_SIZE
 from tests.soak import flips, frame_storm, hush
 from tests.support import harms
+from tests.support.counts import draws
 from tests.support.groups import Groups, Values
 from tests.support.harms import Trigger
 from tests.support.proxy import Direction, LinkResetError, Proxies, Stream, pass_on
@@ -199,8 +200,8 @@ def test_a_short_stall_costs_nothing_but_time(
 
 
 def test_flipped_bits_are_all_found() -> None:
-    flips.run(200, 1, hush)
+    flips.run(draws(100, 200), 1, hush)
 
 
 def test_a_storm_over_frames_counts_nothing_twice() -> None:
-    frame_storm.run(2_000, 1, hush)
+    frame_storm.run(draws(500, 2_000), 1, hush)

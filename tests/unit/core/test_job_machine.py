@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
 from reducer.wire.codes import DType, ErrorCode, ReduceOp
 from tests.support import oracle
+from tests.support.counts import draws
 from tests.support.laws import counts_what_it_holds
 from tests.support.simcluster import SimCluster
 
@@ -179,7 +180,7 @@ class JobMachine(RuleBasedStateMachine):
 
 
 JobMachine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=draws(60, 150),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     stateful_step_count=40,
     deadline=None,

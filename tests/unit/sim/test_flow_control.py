@@ -56,7 +56,7 @@ def run_in_own_orders(
 
 
 def test_random_orders_end_within_the_smallest_budget() -> None:
-    for seed in range(draws(60, 200)):
+    for seed in range(draws(30, 200)):
         cluster = run_in_own_orders(seed)
         (lane,) = cluster.lanes.values()
         assert lane.peak <= LEAST * 1.1

@@ -17,7 +17,7 @@ from tests.support import oracle
 from tests.support.counts import draws
 from tests.support.simcluster import SimCluster
 
-SEEDS = draws(300, 1_000)
+SEEDS = draws(100, 1_000)
 KEYS = "ab"
 DESCRIPTIONS = [
     (DType.FLOAT32, 100),

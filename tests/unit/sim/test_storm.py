@@ -18,7 +18,7 @@ from tests.support.storm import Storm
 ROUNDS = 100
 
 
-@pytest.mark.parametrize("first", range(0, draws(20, 100), 10))
+@pytest.mark.parametrize("first", range(0, draws(10, 100), 10))
 def test_no_storm_breaks_a_law(first: int) -> None:
     for seed in range(first, first + 10):
         storm = Storm(seed, ROUNDS)
