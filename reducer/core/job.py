@@ -774,6 +774,7 @@ class Job:
         self._behind.clear()
         self._passed.clear()
         self._works.clear()
+        self._freed = []
         return [Free(self.number, freed)]
 
 

@@ -264,7 +264,7 @@ class Roster:
         job.idle.give_up()
         ended.is_dropped = True
         self._maybe_close_room(ended)
-        text = f"job {job.title!r}: the keys of an ended run are given up: {fault_text(bug)}"
+        text = f"job {job.title!r}: what an ended run had is given up: {fault_text(bug)}"
         out.append(Log(job.number, logging.ERROR, text, job.about(), bug))
 
     def _maybe_close_room(self, ended: Ended) -> None:

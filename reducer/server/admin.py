@@ -99,9 +99,10 @@ class _Shared:
 class _Phase(IntEnum):
     """What a connection waits for; the lower one makes room first."""
 
-    REQUEST = 0
-    READER = 1  # the client has its answer, or reads it
-    PAGE = 2
+    CLIENT = 0  # to close: the kernel has all of its answer
+    REQUEST = 1
+    READER = 2
+    PAGE = 3
 
 
 def text_answer(status: int, text: str) -> Answer:
@@ -220,7 +221,9 @@ class Admin:
             method, answer = await self._answer(task, head)
         self._open[task] = _Phase.READER
         async with asyncio.timeout(_ANSWER_SECONDS):
-            await _tell(reader, writer, method, answer)
+            await _tell(writer, method, answer)
+            self._open[task] = _Phase.CLIENT
+            await _wait_for_the_end(reader, writer)
 
     async def _answer(self, task: asyncio.Task[None], head: bytes) -> tuple[str, Answer]:
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
@@ -243,10 +246,8 @@ class Admin:
             return method, text_answer(500, "internal error; see the log")
 
 
-async def _tell(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, method: str, answer: Answer
-) -> None:
-    """Send the answer, and wait until the client has closed."""
+async def _tell(writer: asyncio.StreamWriter, method: str, answer: Answer) -> None:
+    """Send the answer."""
     lines = [
         f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
         f"Content-Type: {answer.content_type}",
@@ -259,10 +260,14 @@ async def _tell(
     writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n")
     if method != "HEAD":
         writer.write(answer.body)
+    writer.transport.set_write_buffer_limits(0)
     await writer.drain()
+
+
+async def _wait_for_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until the client has closed: unread bytes of it would turn our close into a RST."""
     if not writer.transport.is_closing() and writer.can_write_eof():
         writer.write_eof()
-        # Until the client has closed: unread bytes of it would turn our close into a RST.
         left = _MAX_DISCARDED
         with contextlib.suppress(OSError):
             while left > 0 and (data := await reader.read(_MAX_REQUEST)):

@@ -45,6 +45,7 @@ def serve(options: config.Config, key: bytes = b"") -> int:
     cannot start, when open rounds outlast `drain_timeout`, when a lane does not drain, or when a
     second signal forces.
     """
+    descriptors.keep_standard_ones()
     log.set_up(options.log_level, options.log_format, options.debug)
     try:
         compiled.check_sources()

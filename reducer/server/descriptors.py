@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import os
 import resource
 from collections.abc import Sequence
 
@@ -23,6 +24,15 @@ def raise_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def keep_standard_ones() -> None:
+    """Open /dev/null where one of the first three is closed: a socket of ours would be there."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
 
 
 def limit() -> int:

@@ -134,13 +134,18 @@ class LaneChild:
 
 
 def _spawn(options: LaneOptions) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "reducer.server.lane", json.dumps(asdict(options))],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=(options.orders_fd, options.answers_fd),
-        env=config.child_environment(),
-    )
+    # The lane ignores both, but begins to half a second later: until then it blocks them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "reducer.server.lane", json.dumps(asdict(options))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(options.orders_fd, options.answers_fd),
+            env=config.child_environment(),
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _lane_options(

@@ -153,13 +153,15 @@ class Connection:
                 if self.turn.spent + (now - started) >= SECONDS:  # `spend` finds the same below
                     self._is_read = True
                     break
-            if self.turn is not turn:  # a HELLO takes of both
-                self._shell.turns.charge(turn, now - started)
-            self.spend(now - started)
         except PEER_ERRORS as error:
             self._shell.broken(self, error)
+            now = clock()
         except Exception as bug:  # mypyc: another type than `error` needs a name of its own
             self.fail(bug)
+            now = clock()
+        if self.turn is not turn:  # a HELLO takes of both
+            self._shell.turns.charge(turn, now - started)
+        self.spend(now - started)
 
     @property
     def has_chunks(self) -> bool:

@@ -14,6 +14,7 @@ MAX_EARLY_BYTES: Final = 4_096  # of a control frame before the welcome; a HELLO
 MAX_CONTROL_DEPTH: Final = 8
 MAX_CONTROL_ITEMS: Final = 4_096
 MAX_CONTROL_VALUES: Final = 1_024
+MAX_CONTROL_NAMES: Final = 64
 MAX_LIST_VALUES: Final = 16_384
 MAX_CHUNK_BYTES: Final = 4 << 20
 MAX_CHUNKS: Final = 1 << 24

@@ -20,6 +20,7 @@ from reducer.wire.codes import (
     MAX_CONTROL_BYTES,
     MAX_CONTROL_DEPTH,
     MAX_CONTROL_ITEMS,
+    MAX_CONTROL_NAMES,
     MAX_CONTROL_VALUES,
     MAX_JOB_BYTES,
     MAX_KEY_BYTES,
@@ -398,6 +399,8 @@ def decode(kind: type[M], payload: Buffer) -> M:
         payload, MAX_LIST_VALUES if kind in _OF_LISTS else MAX_CONTROL_VALUES
     ):
         if (f := fields.get(name)) is not None:
+            if name in known:
+                raise BadFrameError(f"{kind.__name__} names {name!r} twice")
             found = _unpack(value, MAX_CONTROL_ITEMS if kind in _OF_MAPS else 0)
             known[name] = f.metadata["check"](name, found)
     for name, f in fields.items():
@@ -419,6 +422,10 @@ def _entries(payload: Buffer, max_values: int) -> Iterator[tuple[str, Buffer]]:
     places = check_shape(payload, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, max_values)
     if not is_map(payload):
         raise BadFrameError("a control frame must be one map with text keys")
+    if len(places) // 2 > MAX_CONTROL_NAMES:
+        raise BadFrameError(
+            f"a control map of {len(places) // 2} names, the limit is {MAX_CONTROL_NAMES}"
+        )
     for begin, middle, end in zip(places[0:-1:2], places[1::2], places[2::2], strict=True):
         name = _unpack(payload[begin:middle], 0)
         if type(name) is not str:

@@ -255,3 +255,14 @@ def test_a_lane_that_does_not_drain_is_killed_and_the_status_says_so() -> None:
         assert daemon.wait(20) == 1
         assert "SIGKILL: it did not drain within 5.01 s" in daemon.log
         assert not daemon.log.endswith("drained\n")
+
+
+def test_a_signal_to_the_group_ends_no_lane_that_is_about_to_start() -> None:
+    """It had no handler yet: the drain failed, with status 1, for the want of a lane."""
+    with Daemon(prefix=("setsid",)) as daemon:
+        (lane,) = daemon.lane_pids()
+        os.kill(lane, signal.SIGKILL)
+        wait_until(lambda: daemon.lane_pids() not in ([], [lane]), 10, "it is started again")
+        os.killpg(daemon.pid, signal.SIGTERM)
+        assert daemon.wait() == 0
+        assert "drained" in daemon.log

@@ -185,6 +185,23 @@ def test_a_ready_line_that_finds_no_room_changes_no_exit_status(tmp_path: Path) 
     assert "drained" in log.read_text("utf-8")
 
 
+def test_it_starts_and_ends_without_standard_input_and_output(tmp_path: Path) -> None:
+    """Its loop took their numbers, and libuv aborted the process after the drain."""
+    log = tmp_path / "log"
+    serve = f"{sys.executable} -m reducer serve --port 0 --metrics-port 0 --lanes 1"
+    with log.open("wb") as stderr:
+        command = ["sh", "-c", f"exec {serve} <&- >&-"]
+        daemon = subprocess.Popen(command, env=environment(), stderr=stderr)
+        try:
+            wait_until(lambda: "metrics on port" in log.read_text("utf-8"), 30, "it is ready")
+            daemon.terminate()
+            assert daemon.wait(30) == 0
+        finally:
+            daemon.kill()
+            daemon.wait()
+    assert "drained" in log.read_text("utf-8")
+
+
 def test_a_second_signal_forces() -> None:
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon("--drain-timeout", "60s"))

@@ -8,6 +8,7 @@ import pytest
 
 from reducer.core import events
 from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
+from reducer.core.lane import MOST_REFUSED
 from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE, Header
@@ -264,6 +265,18 @@ def test_a_small_budget_shrinks_the_credit_to_one_chunk() -> None:
     lane = SimLane(budget=(2 + SHARES_BESIDE_RANKS) * share_of(2 * 4_096))
     told = welcome(join_all(lane, 2)[0])
     assert (told.credit, told.grant) == (4_096, 4_096)
+
+
+def test_of_a_crowd_that_says_nothing_some_are_refused_at_each_tick() -> None:
+    """250 that had proven a key, and their lines in the log: 17 ms in one tick."""
+    lane = SimLane()
+    crowd = [lane.connect() for _ in range(2 * MOST_REFUSED + 1)]
+    lane.tick(1.95)
+    refused = []
+    for _ in range(3):
+        lane.tick(0.051)
+        refused.append(sum(one.closed is not None for one in crowd))
+    assert refused == [MOST_REFUSED, 2 * MOST_REFUSED, len(crowd)]
 
 
 def test_no_hello_no_room() -> None:

@@ -94,6 +94,31 @@ def test_a_crowd_that_waits_for_a_page_keeps_no_probe_out() -> None:
     run(crowd())
 
 
+def test_a_crowd_that_stays_after_its_answers_keeps_no_probe_out() -> None:
+    """Of a stranger's 300 a second no probe with a round trip of 5 ms had an answer."""
+
+    async def crowd() -> None:
+        async with serving(Pages()) as admin, contextlib.AsyncExitStack() as stack:
+
+            async def stay() -> None:
+                reader, writer = await asyncio.open_connection("127.0.0.1", admin.port)
+                stack.callback(writer.close)
+                writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                with contextlib.suppress(ConnectionResetError):
+                    await reader.readline()
+
+            async def more_come() -> None:
+                for _ in range(10):
+                    await stay()
+
+            for _ in range(MAX_CONNECTIONS):
+                await stay()
+            assert await ask(admin, "/healthz", more_come()) == 200
+            assert admin.dropped["crowded"] == 11
+
+    run(crowd())
+
+
 def test_a_page_that_is_lost_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop may have had no memory to run what makes it."""
     monkeypatch.setattr(admin_module, "_PAGE_SECONDS", 0.2)

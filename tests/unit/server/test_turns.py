@@ -512,6 +512,25 @@ def test_decryption_takes_of_the_turn(tmp_path: Path) -> None:
     assert asyncio.run(read()) >= 0.01
 
 
+def test_a_broken_frame_takes_of_the_turn_as_any_other() -> None:
+    """1,000 ranks that sent garbage in the same moment were one pass of 76 ms."""
+
+    async def break_it() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        hostile = [Held(shell, "hostile", rank, 2) for rank in range(2)]
+        await rest(shell)
+        turn = hostile[0].connection.turn
+        turn.spent = SECONDS - 2 * READ_SECONDS
+        hostile[0].socket, peer = socket.socketpair()
+        with hostile[0].socket, peer:
+            receive(hostile[0].connection, memoryview(bytes(HEADER_SIZE)))
+            assert hostile[0].connection.is_closing() and turn.spent >= SECONDS
+            assert len(hostile[1].connection.get_buffer(-1)) == 1, "its turn is over"
+            await asyncio.sleep(0.01)
+
+    asyncio.run(break_it())
+
+
 def test_what_comes_after_the_end_is_thrown_away_slowly() -> None:
     """Peers that are told why and send on as fast as they can: 120 of them took a lane 121 ms."""
 
