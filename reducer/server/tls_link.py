@@ -144,10 +144,12 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         got, size = 0, len(room)
         started = clock()
         while self._incoming.pending or self._tls.pending() or self._give():
-            got += self._read(room[got:])
-            now = clock()
-            self._connection.spend(now - started)
-            started = now
+            try:
+                got += self._read(room[got:])
+            finally:  # what cannot be decrypted takes of the turn as well
+                now = clock()
+                self._connection.spend(now - started)
+                started = now
             if got == size or self._is_held():
                 break
         return got

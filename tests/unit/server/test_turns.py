@@ -531,6 +531,33 @@ def test_a_broken_frame_takes_of_the_turn_as_any_other() -> None:
     asyncio.run(break_it())
 
 
+def test_a_record_that_cannot_be_decrypted_takes_of_the_turn(tmp_path: Path) -> None:
+    """240 of them at once were one pass of 14 ms."""
+    _, tls, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
+
+    class Aborted(Sink):
+        def abort(self) -> None:
+            pass
+
+    async def read() -> float:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        connection = shell.connection()
+        link = TlsLink(Aborted(), tls, to_lane, to_worker, connection)
+        link.begin()
+        decrypt = link._read
+
+        def slowly(room: memoryview) -> int:
+            time.sleep(0.01)
+            return decrypt(room)
+
+        link._read = slowly  # type: ignore[method-assign]
+        spent = connection.turn.spent
+        arrive(link, b"\x17\x03\x03\x00\x20" + bytes(32))
+        return connection.turn.spent - spent
+
+    assert asyncio.run(read()) >= 0.01
+
+
 def test_what_comes_after_the_end_is_thrown_away_slowly() -> None:
     """Peers that are told why and send on as fast as they can: 120 of them took a lane 121 ms."""
 
