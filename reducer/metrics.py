@@ -10,7 +10,7 @@ are others than those of the job. Labels are bounded: jobs by --max-jobs, ranks 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from reducer.core.durations import BOUNDS
+from reducer.server.snapshot import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -32,30 +33,6 @@ Row = tuple[tuple[str, ...], float]
 Kind = Literal["counter", "gauge", "histogram"]
 # How the numbers of several lanes, or reducers, make one: rounds are seen by all, bytes by one.
 Over = Literal["sum", "max", "-"]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The daemon's numbers at one moment; ``lanes`` as `reducer.server.lane` reports them.
-
-    ``time`` and ``started_at``: seconds since 1970; ``usage``: of the main process, as a lane's.
-    ``down``: lanes that have died and are not up again; not in ``lanes``. ``restarts``: by lane.
-    """
-
-    version: str
-    protocol: str
-    mode: str
-    time: float
-    started_at: float
-    ready: bool
-    down: list[int]
-    restarts: Mapping[int, int]
-    accepted: int
-    refused: Mapping[str, int]
-    metrics_dropped: Mapping[str, int]
-    dropped_log_lines: int
-    usage: Mapping[str, float]
-    lanes: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)

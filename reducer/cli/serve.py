@@ -29,11 +29,11 @@ def command(file: str | None, **given: Any) -> None:
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None
     from reducer.server.app import serve
-    from reducer.server.tls import TlsFiles, make_context
+    from reducer.server.tls import TlsFiles, TlsFilesError, make_context
 
     if found.config.mode == "tls":
         try:  # the lanes do the same; what is wrong with a file is said once, and at once
             make_context(TlsFiles(found.config.tls_cert, found.config.tls_key, found.config.tls_ca))
-        except config.ConfigError as error:
+        except TlsFilesError as error:
             raise click.UsageError(str(error)) from None
     sys.exit(serve(found.config, key))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any, Final
 
 from reducer.core.forming import Forming
@@ -19,8 +18,6 @@ MAX_ROUNDS: Final = 16
 # Of all runs together, and characters of a key's name there: an answer is some megabytes at most.
 MAX_ROUNDS_IN_ALL: Final = 256
 KEY_SHOWN: Final = 128
-
-Together = tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]
 
 
 def job_numbers(job: Job, ranks: int) -> dict[str, Any]:
@@ -47,30 +44,6 @@ def job_numbers(job: Job, ranks: int) -> dict[str, Any]:
 def ranks_in(numbers: dict[str, Any]) -> int:
     """How many rows a page has for the ranks of a run."""
     return max(len(numbers[field]) for field in ("late", "lateness", "nonfinite"))
-
-
-def put_together(parts: Iterable[dict[str, Any]]) -> Together:
-    """The numbers of each job or group, and the report, from the parts that a lane has told.
-
-    Runs of one title are added up. What the parts hold is taken, not copied.
-    """
-    jobs: dict[str, dict[str, Any]] = {}
-    report: dict[str, list[dict[str, Any]]] = {"runs": [], "forming": []}
-    for part in parts:
-        if "forming" in part:
-            report["forming"].append(part["forming"])
-        else:
-            report["runs"].append(part["run"])
-            _add(jobs, part["run"], part["numbers"])
-    return jobs, report
-
-
-def _add(jobs: dict[str, dict[str, Any]], run: dict[str, Any], numbers: dict[str, Any]) -> None:
-    job = jobs.setdefault(run["title"], numbers)
-    if job is not numbers:
-        for field, number in numbers.items():
-            job[field] += number
-    job["world_size"] = run["world_size"]
 
 
 def run_report(run: Run, now: float, rounds: int) -> dict[str, Any]:

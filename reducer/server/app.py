@@ -17,14 +17,14 @@ from typing import Any
 
 import uvloop
 
-from reducer import __version__, compiled, config, log, metrics, units
+from reducer import __version__, compiled, config, log, units
 from reducer.errors import InternalError
 from reducer.server import descriptors
 from reducer.server.acceptor import Acceptor
 from reducer.server.admin import Admin, Answer, json_answer, text_answer
 from reducer.server.lanes import LaneGroup
 from reducer.server.listening import ListenError, listen, listen_local
-from reducer.server.status_page import numbers, page
+from reducer.server.snapshot import Snapshot
 from reducer.server.usage import own_usage
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
@@ -237,14 +237,14 @@ class Server:
             with open(os.devnull, "wb") as nothing:  # else our exit fails at what is not written
                 os.dup2(nothing.fileno(), sys.stdout.fileno())
 
-    async def _snapshot(self) -> metrics.Snapshot:
+    async def _snapshot(self) -> Snapshot:
         lanes = await self._lanes.snapshots()
         refused = Counter(self._acceptor.refused)
         for lane in lanes:
             refused.update(lane["refused"])
         if late := sum(handle.late for handle in self._lanes.handles):
             refused["late"] = late
-        return metrics.Snapshot(
+        return Snapshot(
             version=__version__,
             protocol=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
             mode=self._options.mode,
@@ -262,8 +262,7 @@ class Server:
         )
 
     async def _metrics_page(self) -> Answer:
-        text = await asyncio.to_thread(metrics.render, await self._snapshot())
-        return Answer(200, metrics.CONTENT_TYPE, text)
+        return await asyncio.to_thread(_metrics, await self._snapshot())
 
     async def _stats_page(self) -> Answer:
         return await asyncio.to_thread(json_answer, await self._stats())
@@ -274,13 +273,13 @@ class Server:
         return {"tasks": len(asyncio.all_tasks()), **clock, **found}
 
     async def _status_page(self) -> Answer:
-        return page()
+        return await asyncio.to_thread(_status_page)
 
     async def _status_numbers(self) -> Answer:
         port = self._listeners[0].getsockname()[1]
         address = f"{self._options.host}:{port}"
         stats = await self._stats()
-        return await asyncio.to_thread(lambda: json_answer(numbers(address, port, stats)))
+        return await asyncio.to_thread(_status_numbers, address, port, stats)
 
     async def _health_page(self) -> Answer:
         await self._lanes.ping()
@@ -292,3 +291,25 @@ class Server:
         if down := self._lanes.down():
             return text_answer(503, f"not ready: lane {down[0]} has died and is started again")
         return text_answer(200, "ready")
+
+
+# The pages are made in a thread. What makes them is imported by the first one: it is a third of all
+# that the main process imports, and many daemons never show one.
+
+
+def _metrics(snapshot: Snapshot) -> Answer:
+    from reducer import metrics
+
+    return Answer(200, metrics.CONTENT_TYPE, metrics.render(snapshot))
+
+
+def _status_page() -> Answer:
+    from reducer.server.status_page import page
+
+    return page()
+
+
+def _status_numbers(address: str, port: int, stats: dict[str, Any]) -> Answer:
+    from reducer.server.status_page import numbers
+
+    return json_answer(numbers(address, port, stats))

@@ -20,7 +20,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import uvloop
@@ -35,6 +34,7 @@ from reducer.server.auth import PskGate
 from reducer.server.buffers import BufferPool
 from reducer.server.cycles import Cycles
 from reducer.server.gate import Admit, Gate, Newcomer
+from reducer.server.lane_options import LaneOptions
 from reducer.server.listening import tune
 from reducer.server.orders import (
     ORDER_DRAIN,
@@ -71,35 +71,6 @@ ORDERS_AT_ONCE = 4
 _ORDER_BYTES = 64
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(4)
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True)
-class LaneOptions:
-    """What the parent tells a lane, as JSON in its only argument."""
-
-    lane: int
-    lanes: int
-    parent: int
-    orders_fd: int
-    answers_fd: int
-    memory: int
-    credit: int
-    records: int
-    stall_after: float
-    drain_timeout: float
-    slow_reader_seconds: float
-    job_memory: int
-    max_jobs: int
-    max_runs: int
-    job_keys: int
-    require_native: bool
-    no_native: bool
-    psk: bool
-    tls: Sequence[str]  # TlsFiles, or nothing
-    log_level: str
-    log_format: str
-    debug: str
-    timeline: str  # a folder, or nothing
 
 
 class _Answers(asyncio.Protocol):

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from reducer import config
-from reducer.server.lane import LaneOptions
+from reducer.server.lane_options import LaneOptions
 from reducer.server.orders import ORDER_KEY
 from reducer.server.watchdog import EXIT_WITHOUT_BEAT
 

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from reducer import keyfile
-from reducer.config import ConfigError
 from reducer.core.permit import ANY_RANK, Permit, Place
 from reducer.server.tls_errors import reason_of
 
 _URI = re.compile(r"reducer://job/([^/?#]+)(?:/rank/(\d{1,5}))?")
+
+
+class TlsFilesError(ValueError):
+    """A file of mode tls cannot be used; the text says which, and why."""
 
 
 class TlsFiles(NamedTuple):
@@ -29,7 +32,7 @@ class TlsFiles(NamedTuple):
 
 
 def make_context(files: TlsFiles) -> ssl.SSLContext:
-    """Raises ConfigError, which names the file that is no good and says why."""
+    """Raises TlsFilesError, which names the file that is no good and says why."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -42,18 +45,18 @@ def make_context(files: TlsFiles) -> ssl.SSLContext:
     try:
         keyfile.check_private(files.key)
     except keyfile.KeyFileError as error:
-        raise ConfigError(f"--tls-key: {error}") from None
+        raise TlsFilesError(f"--tls-key: {error}") from None
     try:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except (OSError, ValueError) as error:
-        raise ConfigError(
+        raise TlsFilesError(
             f"--tls-cert {files.cert} and --tls-key {files.key}: {reason_of(error)}; expected a "
             "certificate in PEM with its chain, and the key that belongs to it"
         ) from None
     try:
         context.load_verify_locations(files.ca)
     except (OSError, ValueError) as error:
-        raise ConfigError(
+        raise TlsFilesError(
             f"--tls-ca {files.ca}: {reason_of(error)}; expected the certificates in PEM of whoever "
             "signs those of the workers"
         ) from None

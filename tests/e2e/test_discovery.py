@@ -27,6 +27,7 @@ TRAIN += [sys.executable, "tests.support.replica_worker"]
 NAMED = ["unshare", "--uts", "sh", "-ec", 'hostname "$0"; exec "$@"']
 
 
+@pytest.mark.long  # 16 CPU seconds; tests/unit/cluster has what hosts find
 def test_ddp_trains_on_hosts_that_know_nothing_but_their_cluster_spec() -> None:
     try:
         with Lab(dict.fromkeys(POOLS, Nic())) as lab:

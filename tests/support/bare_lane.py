@@ -10,11 +10,11 @@ import uvloop
 
 from reducer.core import events
 from reducer.core.lane import Lane
-from reducer.core.report import put_together
 from reducer.core.settings import MOST_SUMMED, LaneSettings
 from reducer.kernels import load
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection
+from reducer.server.reports import put_together
 from reducer.server.shell import LaneShell
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp

@@ -16,7 +16,8 @@ import pytest
 
 from reducer.core.lane import Lane
 from reducer.server import lane as lane_module
-from reducer.server.lane import LaneOptions, LaneProcess
+from reducer.server.lane import LaneProcess
+from reducer.server.lane_options import LaneOptions
 from reducer.server.orders import ORDER_SOCKET
 from tests.support.faults import Faulty
 

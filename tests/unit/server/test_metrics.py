@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from reducer import metrics
 from reducer.core.durations import BOUNDS
 from reducer.core.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
+from reducer.server.snapshot import Snapshot
 from tests.support.scripted import Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -68,7 +69,7 @@ def lane_part(lane: SimLane, number: int = 0, **changes: Any) -> dict[str, Any]:
 
 def scrape(*lanes: dict[str, Any]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Every sample, by its name and labels."""
-    snapshot = metrics.Snapshot(
+    snapshot = Snapshot(
         version="1", protocol="1.0", mode="open", time=0.0, started_at=1.0, ready=True, accepted=0,
         down=[2], metrics_dropped={"slow": 4}, restarts={0: 0, 1: 0, 2: 3},
         refused={"garbage": 2}, dropped_log_lines=0,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from reducer import config
-from reducer.server import app
+from reducer import config, metrics
+from reducer.server import app, status_page
 from reducer.server.admin import json_answer
 from tests.support.simlane import SimLane
 from tests.unit.server.test_metrics import lane_part
@@ -50,9 +50,9 @@ def a_server() -> app.Server:
 @pytest.mark.parametrize(
     ("page", "where", "name"),
     [
-        ("_metrics_page", app.metrics, "render"),
+        ("_metrics_page", metrics, "render"),
         ("_stats_page", app, "json_answer"),
-        ("_status_numbers", app, "numbers"),
+        ("_status_numbers", status_page, "numbers"),
         ("_status_numbers", app, "json_answer"),
     ],
 )

@@ -1,0 +1,35 @@
+"""What the main process tells a lane when it starts: all that it needs to know of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LaneOptions:
+    """What the parent tells a lane, as JSON in its only argument."""
+
+    lane: int
+    lanes: int
+    parent: int
+    orders_fd: int
+    answers_fd: int
+    memory: int
+    credit: int
+    records: int
+    stall_after: float
+    drain_timeout: float
+    slow_reader_seconds: float
+    job_memory: int
+    max_jobs: int
+    max_runs: int
+    job_keys: int
+    require_native: bool
+    no_native: bool
+    psk: bool
+    tls: Sequence[str]  # TlsFiles, or nothing
+    log_level: str
+    log_format: str
+    debug: str
+    timeline: str  # a folder, or nothing
