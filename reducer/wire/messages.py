@@ -378,6 +378,7 @@ KIND_OF: dict[type[Message], MessageKind] = {
 }
 
 
+_FIELDS: Final = {kind: {f.name: f for f in dataclasses.fields(kind)} for kind in KIND_OF}
 # Maps with lists by slot or rank.
 _OF_LISTS: Final = (Welcome, Route, Absent)
 # Maps with maps in them: a lane sends them, and takes none.
@@ -393,7 +394,7 @@ def encode(message: Message) -> bytes:
 
 def decode(kind: type[M], payload: Buffer) -> M:
     """Parse and check the map of one control frame; raises BadFrameError only."""
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    fields = _FIELDS[kind]
     known: dict[str, Any] = {}
     for name, value in _entries(
         payload, MAX_LIST_VALUES if kind in _OF_LISTS else MAX_CONTROL_VALUES
