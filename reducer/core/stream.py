@@ -41,7 +41,9 @@ class Stream:
         self.is_over = False
 
     def drop(self, freed: list[Buffer]) -> None:
-        """Give every buffer back; the stream is not to be used any more. Twice is once.
+        """Give every buffer back; the stream is not to be used any more.
+
+        Where this raises it can be called again: no buffer is given back twice.
 
         Its run takes apart, a part at a time, its keys and the rounds that nobody has sent of.
         """

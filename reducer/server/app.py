@@ -130,7 +130,7 @@ class Server:
             self._reopening = loop.create_task(self._reopen())
 
     async def _reopen(self) -> None:
-        """What has failed may have been the metrics port: without it a probe would end us."""
+        """The failure may have closed the metrics port, and then a probe ends the daemon."""
         while self._serves:
             try:
                 await self._admin.reopen()

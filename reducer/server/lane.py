@@ -453,7 +453,6 @@ def main() -> NoReturn:
     # Both reach the whole process group (Ctrl-C, systemd); the main process alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # see lane_child
     log.set_up(options.log_level, options.log_format, options.debug, lane=options.lane)
     last_words = os.dup(options.answers_fd)
     status = 1

@@ -134,7 +134,7 @@ class LaneChild:
 
 
 def _spawn(options: LaneOptions) -> subprocess.Popen[bytes]:
-    # The lane ignores both, but begins to half a second later: until then it blocks them.
+    # The lane ignores both, but not before half a second: so it starts with both blocked.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         return subprocess.Popen(

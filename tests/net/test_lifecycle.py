@@ -168,37 +168,23 @@ def test_who_starts_it_says_with_which_status_it_has_drained() -> None:
         assert "drained" in daemon.log
 
 
-def test_a_ready_line_that_finds_no_room_changes_no_exit_status(tmp_path: Path) -> None:
-    """On a full disk, or with nobody behind the pipe, the exit status was 120."""
-    log = tmp_path / "log"
-    env = environment({"PYTHONUNBUFFERED": ""})  # "": not set
-    with open("/dev/full", "wb") as full, log.open("wb") as stderr:
-        command = [sys.executable, "-m", "reducer", "serve", "--port", "0", "--metrics-port", "0"]
-        daemon = subprocess.Popen([*command, "--lanes", "1"], env=env, stdout=full, stderr=stderr)
-        try:
-            wait_until(lambda: "metrics on port" in log.read_text("utf-8"), 30, "it is ready")
-            daemon.terminate()
-            assert daemon.wait(30) == 0
-        finally:
-            daemon.kill()
-            daemon.wait()
-    assert "drained" in log.read_text("utf-8")
-
-
-def test_it_starts_and_ends_without_standard_input_and_output(tmp_path: Path) -> None:
-    """Its loop took their numbers, and libuv aborted the process after the drain."""
+@pytest.mark.parametrize("shell", ["> /dev/full", "<&- >&-"], ids=["full disk", "closed"])
+def test_standard_output_that_takes_nothing_changes_no_exit_status(
+    shell: str, tmp_path: Path
+) -> None:
+    """120 where the ready line found no room; an abort where the loop took the numbers 0 and 1."""
     log = tmp_path / "log"
     serve = f"{sys.executable} -m reducer serve --port 0 --metrics-port 0 --lanes 1"
+    env = environment({"PYTHONUNBUFFERED": ""})  # "": not set
     with log.open("wb") as stderr:
-        command = ["sh", "-c", f"exec {serve} <&- >&-"]
-        daemon = subprocess.Popen(command, env=environment(), stderr=stderr)
-        try:
-            wait_until(lambda: "metrics on port" in log.read_text("utf-8"), 30, "it is ready")
-            daemon.terminate()
-            assert daemon.wait(30) == 0
-        finally:
-            daemon.kill()
-            daemon.wait()
+        daemon = subprocess.Popen(["sh", "-c", f"exec {serve} {shell}"], env=env, stderr=stderr)
+    try:
+        wait_until(lambda: "metrics on port" in log.read_text("utf-8"), 30, "it is ready")
+        daemon.terminate()
+        assert daemon.wait(30) == 0
+    finally:
+        daemon.kill()
+        daemon.wait()
     assert "drained" in log.read_text("utf-8")
 
 
