@@ -92,14 +92,16 @@ def _check_moves(group: Group) -> None:
     group.barrier()
 
 
-@pytest.mark.parametrize(("world", "reducers", "lanes"), MATRIX)
-def test_results_equal_the_oracle_bit_for_bit(world: int, reducers: int, lanes: int) -> None:
-    row = (world, reducers, lanes)
+@pytest.mark.parametrize(("reducers", "lanes"), sorted({row[1:] for row in MATRIX}))
+def test_results_equal_the_oracle_bit_for_bit(reducers: int, lanes: int) -> None:
+    worlds = [row[0] for row in MATRIX if row[1:] == (reducers, lanes)]
     with reducer_client.local_reducers(reducers, lanes=lanes) as addresses:
-        digests = run_ranks(world, _check_all, addresses, row in LARGE)
-        assert len(set(digests)) == 1
-        if row in TINY:
-            assert run_ranks(world, _check_all, addresses, False, TINY_CHUNKS) == digests
+        for world in worlds:
+            row = (world, reducers, lanes)
+            digests = run_ranks(world, _check_all, addresses, row in LARGE)
+            assert len(set(digests)) == 1, row
+            if row in TINY:
+                assert run_ranks(world, _check_all, addresses, False, TINY_CHUNKS) == digests, row
 
 
 def _special_values(rank: int, world: int, addresses: list[str], job: str) -> None:
