@@ -129,18 +129,18 @@ format: $(STAMP) ## Write Python, C and C++ as `check` wants them
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(FORMATTED)
 
-# $(1): build folder, $(2): sanitizers
+# $(1): build folder, $(2): sanitizers, which bring their own -g: that takes a third of the time.
 define NATIVE_BUILD
 	$(BIN)/cmake -G Ninja -S reducer/native -B build/$(1) -DORS_NATIVE_TESTS=ON \
-	    -DORS_SANITIZE=$(2) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-	    -DCMAKE_BUILD_TYPE=RelWithDebInfo > /dev/null
+	    -DORS_SANITIZE=$(2) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=None \
+	    -DCMAKE_C_FLAGS="-O2 -DNDEBUG" -DCMAKE_CXX_FLAGS="-O2 -DNDEBUG" > /dev/null
 	$(BIN)/cmake --build build/$(1)
 endef
 # The same. The last two steps run C++ workers and ranks of the plugin against real reducers.
 define NATIVE_TESTS
 	$(call NATIVE_BUILD,$(1),$(2))
 	TSAN_OPTIONS="$(TSAN) die_after_fork=0" \
-	    $(BIN)/ctest --test-dir build/$(1) --output-on-failure
+	    $(BIN)/ctest --test-dir build/$(1) --output-on-failure --parallel 4
 	TSAN_OPTIONS="$(TSAN)" \
 	    $(BIN)/python -m tests.support.engine_worker build/$(1)/engine/tests/engine_worker
 	test ! -d build/$(1)/nccl_plugin || TSAN_OPTIONS="$(TSAN)" \

@@ -98,7 +98,7 @@ def test_ten_thousand_keys_used_once_leave_nothing_behind(addresses: list[str]) 
 
 def test_ranks_may_submit_keys_in_any_order_with_the_least_room() -> None:
     """In every rank's own order, on a lane with room for one chunk of each."""
-    orders.turns(draws(8, 25))
+    orders.turns(draws(4, 25))
 
 
 class _Logged(logging.Handler):

@@ -222,7 +222,7 @@ def _sparse(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _programs(rank: int, world: int) -> dict[str, torch.Tensor]:
-    programs = [_every_option, _hooks, _zero, _sharded, _sparse, _compiled]
+    programs = [_every_option, _hooks, _zero, _sharded, _sparse]
     return {name: found for program in programs for name, found in program(rank, world)}
 
 
@@ -239,6 +239,7 @@ def _matrix(rank: int, world: int, addresses: list[str], job: str, folder: str) 
     with process_group(rank, world, addresses, f"{folder}/ours", job=job) as group:
         _assert_gradients_go_through_reducers(group, rank)
         found = _programs(rank, world)
+        compiled = dict(_compiled(rank, world))
         compressed = _power_sgd(rank, world)
         _assert_nothing_went_over_gloo()
         _checkpoint(rank, world, folder)
@@ -246,15 +247,20 @@ def _matrix(rank: int, world: int, addresses: list[str], job: str, folder: str) 
         part = torch.zeros(1)
         reduce_scatter_single(part, torch.ones(world), op=dist.ReduceOp.AVG)
         # The gloo of torch 2.8 sums here instead.
-        wrong = () if part.item() == 1 else ("FSDP2", "HSDP", "functional")
-        for name, expected in _programs(rank, world).items():
-            if name in wrong:
-                continue
-            torch.testing.assert_close(
-                found[name], expected, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
-            )
+        wrong = () if part.item() == 1 else ("FSDP2", "HSDP")
+        over_gloo = _programs(rank, world)
+    _assert_close("compiled", compiled["compiled"], over_gloo["default"])
+    for name in over_gloo.keys() - set(wrong):
+        _assert_close(name, found[name], over_gloo[name])
+    found |= compiled
     found["PowerSGD"] = compressed
     return {name: _digest(value) for name, value in found.items()}
+
+
+def _assert_close(name: str, ours: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(
+        ours, expected, rtol=1e-3, atol=1e-5, msg=lambda message: f"{name}: {message}"
+    )
 
 
 def _assert_gradients_go_through_reducers(group: Any, rank: int) -> None:

@@ -65,18 +65,21 @@ def _sums(
     coll: CollNet, comm: Any, rank: int, world: int, tell: Tell, counts: Sequence[int],
     types: Sequence[str], ops: Sequence[str],
 ) -> str:  # fmt: skip
+    """The digest of the results, which rank 0 compares to the oracle."""
     digest = hashlib.sha256()
     for type_ in types:
         for count in counts:
-            parts = [sample(_dtype(type_), count, (type_, count, r)) for r in range(world)]
+            mine = sample(_dtype(type_), count, (type_, count, rank))
+            everyone = range(world if rank == 0 else 0)
+            parts = [sample(_dtype(type_), count, (type_, count, r)) for r in everyone]
             for op in ops:
-                receive = parts[rank].copy()
+                receive = mine.copy()
                 in_place = count % 2 == 1
-                send = receive if in_place else parts[rank]
-                request = coll.all_reduce(comm, send, receive, type_, op)
+                request = coll.all_reduce(comm, receive if in_place else mine, receive, type_, op)
                 assert request is not None
                 coll.wait(request)
-                assert receive.tobytes() == expected(op, parts).tobytes(), (type_, op, count)
+                if parts:
+                    assert receive.tobytes() == expected(op, parts).tobytes(), (type_, op, count)
                 digest.update(receive.tobytes())
     return digest.hexdigest()
 
@@ -92,7 +95,8 @@ def test_every_type_and_operation_is_exact_and_alike_in_every_run() -> None:
 @pytest.mark.parametrize(("world", "reducers"), [(1, 1), (1, 5), (2, 1), (2, 5), (8, 2)])
 def test_any_number_of_ranks_and_reducers(world: int, reducers: int) -> None:
     with Reducers(reducers) as running:
-        run(world, running.addresses, _sums, (1, 3, 1_048_576), ("float32", "bfloat16"), ("sum",))
+        work = ((1, 3, 1_048_576), ("float32", "bfloat16"), ("sum",))
+        assert len(set(run(world, running.addresses, _sums, *work))) == 1
 
 
 def _garbage(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> None:

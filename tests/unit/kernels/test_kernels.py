@@ -18,6 +18,7 @@ import pytest
 from reducer.kernels import PART_SHIFT, KernelSet, _native, _numpy, load
 from reducer.wire.codes import ITEM_SIZES, DType, Flag, ReduceOp
 from tests.support import oracle
+from tests.support.counts import draws
 from tests.support.exact import FLOAT8, FLOATS, SIGNED, reduce_bits
 
 OPS = [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD]
@@ -25,7 +26,7 @@ BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
 INTEGERS = [dtype for dtype in DType if dtype not in FLOATS]
 CASES = [*product(OPS, DType), *product(BITWISE, INTEGERS)]
 WORLDS = (1, 2, 3, 5, 8)
-LENGTHS = (0, 1, 3, 63, 64, 65, 1000)
+LENGTHS = (0, 1, 3, 63, 64, 65, draws(257, 1000))
 
 # -0, Inf, NaNs with payloads (one of them signalling), denormals, the largest
 SPECIAL = {
@@ -104,6 +105,16 @@ def finish(kernels: KernelSet, op: int, dtype: DType, parts: list[bytes]) -> tup
     return bytes(out), flags
 
 
+@cache
+def drawn(
+    op: ReduceOp, dtype: DType, world: int, count: int
+) -> tuple[list[bytes], tuple[bytes, int]]:
+    """Contributions, and what NumPy's kernels make of them."""
+    rng = random.Random(f"{op} {dtype} {world} {count}")
+    parts = [contribution(rng, dtype, count) for _ in range(world)]
+    return parts, finish(_numpy, op, dtype, parts)
+
+
 def together(said: list[tuple[int, int]]) -> int:
     """What several calls say of one chunk; each with how many parts came before."""
     flags = 0
@@ -138,12 +149,11 @@ def test_cases_hold_every_flag() -> None:
 
 
 @pytest.mark.parametrize(("op", "dtype"), CASES)
-def test_splitting_the_parts_changes_no_bit(kernels: KernelSet, op: int, dtype: DType) -> None:
+def test_splitting_the_parts_changes_no_bit(kernels: KernelSet, op: ReduceOp, dtype: DType) -> None:
     rng = random.Random(f"{op} {dtype}")
     beyond_numpys_block = [(2, 20_011)] if kernels is _numpy else []
     for world, count in [(2, 65), (5, 4097), *beyond_numpys_block]:
-        parts = [contribution(rng, dtype, count) for _ in range(world)]
-        whole = finish(_numpy, op, dtype, parts)
+        parts, whole = drawn(op, dtype, world, count)
         assert finish(kernels, op, dtype, parts) == whole
         for folded in range(1, world + 1):
             acc = unaligned(count * kernels.acc_itemsize(op, dtype))
@@ -159,11 +169,9 @@ def test_splitting_the_parts_changes_no_bit(kernels: KernelSet, op: int, dtype: 
 
 
 @pytest.mark.parametrize(("op", "dtype"), CASES)
-def test_out_may_be_an_operand(kernels: KernelSet, op: int, dtype: DType) -> None:
-    rng = random.Random(f"{op} {dtype}")
+def test_out_may_be_an_operand(kernels: KernelSet, op: ReduceOp, dtype: DType) -> None:
     count, size = 4097, 4097 * ITEM_SIZES[dtype]
-    parts = [contribution(rng, dtype, count) for _ in range(3)]
-    whole = finish(_numpy, op, dtype, parts)
+    parts, whole = drawn(op, dtype, 3, count)
     for target in range(3):
         views = [unaligned(part) for part in parts]
         flags = kernels.finish(op, dtype, count, 3, None, views, views[target])
@@ -178,17 +186,17 @@ def test_out_may_be_an_operand(kernels: KernelSet, op: int, dtype: DType) -> Non
 
 
 @pytest.mark.parametrize(("op", "dtype"), CASES)
-def test_the_first_part_may_be_the_accumulator(kernels: KernelSet, op: int, dtype: DType) -> None:
+def test_the_first_part_may_be_the_accumulator(
+    kernels: KernelSet, op: ReduceOp, dtype: DType
+) -> None:
     if kernels.acc_itemsize(op, dtype) != ITEM_SIZES[dtype]:
         acc = unaligned(bytes(8))
         with pytest.raises(ValueError, match=r"acc overlaps|acc: expected"):
             kernels.fold(op, dtype, 1, acc, [acc, bytes(8)], True)
         return
-    rng = random.Random(f"{op} {dtype}")
     count = 4097
     for world in (2, 3):
-        parts = [contribution(rng, dtype, count) for _ in range(world)]
-        whole = finish(_numpy, op, dtype, parts)
+        parts, whole = drawn(op, dtype, world, count)
         views = [unaligned(part) for part in parts]
         out = unaligned(len(parts[0]))
         said = [(0, kernels.fold(op, dtype, count, views[0], views, True))]

@@ -23,7 +23,7 @@ from tests.support.simcluster import SimCluster
 WORLDS = (1, 2, 3, 5, 8)
 PLACES = [(1,) * 1, (2,), (1, 1), (2, 2), (1, 1, 1), (2, 2, 2)]
 SEEDS = 20
-SEEDS_OF_A_PLACE = draws(2, SEEDS)
+SEEDS_OF_A_PLACE = draws(1, SEEDS)
 SIZES = (0, 1, 2, 3, 31, 63, 64, 65, 255, 1_000, 1_025, 2_049, 4_099, 10_007)
 # Bytes; about 100 KB to 1 MiB.
 LARGE_BYTES = (100_008, 131_088, 196_616, 262_136, 393_240, 1_048_584)
