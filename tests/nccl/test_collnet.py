@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +18,13 @@ from tests.support.arrays import expected, sample
 from tests.support.nccl_job import exchange, meet, run, start, values
 from tests.support.ranks import RunningRanks, Tell
 from tests.support.reducers import Reducers
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[list[str]]:
+    """Those of two reducers. Each communicator is a run of its own there."""
+    with Reducers(2) as reducers:
+        yield reducers.addresses
 
 
 def _dtype(type_: str) -> Any:
@@ -53,9 +60,8 @@ def _whole_life(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> 
 
 
 @pytest.mark.parametrize("version", layouts.VERSIONS)
-def test_every_version_of_the_table_works(version: int) -> None:
-    with Reducers(2) as reducers:
-        lines = run(3, reducers.addresses, _whole_life, version=version)
+def test_every_version_of_the_table_works(addresses: list[str], version: int) -> None:
+    lines = run(3, addresses, _whole_life, version=version)
     assert any("REDUCER_NSOCKS=4" in text for _, text in lines[0])
     assert any("sums over 2 reducers" in text for _, text in lines[0])
     assert all("NET/REDUCER" in text for _, text in lines[0])
@@ -84,11 +90,10 @@ def _sums(
     return digest.hexdigest()
 
 
-def test_every_type_and_operation_is_exact_and_alike_in_every_run() -> None:
-    with Reducers(2) as reducers:
-        work = ((1, 2, 1000, 70_001), layouts.TYPES, layouts.OPS)
-        first = run(3, reducers.addresses, _sums, *work)
-        again = run(3, reducers.addresses, _sums, *work, version=8)
+def test_every_type_and_operation_is_exact_and_alike_in_every_run(addresses: list[str]) -> None:
+    work = ((1, 2, 1000, 70_001), layouts.TYPES, layouts.OPS)
+    first = run(3, addresses, _sums, *work)
+    again = run(3, addresses, _sums, *work, version=8)
     assert len({*first, *again}) == 1
 
 
@@ -109,9 +114,8 @@ def _garbage(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> Non
     assert (receive[:60_000] == sum(range(1, world + 1))).all()
 
 
-def test_garbage_in_a_tail_harms_nothing_else() -> None:
-    with Reducers(1) as reducers:
-        run(2, reducers.addresses, _garbage)
+def test_garbage_in_a_tail_harms_nothing_else(addresses: list[str]) -> None:
+    run(2, addresses, _garbage)
 
 
 # --- many at once -------------------------------------------------------------------------------
@@ -138,9 +142,8 @@ def _many(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> int:
     return int(memory[64][guard])
 
 
-def test_64_requests_are_in_flight_and_tested_in_any_order() -> None:
-    with Reducers(3) as reducers:
-        assert run(3, reducers.addresses, _many) == [3 * 64 + 3] * 3
+def test_64_requests_are_in_flight_and_tested_in_any_order(addresses: list[str]) -> None:
+    assert run(3, addresses, _many) == [3 * 64 + 3] * 3
 
 
 def _windows(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> None:
@@ -168,9 +171,8 @@ def _windows(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> Non
 
 
 @pytest.mark.parametrize("version", [8, 9, 12])
-def test_windows_of_all_gather_and_reduce_scatter(version: int) -> None:
-    with Reducers(2) as reducers:
-        run(3, reducers.addresses, _windows, version=version)
+def test_windows_of_all_gather_and_reduce_scatter(addresses: list[str], version: int) -> None:
+    run(3, addresses, _windows, version=version)
 
 
 def _two_comms(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> list[str]:
@@ -189,8 +191,8 @@ def _two_comms(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> l
     return digests
 
 
-def test_two_communicators_of_one_process_at_once() -> None:
-    with Reducers(2) as reducers, start(2, reducers.addresses, _two_comms) as ranks:
+def test_two_communicators_of_one_process_at_once(addresses: list[str]) -> None:
+    with start(2, addresses, _two_comms) as ranks:
         exchange(ranks, 2)
         digests = values(ranks.collect(60))
     assert "" not in digests[0] and len({digest for pair in digests for digest in pair}) == 1
@@ -208,9 +210,8 @@ def _own_sums(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell, job: 
         assert receive.tobytes() == expected("sum", parts).tobytes(), (job, turn)
 
 
-def test_two_jobs_with_the_same_reducers() -> None:
+def test_two_jobs_with_the_same_reducers(addresses: list[str]) -> None:
     with ExitStack() as stack:
-        addresses = stack.enter_context(Reducers(2)).addresses
         jobs = [
             stack.enter_context(start(2, addresses, _own_sums, job, REDUCER_JOB=job))
             for job in ("one", "two")
