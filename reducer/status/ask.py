@@ -85,6 +85,6 @@ def _decoded(address: str, status: int, body: bytes) -> dict[str, Any]:
         found = json.loads(text)
         if "clock" in found and all("report" in lane for lane in found["lanes"]):
             return dict(found)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise StatusError(f"{address}: what answers there is no reducer of this version")

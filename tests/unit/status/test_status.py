@@ -241,6 +241,7 @@ def test_nothing_listens() -> None:
         (b"HTTP/1.1 200 OK\r\n\r\n<html>", "no reducer of this version"),
         (b'HTTP/1.1 200 OK\r\n\r\n{"lanes": [{}]}', "no reducer of this version"),
         (b"HTTP/1.1 200 OK\r\n\r\n[1]", "no reducer of this version"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000, "no reducer of this version"),
     ],
 )
 def test_what_answers_is_no_reducer(data: bytes, text: str) -> None:
