@@ -19,6 +19,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from reducer.server.listening import BACKLOG
+
 logger = logging.getLogger("reducer.admin")
 
 _MAX_REQUEST = 8192
@@ -146,7 +148,9 @@ class Admin:
         for listener in self._listeners:
             sock = listener.dup()
             try:
-                server = await asyncio.start_server(self._on_client, sock=sock, limit=_MAX_REQUEST)
+                server = await asyncio.start_server(
+                    self._on_client, sock=sock, limit=_MAX_REQUEST, backlog=BACKLOG
+                )
             except BaseException:
                 sock.close()
                 raise

@@ -27,6 +27,8 @@ from reducer.core.events import Traced
 MAX_BYTES: Final = 32 << 20
 # A key that was traced longer ago begins a new track, should it come again.
 MAX_TRACED_KEYS: Final = 4_096
+# Of one key. The last of them takes what overlaps with more rounds than that.
+MAX_TRACKS: Final = 64
 # Behind the ranks, which the client's files number from 0.
 _SORT_AFTER_RANKS: Final = 10_000
 
@@ -103,6 +105,8 @@ class Timeline:
             if free_from <= begin:
                 tracks[index] = (number, end)
                 return number
+        if len(tracks) >= MAX_TRACKS:
+            return tracks[-1][0]
         self._last_track += 1
         tracks.append((self._last_track, end))
         more = f" ({len(tracks)})" if len(tracks) > 1 else ""

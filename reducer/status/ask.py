@@ -6,14 +6,18 @@ import contextlib
 import http.client
 import json
 import socket
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
+from reducer.status.summary import summarize
+
 DEFAULT_PORT = 2223
 _PAGE = "/api/stats"
-_MAX_ANSWER = 64 << 20
+_MAX_ANSWER = 16 << 20
 _MAX_AT_ONCE = 32
 
 
@@ -53,9 +57,11 @@ def ask(address: str, seconds: float) -> dict[str, Any]:
     host, port = parse_address(address)
     connection = http.client.HTTPConnection(host, port, timeout=seconds)
     try:
-        connection.request("GET", _PAGE)
-        with connection.getresponse() as answer:
-            body = answer.read(_MAX_ANSWER)
+        connection.connect()
+        with _deadline(connection.sock, seconds):
+            connection.request("GET", _PAGE)
+            with connection.getresponse() as answer:
+                body = answer.read(_MAX_ANSWER)
     except socket.gaierror as error:
         raise StatusError(f"{address}: {error.strerror}") from None
     except TimeoutError:
@@ -77,14 +83,34 @@ def ask(address: str, seconds: float) -> dict[str, Any]:
     return _decoded(address, answer.status, body)
 
 
+@contextlib.contextmanager
+def _deadline(sock: socket.socket, seconds: float) -> Iterator[None]:
+    """Of all that is received: the socket's own is of each part, and a byte a second is endless."""
+
+    def end() -> None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    until = time.monotonic() + seconds
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if time.monotonic() >= until:
+            raise TimeoutError
+
+
 def _decoded(address: str, status: int, body: bytes) -> dict[str, Any]:
     text = body.decode(errors="replace")
     if status != 200:
         raise StatusError(f"{address}: it answers {status}: {text[:200].strip()!r}")
     try:
         found = json.loads(text)
-        if "clock" in found and all("report" in lane for lane in found["lanes"]):
-            return dict(found)
-    except (ValueError, TypeError, KeyError, RecursionError):
+        summarize({address: found})
+        return dict(found)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
     raise StatusError(f"{address}: what answers there is no reducer of this version")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reducer.server import admin as admin_module
 from reducer.server.admin import MAX_CONNECTIONS, MOST_WAITING, Admin, Answer, text_answer
-from reducer.server.listening import listen
+from reducer.server.listening import BACKLOG, listen
 
 
 class Pages:
@@ -131,3 +134,18 @@ def test_a_page_that_is_lost_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> No
             assert await ask(admin, "/metrics") == 200 and pages.made == 2
 
     run(lost())
+
+
+def test_as_many_may_wait_as_at_the_port_of_the_workers() -> None:
+    """asyncio had made them 100: beside a flood of connections a probe waited for a second."""
+
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+
+    async def run() -> None:
+        async with serving(Pages()) as admin:
+            for listener in admin._listeners:
+                said = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+                tcpi_sacked = struct.unpack_from("=I", said, 28)[0]  # of a listener: its backlog
+                assert tcpi_sacked == min(BACKLOG, most)
+
+    asyncio.run(run())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -207,15 +208,18 @@ def test_addresses_that_are_none(text: str) -> None:
 
 
 @contextmanager
-def one_answer(data: bytes) -> Iterator[str]:
-    """The address of something that says `data` to whoever connects, once."""
+def one_answer(data: bytes, times: int = 1) -> Iterator[str]:
+    """The address of something that says `data` to whoever connects, once or 20 times a second."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             sock = listener.accept()[0]
             with sock:
                 sock.recv(65_536)
-                sock.sendall(data)
+                with suppress(OSError):
+                    for number in range(times):
+                        time.sleep(0.05 * bool(number))
+                        sock.sendall(data)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -258,6 +262,25 @@ def test_nothing_answers_in_time() -> None:
         result = status("--timeout", "0.2", address)
     assert result.exit_code == 1
     assert f"{address}: no answer in 0.2 s" in result.output
+
+
+@pytest.mark.parametrize("data", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n "])
+def test_an_answer_without_an_end_is_given_up_in_time(data: bytes) -> None:
+    began = time.monotonic()
+    with one_answer(data, 200) as address:
+        result = status("--timeout", "0.3", address)
+    assert time.monotonic() - began < 5
+    assert result.exit_code == 1
+    assert f"{address}: no answer in 0.3 s" in result.output
+
+
+def test_an_answer_that_lacks_a_field_is_none_of_ours() -> None:
+    numbers = {**run(), "rounds": None}
+    for found in ({"clock": 1.0, "lanes": []}, answer(numbers), answer({**numbers, "lost": 5})):
+        data = b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(found).encode()
+        with one_answer(data) as address:
+            result = status(address)
+        assert "no reducer of this version" in result.output
 
 
 def test_json_names_the_errors_too() -> None:
