@@ -118,7 +118,7 @@ def an_end(before: int, call: int) -> bool:
         workers[1].session.number, Header(MessageKind.ERROR), memoryview(messages.encode(error))
     )
     call += MOST_CALLS * GREW_AT.index(before)
-    failed = fails(lambda: lane.feed(event), 2 + 4 * call)
+    failed = fails(lambda: lane.feed(event), 2 + 6 * call)
     if failed:
         lane.feed(events.Broken(event.session, MemoryError()))
     lane.tick()
