@@ -65,8 +65,9 @@ LAG_WARNING_SECONDS = 0.2
 # what takes longer: it had no memory to run the task.
 ADOPT_SECONDS = 2.0
 LOST_REPORT_SECONDS = 30.0
-# Between two shares of a report, whoever asks for one after the other: a fifth of a lane's time.
-REST_SECONDS = 4 * SHARED_SECONDS
+# Whoever asks for one report after the other: a fifth of a lane's time. So long a rest follows each
+# second of work.
+REST = 4.0
 # Sockets that begin before the loop serves others: 100 us each. The first frames of so few are read
 # before they count as silent.
 ORDERS_AT_ONCE = 4
@@ -129,6 +130,7 @@ class LaneProcess:
         self._adopting: dict[asyncio.Task[None], _Adoption] = {}
         self._report: asyncio.Task[None] | None = None
         self._report_until = 0.0
+        self._rests_until = 0.0  # no report begins before
         self._lag = 0.0
         self._lag_lines = log.RateLimit(10.0)
         self._order = bytearray(_ORDER_BYTES)
@@ -347,14 +349,17 @@ class LaneProcess:
 
     async def _tell_parts(self) -> None:
         """Make a line for each run, beside the jobs; send all of them at the end."""
-        began = time.monotonic()
+        await asyncio.sleep(max(0.0, self._rests_until - time.monotonic()))
+        began = time.thread_time()
         lines = []
-        for part in self._lane.parts(began):
+        for part in self._lane.parts(time.monotonic()):
             lines.append(_line(part=part))
-            if time.monotonic() - began >= SHARED_SECONDS:
-                await asyncio.sleep(REST_SECONDS)
-                began = time.monotonic()
+            took = time.thread_time() - began
+            if took >= SHARED_SECONDS:
+                await asyncio.sleep(REST * took)
+                began = time.thread_time()
         self._answers.writelines([*lines, _line(snapshot=self._snapshot())])
+        self._rests_until = time.monotonic() + REST * (time.thread_time() - began)
 
     def _snapshot(self) -> dict[str, Any]:
         """Numbers of the lane as a whole."""

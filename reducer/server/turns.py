@@ -18,6 +18,8 @@ SECONDS: Final = 0.001  # of one turn
 # What a pass of the loop gives to a job that is not alone. The shorter, the less the others wait,
 # and the more passes there are: each takes some microseconds.
 SHARED_SECONDS: Final = SECONDS / 4
+# What it gives to all jobs that have more to do: without keys names cost nothing.
+PASS_SECONDS: Final = 2 * SECONDS
 # A turn that took longer, as one frame can, costs the job some of its next ones; no more than so
 # many: its ranks would seem silent.
 MOST_TURNS: Final = 20
@@ -151,6 +153,7 @@ class Turns:
         """The loop has served everybody once: the next turn of those whose turn was over."""
         self._is_due = False
         self._passes += 1
+        self._share()
         for turn in list(self._over):
             turn.begin_next(self._passes, self.seconds)
             if not turn.waiting and not turn.is_over:
@@ -166,4 +169,7 @@ class Turns:
             self._share()
 
     def _share(self) -> None:
-        self.seconds = SECONDS if len(self._by_job) <= 1 else SHARED_SECONDS
+        if len(self._by_job) <= 1:
+            self.seconds = SECONDS
+        else:
+            self.seconds = min(SHARED_SECONDS, PASS_SECONDS / max(1, len(self._over)))
