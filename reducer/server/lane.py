@@ -68,9 +68,6 @@ LOST_REPORT_SECONDS = 30.0
 # Whoever asks for one report after the other: a fifth of a lane's time. So long a rest follows each
 # second of work.
 REST = 4.0
-# Sockets that begin before the loop serves others: 100 us each. The first frames of so few are read
-# before they count as silent.
-ORDERS_AT_ONCE = 4
 _ORDER_BYTES = 64
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(4)
 _PR_SET_PDEATHSIG = 1
@@ -182,7 +179,7 @@ class LaneProcess:
         log.unhandled(loop, context)
 
     def _on_orders(self) -> None:
-        for _ in range(ORDERS_AT_ONCE):
+        for _ in range(self._shell.newcomers_at_once):
             try:
                 size, ancillary, _, _ = self._orders.recvmsg_into([self._order], _DESCRIPTOR_SPACE)
             except BlockingIOError:

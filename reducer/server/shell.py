@@ -37,6 +37,8 @@ ENDED_AT_ONCE: Final = 32
 # most, before it serves others, and so many bytes of all of them between two ticks.
 THROWN_AWAY_AT_ONCE: Final = 32
 MOST_THROWN_AWAY: Final = 4 << 20
+# 100 us each. The first frames of so few are read before they count as silent.
+NEWCOMERS_AT_ONCE: Final = 4
 # A write of less is not timed, as that would cost a part of it: it takes so many seconds of a turn.
 TIMED_BYTES: Final = 4_096
 WRITE_SECONDS: Final = 0.000_005
@@ -94,6 +96,11 @@ class LaneShell:
         outputs = self._lane.handle(event, now)
         if outputs:
             self.executor.run(outputs)
+
+    @property
+    def newcomers_at_once(self) -> int:
+        """Sockets to take before the loop serves others: fewer where their HELLOs wait."""
+        return 1 if self._silent.are_many else NEWCOMERS_AT_ONCE
 
     def opened(self, connection: Connection) -> None:
         self.counters.accepted += 1

@@ -43,6 +43,11 @@ class Silent:
             del self._groups[jobs]
         return True
 
+    @property
+    def are_many(self) -> bool:
+        """More would come than say what they want: soon one of them makes room for another."""
+        return self._count > self._room // 2
+
     def in_the_way(self) -> int | None:
         """The session that makes room for another one; None where there is room."""
         if self._count < self._room:

@@ -6,7 +6,8 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +17,7 @@ from reducer.server.lane import LaneProcess
 from reducer.server.lane_child import LaneChild
 from reducer.server.lanes import LaneGroup, LaneHandle
 from reducer.server.orders import ORDER_DRAIN, ORDER_PING, ORDER_SOCKET
+from reducer.server.shell import LaneShell
 from tests.support.cluster import usage
 
 
@@ -218,11 +220,12 @@ def test_nothing_is_left_of_a_process_that_cannot_be_watched() -> None:
     asyncio.run(run())
 
 
-def a_lane(ours: socket.socket) -> LaneProcess:
+def a_lane(ours: socket.socket, at_once: int = 4) -> LaneProcess:
     """As much of one as takes orders."""
     lane = LaneProcess.__new__(LaneProcess)
     ours.setblocking(False)
-    lane._orders, lane._order = ours, bytearray(64)
+    lane._orders, lane._order, lane._unpassed = ours, bytearray(64), 0
+    lane._shell = cast(LaneShell, SimpleNamespace(newcomers_at_once=at_once))
     return lane
 
 
@@ -256,6 +259,18 @@ def test_a_passed_socket_that_cannot_be_taken_is_closed(
         monkeypatch.undo()
         worker.settimeout(5)
         assert worker.recv(1) == b""
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_lane_takes_no_more_sockets_at_once_than_its_shell_wants(at_once: int) -> None:
+    """1,500 workers that said HELLO at once were taken before any was heard: 600 were cut off."""
+    ours, main = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, main:
+        lane = a_lane(ours, at_once)
+        for _ in range(5):
+            main.send(ORDER_SOCKET)  # whose descriptors were lost
+        lane._on_orders()
+        assert lane._unpassed == at_once
 
 
 class Deaf(Child):

@@ -10,7 +10,7 @@ import pytest
 
 from reducer.core.permit import ANY_RANK, Permit
 from reducer.server.buffers import BufferPool
-from reducer.server.shell import LaneShell
+from reducer.server.shell import NEWCOMERS_AT_ONCE, LaneShell
 from reducer.server.silent import MAX_SILENT, Silent
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import Header, pack_header
@@ -70,6 +70,21 @@ def test_the_oldest_of_those_that_are_most_makes_room() -> None:
     assert {crowd.permits[session] for session in greedy} == {GREEDY}
     assert greedy == sorted(greedy)
     assert len(greedy) == MAX_SILENT // 8 + 1, "128 - 33 are fewer than 64 + 33"
+
+
+def test_fewer_come_at_once_while_many_have_said_nothing() -> None:
+    async def run() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        connections = [shell.connection() for _ in range(MAX_SILENT // 2 + 1)]
+        for connection in connections:
+            assert shell.newcomers_at_once == NEWCOMERS_AT_ONCE
+            connection.connection_made(Sink())
+        assert shell.newcomers_at_once == 1
+        header, payload = hello(0, 2, 4 << 10)
+        receive(connections[0], memoryview(pack_header(header, KERNELS.crc32c) + payload))
+        assert shell.newcomers_at_once == NEWCOMERS_AT_ONCE
+
+    asyncio.run(run())
 
 
 def test_proofs_of_one_job_are_of_one_kind() -> None:
