@@ -140,7 +140,8 @@ endef
 define NATIVE_TESTS
 	$(call NATIVE_BUILD,$(1),$(2))
 	TSAN_OPTIONS="$(TSAN) die_after_fork=0" \
-	    $(BIN)/ctest --test-dir build/$(1) --output-on-failure --parallel 4
+	    $(BIN)/ctest --test-dir build/$(1) --output-on-failure \
+	    $(if $(2),,--parallel 4)
 	TSAN_OPTIONS="$(TSAN)" \
 	    $(BIN)/python -m tests.support.engine_worker build/$(1)/engine/tests/engine_worker
 	test ! -d build/$(1)/nccl_plugin || TSAN_OPTIONS="$(TSAN)" \

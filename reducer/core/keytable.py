@@ -176,13 +176,15 @@ class KeyTable:
 
         Returns what the records take of those that had their turn: `most` bytes, or one key more.
         One that was touched meanwhile waits again: nothing else may come that puts it into the
-        queue.
+        queue. So does one whose position nobody was told: it is still known, and in the account.
         """
         looked = 0
         while looked < most and self._idle and self._idle[0][0] < before:
             looked += self._size
             _, key = self._idle.popleft()
             key.idles = False
+            if key in self._changed or key in self._credited:
+                key.touched_at = max(before, key.touched_at)
             if key.touched_at >= before:
                 self.maybe_idle(key)
             elif not key.rounds:

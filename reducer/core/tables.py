@@ -94,6 +94,9 @@ class OrderedSet(_Table[T, None]):
 
     __slots__ = ()
 
+    def __contains__(self, item: T) -> bool:
+        return item in self._items
+
     def __iter__(self) -> Iterator[T]:
         return iter(self._items)
 

@@ -262,3 +262,21 @@ def test_a_heartbeat_counts_for_each_key_once() -> None:
     payload = b"".join(struct.pack("<QQ", key, done) for key in (1, 2) for done in (4, 9, 7))
     found = [(key.id, done) for key, done in table.entries(memoryview(payload), 0, 0.0)]
     assert found == [(1, 9), (2, 9)]
+
+
+def test_a_key_of_which_nobody_was_told_stays_in_the_account() -> None:
+    """It was forgotten by its run and kept to be told: 7 MB a second that nobody had reserved."""
+    records = Records("j", 1 << 20, IdleKeys())
+    table = KeyTable("j", 1, 10, moved=True, records=records)
+    for id_ in (1, 2):
+        table.report(table.open(id_, 0.0), 0, 1)
+    used = records.used
+    for now in (10.0, 11.0):
+        table.forget_idle(now, 1 << 20)
+        assert (len(table), records.used) == (2, used)
+    assert len(table.news(1)) == 16
+    table.forget_idle(12.0, 1 << 20)
+    assert len(table) == 1 and table.has_news
+    assert len(table.news(1)) == 16
+    table.forget_idle(13.0, 1 << 20)
+    assert len(table) == 0 and not table.has_news
