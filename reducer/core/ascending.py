@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from reducer.core.tables import Numbered
 
-_SPARE: Final = 16
 # Numbers that the table has lost, taken out before other jobs have their turns: 0.3 us each.
 _LOST_AT_ONCE: Final = 1_024
 
@@ -16,7 +15,7 @@ class Ascending:
     """Numbers by which something is found in a table, or was, least first.
 
     One that the table has lost stays until its turn comes. They never are more than twice those of
-    the table, and a few: `add` and `lost` see to it.
+    the table, which are charged: `add` and `lost` see to it.
     """
 
     __slots__ = ("_heap",)
@@ -31,7 +30,7 @@ class Ascending:
 
     def lost(self, table: Numbered[Any]) -> None:
         """The table has lost a number."""
-        if len(self._heap) > 2 * len(table) + _SPARE:
+        if len(self._heap) > 2 * len(table):
             self._heap = sorted(table.numbers())
 
     def has_below(self, limit: int) -> bool:

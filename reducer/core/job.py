@@ -127,7 +127,9 @@ class Job:
             slot, lane, route, records, self.held,
             lambda moved: KeyTable(title, world_size, max_keys, moved, records),
         )  # fmt: skip
-        self._changed: dict[Stream, None] = {}  # where keys have become stable since the last beat
+        # Where keys have become stable since the last beat. A dict finds its first one behind all
+        # that were taken out before that.
+        self._changed: OrderedDict[Stream, None] = OrderedDict()
         self._moved: deque[Stream] = deque()  # and are still to be dropped
         self._freed: list[Buffer] = []  # by the end of the run
         self.world_size = world_size

@@ -6,8 +6,8 @@ file(GLOB modules RELATIVE "${root}" CONFIGURE_DEPENDS
      "${root}/reducer/wire/*.py" "${root}/reducer/core/*.py")
 list(FILTER modules EXCLUDE REGEX "/__init__\\.py$")
 list(APPEND modules reducer/errors.py reducer/server/buffers.py reducer/server/executor.py
-     reducer/server/outbox.py reducer/server/protocol.py reducer/server/shell.py
-     reducer/server/silent.py reducer/server/slots.py reducer/server/turns.py)
+     reducer/server/leftovers.py reducer/server/outbox.py reducer/server/protocol.py
+     reducer/server/shell.py reducer/server/silent.py reducer/server/slots.py reducer/server/turns.py)
 list(TRANSFORM modules PREPEND "${root}/" OUTPUT_VARIABLE module_paths)
 
 set(made "${CMAKE_CURRENT_BINARY_DIR}/mypyc")

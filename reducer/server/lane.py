@@ -57,8 +57,8 @@ logger = logging.getLogger("reducer.lane")
 
 TICK_SECONDS = 0.05
 # What workers have, once the rounds are over, to read their last frames. The main process waits for
-# 5 s beyond the drain.
-CLOSE_SECONDS = 4.0
+# 5 s beyond the drain, and what comes after this may take a second.
+CLOSE_SECONDS = 3.0
 WHY_IT_ENDS = "it was told to stop"
 LAG_WARNING_SECONDS = 0.2
 # A socket begins in one turn of the loop, a report is made beside the jobs. The loop lost

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 from reducer.core.credits import LEAST_FRAMES
 from reducer.errors import PEER_ERRORS, BadFrameError
 from reducer.server.buffers import PooledBuffer
+from reducer.server.leftovers import READ_BYTES
 from reducer.server.outbox import BYTES_AT_ONCE, Outbox, Piece
 from reducer.server.turns import SECONDS
 from reducer.wire.codes import CONTRIBUTION, HEARTBEAT, RESULT
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES: Final = 65_536
 NO_REASON: Final = "no reason was given"  # a worker's ERROR may say nothing
-# Bytes of one read that are thrown away: all the connections that are to end may send at once.
-_DISCARD: Final = bytearray(16_384)
+# What comes after the end: all the connections that are to end may send at once.
+_DISCARD: Final = bytearray(READ_BYTES)
 # Of a turn: a read, whatever has come, with the loop's way to it, and each byte that the kernel has
 # copied, 0.1 ms for 1 MiB.
 READ_SECONDS: Final = 4e-6
@@ -124,7 +125,8 @@ class Connection:
 
     def _take_bytes(self, nbytes: int) -> None:
         if self._closing:
-            self._throw_away(nbytes)
+            self._shell.leftovers.have_read()
+            self._read_later()
             return
         self.bytes_in += nbytes
         self._decoder.received(nbytes)
@@ -204,10 +206,6 @@ class Connection:
     def fail(self, error: Exception) -> None:
         """A bug of ours: nobody knows which bytes are lost."""
         self._shell.failed(self, error)
-
-    def _throw_away(self, nbytes: int) -> None:
-        self._shell.thrown_away += nbytes
-        self._read_later()
 
     def _read_later(self) -> None:
         """It is to end: what it still sends is thrown away, of a few connections at a time."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from reducer.errors import BadFrameError, ReductionError
 from reducer.kernels import KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.executor import Executor, ShellCounters
+from reducer.server.leftovers import Leftovers
 from reducer.server.protocol import Connection, clock
 from reducer.server.silent import Silent
 from reducer.server.turns import Turns
@@ -32,11 +32,6 @@ FLUSHED_AT_ONCE: Final = 64
 # 40 us each, and what waits for them is let go of. They are fewer where that takes a job's part of
 # the pass. All ranks of a run may end together, or of a host.
 ENDED_AT_ONCE: Final = 32
-# Bytes that come after the end of a connection are thrown away: some peers read only when they have
-# sent everything. No job pays for that: of so many connections the loop reads once more, 16 KiB at
-# most, before it serves others, and so many bytes of all of them between two ticks.
-THROWN_AWAY_AT_ONCE: Final = 32
-MOST_THROWN_AWAY: Final = 4 << 20
 # 100 us each. The first frames of so few are read before they count as silent.
 NEWCOMERS_AT_ONCE: Final = 4
 # A write of less is not timed, as that would cost a part of it: it takes so many seconds of a turn.
@@ -61,8 +56,7 @@ class LaneShell:
         self.connections: dict[int, Connection] = {}
         self.counters = ShellCounters()
         self.turns = Turns()
-        self.thrown_away = 0  # bytes of connections that are to end, since the last tick
-        self._thrown_away: deque[Connection] = deque()  # not read, until their turn comes
+        self.leftovers = Leftovers()
         self._lane = lane
         self._pool = pool
         self._slow_reader_seconds = slow_reader_seconds
@@ -174,7 +168,7 @@ class LaneShell:
         if self._next_flush is not None:
             return
         waiting = self._unflushed or self._unflushed_later or self._ending or self._losing
-        if waiting or self._may_throw_away():
+        if waiting or self.leftovers.are_due:
             self._next_flush = asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -187,7 +181,7 @@ class LaneShell:
             self._end_some(self._ending, Connection.end)
         if self._losing:
             self._end_some(self._losing, Connection.lose)
-        if self._may_throw_away():
+        if self.leftovers.are_due:
             self._throw_away_some()
         self._flush_on()
 
@@ -230,15 +224,11 @@ class LaneShell:
 
     def throw_away_soon(self, connection: Connection) -> None:
         """All ranks of a run may end together, and send on."""
-        self._thrown_away.append(connection)
+        self.leftovers.add(connection)
         self._flush_on()
 
-    def _may_throw_away(self) -> bool:
-        return bool(self._thrown_away) and self.thrown_away < MOST_THROWN_AWAY
-
     def _throw_away_some(self) -> None:
-        for _ in range(min(len(self._thrown_away), THROWN_AWAY_AT_ONCE)):
-            connection = self._thrown_away.popleft()
+        for connection in self.leftovers.take():
             try:
                 connection.read_on()
             except Exception as error:
@@ -349,7 +339,7 @@ class LaneShell:
         if self._failure is not None:
             raise self._failure
         now = clock()
-        self.thrown_away = 0
+        self.leftovers.tick()
         for connection in list(self.connections.values()):
             try:
                 self._watch(connection, now)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from collections import OrderedDict
 from typing import Any, Final
 
 _PAGE: Final = mmap.PAGESIZE
@@ -27,7 +28,8 @@ class Store:
     def __init__(self, size: int) -> None:
         self._array = _array_type(size)  # a new type each time would be garbage in cycles
         self._size = size
-        self._with_room: dict[Slots, None] = {}
+        # A dict finds its first one behind all that were taken out before that.
+        self._with_room: OrderedDict[Slots, None] = OrderedDict()
 
     def take(self) -> Slot:
         """Raises MemoryError where the system has none."""

@@ -12,6 +12,7 @@ turn. So a job that needs little is done at once, and does not wait for one that
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import Final, Protocol
 
 SECONDS: Final = 0.001  # of one turn
@@ -70,7 +71,7 @@ class Turn:
         else:
             self.at_once = max(1, self.at_once // 2)
         self.take(passes, seconds)
-        for connection in list(self.waiting)[: self.at_once]:
+        for connection in list(islice(self.waiting, self.at_once)):
             if not self.is_over:
                 del self.waiting[connection]
                 try:

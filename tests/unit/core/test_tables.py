@@ -84,7 +84,7 @@ def test_numbers_that_are_lost_take_no_memory() -> None:
         if number % 100:
             table.pop(number)
             ascending.lost(table)
-    assert len(ascending._heap) <= 3 * len(table)
+        assert len(ascending._heap) <= 2 * len(table)
     assert ascending.first_below(10_000, table) == 0
 
 

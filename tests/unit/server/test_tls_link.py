@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from reducer.server.buffers import BufferPool
+from reducer.server.leftovers import READ_BYTES
 from reducer.server.outbox import BYTES_AT_ONCE
 from reducer.server.shell import LaneShell
 from reducer.server.tls_link import (
@@ -191,7 +192,7 @@ def test_what_comes_after_the_end_is_thrown_away(tmp_path: Path) -> None:
         peer.connection.abort("it is over")
         arrive(peer.link, bytes(100))
 
-    assert played(tmp_path, play).shell.thrown_away == 100
+    assert played(tmp_path, play).shell.leftovers._bytes == READ_BYTES
 
 
 def test_a_long_queue_is_encrypted_in_slices(tmp_path: Path) -> None:

@@ -179,6 +179,8 @@ def test_the_ranks_of_a_run_are_cut_off_some_at_a_time(deaf: bool) -> None:
             header, payload = hello(rank, ranks, 4_096)
             receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
         await asyncio.sleep(0)
+        while shell.turns._over:  # what they sent to join, on a slow machine
+            await asyncio.sleep(0)
         for socket in sockets:
             socket.unread = 1 << 30
         shell.turns.seconds = 60.0  # a pass has time for all, however slow the machine is
