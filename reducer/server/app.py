@@ -34,6 +34,8 @@ logger = logging.getLogger("reducer.server")
 EXIT_FAILED = 1
 # Beyond the lanes' own deadline: flushing, lingering sockets, process exit.
 _DRAIN_GRACE_SECONDS = 5.0
+# The loop, which takes sockets, has Python back from the thread that makes pages after so long.
+_SWITCH_SECONDS = 0.0002
 _REOPEN_SECONDS = 1.0
 
 
@@ -91,6 +93,7 @@ class Server:
         loop.set_exception_handler(self._unhandled)
         # It makes the pages, one after the other: each thread more would keep the loop waiting.
         loop.set_default_executor(ThreadPoolExecutor(1))
+        sys.setswitchinterval(_SWITCH_SECONDS)
         try:
             self._listeners = listen(
                 self._options.host, self._options.port, "workers", self._options.congestion
