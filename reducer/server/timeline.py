@@ -31,6 +31,7 @@ MAX_TRACED_KEYS: Final = 4_096
 MAX_TRACKS: Final = 64
 # Behind the ranks, which the client's files number from 0.
 _SORT_AFTER_RANKS: Final = 10_000
+_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class Timeline:
@@ -88,10 +89,16 @@ class Timeline:
         os.close(self._fd)
 
     def _write(self, data: bytes) -> None:
-        while data:
-            size = os.write(self._fd, data)
-            self._written += size
-            data = data[size:]
+        """All of it or nothing, where the disk is full."""
+        rest = data
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._written)
+            raise
+        self._written += len(data)
 
     def _micros(self, moment: float) -> int:
         return round((self._offset + moment) * 1e6)
@@ -131,7 +138,7 @@ def _fresh(folder: str, stem: str) -> tuple[str, int]:
     for number in count(1):
         path = os.path.join(folder, stem + (f"-{number}" if number > 1 else "") + ".json")
         try:
-            return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            return path, os.open(path, _FLAGS, 0o644)
         except FileExistsError:
             continue
     raise AssertionError("unreachable")

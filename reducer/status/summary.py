@@ -129,7 +129,7 @@ def _reducer(address: str, answer: dict[str, Any]) -> ReducerStatus:
         address=address,
         version=answer["version"],
         ready=answer["ready"],
-        down=answer["down"],
+        down=[int(lane) for lane in answer["down"]],
         lanes=len(lanes),
         jobs=len(jobs),
         workers=sum(min(run["connected"] for run in parts) for parts in runs.values()),

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -139,7 +140,7 @@ class Server {
   void read(Peer* peer) {
     char bytes[65536];
     const ssize_t n = ::recv(peer->fd, bytes, sizeof bytes, MSG_DONTWAIT);
-    if (n == 0) lose(peer);
+    if (n == 0 || (n < 0 && errno != EAGAIN)) lose(peer);
     if (n <= 0) return;
     if (peer->rank >= 0)
       return lane_.take(static_cast<uint32_t>(peer->rank), {bytes, static_cast<size_t>(n)});
@@ -153,8 +154,12 @@ class Server {
     if (frames.size() < ors::kHeaderSize + h.length) return;
     ors::Value hello;
     CHECK(ors::msgpack_decode({frames.data() + ors::kHeaderSize, h.length}, &hello) == nullptr);
-    peer->rank = *hello.find("rank")->as_int();
-    lane_.take(static_cast<uint32_t>(peer->rank), frames);
+    const int64_t rank = *hello.find("rank")->as_int();
+    for (Peer& old : peers_) {
+      if (old.rank == rank) lose(&old);
+    }
+    peer->rank = rank;
+    lane_.take(static_cast<uint32_t>(rank), frames);
   }
 
   TinyLane lane_;

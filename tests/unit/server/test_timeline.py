@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,22 @@ def test_a_file_ends_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file.close()
     assert sum(event["name"] == "round" for event in read(file)) == 1
     assert Path(file.path).stat().st_size <= 3_010
+
+
+def test_a_full_disk_cuts_no_event(tmp_path: Path) -> None:
+    file = Timeline(str(tmp_path), 7, 0)
+    file.add(traced(0, 10.0, 11.0))
+    file.flush()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (Path(file.path).stat().st_size + 100, limits[1]))
+    try:
+        file.add(traced(1, 12.0, 13.0))
+        with pytest.raises(OSError, match="File too large"):
+            file.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    file.close()
+    assert sum(event["name"] == "round" for event in read(file)) == 1
 
 
 def test_two_files_of_one_name(tmp_path: Path) -> None:

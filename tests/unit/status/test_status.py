@@ -276,7 +276,12 @@ def test_an_answer_without_an_end_is_given_up_in_time(data: bytes) -> None:
 
 def test_an_answer_that_lacks_a_field_is_none_of_ours() -> None:
     numbers = {**run(), "rounds": None}
-    for found in ({"clock": 1.0, "lanes": []}, answer(numbers), answer({**numbers, "lost": 5})):
+    for found in (
+        {"clock": 1.0, "lanes": []},
+        answer(numbers),
+        answer({**numbers, "lost": 5}),
+        {**answer(run()), "down": ["\x1b[2J"]},
+    ):
         data = b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(found).encode()
         with one_answer(data) as address:
             result = status(address)
