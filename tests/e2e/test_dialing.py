@@ -168,17 +168,19 @@ def test_a_name_is_resolved_anew_at_each_reconnect(tmp_path: Path) -> None:
 
 
 @contextmanager
-def _black_hole(port: int) -> Iterator[None]:
-    """A listener that answers nothing: its queue is full, so the kernel drops every SYN."""
+def _black_hole() -> Iterator[int]:
+    """The port of a listener that answers nothing: its queue is full, so the kernel drops every
+    SYN."""
     with ExitStack() as sockets:
         listener = sockets.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", port))
+        listener.bind(("127.0.0.1", 0))
         listener.listen(0)
+        address = listener.getsockname()
         for _ in range(4):
             filler = sockets.enter_context(socket.socket())
             filler.setblocking(False)
-            filler.connect_ex(("127.0.0.1", port))
-        yield
+            filler.connect_ex(address)
+        yield address[1]
 
 
 @pytest.mark.skipif(not _may_mount(), reason="needs a mount namespace of its own (root)")
@@ -186,9 +188,9 @@ def test_an_address_that_answers_nothing_makes_room_for_the_next(tmp_path: Path)
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1 {NAME}\n127.0.0.2 {NAME}\n")
     with (
-        Daemon("--host", "127.0.0.2") as daemon,
-        _black_hole(daemon.port),
-        _client_with_hosts(hosts, f"{NAME}:{daemon.port}") as client,
+        _black_hole() as port,
+        Daemon("--host", "127.0.0.2", "--port", str(port)),
+        _client_with_hosts(hosts, f"{NAME}:{port}") as client,
     ):
         answer, _ = client.communicate("1.0\n", timeout=40)
     assert answer == "1.0\n"
