@@ -14,6 +14,7 @@ namespace {
 constexpr int kCtrlReadAhead = 41;    // SSL_CTX_set_read_ahead
 constexpr int kCtrlMinVersion = 123;  // SSL_CTX_set_min_proto_version
 constexpr int kCtrlServerName = 55;   // SSL_set_tlsext_host_name
+constexpr int kCtrlGroups = 92;       // SSL_CTX_set1_groups_list
 constexpr long kTls13 = 0x0304;
 constexpr int kVerifyPeer = 1;
 constexpr int kPem = 1;
@@ -60,6 +61,9 @@ std::shared_ptr<const TlsContext> TlsContext::make(const OpenSsl& api, const Tls
   std::shared_ptr<const TlsContext> made(new TlsContext(api, context));
   api.SSL_CTX_ctrl(context, kCtrlMinVersion, kTls13, nullptr);
   api.SSL_CTX_ctrl(context, kCtrlReadAhead, 1, nullptr);
+  // A reducer takes no other; the share in the ClientHello is of the first one.
+  static char groups[] = "P-256";
+  api.SSL_CTX_ctrl(context, kCtrlGroups, 0, groups);
   api.SSL_CTX_set_ciphersuites(context, kCiphers);
   api.SSL_CTX_set_verify(context, kVerifyPeer, nullptr);
   api.SSL_CTX_set_default_passwd_cb(context, &no_password);

@@ -27,7 +27,7 @@ def explain(error: ssl.SSLError) -> tuple[str, str]:
     if "did not return a certificate" in reason:
         return "untrusted", "it has no certificate"
     if "no suitable key share" in reason:
-        return "garbage", "it does not offer X25519, the one key exchange that is taken"
+        return "garbage", "it does not offer P-256, the one key exchange that is taken"
     if "alert" in reason:
         return "distrust", f"it refuses our certificate, or how we speak TLS: {reason}"
     return "garbage", f"no TLS handshake of ours: {reason}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.container.conftest import USER
+from tests.support.certs import Authority
 from tests.support.containers import BASE, Container, tool
 from tests.support.groups import Groups, Values
 from tests.support.wait import wait_until
@@ -65,6 +68,18 @@ def test_locked_in_it_serves_workers_outside(reducer: Container, key: str) -> No
     for path in ("/x", "/opt/reducer/x", "/tmp/x"):
         assert "Read-only file system" in reducer.execute("touch", path).stderr
     assert reducer.inspect()["HostConfig"]["Memory"] == MEMORY
+
+
+def test_in_mode_tls_it_serves_workers_outside(image: str, tmp_path: Path) -> None:
+    """Its Python is Debian's, and older than the one of the other tests."""
+    files = Authority(tmp_path / "certs").issue("127.0.0.1")
+    shutil.chown(files.key, USER, USER)
+    mounts = [f"--volume={path}:/{name}:ro" for name, path in files.arguments.items()]
+    names = [f"--env=REDUCER_{name.upper()}=/{name}" for name in files.arguments]
+    with Container(image, options=[*LOCKED, *mounts, *names]) as container:
+        wait_until(lambda: '"ready"' in container.log, 30, "ready")
+        with Groups(2, [container.published(2222)], "image", **files.arguments) as groups:
+            groups.turn(Values(1, 2, 1000), 0)
 
 
 def test_its_health_is_asked(reducer: Container) -> None:

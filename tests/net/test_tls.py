@@ -138,6 +138,15 @@ def test_a_worker_that_ends_with_its_handshake(daemon: Daemon, context: ssl.SSLC
         assert time.monotonic() - start < AT_ONCE
 
 
+def test_a_worker_that_offers_another_share_is_asked_for_ours(daemon: Daemon, certs: Files) -> None:
+    context = certs.context_of_any_group()
+    with (
+        opened(daemon.port, PREFACE) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as sock,
+    ):
+        assert sock.recv(PREFACE_SIZE) == PREFACE
+
+
 def test_only_what_is_meant_for_a_lane_is_told_inside(
     daemon: Daemon, context: ssl.SSLContext
 ) -> None:
@@ -179,11 +188,11 @@ def test_tls_1_2_is_refused(daemon: Daemon, certs: Files) -> None:
 def test_another_key_exchange_is_refused(certs: Files) -> None:
     """A ClientHello with a share of ffdhe8192 kept a lane for 0.15 s."""
     other = certs.context()
-    other.set_ecdh_curve("prime256v1")
+    other.set_ecdh_curve("secp384r1")
     with Daemon(*certs.flags) as daemon:  # its log has no other line of that second
         assert "HANDSHAKE_FAILURE" in fails(daemon, other)
         assert refused(daemon, "garbage") == 1
-        wait_until(lambda: "it does not offer X25519" in daemon.log, 10)
+        wait_until(lambda: "it does not offer P-256" in daemon.log, 10)
 
 
 @pytest.mark.parametrize(

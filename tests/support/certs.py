@@ -39,7 +39,13 @@ class Files:
         return {"tls_cert": self.cert, "tls_key": self.key, "tls_ca": self.ca}
 
     def context(self) -> ssl.SSLContext:
-        """Of a worker in plain Python."""
+        """Of a worker in plain Python; its ClientHello has a share of the one group, as ours."""
+        context = self.context_of_any_group()
+        context.set_ecdh_curve("prime256v1")
+        return context
+
+    def context_of_any_group(self) -> ssl.SSLContext:
+        """The same with OpenSSL's own groups: it is asked for another share (RFC 8446, 4.1.4)."""
         context = ssl.create_default_context(cafile=self.ca)
         context.load_cert_chain(self.cert, self.key)
         return context
