@@ -17,21 +17,33 @@ constexpr double kLastRetry = 1.0;        // seconds
 constexpr double kLookupTick = 0.01;      // look-ups are polled
 constexpr double kAddressPatience = 2.0;  // before the next address of a name is tried
 
+// Before a lane that had welcomed us is dialled again, in seconds: none, unless it fails again and
+// again. A reducer that lacks memory for a moment is to see its ranks later, not ten times in it.
+double first_backoff(uint32_t strikes) {
+  if (strikes < 2) return 0;
+  return std::min(kLastRetry, kFirstRetry * (1u << std::min(strikes - 2, 10u)));
+}
+
 }  // namespace
 
 void Engine::dial_wanted(double now) {
-  std::vector<std::pair<Lane*, uint32_t>> lanes;
+  struct Wanted {
+    Lane* lane;
+    uint32_t attempts;
+    uint32_t strikes;
+  };
+  std::vector<Wanted> lanes;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (Lane* lane : state_.wanted()) lanes.emplace_back(lane, lane->attempts);
+    for (Lane* lane : state_.wanted()) lanes.push_back({lane, lane->attempts, lane->strikes});
   }
-  for (const auto& [lane, attempts] : lanes) {
+  for (const auto& [lane, attempts, strikes] : lanes) {
     Connection* c = nullptr;
     for (const auto& known : connections_list_) {
       if (known->lane == lane) c = known.get();
     }
     if (c != nullptr) {  // at once where it had been welcomed, else later
-      if (attempts <= 1) c->backoff = 0;
+      if (attempts <= 1) c->backoff = first_backoff(strikes);
       retry(c, now);
       continue;
     }

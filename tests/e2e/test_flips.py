@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import Header
 from reducer.wire.keys import key_id
+from reducer_client import ReducerError
 from tests.support.liar import Liar
 from tests.support.ranks import join, run_ranks
 
@@ -43,3 +46,16 @@ def test_a_flipped_bit_costs_a_connection_and_no_round(
         assert liar.lies == 1
     assert honest == 0
     assert victim >= 1
+
+
+def test_a_lane_that_fails_again_and_again_is_given_time(addresses: list[str], job: str) -> None:
+    """A reducer that lacked memory for 60 ms failed each rank ten times, and so ended the job."""
+    with (
+        Liar(addresses[0], lambda header: header.kind == MessageKind.RESULT, mends=False) as liar,
+        pytest.raises(ReducerError),
+        join(0, 1, [liar.address], job) as group,
+    ):
+        began = time.monotonic()
+        group.all_reduce(np.ones(1_000, np.float32)).wait(60)
+    assert liar.connections == 10
+    assert time.monotonic() - began > 2
