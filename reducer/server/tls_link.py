@@ -79,6 +79,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
             return _RECEIVED
 
     def _room(self) -> memoryview:
+        self._connection.reads_since = clock()
         if self._connection.is_closing():
             return memoryview(self._connection.get_buffer(-1))
         kept = len(self._received)  # a part of a header at most, or the connection would be held
@@ -99,7 +100,8 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         kept = len(self._received)
         _RECEIVED[:kept] = self._received
         self._received = _RECEIVED[: kept + nbytes]
-        self._connection.spend(READ_SECONDS)  # if its turn is over, this was read before a hold
+        seconds = READ_SECONDS + (clock() - self._connection.reads_since)
+        self._connection.spend(seconds)  # if its turn is over, this was read before a hold
         self._deliver()
 
     def eof_received(self) -> bool:
@@ -122,6 +124,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
                 room = memoryview(self._connection.get_buffer(-1))
                 got = self._decrypt(room)
                 if got:
+                    self._connection.reads_since = clock()  # what decryption takes is spent
                     self._connection.buffer_updated(got)
                 more = 0 < got == len(room)
             self._answer()

@@ -17,7 +17,6 @@ from reducer.server.leftovers import AT_ONCE, MOST_BYTES, READ_BYTES
 from reducer.server.protocol import (
     HEARTBEAT_PART,
     RANKS_OF_PART,
-    READ_BYTE_SECONDS,
     READ_SECONDS,
 )
 from reducer.server.shell import LaneShell
@@ -187,13 +186,14 @@ def test_a_long_heartbeat_is_taken_in_parts_between_which_the_turn_may_end(
     async def parts() -> list[bytes]:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         held = [Held(shell, "job", rank, ranks) for rank in range(ranks)]
+        await rest(shell)
         connection, found = held[0].connection, []
-        rest = memoryview(frame)
-        while rest:
+        left = memoryview(frame)
+        while left:
             room = connection._decoder.get_buffer()
-            size = min(len(room), len(rest))
-            room[:size] = rest[:size]
-            rest = rest[size:]
+            size = min(len(room), len(left))
+            room[:size] = left[:size]
+            left = left[size:]
             connection._decoder.received(size)
             while (part := connection._next_frame()) is not None:
                 found.append(bytes(part.payload or b""))
@@ -225,13 +225,13 @@ def test_a_frame_behind_a_hello_is_read_when_the_turn_of_newcomers_is_over() -> 
         newcomer = shell.connection()
         socket = Socket()
         newcomer.connection_made(socket)
-        newcomer.turn.spent = SECONDS - READ_SECONDS - 1e-6
+        newcomer.turn.spent = SECONDS - READ_SECONDS - 20e-6  # less than the HELLO takes
         header, payload = hello(1, 2, CHUNK, "job")
         frames = pack_header(header, KERNELS.crc32c) + payload
         question = pack_header(Header(MessageKind.STATS), KERNELS.crc32c)
-        receive(newcomer, memoryview(frames + question))
-        assert newcomer.turn is held.connection.turn
         answer = socket.taken
+        receive(newcomer, memoryview(frames + question))
+        await until(lambda: newcomer.turn is held.connection.turn)
         await until(lambda: newcomer._answer_end > answer)
 
     asyncio.run(join())
@@ -507,17 +507,20 @@ def test_the_answers_of_one_job_are_written_a_turn_at_a_time() -> None:
     asyncio.run(write())
 
 
-def test_bytes_that_are_read_take_of_the_turn() -> None:
+def test_what_the_kernel_takes_to_copy_bytes_is_of_the_turn() -> None:
+    """0.1 ms was reckoned for a MiB that takes 0.5 into new memory: a flood had turns of 5 ms."""
+
     async def read() -> float:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         one = Held(shell, "job", 0, 1)
         await rest(shell)
         spent = one.connection.turn.spent
-        receive(one.connection, memoryview(bytes(HEADER_SIZE - 1)))
+        one.connection.get_buffer(-1)
+        time.sleep(0.01)
+        one.connection.buffer_updated(HEADER_SIZE - 1)
         return one.connection.turn.spent - spent
 
-    expected = READ_SECONDS + (HEADER_SIZE - 1) * READ_BYTE_SECONDS
-    assert asyncio.run(read()) == pytest.approx(expected)
+    assert asyncio.run(read()) >= 0.01 + READ_SECONDS
 
 
 def test_decryption_takes_of_the_turn(tmp_path: Path) -> None:
