@@ -13,7 +13,7 @@ from reducer.core.lane import Lane
 from reducer.core.settings import MOST_SUMMED, LaneSettings
 from reducer.kernels import load
 from reducer.server.buffers import BufferPool
-from reducer.server.protocol import Connection
+from reducer.server.protocol import Connection, clock
 from reducer.server.reports import put_together
 from reducer.server.shell import LaneShell
 from reducer.wire import messages
@@ -177,6 +177,7 @@ def receive(connection: Connection, data: memoryview) -> None:
         size = min(len(room), len(data))
         room[:size] = data[:size]
         data = data[size:]
+        connection.reads_since = clock()  # a copy by Python takes of no turn
         connection.buffer_updated(size)
 
 

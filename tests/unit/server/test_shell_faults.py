@@ -230,6 +230,7 @@ async def play(faults: Faults) -> None:
     near, far = socket.socketpair()
     with near, far, faults_everywhere(faults):
         bench = Bench(faults, near)
+        await settle()
         faults.armed = True
         for number in range(2):
             await bench.round(number)
@@ -289,6 +290,7 @@ async def a_run_that_cannot_be_ended() -> None:
     near, far = socket.socketpair()
     with near, far:
         bench = Bench(Faults(), near)
+        await settle()
 
         def finish(*args: Any) -> int:
             raise UnspeakableError
