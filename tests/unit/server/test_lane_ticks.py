@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from reducer.server import lane as lane_module
 from reducer.server.lane import LaneProcess
 from reducer.server.lane_options import LaneOptions
 from reducer.server.orders import ORDER_SOCKET
+from reducer.server.timeline import Timeline
 from tests.support.faults import Faulty
 
 
@@ -125,6 +127,21 @@ def test_a_lane_ends_with_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     full = pytest.raises(OSError, match="No space left")
     with a_lane(monkeypatch) as process, asyncio.Runner(loop_factory=Loop) as runner, full:
         runner.run(serve(process, no_answer))
+
+
+def test_a_full_disk_ends_the_timeline_and_not_the_lane(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def tick(process: LaneProcess) -> None:
+        timeline = process._shell.executor.timeline = Timeline(str(tmp_path), 7, 0)
+        with open("/dev/full", "wb", buffering=0) as full:
+            os.dup2(full.fileno(), timeline._fd)
+        process._tick(0.0)
+        assert process._failure is None
+        assert process._shell.executor.timeline is None
+
+    on_a_lane(tick, monkeypatch)
+    assert f"the timeline {tmp_path}" in caplog.text and "No space left on device" in caplog.text
 
 
 async def a_drain_that_fails_once(process: LaneProcess) -> None:
