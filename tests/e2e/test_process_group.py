@@ -206,6 +206,14 @@ def _moves(rank: int, world: int) -> None:
     assert torch.equal(part, whole[3 * rank : 3 * rank + 3])
     dist.reduce_scatter(part, [_of(rank, count=3) + r for r in range(world)])
     assert torch.equal(part, sum(_of(r, count=3) for r in range(world)) + world * rank)
+    for uneven in ([2, 0, 7], [1, 1, 2]):  # as gloo has them
+        sizes = [uneven[r % 3] for r in range(world)]
+        part = torch.zeros(sizes[rank])
+        dist.reduce_scatter(part, [_of(rank, count=size) + r for r, size in enumerate(sizes)])
+        total = torch.zeros(sizes[rank])
+        for r in range(world):
+            total += _of(r, count=sizes[rank]) + rank
+        assert torch.equal(part, total)
 
 
 def _delegated(rank: int, world: int) -> None:
@@ -383,6 +391,9 @@ def _unwaited(rank: int, world: int) -> None:
     dist.gather(sums(), gathered if rank == 0 else None)
     dist.scatter(got, gathered if rank == 0 else None)
     assert torch.equal(got, total)
+    strided = torch.zeros(3, 2).t()
+    dist.scatter(strided, [part.view(2, 3) for part in gathered] if rank == 0 else None)
+    assert torch.equal(strided, total.view(2, 3))
 
 
 def _without_memory(rank: int, world: int) -> None:

@@ -113,7 +113,7 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
     alltoall_base = all_to_all_single
 
     def _fill(self, outputs: Tensors, start: Callable[[Tensors], Any]) -> Any:
-        """Start a call of an inner group; lazy outputs get their values from plain ones."""
+        """Start a call of an inner group; other outputs get their values from plain ones."""
         own = [with_memory(tensor) for tensor in outputs]
         plain = _plain(own)
         work = start(plain)
@@ -126,8 +126,8 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
         def finish() -> None:
             with torch.inference_mode(), torch.cuda.stream(stream):
                 work.wait()
-                for lazy, values in apart:
-                    lazy.detach().copy_(values)
+                for output, values in apart:
+                    output.detach().copy_(values)
 
         waiting: Any = self._calls.start_waiting(finish, outputs)
         waiting._source_rank = work._source_rank  # asked after a receive from any rank
@@ -135,4 +135,5 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
 
 
 def _plain(tensors: Tensors) -> Tensors:
-    return [resolved(with_memory(tensor)) for tensor in tensors]
+    """What an inner group takes for what it is: gloo fills strided memory as if it were not."""
+    return [resolved(with_memory(tensor)).contiguous() for tensor in tensors]

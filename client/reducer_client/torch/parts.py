@@ -1,12 +1,13 @@
 """Whether what a rank gives fits what all ranks get: refused on each rank before anything is sent.
 
-As with gloo, the tensors of a list have one shape, that of the rank's own tensor. A total that
-fits would not tell where one rank's elements end.
+As with gloo, the tensors of a list have one shape, that of the rank's own tensor, but for
+``reduce_scatter``. A total that fits would not tell where one rank's elements end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 
@@ -21,11 +22,17 @@ def check_root(call: str, root: int, world_size: int) -> None:
         raise ValueError(f"{call}: expected a root from 0 to {world_size - 1}, got {root}")
 
 
-def check_list(call: str, of_ranks: Tensors, own: torch.Tensor, world_size: int) -> None:
-    """ValueError unless there is one tensor for each rank, of the shape of ``own``."""
-    who = f"{call} over {world_size} ranks"
+def check_count(call: str, of_ranks: Tensors, world_size: int) -> None:
+    """ValueError unless there is one tensor for each rank."""
     if len(of_ranks) != world_size:
+        who = f"{call} over {world_size} ranks"
         raise ValueError(f"{who}: expected a list of {world_size} tensors, got {len(of_ranks)}")
+
+
+def check_list(call: str, of_ranks: Tensors, own: torch.Tensor, world_size: int) -> None:
+    """The same, and unless they have the shape of ``own``."""
+    check_count(call, of_ranks, world_size)
+    who = f"{call} over {world_size} ranks"
     for rank, tensor in enumerate(of_ranks):
         if tensor.shape != own.shape:
             raise ValueError(
@@ -34,8 +41,26 @@ def check_list(call: str, of_ranks: Tensors, own: torch.Tensor, world_size: int)
             )
 
 
+def padded(whole: Tensors, part: torch.Tensor, rank: int) -> tuple[Tensors, Tensors]:
+    """Inputs and output of a ``reduce_scatter``, with zeros behind those that are shorter.
+
+    ValueError unless ``part`` has the shape of the input for this ``rank``.
+    """
+    if whole[rank].shape != part.shape:
+        raise ValueError(
+            f"reduce_scatter over {len(whole)} ranks: expected an output of shape "
+            f"{tuple(whole[rank].shape)}, as this rank's input for itself, got {tuple(part.shape)}"
+        )
+    sizes = [tensor.numel() for tensor in whole]
+    longest = max(sizes)
+    if min(sizes) == longest:
+        return whole, [part]
+    pieces = [(tensor, tensor.new_zeros(longest - tensor.numel())) for tensor in whole]
+    return [*chain.from_iterable(pieces)], [part, part.new_empty(longest - part.numel())]
+
+
 def check_lists(call: str, of_ranks: Sequence[Tensors], own: Tensors, world_size: int) -> None:
-    """The same for several tensors of each rank."""
+    """``check_list`` for several tensors of each rank."""
     for rank, tensors in enumerate(of_ranks):
         if len(tensors) != len(own):
             raise ValueError(

@@ -52,7 +52,15 @@ from reducer_client.torch.overloads import (
     reduce_scatter_one,
 )
 from reducer_client.torch.packing import Packing
-from reducer_client.torch.parts import check_list, check_lists, check_pairs, check_parts, check_root
+from reducer_client.torch.parts import (
+    check_count,
+    check_list,
+    check_lists,
+    check_pairs,
+    check_parts,
+    check_root,
+    padded,
+)
 from reducer_client.torch.reduction import (
     FlatReduction,
     HierarchicalReduction,
@@ -224,9 +232,11 @@ class ReducerProcessGroup(DelegatingGroup):
         input_tensors: list[Tensors],
         opts: ReduceScatterOptions | None = None,
     ) -> dist.Work:
-        inputs = input_tensors[0]
-        check_list("reduce_scatter", inputs, output_tensors[0], self.size())
-        return self._scatter_sums(Packing(output_tensors), Packing(inputs), output_tensors, opts)
+        """As with gloo, the inputs may have several shapes, the same ones on all ranks."""
+        (output,) = output_tensors
+        check_count("reduce_scatter", input_tensors[0], self.size())
+        whole, part = padded(input_tensors[0], output, self.rank())
+        return self._scatter_sums(Packing(part), Packing(whole), output_tensors, opts)
 
     @collective("reduce_scatter")
     def reduce_scatter_single(

@@ -14,14 +14,14 @@ import torch  # only where it is installed
 import torch.distributed as dist
 
 from reducer_client.torch.packing import Packing
-from reducer_client.torch.parts import check_list, check_lists, check_pairs, check_parts
+from reducer_client.torch.parts import check_list, check_lists, check_pairs, check_parts, padded
 
 
 def _of(*shapes: Any) -> list[torch.Tensor]:
     return [torch.zeros(shape) for shape in shapes]
 
 
-WRONG: dict[str, tuple[Callable[[], None], str]] = {
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "sizes": (
         lambda: check_list("all_gather", _of(2, 4), torch.zeros(3), 2),
         r"all_gather over 2 ranks: expected .* shape \(3,\) for rank 0.* got \(2,\)",
@@ -62,6 +62,10 @@ WRONG: dict[str, tuple[Callable[[], None], str]] = {
     "no pairs": (
         lambda: check_pairs("reduce_scatter", _of(4, 8), _of(6), 2),
         "as many outputs as inputs, got 2 tensors of all ranks and 1 of one",
+    ),
+    "another output": (
+        lambda: padded(_of(3, (2, 1)), torch.zeros(2), 1),
+        r"over 2 ranks: expected an output of shape \(2, 1\), .* got \(2,\)",
     ),
     "the total": (
         lambda: check_parts("all_gather", Packing(_of(7)), Packing(_of(3)), 2),
