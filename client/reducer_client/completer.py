@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reducer_client.errors import ClosedError
@@ -48,10 +49,20 @@ class Completer:
         self._stopping = False
         self._thread: threading.Thread | None = None
 
+    def begin(self) -> None:
+        """Have the thread, before anything is submitted; RuntimeError where there can be none."""
+        with self._changed:
+            if self._thread is None and not self._stopping:
+                thread = threading.Thread(target=self._run, name="reducer-completer", daemon=True)
+                thread.start()
+                self._thread = thread
+
     def expect(
         self, operation: Operation, work: Work[Any], limit: float, callback: Callable[[], None]
     ) -> None:
         """Run ``callback`` once when the operation, submitted with notify, is finished.
+
+        After ``begin``.
 
         ``limit``: the seconds after which the work fails.
         """
@@ -68,8 +79,6 @@ class Completer:
             _call(callback)
         elif stopped:
             self._fail_rest()
-        else:
-            self._start()
 
     def stop(self) -> None:
         """After the engine is closed: run what is left and end the thread."""
@@ -81,15 +90,17 @@ class Completer:
             thread.join()
         self._fail_rest()
 
-    def _start(self) -> None:
-        with self._changed:
-            if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(
-                    target=self._run, name="reducer-completer", daemon=True
-                )
-                self._thread.start()
-
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:  # no memory
+            # No callback would come any more, and no deadline be seen.
+            self._stopping = True
+            self._engine.abort()
+            self._fail_rest()
+            logger.exception("the thread that runs callbacks has failed, and its group ends")
+
+    def _serve(self) -> None:
         checked = 0.0
         while True:
             asked = time.monotonic()
@@ -99,7 +110,8 @@ class Completer:
                 self._complete(operation)
             if now - checked >= _CHECK:
                 checked = now
-                self._reports.collect()
+                with suppress(Exception):  # a handler of the program's logs may fail
+                    self._reports.collect()
                 self._expire(now)
             # None before its time: the engine is being closed, and ``stop`` follows.
             if operation is None and self._is_stopping(0.0 if now - asked >= _NAP else _CLOSING):
@@ -157,4 +169,5 @@ def _call(callback: Callable[[], None]) -> None:
         callback()
     except Exception:
         # The waiting code sees its own error by the work; this one belongs to the callback.
-        logger.exception("a callback of a finished work failed")
+        with suppress(Exception):
+            logger.exception("a callback of a finished work failed")

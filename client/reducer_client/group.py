@@ -161,23 +161,29 @@ class Group:
         operations: list[Operation] = []
         with self._named(key, "all_reduce_many") as name:
             _fitting(_part(name, len(buffers)))  # before the first of them is under way
-            for index, buffer in enumerate(buffers):
-                fused = buffer.pack(sources)
-                wire, wide = wires[buffer.members[0]]
-                part: Work[Array] = self._submit(
-                    Collective.ALL_REDUCE,
-                    reductions[buffer.members[0]][0],
-                    wire,
-                    _part(name, index),
-                    count=buffer.count,
-                    source=fused,
-                    target=fused,
-                    wide=wide,
-                )
-                operations.extend(part._operations)
-                for member, view in zip(buffer.members, buffer.views(fused, sources), strict=True):
-                    results[member] = view
-        return Work(self._context, name, operations, results)
+            try:
+                for index, buffer in enumerate(buffers):
+                    fused = buffer.pack(sources)
+                    wire, wide = wires[buffer.members[0]]
+                    part: Work[Array] = self._submit(
+                        Collective.ALL_REDUCE,
+                        reductions[buffer.members[0]][0],
+                        wire,
+                        _part(name, index),
+                        count=buffer.count,
+                        source=fused,
+                        target=fused,
+                        wide=wide,
+                    )
+                    operations.extend(part._operations)
+                    views = buffer.views(fused, sources)
+                    for member, view in zip(buffer.members, views, strict=True):
+                        results[member] = view
+                return Work(self._context, name, operations, results)
+            except BaseException:
+                if operations:
+                    self._give_up()
+                raise
 
     def broadcast(
         self,
@@ -395,7 +401,10 @@ class Group:
     ) -> Work[Array]:
         limit = self._context.limit(timeout)
         source = apart(source, target)
+        operation = None
         try:
+            if on_done is not None:
+                self._completer.begin()
             operation = self._engine.submit(
                 collective,
                 op,
@@ -409,15 +418,26 @@ class Group:
                 on_done is not None,
                 priority,
             )
+            if self._traces:
+                self._trace(operation, collective, dtype, count)
+            kept = result if result is not None else target
+            work = Work(self._context, key, (operation,), kept if kept is not None else np.empty(0))
+            if on_done is not None:
+                self._completer.expect(operation, work, limit, lambda: on_done(work))
+            return work
         except EngineError as error:
             raise from_engine(error.args) from None
-        if self._traces:
-            self._trace(operation, collective, dtype, count)
-        kept = result if result is not None else target
-        work = Work(self._context, key, (operation,), kept if kept is not None else np.empty(0))
-        if on_done is not None:
-            self._completer.expect(operation, work, limit, lambda: on_done(work))
-        return work
+        except BaseException:
+            if operation is not None:
+                self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """A call has failed here, and not on the other ranks: its round may be complete on them.
+
+        Made again it would be one round later than theirs, and every sum from then on a wrong one.
+        """
+        self._engine.abort()
 
     def _trace(
         self, operation: Operation, collective: Collective, dtype: DType, count: int

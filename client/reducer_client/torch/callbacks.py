@@ -28,15 +28,24 @@ class CallbackThreads:
         self._threads: list[threading.Thread] = []
 
     def submit(self, task: Callable[[], None]) -> None:
+        """Raises RuntimeError where the system has no thread for the task: then it never runs."""
         with self._changed:
-            self._tasks.append(task)
-            if len(self._tasks) <= self._idle:
+            if len(self._tasks) < self._idle:
+                self._tasks.append(task)
                 self._changed.notify()
                 return
             name = f"reducer-callbacks-{len(self._threads)}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
+            thread.start()  # which waits for the lock
             self._threads.append(thread)
-        thread.start()
+            self._tasks.append(task)
+
+    def run(self, task: Callable[[], None]) -> None:
+        """The same, but here where the system has no thread: somebody waits for what it does."""
+        try:
+            self.submit(task)
+        except RuntimeError:
+            task()
 
     def stop(self) -> None:
         """Run what is left and end the threads."""

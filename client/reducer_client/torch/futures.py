@@ -52,7 +52,7 @@ class CallFuture(torch.futures.Future[Any]):
             if not self._callbacks:
                 self._set(value, error)
                 return
-        self._threads.submit(lambda: self._set(value, error))
+        self._threads.run(lambda: self._set(value, error))
 
     def then(self, callback: Callback) -> CallFuture:
         """A future with what the callback returns or raises."""

@@ -129,7 +129,7 @@ class CallWork(dist.Work):
         if settled:
             future.complete(self._outputs, self._error)
         elif not notified:
-            self._threads.submit(self._wait_and_complete)
+            self._threads.run(self._wait_and_complete)
         return future
 
     @property

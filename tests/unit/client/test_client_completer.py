@@ -36,6 +36,7 @@ def test_a_late_registration_has_its_callback_at_once(monkeypatch: pytest.Monkey
     engine: Any = _Ended()
     reports: Any = SimpleNamespace(collect=lambda: None)
     ours = Completer(engine, reports)
+    ours.begin()
     early, late = object(), object()
     called, other = threading.Event(), threading.Event()
     work: Any = None
