@@ -73,7 +73,8 @@ def test_locked_in_it_serves_workers_outside(reducer: Container, key: str) -> No
 def test_in_mode_tls_it_serves_workers_outside(image: str, tmp_path: Path) -> None:
     """Its Python is Debian's, and older than the one of the other tests."""
     files = Authority(tmp_path / "certs").issue("127.0.0.1")
-    shutil.chown(files.key, USER, USER)
+    Path(files.key).chmod(0o440)  # as the key of mode psk: ours, and the image's user may read it
+    shutil.chown(files.key, 0, USER)
     mounts = [f"--volume={path}:/{name}:ro" for name, path in files.arguments.items()]
     names = [f"--env=REDUCER_{name.upper()}=/{name}" for name in files.arguments]
     with Container(image, options=[*LOCKED, *mounts, *names]) as container:
