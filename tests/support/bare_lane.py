@@ -154,9 +154,7 @@ class ShellLane:
 
     async def _play(self, arrived: Iterable[tuple[int, memoryview]]) -> None:
         for rank, data in arrived:
-            receive(self._connections[rank], data)
-            turn = self._connections[rank].turn
-            turn.spent = turn.written = 0.0  # one turn of the loop may be a long one here
+            arrive(self._connections[rank], data)
         await asyncio.sleep(0)  # what the lane has put off until it has read everything
 
     async def _join(self, world: int, chunk: int) -> None:
@@ -164,6 +162,7 @@ class ShellLane:
             connection.connection_made(self.sinks[rank])
             header, payload = hello(rank, world, chunk)
             await self._play([(rank, memoryview(pack_header(header, KERNELS.crc32c) + payload))])
+            connection.turn.spent = -1_000.0  # one turn of the loop may be a long one here
 
 
 def receive(connection: Connection, data: memoryview) -> None:
@@ -189,7 +188,7 @@ async def never_held(shell: LaneShell, connection: Connection) -> None:
     connection.turn.spent = -1_000.0
 
 
-def arrive(link: asyncio.BufferedProtocol, data: bytes) -> None:
+def arrive(link: asyncio.BufferedProtocol, data: bytes | memoryview) -> None:
     """What the event loop does with bytes that have come, whether it should read them or not."""
     while data:
         room = memoryview(link.get_buffer(-1))
