@@ -54,6 +54,11 @@ def target_array(out: object | None, shape: tuple[int, ...], dtype: np.dtype[Any
     if out is None:
         return np.empty(shape, dtype)
     array = as_array(out)
+    if array is not out and array.ctypes.data != as_array(out).ctypes.data:  # __array__ may copy
+        raise TypeError(
+            f"out: {type(out).__name__} makes a new array each time; pass an array, or a buffer, "
+            "whose memory takes the result"
+        )
     if array.dtype != dtype or array.shape != shape:
         raise ValueError(
             f"out: expected shape {shape} of {dtype}, got shape {array.shape} of {array.dtype}"

@@ -47,6 +47,7 @@ class Completer:
         self._dropped: set[Operation] = set()
         self._unclaimed: set[Operation] = set()
         self._stopping = False
+        self._next: _Expected | None = None  # is waited for no more, and not called yet
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -97,6 +98,7 @@ class Completer:
             # No callback would come any more, and no deadline be seen.
             self._stopping = True
             self._engine.abort()
+            self._call_next()
             self._fail_rest()
             logger.exception("the thread that runs callbacks has failed, and its group ends")
 
@@ -129,9 +131,13 @@ class Completer:
             self._changed.wait_for(
                 lambda: operation in self._waiting or self._stopping, _REGISTRATION
             )
-            entry = self._waiting.pop(operation, None)
-            if entry is None and not self._stopping:
+            self._next = self._waiting.pop(operation, None)
+            if self._next is None and not self._stopping:
                 self._unclaimed.add(operation)
+        self._call_next()
+
+    def _call_next(self) -> None:
+        entry, self._next = self._next, None
         if entry is not None:
             _call(entry.callback)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from reducer_client.work import Timeout, Work, WorkContext
 _KINDS = ("all_reduce", "all_reduce_many", "broadcast", "all_gather", "reduce_scatter")
 
 OnDone = Callable[[Work[Any]], None]
+T = TypeVar("T")
 
 
 class Group:
@@ -125,8 +125,10 @@ class Group:
         code, reducible = find_reduction(op, source.dtype, dtype)
         wire, wide = narrow_to(reducible, wire_dtype)
         target = target_array(out, source.shape, source.dtype)
-        with self._named(key, "all_reduce") as name:
-            return self._submit(
+        return self._make(
+            key,
+            "all_reduce",
+            lambda name: self._submit(
                 Collective.ALL_REDUCE,
                 code,
                 wire,
@@ -138,7 +140,8 @@ class Group:
                 priority=priority,
                 on_done=on_done,
                 timeout=timeout,
-            )
+            ),
+        )
 
     def all_reduce_many(
         self,
@@ -159,7 +162,8 @@ class Group:
         buffers = plan_fusion(sources, fusion_threshold)
         results: list[Array] = [np.empty(0)] * len(sources)
         operations: list[Operation] = []
-        with self._named(key, "all_reduce_many") as name:
+
+        def submit(name: str) -> Work[list[Array]]:
             _fitting(_part(name, len(buffers)))  # before the first of them is under way
             try:
                 for index, buffer in enumerate(buffers):
@@ -180,10 +184,12 @@ class Group:
                     for member, view in zip(buffer.members, views, strict=True):
                         results[member] = view
                 return Work(self._context, name, operations, results)
-            except BaseException:
+            except Exception:
                 if operations:
                     self._give_up()
                 raise
+
+        return self._make(key, "all_reduce_many", submit)
 
     def broadcast(
         self,
@@ -210,8 +216,10 @@ class Group:
         sends = root == self.rank
         if sends and target is not source:
             np.copyto(target, source)
-        with self._named(key, "broadcast") as name:
-            return self._submit(
+        return self._make(
+            key,
+            "broadcast",
+            lambda name: self._submit(
                 Collective.BROADCAST,
                 ReduceOp.COPY,
                 wire,
@@ -223,7 +231,8 @@ class Group:
                 root=root,
                 on_done=on_done,
                 timeout=timeout,
-            )
+            ),
+        )
 
     def all_gather(
         self,
@@ -244,8 +253,10 @@ class Group:
         """
         source = as_array(array)
         wire, count = _as_moved(source)
-        with self._named(key, "all_gather") as name:
-            return self._submit(
+        return self._make(
+            key,
+            "all_gather",
+            lambda name: self._submit(
                 Collective.ALL_GATHER,
                 ReduceOp.COPY,
                 wire,
@@ -255,7 +266,8 @@ class Group:
                 target=target_array(out, (self.world_size, *source.shape), source.dtype),
                 on_done=on_done,
                 timeout=timeout,
-            )
+            ),
+        )
 
     def reduce_scatter(
         self,
@@ -287,8 +299,10 @@ class Group:
         code, reducible = find_reduction(op, source.dtype, dtype)
         wire, wide = narrow_to(reducible, wire_dtype)
         shape = (source.shape[0] // self.world_size, *source.shape[1:])
-        with self._named(key, "reduce_scatter") as name:
-            return self._submit(
+        return self._make(
+            key,
+            "reduce_scatter",
+            lambda name: self._submit(
                 Collective.REDUCE_SCATTER,
                 code,
                 wire,
@@ -299,7 +313,8 @@ class Group:
                 wide=wide,
                 on_done=on_done,
                 timeout=timeout,
-            )
+            ),
+        )
 
     def barrier(self, timeout: Timeout | None = None, key: str | None = None) -> None:
         """Return when every rank has called it; None takes the group's ``step_timeout``.
@@ -307,10 +322,16 @@ class Group:
         Barriers without a ``key`` are one after the other, whichever thread calls them.
         """
         name = "~barrier" if key is None else _checked(key)
-        work: Work[Array] = self._submit(
-            Collective.BARRIER, ReduceOp.NONE, DType.UINT8, name, count=0
-        )
-        work.wait(timeout)
+        try:
+            work: Work[Array] = self._submit(
+                Collective.BARRIER, ReduceOp.NONE, DType.UINT8, name, count=0
+            )
+            work.wait(timeout)
+        except Exception:
+            raise
+        except BaseException:  # as of every call; nobody else has its work
+            self._give_up()
+            raise
 
     def stats(self, timeout: float = 5.0) -> dict[str, Any]:
         """Counters of this worker and of every lane of the job (asked for now).
@@ -365,9 +386,21 @@ class Group:
         else:
             self.abort()
 
-    def _named(self, key: str | None, kind: str) -> AbstractContextManager[str]:
-        """The key that the caller gave, or else the next key of this kind of call."""
-        return self._unnamed[kind].next() if key is None else nullcontext(_checked(key))
+    def _make(self, key: str | None, kind: str, call: Callable[[str], Work[T]]) -> Work[T]:
+        """Make a call under its key, or under the next key of its kind.
+
+        An interrupt ends the group: the engine may have the call or not. Made again, it would be
+        another round than that of the other ranks.
+        """
+        try:
+            if key is not None:
+                return call(_checked(key))
+            return self._unnamed[kind].next(call)
+        except Exception:
+            raise
+        except BaseException:
+            self._give_up()
+            raise
 
     def _leave(self, leave: Callable[[], None]) -> None:
         if self._end.detach() is None or self._engine.forked:
@@ -427,7 +460,7 @@ class Group:
             return work
         except EngineError as error:
             raise from_engine(error.args) from None
-        except BaseException:
+        except Exception:
             if operation is not None:
                 self._give_up()
             raise
@@ -463,8 +496,11 @@ def _checked(key: str) -> str:
 
 
 def _part(name: str, index: int) -> str:
-    """The key of a fusion buffer; the first buffer has the key of the call, which spreads load."""
-    return f"{name}/{index}" if index else name
+    """The key of a fusion buffer, which no other call can have.
+
+    The first buffer has the key of the call, which spreads load.
+    """
+    return f"~{index}/{name}" if index else name
 
 
 def _fitting(key: str) -> str:

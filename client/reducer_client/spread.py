@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeVar
 
 from reducer.wire.keys import key_id
+
+T = TypeVar("T")
 
 # Keys for each reducer. Lanes share a reducer's calls evenly where their number divides this one.
 _ROWS = 16
@@ -52,13 +54,16 @@ class KeysInTurn:
             self._turns += 1
         return keys[turn % len(keys)]
 
-    @contextmanager
-    def next(self) -> Iterator[str]:
-        """The key of the call that is made inside the block; a call that raises is not counted."""
+    def give_back(self) -> None:
+        """The call was not made: the next one has its key."""
+        with self._lock:
+            self._turns -= 1
+
+    def next(self, call: Callable[[str], T]) -> T:
+        """Make a call under the next key; a call that raises is not counted."""
         key = self.take()
         try:
-            yield key
+            return call(key)
         except Exception:
-            with self._lock:
-                self._turns -= 1
+            self.give_back()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -129,3 +130,82 @@ def test_a_handler_of_logs_that_fails_ends_no_callbacks(addresses: list[str], jo
 def test_callbacks_come_although_their_thread_fails(addresses: list[str], job: str) -> None:
     """It ended without a word, and whoever waited for a callback waited for ever."""
     assert run_ranks(2, _without_a_completer, addresses, job) == [True, True]
+
+
+def _interrupted(rank: int, world: int, addresses: list[str], job: str, when: str) -> str:
+    """A program that goes on after Ctrl-C, which comes on rank 0 around its fourth call."""
+
+    class Interrupted:
+        """The engine, but for the interrupt."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(engine, name)
+
+        def submit(self, *arguments: Any) -> Any:
+            if when == "before":
+                raise KeyboardInterrupt
+            engine.submit(*arguments)
+            raise KeyboardInterrupt
+
+    group = join(rank, world, addresses, job)
+    engine = group._engine
+    key = "k" if when == "keyed" else None
+    for turn in range(3):
+        group.all_reduce(np.full(4, turn, np.float32), key=key).wait(PATIENCE)
+    if rank == 0:
+        group._engine = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            group.all_reduce(np.full(4, 3, np.float32), key=key)
+        group._engine = engine
+    try:
+        for turn in range(3, 6):
+            found = group.all_reduce(np.full(4, turn, np.float32), key=key).wait(PATIENCE)
+            assert found[0] == 2 * turn, f"rank {rank}: {found[0]} in turn {turn}"
+    except ReducerError as error:
+        return type(error).__name__
+    finally:
+        group.close()
+    return "no error"
+
+
+@pytest.mark.parametrize("when", ["before", "after", "keyed"])
+def test_an_interrupt_in_the_middle_of_a_call_ends_the_group(
+    addresses: list[str], job: str, when: str
+) -> None:
+    """Whether the engine had the call nobody knows: made again, it was one round late."""
+    ended = run_ranks(2, _interrupted, addresses, job, when)
+    assert ended == ["ClosedError", "PeerLostError"]
+
+
+def _keys_like_parts(rank: int, world: int, addresses: list[str], job: str) -> list[float]:
+    def many(group: Any) -> list[float]:
+        arrays = [np.full(100, turn + rank, np.float64) for turn in (1, 10)]
+        results = group.all_reduce_many(arrays, key="w", fusion_threshold=800).wait(PATIENCE)
+        return [float(result[0]) for result in results]
+
+    def one(group: Any) -> list[float]:
+        mine = np.full(100, 1000 + rank, np.float64)
+        return [float(group.all_reduce(mine, key="w/1").wait(PATIENCE)[0])]
+
+    with join(rank, world, addresses, job) as group, ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(call, group) for call in ((many, one) if rank else (one, many))]
+        found = [call.result(PATIENCE) for call in calls]
+    first, second = found if rank else reversed(found)
+    return first + second
+
+
+def test_no_key_of_the_program_is_that_of_a_fusion_buffer(addresses: list[str], job: str) -> None:
+    """With keys, ranks may submit in any order: "w/1" was the second buffer of "w"."""
+    assert run_ranks(2, _keys_like_parts, addresses, job) == [[3, 21, 2001]] * 2
+
+
+def test_out_takes_the_result_itself(addresses: list[str], job: str) -> None:
+    class Copies:
+        def __array__(self, *_: object, **__: object) -> np.ndarray[Any, Any]:
+            return np.zeros(4, np.float32)
+
+    with (
+        join(0, 1, addresses, job) as group,
+        pytest.raises(TypeError, match="Copies makes a new array each time"),
+    ):
+        group.all_reduce(np.ones(4, np.float32), out=Copies())

@@ -175,6 +175,21 @@ def _absent(rank: int, hierarchy: Hierarchy) -> str:
     return str(caught.value)
 
 
+def _unqueued(rank: int, hierarchy: Hierarchy) -> str:
+    """Rank 0 has no memory to hand a call on from one thread to the next."""
+    if rank == 0:
+        hierarchy._collecting.put = _no_memory  # type: ignore[method-assign]
+    begun = time.monotonic()
+    with pytest.raises(ReducerError) as caught:
+        _submit(hierarchy, torch.ones(COUNT), "sum", "unqueued", timeout=20.0).wait()
+    assert time.monotonic() - begun < 15
+    return type(caught.value).__name__
+
+
+def _no_memory(step: object) -> None:
+    raise MemoryError("injected")
+
+
 class _Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -281,6 +296,10 @@ def _everything(
             found[name] = step(rank, hierarchy)
             group.barrier(60)
             hierarchy.close()
+        hierarchy = make("unqueued")
+        _unqueued(rank, hierarchy)
+        group.barrier(60)
+        hierarchy.close()
         hierarchy = make("lost")
         _lose_a_reducer(rank, hierarchy, tell)
         found["lost"] = _lose_a_rank(rank, hierarchy, tell)

@@ -271,3 +271,29 @@ def test_a_program_that_is_run_by_itself(tmp_path: Path) -> None:
         [sys.executable, "-c", ALONE], env=bad, capture_output=True, text=True, timeout=60
     )
     assert "HOROVOD_CYCLE_TIME='fast': expected a number" in done.stderr
+
+
+def _made_again(rank: int, world: int, addresses: list[str], job: str) -> list[float]:
+    """Rank 0 has no memory for its first call, which has no name, and makes the call again."""
+    found = []
+    with initialized(rank, world, addresses, job):
+        if rank == 0:
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
+                patch.setattr(arrays, "Submission", _no_memory)
+                arrays.allreduce_async(np.full(4, 10.0), hvd.Sum)
+        for number in (10, 100):
+            handle = arrays.allreduce_async(np.full(4, number + rank, np.float64), hvd.Sum)
+            wait_until(lambda handle=handle: handle.done, 20)
+            found.append(float(handle.wait()[0]))
+    return found
+
+
+def _no_memory(*_: object) -> None:
+    raise MemoryError("injected")
+
+
+def test_a_call_without_a_name_that_was_refused_has_no_number(
+    addresses: list[str], job: str
+) -> None:
+    """Made again it had the next one: a wrong sum on one rank, and no end on the other."""
+    assert run_ranks(2, _made_again, addresses, job) == [[21, 201]] * 2

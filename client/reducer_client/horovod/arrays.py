@@ -11,7 +11,7 @@ ranks then wait for this one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,9 +173,13 @@ def broadcast_async(
         raise ValueError(f"root_rank={root_rank}: expected one of {list(controller.ranks)}")
     source = _movable(array)
     target = None if out is None else _checked_out(out, source)
-    own, root = controller.name(Kind.BROADCAST, name), controller.ranks.index(root_rank)
-    request = _moving(Kind.BROADCAST, own, source, dtype, root=root)
-    return _submit(controller, request, source, target)
+    root = controller.ranks.index(root_rank)
+
+    def submit(own: str) -> OperationHandle:
+        request = _moving(Kind.BROADCAST, own, source, dtype, root=root)
+        return _submit(controller, request, source, target)
+
+    return controller.named(Kind.BROADCAST, name, submit)
 
 
 def alltoall_async(
@@ -198,9 +202,12 @@ def alltoall_async(
     controller = _controller(process_set)
     source = _rows(_movable(array))
     checked = _checked_splits(splits, source.shape[0], len(controller.ranks))
-    own = controller.name(Kind.ALLTOALL, name)
-    request = _moving(Kind.ALLTOALL, own, source, dtype, splits=checked)
-    return _submit(controller, request, source)
+
+    def submit(own: str) -> OperationHandle:
+        request = _moving(Kind.ALLTOALL, own, source, dtype, splits=checked)
+        return _submit(controller, request, source)
+
+    return controller.named(Kind.ALLTOALL, name, submit)
 
 
 def allreduce(
@@ -266,7 +273,7 @@ def reducescatter(
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the set has called it, or has joined."""
     controller = _controller(process_set)
-    context.meet(controller, controller.name(Kind.BARRIER, None))
+    controller.named(Kind.BARRIER, None, lambda own: context.start_meeting(controller, own)).wait()
 
 
 def join() -> int:
@@ -279,8 +286,9 @@ def join() -> int:
         The rank that joined last.
     """
     controller = _controller(global_process_set)
-    request = Request(controller.name(Kind.JOIN, None), Kind.JOIN)
-    last: int = _submit(controller, request, _NOTHING).wait()
+    last: int = controller.named(
+        Kind.JOIN, None, lambda own: _submit(controller, Request(own, Kind.JOIN), _NOTHING)
+    ).wait()
     return last
 
 
@@ -307,9 +315,9 @@ def _reduce(
         if scales != (1.0, 1.0):
             check_scalable(dtype or source.dtype.name)
     targets = _checked_outs(outs, sources)
-    names = _names(controller, kind, name, len(sources), grouped)
-    submissions = []
-    for own, source, target in zip(names, sources, targets, strict=True):
+
+    def submission(own: str, index: int) -> Submission:
+        source = sources[index]
         request = Request(
             own,
             kind,
@@ -320,9 +328,9 @@ def _reduce(
             prescale=prescale,
             postscale=postscale,
         )
-        submissions.append(Submission(request, controller.handle(own), source, target))
-    controller.submit(submissions)
-    return [submission.handle for submission in submissions]
+        return Submission(request, controller.handle(own), source, targets[index])
+
+    return _submit_all(controller, kind, name, len(sources), grouped, submission)
 
 
 def _gather(
@@ -334,25 +342,36 @@ def _gather(
 ) -> list[OperationHandle]:
     controller = _controller(process_set)
     sources = [_rows(_movable(value)) for value in arrays]
-    names = _names(controller, Kind.ALLGATHER, name, len(sources), grouped)
-    submissions = []
-    for own, source in zip(names, sources, strict=True):
-        request = _moving(Kind.ALLGATHER, own, source, dtype)
-        submissions.append(Submission(request, controller.handle(own), source))
-    controller.submit(submissions)
-    return [submission.handle for submission in submissions]
+
+    def submission(own: str, index: int) -> Submission:
+        request = _moving(Kind.ALLGATHER, own, sources[index], dtype)
+        return Submission(request, controller.handle(own), sources[index])
+
+    return _submit_all(controller, Kind.ALLGATHER, name, len(sources), grouped, submission)
 
 
 def _controller(process_set: ProcessSet) -> Controller:
     return context.current().sets.controller(process_set.process_set_id)
 
 
-def _names(
-    controller: Controller, kind: Kind, name: str | None, count: int, grouped: bool
-) -> list[str]:
-    """Call it after all checks: a call that is refused on one rank must not take a number."""
-    base = controller.name(kind, name)
-    return [f"{base}_{index + 1}of{count}" for index in range(count)] if grouped else [base]
+def _submit_all(
+    controller: Controller,
+    kind: Kind,
+    name: str | None,
+    count: int,
+    grouped: bool,
+    submission: Callable[[str, int], Submission],
+) -> list[OperationHandle]:
+    """Announce ``count`` submissions together, each by its name and its index."""
+
+    def submit(base: str) -> list[OperationHandle]:
+        names = [f"{base}_{i + 1}of{count}" for i in range(count)] if grouped else [base]
+        submissions = [submission(own, index) for index, own in enumerate(names)]
+        handles = [submission.handle for submission in submissions]
+        controller.submit(submissions)
+        return handles
+
+    return controller.named(kind, name, submit)
 
 
 def _moving(

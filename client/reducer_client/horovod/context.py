@@ -18,6 +18,7 @@ from reducer_client.horovod import config
 from reducer_client.horovod.controller import Controller
 from reducer_client.horovod.errors import HorovodInternalError, from_reducer_error
 from reducer_client.horovod.gathering import AnyGroup
+from reducer_client.horovod.handles import OperationHandle
 from reducer_client.horovod.local import LocalGroup
 from reducer_client.horovod.requests import Kind, Request
 from reducer_client.horovod.submissions import Submission
@@ -162,10 +163,17 @@ def close_context() -> None:
 
 def meet(controller: Controller, name: str, numbers: Sequence[int] = ()) -> None:
     """Return when every rank of the set has called it with the same numbers."""
+    start_meeting(controller, name, numbers).wait()
+
+
+def start_meeting(
+    controller: Controller, name: str, numbers: Sequence[int] = ()
+) -> OperationHandle:
+    """The same, to be waited for."""
     handle = controller.handle(name)
     request = Request(name, Kind.BARRIER, splits=tuple(numbers))
     controller.submit([Submission(request, handle, _NOTHING)])
-    handle.wait()
+    return handle
 
 
 def _join_job() -> Context:

@@ -12,7 +12,8 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from reducer_client.arrays import Array
 from reducer_client.errors import ReducerError, RoundTimeoutError
@@ -32,6 +33,8 @@ from reducer_client.horovod.requests import Kind, Request
 from reducer_client.horovod.stalls import StallCheck
 from reducer_client.horovod.submissions import Submission
 from reducer_client.horovod.timeline import Timeline
+
+T = TypeVar("T")
 
 _DRAIN_SECONDS = 10.0
 # Seconds, the longest that a work can be waited for at once.
@@ -87,16 +90,32 @@ class Controller:
         """How often all ranks have joined; equal on all of them between their calls."""
         return self._joins
 
-    def name(self, kind: Kind, given: str | None) -> str:
-        """``allreduce.NAME``; without a name, a number: the n-th such call of this kind.
+    def named(self, kind: Kind, given: str | None, call: Callable[[str], T]) -> T:
+        """Make a call under ``allreduce.NAME``; without a name, under a number.
 
-        Ranks that have joined made fewer, so after each join the numbers begin anew.
+        The n-th such call of a kind has the number n on all ranks. A call that raises has none: the
+        next one takes it. Ranks that have joined made fewer, so after each join the numbers begin
+        anew. An interrupt ends Horovod: nobody knows whether the call is queued.
         """
+        kind_name = kind.name.lower()
         if given is not None:
-            return f"{kind.name.lower()}.{given}"
-        with self._changed:
-            self._unnamed[kind] += 1
-            return f"{kind.name.lower()}.noname.{self._joins}.{self._unnamed[kind]}"
+            return call(f"{kind_name}.{given}")
+        try:
+            with self._changed:
+                joins, number = self._joins, self._unnamed[kind] + 1
+                self._unnamed[kind] = number
+            try:
+                return call(f"{kind_name}.noname.{joins}.{number}")
+            except Exception:
+                with self._changed:
+                    if self._joins == joins:
+                        self._unnamed[kind] -= 1
+                raise
+        except Exception:
+            raise
+        except BaseException as interrupt:
+            self._end(interrupt)
+            raise
 
     def submit(self, submissions: Sequence[Submission]) -> None:
         """Queue them, to be announced together.
@@ -115,10 +134,17 @@ class Controller:
                     key=twice[0],
                     reason="duplicate",
                 )
-            self._names.update(zip(names, submissions, strict=True))
             if not self._queue:
                 self._changed.notify_all()
-            self._queue.extend(submissions)
+            queued = len(self._queue)
+            try:
+                self._names.update(zip(names, submissions, strict=True))
+                self._queue.extend(submissions)
+            except Exception:  # no memory
+                for name in names:
+                    self._names.pop(name, None)
+                del self._queue[queued:]
+                raise
 
     def hurry(self) -> None:
         """Someone waits: what is queued is announced without waiting for more."""
@@ -284,7 +310,7 @@ class Controller:
         absent = {rank for row in rows if row["key"].startswith(KEY) for rank in row["absent"]}
         return sorted(self.ranks[rank] for rank in absent)
 
-    def _end(self, error: Exception) -> None:
+    def _end(self, error: BaseException) -> None:
         """After it nothing works but ``close``: all that is pending fails, and what comes."""
         if isinstance(error, ReducerError):
             failure = from_reducer_error(error)

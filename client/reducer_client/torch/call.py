@@ -23,6 +23,10 @@ from reducer_client.work import Timeout
 # to hide behind, and each is a round of the reducers, which like them large.
 SHARD_BYTES = 4 << 20
 
+# Seconds in which the ranks of a hierarchy that ends tell each other why: three steps of network,
+# each with a limit of its own.
+PATIENCE = 10.0
+
 # By local rank the part of a piece that each has, as bytes.
 Piece = list[torch.Tensor]
 
@@ -67,11 +71,12 @@ class Call:
         Raises:
             ReducerError: the call failed, on all ranks of the host with the same text.
             RoundTimeoutError: not finished in ``timeout``, and goes on. None waits for the end,
-                which comes within the time that ``all_reduce`` was given.
+                which comes within the time that ``all_reduce`` was given, and PATIENCE after it.
         """
-        if not self._finished.wait(None if timeout is None else as_seconds(timeout)):
+        limit = max(0.0, self.left()) + PATIENCE if timeout is None else as_seconds(timeout)
+        if not self._finished.wait(limit):
             raise RoundTimeoutError(
-                f"key {self.key!r}: not finished after {as_seconds(timeout or 0):g} s",
+                f"key {self.key!r}: not finished after {limit:g} s",
                 key=self.key,
                 reason="timeout",
             )
@@ -108,8 +113,13 @@ class Call:
     def finish(self, callbacks: Stage) -> None:
         """It is done; its callback runs on another thread than those that others wait for."""
         self._finished.set()
-        if self._on_done is not None:
-            callbacks.put(partial(self._on_done, self))
+        if self._on_done is None:
+            return
+        done = partial(self._on_done, self)
+        try:
+            callbacks.put(done)
+        except Exception:  # no memory
+            done()
 
 
 def as_seconds(timeout: Timeout) -> float:

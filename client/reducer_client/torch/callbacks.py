@@ -41,10 +41,10 @@ class CallbackThreads:
             self._tasks.append(task)
 
     def run(self, task: Callable[[], None]) -> None:
-        """The same, but here where the system has no thread: somebody waits for what it does."""
+        """The same, but here where there is no thread for it: somebody waits for what it does."""
         try:
             self.submit(task)
-        except RuntimeError:
+        except Exception:  # RuntimeError, or no memory
             task()
 
     def stop(self) -> None:

@@ -16,7 +16,7 @@ from reducer_client.torch.solo import SoloGroup
 from reducer_client.torch.staging import CudaStaging
 from reducer_client.torch.strands import MainStrand, Strand
 from reducer_client.torch.tasks import Task
-from reducer_client.torch.works import CallWork, Handle, OnDone
+from reducer_client.torch.works import CallWork, EndGroup, Handle, OnDone
 
 AnyGroup = Group | SoloGroup
 
@@ -31,6 +31,7 @@ class Calls:
 
     def __init__(self, group: AnyGroup, name: str) -> None:
         self.group = group
+        self.also_ended: Callable[[], None] | None = None  # where the group ends by itself
         patience = group.step_timeout or DEFAULT_STEP_TIMEOUT
         self._strand = MainStrand(name, group.reducers, patience)
         self._threads = CallbackThreads()
@@ -57,19 +58,27 @@ class Calls:
         """
         device = _common_device(source, target)
         if device.type == "cuda":
-            with self._strand.next_call(device.type) as (key, strand):
-                submit = partial(submit, key=key, timeout=timeout)
-                return self._start_on_device(submit, source, target, outputs, strand, device)
+
+            def start_on_device() -> CallWork:
+                with self._strand.next_call(device.type) as (key, strand):
+                    begin = partial(submit, key=key, timeout=timeout)
+                    return self._start_on_device(begin, source, target, outputs, strand, device)
+
+            return self._unless_interrupted(start_on_device)
         read, write, finish = _on_host(source, target)
-        with self._strand.next_call(device.type) as (key, strand):
-            work = CallWork(outputs, strand, self._threads, finish, timeout)
 
-            def begin(on_done: OnDone | None) -> Handle:
-                return submit(read, write, key=key, on_done=on_done, timeout=timeout)
+        def start() -> CallWork:
+            with self._strand.next_call(device.type) as (key, strand):
+                work = CallWork(outputs, strand, self._threads, finish, timeout)
 
-            if asynchronous:
-                return self._notified(work, begin)
-            return work.start(begin, self.group.abort)
+                def begin(on_done: OnDone | None) -> Handle:
+                    return submit(read, write, key=key, on_done=on_done, timeout=timeout)
+
+                if asynchronous:
+                    return self._notified(work, begin, self.end_group)
+                return work.start(begin, self.end_group)
+
+        return self._unless_interrupted(start)
 
     def pending(self) -> list[CallWork]:
         """The calls that have been started, are under way, and that nobody need wait for."""
@@ -82,13 +91,36 @@ class Calls:
 
         ``run`` gets a key of its own: a thread takes it up at any time.
         """
-        with self._strand.next_call("task") as (key, strand):
-            work = CallWork(outputs, strand, self._threads)
-            if asynchronous:
-                return self._notified(work, self._beginning(partial(run, key), strand))
-            task = Task(strand, None)
-            task.run(partial(run, key))
-            return work.start(lambda _: task)
+
+        def start() -> CallWork:
+            with self._strand.next_call("task") as (key, strand):
+                work = CallWork(outputs, strand, self._threads)
+                if asynchronous:
+                    return self._notified(work, self._beginning(partial(run, key), strand))
+                task = Task(strand, None)
+                task.run(partial(run, key))
+                return work.start(lambda _: task)
+
+        return self._unless_interrupted(start)
+
+    def end_group(self, timed_out: str = "") -> None:
+        """This rank alone has not made a call, or has not its result: leave without a word."""
+        self.group.abort(timed_out)
+        if self.also_ended is not None:
+            self.also_ended()
+
+    def _unless_interrupted(self, start: Callable[[], CallWork]) -> CallWork:
+        """An interrupt ends the group: nobody knows whether the call is under way.
+
+        Made again, it would be another round than that of the other ranks.
+        """
+        try:
+            return start()
+        except Exception:
+            raise
+        except BaseException:
+            self.end_group()
+            raise
 
     def start_waiting(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
         """Start something that only waits, on any ranks; a barrier does not wait for that."""
@@ -101,7 +133,11 @@ class Calls:
     ) -> Callable[[OnDone | None], Handle]:
         def begin(on_done: OnDone | None) -> Handle:
             task = Task(strand, on_done)
-            self._threads.submit(partial(task.run, run))
+            try:
+                self._threads.submit(partial(task.run, run))
+            except BaseException:
+                strand.end()  # nothing will run in it
+                raise
             return task
 
         return begin
@@ -130,12 +166,17 @@ class Calls:
                 source, target, lambda read, write, done: submit(read, write, on_done=done), on_done
             )
 
-        return self._notified(work, begin)
+        return self._notified(work, begin, self.end_group)
 
-    def _notified(self, work: CallWork, begin: Callable[[OnDone | None], Handle]) -> CallWork:
+    def _notified(
+        self,
+        work: CallWork,
+        begin: Callable[[OnDone | None], Handle],
+        end_group: EndGroup | None = None,
+    ) -> CallWork:
         self._pending.add(work)
         try:
-            return work.start_notified(begin, lambda: self._pending.discard(work))
+            return work.start_notified(begin, lambda: self._pending.discard(work), end_group)
         except BaseException:  # refused
             self._pending.discard(work)
             raise

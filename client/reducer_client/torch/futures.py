@@ -88,10 +88,14 @@ class CallFuture(torch.futures.Future[Any]):
                 strand.end()
 
         strand.begin()
-        with self._lock:
-            if not self._completing:
-                super().add_done_callback(run)
-                return
+        try:
+            with self._lock:
+                if not self._completing:
+                    super().add_done_callback(run)
+                    return
+        except BaseException:
+            strand.end()  # nothing will run in it
+            raise
         super().add_done_callback(run)
 
     def _set(self, value: Any, error: BaseException | None) -> None:

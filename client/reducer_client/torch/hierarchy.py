@@ -174,8 +174,8 @@ class Hierarchy:
         with self._lock:
             if self._ruin is not None:
                 raise self._ruin
-            self._open += 1
             self._exchanging.put(partial(self._exchange, call))
+            self._open += 1
         return call
 
     def close(self, timeout: float = 10.0) -> None:
@@ -210,9 +210,17 @@ class Hierarchy:
                 for number, piece in enumerate(call.pieces(self.layout.local_size)):
                     work = self._fold(call, number, piece)
                     self._collecting.put(partial(self._collect, call, piece, work))
+            self._collecting.put(partial(self._finish, call))
         except Exception as error:
-            self._collecting.put(partial(self._break, error))
-        self._collecting.put(partial(self._finish, call))
+            self._fail(call, error)
+
+    def _fail(self, call: Call, error: Exception) -> None:
+        """The exchange of a call has failed: the collect thread ends the hierarchy and the call."""
+        try:
+            self._collecting.put(partial(self._break_and_finish, error, call))
+        except Exception as no_memory:
+            self._end_connections(ReducerError(f"{type(error).__name__}: {error}; {no_memory}"))
+            self._finish(call)
 
     def _compare(self, call: Call) -> None:
         """Gloo ends the process where sizes differ; so they are compared first."""
@@ -242,7 +250,7 @@ class Hierarchy:
             shard.data,
         )
         values = shard.view(call.result.dtype)
-        key = f"{call.key}/{number}" if number else call.key
+        key = f"{number}/{call.key}"  # nothing but pieces goes over this group
         try:
             return self._across.all_reduce(
                 values, call.op, key, values, call.wire_dtype, dtype=call.dtype
@@ -279,10 +287,16 @@ class Hierarchy:
             except Exception as error:
                 self._break(error)
         call.error = self._ruin or call.error
-        call.finish(self._callbacks)
-        with self._idle:
-            self._open -= 1
-            self._idle.notify_all()
+        try:
+            call.finish(self._callbacks)
+        finally:
+            with self._idle:
+                self._open -= 1
+                self._idle.notify_all()
+
+    def _break_and_finish(self, error: Exception, call: Call) -> None:
+        self._break(error)
+        self._finish(call)
 
     def _break(self, error: Exception) -> None:
         """The end on all ranks; they tell each other why, over the group of all."""

@@ -242,7 +242,11 @@ class _Exchange:
 
     # For CUDA on the side stream: the future records what its consumers have to wait for.
     def _complete(self, handle: Any) -> None:
-        self._error = handle.exception()
+        try:
+            self._error = handle.exception()
+        except Exception as error:  # this rank alone does not know what has come of the call
+            self._error = error
+            self._state.joined_group().abort()
         self._finished.set_result(self._tensor)
 
     # An error set on the future that DDP waits for would only reach the user as a failed cast; one

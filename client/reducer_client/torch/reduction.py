@@ -14,7 +14,7 @@ from reducer_client.torch.calls import Calls
 from reducer_client.torch.hierarchy import Hierarchy
 from reducer_client.torch.packing import Packing
 from reducer_client.torch.strands import main_prefix
-from reducer_client.torch.tensors import check_reducible, reducible, scale
+from reducer_client.torch.tensors import check_reducible, reducible, scaled
 from reducer_client.torch.works import CallWork, Handle
 
 # Smaller sums travel whole: counts, losses and norms, of which every digit counts, and which are a
@@ -63,12 +63,12 @@ class FlatReduction:
         check_reducible(packing.dtype, op)
 
         def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
-            what = reducible(source, op)
-            scale(source, op)
+            given = scaled(source, op)  # the caller's own stays as it is until the call is made
+            what = reducible(given, op)
             return self._submit(
                 what.array,
                 what.op,
-                out=what.array,
+                out=what.array if given is target else reducible(target, op).array,
                 wire_dtype=narrow(source, op, self._wire_dtype),
                 dtype=what.dtype,
                 **call,
@@ -99,6 +99,7 @@ class HierarchicalReduction(FlatReduction):
     def __init__(self, calls: Calls, wire_dtype: WireDtype | None, hierarchy: Hierarchy) -> None:
         super().__init__(calls, wire_dtype)
         self.hierarchy = hierarchy
+        calls.also_ended = hierarchy.abort
         self._prefix = main_prefix("cuda" if hierarchy.layout.cuda else "cpu")
 
     def close(self) -> None:

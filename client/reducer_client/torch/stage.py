@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from reducer_client.reports import logger
 
@@ -37,5 +38,6 @@ class Stage:
             if step is not None:
                 step()
         except Exception:
-            logger.exception("%s: a step failed", threading.current_thread().name)
+            with suppress(Exception):  # a handler of the program's logs may fail
+                logger.exception("%s: a step failed", threading.current_thread().name)
         return step is not None

@@ -146,10 +146,11 @@ class MainStrand:
             number = self._number
             self._number += 1
             keys = self._keys.setdefault(place, KeysInTurn(main_prefix(place), self._reducers))
+        key = keys.take()
         try:
-            with keys.next() as key:
-                yield key, Strand(f"{self._group}/{number % _NAMES}", self._uses, number)
+            yield key, Strand(f"{self._group}/{number % _NAMES}", self._uses, number)
         except Exception:
+            keys.give_back()
             with self._lock:
                 self._number -= 1
             raise

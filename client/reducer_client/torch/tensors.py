@@ -109,10 +109,3 @@ def scaled(flat: torch.Tensor, op: Any) -> torch.Tensor:
 def _factor(op: Any) -> Any:
     """Of PREMUL_SUM; torch 2.12 and earlier show the factor in a pickle alone."""
     return op.__getstate__()[1]
-
-
-def scale(flat: torch.Tensor, op: Any) -> None:
-    """The same in place."""
-    if op.op == dist.ReduceOp.PREMUL_SUM:
-        with torch.inference_mode():  # else its tensors could not be written to
-            flat.copy_(scaled(flat, op))

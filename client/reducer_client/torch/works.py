@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from reducer_client.errors import RoundTimeoutError
+from reducer_client.errors import ReducerError, RoundTimeoutError
 from reducer_client.torch.callbacks import CallbackThreads
 from reducer_client.torch.futures import CallFuture, Context
 from reducer_client.torch.strands import Strand
@@ -28,6 +28,7 @@ class Handle(Protocol):
 
 
 OnDone = Callable[[Any], None]
+EndGroup = Callable[[str], None]
 Submit = Callable[[OnDone | None], Handle]
 
 
@@ -66,19 +67,24 @@ class CallWork(dist.Work):
         self._when_settled: Callable[[], None] | None = None
         self._error: Exception | None = None
         self._future: CallFuture | None = None
-        self._give_up: Callable[[str], None] | None = None
+        self._end_group: EndGroup | None = None
 
-    def start(self, submit: Submit, give_up: Callable[[str], None] | None = None) -> CallWork:
-        """For one that somebody waits for at once.
+    def start(self, submit: Submit, end_group: EndGroup | None = None) -> CallWork:
+        """Start a call that somebody waits for at once.
 
-        ``give_up``: called with why when that somebody has waited in vain for the call's time.
+        ``end_group``: called where this rank alone does not have the result, with the text of the
+        time-out if that is why. The call made again would be another round than that of the other
+        ranks, and so would every later call.
         """
-        self._give_up = give_up
+        self._end_group = end_group
         self._handle = submit(None)
         return self
 
-    def start_notified(self, submit: Submit, ended: Callable[[], None]) -> CallWork:
-        """For one that goes on by itself, and finishes on a thread of the client."""
+    def start_notified(
+        self, submit: Submit, ended: Callable[[], None], end_group: EndGroup | None = None
+    ) -> CallWork:
+        """Start a call that goes on by itself, and finishes on a thread of the client."""
+        self._end_group = end_group
         self._notified = True
 
         def on_done(handle: Handle) -> None:
@@ -99,15 +105,24 @@ class CallWork(dist.Work):
         try:
             handle.wait(seconds or self._limit)
         except RoundTimeoutError as error:
-            # A rank that came late would finish the call, and then be one behind us. (A hierarchy
-            # ends by itself.)
-            if not seconds and self._give_up is not None and isinstance(handle, Work):
-                self._give_up(str(error))
+            # A rank that came late would finish the call, and then be one behind us.
+            if not seconds:
+                self._lose(handle, str(error))
+            raise
+        except ReducerError:
+            raise
+        except BaseException:  # an interrupt, or no memory
+            self._lose(handle)
             raise
         self._settle(handle)
         if self._error is not None:
             raise self._error
         return True
+
+    def _lose(self, handle: Handle, timed_out: str = "") -> None:
+        """Nobody will wait for the call any more. (A hierarchy ends by itself.)"""
+        if self._end_group is not None and not self._notified and isinstance(handle, Work):
+            self._end_group(timed_out)
 
     def when_settled(self, call: Callable[[], None]) -> None:
         """Have it called, on any thread, before anybody learns that the outputs are there."""
@@ -172,16 +187,20 @@ class CallWork(dist.Work):
         with self._lock:
             if self._settled:
                 return
-            error = handle.exception()
-            if error is None and self._finish is not None:
-                try:
+            error: Exception | None = None
+            is_lost = False
+            try:
+                error = handle.exception()
+                if error is None and self._finish is not None:
                     with torch.inference_mode():  # else its tensors could not be written to
                         self._finish()
-                except Exception as failed:
-                    error = failed
+            except Exception as failed:
+                error, is_lost = failed, True
             self._error, self._settled, self._finish = error, True, None
             if self._when_settled is not None:
                 self._when_settled()
+        if is_lost and self._end_group is not None:
+            self._end_group("")
 
     def _wait_and_complete(self) -> None:
         assert self._future is not None

@@ -1,0 +1,134 @@
+"""A call of a process group that fails on one rank alone, when it is made or when it is over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch  # only where it is installed
+import torch.distributed as dist
+
+from reducer_client import ReducerError
+from reducer_client import work as work_module
+from reducer_client.torch import strands
+from tests.support.process_group import process_group
+from tests.support.ranks import run_ranks
+
+SECONDS = 20.0
+
+
+@contextmanager
+def _failing_once(owner: Any, name: str, error: BaseException) -> Iterator[None]:
+    real, failed = getattr(owner, name), threading.Event()
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        if failed.is_set():
+            return real(*arguments, **named)
+        failed.set()
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        yield
+        assert failed.is_set()
+
+
+def _sum_of(number: float) -> float:
+    tensor = torch.full((4,), number + dist.get_rank())
+    dist.all_reduce(tensor)
+    return float(tensor[0])
+
+
+def _by_future(number: float) -> float:
+    work = dist.all_reduce(torch.full((4,), number + dist.get_rank()), async_op=True)
+    return float(work.get_future().wait()[0][0])
+
+
+def _losing(
+    rank: int, world: int, addresses: list[str], store: str, job: str, name: str, by: str
+) -> list[float]:
+    """Rank 0 finds no memory for the result of its second call, and makes the call again."""
+    call: Callable[[float], float] = _by_future if by == "future" else _sum_of
+    found: list[float] = []
+    error: BaseException = KeyboardInterrupt() if by == "interrupt" else MemoryError("injected")
+    with process_group(rank, world, addresses, store, SECONDS, job=job, hierarchy=False):
+        found.append(call(10))
+        with pytest.raises(ReducerError):
+            if rank == 0:
+                with (
+                    _failing_once(work_module.Work, name, error),
+                    pytest.raises((type(error), RuntimeError)),
+                ):
+                    call(100)
+            for number in (100, 1_000, 10_000):
+                found.append(call(number))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        ("exception", "call"),
+        ("_wait_for", "call"),
+        ("_wait_for", "interrupt"),
+        ("exception", "future"),
+    ],
+)
+def test_a_rank_that_alone_lacks_a_result_ends_the_group(
+    addresses: list[str], tmp_path: Path, job: str, name: str, by: str
+) -> None:
+    """It made the call again, one round late, and sums were wrong; or a future was never done."""
+    zero, one = run_ranks(2, _losing, addresses, f"{tmp_path}/store", job, name, by)
+    assert zero == [21]
+    assert one in ([21], [21, 201])
+
+
+def _refused(rank: int, world: int, addresses: list[str], store: str, job: str) -> list[float]:
+    """The system has no thread for calls of rank 0, which are made again."""
+    names = 16
+    found = []
+    no_thread = RuntimeError("can't start new thread")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        process_group(rank, world, addresses, store, SECONDS, job=job, hierarchy=False),
+    ):
+        patch.setattr(strands, "_NAMES", names)
+        tensor = torch.full((4,), 2.0 + rank)
+        half = dist._make_nccl_premul_sum(0.5)
+        if rank == 0:
+            with (
+                _failing_once(threading.Thread, "start", no_thread),
+                pytest.raises(RuntimeError, match="thread"),
+            ):
+                dist.all_reduce(tensor, half, async_op=True)
+        work = dist.all_reduce(tensor, half, async_op=True)
+        work.wait()
+        found.append(float(tensor[0]))
+        if rank == 0:
+            with (
+                _failing_once(threading.Thread, "start", no_thread),
+                pytest.raises(RuntimeError, match="thread"),
+            ):
+                dist.barrier(async_op=True)
+        dist.barrier(async_op=True).wait()
+        for _ in range(names - 1):
+            _sum_of(1)
+        sparse = torch.full((2,), 1.0 + rank).to_sparse()
+        dist.all_reduce(sparse)  # calls in a callback, under the name of the barrier
+        found.append(float(sparse.to_dense()[0]))
+    return found
+
+
+def test_a_call_that_was_refused_leaves_nothing(
+    addresses: list[str], tmp_path: Path, job: str
+) -> None:
+    """PREMUL_SUM had scaled the tensor; a name was in use, and waited for until the time-out."""
+    ran = run_ranks(2, _refused, addresses, f"{tmp_path}/store", job)
+    assert ran == [[2.5, 3.0]] * 2
