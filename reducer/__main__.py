@@ -1,4 +1,4 @@
-"""``python -m reducer``."""
+"""``python -m reducer``: the daemon's commands."""
 
 from __future__ import annotations
 

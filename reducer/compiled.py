@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 import reducer
-from reducer.errors import InternalError
+from reducer.wire.errors import InternalError
 
 
 def is_compiled() -> bool:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from reducer import compiled, keyfile
-from reducer.errors import InternalError
+from reducer.wire.errors import InternalError
 from tests.support import ranks
 from tests.support.certs import Authority, Files
 from tests.support.counts import LONG

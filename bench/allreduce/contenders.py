@@ -94,7 +94,7 @@ class _Plugin:
     _LEAST_PAUSE = 0.0001
 
     def __init__(self, setup: Mapping[str, Any], rank: int) -> None:
-        from reducer.nccl.tables import CollNet
+        from reducer_tools.nccl.tables import CollNet
         from tests.support.plugin import NCCL_PLUGIN
 
         os.environ["NCCL_COLLNET_ENABLE"] = "1"

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from reducer import config
 from reducer.cli.options import config_options, effective
+from reducer.server import config
 
 
 @click.command("config")

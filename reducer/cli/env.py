@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from reducer import config
 from reducer.cluster import report
+from reducer.server import config
 
 
 @click.command("env")

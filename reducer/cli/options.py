@@ -1,4 +1,4 @@
-"""Derives click options from the table in `reducer.config`."""
+"""Derives click options from the table in `reducer.server.config`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from reducer import config
+from reducer.server import config
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -6,7 +6,6 @@ from typing import Final
 
 from reducer.core.plan import Plan, make_plan
 from reducer.core.records import PLAN, Records
-from reducer.errors import ProtocolError
 from reducer.wire.codes import (
     BITWISE,
     BROADCAST,
@@ -18,6 +17,7 @@ from reducer.wire.codes import (
     Flag,
     ReduceOp,
 )
+from reducer.wire.errors import ProtocolError
 from reducer.wire.header import Header
 from reducer.wire.messages import ChunkTable
 

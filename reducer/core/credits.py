@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from reducer.core.plan import MIN_COST
 from reducer.core.records import SLOT
-from reducer.errors import QuotaError
 from reducer.wire.codes import MAX_CONTROL_BYTES
+from reducer.wire.errors import QuotaError
 from reducer.wire.messages import ChunkTable
 
 if TYPE_CHECKING:

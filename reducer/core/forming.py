@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reducer.errors import JoinError
 from reducer.wire import messages
+from reducer.wire.errors import JoinError
 from reducer.wire.keys import run_title, split_run_id
 
 # Job, run id and whether it was complete before. The run id is "" where not every rank gives it:

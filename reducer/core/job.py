@@ -48,7 +48,6 @@ from reducer.core.seats import Seats
 from reducer.core.stream import Stream, Streams
 from reducer.core.texts import about, stall_entry, stall_text
 from reducer.core.verdicts import Verdicts
-from reducer.errors import IntegrityError, PeerLostError, ProtocolError, UnstableError
 from reducer.wire import messages
 from reducer.wire.codes import (
     ALL_REDUCE,
@@ -60,6 +59,7 @@ from reducer.wire.codes import (
     DType,
     ReduceOp,
 )
+from reducer.wire.errors import IntegrityError, PeerLostError, ProtocolError, UnstableError
 from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 from reducer.wire.keys import position, run_title
 

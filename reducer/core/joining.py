@@ -22,7 +22,8 @@ from reducer.core.roster import CUT_OFF_AT_ONCE, Roster, fault_text
 from reducer.core.route import Route
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
-from reducer.errors import (
+from reducer.wire import messages
+from reducer.wire.errors import (
     PEER_ERRORS,
     InternalError,
     JoinError,
@@ -30,7 +31,6 @@ from reducer.errors import (
     QuotaError,
     UnavailableError,
 )
-from reducer.wire import messages
 
 PENDING_RANKS: Final = 64
 PARTS_OF_BEAT: Final = 5  # ticks of a heartbeat

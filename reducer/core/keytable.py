@@ -12,7 +12,7 @@ from reducer.core.listing import Listing
 from reducer.core.progress import KeyProgress
 from reducer.core.records import KEY, KEY_RANK, STREAM, Records, text_bytes
 from reducer.core.tables import Numbered, OrderedSet
-from reducer.errors import ProtocolError, RecordsError
+from reducer.wire.errors import ProtocolError, RecordsError
 from reducer.wire.header import HEADER_SIZE
 from reducer.wire.keys import key_id
 

@@ -34,7 +34,9 @@ from reducer.core.route import Route
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
 from reducer.core.settings import LaneSettings
-from reducer.errors import (
+from reducer.wire import messages
+from reducer.wire.codes import MAX_EARLY_BYTES, MAX_HEARTBEAT_ENTRIES, ErrorCode, MessageKind
+from reducer.wire.errors import (
     PEER_ERRORS,
     IntegrityError,
     InternalError,
@@ -45,8 +47,6 @@ from reducer.errors import (
     UnavailableError,
     UnstableError,
 )
-from reducer.wire import messages
-from reducer.wire.codes import MAX_EARLY_BYTES, MAX_HEARTBEAT_ENTRIES, ErrorCode, MessageKind
 from reducer.wire.header import Header
 
 # A rank may miss what became stable until its connection is known to be dead (Run.silence); and it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from reducer.errors import AuthenticationError
+from reducer.wire.errors import AuthenticationError
 
 Place = tuple[str, int]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from reducer.errors import QuotaError
+from reducer.wire.errors import QuotaError
 
 # Of each worker: the connection that it has, and old ones of it that have not ended yet.
 CONNECTIONS_PER_WORKER: Final = 4

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from reducer.errors import RecordsError
+from reducer.wire.errors import RecordsError
 
 if TYPE_CHECKING:
     from reducer.core.idle import IdleKeys

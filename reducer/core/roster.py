@@ -16,9 +16,9 @@ from reducer.core.records import ROUND
 from reducer.core.run import Run
 from reducer.core.session import Session, SessionState
 from reducer.core.settings import LaneSettings
-from reducer.errors import InternalError, ReductionError
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
+from reducer.wire.errors import InternalError, ReductionError
 from reducer.wire.keys import split_run_id
 
 # Bytes of records that a run forgets when it ends: a small model has no more.

@@ -15,8 +15,8 @@ from reducer.core.listing import Listed
 from reducer.core.plan import Plan
 from reducer.core.records import CHUNK, LIST_PLACE, MARK, ROUND, WORD, text_bytes
 from reducer.core.tables import Numbered
-from reducer.errors import InternalError
 from reducer.wire.codes import Collective, DType, Flag, ReduceOp
+from reducer.wire.errors import InternalError
 from reducer.wire.header import NO_RANK, Header
 from reducer.wire.keys import position
 from reducer.wire.messages import Refused

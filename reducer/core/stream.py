@@ -15,7 +15,7 @@ from reducer.core.records import STREAM, Records
 from reducer.core.round import Round
 from reducer.core.route import Holding, Place, Route
 from reducer.core.tables import OrderedSet
-from reducer.errors import ProtocolError
+from reducer.wire.errors import ProtocolError
 
 
 class Stream:

@@ -13,8 +13,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from reducer.kernels import PART_SHIFT
 from reducer.kernels.floats import from_float32, to_float32
+from reducer.kernels.interface import PART_SHIFT
 from reducer.wire.codes import BITWISE, FLOATS, NOT_IN_NUMPY, DType, Flag, ReduceOp
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ get_filename_component(root "${CMAKE_CURRENT_SOURCE_DIR}/../.." ABSOLUTE)
 file(GLOB modules RELATIVE "${root}" CONFIGURE_DEPENDS
      "${root}/reducer/wire/*.py" "${root}/reducer/core/*.py")
 list(FILTER modules EXCLUDE REGEX "/__init__\\.py$")
-list(APPEND modules reducer/errors.py reducer/server/buffers.py reducer/server/executor.py
+list(APPEND modules reducer/server/buffers.py reducer/server/executor.py
      reducer/server/leftovers.py reducer/server/outbox.py reducer/server/protocol.py
      reducer/server/shell.py reducer/server/silent.py reducer/server/slots.py reducer/server/turns.py)
 list(TRANSFORM modules PREPEND "${root}/" OUTPUT_VARIABLE module_paths)

@@ -17,12 +17,12 @@ import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
-from reducer.errors import BadFrameError, ProtocolVersionError
 from reducer.log import RateLimit
 from reducer.server import descriptors
 from reducer.server.listening import peer_name
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.errors import BadFrameError, ProtocolVersionError
 from reducer.wire.header import (
     PREFACE_MAGIC,
     PREFACE_SIZE,

@@ -17,9 +17,8 @@ from typing import Any
 
 import uvloop
 
-from reducer import __version__, compiled, config, log, units
-from reducer.errors import InternalError
-from reducer.server import descriptors
+from reducer import __version__, compiled, log, units
+from reducer.server import config, descriptors
 from reducer.server.acceptor import Acceptor
 from reducer.server.admin import Admin, Answer, json_answer, text_answer
 from reducer.server.lanes import LaneGroup
@@ -28,6 +27,7 @@ from reducer.server.snapshot import Snapshot
 from reducer.server.usage import own_usage
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from reducer.wire.errors import InternalError
 
 logger = logging.getLogger("reducer.server")
 
@@ -301,7 +301,7 @@ class Server:
 
 
 def _metrics(snapshot: Snapshot) -> Answer:
-    from reducer import metrics
+    from reducer.server import metrics
 
     return Answer(200, metrics.CONTENT_TYPE, metrics.render(snapshot))
 

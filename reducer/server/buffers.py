@@ -11,8 +11,8 @@ from collections import deque
 from sys import getrefcount
 from typing import Final
 
-from reducer.errors import InternalError
 from reducer.server.slots import Store
+from reducer.wire.errors import InternalError
 from reducer.wire.header import HEADER_SIZE
 
 _ALIGN: Final = 64  # a cache line, and the width of an AVX-512 register

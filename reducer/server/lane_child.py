@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from reducer import config
+from reducer.server import config
 from reducer.server.lane_options import LaneOptions
 from reducer.server.orders import ORDER_KEY
 from reducer.server.watchdog import EXIT_WITHOUT_BEAT

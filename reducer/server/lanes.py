@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from reducer import config
 from reducer.log import RateLimit
-from reducer.server import descriptors
+from reducer.server import config, descriptors
 from reducer.server.lane_child import LaneChild
 from reducer.server.orders import ORDER_PING, ORDER_REPORT, WAIT_SECONDS, Orders
 from reducer.server.reports import put_together

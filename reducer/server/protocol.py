@@ -14,13 +14,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
 from reducer.core.credits import LEAST_FRAMES
-from reducer.errors import PEER_ERRORS, BadFrameError
 from reducer.server.buffers import PooledBuffer
 from reducer.server.leftovers import READ_BYTES
 from reducer.server.outbox import BYTES_AT_ONCE, Outbox, Piece
 from reducer.server.turns import SECONDS
 from reducer.wire.codes import CONTRIBUTION, HEARTBEAT, RESULT
 from reducer.wire.decoder import SKIP, Decoder, Frame
+from reducer.wire.errors import PEER_ERRORS, BadFrameError
 from reducer.wire.header import HEADER_SIZE, Header
 
 if TYPE_CHECKING:

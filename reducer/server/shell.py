@@ -11,7 +11,6 @@ from reducer.core import events
 from reducer.core.credits import UnreadError
 from reducer.core.lane import Lane
 from reducer.core.permit import Permit
-from reducer.errors import BadFrameError, ReductionError
 from reducer.kernels import KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.executor import Executor, ShellCounters
@@ -21,6 +20,7 @@ from reducer.server.silent import Silent
 from reducer.server.turns import Turns
 from reducer.wire.codes import CONTRIBUTION, MessageKind
 from reducer.wire.decoder import Frame
+from reducer.wire.errors import BadFrameError, ReductionError
 from reducer.wire.header import Header
 
 logger = logging.getLogger("reducer.lane")

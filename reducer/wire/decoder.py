@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from reducer.errors import CorruptedError
 from reducer.wire.codes import CONTRIBUTION, MAX_EARLY_BYTES, RESULT, MessageKind
+from reducer.wire.errors import CorruptedError
 from reducer.wire.header import HEADER_SIZE, Crc, Header, unpack_header
 
 # Room for small frames: a burst of them is taken in one read, at the price of one copy each.

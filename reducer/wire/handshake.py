@@ -12,8 +12,8 @@ import hmac
 import struct
 from typing import Final
 
-from reducer.errors import AuthenticationError, BadFrameError
 from reducer.wire.codes import MAX_JOB_BYTES, PROTOCOL_MAJOR
+from reducer.wire.errors import AuthenticationError, BadFrameError
 from reducer.wire.header import PREFACE_SIZE, PrefaceFlag, pack_preface
 
 NONCE_SIZE: Final = 32

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from enum import IntFlag
 from typing import Final, NamedTuple
 
-from reducer.errors import BadFrameError, CorruptedError, ProtocolVersionError
 from reducer.wire.codes import (
     CONTRIBUTION,
     MAX_CHUNK_BYTES,
@@ -21,6 +20,7 @@ from reducer.wire.codes import (
     RESULT,
     MessageKind,
 )
+from reducer.wire.errors import BadFrameError, CorruptedError, ProtocolVersionError
 
 Buffer = bytes | bytearray | memoryview
 Crc = Callable[[Buffer], int]

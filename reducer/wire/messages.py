@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 
 import msgpack  # type: ignore[import-untyped]  # ships no stubs
 
-from reducer.errors import BadFrameError
 from reducer.wire.codes import (
     MAX_CHUNK_BYTES,
     MAX_CHUNK_TABLE_ROWS,
@@ -32,6 +31,7 @@ from reducer.wire.codes import (
     PROTOCOL_MINOR,
     MessageKind,
 )
+from reducer.wire.errors import BadFrameError
 from reducer.wire.header import Buffer
 from reducer.wire.msgpack_shape import check_shape, is_map
 

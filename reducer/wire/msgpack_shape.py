@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from reducer.errors import BadFrameError
+from reducer.wire.errors import BadFrameError
 from reducer.wire.header import Buffer
 
 # Type byte -> bytes of the value behind it.

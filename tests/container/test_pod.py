@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from reducer.k8s.render import render
-from reducer.k8s.settings import Reducers, Workers
+from reducer_tools.k8s.render import render
+from reducer_tools.k8s.settings import Reducers, Workers
 from tests.support.containers import tool
 from tests.support.groups import Groups, Values
 from tests.support.ports import free_ports

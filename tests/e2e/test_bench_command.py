@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from reducer.bench import pattern
-from reducer.bench.sweep import COLLECTIVES, Sweep
-from reducer.cli import main
+from reducer_tools.bench import pattern
+from reducer_tools.bench.sweep import COLLECTIVES, Sweep
+from reducer_tools.cli import main
 from tests.support.cluster import alive, environment, run_cli
 from tests.support.wait import wait_until
 
@@ -29,7 +29,7 @@ ENDLESS = ("-b", "64K", "-e", "64K", "-n", "100000", "--json")
 def _started(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
     """A bench in a session of its own; it and its children are gone afterwards."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "reducer", "bench", *arguments],
+        [sys.executable, "-m", "reducer_tools", "bench", *arguments],
         env=environment(env),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -19,7 +19,16 @@ for needed in ("torch", "sklearn", "matplotlib"):
 
 
 def _start(out: Path, epochs: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "reducer", "demo", "--workers", "2", "--epochs", str(epochs)]
+    command = [
+        sys.executable,
+        "-m",
+        "reducer_tools",
+        "demo",
+        "--workers",
+        "2",
+        "--epochs",
+        str(epochs),
+    ]
     return subprocess.Popen(
         [*command, "--out", str(out)],
         env=environment(),

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from reducer import __version__, keyfile
-from reducer.cli import main
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from reducer.wire.header import PREFACE_SIZE
+from reducer_tools.cli import main
 from tests.support.certs import Files
 from tests.support.cluster import Daemon, environment
 from tests.support.impostor import Impostor
@@ -182,7 +182,7 @@ def test_one_reducer_under_two_names(daemon: Daemon) -> None:
 
 
 def test_too_few_open_files(daemon: Daemon) -> None:
-    limit = f"ulimit -n 64; exec {sys.executable} -m reducer doctor --json {' '.join(QUICK)}"
+    limit = f"ulimit -n 64; exec {sys.executable} -m reducer_tools doctor --json {' '.join(QUICK)}"
     done = subprocess.run(
         ["bash", "-c", limit],
         env=environment({"REDUCER_ADDRS": daemon.address}),

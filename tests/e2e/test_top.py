@@ -52,7 +52,7 @@ def on_a_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], in
     """`reducer ...` on a terminal of its own, and our end of that."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "reducer", *arguments],
+        [sys.executable, "-m", "reducer_tools", *arguments],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         env=environment({"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}),
     )  # fmt: skip

@@ -26,10 +26,10 @@ NO_ATHERIS = 2
 
 def decoder_target() -> Callable[[bytes], None]:
     """Frames, in pieces: the first byte says of which size."""
-    from reducer.errors import PEER_ERRORS
     from reducer.wire import messages
     from reducer.wire.checksum import crc32c
     from reducer.wire.decoder import Decoder
+    from reducer.wire.errors import PEER_ERRORS
     from reducer.wire.header import HEADER_SIZE
 
     maps = {int(kind): message for message, kind in messages.KIND_OF.items()}
@@ -75,7 +75,7 @@ def lane_target() -> Callable[[bytes], None]:
 
 def handshake_target() -> Callable[[bytes], None]:
     """A lane's side of mode psk: no bytes but a proof are believed."""
-    from reducer.errors import PEER_ERRORS
+    from reducer.wire.errors import PEER_ERRORS
     from reducer.wire.handshake import NONCE_SIZE, LaneHandshake, extract
     from reducer.wire.header import PrefaceFlag, pack_preface
     from tests.support.handshakes import INCARNATION, MASTER

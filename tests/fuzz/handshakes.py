@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from reducer.errors import PEER_ERRORS
+from reducer.wire.errors import PEER_ERRORS
 from reducer.wire.handshake import ANSWER_SIZE, NONCE_SIZE, LaneHandshake, extract, job_key
 from reducer.wire.header import PREFACE_SIZE, PrefaceFlag, pack_preface
 from tests.support.handshakes import (

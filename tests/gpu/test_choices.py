@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reducer.nccl.versions import Version, from_code, tuner_is_named
+from reducer_tools.nccl.versions import Version, from_code, tuner_is_named
 from tests.support import gpu_job, nccl_log
 from tests.support.gpu_job import Job, Member, set_up
 from tests.support.libnccl import Nccl

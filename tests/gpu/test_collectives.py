@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from reducer.nccl.versions import algorithms_by_function, from_code
+from reducer_tools.nccl.versions import algorithms_by_function, from_code
 from tests.support import gpu_job, nccl_log
 from tests.support.arrays import Array, expected, sample
 from tests.support.gpu_job import Job, Member, introduce

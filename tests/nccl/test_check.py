@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from reducer import keyfile
-from reducer.nccl import rdma
-from reducer.nccl.check import _bytes
-from reducer.nccl.counters import Counted, count
-from reducer.nccl.rank import Place, Said
-from reducer.nccl.tables import CollNet
-from reducer.nccl.trial import Trial, TrialError
-from reducer.nccl.verdict import Report
+from reducer_tools.nccl import rdma
+from reducer_tools.nccl.check import _bytes
+from reducer_tools.nccl.counters import Counted, count
+from reducer_tools.nccl.rank import Place, Said
+from reducer_tools.nccl.tables import CollNet
+from reducer_tools.nccl.trial import Trial, TrialError
+from reducer_tools.nccl.verdict import Report
 from tests.support.cluster import run_cli
 from tests.support.libraries import compile_library, nccl_of_version
 from tests.support.nccl_job import start, values

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from reducer.nccl import layouts
-from reducer.nccl.tables import CollNet, NcclError
+from reducer_tools.nccl import layouts
+from reducer_tools.nccl.tables import CollNet, NcclError
 from tests.support.arrays import expected, sample
 from tests.support.nccl_job import exchange, meet, run, start, values
 from tests.support.ranks import RunningRanks, Tell

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reducer.nccl import layouts
-from reducer.nccl.tables import CollNet, NcclError
+from reducer_tools.nccl import layouts
+from reducer_tools.nccl.tables import CollNet, NcclError
 from tests.support.harms import Switch, garble
 from tests.support.nccl_job import enter, exchange, meet, values
 from tests.support.pages import Fenced

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reducer.nccl.tables import CollNet
+from reducer_tools.nccl.tables import CollNet
 from tests.support.arrays import DTYPES, Array, sample
 from tests.support.harms import Switch, garble
 from tests.support.nccl_job import start, values

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from reducer import keyfile
-from reducer.nccl import layouts
-from reducer.nccl.tables import CollNet, NcclError
+from reducer_tools.nccl import layouts
+from reducer_tools.nccl.tables import CollNet, NcclError
 from tests.soak import communicators, hush
 from tests.support.nccl_job import enter, exchange, meet, run, run_rank, start, values
 from tests.support.plugin import NCCL_PLUGIN

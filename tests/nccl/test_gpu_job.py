@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reducer.nccl.tables import CollNet
-from reducer.nccl.versions import Version
+from reducer_tools.nccl.tables import CollNet
+from reducer_tools.nccl.versions import Version
 from tests.support import cuda, gpu_job
 from tests.support.gpu_job import Ended, Job
 from tests.support.nccl_job import start

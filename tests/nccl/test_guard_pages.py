@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reducer.nccl.tables import CollNet, Net
+from reducer_tools.nccl.tables import CollNet, Net
 from tests.support.arrays import expected, sample
 from tests.support.nccl_job import run
 from tests.support.pages import Fenced

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from reducer.nccl import layouts
+from reducer_tools.nccl import layouts
 from tests.support import nccl_wheels
 from tests.support.cluster import ROOT
 

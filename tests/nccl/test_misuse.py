@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reducer.nccl import layouts
-from reducer.nccl.tables import CollNet, NcclError
+from reducer_tools.nccl import layouts
+from reducer_tools.nccl.tables import CollNet, NcclError
 from tests.support.nccl_job import enter, exchange, meet, run, values
 from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell, start_ranks

@@ -10,8 +10,8 @@ import os
 import numpy as np
 import pytest
 
-from reducer.nccl.layouts import VERSIONS
-from reducer.nccl.tables import Net
+from reducer_tools.nccl.layouts import VERSIONS
+from reducer_tools.nccl.tables import Net
 from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell, start_ranks
 

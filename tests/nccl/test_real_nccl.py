@@ -2,7 +2,7 @@
 
 NCCL 2.18 to 2.21 load the net plugin in ncclGetUniqueId. Later ones do it only with a GPU, and the
 tuner is looked for there in all: of these the names that are in the library are compared with what
-`reducer.nccl.versions` says of them.
+`reducer_tools.nccl.versions` says of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from reducer.nccl.versions import from_code, library_names, parse_version, tables, tuners
+from reducer_tools.nccl.versions import from_code, library_names, parse_version, tables, tuners
 from tests.support import libnccl, nccl_wheels
 from tests.support.cluster import ROOT
 from tests.support.libraries import compile_library

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reducer.nccl.layouts import OPS, TYPES
-from reducer.nccl.tables import CollNet
 from reducer_client import Group
+from reducer_tools.nccl.layouts import OPS, TYPES
+from reducer_tools.nccl.tables import CollNet
 from tests.support.arrays import DTYPES, Array, expected, sample
 from tests.support.nccl_job import run
 from tests.support.ranks import Tell, join

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from reducer.nccl.tables import CollNet, NcclError
+from reducer_tools.nccl.tables import CollNet, NcclError
 from tests.support.cluster import ROOT
 from tests.support.nccl_job import enter, values
 from tests.support.plugin import NCCL_PLUGIN

@@ -9,13 +9,13 @@ import numpy as np
 
 from reducer.core.plan import make_plan
 from reducer.core.route import Route
-from reducer.nccl.tables import CollNet
 from reducer.wire import messages
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, PREFACE_SIZE, pack_header, pack_preface
 from reducer.wire.keys import key_id
+from reducer_tools.nccl.tables import CollNet
 from tests.support.nccl_job import run
 from tests.support.proxy import Harm, Proxies, Stream, pass_on
 from tests.support.ranks import Tell

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reducer.nccl.tables import CollNet, NcclError, Net
+from reducer_tools.nccl.tables import CollNet, NcclError, Net
 from tests.soak import Figures, Say
 from tests.support.cluster import Usage, usage
 from tests.support.nccl_job import enter, exchange, meet, values

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from reducer.config import usable_cores
+from reducer.server.config import usable_cores
 from tests.soak import Figures, Say
 from tests.soak.training import Training
 from tests.support.reducers import Reducers

@@ -188,7 +188,7 @@ async def never_held(shell: LaneShell, connection: Connection) -> None:
     connection.turn.spent = -1_000.0
 
 
-def arrive(link: asyncio.BufferedProtocol, data: bytes | memoryview) -> None:
+def arrive(link: asyncio.BufferedProtocol | Connection, data: bytes | memoryview) -> None:
     """What the event loop does with bytes that have come, whether it should read them or not."""
     while data:
         room = memoryview(link.get_buffer(-1))

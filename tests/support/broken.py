@@ -130,7 +130,7 @@ RULES = {
 
 def main() -> int:
     run_interpreted()
-    from reducer.errors import InternalError
+    from reducer.wire.errors import InternalError
     from tests.support.simcluster import StuckError
     from tests.support.storm import Storm
 

@@ -47,7 +47,7 @@ def run_cli(
 ) -> subprocess.CompletedProcess[str]:
     """``python -m reducer ...`` to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "reducer", *arguments],
+        [sys.executable, "-m", "reducer_tools", *arguments],
         env=environment(env),
         capture_output=True,
         text=True,

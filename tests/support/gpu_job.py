@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from reducer.nccl import job_log
-from reducer.nccl.installed import NotFoundError, find_nccl
-from reducer.nccl.versions import Version, forced_algorithm, from_code
+from reducer_tools.nccl import job_log
+from reducer_tools.nccl.installed import NotFoundError, find_nccl
+from reducer_tools.nccl.versions import Version, forced_algorithm, from_code
 from tests.support import nccl_wheels
 from tests.support.arrays import Array
 from tests.support.cuda import Device

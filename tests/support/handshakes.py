@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple, Protocol
 
-from reducer.errors import PEER_ERRORS
+from reducer.wire.errors import PEER_ERRORS
 from reducer.wire.handshake import (
     ANSWER_SIZE,
     CHALLENGE_SIZE,

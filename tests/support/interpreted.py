@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 # All of them: a compiled module brings those that it knows, beside their sources.
-COMPILED = ("reducer.core", "reducer.errors", "reducer.server", "reducer.wire")
+COMPILED = ("reducer.core", "reducer.wire.errors", "reducer.server", "reducer.wire")
 
 
 def run_interpreted() -> None:

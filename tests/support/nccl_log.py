@@ -1,4 +1,4 @@
-"""What NCCL's log (NCCL_DEBUG=INFO) says beside what `reducer.nccl.job_log` reads in it."""
+"""What NCCL's log (NCCL_DEBUG=INFO) says beside what `reducer_tools.nccl.job_log` reads in it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from reducer.cli import main
+from reducer_tools.cli import main
 
 
 def plan(*arguments: str) -> Result:

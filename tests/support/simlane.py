@@ -8,12 +8,12 @@ from typing import Any
 from reducer.core import events
 from reducer.core.lane import Lane
 from reducer.core.settings import LaneSettings
-from reducer.errors import PEER_ERRORS
 from reducer.kernels import KernelSet, load
 from reducer.server.executor import failure_of, folded, reduced
 from reducer.server.reports import put_together
 from reducer.wire.codes import ITEM_SIZES, MessageKind
 from reducer.wire.decoder import SKIP, Decoder, Frame
+from reducer.wire.errors import PEER_ERRORS
 from reducer.wire.header import HEADER_SIZE, Header
 
 KIND_OFFSET = 5  # of a frame's kind in its header

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from reducer.bench import pattern
-from reducer.bench.events import Event, Facts, Row, Turn
-from reducer.bench.pattern import PERIOD, Pattern, count_differences, start
-from reducer.bench.progress import Progress
-from reducer.bench.show import Show
-from reducer.bench.sweep import COLLECTIVES, DTYPES, OPS, Sweep
-from reducer.bench.verdict import Rates
-from reducer.cli import main
-from reducer.cli.sizes import parse_bytes
 from reducer.wire.codes import DType, ReduceOp
+from reducer_tools.bench import pattern
+from reducer_tools.bench.events import Event, Facts, Row, Turn
+from reducer_tools.bench.pattern import PERIOD, Pattern, count_differences, start
+from reducer_tools.bench.progress import Progress
+from reducer_tools.bench.show import Show
+from reducer_tools.bench.sweep import COLLECTIVES, DTYPES, OPS, Sweep
+from reducer_tools.bench.verdict import Rates
+from reducer_tools.cli import main
+from reducer_tools.cli.sizes import parse_bytes
 from tests.support import oracle
 
 SWEEP = Sweep(

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reducer.cli import main
-from reducer.cli.documents import DocumentError, parse_document, write_yaml
+from reducer_tools.cli import main
+from reducer_tools.cli.documents import DocumentError, parse_document, write_yaml
 
 
 def plan(path: Path, data: bytes, option: str = "--spec") -> Result:

@@ -34,7 +34,7 @@ def test_without_an_engine_the_client_says_why() -> None:
 def test_a_command_without_an_engine_says_why_in_one_line() -> None:
     script = (
         "import sys; sys.modules['reducer_client._engine'] = None\n"
-        "from reducer.cli import main\n"
+        "from reducer_tools.cli import main\n"
         "main(['bench', '--local', '1'])"
     )
     ended = _python(script)

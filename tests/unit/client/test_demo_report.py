@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reducer_client.demo.messages import RUNS, RunResult
-from reducer_client.demo.report import find_faults, format_table
+from reducer_tools.demo.messages import RUNS, RunResult
+from reducer_tools.demo.report import find_faults, format_table
 
 
 def _results() -> dict[str, list[RunResult]]:

@@ -35,7 +35,6 @@ from reducer.core.roster import (
 )
 from reducer.core.round import Round
 from reducer.core.route import Holding, Route
-from reducer.errors import BadFrameError
 from reducer.wire import messages
 from reducer.wire.codes import (
     MAX_HEARTBEAT_ENTRIES,
@@ -44,6 +43,7 @@ from reducer.wire.codes import (
     ErrorCode,
     MessageKind,
 )
+from reducer.wire.errors import BadFrameError
 from reducer.wire.header import Header
 from reducer.wire.keys import key_id, position
 from tests.support.frames import control, frame, heartbeat

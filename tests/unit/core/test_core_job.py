@@ -20,10 +20,10 @@ from reducer.core.records import ROUND, Records
 from reducer.core.round import TRANSITIONS, Chunk, Phase, Round, Step
 from reducer.core.route import Place
 from reducer.core.stream import Stream
-from reducer.errors import InternalError
 from reducer.kernels import load
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, ErrorCode, Flag, MessageKind, ReduceOp
+from reducer.wire.errors import InternalError
 from reducer.wire.header import Buffer
 from reducer.wire.keys import key_id, position
 from tests.support.frames import control, frame, heartbeat

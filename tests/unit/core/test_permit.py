@@ -8,8 +8,8 @@ import pytest
 
 from reducer.core import events
 from reducer.core.permit import ANY_RANK, Permit
-from reducer.errors import AuthenticationError
 from reducer.server.tls import permit_of
+from reducer.wire.errors import AuthenticationError
 
 
 def of(*uris: str) -> Permit | None:

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from reducer import cli, config
+from reducer.server import config
+from reducer_tools import cli
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 # The recipes that build an image of somebody's own.

@@ -15,12 +15,13 @@ import yaml
 from click.testing import CliRunner, Result
 from kubeflow_trainer_api import models
 
-from reducer import cli, config
 from reducer.cluster import addresses
-from reducer.k8s import settings
+from reducer.server import config
 from reducer.status import ask
 from reducer.units import parse_size
 from reducer_client import config as client_config
+from reducer_tools import cli
+from reducer_tools.k8s import settings
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from reducer import cli
-from reducer.nccl import config, installed, variables
-from reducer.nccl.installed import NotFoundError, find_nccl, find_plugin
-from reducer.nccl.versions import Version, from_code, library_names, parse_version, tables
+from reducer_tools import cli
+from reducer_tools.nccl import config, installed, variables
+from reducer_tools.nccl.installed import NotFoundError, find_nccl, find_plugin
+from reducer_tools.nccl.versions import Version, from_code, library_names, parse_version, tables
 from tests.support.cluster import ROOT, environment, run_cli
 from tests.support.libraries import nccl_of_version
 
@@ -138,7 +138,16 @@ def test_a_shell_takes_the_lines_as_they_are(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / installed.PLUGIN).touch()
     script = 'eval "$("$@")" && exec "$0" -c "import json, os; print(json.dumps(dict(os.environ)))"'
-    command = [sys.executable, "-m", "reducer", "nccl", "env", "--shell", "--version", "2.27.5"]
+    command = [
+        sys.executable,
+        "-m",
+        "reducer_tools",
+        "nccl",
+        "env",
+        "--shell",
+        "--version",
+        "2.27.5",
+    ]
     command += ["--library", str(folder), "--addresses", ADDRESSES, "--force"]
     done = subprocess.run(
         ["bash", "-ec", script, sys.executable, *command],

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from reducer.nccl.blockers import environment_rows
-from reducer.nccl.job_log import read, rows
-from reducer.nccl.verdict import Report, Row, as_json, as_text
-from reducer.nccl.versions import parse_version
+from reducer_tools.nccl.blockers import environment_rows
+from reducer_tools.nccl.job_log import read, rows
+from reducer_tools.nccl.verdict import Report, Row, as_json, as_text
+from reducer_tools.nccl.versions import parse_version
 
 P = "node1:5425:5439 [0] NCCL INFO "
 GOOD = [

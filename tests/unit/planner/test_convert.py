@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reducer.cli import main
-from reducer.cli.documents import parse_document
-from reducer.planner import specs
+from reducer_tools.cli import main
+from reducer_tools.cli.documents import parse_document
+from reducer_tools.planner import specs
 from tests.unit.planner.test_planner_specs import CUSTOM, tier
 
 IMAGES = ("--reducer-image", "registry/reducer:1", "--worker-image", "registry/train:1")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reducer.planner import model
-from reducer.planner.plan import Cluster, find_winner, make_plan
-from reducer.planner.text import format_seconds
+from reducer_tools.planner import model
+from reducer_tools.planner.plan import Cluster, find_winner, make_plan
+from reducer_tools.planner.text import format_seconds
 from tests.support.planner import plan, planned
 
 WORKERS = st.integers(1, 2000)

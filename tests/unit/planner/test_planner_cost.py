@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reducer.planner import cost, model
-from reducer.planner.figure import draw
-from reducer.planner.plan import Cluster, Prices, Step, make_plan
+from reducer_tools.planner import cost, model
+from reducer_tools.planner.figure import draw
+from reducer_tools.planner.plan import Cluster, Prices, Step, make_plan
 from tests.support.planner import plan, planned
 
 EIGHT = ("--workers", "8", "--worker-gbps", "100", "--reducer-gbps", "32")
@@ -217,7 +217,7 @@ def test_the_picture_says_what_the_plan_says(workers: int) -> None:
 def test_only_a_picture_needs_matplotlib() -> None:
     program = (
         "import sys; sys.modules.update({'matplotlib': None, 'yaml': None})\n"
-        "from reducer.cli import main; main(sys.argv[1:])"
+        "from reducer_tools.cli import main; main(sys.argv[1:])"
     )
     command = [sys.executable, "-c", program, "plan", *EIGHT]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -12,8 +12,8 @@ import pytest
 
 from bench.netlab import Nic
 from bench.report.results import Series, load
-from reducer.planner import model
-from reducer.planner.plan import Step
+from reducer_tools.planner import model
+from reducer_tools.planner.plan import Step
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 HEADLINES = ("allreduce-4+4-1gbit", "allreduce-8+8-500mbit", "allreduce-few-reducers")

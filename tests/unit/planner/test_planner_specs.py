@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reducer.cli import main
-from reducer.planner.fields import SpecError
-from reducer.planner.specs import read_job
+from reducer_tools.cli import main
+from reducer_tools.planner.fields import SpecError
+from reducer_tools.planner.specs import read_job
 
 V100 = {"acceleratorType": "NVIDIA_TESLA_V100", "acceleratorCount": 8}
 REDUCTION_SERVER = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from reducer import cli
+from reducer_tools import cli
 from tests.support.frameworks import skip_without
 
 ROOT = Path(__file__).parents[3]

@@ -1,70 +1,104 @@
-"""Who may import whom, held by a walk over every import (also those inside functions)."""
+"""The storeys of the house: who may import whom, held by a walk over every import.
+
+Imports inside functions count. A room is a folder; its files may import each other, without a
+circle. Between rooms there is no circle either: shared rooms below, the daemon and the client
+beside each other, the tools above both.
+"""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = {"reducer": ROOT / "reducer", "reducer_client": ROOT / "client" / "reducer_client"}
+PACKAGES = {
+    "reducer": ROOT / "reducer",
+    "reducer_client": ROOT / "client" / "reducer_client",
+    "reducer_tools": ROOT / "client" / "reducer_tools",
+}
 
-# The first prefix of a module's name that matches gives what it may import beside the standard
-# library. A name stands for itself and all below it.
+# What the modules of each room may import beside their own room and the standard library. A name
+# stands for itself and all below it.
+SHARED = {"reducer.cluster", "reducer.kernels", "reducer.wire", "reducer.__version__"}
+SHARED |= {f"reducer.{name}" for name in ("compiled", "keyfile", "log", "units")}
+CLIENT = {*SHARED, "reducer_client", "numpy"}
+TOOLS = {*SHARED, "reducer.status", "reducer_tools.children", "numpy"}
 ALLOWED = {
-    "reducer.wire": {"reducer.wire", "reducer.errors", "msgpack"},
-    "reducer.errors": {"reducer.wire.codes"},
-    "reducer.core": {"reducer.core", "reducer.wire", "reducer.errors"},
-    "reducer.planner": {"reducer.planner", "reducer.units", "matplotlib"},
-    "reducer.status": {"reducer.status", "rich"},
-    "reducer.nccl": {
-        "reducer.nccl",
-        "reducer.cluster",
-        "reducer.status",
-        "reducer.children",
-        "numpy",
-    },
-    "reducer.cluster": {"reducer.cluster", "reducer.wire.codes"},
-    "reducer.k8s": {"reducer.k8s", "reducer.units", "reducer.__version__", "yaml"},
-    "reducer.kernels": {"reducer.kernels", "reducer.wire.codes", "numpy", "google_crc32c"}
-    | {"typing_extensions"},  # for the type checker alone
+    "reducer": {"reducer.wire", "reducer._compiled"},
+    "reducer.wire": {"msgpack"},
+    "reducer.cluster": {"reducer.wire.codes"},
+    # typing_extensions: for the type checker alone.
+    "reducer.kernels": {"reducer.wire.codes", "numpy", "google_crc32c", "typing_extensions"},
+    "reducer.core": {"reducer.wire"},
+    "reducer.native": {"mypyc"},
+    "reducer.status": set(),
+    "reducer.server": {*SHARED, "reducer.core", "reducer.status", "prometheus_client", "uvloop"},
+    "reducer.cli": {*SHARED, "reducer.server", "reducer.status", "click"},
+    "reducer_client": {*CLIENT, "jax", "keras", "tensorflow"},
+    "reducer_client.torch": {*CLIENT, "torch"},
+    "reducer_client.horovod": {*CLIENT, "msgpack"},
+    "reducer_client.horovod.torch": {*CLIENT, "torch"},
+    "reducer_client.horovod.keras": {*CLIENT, "keras"},
+    "reducer_client.horovod.tensorflow": {*CLIENT, "tensorflow"},
+    "reducer_tools": set(),
+    "reducer_tools.bench": {*TOOLS, "reducer_client", "reducer_tools.planner", "rich"},
+    "reducer_tools.demo": {*TOOLS, "reducer_client", "torch", "sklearn", "matplotlib", "rich"},
+    "reducer_tools.doctor": {*TOOLS, "reducer_client", "reducer.server.config"},
+    "reducer_tools.k8s": {"reducer.units", "reducer.__version__"},
+    "reducer_tools.nccl": {"reducer.cluster", "reducer.status", "reducer_tools.children", "numpy"},
+    "reducer_tools.planner": {"matplotlib"},
+    "reducer_tools.top": {"reducer.status", "rich"},
+    "reducer_tools.cli": {*TOOLS, "reducer.cli", "reducer_client", "reducer_tools"}
+    | {"click", "rich", "yaml"},
 }
-# What no module of the prefix may import.
+# Modules that nobody imports, or that import what is above them only when it is asked for: the
+# programs, torch's entry point, and the package that has the names of Horovod's own.
+DOORS = {
+    "reducer.__main__": {"reducer.cli"},
+    "reducer_tools.__main__": {"reducer_tools.cli"},
+    "reducer_client.torch_autoload": {"reducer_client.torch", "torch"},
+    "reducer_client.horovod": {"reducer_client.horovod.torch"},
+}
+# Of the standard library, what a room may not import: no I/O, no clock and no chance.
+PURE = {"asyncio", "socket", "threading", "time", "random", "os", "subprocess"}
 FORBIDDEN = {
-    "reducer.wire": {"asyncio", "socket", "threading", "time", "random", "os", "subprocess"},
-    "reducer.core": {"asyncio", "socket", "threading", "time", "random", "os", "subprocess"},
+    "reducer.wire": PURE,
+    "reducer.core": PURE,
     # Files, standard input and the clock belong to the command line; a figure is made, not written.
-    "reducer.planner": {"asyncio", "socket", "threading", "time", "random", "os", "subprocess"}
+    "reducer_tools.planner": PURE
     | {"io", "pathlib", "importlib", "sys", "shutil", "tempfile", "urllib", "http"},
-    "reducer.server": {"reducer.cli", "reducer_client"},
-    "reducer.bench": {"reducer.cli", "reducer.server"},
-    "reducer.doctor": {"reducer.cli", "reducer.server"},
-    "reducer": {"client", "torch"},
-    "reducer_client": {"reducer.server", "reducer.core", "client"},
 }
-ENVIRONMENT_READERS = {"reducer.config", "reducer.nccl.config", "reducer_client.config"}
-ENVIRONMENT_READERS |= {"reducer_client.horovod.config"}
-CLI_IMPORTERS = ("reducer.cli", "reducer.__main__", "reducer_client.demo")
-# Where a picture is drawn; nothing else of the planner needs matplotlib to be there.
-MATPLOTLIB_IMPORTERS = ("reducer.planner.figure", "reducer_client.demo")
-FILE_FREE = ("reducer.wire", "reducer.core", "reducer.planner")
-TORCH_IMPORTERS = ("reducer_client.torch", "reducer_client.horovod.torch", "reducer_client.demo")
-OTHER_IMPORTERS = {
+ENVIRONMENT_READERS = {
+    "reducer.server.config",
+    "reducer_client.config",
+    "reducer_client.horovod.config",
+    "reducer_tools.nccl.config",
+}
+# Within a room, the only modules that import this.
+ONLY = {
+    "matplotlib": ("reducer_tools.planner.figure", "reducer_tools.demo"),
     "jax": ("reducer_client.jax",),
     "keras": ("reducer_client.keras", "reducer_client.horovod.keras"),
     "tensorflow": ("reducer_client.tensorflow", "reducer_client.horovod.tensorflow"),
 }
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+def _modules() -> dict[str, tuple[str, ast.Module]]:
+    """The room and the source of every module, by its name."""
+    found = {}
     for package, folder in PACKAGES.items():
         for path in sorted(folder.rglob("*.py")):
-            parts = path.relative_to(folder).with_suffix("").parts
-            name = ".".join([package, *parts]).removesuffix(".__init__")
-            yield name, ast.parse(path.read_text(), str(path))
+            room = ".".join([package, *path.relative_to(folder).parent.parts])
+            name = room if path.stem == "__init__" else f"{room}.{path.stem}"
+            found[name] = (room, ast.parse(path.read_text(), str(path)))
+    return found
+
+
+MODULES = _modules()
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -81,47 +115,103 @@ def within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
+def module_of(name: str) -> str:
+    """The module of ours that an imported name is in; "" for any other name."""
+    while name and name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name
+
+
 def violations(module: str, tree: ast.Module) -> Iterator[str]:
+    room = MODULES[module][0]
+    allowed = ALLOWED[room] | DOORS.get(module, set())
+    forbidden = FORBIDDEN.get(room, set())
     for name in imports(tree):
-        for prefix, allowed in ALLOWED.items():
-            standard = name.split(".")[0] in sys.stdlib_module_names
-            if (
-                within(module, prefix)
-                and not standard
-                and not any(within(name, a) for a in allowed)
-            ):
-                yield f"{module} imports {name}; {prefix} may import {sorted(allowed)}"
-        for prefix, forbidden in FORBIDDEN.items():
-            if within(module, prefix) and any(within(name, f) for f in forbidden):
-                yield f"{module} imports {name}, which is forbidden in {prefix}"
-        if within(name, "reducer.cli") and not module.startswith(CLI_IMPORTERS):
-            yield f"{module} imports {name}: nothing imports the command line"
-        if within(name, "torch") and not module.startswith(TORCH_IMPORTERS):
-            yield f"{module} imports {name}: only {TORCH_IMPORTERS} know torch"
-        for framework, importers in OTHER_IMPORTERS.items():
-            if within(name, framework) and not module.startswith(importers):
-                yield f"{module} imports {name}: only {importers} know {framework}"
-        if within(name, "matplotlib") and not module.startswith(MATPLOTLIB_IMPORTERS):
-            yield f"{module} imports {name}: only {MATPLOTLIB_IMPORTERS} know matplotlib"
-    if module.startswith(FILE_FREE):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("open", "input"):
-                yield f"{module} calls open: files belong to the command line and the server"
-    if module not in ENVIRONMENT_READERS:
-        for node in ast.walk(tree):
-            name = getattr(node, "attr", getattr(node, "id", ""))
-            if name in ("environ", "environb", "getenv"):
-                yield f"{module}: {name} outside a config module"
+        top = name.split(".")[0]
+        if top in sys.stdlib_module_names:
+            if top in forbidden:
+                yield f"{module} imports {name}, which is forbidden in {room}"
+            continue
+        own = module_of(name)
+        if not (own and MODULES[own][0] == room) and not any(within(name, a) for a in allowed):
+            yield f"{module} imports {name}; {room} may import {sorted(allowed)}"
+        if top in ONLY and not module.startswith(ONLY[top]):
+            yield f"{module} imports {name}: only {ONLY[top]} know {top}"
+    for node in ast.walk(tree):
+        called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        if called in ("open", "input") and room in FORBIDDEN:
+            yield f"{module} calls {called}: files belong to the command line and the server"
+        name = getattr(node, "attr", getattr(node, "id", ""))
+        if name in ("environ", "environb", "getenv") and module not in ENVIRONMENT_READERS:
+            yield f"{module}: {name} outside a config module"
 
 
-def test_imports_keep_the_layers() -> None:
-    found = [line for module, tree in modules() for line in violations(module, tree)]
+def _arrows() -> Iterator[tuple[str, str]]:
+    """Which module imports which, without what only the type checker imports and the doors."""
+    for module, (_, tree) in MODULES.items():
+        for_types = {
+            node
+            for branch in ast.walk(tree)
+            if isinstance(branch, ast.If) and getattr(branch.test, "id", "") == "TYPE_CHECKING"
+            for node in ast.walk(branch)
+        }
+        body = ast.Module([node for node in ast.walk(tree) if _imports(node, for_types)], [])
+        for name in imports(body):
+            other = module_of(name)
+            if other and other != module and not _by_a_door(module, other):
+                yield module, other
+
+
+def _imports(node: ast.AST, left_out: set[ast.AST]) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom) and node not in left_out
+
+
+def _by_a_door(module: str, other: str) -> bool:
+    return any(within(other, name) for name in DOORS.get(module, ()))
+
+
+def circle(arrows: Mapping[str, set[str]]) -> list[str]:
+    """A way from a node back to itself; [] where there is none."""
+    done: set[str] = set()
+
+    def search(node: str, way: list[str]) -> list[str]:
+        if node in way:
+            return way[way.index(node) :]
+        if node in done:
+            return []
+        for other in sorted(arrows.get(node, ())):
+            if found := search(other, [*way, node]):
+                return found
+        done.add(node)
+        return []
+
+    return next(filter(None, (search(node, []) for node in sorted(arrows))), [])
+
+
+def test_imports_keep_the_storeys() -> None:
+    found = [line for module, (_, tree) in MODULES.items() for line in violations(module, tree)]
     assert not found, "\n".join(found)
 
 
+def test_no_files_and_no_rooms_in_a_circle() -> None:
+    files: dict[str, set[str]] = {}
+    rooms: dict[str, set[str]] = {}
+    for module, other in _arrows():
+        files.setdefault(module, set()).add(other)
+        room, other_room = MODULES[module][0], MODULES[other][0]
+        if room != other_room:
+            rooms.setdefault(room, set()).add(other_room)
+    assert not circle(files)
+    assert not circle(rooms)
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c", "d"}, "c": {"b"}}) == ["b", "c"]
+    assert not circle({"a": {"b", "c"}, "b": {"c"}})
+
+
 def test_importing_reducer_is_cheap() -> None:
-    trees = dict(modules())
-    assert list(imports(trees["reducer"])) in ([], ["__future__.annotations"])
+    assert list(imports(MODULES["reducer"][1])) in ([], ["__future__.annotations"])
 
 
 @pytest.mark.parametrize(
@@ -129,23 +219,26 @@ def test_importing_reducer_is_cheap() -> None:
     [
         ("reducer.wire.header", "import numpy"),
         ("reducer.wire.header", "from reducer.core import lane"),
-        ("reducer.errors", "from reducer.wire import header"),
+        ("reducer.wire.header", "import os"),
         ("reducer.core.round", "def f():\n    import time"),
         ("reducer.core.round", "from reducer.kernels import load"),
         ("reducer.kernels._numpy", "from reducer.wire.header import Header"),
         ("reducer.server.app", "from reducer import cli"),
+        ("reducer.server.app", "from reducer_client import connect"),
+        ("reducer.cli.serve", "from reducer_tools.cli import main"),
         ("reducer.log", "import reducer.cli.serve"),
         ("reducer_client.group", "from reducer.core.lane import Lane"),
+        ("reducer_client.group", "from reducer_tools.doctor import diagnosis"),
         ("reducer_client.group", "import torch"),
         ("reducer_client.torch.hook", "def f():\n    import tensorflow as tf"),
         ("reducer_client.keras", "import tensorflow as tf"),
         ("reducer_client.tensorflow", "from keras import ops"),
         ("reducer_client.group", "from jax import numpy"),
-        ("reducer.planner.plan", "import yaml"),
-        ("reducer.planner.plan", "from pathlib import Path"),
-        ("reducer.planner.plan", "open('job.json')"),
-        ("reducer.planner.report", "from reducer.planner import figure\nimport matplotlib"),
-        ("reducer.planner.plan", "from reducer.cli.documents import read_document"),
+        ("reducer_tools.planner.plan", "import yaml"),
+        ("reducer_tools.planner.plan", "from pathlib import Path"),
+        ("reducer_tools.planner.plan", "open('job.json')"),
+        ("reducer_tools.planner.report", "import matplotlib"),
+        ("reducer_tools.planner.plan", "from reducer_tools.cli.documents import read_document"),
         ("reducer_client.group", "import os\nos.environ['A']"),
         ("reducer.server.lane", "import os\nos.getenv('A')"),
         ("reducer.server.lane", "from os import environ\nenviron['A']"),

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from reducer import config
-from reducer.server import app
+from reducer.server import app, config
 from reducer.server.admin import Admin, text_answer
 from reducer.server.listening import listen
 

@@ -9,9 +9,9 @@ import random
 
 import pytest
 
-from reducer.errors import InternalError
 from reducer.server.buffers import IDLE_SECONDS, LOOKED_AT, BufferPool, size_class
 from reducer.server.slots import Store
+from reducer.wire.errors import InternalError
 from reducer.wire.header import HEADER_SIZE
 from tests.support.cluster import anonymous
 

@@ -11,11 +11,11 @@ import pytest
 
 import reducer
 from reducer import compiled
-from reducer.errors import InternalError
+from reducer.wire.errors import InternalError
 
 FOLDER = Path(reducer.__file__).parent
 SERVER = [FOLDER / f"server/{name}.py" for name in ("buffers", "executor", "protocol", "shell")]
-SOURCES = [FOLDER / "errors.py", *FOLDER.glob("wire/*.py"), *FOLDER.glob("core/*.py"), *SERVER]
+SOURCES = [*FOLDER.glob("wire/*.py"), *FOLDER.glob("core/*.py"), *SERVER]
 
 
 def test_all_that_handles_contributions_is_compiled_or_nothing() -> None:
@@ -29,7 +29,7 @@ def test_all_that_handles_contributions_is_compiled_or_nothing() -> None:
 
 def test_a_source_that_has_changed_or_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled.check_sources()
-    for name in ("reducer/errors.py", "reducer/gone.py"):
+    for name in ("reducer/wire/errors.py", "reducer/gone.py"):
         planted = SimpleNamespace(SOURCES={name: "0" * 64})
         monkeypatch.setitem(sys.modules, "reducer._compiled", planted)
         with pytest.raises(InternalError, match=f"{name} has changed .* make venv"):

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from reducer import config, units
+from reducer import units
 from reducer.cli import main
-from reducer.config import Config, ConfigError, load
+from reducer.server import config
+from reducer.server.config import Config, ConfigError, load
 
 ROOT = Path(config.__file__).resolve().parent
 

@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from reducer import config
-from reducer.server import descriptors, lane_child, lanes
+from reducer.server import config, descriptors, lane_child, lanes
 from reducer.server.lane import LaneProcess
 from reducer.server.lane_child import LaneChild
 from reducer.server.lanes import LaneGroup, LaneHandle

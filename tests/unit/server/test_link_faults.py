@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from reducer.errors import InternalError
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection
 from reducer.server.shell import LaneShell
 from reducer.server.tls_link import TlsLink
 from reducer.server.turns import SECONDS
+from reducer.wire.errors import InternalError
 from reducer.wire.header import pack_header
 from tests.support.bare_lane import (
     BUDGET,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from reducer import metrics
 from reducer.core.durations import BOUNDS
 from reducer.core.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
+from reducer.server import metrics
 from reducer.server.snapshot import Snapshot
 from tests.support.scripted import Spec, join_all
 from tests.support.simlane import SimLane
@@ -21,8 +21,8 @@ INTRO = f"""\
 # Metrics
 
 What `/metrics` of a reducer shows (`--metrics-host`, `--metrics-port`: loopback, 2223), written
-from `reducer/metrics.py` by `python -m tests.unit.server.test_metrics`. The lanes count; a scrape
-asks each of them.
+from `reducer/server/metrics.py` by `python -m tests.unit.server.test_metrics`. The lanes count; a
+scrape asks each of them.
 
 - **over lanes** says how the lanes of a reducer, and reducers, make one number. Bytes and events
   are each lane's own: `sum`. Rounds, times and ranks are seen by all lanes at the same time: `max`.
@@ -98,7 +98,7 @@ def test_lanes_and_processes_are_told_apart() -> None:
 
 def test_every_cause_of_a_refusal_is_there_from_the_start() -> None:
     """The causes are the literals of the sources, most of them arguments of what counts them."""
-    sources = Path(metrics.__file__).parent / "server"
+    sources = Path(metrics.__file__).parent
     text = "".join(
         (sources / f"{name}.py").read_text() for name in ("acceptor", "gate", "auth", "tls_gate")
     )

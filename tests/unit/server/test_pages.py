@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from reducer import config, metrics
-from reducer.server import app, status_page
+from reducer.server import app, config, metrics, status_page
 from reducer.server.admin import json_answer
 from tests.support.simlane import SimLane
 from tests.unit.server.test_metrics import lane_part

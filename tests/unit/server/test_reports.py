@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reducer import config
+from reducer.server import config
 from reducer.server import lane as lane_module
 from reducer.server.lane import LaneProcess
 from reducer.server.lanes import LaneHandle

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 
 from reducer import __version__
-from reducer.doctor import host
-from reducer.doctor.diagnosis import Diagnosis, comparisons
-from reducer.doctor.host import Host, Nic
-from reducer.doctor.reach import Reach
+from reducer_tools.doctor import host
+from reducer_tools.doctor.diagnosis import Diagnosis, comparisons
+from reducer_tools.doctor.host import Host, Nic
+from reducer_tools.doctor.reach import Reach
 
 NIC = Nic("eth7", 10e9, 9_000)
 

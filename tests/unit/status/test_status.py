@@ -17,9 +17,9 @@ from reducer.cli import main
 from reducer.core.ranking import MAX_RANKS
 from reducer.server.status_page import MAX_RUNS, numbers, page
 from reducer.status.ask import parse_address
-from reducer.status.rates import Rates, change
 from reducer.status.summary import RankStatus, RunStatus, Summary, summarize
 from reducer.status.table import amount, as_text, duration
+from reducer_tools.top.rates import Rates, change
 from tests.support.ports import free_port
 
 

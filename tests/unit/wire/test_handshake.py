@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reducer.errors import PEER_ERRORS, AuthenticationError, BadFrameError
 from reducer.wire import handshake
 from reducer.wire.codes import ErrorCode
+from reducer.wire.errors import PEER_ERRORS, AuthenticationError, BadFrameError
 from reducer.wire.handshake import CHALLENGE_SIZE, NONCE_SIZE, PROOF_SIZE, RECEIVED_BYTES
 from reducer.wire.header import FRAME_MAGIC, PREFACE_SIZE, PrefaceFlag, pack_preface
 from reducer_client import _engine

@@ -11,7 +11,6 @@ import msgpack
 import numpy as np
 import pytest
 
-from reducer.errors import ProtocolVersionError
 from reducer.wire import messages
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import (
@@ -23,6 +22,7 @@ from reducer.wire.codes import (
     ReduceOp,
 )
 from reducer.wire.decoder import Decoder, Frame
+from reducer.wire.errors import ProtocolVersionError
 from reducer.wire.handshake import LaneHandshake, extract
 from reducer.wire.header import (
     HEADER_SIZE,

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reducer.errors import (
+from reducer.wire.checksum import crc32c
+from reducer.wire.codes import MAX_EARLY_BYTES, MessageKind
+from reducer.wire.decoder import FIRST_SCRATCH_BYTES, SCRATCH_BYTES, SKIP, Decoder, Frame
+from reducer.wire.errors import (
     BadFrameError,
     CorruptedError,
     ProtocolError,
     ProtocolVersionError,
 )
-from reducer.wire.checksum import crc32c
-from reducer.wire.codes import MAX_EARLY_BYTES, MessageKind
-from reducer.wire.decoder import FIRST_SCRATCH_BYTES, SCRATCH_BYTES, SKIP, Decoder, Frame
 from reducer.wire.header import (
     HEADER_SIZE,
     Header,

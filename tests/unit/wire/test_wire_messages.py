@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reducer.errors import BadFrameError
 from reducer.wire import messages as m
 from reducer.wire.codes import (
     MAX_CONTROL_BYTES,
@@ -21,6 +20,7 @@ from reducer.wire.codes import (
     MAX_CONTROL_NAMES,
     MAX_CONTROL_VALUES,
 )
+from reducer.wire.errors import BadFrameError
 from reducer.wire.msgpack_shape import check_shape
 
 HELLO = m.Hello("job", 1, 4, bytes(16), 0, 2, "run", ((0, 64), (100, 128)))

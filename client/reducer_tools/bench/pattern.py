@@ -1,0 +1,124 @@
+"""What ranks send, and what each must receive, bit for bit.
+
+The values of a rank are periodic, with a prime number of elements: no chunk is a whole number of
+periods, so bytes at a wrong place are wrong. Each iteration begins elsewhere in the period, so the
+result of an earlier one is wrong too. What comes back is compared to the fold of one period in
+rank order by the kernels' NumPy twin, which is the law of the sum (not a tolerance).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reducer import kernels
+from reducer.kernels.floats import from_float32
+from reducer.wire.codes import ITEM_SIZES, NOT_IN_NUMPY, DType
+from reducer_tools.bench.sweep import Sweep
+
+Array = npt.NDArray[Any]
+
+PERIOD = 16_381
+# Elements that the start moves on by: whole cache lines of every dtype.
+_STEP = 256
+_STARTS = 61
+_COMPARED = 1 << 18
+
+_HELD: dict[DType, str] = {d: d.name.lower() for d in DType} | {
+    d: f"uint{8 * ITEM_SIZES[d]}" for d in NOT_IN_NUMPY
+}
+
+
+class Pattern:
+    """The values of all ranks for one sweep."""
+
+    def __init__(self, sweep: Sweep, world_size: int) -> None:
+        self._sweep = sweep
+        self._world_size = world_size
+        self._results: list[Array] = []
+
+    def sent(self, rank: int, count: int) -> Array:
+        """``count`` elements for ``source`` to begin in anywhere: some more than a rank sends."""
+        return np.resize(contribution(self._sweep, rank), count + PERIOD)
+
+    def count_wrong(self, result: Array, rank: int, turn: int) -> int:
+        """How many elements of this rank's result are not those of iteration ``turn``."""
+        parts = result.reshape(len(self._periods()), -1)
+        begin = start(turn)
+        if self._sweep.collective == "reduce_scatter":
+            begin += rank * result.size
+        periods = zip(parts, self._periods(), strict=True)
+        return sum(count_differences(part, period, begin) for part, period in periods)
+
+    def _periods(self) -> list[Array]:
+        """One period of each rank's part of the result; made when it is first wanted."""
+        if not self._results:
+            if self._sweep.collective == "all_gather":
+                ranks = range(self._world_size)
+                self._results = [contribution(self._sweep, rank) for rank in ranks]
+            elif self._sweep.collective == "broadcast":
+                self._results = [contribution(self._sweep, 0)]
+            else:
+                self._results = [reduced(self._sweep, self._world_size)]
+        return self._results
+
+
+def start(turn: int) -> int:
+    """Where in the period iteration ``turn`` begins."""
+    return turn % _STARTS * _STEP
+
+
+def contribution(sweep: Sweep, rank: int) -> Array:
+    """One period of a rank's values, as the array of a program holds them."""
+    random = np.random.default_rng(rank)
+    held = np.dtype(_HELD[sweep.held])
+    if sweep.held in NOT_IN_NUMPY:
+        return from_float32(sweep.held, random.normal(1.0, 0.5, PERIOD).astype(np.float32))
+    if held.kind == "f":
+        return random.normal(1.0, 0.5, PERIOD).astype(held)
+    values = (1, 2, 3) if held.kind == "u" else (-3, -2, -1, 1, 2, 3)  # a zero hides in a product
+    return random.choice(np.array(values, held), PERIOD)
+
+
+def reduced(sweep: Sweep, world_size: int) -> Array:
+    """One period of the result over all ranks."""
+    twin = kernels.load(no_native=True)
+    op, wire = sweep.reduce_op, sweep.wire
+    total = np.empty(PERIOD * twin.acc_itemsize(op, wire), np.uint8)
+    for rank in range(world_size):
+        values = contribution(sweep, rank)
+        if sweep.wide:
+            values = _narrowed(wire, values)
+        twin.fold(op, wire, PERIOD, total.data, [values.data], rank == 0)
+    result = np.empty(PERIOD, _HELD[wire])
+    twin.finish(op, wire, PERIOD, world_size, total.data, [], result.data)
+    return _widened(wire, result) if sweep.wide else result
+
+
+def count_differences(result: Array, period: Array, begin: int) -> int:
+    """Elements of ``result`` whose bits are not those of ``period``, repeated from ``begin`` on."""
+    expected = _bits(np.resize(period, min(_COMPARED, result.size) + PERIOD))
+    wrong = 0
+    for at in range(0, result.size, _COMPARED):
+        block = _bits(result[at : at + _COMPARED])
+        first = (begin + at) % PERIOD
+        wrong += int(np.count_nonzero(block != expected[first : first + block.size]))
+    return wrong
+
+
+def _bits(array: Array) -> Array:
+    return array.view(f"u{array.itemsize}")
+
+
+def _narrowed(dtype: DType, values: Array) -> Array:
+    out = np.empty(values.size, _HELD[dtype])
+    kernels.load(no_native=True).narrow(dtype, values.size, values.data, out.data)
+    return out
+
+
+def _widened(dtype: DType, values: Array) -> Array:
+    out = np.empty(values.size, np.float32)
+    kernels.load(no_native=True).widen(dtype, values.size, values.data, out.data)
+    return out

@@ -1,0 +1,109 @@
+"""Reducers or a ring: what the model and the measured time say of an all-reduce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from reducer.wire.codes import ITEM_SIZES
+from reducer_tools.bench.events import Facts, Row
+from reducer_tools.bench.progress import short_size
+from reducer_tools.planner import model
+from reducer_tools.planner.plan import find_winner
+from reducer_tools.planner.text import format_seconds
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Gbit/s of one NIC, each way, as far as they are known."""
+
+    worker_gbps: float | None = None
+    reducer_gbps: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.worker_gbps is None and self.reducer_gbps is not None:
+            raise ValueError("worker-gbps: expected beside reducer-gbps, got none")
+        for field, rate in (("worker-gbps", self.worker_gbps), ("reducer-gbps", self.reducer_gbps)):
+            if rate is not None and not 0 < rate < float("inf"):
+                raise ValueError(f"{field}: expected a number above 0, got {rate:g}")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """For one row; what is not known is None. Seconds of a ring are the least it can need."""
+
+    bytes: int
+    measured_seconds: float
+    ring_wins_above_gbps: float
+    """The worker rate at which a ring would need the measured time."""
+    worker_gbps: float | None = None
+    ring_seconds: float | None = None
+    model_seconds: float | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """Text of less than 80 columns a line."""
+        size = short_size(self.bytes)
+        measured = f"{size}, measured: {format_seconds(self.measured_seconds)}"
+        if self.ring_seconds is None:
+            rate = f"{self.ring_wins_above_gbps:.3g} Gbit/s"
+            return [f"{measured}; a ring wins only above {rate} a worker"]
+        ring = format_seconds(self.ring_seconds)
+        lines = []
+        if self.model_seconds is not None:
+            lines += [
+                f"{size}, model: a ring would need 2(n-1)/n x N/BW = {ring};",
+                f"  these reducers max(N/BW, W*N/(R*BW_r)) = {format_seconds(self.model_seconds)}: "
+                + _describe_winner(self.model_seconds, self.ring_seconds),
+            ]
+        lines.append(
+            f"{measured}; a ring at {self.worker_gbps:g} Gbit/s needs {ring}: "
+            + _describe_winner(self.measured_seconds, self.ring_seconds)
+        )
+        return lines
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "bytes": self.bytes,
+            "measured_seconds": self.measured_seconds,
+            "ring_wins_above_gbps": self.ring_wins_above_gbps,
+        }
+        if self.ring_seconds is not None:
+            found["ring_seconds"] = self.ring_seconds
+            found["winner"] = find_winner(self.measured_seconds, self.ring_seconds)
+            if self.model_seconds is not None:
+                found["model_seconds"] = self.model_seconds
+                found["model_winner"] = find_winner(self.model_seconds, self.ring_seconds)
+        return found
+
+
+def judge(facts: Facts, row: Row, rates: Rates) -> Verdict | None:
+    """The verdict on one size; None where there is no ring to compare with."""
+    workers = facts.world_size
+    if facts.sweep.collective != "all_reduce" or workers < 2:
+        return None
+    size = row.count * ITEM_SIZES[facts.sweep.wire]
+    ring = modelled = None
+    if rates.worker_gbps is not None:
+        ring = model.ring_seconds(size, workers, rates.worker_gbps)
+        if rates.reducer_gbps is not None:
+            modelled = model.reducer_seconds(
+                size, workers, rates.worker_gbps, len(facts.addresses), rates.reducer_gbps
+            )
+    return Verdict(
+        row.bytes,
+        row.average,
+        model.ring_gbps(size, workers, row.average),
+        rates.worker_gbps,
+        ring,
+        modelled,
+    )
+
+
+def _describe_winner(reducers: float, ring: float) -> str:
+    winner = find_winner(reducers, ring)
+    if winner == "neither":
+        return "as fast"
+    if winner == "reducers":
+        return f"reducers win {ring / reducers:.2f}x"
+    return f"the ring wins {reducers / ring:.2f}x"

@@ -1,0 +1,146 @@
+"""Ranks as processes of this host: started, listened to, and ended whatever happens."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from reducer_client import PeerLostError, ReducerError
+from reducer_client.config import Settings
+from reducer_tools.bench.events import Event
+from reducer_tools.bench.rank import Emit, measure
+from reducer_tools.bench.sweep import Sweep
+from reducer_tools.children import describe_exit, stay_with
+
+# Seconds that the other ranks have to say what they saw, after the first has failed.
+_GRACE = 3.0
+_EXIT = 10.0
+
+_Worker = tuple[BaseProcess, Connection]
+
+
+class WorkerError(RuntimeError):
+    """A worker died or failed; the text says which, and how."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a rank cannot go on; ``follows``: another rank's end was the cause."""
+
+    text: str
+    follows: bool = False
+
+
+@dataclass(frozen=True)
+class _Done:
+    wrong: int
+
+
+def run_workers(settings: Settings, sweep: Sweep, emit: Emit, progress: bool) -> int:
+    """Measure with ``settings.world_size`` processes of this host; events are those of rank 0.
+
+    Returns:
+        Wrong elements over all ranks. No process is left, also after Ctrl-C.
+
+    Raises:
+        WorkerError: a worker died or failed.
+    """
+    with _started(settings, sweep, progress) as workers:
+        return _listen(workers, emit)
+
+
+@contextmanager
+def _started(settings: Settings, sweep: Sweep, progress: bool) -> Iterator[list[_Worker]]:
+    """The worker processes; they are gone when the block is left, however it is left."""
+    context = multiprocessing.get_context("spawn")
+    workers: list[_Worker] = []
+    try:
+        for rank in range(settings.world_size):
+            here, there = context.Pipe(duplex=False)
+            arguments = (replace(settings, rank=rank), sweep, there, os.getpid(), progress)
+            process = context.Process(target=_work, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            workers.append((process, here))
+        yield workers
+        for worker, _ in workers:
+            worker.join(_EXIT)
+    finally:
+        for worker, connection in workers:
+            worker.kill()
+            worker.join()
+            connection.close()
+
+
+def _work(
+    settings: Settings, sweep: Sweep, connection: Connection, parent: int, progress: bool
+) -> None:
+    stay_with(parent)
+    speaks = settings.rank == 0
+
+    def emit(event: Event) -> None:
+        if speaks and (progress or event.lasting):
+            connection.send(event)
+
+    try:
+        connection.send(_Done(measure(settings, sweep, emit)))
+    except (ReducerError, ValueError) as error:
+        connection.send(_Failure(str(error), isinstance(error, PeerLostError)))
+    except Exception:
+        connection.send(_Failure(traceback.format_exc()))
+
+
+def _listen(workers: Sequence[_Worker], emit: Emit) -> int:
+    running = {connection: rank for rank, (_, connection) in enumerate(workers)}
+    failures: dict[int, _Failure] = {}
+    deadline: float | None = None
+    wrong = 0
+    while running:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = wait(list(running), left)
+        if not ready:
+            break
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            rank = running[connection]
+            message = _receive(connection, workers[rank][0])
+            if isinstance(message, _Done):
+                wrong = message.wrong
+            elif isinstance(message, _Failure):
+                failures[rank] = message
+                deadline = deadline or time.monotonic() + _GRACE
+            else:
+                emit(message)
+                continue
+            del running[connection]
+    if failures:
+        raise WorkerError(_describe(failures))
+    return wrong
+
+
+def _receive(connection: Connection, process: BaseProcess) -> Event | _Done | _Failure:
+    """The next message, or how the process ended without one."""
+    try:
+        message: Event | _Done | _Failure = connection.recv()
+    except (EOFError, ConnectionError):
+        process.join(_EXIT)
+        return _Failure(f"the worker (pid {process.pid}) {describe_exit(process.exitcode)}")
+    return message
+
+
+def _describe(failures: dict[int, _Failure]) -> str:
+    """The causes by rank; what merely followed from them only if there is nothing else."""
+    causes = {rank: f for rank, f in failures.items() if not f.follows} or failures
+    ranks_by_text: dict[str, list[int]] = {}
+    for rank, failure in sorted(causes.items()):
+        ranks_by_text.setdefault(failure.text, []).append(rank)
+    return "\n".join(
+        f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in ranks_by_text.items()
+    )

@@ -1,0 +1,121 @@
+"""``reducer k8s``: manifests for Kubernetes."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+from click.core import ParameterSource
+
+from reducer.units import format_size
+from reducer_tools.cli.documents import write_yaml
+from reducer_tools.cli.sizes import size_option
+from reducer_tools.k8s.render import KINDS, render
+from reducer_tools.k8s.settings import Reducers, SettingsError, Workers
+
+_WITH_WORKERS = ("jobset", "trainer")
+# Options of some kinds alone: with another one they would do nothing.
+_KINDS_OF = {
+    "monitoring_namespace": ("pool",),
+    "workers": _WITH_WORKERS,
+    "worker_image": _WITH_WORKERS,
+    "gpus": _WITH_WORKERS,
+    "worker_command": _WITH_WORKERS,
+}
+
+
+@click.group("k8s")
+def command() -> None:
+    """Manifests for Kubernetes."""
+
+
+@command.command("render")
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    required=True,
+    help="pool: reducers that many jobs share; jobset: workers with reducers of their own; "
+    "trainer: a runtime of Kubeflow Trainer whose jobs each have their own.",
+)
+@click.option("--name", default="reducer", show_default=True, help="What it is called.")
+@click.option(
+    "--namespace",
+    default="",
+    help="Where it goes. [default: a pool goes to default, a runtime of Trainer to all]",
+)
+@click.option("--replicas", default=4, show_default=True, help="Reducers.")
+@click.option("--image", default=Reducers.image, show_default=True, help="Image of the reducers.")
+@click.option("--cpus", default=4, show_default=True, help="Cores, and lanes, of a reducer.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    callback=size_option,
+    default="8GiB",
+    show_default=True,
+    help="What --memory is to `reducer serve`; the limit of the pod is higher.",
+)
+@click.option("--key-secret", default="", help="Secret that has the key file as its entry 'key'.")
+@click.option("--insecure", is_flag=True, help="Without a key: whoever reaches them is served.")
+@click.option(
+    "--monitoring-namespace",
+    default="",
+    help="Of a pool: where the Prometheus operator's Prometheus is, which may then scrape it.",
+)
+@click.option("--workers", default=4, show_default=True, help="Workers; not of a pool.")
+@click.option("--worker-image", default=Workers.image, show_default=True, help="Image of workers.")
+@click.option("--gpus", default=1, show_default=True, help="GPUs of a worker.")
+@click.argument("worker_command", nargs=-1, metavar="[-- COMMAND...]")
+@click.pass_context
+def render_command(
+    context: click.Context,
+    /,
+    kind: str,
+    workers: int,
+    worker_image: str,
+    gpus: int,
+    worker_command: tuple[str, ...],
+    **options: object,
+) -> None:
+    """Print the manifests of a deployment as YAML.
+
+    COMMAND is what workers run, torchrun train.py by default. The key: `reducer keygen key`, then
+    `kubectl create secret generic NAME --from-file=key`.
+    """
+    _check_kind(context, kind)
+    try:
+        reducers = Reducers(**options)  # type: ignore[arg-type]  # by name, from the options above
+        crew = Workers(workers, worker_image, gpus, worker_command or Workers.command)
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from None
+    manifests = render(kind, reducers, crew)
+    click.echo(write_yaml(*manifests, comments=[_repeat(context)], width=100), nl=False)
+
+
+def _check_kind(context: click.Context, kind: str) -> None:
+    """Raises UsageError for what was given and is for another kind."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        kinds = _KINDS_OF.get(name, KINDS)
+        given = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if given and kind not in kinds:
+            what = "COMMAND" if isinstance(parameter, click.Argument) else parameter.opts[0]
+            raise click.UsageError(f"{what} is for --kind {' or '.join(kinds)}; got --kind {kind}")
+
+
+def _repeat(context: click.Context) -> str:
+    """The command line that prints the same again."""
+    words = ["reducer", "k8s", "render"]
+    for parameter in context.command.params:
+        value = context.params[parameter.name or ""]
+        if context.get_parameter_source(parameter.name or "") != ParameterSource.COMMANDLINE:
+            continue
+        if isinstance(parameter, click.Argument):
+            words += ["--", *value]
+        elif value is True:
+            words.append(parameter.opts[0])
+        else:
+            words += [
+                parameter.opts[0],
+                format_size(value) if parameter.name == "memory" else value,
+            ]
+    return shlex.join(map(str, words))

@@ -1,0 +1,35 @@
+"""The table of machines: what is built in, and an option for a file of one's own."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from typing import BinaryIO
+
+import click
+
+from reducer_tools.cli.documents import name_file, read_toml
+from reducer_tools.planner.fields import SpecError
+from reducer_tools.planner.machines import Machines
+
+machines_option = click.option(
+    "--machines",
+    type=click.File("rb"),
+    help="TOML: machines that go before those built in (reducer plan --show-machines).",
+)
+
+
+def builtin_machines() -> str:
+    """As TOML."""
+    return (resources.files("reducer_tools.planner") / "machines.toml").read_text(encoding="utf-8")
+
+
+def load_machines(file: BinaryIO | None) -> Machines:
+    """With the rows of ``file`` before the others; ends with exit status 2 on a bad one."""
+    tables: list[object] = [tomllib.loads(builtin_machines())]
+    if file is None:
+        return Machines(*tables)
+    try:
+        return Machines(*tables, read_toml(file))
+    except SpecError as error:
+        raise click.UsageError(f"{name_file(file)}: {error}") from None

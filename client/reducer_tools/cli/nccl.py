@@ -1,0 +1,16 @@
+"""``reducer nccl``: the plugin for NCCL, on this machine."""
+
+from __future__ import annotations
+
+import click
+
+from reducer_tools.cli import nccl_check, nccl_env
+
+
+@click.group("nccl")
+def command() -> None:
+    """Set NCCL up for the reducers, and find out whether it really uses them."""
+
+
+command.add_command(nccl_env.command)
+command.add_command(nccl_check.command)

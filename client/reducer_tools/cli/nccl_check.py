@@ -1,0 +1,80 @@
+"""``reducer nccl check``: whether bytes really go through the reducers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from reducer.cli.addresses import refuse_bad
+from reducer_tools.cli.nccl_version import version_option
+from reducer_tools.cli.sizes import size_option
+from reducer_tools.nccl.versions import Version
+
+# Instead of the plugin's minute: somebody waits for the answer.
+_CONNECT_SECONDS = "10"
+
+
+def _size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    from reducer_tools.nccl.rank import SMALLEST
+
+    size = size_option(ctx, parameter, value)
+    if size is not None and size < SMALLEST:
+        raise click.BadParameter(f"expected at least {SMALLEST} bytes, an element; got {value!r}")
+    return size
+
+
+@click.command("check")
+@version_option
+@click.option("--ranks", type=click.IntRange(1, 16), default=2, show_default=True, help="To start.")
+@click.option(
+    "-b",
+    "--bytes",
+    "size",
+    metavar="SIZE",
+    callback=_size,
+    default="4M",
+    show_default=True,
+    help="Of float32 to all-reduce, and as many bfloat16; K, M and G are binary.",
+)
+@click.option(
+    "--status",
+    default="",
+    metavar="HOST:PORT,...",
+    help="Metrics ports of the reducers. [default: port 2223 of their hosts]",
+)
+@click.option(
+    "--log",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Also read the log of a job with NCCL_DEBUG=INFO: did it use the reducers?",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    version: Version | None,
+    ranks: int,
+    size: int,
+    status: str,
+    log: Path | None,
+    as_json: bool,
+) -> None:
+    """Prove that NCCL in this environment sends its all-reduces through the reducers.
+
+    NCCL falls back to its own network without an error. This loads the library that the installed
+    NCCL would load, goes NCCL's way through its tables as ranks on this host, compares every
+    element, and asks the reducers how many bytes they have moved. No GPU is needed. Unless
+    REDUCER_CONNECT_TIMEOUT is set, it waits 10 seconds for the reducers.
+
+    Exits with 0 only if the reducers have counted the bytes, and nothing in the environment keeps
+    a job from them.
+    """
+    from reducer_tools.nccl import config, verdict
+    from reducer_tools.nccl.check import Wanted, check
+
+    addresses = tuple(part.strip() for part in status.split(",") if part.strip())
+    refuse_bad(addresses)
+    environment = config.read(REDUCER_CONNECT_TIMEOUT=_CONNECT_SECONDS)
+    report = check(Wanted(version, ranks, size, addresses, log), environment)
+    click.echo(json.dumps(verdict.as_json(report)) if as_json else verdict.as_text(report))
+    sys.exit(0 if report.good else 1)

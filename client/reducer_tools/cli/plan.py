@@ -1,0 +1,140 @@
+"""``reducer plan``: how many reducers a cluster needs, what they gain, and when they pay off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from reducer.wire.codes import ITEM_SIZES, DType
+from reducer_tools.cli.documents import name_file, read_document
+from reducer_tools.cli.extras import need
+from reducer_tools.cli.machines import builtin_machines, load_machines, machines_option
+from reducer_tools.cli.sizes import count_option, seconds_option, size_option
+from reducer_tools.planner import report, request, specs
+from reducer_tools.planner.fields import SpecError
+from reducer_tools.planner.plan import Plan
+from reducer_tools.planner.pools import Job
+
+_DTYPES = {dtype.name.lower(): ITEM_SIZES[dtype] for dtype in DType}
+_DEFAULT_BYTES = 400 << 20
+
+
+def _time(name: str, help: str) -> Callable[..., Any]:
+    return click.option(name, metavar="TIME", callback=seconds_option, help=help)
+
+
+@click.command("plan")
+@click.option("--workers", type=int, help="Workers: hosts with a NIC of their own.")
+@click.option("--worker-gbps", type=float, help="Gbit/s of a worker's NIC, each way.")
+@click.option("--worker-machine", metavar="TYPE", help="Its row in the table of machines instead.")
+@click.option("--worker-price", type=float, help="Of a worker for an hour, in any currency.")
+@click.option("--reducers", type=int, help="Plan for so many. [default: as many as are needed]")
+@click.option("--reducer-gbps", type=float, help="Gbit/s of a reducer's NIC, each way.")
+@click.option("--reducer-machine", metavar="TYPE", help="Its row in the table instead.")
+@click.option("--reducer-price", type=float, help="Of a reducer for an hour.")
+@click.option(
+    "--gradient-bytes",
+    metavar="SIZE",
+    callback=size_option,
+    help="Bytes that a worker reduces in a step; K, M and G are binary. [default: 400M]",
+)
+@click.option(
+    "--parameters", metavar="COUNT", callback=count_option, help="The model's instead: 340M, 7B."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice([*_DTYPES]),
+    metavar="NAME",
+    help=f"Of the gradients as they travel: {', '.join(_DTYPES)}. [default: float32]",
+)
+@_time("--step", "A step's time, measured over a ring: 250ms.")
+@_time("--compute", "A step's time without communication, instead of --step.")
+@click.option(
+    "--overlap",
+    type=float,
+    default=0.0,
+    help="Part of the computation during which gradients travel: 0 to 1. [default: 0]",
+)
+@click.option(
+    "--spec", type=click.File("rb"), help="A Vertex AI job or a Cloud ML Engine config.yaml."
+)
+@machines_option
+@click.option("--show-machines", is_flag=True, help="Print the table of machines as TOML.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw a PNG.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(**given: Any) -> None:
+    """Compute the reducers needed, what they gain over a ring, and when they pay off.
+
+    A model of the NICs with headers and nothing else: the best that each side can reach.
+
+    \b
+      reducer plan --workers 8 --worker-gbps 100 --reducer-gbps 32
+      reducer plan --workers 8 --worker-gbps 100 --reducer-machine n1-highcpu-16 \\
+          --parameters 340M --step 250ms --worker-price 30 --reducer-price 0.60
+      reducer plan --spec job.yaml
+    """
+    if given["show_machines"]:
+        click.echo(builtin_machines(), nl=False)
+        return
+    machines = load_machines(given["machines"])
+    job = _read_job(given["spec"])
+    try:
+        answer = request.answer(_make_request(given), machines, job)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if given["plot"] is not None:
+        _draw(answer.plan, given["plot"])
+    show = report.as_json if given["as_json"] else report.as_text
+    shown = show(answer.plan, answer.sizing)
+    click.echo(shown if isinstance(shown, str) else json.dumps(shown))
+
+
+def _make_request(given: dict[str, Any]) -> request.Request:
+    return request.Request(
+        worker=request.Host(
+            "worker", given["worker_gbps"], given["worker_machine"], given["worker_price"]
+        ),
+        reducer=request.Host(
+            "reducer", given["reducer_gbps"], given["reducer_machine"], given["reducer_price"]
+        ),
+        gradient_bytes=_gradient_bytes(given),
+        workers=given["workers"],
+        reducers=given["reducers"],
+        step_seconds=given["step"],
+        compute_seconds=given["compute"],
+        overlap=given["overlap"],
+    )
+
+
+def _gradient_bytes(given: dict[str, Any]) -> int:
+    size, parameters = given["gradient_bytes"], given["parameters"]
+    if parameters is None:
+        if given["dtype"] is not None:
+            raise ValueError(f"dtype: expected --parameters beside it, got {given['dtype']}")
+        return _DEFAULT_BYTES if size is None else int(size)
+    if size is not None:
+        raise ValueError("parameters: expected none beside --gradient-bytes, got both")
+    return int(parameters) * _DTYPES[given["dtype"] or "float32"]
+
+
+def _read_job(file: BinaryIO | None) -> Job | None:
+    if file is None:
+        return None
+    try:
+        return specs.read_job(read_document(file))
+    except SpecError as error:
+        raise click.UsageError(f"{name_file(file)}: {error}") from None
+
+
+def _draw(plan: Plan, path: Path) -> None:
+    need("--plot", "plot", matplotlib="matplotlib")
+    from reducer_tools.planner.figure import draw
+
+    try:
+        draw(plan).savefig(path, format="png", dpi=130)
+    except OSError as error:
+        raise click.ClickException(f"--plot: {error}") from None

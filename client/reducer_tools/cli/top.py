@@ -1,0 +1,128 @@
+"""``reducer top``: running reducers as a table that is drawn anew every second."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from reducer.cli.addresses import status_addresses
+from reducer.status.ask import StatusError, ask_all
+from reducer.status.summary import Summary, summarize
+from reducer_tools.cli.extras import need
+from reducer_tools.top.rates import Change, change
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+# Of what is written to a pipe.
+_PIPE_WIDTH = 160
+
+
+@click.command("top")
+@click.argument("addresses", nargs=-1, metavar="[ADDRESS]...")
+@click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True)
+@click.option("--timeout", type=click.FloatRange(0.1, 60), default=2.0, show_default=True)
+@click.option("--once", is_flag=True, help="Look twice, print what came between, and end.")
+def command(addresses: tuple[str, ...], interval: float, timeout: float, once: bool) -> None:
+    """Watch running reducers: throughput, rounds, memory, jobs, and who is late; q ends it.
+
+    ADDRESS is host:port of a reducer's metrics, as for `reducer status`. LATE NOW is the part of
+    the time since the last look in which half of the ranks had sent what this rank had not;
+    WAITED FOR and SHARE are those of the whole run. With --once it exits with 1 if a reducer does
+    not answer.
+    """
+    need("`reducer top`", "tools", rich="rich")
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    watch = _Watch(status_addresses(addresses), timeout)
+    if not once and not console.is_terminal:
+        raise click.UsageError("stdout is no terminal; --once prints one picture")
+    if once:
+        _print_once(watch, interval, console)
+    else:
+        _run(watch, interval, console)
+
+
+class _Watch:
+    """Looks at the same reducers again and again."""
+
+    def __init__(self, addresses: list[str], timeout: float) -> None:
+        self._addresses = addresses
+        self._timeout = timeout
+        self._before = Summary([], [])
+        self.errors: dict[str, str] = {}
+
+    def look(self) -> RenderableType:
+        """What is to be shown now."""
+        from reducer_tools.top.screen import picture
+
+        answers = dict(zip(self._addresses, ask_all(self._addresses, self._timeout), strict=True))
+        self.errors = {a: str(found) for a, found in answers.items() if _failed(found)}
+        now = summarize({a: f for a, f in answers.items() if not isinstance(f, StatusError)})
+        happened: Change = change(self._before, now)
+        self._before = now
+        return picture(self._addresses, now, self.errors, happened)
+
+
+def _failed(found: object) -> bool:
+    return isinstance(found, StatusError)
+
+
+def _print_once(watch: _Watch, interval: float, console: Console) -> None:
+    watch.look()
+    time.sleep(interval)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    console.print(watch.look())
+    for text in watch.errors.values():
+        click.echo(f"Error: {text}", err=True)
+    sys.exit(1 if watch.errors else 0)
+
+
+def _run(watch: _Watch, interval: float, console: Console) -> None:
+    from rich.live import Live
+
+    try:
+        with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
+            pressed = ""
+            while pressed not in ("q", "Q"):
+                began = time.monotonic()
+                live.update(watch.look(), refresh=True)
+                pressed = key(max(0.1, interval - (time.monotonic() - began)))
+    except KeyboardInterrupt:
+        pass
+
+
+def _no_key(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits for a key, "" after so many seconds; the terminal is put back."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def key(seconds: float) -> str:
+        ready, _, _ = select.select([terminal], [], [], seconds)
+        return os.read(terminal, 1).decode("latin-1") if ready else ""
+
+    tty.setcbreak(terminal)
+    try:
+        yield key
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -1,0 +1,120 @@
+"""The demo from end to end: reducers, workers, progress, report."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+
+from reducer_client.local import local_reducers
+from reducer_tools.demo import report
+from reducer_tools.demo.display import Display, open_display
+from reducer_tools.demo.messages import RUNS, Failure, Plan, Progress, RunResult
+
+_Workers = list[tuple[BaseProcess, Connection]]
+
+
+class DemoError(RuntimeError):
+    """A worker failed; the text has its traceback."""
+
+
+def run(out: Path, *, workers: int = 4, reducers: int = 2, epochs: int = 15) -> int:
+    """Train over the reducers, then over gloo; print a table and draw the losses into ``out``.
+
+    Returns:
+        The exit code: 0 if all ranks hold the same parameters, bit for bit, and the accuracy is
+        what gloo reaches.
+    """
+    with local_reducers(reducers) as addresses, tempfile.TemporaryDirectory() as folder:
+        print(f"{reducers} reducers at {', '.join(addresses)}; {workers} DDP workers", flush=True)
+        _save_digits(Path(folder))
+        plans = [
+            Plan(rank, workers, os.getpid(), addresses, folder, epochs) for rank in range(workers)
+        ]
+        with _start(plans) as started, open_display(sys.stdout, RUNS, epochs) as display:
+            results = _collect(started, display)
+    return _show(results, out)
+
+
+@contextmanager
+def _start(plans: list[Plan]) -> Iterator[_Workers]:
+    """Worker processes that are gone when the block is left, however it is left."""
+    context = multiprocessing.get_context("spawn")
+    started: _Workers = []
+    try:
+        for plan in plans:
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(plan, there), daemon=True)
+            process.start()
+            there.close()
+            started.append((process, here))
+        yield started
+        for worker, _ in started:
+            worker.join(10.0)
+    finally:
+        for worker, connection in started:
+            worker.kill()
+            worker.join()
+            connection.close()
+
+
+def _work(plan: Plan, connection: Connection) -> None:
+    from reducer_tools.demo.worker import main  # torch: only the workers need it
+
+    main(plan, connection)
+
+
+def _save_digits(folder: Path) -> None:
+    """1,797 handwritten digits that ship inside scikit-learn, for all workers."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    np.savez(folder / "digits.npz", images=digits.images, labels=digits.target)
+
+
+def _collect(started: _Workers, display: Display) -> dict[str, list[RunResult]]:
+    results: dict[str, list[RunResult]] = {run: [] for run in RUNS}
+    reading = {connection: rank for rank, (_, connection) in enumerate(started)}
+    missing = len(RUNS) * len(started)
+    while missing:
+        for ready in wait(list(reading)):
+            assert isinstance(ready, Connection)
+            try:
+                message = ready.recv()
+            except EOFError:
+                raise DemoError(f"worker {reading[ready]} ended without a result") from None
+            if isinstance(message, Progress):
+                display.show(message)
+            elif isinstance(message, RunResult):
+                results[message.run].append(message)
+                missing -= 1
+                if message.run == RUNS[-1]:
+                    del reading[ready]  # it ends now
+            elif isinstance(message, Failure):
+                raise DemoError(f"worker {message.rank} failed:\n{message.text}")
+    return {run: sorted(ranks, key=lambda r: r.rank) for run, ranks in results.items()}
+
+
+def _show(results: dict[str, list[RunResult]], out: Path) -> int:
+    picture = out / "loss.png"
+    report.draw_losses(results, picture)
+    print(f"\n{report.format_table(results)}\n")
+    print(f"loss curves: {picture}")
+    faults = report.find_faults(results)
+    for fault in faults:
+        print(f"FAILED: {fault}")
+    if not faults:
+        first = results[RUNS[0]][0]
+        print(
+            f"all {len(results[RUNS[0]])} workers hold the same parameters, bit for bit "
+            f"(sha256 {first.digest[:16]})"
+        )
+    return 1 if faults else 0

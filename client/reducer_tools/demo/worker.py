@@ -1,0 +1,171 @@
+"""One DDP worker of the demo: the same training over the reducers and over gloo."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import reducer_client
+import reducer_client.torch
+from reducer_client import Group
+from reducer_client.config import keep_gloo_on_loopback
+from reducer_tools.demo.messages import RUNS, Failure, Plan, Progress, RunResult
+
+_TRAINING_IMAGES = 1440
+_BATCH = 24
+_PR_SET_PDEATHSIG = 1
+
+
+def main(plan: Plan, connection: Connection) -> None:
+    """The worker process."""
+    _stay_with_parent(plan.parent)
+    torch.set_num_threads(1)
+    keep_gloo_on_loopback()
+    try:
+        _train_both(plan, connection)
+    except Exception:
+        connection.send(Failure(plan.rank, traceback.format_exc()))
+
+
+def _train_both(plan: Plan, connection: Connection) -> None:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{plan.folder}/store",
+        rank=plan.rank,
+        world_size=plan.world_size,
+    )
+    with reducer_client.connect(
+        plan.addresses, job="demo", rank=plan.rank, world_size=plan.world_size
+    ) as group:
+        connection.send(_Training(plan, connection, RUNS[0], group).run())
+    connection.send(_Training(plan, connection, RUNS[1], None).run())
+    dist.destroy_process_group()
+
+
+class _Training:
+    """One run; the seeds make its data order and its first parameters those of the other run."""
+
+    def __init__(self, plan: Plan, connection: Connection, run: str, group: Group | None) -> None:
+        self._plan = plan
+        self._connection = connection
+        self._run = run
+        self._group = group
+        torch.manual_seed(plan.seed)
+        self._model = DistributedDataParallel(_make_net(), **reducer_client.torch.ddp_options())
+        self._state = reducer_client.torch.attach(self._model, group) if group else None
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=0.9)
+        self._schedule = torch.optim.lr_scheduler.ExponentialLR(self._optimizer, gamma=0.85)
+        images, labels = _load_images(Path(plan.folder) / "digits.npz")
+        self._training = images[:_TRAINING_IMAGES], labels[:_TRAINING_IMAGES]
+        self._test = images[_TRAINING_IMAGES:], labels[_TRAINING_IMAGES:]
+
+    def run(self) -> RunResult:
+        losses: list[float] = []
+        self._barrier()
+        started = time.perf_counter()
+        for epoch in range(self._plan.epochs):
+            losses += self._average(self._train_epoch(epoch))
+            if self._plan.rank == 0:
+                self._connection.send(Progress(self._run, epoch + 1, losses[-1]))
+        seconds = time.perf_counter() - started
+        return RunResult(
+            self._run,
+            self._plan.rank,
+            losses,
+            self._accuracy(),
+            self._gradient_bytes(len(losses)),
+            seconds,
+            self._digest(),
+            self._group.stats()["late"] if self._group else {},
+        )
+
+    def _train_epoch(self, epoch: int) -> list[float]:
+        losses = []
+        for images, labels in self._batches(epoch):
+            self._optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self._model(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._optimizer.step()
+            losses.append(loss.item())
+        self._schedule.step()
+        return losses
+
+    def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        order = np.random.default_rng((self._plan.seed, epoch)).permutation(_TRAINING_IMAGES)
+        mine = torch.from_numpy(order[self._plan.rank :: self._plan.world_size].copy())
+        images, labels = self._training
+        for batch in torch.split(mine, _BATCH):
+            yield images[batch], labels[batch]
+
+    def _average(self, losses: list[float]) -> list[float]:
+        mean = np.asarray(losses)
+        if self._group is not None:
+            return [float(x) for x in self._group.all_reduce(mean, op="mean", key="loss").wait()]
+        total = torch.from_numpy(mean)
+        dist.all_reduce(total)
+        return [float(x) / self._plan.world_size for x in total]
+
+    def _barrier(self) -> None:
+        if self._group is not None:
+            self._group.barrier()
+        else:
+            dist.barrier()
+
+    def _accuracy(self) -> float:
+        images, labels = self._test
+        with torch.no_grad():
+            guesses = self._model.module(images).argmax(1)
+        return float((guesses == labels).float().mean())
+
+    def _gradient_bytes(self, steps: int) -> int:
+        if self._state is not None:
+            return self._state.bytes_reduced
+        return steps * sum(p.numel() * p.element_size() for p in self._model.parameters())
+
+    def _digest(self) -> str:
+        parameters = (p.detach().numpy().tobytes() for p in self._model.parameters())
+        return hashlib.sha256(b"".join(parameters)).hexdigest()
+
+
+def _make_net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1024, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+def _load_images(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """8 x 8 pixels from 0 to 16, and labels, both shuffled once."""
+    with np.load(path) as digits:
+        images, labels = digits["images"], digits["labels"]
+    order = np.random.default_rng(0).permutation(len(labels))
+    pixels = (images[order] / 16.0).astype(np.float32)[:, None]
+    return torch.from_numpy(pixels), torch.from_numpy(labels[order].astype(np.int64))
+
+
+def _stay_with_parent(parent: int) -> None:
+    """End with the parent however it ends; Ctrl-C is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

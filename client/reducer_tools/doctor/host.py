@@ -1,0 +1,166 @@
+"""What of this host limits a worker: versions, descriptors, NICs, buffers of TCP."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import platform
+import resource
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reducer import __version__, compiled, kernels
+from reducer.server.config import usable_cores
+from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from reducer_tools.doctor.findings import HERE, Finding, fault, warning
+
+_NET = Path("/sys/class/net")
+_SYSCTL = Path("/proc/sys/net")
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+# Beside the connections: files of the program, its data loaders, its libraries.
+_OWN_FILES = 256
+# The kernel takes part of a receive buffer for its own books (tcp_adv_win_scale).
+_BUFFER_SHARE = 2
+
+
+@dataclass(frozen=True)
+class Nic:
+    """An interface; ``rate`` in bits a second, None where the driver does not tell."""
+
+    name: str
+    rate: float | None
+    mtu: int
+
+
+@dataclass
+class Host:
+    """Names and values to show, and what is wrong with them."""
+
+    name: str
+    facts: dict[str, str] = field(default_factory=dict)
+    nics: list[Nic] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def examine(interfaces: Iterable[str], connections: int, round_trip: float | None) -> Host:
+    """``interfaces`` lead to the reducers; ``connections``: one to each of their lanes."""
+    host = Host(socket.gethostname())
+    host.facts["release"] = _release(host)
+    host.facts["system"] = (
+        f"Python {platform.python_version()}, Linux {platform.release()}, {usable_cores()} cores"
+    )
+    _check_open_files(host, connections)
+    host.facts["locked memory"] = _limit_text(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+    host.nics = [nic for nic in map(read_nic, sorted(set(interfaces))) if nic is not None]
+    for nic in host.nics:
+        rate = "rate unknown" if nic.rate is None else f"{nic.rate / 1e9:g} Gbit/s"
+        host.facts[f"NIC {nic.name}"] = f"{rate}, MTU {nic.mtu}"
+    host.facts["congestion control"] = _sysctl("ipv4/tcp_congestion_control") or "unknown"
+    check_buffers(host, round_trip)
+    return host
+
+
+def interface_of(address: str) -> str:
+    """The interface that has this address as its first one, or ""."""
+    wanted = ipaddress.ip_address(address)
+    if wanted.is_loopback:
+        return "lo"
+    if isinstance(wanted, ipaddress.IPv6Address):
+        return _interface_of_v6(wanted)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                found = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)[20:24]
+            except OSError:  # it has none
+                continue
+            if ipaddress.ip_address(found) == wanted:
+                return name
+    return ""
+
+
+def _interface_of_v6(wanted: ipaddress.IPv6Address) -> str:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return ""
+    rows = (line.split() for line in lines)
+    return next((row[-1] for row in rows if int(row[0], 16) == int(wanted)), "")
+
+
+def read_nic(name: str) -> Nic | None:
+    """What the kernel knows of an interface; None if it is gone."""
+    try:
+        mtu = int((_NET / name / "mtu").read_text(encoding="ascii"))
+    except OSError:
+        return None
+    try:
+        megabits = int((_NET / name / "speed").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # loopback and most virtual ones
+        megabits = 0
+    return Nic(name, megabits * 1e6 if megabits > 0 else None, mtu)
+
+
+def _release(host: Host) -> str:
+    kind = kernels.load().NAME
+    how = "compiled" if compiled.is_compiled() else "interpreted"
+    if kind != "native":
+        text = (
+            "this installation has no native kernels: a reducer on this host would sum slowly; "
+            "install again without REDUCER_NO_NATIVE, with a C++17 compiler"
+        )
+        host.findings.append(warning("slow-kernels", HERE, text))
+    return (
+        f"open-reduction-server {__version__} ({how}), protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}, "
+        f"{kind} kernels"
+    )
+
+
+def _check_open_files(host: Host, connections: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    host.facts["open files"] = f"{_limit_text(soft)} (at most {_limit_text(hard)})"
+    needed = connections + _OWN_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    text = (
+        f"{soft:,} open files are allowed, and a worker needs about {needed:,}: {connections:,} "
+        "connections, one to each lane of each reducer, and its own files. Raise it (ulimit -n, "
+        "LimitNOFILE= of systemd)"
+    )
+    kind = fault if soft < connections else warning
+    host.findings.append(kind("open-files", HERE, text))
+
+
+def check_buffers(host: Host, round_trip: float | None) -> None:
+    """One connection cannot have more on its way than a buffer holds: rate x round trip."""
+    rates = [nic.rate for nic in host.nics if nic.rate is not None]
+    for name in ("tcp_rmem", "tcp_wmem"):
+        found = _sysctl(f"ipv4/{name}")
+        if not found:
+            continue
+        most = int(found.split()[-1])
+        host.facts[name] = f"up to {most:,} bytes"
+        if not rates or round_trip is None:
+            continue
+        wanted = int(_BUFFER_SHARE * max(rates) / 8 * round_trip)
+        if most < wanted:
+            text = (
+                f"net.ipv4.{name} ends at {most:,} bytes; one connection fills a NIC of "
+                f"{max(rates) / 1e9:g} Gbit/s over {round_trip * 1000:.2f} ms only with "
+                f"{wanted:,}: sysctl -w net.ipv4.{name}='{' '.join(found.split()[:2])} {wanted}'"
+            )
+            host.findings.append(warning("small-buffers", HERE, text))
+
+
+def _sysctl(name: str) -> str:
+    try:
+        return (_SYSCTL / name).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _limit_text(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"

@@ -1,0 +1,159 @@
+"""A pool of reducers for each job: a JobSet that starts the workers when the reducers are ready,
+and ends with them."""
+
+from __future__ import annotations
+
+from reducer_tools.k8s.pod import (
+    Manifest,
+    container_port,
+    environment,
+    key_environment,
+    key_mounts,
+    key_volumes,
+    pod_template,
+)
+from reducer_tools.k8s.settings import PORT, Reducers, Workers
+
+REDUCERS = "reducers"
+WORKERS = "workers"
+_JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+_PART_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+_MASTER_PORT = 29500
+# As of a process that SIGTERM has ended: a Job counts a pod that ends with 0 as done for good, also
+# one that was evicted.
+_DRAINED_STATUS = "143"
+# The name of the JobSet, which Kubernetes puts in from the variable of worker_environment.
+_JOBSET = "$(JOBSET_NAME)"
+
+
+def jobset(reducers: Reducers, workers: Workers) -> list[Manifest]:
+    """The manifests, in the order in which they are applied."""
+    namespace = {"namespace": reducers.namespace} if reducers.namespace else {}
+    metadata = {"name": reducers.name, **namespace}
+    return [
+        _network_policy(reducers, metadata),
+        {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": metadata,
+            "spec": jobset_spec(reducers, _worker_job(reducers, workers)),
+        },
+    ]
+
+
+def jobset_spec(reducers: Reducers, worker_job: Manifest) -> Manifest:
+    """Reducers never end by themselves: the JobSet has succeeded when its workers have."""
+    return {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": [worker_job["name"]]},
+        "failurePolicy": {"maxRestarts": 3},
+        "replicatedJobs": [_reducer_job(reducers), worker_job],
+    }
+
+
+def _reducer_job(reducers: Reducers) -> Manifest:
+    """The reducers as a replicated job. One that ends is started again, under the same name."""
+    labels = {"app.kubernetes.io/name": "reducer"}
+    settings = {"REDUCER_DRAINED_STATUS": _DRAINED_STATUS}
+    pod = pod_template(reducers, labels, settings, restartPolicy="OnFailure")
+    return {
+        "name": REDUCERS,
+        "replicas": 1,
+        "template": {
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": reducers.replicas,
+                "parallelism": reducers.replicas,
+                "backoffLimit": 1000,
+                "template": pod,
+            }
+        },
+    }
+
+
+def worker_environment(reducers: Reducers) -> list[Manifest]:
+    """How a worker finds the reducers of its own JobSet, whatever that is called."""
+    name = {"fieldRef": {"fieldPath": f"metadata.labels['{_JOBSET_LABEL}']"}}
+    hosts = [f"{_JOBSET}-{REDUCERS}-0-{index}.{_JOBSET}" for index in range(reducers.replicas)]
+    values = {
+        "REDUCER_JOB": _JOBSET,
+        "REDUCER_ADDRS": ",".join(f"{host}:{PORT}" for host in hosts),
+    }
+    return [
+        {"name": "JOBSET_NAME", "valueFrom": name},
+        *environment(values),
+        *key_environment(reducers),
+    ]
+
+
+def _worker_job(reducers: Reducers, workers: Workers) -> Manifest:
+    container = {
+        "name": "worker",
+        "image": workers.image,
+        "command": list(workers.command),
+        "env": [*worker_environment(reducers), *_torchrun(workers)],
+        "ports": [container_port("torch", _MASTER_PORT)],
+        **gpu_resources(workers),
+        **key_mounts(reducers),
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        "containers": [container],
+        **key_volumes(reducers),
+    }
+    return {
+        "name": WORKERS,
+        "replicas": 1,
+        "dependsOn": [{"name": REDUCERS, "status": "Ready"}],
+        "template": {
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": workers.count,
+                "parallelism": workers.count,
+                "backoffLimit": 0,
+                "template": {"spec": pod},
+            }
+        },
+    }
+
+
+def gpu_resources(workers: Workers) -> Manifest:
+    if not workers.gpus:
+        return {}
+    return {"resources": {"limits": {"nvidia.com/gpu": str(workers.gpus)}}}
+
+
+def _torchrun(workers: Workers) -> list[Manifest]:
+    """torchrun's options as its variables; it sets RANK and WORLD_SIZE, from which the client has
+    them."""
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    values = {
+        "PET_NNODES": str(workers.count),
+        "PET_NPROC_PER_NODE": str(workers.gpus or 1),
+        "PET_MASTER_ADDR": f"{_JOBSET}-{WORKERS}-0-0.{_JOBSET}",
+        "PET_MASTER_PORT": str(_MASTER_PORT),
+    }
+    rank = {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": index}}}
+    return [rank, *environment(values)]
+
+
+def _network_policy(reducers: Reducers, metadata: Manifest) -> Manifest:
+    """In: pods of this JobSet. Out: nothing, a reducer dials nobody."""
+    own = {_JOBSET_LABEL: reducers.name}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata,
+        "spec": {
+            "podSelector": {"matchLabels": {**own, _PART_LABEL: REDUCERS}},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [
+                {
+                    "from": [{"podSelector": {"matchLabels": own}}],
+                    "ports": [{"protocol": "TCP", "port": PORT}],
+                }
+            ],
+            "egress": [],
+        },
+    }

@@ -1,0 +1,123 @@
+"""The pod of a reducer, and what the pod of a worker needs to find reducers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reducer.units import format_bool, format_size
+from reducer_tools.k8s.settings import METRICS_PORT, PORT, USER, Reducers
+
+Manifest = dict[str, Any]
+
+_KEY_FOLDER = "/etc/reducer"
+# Root's file, readable by the pod's group: that is what reducer.keyfile takes.
+_KEY_MODE = 0o440
+
+
+def pod_template(
+    reducers: Reducers, labels: dict[str, str], settings: dict[str, str], **more: Any
+) -> Manifest:
+    """The pod template of a reducer; ``settings`` are variables beside those of every reducer,
+    ``more`` goes into the pod's spec."""
+    return {
+        "metadata": {"labels": labels},
+        "spec": {
+            **more,
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 30,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "fsGroup": USER,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "topologySpreadConstraints": [_one_on_each_host(labels)],
+            "containers": [_container(reducers, settings)],
+            **key_volumes(reducers),
+        },
+    }
+
+
+def _one_on_each_host(labels: dict[str, str]) -> Manifest:
+    """Two reducers on one host would share its NIC, which is what reducers are there for."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": labels},
+    }
+
+
+def _container(reducers: Reducers, settings: dict[str, str]) -> Manifest:
+    # Requests equal to limits: cores of its own, where the node's CPU manager hands them out.
+    resources = {"cpu": str(reducers.cpus), "memory": f"{reducers.pod_mebibytes}Mi"}
+    return {
+        "name": "reducer",
+        "image": reducers.image,
+        "args": ["serve"],
+        "env": _environment(reducers, settings),
+        "ports": [
+            container_port("reducer", PORT),
+            container_port("metrics", METRICS_PORT),
+        ],
+        "startupProbe": _probe("/readyz", periodSeconds=2, failureThreshold=30),
+        "readinessProbe": _probe("/readyz", periodSeconds=5, timeoutSeconds=3),
+        "livenessProbe": _probe("/healthz", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
+        "resources": {"requests": dict(resources), "limits": dict(resources)},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        **key_mounts(reducers),
+    }
+
+
+def _environment(reducers: Reducers, settings: dict[str, str]) -> list[Manifest]:
+    values = {
+        "REDUCER_HOST": "0.0.0.0",
+        "REDUCER_METRICS_HOST": "0.0.0.0",
+        "REDUCER_LANES": str(reducers.cpus),
+        "REDUCER_MEMORY": format_size(reducers.memory),
+        "REDUCER_LOG_FORMAT": "json",
+        **settings,
+    }
+    if reducers.insecure:
+        values["REDUCER_INSECURE"] = format_bool(True)
+    return [*environment(values), *key_environment(reducers)]
+
+
+def _probe(path: str, **more: int) -> Manifest:
+    return {"httpGet": {"path": path, "port": "metrics"}, **more}
+
+
+def container_port(name: str, number: int) -> Manifest:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}
+
+
+def environment(values: dict[str, str]) -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def key_environment(reducers: Reducers) -> list[Manifest]:
+    """The variable by which reducers and workers find the key, if there is one."""
+    if not reducers.key_secret:
+        return []
+    return environment({"REDUCER_KEY_FILE": f"{_KEY_FOLDER}/key"})
+
+
+def key_mounts(reducers: Reducers) -> Manifest:
+    """The part of a container that mounts the key, if there is one."""
+    if not reducers.key_secret:
+        return {}
+    return {"volumeMounts": [{"name": "key", "mountPath": _KEY_FOLDER, "readOnly": True}]}
+
+
+def key_volumes(reducers: Reducers) -> Manifest:
+    """The part of a pod's spec that has the key, if there is one."""
+    if not reducers.key_secret:
+        return {}
+    secret = {"secretName": reducers.key_secret, "defaultMode": _KEY_MODE}
+    return {"volumes": [{"name": "key", "secret": secret}]}

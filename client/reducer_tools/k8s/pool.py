@@ -1,0 +1,130 @@
+"""A pool of reducers that many jobs share: a StatefulSet with stable names."""
+
+from __future__ import annotations
+
+from reducer_tools.k8s.pod import Manifest, pod_template
+from reducer_tools.k8s.settings import METRICS_PORT, PORT, Reducers
+
+DEFAULT_NAMESPACE = "default"
+
+
+def pool(reducers: Reducers) -> list[Manifest]:
+    """The manifests, in the order in which they are applied."""
+    found = [_service(reducers), _stateful_set(reducers), _disruption_budget(reducers)]
+    found += [_network_policy(reducers), _worker_settings(reducers)]
+    if reducers.monitoring_namespace:
+        found.append(_service_monitor(reducers))
+    return found
+
+
+def addresses(reducers: Reducers) -> list[str]:
+    """Where workers reach the reducers: names that outlive the pods. They are good in any
+    namespace, but the NetworkPolicy lets in workers of the pool's own alone."""
+    domain = f"{reducers.name}.{_namespace(reducers)}.svc"
+    return [f"{reducers.name}-{index}.{domain}:{PORT}" for index in range(reducers.replicas)]
+
+
+def _namespace(reducers: Reducers) -> str:
+    return reducers.namespace or DEFAULT_NAMESPACE
+
+
+def _labels(reducers: Reducers) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "reducer", "app.kubernetes.io/instance": reducers.name}
+
+
+def _metadata(reducers: Reducers, suffix: str = "") -> Manifest:
+    name = reducers.name + suffix
+    return {"name": name, "namespace": _namespace(reducers), "labels": _labels(reducers)}
+
+
+def _service(reducers: Reducers) -> Manifest:
+    """Headless: it gives each pod a name. Also before it is ready, or a worker that comes early
+    would be told that there is no such host."""
+    ports = {"reducer": PORT, "metrics": METRICS_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(reducers),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": _labels(reducers),
+            "ports": [
+                {"name": name, "port": port, "targetPort": name, "protocol": "TCP"}
+                for name, port in ports.items()
+            ],
+        },
+    }
+
+
+def _stateful_set(reducers: Reducers) -> Manifest:
+    """An update replaces one reducer at a time, which costs jobs no step; `minReadySeconds` are
+    for their workers to come back to the new one."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": _metadata(reducers),
+        "spec": {
+            "serviceName": reducers.name,
+            "replicas": reducers.replicas,
+            "podManagementPolicy": "Parallel",
+            "minReadySeconds": 10,
+            "selector": {"matchLabels": _labels(reducers)},
+            "template": pod_template(reducers, _labels(reducers), {}),
+        },
+    }
+
+
+def _disruption_budget(reducers: Reducers) -> Manifest:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(reducers),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _labels(reducers)}},
+    }
+
+
+def _network_policy(reducers: Reducers) -> Manifest:
+    """In: pods of this namespace that say that they are workers. Out: nothing, a reducer dials
+    nobody."""
+    workers = {"podSelector": {"matchLabels": {"reducer-pool": reducers.name}}}
+    ingress = [{"from": [workers], "ports": [{"protocol": "TCP", "port": PORT}]}]
+    if reducers.monitoring_namespace:
+        label = {"kubernetes.io/metadata.name": reducers.monitoring_namespace}
+        monitors = {"namespaceSelector": {"matchLabels": label}}
+        ingress.append({"from": [monitors], "ports": [{"protocol": "TCP", "port": METRICS_PORT}]})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(reducers),
+        "spec": {
+            "podSelector": {"matchLabels": _labels(reducers)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": ingress,
+            "egress": [],
+        },
+    }
+
+
+def _worker_settings(reducers: Reducers) -> Manifest:
+    """For workers' `envFrom`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(reducers, "-workers"),
+        "data": {"REDUCER_ADDRS": ",".join(addresses(reducers))},
+    }
+
+
+def _service_monitor(reducers: Reducers) -> Manifest:
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "ServiceMonitor",
+        "metadata": _metadata(reducers),
+        "spec": {
+            # Else a target's label `job` is the Service's name, which alerts cannot know.
+            "jobLabel": "app.kubernetes.io/name",
+            "selector": {"matchLabels": _labels(reducers)},
+            "endpoints": [{"port": "metrics", "path": "/metrics", "interval": "15s"}],
+        },
+    }

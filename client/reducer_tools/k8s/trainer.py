@@ -1,0 +1,48 @@
+"""Kubeflow Trainer v2: a runtime that gives every TrainJob reducers of its own."""
+
+from __future__ import annotations
+
+from reducer_tools.k8s.jobset import REDUCERS, gpu_resources, jobset_spec, worker_environment
+from reducer_tools.k8s.pod import Manifest, key_mounts, key_volumes
+from reducer_tools.k8s.settings import Reducers, Workers
+
+
+def trainer(reducers: Reducers, workers: Workers) -> list[Manifest]:
+    """A TrainingRuntime of one namespace, or a ClusterTrainingRuntime where none is named."""
+    kind, place = "ClusterTrainingRuntime", {}
+    if reducers.namespace:
+        kind, place = "TrainingRuntime", {"namespace": reducers.namespace}
+    labels = {"trainer.kubeflow.org/framework": "torch"}
+    return [
+        {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": kind,
+            "metadata": {"name": reducers.name, **place, "labels": labels},
+            "spec": {
+                "mlPolicy": {"numNodes": workers.count, "torch": {}},
+                "template": {"spec": jobset_spec(reducers, _node_job(reducers, workers))},
+            },
+        }
+    ]
+
+
+def _node_job(reducers: Reducers, workers: Workers) -> Manifest:
+    """The workers: job, container and label have the names by which Trainer knows them, and it
+    fills in how many there are, what they run, and torchrun's variables."""
+    container = {
+        "name": "node",
+        "image": workers.image,
+        "command": list(workers.command),
+        "env": worker_environment(reducers),
+        **gpu_resources(workers),
+        **key_mounts(reducers),
+    }
+    pod = {"enableServiceLinks": False, "containers": [container], **key_volumes(reducers)}
+    return {
+        "name": "node",
+        "dependsOn": [{"name": REDUCERS, "status": "Ready"}],
+        "template": {
+            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+            "spec": {"template": {"spec": pod}},
+        },
+    }

@@ -1,0 +1,144 @@
+"""`reducer nccl check`: from the installed NCCL to bytes that the reducers have counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from reducer.status.table import amount
+from reducer_tools.nccl import job_log, rdma
+from reducer_tools.nccl.advice import explain
+from reducer_tools.nccl.blockers import environment_rows
+from reducer_tools.nccl.counters import Counted, count_until, metrics_addresses
+from reducer_tools.nccl.installed import NotFoundError, find_nccl
+from reducer_tools.nccl.library import Taken, take
+from reducer_tools.nccl.rank import SUMMED, Place, Said, payload
+from reducer_tools.nccl.trial import Trial, TrialError
+from reducer_tools.nccl.verdict import Report
+from reducer_tools.nccl.versions import NEWEST, Version, refusal
+
+# For processes to start and arrays to be summed.
+_SLACK = 60.0
+_COUNT_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Options of a check; ``status``: where the counters are."""
+
+    version: Version | None
+    ranks: int
+    size: int
+    status: tuple[str, ...]
+    log: Path | None
+
+
+def check(wanted: Wanted, environment: Mapping[str, str]) -> Report:
+    """Every step as rows; one that fails ends those that need it."""
+    report = Report()
+    version = _nccl(report, wanted.version, environment)
+    report.rows += [*environment_rows(environment, version), *rdma.rows()]
+    rows, taken = take(environment, version)
+    report.rows += rows
+    if taken is not None:
+        _try(report, wanted, taken, _patience(environment))
+    if wanted.log is not None:
+        with wanted.log.open(errors="replace") as file:
+            report.rows += job_log.rows(job_log.read(file))
+    return report
+
+
+def _nccl(report: Report, given: Version | None, environment: Mapping[str, str]) -> Version:
+    if given is not None:
+        version, where = given, "as --version says"
+    else:
+        try:
+            first, *others = find_nccl(environment)
+        except NotFoundError as error:
+            report.add("nccl", "unknown", str(error), f"this check goes on as for {NEWEST}")
+            return NEWEST
+        version, where = first.version, str(first.path)
+        for other in others:
+            text = f"{other.version} is at {other.path}, too"
+            report.add("nccl", "note", text, "does the job load this one? --version")
+    refused = refusal(version)
+    report.add("nccl", "FAILED" if refused else "ok", refused or f"{version}, {where}")
+    return version
+
+
+def _patience(environment: Mapping[str, str]) -> float:
+    """Seconds for a step, of which connecting takes the longest."""
+    try:
+        return float(environment["REDUCER_CONNECT_TIMEOUT"]) + _SLACK
+    except (KeyError, ValueError):  # the plugin refuses it
+        return _SLACK
+
+
+def _try(report: Report, wanted: Wanted, taken: Taken, seconds: float) -> None:
+    places = [
+        Place(taken.path, taken.net, taken.coll, rank, wanted.ranks, wanted.size)
+        for rank in range(wanted.ranks)
+    ]
+    try:
+        with Trial(places, seconds) as trial:
+            _go(report, wanted, trial)
+    except TrialError as error:
+        culprit = error.culprit
+        report.lines = list(culprit.lines)
+        report.add(error.step, "FAILED", *explain(culprit))
+
+
+def _go(report: Report, wanted: Wanted, trial: Trial) -> None:
+    reducers = _found(r": reducers at (\S+)$", trial.init()).split(",")
+    report.add("init", "ok", f"the plugin is willing; reducers: {', '.join(reducers)}")
+    run = _found(r"as run '([^']+)'", trial.connect())
+    report.add("connect", "ok", f"{wanted.ranks} ranks met at {len(reducers)} reducers: run {run}")
+    said = trial.all_reduce()
+    report.lines = list(said[0].lines)
+    _sums(report, wanted, said)
+    addresses = wanted.status or tuple(metrics_addresses(reducers))
+    expected = wanted.ranks * payload(wanted.size)
+    counted = count_until(addresses, run, expected, _COUNT_SECONDS)
+    _bytes(report, addresses, counted, expected)
+    trial.close()
+
+
+def _found(pattern: str, said: Sequence[Said]) -> str:
+    """What the plugin said of itself, on any rank."""
+    for _, text in (line for one in said for line in one.lines):
+        if found := re.search(pattern, text):
+            return found[1]
+    why = f"the plugin logged no line with {pattern!r}: it is older than this command"
+    raise TrialError(said[0].step, [replace(said[0], error=why)])
+
+
+def _sums(report: Report, wanted: Wanted, said: Sequence[Said]) -> None:
+    wrong = {dtype: sum(one.value[dtype] for one in said) for dtype in SUMMED}
+    what = f"{amount(payload(wanted.size))} of {' and '.join(SUMMED)} on {wanted.ranks} ranks"
+    if any(wrong.values()):
+        bad = ", ".join(f"{count} of {dtype}" for dtype, count in wrong.items() if count)
+        advice = "report it with the plugin's and the reducers' logs"
+        report.add("all-reduce", "FAILED", f"{what}: wrong elements: {bad}", advice)
+    else:
+        report.add("all-reduce", "ok", f"{what}: every element is right")
+
+
+def _bytes(report: Report, asked: Sequence[str], counted: Counted, expected: int) -> None:
+    moved = f"{amount(counted.taken)} came and {amount(counted.given)} went"
+    text = f"the reducers count: {moved}, of {amount(expected)} each way"
+    if min(counted.taken, counted.given) >= expected > 0:
+        report.moved = True
+        report.add("bytes", "ok", text)
+    elif counted.silent:
+        why = "; ".join(counted.silent.values())
+        seen = f"{text}; and no answer of" if counted.taken else "no counters:"
+        advice = (
+            "name the metrics ports with --status; beyond loopback they need "
+            "`reducer serve --metrics-host`"
+        )
+        report.add("bytes", "unknown", f"{seen} {why}", advice)
+    else:
+        advice = f"are {', '.join(asked)} the metrics ports of these reducers? --status"
+        report.add("bytes", "FAILED", text, advice)

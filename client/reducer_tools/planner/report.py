@@ -1,0 +1,150 @@
+"""A plan as text and as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from reducer_tools.planner.plan import Choice, Plan
+from reducer_tools.planner.pools import Sizing
+from reducer_tools.planner.text import (
+    align,
+    format_bytes,
+    format_count,
+    format_price,
+    format_seconds,
+    wrap,
+)
+from reducer_tools.planner.verdict import judge, judge_sizing
+
+_LEGEND = "optimum: the speedup of a mix, where workers sum a part, too (BytePS, OSDI 2020)"
+# Costs of a single step have too many zeros to be read.
+_STEPS = 1000
+
+
+def as_json(plan: Plan, sizing: Sizing | None = None) -> dict[str, Any]:
+    """The plan as plain values; null is what is not known."""
+    cluster, cheapest = plan.cluster, plan.cheapest
+    found = {
+        "workers": cluster.workers,
+        "worker_gbps": cluster.worker_gbps,
+        "reducer_gbps": cluster.reducer_gbps,
+        "gradient_bytes": cluster.gradient_bytes,
+        "compute_seconds": cluster.step.compute_seconds,
+        "overlap": cluster.step.overlap,
+        "worker_price": cluster.prices.worker,
+        "reducer_price": cluster.prices.reducer,
+        **asdict(plan.chosen),
+        "break_even_price": plan.break_even_price,
+        "ring_seconds": cluster.ring_seconds(),
+        "ring_step_seconds": cluster.ring_step_seconds(),
+        "ring_cost_per_step": cluster.ring_cost(),
+        "reducers_needed": plan.needed,
+        "reducers_to_beat_ring": plan.to_beat_ring,
+        "cheapest_reducers": cheapest.reducers if cheapest else None,
+        "verdict": judge(plan),
+        "choices": [asdict(choice) for choice in plan.choices],
+    }
+    if sizing is not None:
+        found["job"] = _sizing_as_json(sizing, cluster.reducer_gbps)
+    return found
+
+
+def as_text(plan: Plan, sizing: Sizing | None = None) -> str:
+    """The pools, an aligned summary, the verdict, and a table of the numbers of reducers; for one
+    worker no summary and no table."""
+    parts = [wrap(judge(plan))]
+    if plan.cluster.workers > 1:
+        parts = [_facts(plan), *parts, _table(plan)]
+    if sizing is not None:
+        sentences = judge_sizing(sizing, plan.cluster.reducer_gbps)
+        parts = [_pools(sizing), wrap(sentences), *parts]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _sizing_as_json(sizing: Sizing, reducer_gbps: float) -> dict[str, Any]:
+    third = sizing.reducers
+    return {
+        "pools": [
+            asdict(rated.pool)
+            | {"gbps": rated.machine.gbps, "egress_gbps": float(rated.egress_gbps)}
+            for rated in sizing.pools
+        ],
+        "worker_egress_gbps": float(sizing.demand_gbps),
+        "reducer_egress_gbps": float(sizing.supply_gbps),
+        "large_enough": sizing.is_large_enough,
+        "reducers_needed": sizing.needed(third.machine.gbps if third else reducer_gbps),
+        "verdict": judge_sizing(sizing, reducer_gbps),
+    }
+
+
+def _pools(sizing: Sizing) -> list[str]:
+    rows = [["pool", "replicas", "machine", "Gbit/s", "egress"]]
+    for rated in sizing.pools:
+        pool, gbps = rated.pool, f"{rated.machine.gbps:g}"
+        egress = f"{float(rated.egress_gbps):g}"
+        rows.append([pool.role, str(pool.replicas), pool.names[0], gbps, egress])
+    return align(rows, left=(0, 2))
+
+
+def _facts(plan: Plan) -> list[str]:
+    cluster, chosen = plan.cluster, plan.chosen
+    count = format_count(chosen.reducers, "reducer")
+    facts = [
+        ("workers", f"{cluster.workers:,} at {cluster.worker_gbps:g} Gbit/s"),
+        ("reducers needed", f"{plan.needed:,} at {cluster.reducer_gbps:g} Gbit/s"),
+        ("to beat a ring", _describe_least(plan.to_beat_ring)),
+        ("gradients", format_bytes(cluster.gradient_bytes) + " a worker"),
+        (f"all-reduce, {count}", format_seconds(chosen.allreduce_seconds)),
+        ("all-reduce, ring", format_seconds(cluster.ring_seconds())),
+        ("speedup", f"{chosen.speedup:.2f}x"),
+    ]
+    if cluster.step.compute_seconds is not None:
+        facts += [
+            (f"step, {count}", format_seconds(chosen.step_seconds)),
+            ("step, ring", format_seconds(cluster.ring_step_seconds())),
+            ("speedup of a step", f"{chosen.step_speedup:.2f}x"),
+        ]
+    ring_cost = cluster.ring_cost()
+    if ring_cost is not None and chosen.cost_per_step is not None:
+        facts.append((f"{_STEPS:,} steps, {count}", format_price(_STEPS * chosen.cost_per_step)))
+        facts.append((f"{_STEPS:,} steps, ring", format_price(_STEPS * ring_cost)))
+    return align(facts, left=(0, 1))
+
+
+def _describe_least(reducers: int | None) -> str:
+    if reducers is None:
+        return "no number will: a ring of two moves no more bytes"
+    return f"{reducers:,} or more"
+
+
+def _table(plan: Plan) -> list[str]:
+    """A line for a ring and one for each number of reducers; columns that are not known are left
+    out."""
+    cluster = plan.cluster
+    rows = [["reducers", "all-reduce", "speedup", "optimum"]]
+    rows.append(["ring", format_seconds(cluster.ring_seconds()), "1.00x", "1.00x"])
+    rows += [_time_cells(choice, cluster.ring_seconds()) for choice in plan.choices]
+    if cluster.step.compute_seconds is not None:
+        step = format_seconds(cluster.ring_step_seconds())
+        _add(rows, ["step", step, *(format_seconds(c.step_seconds) for c in plan.choices)])
+        _add(rows, ["speedup", "1.00x", *(f"{c.step_speedup:.2f}x" for c in plan.choices)])
+    ring_cost = cluster.ring_cost()
+    if ring_cost is not None and plan.chosen.cost_per_step is not None:
+        costs = [ring_cost, *(choice.cost_per_step or 0.0 for choice in plan.choices)]
+        _add(rows, [f"{_STEPS:,} steps", *(format_price(_STEPS * each) for each in costs)])
+    marks = [" *" if choice == plan.chosen else "" for choice in plan.choices]
+    wins = [choice.winner + mark for choice, mark in zip(plan.choices, marks, strict=True)]
+    _add(rows, ["wins", "", *wins])
+    return [*align(rows, left=(len(rows[0]) - 1,)), _LEGEND]
+
+
+def _add(rows: list[list[str]], column: list[str]) -> None:
+    for row, cell in zip(rows, column, strict=True):
+        row.append(cell)
+
+
+def _time_cells(choice: Choice, ring: float) -> list[str]:
+    optimum = f"{ring / choice.optimum_seconds:.2f}x" if choice.optimum_seconds else "-"
+    seconds = format_seconds(choice.allreduce_seconds)
+    return [f"{choice.reducers:,}", seconds, f"{choice.speedup:.2f}x", optimum]

@@ -1,0 +1,119 @@
+"""From what was asked for, by options or by a job's specification, to the cluster of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reducer_tools.planner import model
+from reducer_tools.planner.cost import check_overlap, check_price, check_seconds, compute_seconds
+from reducer_tools.planner.machines import DEFAULT_REDUCER, Machine, Machines
+from reducer_tools.planner.plan import Cluster, Plan, Prices, Step, make_plan
+from reducer_tools.planner.pools import Job, Pool, RatedPool, Sizing
+
+
+@dataclass(frozen=True)
+class Host:
+    """What was said of one side's machines; ``side`` is the options' prefix. A rate or a price goes
+    before the one in the machine's row."""
+
+    side: str
+    gbps: float | None = None
+    machine: str | None = None
+    price: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gbps is not None:
+            model.check_positive(f"{self.side}_gbps", self.gbps)
+        check_price(f"{self.side}-price", self.price)
+
+    def settle(self, machines: Machines, default: str | None = None) -> Machine:
+        """The machine; ValueError where nothing says its rate."""
+        name = self.machine or default
+        if name is None and self.gbps is None:
+            options = f"--{self.side}-gbps, --{self.side}-machine or --spec"
+            raise ValueError(f"{self.side}-gbps: expected {options}, got none")
+        return machines.find(f"--{self.side}-machine", (name or self.side,), self.gbps, self.price)
+
+    def rate(self, pool: Pool, machines: Machines) -> RatedPool:
+        """A job's pool; SpecError with the path in the job where nothing says its rate."""
+        return RatedPool(pool, machines.find(pool.path, pool.names, self.gbps, self.price))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for; what is None is found or left open. ``step_seconds`` is measured over a
+    ring, ``compute_seconds`` without communication."""
+
+    worker: Host
+    reducer: Host
+    gradient_bytes: int
+    workers: int | None = None
+    reducers: int | None = None
+    step_seconds: float | None = None
+    compute_seconds: float | None = None
+    overlap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The plan, and for a job the sizing of its pools."""
+
+    plan: Plan
+    sizing: Sizing | None = None
+
+
+def answer(request: Request, machines: Machines, job: Job | None = None) -> Answer:
+    """Raises ValueError with field, expected and got; SpecError with the path in the job."""
+    if job is not None:
+        return _answer_job(request, machines, job)
+    if request.workers is None:
+        raise ValueError("workers: expected --workers or --spec, got none")
+    worker = request.worker.settle(machines)
+    reducer = request.reducer.settle(machines)
+    return Answer(_plan(request, request.workers, worker, reducer, request.reducers))
+
+
+def _answer_job(request: Request, machines: Machines, job: Job) -> Answer:
+    """The slowest worker sets the pace of all. A reducer machine that is asked for is planned with;
+    the third pool is judged as the job has it."""
+    if request.workers is not None:
+        raise ValueError(f"workers: expected none beside --spec, got {request.workers}")
+    ask = request.worker
+    if ask.machine is not None:
+        raise ValueError(f"worker-machine: expected none beside --spec, got {ask.machine!r}")
+    workers = tuple(ask.rate(pool, machines) for pool in job.workers)
+    is_other = request.reducer.machine is not None
+    own = Host("reducer") if is_other else request.reducer
+    third = own.rate(job.reducers, machines) if job.reducers else None
+    sizing = Sizing(workers, third)
+    count = request.reducers
+    if third is None or is_other:
+        reducer = request.reducer.settle(machines, DEFAULT_REDUCER)
+    else:
+        reducer = third.machine
+        count = third.pool.replicas if count is None else count
+    worker = Machine(sizing.slowest.name, sizing.slowest.gbps, sizing.worker_price)
+    return Answer(_plan(request, job.world_size, worker, reducer, count), sizing)
+
+
+def _plan(
+    request: Request, workers: int, worker: Machine, reducer: Machine, reducers: int | None
+) -> Plan:
+    ring = model.ring_seconds(request.gradient_bytes, workers, worker.gbps)
+    prices = Prices(worker.price, reducer.price)
+    hosts = (workers, worker.gbps, reducer.gbps, request.gradient_bytes)
+    return make_plan(Cluster(*hosts, _find_step(request, ring), prices), reducers)
+
+
+def _find_step(request: Request, ring: float) -> Step:
+    """The computation as it was given, or as a step that was measured over a ring says it."""
+    step, compute, overlap = request.step_seconds, request.compute_seconds, request.overlap
+    if step is None:
+        if overlap and compute is None:
+            raise ValueError(f"overlap: expected --step or --compute beside it, got {overlap:g}")
+        return Step(compute, overlap)
+    if compute is not None:
+        raise ValueError("step: expected none beside --compute, got both")
+    check_seconds("step", step)
+    check_overlap(overlap)
+    return Step(compute_seconds(step, ring, overlap), overlap)

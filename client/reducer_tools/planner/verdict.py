@@ -1,0 +1,105 @@
+"""What a plan comes to, in sentences: who wins, at which price, and whether a pool is enough."""
+
+from __future__ import annotations
+
+from reducer_tools.planner.plan import Plan
+from reducer_tools.planner.pools import Sizing
+from reducer_tools.planner.text import format_count, format_price
+
+
+def judge(plan: Plan) -> list[str]:
+    """Who wins, with how many reducers, and below which price."""
+    if plan.cluster.workers == 1:
+        return ["One worker has nobody to reduce with: no reducers."]
+    if plan.to_beat_ring is None:
+        return [_judge_two(plan)]
+    return [_judge_times(plan, plan.to_beat_ring), *_judge_prices(plan)]
+
+
+def judge_sizing(sizing: Sizing, reducer_gbps: float) -> list[str]:
+    """Whether the third pool is large enough, and what else is odd about it."""
+    if sizing.world_size == 1:
+        return []
+    return [
+        _judge_third_pool(sizing, reducer_gbps),
+        *_describe_mixed(sizing),
+        *_describe_accelerators(sizing),
+    ]
+
+
+def _judge_two(plan: Plan) -> str:
+    if plan.chosen.winner == "ring":
+        count = _take(plan)
+        return f"A ring wins: {count}, and no number of reducers beats a ring of two."
+    return "No reducers: a ring of two moves as few bytes, and no number of reducers beats it."
+
+
+def _judge_times(plan: Plan, least: int) -> str:
+    chosen = plan.chosen
+    count = format_count(chosen.reducers, "reducer")
+    more = f"{least:,} or more beat it, {plan.needed:,} give all that there is"
+    if plan.needed == least:
+        more = f"{least:,} or more beat it"
+    if chosen.winner == "ring":
+        return f"A ring wins: {_take(plan)}; {more}."
+    if chosen.winner == "neither":
+        return f"Nobody wins: {count} and a ring take the same time; {more}."
+    fewer = f"; with {least - 1:,} or fewer a ring is as fast or faster" if least > 1 else ""
+    if chosen.reducers < plan.needed:
+        fewer += f"; {plan.needed:,} give all that there is"
+    reduce = f"reduce{'s' * (chosen.reducers == 1)} {chosen.speedup:.2f}x as fast as a ring"
+    return f"Reducers win: {count} {reduce}{fewer}."
+
+
+def _take(plan: Plan) -> str:
+    """How much longer reducers need."""
+    chosen = plan.chosen
+    takes = "takes" if chosen.reducers == 1 else "take"
+    times = f"{1 / chosen.speedup:.2f} times as long"
+    return f"{format_count(chosen.reducers, 'reducer')} {takes} {times}"
+
+
+def _judge_prices(plan: Plan) -> list[str]:
+    chosen, cluster = plan.chosen, plan.cluster
+    count = format_count(chosen.reducers, "reducer")
+    if chosen.break_even_ratio <= 1e-9:
+        return [f"At no price do {count} pay off: a step takes no less time."]
+    price = f"{chosen.break_even_ratio:.3g} of a worker's price"
+    if plan.break_even_price is not None:
+        price = f"{format_price(plan.break_even_price)} an hour, {price}"
+    known = cluster.step.compute_seconds is not None
+    guess = "" if known else ", were a step its all-reduce alone: --step or --compute says more"
+    lines = [f"They pay off where one costs less than {price}{guess}."]
+    if cluster.ring_cost() is not None and chosen.cost_per_step is not None:
+        cheapest = plan.cheapest
+        least = f"with {format_count(cheapest.reducers, 'reducer')}" if cheapest else "over a ring"
+        lines.append(f"At these prices a step costs least {least}.")
+    return lines
+
+
+def _judge_third_pool(sizing: Sizing, reducer_gbps: float) -> str:
+    demand = f"{float(sizing.demand_gbps):g} Gbit/s"
+    third = sizing.reducers
+    if third is None:
+        needed = format_count(sizing.needed(reducer_gbps), "reducer")
+        return f"No third pool: {needed} of {reducer_gbps:g} Gbit/s cover the workers' {demand}."
+    supply = f"its {float(sizing.supply_gbps):g} Gbit/s"
+    if sizing.is_large_enough:
+        return f"The third pool is large enough: {supply} cover the workers' {demand}."
+    enough = f"{sizing.needed(third.machine.gbps)} x {third.machine.name}"
+    lacking = f"{supply} do not cover the workers' {demand}"
+    return f"The third pool is too small: {lacking}; {enough} would."
+
+
+def _describe_mixed(sizing: Sizing) -> list[str]:
+    if not sizing.is_mixed:
+        return []
+    pace = f"{sizing.slowest.name} at {sizing.slowest.gbps:g} Gbit/s"
+    return [f"The workers' NICs differ: {pace} sets the pace, and is what times are planned with."]
+
+
+def _describe_accelerators(sizing: Sizing) -> list[str]:
+    third = sizing.reducers
+    if third is None or third.pool.accelerator is None:
+        return []
+    return [f"Its {third.pool.accelerator} are idle: reducers sum on the CPU."]

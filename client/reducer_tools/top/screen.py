@@ -1,0 +1,111 @@
+"""What `reducer top` shows: a table of the reducers, and of each run who is late in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
+from reducer.status.table import NO_RUN, amount, duration, now_text, ranks_text
+from reducer_tools.top.rates import Change
+
+# Below this share of the time since the last look, and of the run, a rank is not late.
+_LEAST_NOW = 0.05
+_LEAST_SHARE = 0.01
+_RANKS_SHOWN = 8
+_BAR = 12
+
+
+def picture(
+    asked: Sequence[str], summary: Summary, errors: Mapping[str, str], change: Change
+) -> RenderableType:
+    """All of `asked` have a row, also those that did not answer: `errors`, by address."""
+    parts: list[RenderableType] = [_reducers(asked, summary, errors, change)]
+    for run in summary.runs:
+        parts += [Text(), *_run(run, change.waits.get((run.job, run.run_id), {}))]
+    if summary.reducers and not summary.runs:
+        parts += [Text(), Text(NO_RUN)]
+    return Group(*parts)
+
+
+def _table(*columns: str, left: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index, name in enumerate(columns):
+        is_left = index < left or index == len(columns) - 1
+        table.add_column(name, justify="left" if is_left else "right", no_wrap=True)
+    return table
+
+
+def _reducers(
+    asked: Sequence[str], summary: Summary, errors: Mapping[str, str], change: Change
+) -> Table:
+    table = _table(
+        "REDUCER", "IN/s", "OUT/s", "ROUNDS/s", "OPEN", "JOBS", "WORKERS", "MEMORY", "STATE", left=1
+    )
+    found = {reducer.address: reducer for reducer in summary.reducers}
+    for address in asked:
+        if address in found:
+            table.add_row(Text(address), *_numbers(found[address], change))
+        else:
+            why = errors[address].removeprefix(f"{address}: ").split(";")[0]
+            table.add_row(Text(address), *[Text("-")] * 7, Text(f"down: {why}", "bold red"))
+    return table
+
+
+def _numbers(reducer: ReducerStatus, change: Change) -> list[Text]:
+    rates = change.rates.get(reducer.address)
+    speeds = ["-"] * 3
+    if rates is not None:
+        speeds = [amount(rates.received), amount(rates.sent), f"{rates.rounds:,.1f}"]
+    used = reducer.memory_reserved / reducer.memory if reducer.memory else 0.0
+    return [
+        *map(Text, speeds),
+        Text(str(reducer.open_rounds)),
+        Text(str(reducer.jobs)),
+        Text(f"{reducer.workers}/{reducer.places}"),
+        Text(f"{amount(reducer.memory_reserved)} of {amount(reducer.memory)} {used:4.0%}"),
+        Text(reducer.state, "green" if reducer.ready else "yellow"),
+    ]
+
+
+def _run(run: RunStatus, waits: Mapping[int, float]) -> list[RenderableType]:
+    if run.joined is not None:
+        text = f"{run.joined} of {run.world_size} workers have joined; absent: "
+        return [_title(run, f" is forming: {text}{ranks_text(run.absent)}")]
+    told = f"{run.workers} of {run.world_size} workers, {run.rounds:,} rounds"
+    title = _title(run, f", run {run.run_id!r}: {told} in {duration(run.seconds)}")
+    late = [rank for rank in run.ranks if _is_late(rank, waits.get(rank.rank, 0.0))]
+    if not late:
+        return [title, Text("  nobody is late")]
+    late.sort(key=lambda rank: waits.get(rank.rank, 0.0), reverse=True)
+    table = _table("  RANK", "LATE NOW", "", "WAITED FOR", "SHARE", "NOW", left=0)
+    for rank in late[:_RANKS_SHOWN]:
+        table.add_row(*_rank(rank, waits.get(rank.rank, 0.0)))
+    more = [Text(f"  and {len(late) - _RANKS_SHOWN} more")] if len(late) > _RANKS_SHOWN else []
+    return [title, table, *more]
+
+
+def _title(run: RunStatus, text: str) -> Text:
+    # repr: a name may hold what a terminal obeys.
+    return Text.assemble(("job ", ""), (repr(run.title), "bold"), (text, ""))
+
+
+def _is_late(rank: RankStatus, now: float) -> bool:
+    gone = bool(rank.lost_by) or rank.absent_from is not None
+    return gone or now >= _LEAST_NOW or rank.share >= _LEAST_SHARE
+
+
+def _rank(rank: RankStatus, now: float) -> list[Text]:
+    style = "bold red" if now >= _LEAST_NOW else ""
+    full = round(_BAR * now)
+    return [
+        Text(str(rank.rank), style),
+        Text(f"{now:.0%}", style),
+        Text("█" * full + "·" * (_BAR - full), style),
+        Text(duration(rank.waited)),
+        Text(f"{rank.share:.0%}"),
+        Text(now_text(rank)),
+    ]
