@@ -12,10 +12,10 @@ from reducer.server import config
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--shell", "as_shell", is_flag=True, help="Print export lines for a shell.")
 def command(as_json: bool, as_shell: bool) -> None:
-    """Print what the environment says of reducers and ranks, and which variable says it.
+    """Print what the environment says about reducers and ranks, and which variable says so.
 
-    Of CLUSTER_SPEC (Vertex), TF_CONFIG, Kubernetes, torchrun, Horovod, Open MPI and Slurm. With
-    --shell as the variables of torch.distributed:
+    The command reads the variables of Vertex (CLUSTER_SPEC), TF_CONFIG, Kubernetes, torchrun,
+    Horovod, Open MPI and Slurm. With --shell it prints the variables of torch.distributed:
 
     \b
       eval "$(reducer env --shell)"

@@ -10,14 +10,14 @@ from reducer.wire.codes import MAX_JOB_BYTES
 
 @click.command("keygen")
 @click.argument("file", default="reducer.key")
-@click.option("--job", help="Make the key of this job alone, for its workers.")
-@click.option("--from", "master", metavar="FILE", help="The reducers' key file, with --job.")
+@click.option("--job", help="Make the key of this job, for its workers.")
+@click.option("--from", "master", metavar="FILE", help="Key file of the reducers, with --job.")
 def command(file: str, job: str | None, master: str | None) -> None:
     """Write a key to the new file FILE (reducer.key) and print its path.
 
-    A random key is for every reducer (--key-file) and, unless jobs are to be kept apart, for every
-    worker (REDUCER_KEY_FILE). The key of a job is for the workers of that job: it proves nothing
-    for any other. A file that is there already is not overwritten.
+    A random key is for every reducer (--key-file). Workers may use the same key (REDUCER_KEY_FILE),
+    unless jobs must be kept apart. The key of a job is for the workers of that job: it lets them
+    join no other job. The command does not overwrite a file.
 
     \b
       reducer keygen reducer.key

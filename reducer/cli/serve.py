@@ -16,10 +16,11 @@ from reducer.server import config
 def command(file: str | None, **given: Any) -> None:
     """Serve reductions until SIGTERM or SIGINT.
 
-    Where CLUSTER_SPEC (Vertex) lists this replica as a reducer it needs no arguments: with neither
-    --host (REDUCER_HOST, which our image sets) nor a key it then serves in open mode.
+    The command needs no arguments where CLUSTER_SPEC (Vertex) lists this replica as a reducer.
+    Without --host (REDUCER_HOST, which our image sets) and without a key it then serves in open
+    mode.
 
-    Prints one line of JSON on stdout as soon as workers can connect; logs go to stderr.
+    The command prints one line of JSON on stdout when workers can connect. Logs go to stderr.
     """
     found = effective(file, given)
     try:

@@ -21,10 +21,10 @@ from reducer.status.table import as_text
 def command(addresses: tuple[str, ...], timeout: float, as_json: bool) -> None:
     """Ask running reducers what they do and who is late, and print a table.
 
-    ADDRESS is host:port of a reducer's metrics (--metrics-host, --metrics-port): 127.0.0.1:2223 by
-    default, and port 2223 where none is given. WAITED FOR is the time in which half of the ranks
-    had sent what this rank had not, since the run began; SHARE is its part of that time. Exits
-    with 1 if a reducer does not answer.
+    ADDRESS is host:port of a reducer's metrics (--metrics-host, --metrics-port). The default is
+    127.0.0.1:2223; the default port is 2223. WAITED FOR is the time since the run began in which at
+    least half of the ranks were waiting for this rank. SHARE is its part of the run's time. The
+    exit status is 1 if a reducer does not answer.
     """
     asked = status_addresses(addresses)
     answers = dict(zip(asked, ask_all(asked, timeout), strict=True))

@@ -83,14 +83,14 @@ class Config:
     port: int = _option("2222", "TCP port for workers; 0: any free one.", parse_int, most=65535)
     lanes: int = _option(
         "auto",
-        "Lane processes; 'auto': one for each core.",
+        "Number of lane processes; 'auto': one for each core.",
         parse_lanes,
         unit="processes",
         most=1024,
     )
     memory: int = _option(
         "8GiB",
-        "Memory for contributions and results, of all lanes together.",
+        "Memory for contributions and results; all lanes share it.",
         parse_size,
         unit="size",
         least=1 << 20,
@@ -106,16 +106,17 @@ class Config:
         flag=True,
     )
     key_file: str = _option(
-        "", "File with the key that workers must have, too; `reducer keygen` makes one."
+        "", "File with the key that workers must also have; `reducer keygen` makes one."
     )
     tls_cert: str = _option(
-        "", "PEM file with this reducer's certificate and its chain; workers then need one, too."
+        "",
+        "PEM file with this reducer's certificate and its chain; workers then also need one.",
     )
-    tls_key: str = _option("", "PEM file with the key of that certificate.")
+    tls_key: str = _option("", "PEM file with the private key of --tls-cert.")
     tls_ca: str = _option("", "PEM file with the CA that signs the workers' certificates.")
     credit: int = _option(
         "4MiB",
-        "Bytes that a worker may have unanswered on a lane.",
+        "Bytes that one worker may have in flight, without an answer, on a lane.",
         parse_size,
         unit="size",
         least=4096,
@@ -144,7 +145,7 @@ class Config:
     )
     drained_status: int = _option(
         "0",
-        "Exit status after SIGTERM has drained it; a Kubernetes Job starts again what does not end "
+        "Exit status after a drain on SIGTERM; a Kubernetes Job restarts a pod that does not end "
         "with 0.",
         parse_int,
         most=255,
@@ -157,7 +158,7 @@ class Config:
         least=0.1,
     )
     congestion: str = _option(
-        "", "TCP congestion control, such as cubic or bbr; empty: the system's."
+        "", "TCP congestion control, such as cubic or bbr; empty: the system's default."
     )
     local_socket: bool = _option(
         "true",
@@ -166,17 +167,24 @@ class Config:
         flag=True,
     )
     job_memory: int = _option(
-        "0", "The most of the memory that one job may reserve; 0: all.", parse_size, unit="size"
+        "0", "Maximum memory that one job may reserve; 0: no limit.", parse_size, unit="size"
     )
     job_keys: int = _option(
-        "200000", "Keys that one run may use at a time, for each slot.", parse_int, least=1
+        "200000",
+        "Maximum number of keys that one run may use at a time, for each slot.",
+        parse_int,
+        least=1,
     )
     max_jobs: int = _option(
-        "1024", "Runs of jobs at one time, groups included.", parse_int, least=1, most=65535
+        "1024",
+        "Maximum number of concurrent runs of all jobs, groups included.",
+        parse_int,
+        least=1,
+        most=65535,
     )
     max_runs: int = _option(
         "256",
-        "Of them, those of one job: each group of its workers is a run.",
+        "Maximum number of concurrent runs per job; each group of the job's workers is a run.",
         parse_int,
         least=1,
         most=65535,
@@ -189,19 +197,19 @@ class Config:
     )
     timeline: str = _option(
         "",
-        "Folder on a local disk for files that say what became of each round, for viewers of "
-        "Chrome traces.",
+        "Folder on a local disk for trace files of every round, which viewers of Chrome traces "
+        "read.",
     )
     log_level: str = _option(
-        "info", "Least level that is logged.", choices=("debug", "info", "warning", "error")
+        "info", "Lowest level that is logged.", choices=("debug", "info", "warning", "error")
     )
     debug: str = _option(
         "",
-        "Detail of the log: warn, info or trace, of all or of some parts, as trace:lane,auth; wins "
-        "over --log-level.",
+        "Detail of the log: warn, info or trace, for all parts or for some, such as "
+        "trace:lane,auth; overrides --log-level.",
         _debug,
     )
-    log_format: str = _option("text", "Form of the log lines.", choices=("text", "json"))
+    log_format: str = _option("text", "Format of the log lines.", choices=("text", "json"))
 
     @property
     def mode(self) -> str:

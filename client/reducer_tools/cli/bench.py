@@ -38,7 +38,7 @@ def _size(*names: str, **options: Any) -> Callable[..., Any]:
 def _choice(
     *names: str, ours: Iterable[str], theirs: Iterable[str], help: str
 ) -> Callable[..., Any]:
-    """An option of our names, of which help speaks, and of nccl-tests' names for them."""
+    """An option that takes our names, which the help shows, and the names of nccl-tests."""
     choice = click.Choice([*ours, *theirs])
     text = f"{help}: {', '.join(ours)}."
     return click.option(*names, type=choice, metavar="NAME", default=next(iter(ours)), help=text)
@@ -47,38 +47,60 @@ def _choice(
 @click.command("bench", context_settings={"show_default": True})
 @_size("-b", "--minbytes", default="4K", help="First size; K, M and G are binary.")
 @_size("-e", "--maxbytes", default="64M", help="Last size.")
-@click.option("-f", "--stepfactor", type=click.IntRange(2), help="From size to size. [default: 2]")
-@_size("-i", "--stepbytes", help="From size to size, instead of a factor.")
-@click.option("-n", "--iters", type=_COUNT, default=20, help="Measured iterations of a size.")
-@click.option("-w", "--warmup-iters", type=click.IntRange(0, 100_000), default=5, help="Before.")
-@click.option("-c", "--check", type=click.IntRange(0, 1), default=1, help="Compare every element.")
-@_choice("-d", "--datatype", ours=DTYPES, theirs=_DTYPE_NAMES, help="Of the arrays")
-@_choice("-o", "--op", ours=OPS, theirs=_OP_NAMES, help="Reduce by")
-@click.option("--collective", type=click.Choice(COLLECTIVES), default="all_reduce", help="To run.")
+@click.option(
+    "-f", "--stepfactor", type=click.IntRange(2), help="Factor between sizes. [default: 2]"
+)
+@_size("-i", "--stepbytes", help="Bytes between sizes, instead of a factor.")
+@click.option("-n", "--iters", type=_COUNT, default=20, help="Measured iterations per size.")
+@click.option(
+    "-w",
+    "--warmup-iters",
+    type=click.IntRange(0, 100_000),
+    default=5,
+    help="Iterations before the measured ones.",
+)
+@click.option(
+    "-c", "--check", type=click.IntRange(0, 1), default=1, help="1: compare every element; 0: none."
+)
+@_choice("-d", "--datatype", ours=DTYPES, theirs=_DTYPE_NAMES, help="dtype of the arrays")
+@_choice("-o", "--op", ours=OPS, theirs=_OP_NAMES, help="Operation")
+@click.option(
+    "--collective", type=click.Choice(COLLECTIVES), default="all_reduce", help="Collective to run."
+)
 @click.option("--wire-dtype", type=click.Choice(NARROW), help="Send float32 in 16 bits.")
-@click.option("--addresses", metavar="HOST:PORT,...", help="Reducers. [env: REDUCER_ADDRS]")
-@click.option("--local", type=click.IntRange(1, 64), help="Reducers to start on this host.")
-@click.option("--lanes", type=click.IntRange(1, 64), help="Of each local reducer. [default: 1]")
-@click.option("--workers", type=click.IntRange(1, 256), help="Ranks to start on this host.")
-@click.option("--rank", type=int, help="Of this process. [env: REDUCER_RANK, RANK]")
-@click.option("--world-size", type=int, help="Ranks. [env: REDUCER_WORLD_SIZE, WORLD_SIZE]")
-@click.option("--job", help="Equal on all ranks. [default: bench; with --workers a new name]")
-@click.option("--connect-timeout", type=float, default=60.0, help="Seconds to meet all ranks.")
-@click.option("--worker-gbps", type=float, help="Gbit/s of a worker's NIC: does a ring win?")
+@click.option(
+    "--addresses", metavar="HOST:PORT,...", help="Addresses of the reducers. [env: REDUCER_ADDRS]"
+)
+@click.option("--local", type=click.IntRange(1, 64), help="Start this many reducers here.")
+@click.option(
+    "--lanes", type=click.IntRange(1, 64), help="Lanes of each local reducer. [default: 1]"
+)
+@click.option("--workers", type=click.IntRange(1, 256), help="Start this many ranks here.")
+@click.option("--rank", type=int, help="Rank of this process. [env: REDUCER_RANK, RANK]")
+@click.option(
+    "--world-size", type=int, help="Number of ranks. [env: REDUCER_WORLD_SIZE, WORLD_SIZE]"
+)
+@click.option(
+    "--job", help="Name of the job, equal on all ranks. [default: bench; with --workers a new name]"
+)
+@click.option(
+    "--connect-timeout", type=float, default=60.0, help="Seconds in which all ranks must join."
+)
+@click.option("--worker-gbps", type=float, help="Gbit/s of a worker's NIC: compare with a ring.")
 @click.option("--reducer-gbps", type=float, help="Gbit/s of a reducer's NIC, for the model.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines instead of a table.")
 def command(**given: Any) -> None:
     """Measure a collective over running reducers and check every result.
 
-    Start it as every rank of a job (rank 0 prints), or with --workers once: it then starts the
-    ranks itself. --local starts reducers, too.
+    Start the command as every rank of a job; rank 0 prints the table. With --workers, start the
+    command once: the command starts the ranks itself. With --local it also starts reducers.
 
     \b
       reducer bench --local 2 --workers 4 -b 4K -e 64M
       reducer bench --workers 4 --addresses reducer-0:2222,reducer-1:2222
       torchrun ... --no-python reducer bench --addresses reducer-0:2222
 
-    Exits with 1 if any element was wrong.
+    The exit status is 1 if any element was wrong.
     """
     from reducer_client import ReducerError
     from reducer_tools.bench.verdict import Rates

@@ -29,37 +29,47 @@ def _read_variables(
 
 @click.command("convert")
 @click.argument("config", type=click.File("rb"))
-@click.option("--reducer-image", required=True, metavar="URI", help="The reducers' container.")
-@click.option("--worker-image", metavar="URI", help="The workers', where config.yaml names none.")
+@click.option(
+    "--reducer-image", required=True, metavar="URI", help="Container image of the reducers."
+)
+@click.option(
+    "--worker-image",
+    metavar="URI",
+    help="Container image of workers for which config.yaml names none.",
+)
 @click.option(
     "--reducer-machine",
     metavar="TYPE",
     default=DEFAULT_REDUCER,
     show_default=True,
-    help="The reducers' machine type.",
+    help="Machine type of the reducers.",
 )
 @click.option(
     "--reducers",
     type=click.IntRange(1, 4096),
-    help="How many. [default: as many as cover the workers' bandwidth]",
+    help="Number of reducers. [default: enough for the workers' bandwidth]",
 )
-@click.option("--worker-gbps", type=float, help="Gbit/s of a worker's NIC. [default: the table's]")
-@click.option("--reducer-gbps", type=float, help="Of a reducer's. [default: the table's]")
+@click.option(
+    "--worker-gbps", type=float, help="Gbit/s of a worker's NIC. [default: from the table]"
+)
+@click.option(
+    "--reducer-gbps", type=float, help="Gbit/s of a reducer's NIC. [default: from the table]"
+)
 @click.option(
     "--env",
     "environment",
     multiple=True,
     metavar="NAME=VALUE",
     callback=_read_variables,
-    help="For the reducers' containers; may be given several times.",
+    help="Variable of the reducers' containers; may be given several times.",
 )
 @machines_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 def command(config: BinaryIO, **given: Any) -> None:
     """Turn a Cloud ML Engine CONFIG.yaml into workerPoolSpecs with a Reduction Server.
 
-    The reducers are the third pool, in the place of the parameter servers. What could not be
-    carried over is said on the standard error.
+    The reducers are the third pool, in the place of the parameter servers. The command reports
+    fields that it could not convert on the standard error.
 
     \b
       reducer convert config.yaml --reducer-image registry/reducer:1 > job.yaml

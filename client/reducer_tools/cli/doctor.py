@@ -13,11 +13,13 @@ from reducer.status.ask import DEFAULT_PORT
 
 @click.command("doctor")
 @click.option(
-    "--addresses", metavar="HOST:PORT,...", help="Reducers. [default: those of `reducer env`]"
+    "--addresses",
+    metavar="HOST:PORT,...",
+    help="Addresses of the reducers. [default: as `reducer env`]",
 )
-@click.option("--key-file", metavar="FILE", help="Of mode psk. [env: REDUCER_KEY_FILE]")
+@click.option("--key-file", metavar="FILE", help="Key file of mode psk. [env: REDUCER_KEY_FILE]")
 @click.option(
-    "--job", help="With a key or certificate that is for one job. [default: one of its own]"
+    "--job", help="Job to join, where a key or certificate is for one job. [default: a new job]"
 )
 @click.option("--timeout", type=click.FloatRange(0.1, 60), default=5.0, show_default=True)
 @click.option(
@@ -26,11 +28,11 @@ from reducer.status.ask import DEFAULT_PORT
     default=0.5,
     show_default=True,
     metavar="SECONDS",
-    help="Of traffic with each reducer, 10 s for all; 0: none.",
+    help="Seconds of traffic with each reducer, 10 s in all; 0: no traffic.",
 )
 @click.option(
     "--metrics-port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True,
-    help="Of the reducers, for release and clock; no fault where it does not answer.",
+    help="Metrics port of the reducers, for release and clock; it need not answer.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -44,10 +46,10 @@ def command(
 ) -> None:
     """Look from this host at every reducer as a worker would, and say what is wrong.
 
-    Joins each reducer as the only worker of a job of its own, with the key or the certificates that
-    a worker would use (REDUCER_KEY_FILE, REDUCER_TLS_CERT, _KEY and _CA), and leaves again. RATE is
-    each way, from one worker. Running jobs are not touched, but share the network with the traffic.
-    Exits with 1 if a job could not start here.
+    The command joins each reducer as the only worker of a new job and leaves again. It uses the key
+    or the certificates that a worker would use (REDUCER_KEY_FILE, REDUCER_TLS_CERT, _KEY and _CA).
+    RATE is the rate in each direction, for one worker. The command does not touch running jobs, but
+    its traffic shares their network. The exit status is 1 if a job could not start here.
     """
     from reducer_client import config
     from reducer_tools.doctor import report

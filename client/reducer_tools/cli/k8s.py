@@ -26,7 +26,7 @@ _KINDS_OF = {
 
 @click.group("k8s")
 def command() -> None:
-    """Manifests for Kubernetes."""
+    """Make manifests for Kubernetes."""
 
 
 @command.command("render")
@@ -37,33 +37,37 @@ def command() -> None:
     help="pool: reducers that many jobs share; jobset: workers with reducers of their own; "
     "trainer: a runtime of Kubeflow Trainer whose jobs each have their own.",
 )
-@click.option("--name", default="reducer", show_default=True, help="What it is called.")
+@click.option("--name", default="reducer", show_default=True, help="Name of the deployment.")
 @click.option(
     "--namespace",
     default="",
-    help="Where it goes. [default: a pool goes to default, a runtime of Trainer to all]",
+    help="Namespace. [default: default for a pool; all for a runtime of Trainer]",
 )
-@click.option("--replicas", default=4, show_default=True, help="Reducers.")
+@click.option("--replicas", default=4, show_default=True, help="Number of reducers.")
 @click.option("--image", default=Reducers.image, show_default=True, help="Image of the reducers.")
-@click.option("--cpus", default=4, show_default=True, help="Cores, and lanes, of a reducer.")
+@click.option("--cpus", default=4, show_default=True, help="Cores and lanes of each reducer.")
 @click.option(
     "--memory",
     metavar="SIZE",
     callback=size_option,
     default="8GiB",
     show_default=True,
-    help="What --memory is to `reducer serve`; the limit of the pod is higher.",
+    help="--memory of `reducer serve`; the memory limit of the pod is higher.",
 )
-@click.option("--key-secret", default="", help="Secret that has the key file as its entry 'key'.")
-@click.option("--insecure", is_flag=True, help="Without a key: whoever reaches them is served.")
+@click.option("--key-secret", default="", help="Secret whose entry 'key' is the key file.")
+@click.option(
+    "--insecure", is_flag=True, help="Serve every client that reaches the reducers, without a key."
+)
 @click.option(
     "--monitoring-namespace",
     default="",
-    help="Of a pool: where the Prometheus operator's Prometheus is, which may then scrape it.",
+    help="For a pool: the namespace of the Prometheus that may scrape the reducers.",
 )
-@click.option("--workers", default=4, show_default=True, help="Workers; not of a pool.")
-@click.option("--worker-image", default=Workers.image, show_default=True, help="Image of workers.")
-@click.option("--gpus", default=1, show_default=True, help="GPUs of a worker.")
+@click.option("--workers", default=4, show_default=True, help="Number of workers; not for a pool.")
+@click.option(
+    "--worker-image", default=Workers.image, show_default=True, help="Image of the workers."
+)
+@click.option("--gpus", default=1, show_default=True, help="GPUs of each worker.")
 @click.argument("worker_command", nargs=-1, metavar="[-- COMMAND...]")
 @click.pass_context
 def render_command(
@@ -78,8 +82,8 @@ def render_command(
 ) -> None:
     """Print the manifests of a deployment as YAML.
 
-    COMMAND is what workers run, torchrun train.py by default. The key: `reducer keygen key`, then
-    `kubectl create secret generic NAME --from-file=key`.
+    COMMAND is the command of the workers, by default torchrun train.py. `reducer keygen key` makes
+    the key; `kubectl create secret generic NAME --from-file=key` makes the secret.
     """
     _check_kind(context, kind)
     try:

@@ -15,7 +15,7 @@ from reducer_tools.planner.machines import Machines
 machines_option = click.option(
     "--machines",
     type=click.File("rb"),
-    help="TOML: machines that go before those built in (reducer plan --show-machines).",
+    help="TOML file of machines, read before the built-in table (reducer plan --show-machines).",
 )
 
 

@@ -28,7 +28,9 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 
 @click.command("check")
 @version_option
-@click.option("--ranks", type=click.IntRange(1, 16), default=2, show_default=True, help="To start.")
+@click.option(
+    "--ranks", type=click.IntRange(1, 16), default=2, show_default=True, help="Ranks to start."
+)
 @click.option(
     "-b",
     "--bytes",
@@ -37,7 +39,7 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     callback=_size,
     default="4M",
     show_default=True,
-    help="Of float32 to all-reduce, and as many bfloat16; K, M and G are binary.",
+    help="Bytes of float32 to all-reduce, and as many of bfloat16; K, M and G are binary.",
 )
 @click.option(
     "--status",
@@ -61,13 +63,13 @@ def command(
 ) -> None:
     """Prove that NCCL in this environment sends its all-reduces through the reducers.
 
-    NCCL falls back to its own network without an error. This loads the library that the installed
-    NCCL would load, goes NCCL's way through its tables as ranks on this host, compares every
-    element, and asks the reducers how many bytes they have moved. No GPU is needed. Unless
-    REDUCER_CONNECT_TIMEOUT is set, it waits 10 seconds for the reducers.
+    NCCL falls back to its own network without an error. The command loads the plugin that the
+    installed NCCL would load, and calls the plugin's tables as NCCL does, with ranks on this host.
+    It compares every element and asks the reducers how many bytes they have moved. It needs no GPU.
+    It waits 10 seconds for the reducers, or as long as REDUCER_CONNECT_TIMEOUT says.
 
-    Exits with 0 only if the reducers have counted the bytes, and nothing in the environment keeps
-    a job from them.
+    The exit status is 0 only if the reducers have counted the bytes and nothing in the environment
+    keeps a job from the reducers.
     """
     from reducer_tools.nccl import config, verdict
     from reducer_tools.nccl.check import Wanted, check

@@ -12,15 +12,17 @@ from reducer_tools.nccl.versions import Version
 
 @click.command("env")
 @version_option
-@click.option("--addresses", default="", metavar="HOST:PORT,...", help="Of the reducers.")
+@click.option("--addresses", default="", metavar="HOST:PORT,...", help="Addresses of the reducers.")
 @click.option(
     "--library",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The plugin, or its folder. [default: where the loader and /usr/local/lib have it]",
+    help="Path of the plugin or its folder. [default: as the loader or /usr/local/lib has]",
 )
-@click.option("--force", is_flag=True, help="All-reduces of every size, not only of large arrays.")
-@click.option("--shell", is_flag=True, help='Lines for eval "$(reducer nccl env --shell)".')
+@click.option(
+    "--force", is_flag=True, help="Take all-reduces of every size, not only of large arrays."
+)
+@click.option("--shell", is_flag=True, help='Print lines for eval "$(reducer nccl env --shell)".')
 def command(
     version: Version | None, addresses: str, library: Path | None, force: bool, shell: bool
 ) -> None:

@@ -24,5 +24,5 @@ def version_option(function: Any) -> Any:
         "--version",
         metavar="X.Y.Z",
         callback=_parse,
-        help="Of NCCL. [default: that of the libnccl which this Python would load]",
+        help="Version of NCCL. [default: of the libnccl that this Python would load]",
     )(function)

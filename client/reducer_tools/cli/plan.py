@@ -28,14 +28,18 @@ def _time(name: str, help: str) -> Callable[..., Any]:
 
 
 @click.command("plan")
-@click.option("--workers", type=int, help="Workers: hosts with a NIC of their own.")
+@click.option("--workers", type=int, help="Number of workers: hosts that each have a NIC.")
 @click.option("--worker-gbps", type=float, help="Gbit/s of a worker's NIC, each way.")
-@click.option("--worker-machine", metavar="TYPE", help="Its row in the table of machines instead.")
-@click.option("--worker-price", type=float, help="Of a worker for an hour, in any currency.")
-@click.option("--reducers", type=int, help="Plan for so many. [default: as many as are needed]")
+@click.option(
+    "--worker-machine", metavar="TYPE", help="Machine type of a worker, from the table, instead."
+)
+@click.option("--worker-price", type=float, help="Price of a worker for an hour, in any currency.")
+@click.option("--reducers", type=int, help="Number of reducers. [default: as many as are needed]")
 @click.option("--reducer-gbps", type=float, help="Gbit/s of a reducer's NIC, each way.")
-@click.option("--reducer-machine", metavar="TYPE", help="Its row in the table instead.")
-@click.option("--reducer-price", type=float, help="Of a reducer for an hour.")
+@click.option(
+    "--reducer-machine", metavar="TYPE", help="Machine type of a reducer, from the table, instead."
+)
+@click.option("--reducer-price", type=float, help="Price of a reducer for an hour.")
 @click.option(
     "--gradient-bytes",
     metavar="SIZE",
@@ -43,16 +47,19 @@ def _time(name: str, help: str) -> Callable[..., Any]:
     help="Bytes that a worker reduces in a step; K, M and G are binary. [default: 400M]",
 )
 @click.option(
-    "--parameters", metavar="COUNT", callback=count_option, help="The model's instead: 340M, 7B."
+    "--parameters",
+    metavar="COUNT",
+    callback=count_option,
+    help="Parameters of the model, instead of bytes: 340M, 7B.",
 )
 @click.option(
     "--dtype",
     type=click.Choice([*_DTYPES]),
     metavar="NAME",
-    help=f"Of the gradients as they travel: {', '.join(_DTYPES)}. [default: float32]",
+    help=f"dtype in which the gradients travel: {', '.join(_DTYPES)}. [default: float32]",
 )
-@_time("--step", "A step's time, measured over a ring: 250ms.")
-@_time("--compute", "A step's time without communication, instead of --step.")
+@_time("--step", "Time of a step over a ring, as measured: 250ms.")
+@_time("--compute", "Time of a step without communication, instead of --step.")
 @click.option(
     "--overlap",
     type=float,
@@ -69,7 +76,7 @@ def _time(name: str, help: str) -> Callable[..., Any]:
 def command(**given: Any) -> None:
     """Compute the reducers needed, what they gain over a ring, and when they pay off.
 
-    A model of the NICs with headers and nothing else: the best that each side can reach.
+    The model has the NICs and the headers and nothing else: it gives the best of each side.
 
     \b
       reducer plan --workers 8 --worker-gbps 100 --reducer-gbps 32

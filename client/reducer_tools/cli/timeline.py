@@ -15,8 +15,8 @@ import click
 def command(sources: tuple[str, ...], out: str) -> None:
     """Merge the timelines of workers and reducers into one file, which ui.perfetto.dev opens.
 
-    Workers and reducers write them where REDUCER_TIMELINE names a folder. Times of one machine fit
-    together exactly, those of several as well as their clocks do.
+    Workers and reducers write timelines where REDUCER_TIMELINE names a folder. Times of one machine
+    agree exactly. Times of several machines agree as well as their clocks do.
     """
     found = [path for source in sources for path in _files(Path(source))]
     files = [path for path in found if path.resolve() != Path(out).resolve()]

@@ -31,13 +31,13 @@ _PIPE_WIDTH = 160
 @click.argument("addresses", nargs=-1, metavar="[ADDRESS]...")
 @click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True)
 @click.option("--timeout", type=click.FloatRange(0.1, 60), default=2.0, show_default=True)
-@click.option("--once", is_flag=True, help="Look twice, print what came between, and end.")
+@click.option("--once", is_flag=True, help="Look twice, print what happened in between, and end.")
 def command(addresses: tuple[str, ...], interval: float, timeout: float, once: bool) -> None:
     """Watch running reducers: throughput, rounds, memory, jobs, and who is late; q ends it.
 
     ADDRESS is host:port of a reducer's metrics, as for `reducer status`. LATE NOW is the part of
-    the time since the last look in which half of the ranks had sent what this rank had not;
-    WAITED FOR and SHARE are those of the whole run. With --once it exits with 1 if a reducer does
+    the time since the last look in which at least half of the ranks were waiting for this rank.
+    WAITED FOR and SHARE are for the whole run. With --once the exit status is 1 if a reducer does
     not answer.
     """
     need("`reducer top`", "tools", rich="rich")
