@@ -17,7 +17,7 @@ from reducer_client.config import DEFAULT_STEP_TIMEOUT, Settings
 from reducer_client.debug import about, join_logger, rounds_logger
 from reducer_client.dtypes import Op, WireDtype, find_dtype, find_reduction, narrow_to
 from reducer_client.engine import Engine, EngineError, Operation
-from reducer_client.errors import from_engine
+from reducer_client.errors import ReducerError, RoundTimeoutError, from_engine
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
 from reducer_client.reports import StallReports
 from reducer_client.spread import KeysInTurn
@@ -319,19 +319,14 @@ class Group:
     def barrier(self, timeout: Timeout | None = None, key: str | None = None) -> None:
         """Return when every rank has called it; None takes the group's ``step_timeout``.
 
+        A timeout ends the group: a second barrier would meet the first one of a late rank.
         Barriers without a ``key`` are one after the other, whichever thread calls them.
         """
         name = "~barrier" if key is None else _checked(key)
-        try:
-            work: Work[Array] = self._submit(
-                Collective.BARRIER, ReduceOp.NONE, DType.UINT8, name, count=0
-            )
-            work.wait(timeout)
-        except Exception:
-            raise
-        except BaseException:  # as of every call; nobody else has its work
-            self._give_up()
-            raise
+        work: Work[Array] = self._submit(
+            Collective.BARRIER, ReduceOp.NONE, DType.UINT8, name, count=0
+        )
+        wait_or_end(self, work, timeout)
 
     def stats(self, timeout: float = 5.0) -> dict[str, Any]:
         """Counters of this worker and of every lane of the job (asked for now).
@@ -478,6 +473,24 @@ class Group:
         name, kind = collective.name.lower(), dtype.name.lower()
         fields = {**self._about, "key": operation.key, "round": operation.round}
         rounds_logger.debug("%s of %s x %d", name, kind, count, extra={"about": fields})
+
+
+def wait_or_end(group: Group, work: Work[T], timeout: Timeout | None = None) -> T:
+    """Wait for a call whose work the program does not get, so that it cannot wait again.
+
+    A timeout or an interrupt ends the group. Made again, the call would be another round than that
+    of the other ranks.
+    """
+    try:
+        return work.wait(timeout)
+    except RoundTimeoutError as error:
+        group.abort(str(error))
+        raise
+    except ReducerError:
+        raise
+    except BaseException:
+        group.abort()
+        raise
 
 
 def _shut_down(engine: Engine, completer: Completer) -> None:

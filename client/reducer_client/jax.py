@@ -17,7 +17,7 @@ from jax.experimental import io_callback
 from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
-from reducer_client.group import Group
+from reducer_client.group import Group, wait_or_end
 
 __all__ = ["all_reduce_tree", "broadcast_tree"]
 
@@ -60,7 +60,7 @@ def all_reduce_tree(
         work = group.all_reduce_many(
             [np.asarray(part) for part in parts], op, fusion_threshold, key, wire_dtype
         )
-        return work.wait()
+        return wait_or_end(group, work)
 
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     # Not pure_callback: that may be dropped, or run twice.
@@ -76,7 +76,7 @@ def broadcast_tree(tree: Any, group: Group, root: int = 0) -> Any:
     """
     leaves, structure = jax.tree.flatten(tree)
     works = [group.broadcast(np.asarray(leaf), root) for leaf in leaves]
-    return jax.tree.unflatten(structure, [jnp.asarray(work.wait()) for work in works])
+    return jax.tree.unflatten(structure, [jnp.asarray(wait_or_end(group, work)) for work in works])
 
 
 def _refuse_manual_axes() -> None:

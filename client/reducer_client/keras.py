@@ -19,7 +19,7 @@ import numpy as np
 from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
-from reducer_client.group import Group
+from reducer_client.group import Group, wait_or_end
 from reducer_client.local_gradients import LocalVariables
 
 __all__ = ["BroadcastGlobalVariables", "DistributedOptimizer", "MetricAverage"]
@@ -117,9 +117,12 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # no types
         super().__init__()
         self.group = group
 
+    def _mean(self, values: Array) -> Array:
+        return wait_or_end(self.group, self.group.all_reduce(values, "mean"))
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Called by Keras."""
-        average_logs(logs, lambda values: self.group.all_reduce(values, "mean").wait())
+        average_logs(logs, self._mean)
 
 
 def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -> None:
@@ -131,7 +134,7 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -
     arrays = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
     works = [group.broadcast(array, root) for array in arrays]
     for variable, work in zip(variables, works, strict=True):
-        variable.assign(work.wait())
+        variable.assign(wait_or_end(group, work))
 
 
 def trained_variables(model: Any) -> list[Any]:
@@ -209,7 +212,7 @@ def _reduce_on_host(
     grads: Sequence[Any], group: Group, op: Op, options: dict[str, Any]
 ) -> list[Any]:
     arrays = [keras.ops.convert_to_numpy(gradient) for gradient in grads]
-    reduced = group.all_reduce_many(arrays, op, **options).wait()
+    reduced = wait_or_end(group, group.all_reduce_many(arrays, op, **options))
     return [
         keras.ops.convert_to_tensor(array, dtype=keras.backend.standardize_dtype(gradient.dtype))
         for array, gradient in zip(reduced, grads, strict=True)

@@ -21,7 +21,7 @@ import tensorflow as tf
 from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
-from reducer_client.group import Group
+from reducer_client.group import Group, wait_or_end
 from reducer_client.local_gradients import LocalVariables
 
 __all__ = ["DistributedGradientTape", "all_reduce", "all_reduce_many", "broadcast_variables"]
@@ -73,7 +73,8 @@ def all_reduce_many(
     """
 
     def reduce(*arrays: Array) -> list[Array]:
-        return group.all_reduce_many(arrays, op, fusion_threshold, key, wire_dtype).wait()
+        work = group.all_reduce_many(arrays, op, fusion_threshold, key, wire_dtype)
+        return wait_or_end(group, work)
 
     def call(*dense: Any) -> list[Any]:
         return call_in_order(group, reduce, dense, [tensor.shape for tensor in dense])
@@ -162,7 +163,7 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -
         raise RuntimeError("broadcast_variables in a tf.function: call it once, outside")
     works = [group.broadcast(variable.numpy(), root) for variable in variables]
     for variable, work in zip(variables, works, strict=True):
-        variable.assign(work.wait())
+        variable.assign(wait_or_end(group, work))
 
 
 def call_in_order(

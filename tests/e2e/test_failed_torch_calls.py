@@ -15,11 +15,11 @@ pytest.importorskip("torch")
 import torch  # only where it is installed
 import torch.distributed as dist
 
-from reducer_client import ReducerError
+from reducer_client import ReducerError, RoundTimeoutError
 from reducer_client import work as work_module
 from reducer_client.torch import strands
 from tests.support.process_group import process_group
-from tests.support.ranks import run_ranks
+from tests.support.ranks import Tell, run_ranks, start_ranks, values
 
 SECONDS = 20.0
 
@@ -132,3 +132,45 @@ def test_a_call_that_was_refused_leaves_nothing(
     """PREMUL_SUM had scaled the tensor; a name was in use, and waited for until the time-out."""
     ran = run_ranks(2, _refused, addresses, f"{tmp_path}/store", job)
     assert ran == [[2.5, 3.0]] * 2
+
+
+def _late(
+    rank: int, world: int, addresses: list[str], store: str, job: str, what: str, tell: Tell
+) -> list[float]:
+    """Rank 1 makes its second call when rank 0 has waited for it in vain, and goes on."""
+
+    def call(number: float) -> float:
+        if what == "barrier":
+            dist.barrier()
+            return number
+        tensor = torch.full((4,), number + rank)
+        dist.all_reduce(tensor, async_op=True).wait()
+        return float(tensor[0])
+
+    found: list[float] = []
+    with process_group(rank, world, addresses, store, 2.0, job=job, hierarchy=False):
+        found.append(call(10))
+        with pytest.raises(ReducerError):
+            if rank == 0:
+                with pytest.raises(RoundTimeoutError):
+                    call(100)
+                tell("late")
+            else:
+                tell.hear()
+            for number in (100, 1_000, 10_000):
+                found.append(call(number))
+    return found
+
+
+@pytest.mark.parametrize("what", ["sum", "barrier"])
+def test_a_call_that_timed_out_is_not_met_by_a_later_one(
+    addresses: list[str], tmp_path: Path, job: str, what: str
+) -> None:
+    """The group lived on until a thread saw the time-out; if the rank came first, sums were wrong."""
+    arguments = (addresses, f"{tmp_path}/store", job, what)
+    with start_ranks(2, _late, *arguments, talk=True) as ranks:
+        assert ranks.receive(0, 60) == "late"
+        ranks.send(1)
+        zero, one = values(ranks.collect(60))
+    first = 10 if what == "barrier" else 21
+    assert zero == [first] and one == [first]

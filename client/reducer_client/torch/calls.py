@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from reducer_client.config import DEFAULT_STEP_TIMEOUT
+from reducer_client.errors import RoundTimeoutError
 from reducer_client.group import Group
 from reducer_client.torch.callbacks import CallbackThreads
 from reducer_client.torch.packing import Packing
@@ -92,14 +93,22 @@ class Calls:
         ``run`` gets a key of its own: a thread takes it up at any time.
         """
 
+        def run_or_end(key: str) -> None:
+            try:
+                run(key)
+            except RoundTimeoutError as error:
+                self.end_group(str(error))
+                raise
+
         def start() -> CallWork:
             with self._strand.next_call("task") as (key, strand):
                 work = CallWork(outputs, strand, self._threads)
+                step = partial(run_or_end, key)
                 if asynchronous:
-                    return self._notified(work, self._beginning(partial(run, key), strand))
+                    return self._notified(work, self._beginning(step, strand), self.end_group)
                 task = Task(strand, None)
-                task.run(partial(run, key))
-                return work.start(lambda _: task)
+                task.run(step)
+                return work.start(lambda _: task, self.end_group)
 
         return self._unless_interrupted(start)
 

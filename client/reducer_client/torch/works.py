@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from reducer_client.errors import ReducerError, RoundTimeoutError
+from reducer_client.torch.call import Call
 from reducer_client.torch.callbacks import CallbackThreads
 from reducer_client.torch.futures import CallFuture, Context
 from reducer_client.torch.strands import Strand
-from reducer_client.work import Work
 
 
 class Handle(Protocol):
@@ -120,8 +120,13 @@ class CallWork(dist.Work):
         return True
 
     def _lose(self, handle: Handle, timed_out: str = "") -> None:
-        """Nobody will wait for the call any more. (A hierarchy ends by itself.)"""
-        if self._end_group is not None and not self._notified and isinstance(handle, Work):
+        """The program has no result, and will go on with other calls or make this one again.
+
+        Other ranks may have the result, now or as soon as a late rank comes. An interrupted wait
+        for an asynchronous call may be repeated. (A hierarchy ends by itself.)
+        """
+        for_good = timed_out or not self._notified
+        if self._end_group is not None and for_good and not isinstance(handle, Call):
             self._end_group(timed_out)
 
     def when_settled(self, call: Callable[[], None]) -> None:
