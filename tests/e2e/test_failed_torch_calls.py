@@ -166,7 +166,7 @@ def _late(
 def test_a_call_that_timed_out_is_not_met_by_a_later_one(
     addresses: list[str], tmp_path: Path, job: str, what: str
 ) -> None:
-    """The group lived on until a thread saw the timeout. A rank that came first met the next call."""
+    """The group lived on until a thread saw the timeout; a rank that came first met later calls."""
     arguments = (addresses, f"{tmp_path}/store", job, what)
     with start_ranks(2, _late, *arguments, talk=True) as ranks:
         assert ranks.receive(0, 60) == "late"
