@@ -1,8 +1,8 @@
 """Workers of the simulation: the rules of the client by themselves, or its real engine.
 
-`ModelWorker` follows PROTOCOL.md, sections 4 to 8, and client/engine/protocol/flow.cc, for one key and one
-round at a time; it knows sizes only, and only the lanes that are simulated. `EngineWorker` is the
-engine's own protocol state, which moves real bytes and needs every lane to be simulated.
+`ModelWorker` follows PROTOCOL.md, sections 4 to 8, and client/engine/protocol/flow.cc, for one key
+and one round at a time. It knows sizes only, and only the lanes that are simulated. `EngineWorker`
+is the engine's own protocol state, which moves real bytes and needs every lane to be simulated.
 """
 
 from __future__ import annotations

@@ -23,6 +23,6 @@ def register() -> None:
 
 
 def _create(group: Any, options: Any) -> ProcessGroup:
-    from reducer_client.torch.process_group import create
+    from reducer_client.torch.backend.process_group import create
 
     return create(group, options)

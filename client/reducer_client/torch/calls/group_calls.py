@@ -11,15 +11,15 @@ import torch
 from reducer_client.config import DEFAULT_STEP_TIMEOUT
 from reducer_client.errors import RoundTimeoutError
 from reducer_client.group import Group
-from reducer_client.torch.callbacks import CallbackThreads
-from reducer_client.torch.packing import Packing
-from reducer_client.torch.solo import SoloGroup
-from reducer_client.torch.staging import CudaStaging
-from reducer_client.torch.strands import MainStrand, Strand
-from reducer_client.torch.tasks import Task
-from reducer_client.torch.works import CallWork, EndGroup, Handle, OnDone
+from reducer_client.torch.calls.callbacks import CallbackThreads
+from reducer_client.torch.calls.name_scopes import MainScope, Scope
+from reducer_client.torch.calls.single_rank import SingleRankGroup
+from reducer_client.torch.calls.tasks import Task
+from reducer_client.torch.calls.works import CallWork, EndGroup, Handle, OnDone
+from reducer_client.torch.tensors.cuda import CudaStaging
+from reducer_client.torch.tensors.packing import Packing
 
-AnyGroup = Group | SoloGroup
+AnyGroup = Group | SingleRankGroup
 
 
 # submit(source, target, key=, on_done=, timeout=) starts a collective from one run of host memory
@@ -27,14 +27,14 @@ AnyGroup = Group | SoloGroup
 Submit = Callable[..., Handle]
 
 
-class Calls:
+class GroupCalls:
     """The calls of one process group."""
 
     def __init__(self, group: AnyGroup, name: str) -> None:
         self.group = group
         self.also_ended: Callable[[], None] | None = None  # where the group ends by itself
         patience = group.step_timeout or DEFAULT_STEP_TIMEOUT
-        self._strand = MainStrand(name, group.reducers, patience)
+        self._scope = MainScope(name, group.reducers, patience)
         self._threads = CallbackThreads()
         self._pending: set[CallWork] = set()
         self._staging: dict[torch.device, CudaStaging] = {}
@@ -61,16 +61,16 @@ class Calls:
         if device.type == "cuda":
 
             def start_on_device() -> CallWork:
-                with self._strand.next_call(device.type) as (key, strand):
+                with self._scope.next_call(device.type) as (key, scope):
                     begin = partial(submit, key=key, timeout=timeout)
-                    return self._start_on_device(begin, source, target, outputs, strand, device)
+                    return self._start_on_device(begin, source, target, outputs, scope, device)
 
             return self._unless_interrupted(start_on_device)
         read, write, finish = _on_host(source, target)
 
         def start() -> CallWork:
-            with self._strand.next_call(device.type) as (key, strand):
-                work = CallWork(outputs, strand, self._threads, finish, timeout)
+            with self._scope.next_call(device.type) as (key, scope):
+                work = CallWork(outputs, scope, self._threads, finish, timeout)
 
                 def begin(on_done: OnDone | None) -> Handle:
                     return submit(read, write, key=key, on_done=on_done, timeout=timeout)
@@ -101,12 +101,12 @@ class Calls:
                 raise
 
         def start() -> CallWork:
-            with self._strand.next_call("task") as (key, strand):
-                work = CallWork(outputs, strand, self._threads)
+            with self._scope.next_call("task") as (key, scope):
+                work = CallWork(outputs, scope, self._threads)
                 step = partial(run_or_end, key)
                 if asynchronous:
-                    return self._notified(work, self._beginning(step, strand), self.end_group)
-                task = Task(strand, None)
+                    return self._notified(work, self._beginning(step, scope), self.end_group)
+                task = Task(scope, None)
                 task.run(step)
                 return work.start(lambda _: task, self.end_group)
 
@@ -133,19 +133,19 @@ class Calls:
 
     def start_waiting(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
         """Start something that only waits, on any ranks; a barrier does not wait for that."""
-        strand = Strand("waiting")
-        work = CallWork(outputs, strand, self._threads)
-        return work.start_notified(self._beginning(run, strand), lambda: None)
+        scope = Scope("waiting")
+        work = CallWork(outputs, scope, self._threads)
+        return work.start_notified(self._beginning(run, scope), lambda: None)
 
     def _beginning(
-        self, run: Callable[[], None], strand: Strand
+        self, run: Callable[[], None], scope: Scope
     ) -> Callable[[OnDone | None], Handle]:
         def begin(on_done: OnDone | None) -> Handle:
-            task = Task(strand, on_done)
+            task = Task(scope, on_done)
             try:
                 self._threads.submit(partial(task.run, run))
             except BaseException:
-                strand.end()  # nothing will run in it
+                scope.end()  # nothing will run in it
                 raise
             return task
 
@@ -157,13 +157,13 @@ class Calls:
         source: Packing | None,
         target: Packing | None,
         outputs: Sequence[torch.Tensor],
-        strand: Strand,
+        scope: Scope,
         device: torch.device,
     ) -> CallWork:
         staging = self._staging_of(device)
         work = CallWork(
             outputs,
-            strand,
+            scope,
             self._threads,
             devices=[device],
             context=staging.on_side,

@@ -6,22 +6,22 @@ import threading
 from collections.abc import Callable
 
 from reducer_client.errors import RoundTimeoutError
-from reducer_client.torch.strands import Strand, entered
-from reducer_client.torch.works import OnDone
+from reducer_client.torch.calls.name_scopes import Scope, entered
+from reducer_client.torch.calls.works import OnDone
 
 
 class Task:
-    """A function that waits for calls; run once, on any thread, within a strand.
+    """A function that waits for calls; run once, on any thread, within a scope.
 
     A work that a program keeps holds this, but not the function, which knows what it waited for.
     """
 
-    def __init__(self, strand: Strand, on_done: OnDone | None) -> None:
-        self._strand = strand
+    def __init__(self, scope: Scope, on_done: OnDone | None) -> None:
+        self._scope = scope
         self._on_done = on_done
         self._ended = threading.Event()
         self._error: Exception | None = None
-        strand.begin()
+        scope.begin()
 
     @property
     def done(self) -> bool:
@@ -29,11 +29,11 @@ class Task:
 
     def run(self, function: Callable[[], None]) -> None:
         try:
-            with entered(self._strand):
+            with entered(self._scope):
                 function()
         except Exception as error:
             self._error = error
-        self._strand.end()
+        self._scope.end()
         self._ended.set()
         if self._on_done is not None:
             self._on_done(self)

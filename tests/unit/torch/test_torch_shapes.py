@@ -13,8 +13,14 @@ pytest.importorskip("torch")
 import torch  # only where it is installed
 import torch.distributed as dist
 
-from reducer_client.torch.packing import Packing
-from reducer_client.torch.parts import check_list, check_lists, check_pairs, check_parts, padded
+from reducer_client.torch.backend.shapes import (
+    check_list,
+    check_lists,
+    check_pairs,
+    check_parts,
+    padded,
+)
+from reducer_client.torch.tensors.packing import Packing
 
 
 def _of(*shapes: Any) -> list[torch.Tensor]:

@@ -2,10 +2,10 @@
 
 A program makes its calls in the same order on all ranks, and takes some keys in turns. Callbacks
 of futures call, too (PowerSGD sums twice in them), but when and on which thread they run is chance.
-So each call has a strand, each callback of its future a branch of that, by the order in which they
+So each call has a scope, each callback of its future a branch of that, by the order in which they
 are registered, and what a callback calls is named after its branch.
 
-Strands are named by the numbers of the program's calls, and their names come round: the engine
+Scopes are named by the numbers of the program's calls, and their names come round: the engine
 remembers every key for ever. The ranks count the rounds of a key each for itself, so a name is safe
 where each rank makes the calls of its earlier use first. Each rank sees to that alone: a callback
 that calls waits for the callbacks of the earlier use, and one that comes after those of the later
@@ -23,7 +23,7 @@ from reducer_client.config import DEFAULT_STEP_TIMEOUT
 from reducer_client.errors import ReducerError, RoundTimeoutError
 from reducer_client.spread import KeysInTurn
 
-# Strands have so many names. Bounds the keys that engine and reducers know; a callback that is
+# Scopes have so many names. Bounds the keys that engine and reducers know; a callback that is
 # later than so many calls of its group makes others wait.
 _NAMES = 4096
 
@@ -42,7 +42,7 @@ class Uses:
         self._latest: dict[int, int] = {}  # by name: the last call of which something called
 
     def begin(self, call: int) -> None:
-        """Something that is going to run belongs to the strand of a call."""
+        """Something that is going to run belongs to the scope of a call."""
         with self._changed:
             self._open.setdefault(call % _NAMES, []).append(call)
 
@@ -76,12 +76,12 @@ class Uses:
         return [earlier for earlier in self._open.get(call % _NAMES, ()) if earlier < call]
 
 
-class Strand:
+class Scope:
     """Calls that every rank makes in the same order.
 
     Args:
         uses, call: where to note what runs in it, and the call of the program that it belongs to;
-            None for a strand in which nothing calls.
+            None for a scope in which nothing calls.
     """
 
     def __init__(self, name: str, uses: Uses | None = None, call: int = 0) -> None:
@@ -91,22 +91,22 @@ class Strand:
         self._calls: dict[str, int] = {}
 
     @contextmanager
-    def next_call(self, group: str) -> Iterator[tuple[str, Strand]]:
-        """Name the next call that a callback makes on a group: its key, and its own strand."""
+    def next_call(self, group: str) -> Iterator[tuple[str, Scope]]:
+        """Name the next call that a callback makes on a group: its key, and its own scope."""
         if self._uses is not None:
             self._uses.take_turn(self._call)
         number = self._calls.get(group, 0)
         self._calls[group] = number + 1
         key = f"{self._name}.{number}"
         try:
-            yield key, Strand(key, self._uses, self._call)
+            yield key, Scope(key, self._uses, self._call)
         except Exception:
             self._calls[group] -= 1
             raise
 
-    def branch(self, number: int) -> Strand:
-        """The strand of the callback that was registered as that number of its future."""
-        return Strand(f"{self._name}/{number}", self._uses, self._call)
+    def branch(self, number: int) -> Scope:
+        """The scope of the callback that was registered as that number of its future."""
+        return Scope(f"{self._name}/{number}", self._uses, self._call)
 
     def begin(self) -> None:
         """Something is going to run in it; ``end`` says that it has."""
@@ -118,7 +118,7 @@ class Strand:
             self._uses.end(self._call)
 
 
-class MainStrand:
+class MainScope:
     """The calls of the program on one group."""
 
     def __init__(self, group: str, reducers: int, patience: float = DEFAULT_STEP_TIMEOUT) -> None:
@@ -130,25 +130,25 @@ class MainStrand:
         self._keys: dict[str, KeysInTurn] = {}
 
     @contextmanager
-    def next_call(self, place: str) -> Iterator[tuple[str, Strand]]:
-        """Name the call that is made inside the block: its key, and the strand of its callbacks.
+    def next_call(self, place: str) -> Iterator[tuple[str, Scope]]:
+        """Name the call that is made inside the block: its key, and the scope of its callbacks.
 
         Calls of other places ("cpu", "cuda") are other rounds: they reach the engine by other ways.
         A call that raises is not counted: other ranks may not have been refused.
         """
-        within: Strand | None = getattr(_entered, "strand", None)
+        within: Scope | None = getattr(_entered, "scope", None)
         with self._next_call(place) if within is None else within.next_call(self._group) as call:
             yield call
 
     @contextmanager
-    def _next_call(self, place: str) -> Iterator[tuple[str, Strand]]:
+    def _next_call(self, place: str) -> Iterator[tuple[str, Scope]]:
         with self._lock:
             number = self._number
             self._number += 1
             keys = self._keys.setdefault(place, KeysInTurn(main_prefix(place), self._reducers))
         key = keys.take()
         try:
-            yield key, Strand(f"{self._group}/{number % _NAMES}", self._uses, number)
+            yield key, Scope(f"{self._group}/{number % _NAMES}", self._uses, number)
         except Exception:
             keys.give_back()
             with self._lock:
@@ -165,11 +165,11 @@ _entered = threading.local()
 
 
 @contextmanager
-def entered(strand: Strand) -> Iterator[None]:
-    """What this thread calls meanwhile belongs to the strand."""
-    before = getattr(_entered, "strand", None)
-    _entered.strand = strand
+def entered(scope: Scope) -> Iterator[None]:
+    """What this thread calls meanwhile belongs to the scope."""
+    before = getattr(_entered, "scope", None)
+    _entered.scope = scope
     try:
         yield
     finally:
-        _entered.strand = before
+        _entered.scope = before

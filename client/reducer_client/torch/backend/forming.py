@@ -13,8 +13,8 @@ from reducer_client import config
 from reducer_client.errors import JoinError
 from reducer_client.group import Group
 from reducer_client.joining import connect
-from reducer_client.torch.hierarchy import Hierarchy, open_hierarchy
-from reducer_client.torch.options import Options
+from reducer_client.torch.backend.options import Options
+from reducer_client.torch.hierarchy.hierarchy import Hierarchy, open_hierarchy
 
 
 def form_hierarchy(

@@ -56,7 +56,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Place:
+class HostRecord:
     """What a rank says of itself; 0 and -1: its launcher does not say. ``wanted``: by its user."""
 
     local_size: int
@@ -70,11 +70,11 @@ class Place:
         return _RECORD.pack(self.local_size, self.local_rank, wanted, self.cuda, self.machine)
 
 
-def unpack(record: bytes) -> Place:
-    """The reverse of `Place.pack`."""
+def unpack(record: bytes) -> HostRecord:
+    """The reverse of `HostRecord.pack`."""
     local_size, local_rank, wanted, cuda, machine = _RECORD.unpack(record)
     found = {number: choice for choice, number in _WANTED.items()}[wanted]
-    return Place(local_size, local_rank, found, cuda, machine)
+    return HostRecord(local_size, local_rank, found, cuda, machine)
 
 
 def agree(group: Group, name: str, wanted: bool | None) -> tuple[Layout | None, str]:
@@ -83,7 +83,7 @@ def agree(group: Group, name: str, wanted: bool | None) -> tuple[Layout | None, 
     Raises ValueError on all ranks where one wants a hierarchy and the layout does not allow it.
     """
     local_rank, local_size = find_local_ranks()
-    mine = Place(
+    mine = HostRecord(
         0 if local_size is None else local_size,
         -1 if local_rank is None else local_rank,
         wanted,
@@ -102,7 +102,7 @@ def agree(group: Group, name: str, wanted: bool | None) -> tuple[Layout | None, 
     return None, why_not
 
 
-def refuse(places: Sequence[Place]) -> str:
+def refuse(places: Sequence[HostRecord]) -> str:
     """Why ranks that say this have no hierarchy; "": they have one."""
     size = places[0].local_size
     for rank, place in enumerate(places):

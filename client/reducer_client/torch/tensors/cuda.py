@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from reducer_client.errors import RoundTimeoutError
-from reducer_client.torch.packing import Packing
+from reducer_client.torch.tensors.packing import Packing
 
 # The smallest buffer. Sizes are powers of two, so that buckets that change layout find one again;
 # torch's own cache of pinned memory rounds to them, too.

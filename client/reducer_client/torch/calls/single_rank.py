@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from reducer_client.arrays import Array
-from reducer_client.torch.works import OnDone
+from reducer_client.torch.calls.works import OnDone
 
 
 class _Done:
@@ -22,7 +22,7 @@ class _Done:
         return
 
 
-class SoloGroup:
+class SingleRankGroup:
     """``reducer_client.Group`` for a world of one, as far as process groups use it."""
 
     reducers = 1

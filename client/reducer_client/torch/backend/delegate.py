@@ -12,17 +12,17 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllToAllOptions, GatherOptions, ScatterOptions
 
-from reducer_client.torch.calls import Calls
-from reducer_client.torch.collective import collective
-from reducer_client.torch.inner import InnerGroups
-from reducer_client.torch.memory import resolved, with_memory
-from reducer_client.torch.overloads import (
+from reducer_client.torch.backend.collective import collective
+from reducer_client.torch.backend.inner_groups import InnerGroups
+from reducer_client.torch.backend.overloads import (
     all_to_all_single_within,
     alltoall_within,
     gather_one,
     overloads,
     scatter_one,
 )
+from reducer_client.torch.calls.group_calls import GroupCalls
+from reducer_client.torch.tensors.memory import resolved, with_memory
 
 Tensors = list[torch.Tensor]
 
@@ -37,7 +37,7 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
     Those take a tensor's memory for its values, so they get tensors for which that holds.
     """
 
-    def __init__(self, rank: int, world_size: int, calls: Calls, inner: InnerGroups) -> None:
+    def __init__(self, rank: int, world_size: int, calls: GroupCalls, inner: InnerGroups) -> None:
         super().__init__(rank, world_size)
         self._calls = calls
         self._inner = inner

@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reducer_client.dtypes import WireDtype
 from reducer_client.group import Group
-from reducer_client.torch.narrowing import NarrowingGauge
-from reducer_client.torch.packing import Packing
-from reducer_client.torch.staging import CudaStaging, OnDone
+from reducer_client.torch.hook.narrowing import NarrowingGauge
+from reducer_client.torch.tensors.cuda import CudaStaging, OnDone
+from reducer_client.torch.tensors.packing import Packing
 from reducer_client.work import Timeout, Work
 
 __all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options", "exchange", "take"]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from reducer_client.errors import PeerLostError, ReducerError, RoundTimeoutError
-from reducer_client.torch.layout import Layout
+from reducer_client.torch.hierarchy.layout import Layout
 
 # Bytes of what `tell` carries.
 RECORD_BYTES = 2048
@@ -20,7 +20,7 @@ _NEVER_SENT = 1
 _AT_ONCE = timedelta(milliseconds=1)
 
 
-class Neighbours:
+class HostGroup:
     """Point to point, so that parts go straight from and to where they belong.
 
     One thread at a time may call it, and all ranks of the host make the same calls in the same

@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from reducer_client.group import Group, OnDone
-from reducer_client.torch.hook import (
+from reducer_client.torch.hook.ddp import (
     ReductionState,
     TensorFuture,
     all_reduce_hook,
     exchange,
     take,
 )
-from reducer_client.torch.pairs import Pairs, largest, narrow
-from reducer_client.torch.residuals import Residuals
+from reducer_client.torch.hook.pairs import Pairs, largest, narrow
+from reducer_client.torch.hook.residuals import Residuals
 from reducer_client.work import Timeout
 
 __all__ = ["TopKState", "attach_topk", "topk_hook"]

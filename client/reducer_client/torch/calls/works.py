@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from reducer_client.errors import ReducerError, RoundTimeoutError
-from reducer_client.torch.call import Call
-from reducer_client.torch.callbacks import CallbackThreads
-from reducer_client.torch.futures import CallFuture, Context
-from reducer_client.torch.strands import Strand
+from reducer_client.torch.calls.callbacks import CallbackThreads
+from reducer_client.torch.calls.futures import CallFuture, Context
+from reducer_client.torch.calls.name_scopes import Scope
+from reducer_client.torch.hierarchy.all_reduce import AllReduce
 
 
 class Handle(Protocol):
@@ -45,7 +45,7 @@ class CallWork(dist.Work):
     def __init__(
         self,
         outputs: Sequence[torch.Tensor],
-        strand: Strand,
+        scope: Scope,
         threads: CallbackThreads,
         finish: Callable[[], None] | None = None,
         limit: float | None = None,
@@ -54,7 +54,7 @@ class CallWork(dist.Work):
     ) -> None:
         super().__init__()
         self._outputs = list(outputs)
-        self._strand = strand
+        self._scope = scope
         self._threads = threads
         self._finish = finish
         self._limit = limit
@@ -126,7 +126,7 @@ class CallWork(dist.Work):
         for an asynchronous call may be repeated. (A hierarchy ends by itself.)
         """
         for_good = timed_out or not self._notified
-        if self._end_group is not None and for_good and not isinstance(handle, Call):
+        if self._end_group is not None and for_good and not isinstance(handle, AllReduce):
             self._end_group(timed_out)
 
     def when_settled(self, call: Callable[[], None]) -> None:
@@ -143,7 +143,7 @@ class CallWork(dist.Work):
             if self._future is not None:
                 return self._future
             future = self._future = CallFuture(
-                self._strand, self._threads, self._devices, self._context
+                self._scope, self._threads, self._devices, self._context
             )
             settled, notified = self._settled, self._notified
         if settled:

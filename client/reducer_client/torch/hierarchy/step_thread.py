@@ -10,7 +10,7 @@ from contextlib import suppress
 from reducer_client.reports import logger
 
 
-class Stage:
+class StepThread:
     """Runs what it is given in that order; steps do not raise. It ends with the process."""
 
     def __init__(self, name: str) -> None:

@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
-from reducer_client.torch.calls import Calls
-from reducer_client.torch.hierarchy import Hierarchy
-from reducer_client.torch.packing import Packing
-from reducer_client.torch.strands import main_prefix
-from reducer_client.torch.tensors import check_reducible, reducible, scaled
-from reducer_client.torch.works import CallWork, Handle
+from reducer_client.torch.calls.group_calls import GroupCalls
+from reducer_client.torch.calls.name_scopes import main_prefix
+from reducer_client.torch.calls.works import CallWork, Handle
+from reducer_client.torch.hierarchy.hierarchy import Hierarchy
+from reducer_client.torch.tensors.host import check_reducible, reducible, scaled
+from reducer_client.torch.tensors.packing import Packing
 
 # Smaller sums travel whole: counts, losses and norms, of which every digit counts, and which are a
 # round trip in any dtype. DDP's first bucket is closed at 1 MiB, the others are larger.
@@ -48,7 +48,7 @@ class Reduction(Protocol):
 class FlatReduction:
     """Every rank sends all that it has to the reducers."""
 
-    def __init__(self, calls: Calls, wire_dtype: WireDtype | None) -> None:
+    def __init__(self, calls: GroupCalls, wire_dtype: WireDtype | None) -> None:
         self._calls = calls
         self._wire_dtype = wire_dtype
 
@@ -96,7 +96,9 @@ class FlatReduction:
 class HierarchicalReduction(FlatReduction):
     """The ranks of a host sum among themselves, and each has a part of the sums reduced."""
 
-    def __init__(self, calls: Calls, wire_dtype: WireDtype | None, hierarchy: Hierarchy) -> None:
+    def __init__(
+        self, calls: GroupCalls, wire_dtype: WireDtype | None, hierarchy: Hierarchy
+    ) -> None:
         super().__init__(calls, wire_dtype)
         self.hierarchy = hierarchy
         calls.also_ended = hierarchy.abort

@@ -18,8 +18,8 @@ from typing import Any
 from torch._C import _distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from reducer_client.torch.delegate import DelegatingGroup
-from reducer_client.torch.works import CallWork
+from reducer_client.torch.backend.delegate import DelegatingGroup
+from reducer_client.torch.calls.works import CallWork
 
 _c10d: Any = _distributed_c10d  # torch's stub has little of it
 

@@ -15,7 +15,7 @@ from torch._C._autograd import _profiler_enabled
 from torch._compile import _disable_dynamo
 from torch.autograd.profiler import record_function
 
-from reducer_client.torch.works import CallWork
+from reducer_client.torch.calls.works import CallWork
 
 Method = Callable[..., Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from reducer_client.torch.memory import is_lazy, with_memory
+from reducer_client.torch.tensors.memory import is_lazy, with_memory
 
 
 class Packing:

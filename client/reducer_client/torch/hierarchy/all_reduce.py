@@ -16,7 +16,7 @@ from reducer_client.arrays import Array
 from reducer_client.config import CHUNK_ALIGNMENT
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.errors import ReducerError, RoundTimeoutError
-from reducer_client.torch.stage import Stage
+from reducer_client.torch.hierarchy.step_thread import StepThread
 from reducer_client.work import Timeout
 
 # Bytes of the pieces that a rank owns of a large array: the first and the last one have no network
@@ -31,7 +31,7 @@ PATIENCE = 10.0
 Piece = list[torch.Tensor]
 
 
-class Call:
+class AllReduce:
     """Any thread may wait for it, any number of times."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Call:
         self._finished = threading.Event()
 
     def __repr__(self) -> str:
-        return f"<Call key={self.key!r} done={self.done}>"
+        return f"<AllReduce key={self.key!r} done={self.done}>"
 
     @property
     def done(self) -> bool:
@@ -110,7 +110,7 @@ class Call:
             pieces.append([piece[shard * r : shard * (r + 1)] for r in range(local_size)])
         return pieces
 
-    def finish(self, callbacks: Stage) -> None:
+    def finish(self, callbacks: StepThread) -> None:
         """It is done; its callback runs on another thread than those that others wait for."""
         self._finished.set()
         if self._on_done is None:

@@ -11,7 +11,7 @@ from itertools import chain
 
 import torch
 
-from reducer_client.torch.packing import Packing
+from reducer_client.torch.tensors.packing import Packing
 
 Tensors = Sequence[torch.Tensor]
 

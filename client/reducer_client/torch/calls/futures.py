@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from reducer_client.torch.callbacks import CallbackThreads
-from reducer_client.torch.strands import Strand, entered
+from reducer_client.torch.calls.callbacks import CallbackThreads
+from reducer_client.torch.calls.name_scopes import Scope, entered
 
 Context = Callable[[], AbstractContextManager[Any]]
 Callback = Callable[["CallFuture"], Any]
@@ -29,13 +29,13 @@ class CallFuture(torch.futures.Future[Any]):
 
     def __init__(
         self,
-        strand: Strand,
+        scope: Scope,
         threads: CallbackThreads,
         devices: Sequence[torch.device] = (),
         context: Context = nullcontext,
     ) -> None:
         super().__init__(devices=list(devices))
-        self._strand = strand
+        self._scope = scope
         self._threads = threads
         self._devices = devices
         self._context = context
@@ -56,8 +56,8 @@ class CallFuture(torch.futures.Future[Any]):
 
     def then(self, callback: Callback) -> CallFuture:
         """A future with what the callback returns or raises."""
-        strand = self._next_branch()
-        child = CallFuture(strand, self._threads, self._devices)
+        scope = self._next_branch()
+        child = CallFuture(scope, self._threads, self._devices)
 
         def run(done: CallFuture) -> None:
             try:
@@ -67,34 +67,34 @@ class CallFuture(torch.futures.Future[Any]):
             else:
                 child._set(value, None)
 
-        self._call_within(strand, run)
+        self._call_within(scope, run)
         return child
 
     def add_done_callback(self, callback: Callback) -> None:
         """As torch's; run at once, on this thread, where it is done already."""
         self._call_within(self._next_branch(), callback)
 
-    def _next_branch(self) -> Strand:
+    def _next_branch(self) -> Scope:
         with self._lock:
             self._callbacks += 1
-            return self._strand.branch(self._callbacks)
+            return self._scope.branch(self._callbacks)
 
-    def _call_within(self, strand: Strand, callback: Callback) -> None:
+    def _call_within(self, scope: Scope, callback: Callback) -> None:
         def run(_: object) -> None:
             try:
-                with entered(strand):
+                with entered(scope):
                     callback(self)
             finally:
-                strand.end()
+                scope.end()
 
-        strand.begin()
+        scope.begin()
         try:
             with self._lock:
                 if not self._completing:
                     super().add_done_callback(run)
                     return
         except BaseException:
-            strand.end()  # nothing will run in it
+            scope.end()  # nothing will run in it
             raise
         super().add_done_callback(run)
 

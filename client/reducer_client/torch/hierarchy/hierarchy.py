@@ -31,11 +31,11 @@ from reducer_client.debug import join_logger
 from reducer_client.dtypes import Op, WireDtype, find_op, find_reduction, narrow_to
 from reducer_client.errors import ClosedError, MismatchError, NumericError, ReducerError
 from reducer_client.group import Group
-from reducer_client.torch.call import SHARD_BYTES, Call, Piece, as_seconds
-from reducer_client.torch.layout import Layout, agree
-from reducer_client.torch.neighbours import Neighbours
-from reducer_client.torch.ruin import find_cause, pack_error, unpack_error
-from reducer_client.torch.stage import Stage
+from reducer_client.torch.hierarchy.all_reduce import SHARD_BYTES, AllReduce, Piece, as_seconds
+from reducer_client.torch.hierarchy.first_error import find_cause, pack_error, unpack_error
+from reducer_client.torch.hierarchy.host_group import HostGroup
+from reducer_client.torch.hierarchy.layout import Layout, agree
+from reducer_client.torch.hierarchy.step_thread import StepThread
 from reducer_client.work import Timeout, Work
 
 # Joins a group over some ranks of a job: (its name, rank, world size).
@@ -74,11 +74,11 @@ def open_hierarchy(
         return None
     if group.rank == 0:
         join_logger.info("hierarchy: %d hosts of %d ranks", layout.hosts, layout.local_size)
-    neighbours = [
-        Neighbours(store, f"{name}/{stage}", layout, timeout) for stage in ("exchange", "collect")
+    host_groups = [
+        HostGroup(store, f"{name}/{stage}", layout, timeout) for stage in ("exchange", "collect")
     ]
     across = connect(f"{name}/local{layout.local_rank}", layout.host, layout.hosts)
-    return Hierarchy(layout, group, across, neighbours, name=name, timeout=timeout)
+    return Hierarchy(layout, group, across, host_groups, name=name, timeout=timeout)
 
 
 class Hierarchy:
@@ -96,7 +96,7 @@ class Hierarchy:
         layout: Layout,
         group: Group,
         across: Group,
-        neighbours: Sequence[Neighbours],
+        host_groups: Sequence[HostGroup],
         *,
         name: str,
         timeout: float,
@@ -104,20 +104,20 @@ class Hierarchy:
         self.layout = layout
         self._group = group
         self._across = across
-        self._inward, self._outward = neighbours
+        self._inward, self._outward = host_groups
         self._name = name
         self._timeout = timeout
         self._kernels = kernels.load()
         self._received = torch.empty(
             layout.local_size, SHARD_BYTES, dtype=torch.uint8, device="cpu"
         )
-        self._ruin: ReducerError | None = None
+        self._failure: ReducerError | None = None
         self._lock = threading.Lock()
         self._open = 0
         self._idle = threading.Condition(self._lock)
-        self._exchanging = Stage("reducer-exchange")
-        self._collecting = Stage("reducer-collect")
-        self._callbacks = Stage("reducer-callbacks")
+        self._exchanging = StepThread("reducer-exchange")
+        self._collecting = StepThread("reducer-collect")
+        self._callbacks = StepThread("reducer-callbacks")
 
     @property
     def step_timeout(self) -> float | None:
@@ -137,7 +137,7 @@ class Hierarchy:
         priority: int = 0,
         on_done: Callable[[Any], None] | None = None,
         timeout: Timeout | None = None,
-    ) -> Work[Array] | Call:
+    ) -> Work[Array] | AllReduce:
         """As `Group.all_reduce`. Floats of LEAST_BYTES and more take the hierarchy.
 
         Args:
@@ -161,7 +161,7 @@ class Hierarchy:
         result = target_array(out, source.shape, source.dtype)
         if result is not source:
             np.copyto(result, source)
-        call = Call(
+        call = AllReduce(
             key or self._name,
             op,
             wire,
@@ -172,8 +172,8 @@ class Hierarchy:
             on_done=on_done,
         )
         with self._lock:
-            if self._ruin is not None:
-                raise self._ruin
+            if self._failure is not None:
+                raise self._failure
             self._exchanging.put(partial(self._exchange, call))
             self._open += 1
         return call
@@ -188,7 +188,7 @@ class Hierarchy:
         ended = ClosedError(f"hierarchy {self._name!r} was closed", reason="closed")
         if in_time:
             with self._lock:
-                self._ruin = self._ruin or ended
+                self._failure = self._failure or ended
             self._across.close(timeout)
         else:
             self._end_connections(ended)
@@ -203,9 +203,9 @@ class Hierarchy:
 
     # On the exchange thread.
 
-    def _exchange(self, call: Call) -> None:
+    def _exchange(self, call: AllReduce) -> None:
         try:
-            if self._ruin is None:
+            if self._failure is None:
                 self._compare(call)
                 for number, piece in enumerate(call.pieces(self.layout.local_size)):
                     work = self._fold(call, number, piece)
@@ -214,7 +214,7 @@ class Hierarchy:
         except Exception as error:
             self._fail(call, error)
 
-    def _fail(self, call: Call, error: Exception) -> None:
+    def _fail(self, call: AllReduce, error: Exception) -> None:
         """The exchange of a call has failed: the collect thread ends the hierarchy and the call."""
         try:
             self._collecting.put(partial(self._break_and_finish, error, call))
@@ -222,7 +222,7 @@ class Hierarchy:
             self._end_connections(ReducerError(f"{type(error).__name__}: {error}; {no_memory}"))
             self._finish(call)
 
-    def _compare(self, call: Call) -> None:
+    def _compare(self, call: AllReduce) -> None:
         """Gloo ends the process where sizes differ; so they are compared first."""
         texts = self._inward.tell(call.describe(), call.left)
         if len(set(texts)) > 1:
@@ -233,7 +233,7 @@ class Hierarchy:
                 reason="neighbour",
             )
 
-    def _fold(self, call: Call, number: int, piece: Piece) -> Work[Array]:
+    def _fold(self, call: AllReduce, number: int, piece: Piece) -> Work[Array]:
         """Our shard of a piece, folded over this host, in its place; then on its way."""
         own = piece[self.layout.local_rank]
         parts = [row[: own.numel()] for row in self._received]
@@ -260,8 +260,8 @@ class Hierarchy:
 
     # On the collect thread, which alone finishes calls.
 
-    def _collect(self, call: Call, piece: Piece, work: Work[Array]) -> None:
-        if self._ruin is not None:
+    def _collect(self, call: AllReduce, piece: Piece, work: Work[Array]) -> None:
+        if self._failure is not None:
             return
         try:
             self._wait(call, work)
@@ -270,7 +270,7 @@ class Hierarchy:
         except Exception as error:
             self._break(error)
 
-    def _wait(self, call: Call, work: Work[Array]) -> None:
+    def _wait(self, call: AllReduce, work: Work[Array]) -> None:
         try:
             work.wait(max(call.left(), 0.0))
         except (MismatchError, NumericError) as error:
@@ -279,14 +279,14 @@ class Hierarchy:
         except ReducerError as error:
             raise self._of_hosts(error) from None
 
-    def _finish(self, call: Call) -> None:
-        if self._ruin is None:
+    def _finish(self, call: AllReduce) -> None:
+        if self._failure is None:
             try:
                 told = self._outward.tell(pack_error(call.error), call.left)
                 call.error = next((unpack_error(t) for t in told if t), None)
             except Exception as error:
                 self._break(error)
-        call.error = self._ruin or call.error
+        call.error = self._failure or call.error
         try:
             call.finish(self._callbacks)
         finally:
@@ -294,22 +294,22 @@ class Hierarchy:
                 self._open -= 1
                 self._idle.notify_all()
 
-    def _break_and_finish(self, error: Exception, call: Call) -> None:
+    def _break_and_finish(self, error: Exception, call: AllReduce) -> None:
         self._break(error)
         self._finish(call)
 
     def _break(self, error: Exception) -> None:
         """The end on all ranks; they tell each other why, over the group of all."""
-        if self._ruin is not None:
+        if self._failure is not None:
             return
         if not isinstance(error, ReducerError):
             error = ReducerError(f"{type(error).__name__}: {error}")
         self._end_connections(error)
-        self._ruin = find_cause(self._group, f"{self._name}/ruin", error)
+        self._failure = find_cause(self._group, f"{self._name}/first-error", error)
 
     def _end_connections(self, why: ReducerError) -> None:
         with self._lock:
-            self._ruin = self._ruin or why
+            self._failure = self._failure or why
         self._inward.abort()
         self._outward.abort()
         self._across.abort()

@@ -9,7 +9,7 @@ import numpy as np
 from reducer_client import errors
 from reducer_client.errors import ClosedError, PeerLostError, ReducerError, RoundTimeoutError
 from reducer_client.group import Group
-from reducer_client.torch.neighbours import RECORD_BYTES
+from reducer_client.torch.hierarchy.host_group import RECORD_BYTES
 
 # One rank's end reaches the others' by closed connections, within milliseconds; a rank that is dead
 # is missed by the reducers within a second.

@@ -33,15 +33,13 @@ from torch._C._distributed_c10d import (
 )
 
 from reducer_client.group import Group
-from reducer_client.torch.calls import AnyGroup, Calls, Submit
-from reducer_client.torch.collective import collective, untraced
-from reducer_client.torch.delegate import DelegatingGroup
-from reducer_client.torch.forming import Formation, form_hierarchy
-from reducer_client.torch.handover import hand_over_lasting_works, take_python_hooks
-from reducer_client.torch.hierarchy import Hierarchy
-from reducer_client.torch.inner import InnerGroups
-from reducer_client.torch.options import Options
-from reducer_client.torch.overloads import (
+from reducer_client.torch.backend.collective import collective, untraced
+from reducer_client.torch.backend.delegate import DelegatingGroup
+from reducer_client.torch.backend.forming import Formation, form_hierarchy
+from reducer_client.torch.backend.handover import hand_over_lasting_works, take_python_hooks
+from reducer_client.torch.backend.inner_groups import InnerGroups
+from reducer_client.torch.backend.options import Options
+from reducer_client.torch.backend.overloads import (
     allgather_one,
     allreduce_by,
     allreduce_one,
@@ -51,8 +49,13 @@ from reducer_client.torch.overloads import (
     reduce_one,
     reduce_scatter_one,
 )
-from reducer_client.torch.packing import Packing
-from reducer_client.torch.parts import (
+from reducer_client.torch.backend.reduction import (
+    FlatReduction,
+    HierarchicalReduction,
+    Reduction,
+    narrow,
+)
+from reducer_client.torch.backend.shapes import (
     check_count,
     check_list,
     check_lists,
@@ -61,16 +64,13 @@ from reducer_client.torch.parts import (
     check_root,
     padded,
 )
-from reducer_client.torch.reduction import (
-    FlatReduction,
-    HierarchicalReduction,
-    Reduction,
-    narrow,
-)
-from reducer_client.torch.solo import SoloGroup
-from reducer_client.torch.sparse import all_reduce_sparse, check_sparse_op
-from reducer_client.torch.tensors import check_reducible, movable, reducible, scaled
-from reducer_client.torch.works import CallWork, Handle
+from reducer_client.torch.calls.group_calls import AnyGroup, GroupCalls, Submit
+from reducer_client.torch.calls.single_rank import SingleRankGroup
+from reducer_client.torch.calls.works import CallWork, Handle
+from reducer_client.torch.hierarchy.hierarchy import Hierarchy
+from reducer_client.torch.tensors.host import check_reducible, movable, reducible, scaled
+from reducer_client.torch.tensors.packing import Packing
+from reducer_client.torch.tensors.sparse import all_reduce_sparse, check_sparse_op
 
 Tensors = list[torch.Tensor]
 SumOptions = AllreduceOptions | AllreduceCoalescedOptions
@@ -90,7 +90,7 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
     hand_over_lasting_works()
     take_python_hooks()
     name, rank, size = str(backend.group_id), backend.group_rank, backend.group_size
-    group: AnyGroup = SoloGroup()
+    group: AnyGroup = SingleRankGroup()
     if size > 1:
         run_id = None if parent is None else parent.run_id
         formation = Formation(name, rank, size, backend.timeout, is_default=world is None)
@@ -131,7 +131,7 @@ class ReducerProcessGroup(DelegatingGroup):
         inner: InnerGroups,
         hierarchy: Hierarchy | None,
     ) -> None:
-        super().__init__(*ranks, Calls(group, name), inner)
+        super().__init__(*ranks, GroupCalls(group, name), inner)
         self._name = name
         self._desc = ""
         self._reduction: Reduction = (
