@@ -250,7 +250,7 @@ def test_less_than_an_element_proves_nothing(reducers: Reducers) -> None:
     for size in ("1", "3"):
         done = run_cli("nccl", "check", *VERSION, "-b", size, env=_environment(reducers))
         assert done.returncode == 2
-        assert f"expected at least 4 bytes, an element; got '{size}'" in done.stderr
+        assert f"expected at least 4 bytes (an element), got '{size}'" in done.stderr
     report = Report()
     _bytes(report, ["a:1"], Counted(0, 0, {}), 0)
     assert not report.moved
