@@ -1,4 +1,4 @@
-"""The reducers' own byte counters of one run: what they say they have moved."""
+"""Reads the reducers' byte counters of one run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ _PAUSE = 0.1
 
 @dataclass(frozen=True)
 class Counted:
-    """Of a run, over all reducers; ``silent``: why a reducer's counters are not among them."""
+    """The byte counters of a run, summed over all reducers.
+
+    ``taken`` counts bytes that the reducers received, ``given`` bytes that they sent. ``silent``
+    has the error of each reducer that did not answer.
+    """
 
     taken: int
     given: int
@@ -22,16 +26,16 @@ class Counted:
 
 
 def metrics_addresses(reducers: Sequence[str]) -> list[str]:
-    """Where the counters of reducers at host:port are, unless somebody says otherwise."""
+    """The default metrics addresses of reducers at host:port."""
     hosts = (address.rpartition(":")[0] for address in reducers)
     return list(dict.fromkeys(f"{host}:{DEFAULT_PORT}" for host in hosts))
 
 
 def count(addresses: Sequence[str], run: str, seconds: float) -> Counted:
-    """What the reducers at these metrics addresses say of the run with this id now."""
+    """Ask the reducers at these metrics addresses for their counters of the run with this id."""
     answers = dict(zip(addresses, ask_all(addresses, seconds), strict=True))
     silent = {a: str(answer) for a, answer in answers.items() if isinstance(answer, StatusError)}
-    # Two addresses may name one reducer. Both clocks of its start tell which one it is.
+    # Two addresses may be the same reducer. The two start times identify a reducer.
     told = {
         (answer["started"], answer["started_at"]): answer
         for answer in answers.values()
@@ -44,7 +48,7 @@ def count(addresses: Sequence[str], run: str, seconds: float) -> Counted:
 
 
 def count_until(addresses: Sequence[str], run: str, least: int, seconds: float) -> Counted:
-    """Counted once so many bytes came and went, or when the time is up."""
+    """Ask until both counters have reached ``least`` bytes, or until ``seconds`` have passed."""
     deadline = time.monotonic() + seconds
     while True:
         counted = count(addresses, run, seconds)

@@ -1,4 +1,4 @@
-"""Which library NCCL loads as its net in an environment, and which of its tables it takes."""
+"""Finds out which library NCCL loads as its net in an environment, and which tables it uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WANTED = "export NCCL_NET_PLUGIN=reducer"
 
 @dataclass(frozen=True)
 class Taken:
-    """The plugin at a path, and the versions of the tables that NCCL takes."""
+    """The path of the plugin that NCCL loads, and the versions of the tables that NCCL uses."""
 
     path: Path
     net: int
@@ -28,7 +28,10 @@ class Taken:
 
 
 def take(environment: Mapping[str, str], version: Version) -> tuple[list[Row], Taken | None]:
-    """As NCCL does it; None: it takes no plugin, or another one, as the last row says."""
+    """Choose the library and the tables as NCCL does, with the rows that report the choice.
+
+    None if NCCL loads no plugin or another plugin. The last row then says why.
+    """
     plugin = environment.get("NCCL_NET_PLUGIN")
     given = "NCCL_NET_PLUGIN is unset" if plugin is None else f"NCCL_NET_PLUGIN={plugin}"
     tried = _open(library_names(plugin, version))
@@ -53,7 +56,7 @@ def _open(names: list[str]) -> list[Opened]:
 
 
 def _missing(tried: Sequence[Opened], environment: Mapping[str, str]) -> tuple[str, str]:
-    """Why no library could be loaded, and what to try."""
+    """(why no library could be loaded, what to try)."""
     if not tried:
         return "NCCL loads no plugin", _WANTED
     for one in tried:
@@ -68,7 +71,7 @@ def _missing(tried: Sequence[Opened], environment: Mapping[str, str]) -> tuple[s
     path = environment.get("LD_LIBRARY_PATH") or "unset"
     return (
         f"NCCL looks for {names}, and the loader finds none; LD_LIBRARY_PATH: {path}",
-        "`reducer nccl env` finds it, or says how to build and install it",
+        "`reducer nccl env` finds the plugin, or says how to build and install it",
     )
 
 
@@ -86,5 +89,5 @@ def _tables(opened: Opened, version: Version) -> tuple[Row, Taken | None]:
 
 
 def _first(has: Sequence[int], version: Version) -> int:
-    """The first one that NCCL looks for and the library has; 0: none."""
+    """The first table version that NCCL looks for and the library has; 0 if there is none."""
     return next((table for table in tables(version) if table in has), 0)
