@@ -168,7 +168,8 @@ class Completer:
         for entry in rest:
             work = entry.work
             if not work.done:
-                work.fail(ClosedError(f"key {work.key!r}: the group was closed before the end"))
+                text = f"key {work.key!r}: the group was closed before the round had finished"
+                work.fail(ClosedError(text))
             _call(entry.callback)
 
 

@@ -68,8 +68,8 @@ def reducible_dtype(dtype: AnyDtype, declared: str | None = None) -> DType:
         meant = _NAMED.get(declared)
         if meant is None or dtype.kind not in "iuV" or dtype.itemsize != ITEM_SIZES[meant]:
             raise TypeError(
-                f"dtype={declared!r} for an array of {dtype}: expected {', '.join(_NAMED)}, and an "
-                "array of unsigned integers as wide"
+                f"dtype={declared!r} for an array of {dtype}: expected one of {', '.join(_NAMED)}, "
+                "and an array of integers of the same width"
             )
         return meant
     found = find_dtype(dtype)

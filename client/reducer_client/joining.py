@@ -136,7 +136,7 @@ def connect(
     if job_key and tls:
         raise ValueError(
             "a key (key, key_file, REDUCER_KEY_FILE) and certificates (tls_cert, REDUCER_TLS_CERT "
-            '...): expected one of them, got both; "" is none'
+            '...): expected one of them, got both; "" means none'
         )
     try:
         engine = Engine(
