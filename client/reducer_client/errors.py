@@ -59,9 +59,10 @@ class ReducerError(RuntimeError):
 
 
 class ReducerUnavailableError(ReducerError):
-    """A reducer cannot be reached while joining, or later no reducer can.
+    """A reducer cannot be reached while joining, or none can for ``reducer_wait`` seconds later.
 
-    While another reducer is live, the loss of one reducer raises no error. The group has ended.
+    The loss of a reducer raises no error while another one is live. After this error the group has
+    ended.
     """
 
 

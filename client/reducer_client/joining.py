@@ -104,7 +104,7 @@ def connect(
             has another security mode; or this machine has no OpenSSL.
         ReducerUnavailableError: no reducer answered at an address within ``connect_timeout``.
         JoinError: the ranks contradict each other, or some did not join in ``connect_timeout``.
-        QuotaExceededError: the job has its share of a reducer's runs, connections or memory.
+        QuotaExceededError: the job would exceed its share of a reducer's runs or connections.
         ProtocolError: the process at an address is not a reducer, or (ProtocolVersionError) has
             another major version of the protocol.
     """

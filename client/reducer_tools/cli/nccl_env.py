@@ -58,6 +58,6 @@ def command(
         return
     title = [f"NCCL {used}: {found[0].path if found else 'as --version says'}"]
     title += [f"NCCL {other.version}, too: {other.path}" for other in found[1:]]
-    title += [f"plugin: {plugin}", *(f"it {note}" for note in variables.notes(used, force))]
+    title += [f"plugin: {plugin}", *(f"NCCL {note}" for note in variables.notes(used, force))]
     title += [text] if (text := rdma.lost()) else []
     click.echo(variables.as_text(title, lines))

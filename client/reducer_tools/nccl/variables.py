@@ -68,7 +68,7 @@ def _addresses(given: str, environment: Mapping[str, str]) -> Iterator[Variable]
 
 
 def notes(version: Version, force: bool) -> list[str]:
-    """The peculiarities of this version, as predicates of the sentence "it ..."."""
+    """The properties of this version, as sentences without their subject, "NCCL"."""
     newest = tables(version)[0]
     found = [f"takes the tables v{newest} of the plugin"]
     if not tuners(version):
@@ -78,7 +78,7 @@ def notes(version: Version, force: bool) -> list[str]:
         )
     if not takes_paths(version):
         found.append("takes a name in NCCL_NET_PLUGIN, not a path (2.21 takes both)")
-    return [*found, "wants at least 2 nodes, and at most 8 GPUs of each, in a communicator"]
+    return [*found, "needs 2 nodes or more in a communicator, and at most 8 GPUs of each"]
 
 
 def as_text(title: Sequence[str], lines: Sequence[Variable]) -> str:

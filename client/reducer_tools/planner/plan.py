@@ -31,7 +31,7 @@ class Step:
         cost.check_overlap(self.overlap)
 
     def seconds(self, allreduce: float) -> float:
-        """The time of a step with this all-reduce time, which is all if nothing else is known."""
+        """The time of a step with this all-reduce time. An unknown computation counts as 0."""
         return cost.step_seconds(self.compute_seconds or 0.0, allreduce, self.overlap)
 
 
