@@ -86,9 +86,10 @@ class Engine:
     ) -> Operation:
         """Submit one round.
 
-        `source` is copied before the call returns, unless it is `target`. The engine writes to
-        `target` until the operation is done. With `wide`, source and target are float32 and `dtype`
-        is the 16-bit type on the wire. With `notify`, `next_finished` returns the operation.
+        `source` is copied before the call returns. If `source` is `target`, the engine may instead
+        read it until the operation is done. The engine writes to `target` until then. With `wide`,
+        source and target are float32 and `dtype` is the 16-bit type on the wire. With `notify`,
+        `next_finished` returns the operation.
 
         Raises ValueError or BufferError for bad arguments, and EngineError when the group has
         ended.

@@ -38,10 +38,10 @@ def connect(
 ) -> Group:
     """Join a job on its reducers. Returns when all ranks have joined.
 
-    Arguments that are None come from the environment: first from ``REDUCER_ADDRS``,
-    ``REDUCER_JOB``, ``REDUCER_RANK``, ``REDUCER_WORLD_SIZE`` and ``REDUCER_RUN_ID``, then from the
-    variables of the launcher or the cluster (torchrun, Horovod, Open MPI, Slurm, Vertex,
-    Kubernetes). `reducer env` shows each value and its source.
+    If ``addresses``, ``job``, ``rank``, ``world_size`` or ``run_id`` is None, its value comes from
+    ``REDUCER_ADDRS``, ``REDUCER_JOB``, ``REDUCER_RANK``, ``REDUCER_WORLD_SIZE`` or
+    ``REDUCER_RUN_ID``, else from the variables of the launcher or the cluster (torchrun, Horovod,
+    Open MPI, Slurm, Vertex, Kubernetes). `reducer env` shows each value and its source.
 
     Args:
         addresses: ``host:port`` of every reducer; all ranks give the same reducers. The port is
@@ -70,8 +70,8 @@ def connect(
             has NaN or Inf. The error names the contributing rank, with the same text on every rank
             that uses ``"error"``, and the group stays usable. ``"propagate"`` returns the values
             and only sets ``Work.nonfinite`` and ``Work.nonfinite_rank``; gradient scalers need it.
-        chunk_table: rows of (minimum bytes of a round, bytes of its chunks), ascending from 0. All
-            ranks use the table of rank 0.
+        chunk_table: rows of (minimum bytes of a round, bytes of its chunks), ascending from 0. The
+            default depends on the number of reducers. All ranks use the table of rank 0.
         transport: ``"auto"`` uses Unix sockets to reducers on this machine that run as this user or
             as root, and TCP to all others. ``"tcp"`` always uses TCP. By default
             ``REDUCER_TRANSPORT``, else ``"auto"``.
