@@ -336,9 +336,9 @@ def test_the_bytes_of_another_run_are_not_counted(reducers: Reducers) -> None:
         for rank in range(2):
             ranks.send(rank)
         values(ranks.collect(30))
-    assert (counted.taken, counted.given, counted.silent) == (2 * SIZE, 2 * SIZE, {})
-    assert (twice.taken, twice.given) == (2 * SIZE, 2 * SIZE)
-    assert (other.taken, other.given) == (0, 0)
+    assert (counted.received, counted.sent, counted.unanswered) == (2 * SIZE, 2 * SIZE, {})
+    assert (twice.received, twice.sent) == (2 * SIZE, 2 * SIZE)
+    assert (other.received, other.sent) == (0, 0)
 
 
 def test_a_jobs_log_is_read_beside(reducers: Reducers, tmp_path: Path) -> None:

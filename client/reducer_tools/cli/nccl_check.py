@@ -72,11 +72,11 @@ def command(
     keeps a job from the reducers.
     """
     from reducer_tools.nccl import config, verdict
-    from reducer_tools.nccl.check import Wanted, check
+    from reducer_tools.nccl.check import CheckOptions, check
 
     addresses = tuple(part.strip() for part in status.split(",") if part.strip())
     refuse_bad(addresses)
     environment = config.read(REDUCER_CONNECT_TIMEOUT=_CONNECT_SECONDS)
-    report = check(Wanted(version, ranks, size, addresses, log), environment)
+    report = check(CheckOptions(version, ranks, size, addresses, log), environment)
     click.echo(json.dumps(verdict.as_json(report)) if as_json else verdict.as_text(report))
     sys.exit(0 if report.good else 1)

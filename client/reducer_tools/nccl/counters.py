@@ -16,13 +16,13 @@ _PAUSE = 0.1
 class Counted:
     """The byte counters of a run, summed over all reducers.
 
-    ``taken`` counts bytes that the reducers received, ``given`` bytes that they sent. ``silent``
-    has the error of each reducer that did not answer.
+    ``received`` and ``sent`` are bytes, from the reducers' view. ``unanswered`` has the error of
+    each metrics address that did not answer.
     """
 
-    taken: int
-    given: int
-    silent: Mapping[str, str]
+    received: int
+    sent: int
+    unanswered: Mapping[str, str]
 
 
 def metrics_addresses(reducers: Sequence[str]) -> list[str]:
@@ -34,7 +34,9 @@ def metrics_addresses(reducers: Sequence[str]) -> list[str]:
 def count(addresses: Sequence[str], run: str, seconds: float) -> Counted:
     """Ask the reducers at these metrics addresses for their counters of the run with this id."""
     answers = dict(zip(addresses, ask_all(addresses, seconds), strict=True))
-    silent = {a: str(answer) for a, answer in answers.items() if isinstance(answer, StatusError)}
+    unanswered = {
+        a: str(answer) for a, answer in answers.items() if isinstance(answer, StatusError)
+    }
     # Two addresses may be the same reducer. The two start times identify a reducer.
     told = {
         (answer["started"], answer["started_at"]): answer
@@ -42,9 +44,9 @@ def count(addresses: Sequence[str], run: str, seconds: float) -> Counted:
         if not isinstance(answer, StatusError)
     }
     parts = [part for answer in told.values() for part in _parts(answer, run)]
-    taken = sum(part["bytes_in"] for part in parts)
-    given = sum(part["bytes_out"] for part in parts)
-    return Counted(taken, given, silent)
+    received = sum(part["bytes_in"] for part in parts)
+    sent = sum(part["bytes_out"] for part in parts)
+    return Counted(received, sent, unanswered)
 
 
 def count_until(addresses: Sequence[str], run: str, least: int, seconds: float) -> Counted:
@@ -52,7 +54,7 @@ def count_until(addresses: Sequence[str], run: str, least: int, seconds: float) 
     deadline = time.monotonic() + seconds
     while True:
         counted = count(addresses, run, seconds)
-        if min(counted.taken, counted.given) >= least or time.monotonic() > deadline:
+        if min(counted.received, counted.sent) >= least or time.monotonic() > deadline:
             return counted
         time.sleep(_PAUSE)
 

@@ -19,7 +19,7 @@ _WANTED = "export NCCL_NET_PLUGIN=reducer"
 
 
 @dataclass(frozen=True)
-class Taken:
+class Library:
     """The path of the plugin that NCCL loads, and the versions of the tables that NCCL uses."""
 
     path: Path
@@ -27,7 +27,9 @@ class Taken:
     coll: int
 
 
-def take(environment: Mapping[str, str], version: Version) -> tuple[list[Row], Taken | None]:
+def find_library(
+    environment: Mapping[str, str], version: Version
+) -> tuple[list[Row], Library | None]:
     """Choose the library and the tables as NCCL does, with the rows that report the choice.
 
     None if NCCL loads no plugin or another plugin. The last row then says why.
@@ -43,8 +45,8 @@ def take(environment: Mapping[str, str], version: Version) -> tuple[list[Row], T
         what = f"the net {opened.plugin!r}" if opened.plugin else "no net plugin"
         text = f"{given}: NCCL takes {opened.path}, which is {what}"
         return [Row("library", "FAILED", text, _WANTED)], None
-    row, taken = _tables(opened, version)
-    return [Row("library", "ok", f"{given}: {opened.path}"), row], taken
+    row, library = _tables(opened, version)
+    return [Row("library", "ok", f"{given}: {opened.path}"), row], library
 
 
 def _open(names: list[str]) -> list[Opened]:
@@ -75,7 +77,7 @@ def _missing(tried: Sequence[Opened], environment: Mapping[str, str]) -> tuple[s
     )
 
 
-def _tables(opened: Opened, version: Version) -> tuple[Row, Taken | None]:
+def _tables(opened: Opened, version: Version) -> tuple[Row, Library | None]:
     net, coll = (_first(has, version) for has in (opened.net, opened.coll))
     if not net or not coll:
         known = ", ".join(f"v{table}" for table in tables(version)) or "none"
@@ -85,7 +87,7 @@ def _tables(opened: Opened, version: Version) -> tuple[Row, Taken | None]:
     tuner = next((table for table in tuners(version) if table in opened.tuner), 0)
     text = f"NCCL {version} takes ncclNet v{net}, ncclCollNet v{coll}"
     text += f" and the tuner v{tuner}" if tuner else "; it has no tuner"
-    return Row("tables", "ok", text), Taken(Path(opened.path), net, coll)
+    return Row("tables", "ok", text), Library(Path(opened.path), net, coll)
 
 
 def _first(has: Sequence[int], version: Version) -> int:
