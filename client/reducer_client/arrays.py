@@ -64,18 +64,19 @@ def target_array(out: object | None, shape: tuple[int, ...], dtype: np.dtype[Any
     array = as_array(out)
     if array is not out and array.ctypes.data != as_array(out).ctypes.data:  # __array__ may copy
         raise TypeError(
-            f"out: {type(out).__name__} makes a new array each time; pass an array, or a buffer, "
-            "whose memory takes the result"
+            f"out: expected a NumPy array or a buffer, got {type(out).__name__}, whose __array__ "
+            "makes a new array each time and cannot take the result"
         )
     if array.dtype != dtype or array.shape != shape:
         raise ValueError(
             f"out: expected shape {shape} of {dtype}, got shape {array.shape} of {array.dtype}"
         )
     if not array.flags.writeable:
-        raise ValueError("out: the array is read-only; pass a writable one")
+        raise ValueError("out: expected a writable array, got one that is read-only")
     if not (array.flags.c_contiguous and array.flags.aligned):
         raise ValueError(
-            "out: the array is not C-contiguous and aligned; reduce into a new one and copy"
+            "out: expected a C-contiguous, aligned array; reduce into a new array and copy the "
+            "result"
         )
     return array
 

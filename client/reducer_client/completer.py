@@ -102,7 +102,7 @@ class Completer:
             self._engine.abort()
             self._call_next()
             self._fail_rest()
-            logger.exception("the thread that runs callbacks has failed, and its group ends")
+            logger.exception("the thread that runs callbacks has failed: the group ends")
 
     def _serve(self) -> None:
         checked = 0.0

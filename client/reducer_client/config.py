@@ -251,7 +251,7 @@ def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int],
             f"chunk_table: expected 1 to {MAX_CHUNK_TABLE_ROWS} rows from 0, got {table}"
         )
     if any(later[0] <= earlier[0] for earlier, later in pairwise(table)):
-        raise ValueError(f"chunk_table: least bytes must ascend, got {table}")
+        raise ValueError(f"chunk_table: expected rows with ascending minimum bytes, got {table}")
     for _, chunk in table:
         if not 0 < chunk <= MAX_CHUNK_BYTES or chunk % CHUNK_ALIGNMENT:
             raise ValueError(
@@ -436,7 +436,7 @@ def _kernel_setting(name: str) -> str:
 def _bounded(name: str, text: str, limit: int) -> str:
     size = len(text.encode())
     if size > limit:
-        raise ValueError(f"{name} of {size} bytes ({text[:40]!r}...): the limit is {limit}")
+        raise ValueError(f"{name}: expected at most {limit} bytes, got {size} ({text[:40]!r}...)")
     return text
 
 

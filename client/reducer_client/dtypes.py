@@ -117,7 +117,7 @@ def narrow_to(dtype: DType, wire_dtype: str | None) -> tuple[DType, bool]:
         raise ValueError(f"wire_dtype={wire_dtype!r}: expected float16, bfloat16 or None")
     if dtype is not DType.FLOAT32:
         raise TypeError(
-            f"wire_dtype={wire_dtype!r} for an array of {dtype.name.lower()}: only float32 arrays "
-            "can travel in another dtype"
+            f"wire_dtype={wire_dtype!r} for an array of {dtype.name.lower()}: expected float32, "
+            "the only dtype that can be sent as another one"
         )
     return DType[wire_dtype.upper()], True

@@ -145,7 +145,7 @@ def _read_role(section: Section, role: str, prefix: str) -> Replicas | None:
     if not count:
         return None
     if name is None:
-        raise SpecError(path, f"a machine beside {prefix}Count", "none")
+        raise SpecError(path, f"a machine type with {prefix}Count", "none")
     return Replicas(role, path, count, _read_hardware(path, name, config), config)
 
 

@@ -62,7 +62,7 @@ def _read_accelerator(machine: Section) -> tuple[str | None, int]:
     if accelerator == "ACCELERATOR_TYPE_UNSPECIFIED":  # protobuf's value for none
         accelerator = None
     if accelerator is None and count:
-        raise SpecError(machine.at("acceleratorType"), "a type beside acceleratorCount", "none")
+        raise SpecError(machine.at("acceleratorType"), "a type with acceleratorCount", "none")
     if accelerator is not None and not count:
         got = describe(machine.get("acceleratorCount"))
         raise SpecError(machine.at("acceleratorCount"), "a whole number from 1", got)

@@ -310,7 +310,7 @@ def set_at(spec: Any, path: str, value: Any) -> Any:
         (
             "workerPoolSpecs.1.machineSpec.acceleratorType",
             ...,
-            "workerPoolSpecs[1].machineSpec.acceleratorType: expected a type beside",
+            "workerPoolSpecs[1].machineSpec.acceleratorType: expected a type with",
         ),
         (
             "workerPoolSpecs.2.containerSpec.imageUri",
@@ -337,7 +337,7 @@ def test_the_path_of_what_is_wrong(path: str, value: Any, text: str) -> None:
         ),
         (
             {"scaleTier": "CUSTOM", "masterType": "standard", "workerCount": 4},
-            "trainingInput.workerType: expected a machine beside workerCount, got none",
+            "trainingInput.workerType: expected a machine type with workerCount, got none",
         ),
         (
             {"scaleTier": "CUSTOM", "masterType": "standard", "workerCout": 4},
