@@ -69,7 +69,8 @@ class ReducerUnavailableError(ReducerError):
 class JoinError(ReducerError):
     """The run refused this rank, or not all ranks came within ``connect_timeout``.
 
-    Causes: two workers with the same rank, or different world sizes or run ids.
+    The run refuses a rank that has joined already, another world size, number of reducers or run
+    id, and an address list that names a reducer twice.
     """
 
 

@@ -76,7 +76,7 @@ class Table:
             f"congestion control of this host: {congestion_control()}",
             f"{sweep.warmup} warm-up and {sweep.iters} measured iterations of each size, "
             + ("every element compared" if sweep.check else "not checked"),
-            "times: the slowest rank from a barrier on; wire: the busiest worker, one way",
+            "times: of the slowest rank, after a barrier; wire: of the busiest worker, one way",
         ]
         return "\n".join([*_commented(lines), "#", *self._heads()])
 

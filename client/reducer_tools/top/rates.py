@@ -52,7 +52,7 @@ def change(before: Summary, now: Summary) -> Change:
 
 def _rates(before: ReducerStatus, now: ReducerStatus) -> Rates:
     seconds = now.clock - before.clock
-    # The totals are sums over the present runs, so they shrink when a run ends. Rates do not.
+    # The totals sum the present runs and shrink when a run ends, but a rate is never negative.
     return Rates(
         max(0, now.bytes_in - before.bytes_in) / seconds,
         max(0, now.bytes_out - before.bytes_out) / seconds,
