@@ -143,7 +143,7 @@ def _path(here: Host, one: Reach) -> Iterator[Finding]:
     nic = next((nic for nic in here.nics if nic.name == one.interface), None)
     if nic is None or one.path_mtu is None:
         return
-    if one.path_mtu < min(nic.mtu, _MAX_PACKET):  # loopback has an MTU of one more
+    if one.path_mtu < min(nic.mtu, _MAX_PACKET):  # the MTU of loopback is one larger
         text = (
             f"the MTU of {nic.name} is {nic.mtu} bytes, but the path to the reducer passes only "
             f"{one.path_mtu}: set the same MTU on both ends and in the network "
