@@ -33,13 +33,13 @@ Engine::Engine(Options options, Secret key, std::shared_ptr<const TlsContext> tl
       tls_(std::move(tls)),
       timeline_(std::move(timeline)) {
   state_.trace_rounds(timeline_ != nullptr);
-  state_.on_finished = [this](const OperationRef& operation) {
+  state_.on_finished([this](const OperationRef& operation) {
     if (operation.get() == awaited_) wake();  // mutex_ is held: nobody else drives the state
     if (!operation->notify()) return;
     const std::lock_guard<std::mutex> lock(finished_mutex_);
     finished_.push_back(operation);
     finished_changed_.notify_one();
-  };
+  });
 }
 
 Engine::~Engine() { abort(); }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "protocol/state.h"
-
 namespace ors {
 namespace {
 
@@ -14,13 +12,6 @@ uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
-}
-
-std::string comparison_key(uint64_t key_id) {
-  static const char digits[] = "0123456789abcdef";
-  std::string name = "~digest/";
-  for (int shift = 60; shift >= 0; shift -= 4) name.push_back(digits[(key_id >> shift) & 15]);
-  return name;
 }
 
 std::string names(const std::vector<uint32_t>& ranks) {
@@ -97,57 +88,6 @@ std::optional<Comparison> Digests::next_due() {
   Comparison due = std::move(due_.front());
   due_.pop_front();
   return due;
-}
-
-// --- the state's part ---
-
-// Whether its digest is of the results as they lie in the caller's memory: who reads the socket
-// takes those CRCs, without a lock.
-bool State::rereads(const Round& round) const {
-  return round.descriptor.collective == kAllReduce && round.comparison == nullptr &&
-         digests_.ends_window(round.number);
-}
-
-// A result is here. Ranks that scatter get different parts: there is nothing to compare.
-void State::digest_result(Round* round, const Header& h) {
-  if (round->descriptor.collective == kReduceScatter || round->comparison != nullptr) return;
-  const uint32_t crc = h.length > 0 ? h.payload_crc : round->chunks[h.chunk].crc;
-  round->digest += digest_of(h.key, position(h.round, h.chunk), crc);
-}
-
-void State::digest_round(const Round& round, bool well) {
-  if (round.comparison != nullptr) {
-    if (well && !mismatch_) mismatch_ = verdict_on(*round.comparison);
-    return;
-  }
-  digests_.add(round.key->id, round.key->name, round.number, well ? round.digest : 0);
-}
-
-// Not where a round ends: a caller up there may still use what a failure destroys.
-void State::compare_digests(double now) {
-  if (failure_ || !digests_.on()) return;
-  if (mismatch_) return fail(*mismatch_);
-  while (auto due = digests_.next_due()) {
-    auto comparison = std::make_unique<Comparison>(std::move(*due));
-    const uint32_t world = options_.world_size;
-    comparison->digests.resize(world);
-    std::vector<uint64_t> source(world);
-    source[options_.rank] = comparison->own;
-    Submission s;
-    s.descriptor.collective = kAllReduce;
-    s.descriptor.op = kSum;
-    s.descriptor.dtype = kUInt64;
-    s.descriptor.count = world;
-    s.key = comparison_key(comparison->key_id);
-    s.source = reinterpret_cast<const uint8_t*>(source.data());
-    s.target = reinterpret_cast<uint8_t*>(comparison->digests.data());
-    RoundRef round;
-    if (auto failure = open_round(s, now, &round)) return fail(*failure);
-    round->comparison = std::move(comparison);
-    for (uint32_t chunk = 0; chunk < round->plan.chunks(); ++chunk) {
-      ready(round, chunk, stage(*round, chunk, options_.rank, s.source, s.target, pool.get()));
-    }
-  }
 }
 
 }  // namespace ors

@@ -1,5 +1,5 @@
 // One lane as a worker sees it: how far the join is, what may be sent, what waits to be sent.
-// Plain data; the rules are in join.cc and flow.cc.
+// Plain data; the rules are in joining.cc, recovery.cc and sending.cc.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,13 @@ struct Lane {
 
   bool welcomed() const { return phase == Phase::kWelcomed; }
   bool usable() const { return welcomed() && !restarted; }
+  // Its streams live in the state of the run that its last welcome named.
+  void bind() {
+    bound = welcomed();
+    restarted = false;
+    incarnation = welcome.incarnation;
+    instance = welcome.instance;
+  }
 
   const uint32_t reducer;  // this worker's own numbering; `slot` is the job's
   const uint32_t number;
@@ -63,7 +70,7 @@ struct Lane {
   Receiver receiver;
   Sender sender;
   std::deque<std::string> control;  // frames that go before any contribution
-  bool kicked = false;              // in State's list of lanes with something to send
+  bool kicked = false;              // in the list of lanes with something to send
 
   struct Queued {
     RoundRef round;  // keeps `share` alive

@@ -1,8 +1,8 @@
-// A lane that is lost, and back (PROTOCOL.md, section 11): what depends on the connection ends with
-// it; what depends on the lane's state of the run goes on where it was.
+#include "protocol/recovery.h"
+
 #include <algorithm>
 
-#include "protocol/state.h"
+#include "protocol/messages.h"
 
 namespace ors {
 namespace {
@@ -12,91 +12,54 @@ namespace {
 constexpr uint32_t kMaxStrikes = 3;
 constexpr uint32_t kLastStrikes = 10;
 
+// Or is it an error of one connection?
+bool ends_the_run(const Failure& failure) {
+  return failure.rank >= 0 || failure.code == ErrorCode::kPeerLost ||
+         failure.code == ErrorCode::kMismatch || failure.code == ErrorCode::kIntegrity;
+}
+
 }  // namespace
 
-// The loop is to close it; closed() then does the rest.
-void State::drop(Lane* lane, const std::string& why, double now) {
-  lane->phase = Lane::Phase::kDropped;
-  lane->trouble = why;
-  if (lane->lost_at < 0) lane->lost_at = now;
-  lane->receiving.reset();
-  lane->receiver.discard();
-  to_drop_.push_back(lane);
-}
-
-std::vector<Lane*> State::to_drop() {
-  std::vector<Lane*> lanes;
-  lanes.swap(to_drop_);
-  return lanes;
-}
-
-void State::lose(Lane* lane, const std::string& why, double now) {
+void Recovery::lose(Lane* lane, const std::string& why, double now) {
   if (lane->phase == Lane::Phase::kWanted) return;
   if (lane->phase != Lane::Phase::kDropped) lane->trouble = why;
   if (lane->lost_at < 0) lane->lost_at = now;
-  to_drop_.erase(std::remove(to_drop_.begin(), to_drop_.end(), lane), to_drop_.end());
-  reset_connection(lane);
-  want_again(lane);
-}
-
-void State::want_again(Lane* lane) {
-  const bool left = leaving_ && live_rounds_ == 0;
-  const bool gone = joined_ && lane->number >= reducers_[lane->reducer].count;
-  lane->phase = left || gone ? Lane::Phase::kClosed : Lane::Phase::kWanted;
-  if (lane->phase == Lane::Phase::kWanted) to_open_.push_back(lane);
+  lanes_.forget_drop(lane);
+  streams_.reset_connection(lane);
+  streams_.open_again(lane);
 }
 
 // An error of this connection: a new one may do better.
-void State::strike(Lane* lane, const Failure& failure, double now) {
+void Recovery::strike(Lane* lane, const Failure& failure, double now) {
   const uint32_t strikes = lane->welcomed() ? ++lane->strikes : lane->strikes;
-  if (strikes >= kLastStrikes && !others_are_live(reducers_[lane->reducer])) return fail(failure);
-  drop(lane, failure.message, now);
-  if (strikes >= kMaxStrikes) suspect(lane, failure.message, now);
+  if (strikes >= kLastStrikes && !others_are_live(lanes_.reducer_of(*lane)))
+    return run_.end(failure);
+  lanes_.drop(lane, failure.message, now);
+  if (strikes >= kMaxStrikes) suspicions_.suspect(lane, failure.message, now);
 }
 
-bool State::others_are_live(const Reducer& reducer) const {
-  return std::any_of(reducers_.begin(), reducers_.end(), [&](const Reducer& other) {
-    return other.slot != reducer.slot && live(other);
+bool Recovery::others_are_live(const Reducer& reducer) const {
+  return std::any_of(lanes_.reducers().begin(), lanes_.reducers().end(), [&](const Reducer& other) {
+    return other.slot != reducer.slot && routing_.live(other);
   });
 }
 
-void State::reset_connection(Lane* lane) {
-  lane->receiver = Receiver(lane->name);
-  lane->sender = Sender();
-  lane->control.clear();
-  lane->receiving.reset();
-  lane->has_grant = false;
-  lane->granted = {};
-  for (const auto& [id, record] : keys_) {
-    for (const auto& entry : record->lanes) {
-      if (entry->lane != lane) continue;
-      for (Share* share : entry->shares) reset_share(share);
-      entry->recount();
-      entry->announced = false;
-      mark_reported(entry.get());
-      entry->reported = 0;
-      mark_changed(entry.get());
-    }
+std::optional<Failure> Recovery::welcomed(Lane* lane, double now) {
+  take_back(lane, now);
+  if (auto failure = streams_.learn(lane->welcome.route, *lane, now)) return failure;
+  if (lane->restarted) {
+    suspicions_.suspect(lane, "it was restarted and has lost its state of the run", now);
   }
-  lane->resends = true;
-  if (joined_) rebuild_queues(lane);
+  streams_.tell_again(lane, now);
+  route_maker_.decide(now);
+  return std::nullopt;
 }
 
-// What had no answer is sent again, in order. It stays charged: the lane may have it.
-void State::reset_share(Share* share) {
-  for (size_t i = share->freed; i < share->chunks.size(); ++i) {
-    Chunk& chunk = share->chunk(i);
-    if (chunk.charge == Chunk::Charge::kNone) continue;
-    chunk.state = Chunk::State::kReady;
-    share->sent = std::min(share->sent, i);
-  }
-}
-
-// A welcome after the join. The lane goes on if it has the state of the run that it had.
-void State::welcomed_again(Lane* lane, double now) {
+// The lane goes on if it has the state of the run that it had.
+void Recovery::take_back(Lane* lane, double now) {
   ++reconnects_;
   lane->attempts = 0;
-  stood_still_ = 0;  // the run has not ended without this worker
+  suspicions_.met_again();
   lane->lost_at = -1;
   lane->last_heard = now;
   lane->silent = false;
@@ -107,79 +70,74 @@ void State::welcomed_again(Lane* lane, double now) {
   const bool same = same_process && lane->instance == lane->welcome.instance;
   lane->drains = lane->drains && same_process;
   // It was restarted, and not cut off: nothing speaks against it.
-  if (!same_process) reducers_[lane->reducer].patience = 0;
-  lane->restarted = lane->bound && live(reducers_[lane->reducer]) && !same;
-  if (!lane->restarted) bind(lane);
-  forgive(lane);
+  if (!same_process) lanes_.reducer_of(*lane).patience = 0;
+  lane->restarted = lane->bound && routing_.live(lanes_.reducer_of(*lane)) && !same;
+  if (!lane->restarted) lane->bind();
+  suspicions_.clear(lane);
 }
 
-void State::bind(Lane* lane) {
-  lane->bound = lane->welcomed();
-  lane->restarted = false;
-  lane->incarnation = lane->welcome.incarnation;
-  lane->instance = lane->welcome.instance;
-}
-
-// What the lane may not have heard: the connection that carried it is gone.
-void State::tell_again(Lane* lane, double now) {
-  tell_route(lane);
-  if (lane->stats_waiting) {
-    Header header;
-    header.kind = kStats;
-    queue_frame(lane, header, {});
+void Recovery::unreachable(Lane* lane, const std::string& why, double now) {
+  lane->trouble = why;
+  if (run_.over() || run_.bye_queued) {
+    lane->phase = Lane::Phase::kClosed;
+    return;
   }
-  if (!lane->usable()) return;
-  for (const auto& [id, record] : keys_) {
-    for (const auto& [number, round] : record->rounds) {
-      if (!round->over) continue;
-      for (uint32_t home = 0; home < route_.slots(); ++home) {
-        if (carries(*lane, home)) tell_abandoned(*round, lane, home, now);
-      }
-    }
-  }
-  queue_heartbeat(lane, now);
-  kick(lane);
+  streams_.reset_connection(lane);
+  streams_.open_again(lane);
+  if (run_.joined) suspicions_.suspect(lane, why, now);
 }
 
-// Ends the run for all ranks, with the same text.
-void State::tell_failure() {
-  Failure said = *failure_;
-  said.key.clear();
-  said.round = -1;
-  if (said.rank < 0) said.rank = options_.rank;  // of the run, and not of a connection
+void Recovery::closed(Lane* lane, const std::string& why, double now) {
+  if (lane->phase == Lane::Phase::kClosed) return;
+  // Before the welcome only an ERROR is an answer. A proxy or a listener that is just starting ends
+  // connections, and a lane that dies and is started again. A reducer that is listed under two
+  // names ends the first connection for the second, whose answer tells the reason.
+  if (!run_.over() && !run_.joined && lane->phase < Lane::Phase::kWelcomed)
+    return unreachable(lane, why, now);
+  if (run_.joined && !run_.over() && !run_.bye_queued) return lose(lane, why, now);
+  lane->phase = Lane::Phase::kClosed;
+  if (run_.over() || run_.bye_queued) return;
+  run_.end(lane_failure(ErrorCode::kUnavailable, *lane, "the connection has ended: " + why));
+}
+
+// The lane broke the protocol, or bytes were changed on the way. Before the join that ends it all;
+// after it a new connection is tried.
+void Recovery::broken(Lane* lane, const Failure& failure, double now) {
+  if (run_.over() || lane->phase == Lane::Phase::kDropped || lane->phase == Lane::Phase::kClosed)
+    return;
+  if (run_.joined) return strike(lane, failure, now);
   Header header;
   header.kind = kError;
-  const std::string payload = encode_error(said);
-  for (Lane* lane : all_lanes_) {
-    if (!lane->welcomed()) continue;
-    lane->control.clear();
-    queue_frame(lane, header, payload);
-  }
+  lane->control.clear();
+  lanes_.queue_frame(lane, header, encode_error(failure));
+  lane->phase = Lane::Phase::kClosed;  // it is told in its own words
+  run_.end(failure);
 }
 
-// This process stood still for so long, in which it sent nothing either.
-void State::wake_up(double seconds, double now) {
-  shift_clocks(seconds);
-  if (seconds + 2 * heartbeat_ < worker_silence_) return;
-  stood_still_ = seconds;
-  woke_at_ = now;
+std::optional<Failure> Recovery::on_error(Lane* lane, std::string_view payload, double now) {
+  Failure failure;
+  if (const char* wrong = decode_error(payload, &failure)) {
+    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad ERROR: ") + wrong);
+  }
+  failure.message += " (from " + lane->name + ")";
+  if (run_.joined && !ends_the_run(failure)) {
+    strike(lane, failure, now);
+    return std::nullopt;
+  }
+  lane->phase = Lane::Phase::kClosed;
+  run_.end(failure);
+  return std::nullopt;
 }
 
-// Nobody is to blame for what was not heard meanwhile.
-void State::shift_clocks(double seconds) {
-  const auto shift = [seconds](double* at) {
-    if (*at >= 0) *at += seconds;
-  };
-  for (Lane* lane : all_lanes_) {
-    shift(&lane->last_heard);
-    shift(&lane->lost_at);
-    shift(&lane->complete_since);
+// Open rounds go on until a route leads around the lane.
+std::optional<Failure> Recovery::on_goaway(Lane* lane, std::string_view payload, double now) {
+  std::string reason;
+  if (const char* wrong = decode_goaway(payload, &reason)) {
+    return lane_failure(ErrorCode::kProtocol, *lane, wrong);
   }
-  for (Reducer& reducer : reducers_) {
-    shift(&reducer.lost_at);
-    shift(&reducer.blocked_at);
-    shift(&reducer.moved_at);
-  }
+  lane->drains = true;
+  if (run_.joined) suspicions_.suspect(lane, "it drains: " + reason, now);
+  return std::nullopt;
 }
 
 }  // namespace ors

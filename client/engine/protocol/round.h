@@ -1,5 +1,5 @@
 // The records of the protocol state: keys, rounds, and what of them each lane owns. Plain data;
-// the rules are in rounds.cc and flow.cc.
+// the rules are in rounds.cc, results.cc and sending.cc.
 #pragma once
 
 #include <cstdint>

@@ -2,36 +2,225 @@
 
 #include <algorithm>
 
-namespace ors {
+#include "protocol/messages.h"
 
-State::State(Options options) : options_(std::move(options)) {
-  for (const std::string& address : options_.addresses) {
-    reducers_.emplace_back();
-    reducers_.back().address = address;
-  }
-  want(0, 0);  // the arbiter first: PROTOCOL.md, section 4
+namespace ors {
+namespace {
+
+// Between two ticks: this process was stopped, or starved. Ten times what the loop lets pass.
+constexpr double kLateTick = 0.5;
+
+Failure unexpected(const Lane& lane, const Header& header) {
+  return lane_failure(
+      ErrorCode::kProtocol, lane,
+      "sent a frame of kind " + std::to_string(header.kind) + " that it may not send now");
 }
 
-State::~State() = default;
+}  // namespace
 
-// The lane broke the protocol, or bytes were changed on the way. Before the join that ends it all;
-// after it a new connection is tried.
+State::State(Options options) : run_(std::move(options)), lanes_(run_.options.addresses) {
+  lanes_.want(0, 0);  // the arbiter first: PROTOCOL.md, section 4
+}
+
+// --- connections ---
+
+void State::begin(double now) {
+  if (started_at_ >= 0) return;
+  started_at_ = now;
+  rounds_.used(now);
+}
+
+std::vector<Lane*> State::wanted() {
+  return run_.failure ? std::vector<Lane*>() : lanes_.take_wanted();
+}
+
+void State::opened(Lane* lane, double now) {
+  if (run_.failure) return;
+  begin(now);
+  joining_.opened(lane, now);
+}
+
+void State::unreachable(Lane* lane, const std::string& why, double now) {
+  recovery_.unreachable(lane, why, now);
+  end_if_over();
+}
+
+void State::closed(Lane* lane, const std::string& why, double now) {
+  recovery_.closed(lane, why, now);
+  end_if_over();
+}
+
 void State::broken(Lane* lane, Failure failure, double now) {
-  if (failure_ || lane->phase == Lane::Phase::kDropped || lane->phase == Lane::Phase::kClosed)
-    return;
-  if (joined_) return strike(lane, failure, now);
+  recovery_.broken(lane, failure, now);
+  end_if_over();
+}
+
+// --- rounds ---
+
+std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* out) {
+  Failure failure;
+  failure.key = s.key;
+  if (run_.failure) {
+    failure = *run_.failure;
+    failure.key = s.key;
+    return failure;
+  }
+  if (!run_.joined || run_.leaving) {
+    failure.code = ErrorCode::kUnavailable;
+    failure.reason = "closed";
+    failure.message = run_.leaving ? "this group is closed" : "this group has not joined";
+    return failure;
+  }
+  if (is_bitwise(s.descriptor.op)) {
+    for (const Lane* lane : lanes_.all()) {
+      if (!lane->welcomed() || lane->welcome.minor >= 1) continue;
+      failure.code = ErrorCode::kVersion;
+      failure.message = lane->name + " speaks protocol " + std::to_string(kProtocolMajor) + "." +
+                        std::to_string(lane->welcome.minor) +
+                        ", and band, bor and bxor are of 1.1: install this release there, too";
+      return failure;
+    }
+  }
+  return rounds_.open(s, now, out);
+}
+
+// --- frames in ---
+
+std::optional<Failure> State::result_ends(Lane* lane, const Header& header, double now) {
+  auto failure = results_.ends(lane, header, now);
+  comparisons_.begin_due(now);
+  end_if_over();
+  return failure;
+}
+
+std::optional<Failure> State::control(Lane* lane, const Header& header, const uint8_t* payload,
+                                      double now) {
+  auto failure = dispatch(lane, header, payload, now);
+  end_if_over();
+  return failure;
+}
+
+std::optional<Failure> State::dispatch(Lane* lane, const Header& header, const uint8_t* payload,
+                                       double now) {
+  lane->last_heard = now;
+  if (run_.failure || run_.bye_queued || lane->phase == Lane::Phase::kDropped) return std::nullopt;
+  const std::string_view text(reinterpret_cast<const char*>(payload), header.length);
+  const bool welcomed = lane->welcomed();
+  switch (header.kind) {
+    case kPending:
+      if (!welcomed) return joining_.on_pending(lane, text, now);
+      break;
+    case kWelcome:
+      if (!welcomed) return joining_.on_welcome(lane, text, now);
+      break;
+    case kError:
+      return recovery_.on_error(lane, text, now);
+    case kHeartbeat:
+      if (welcomed) results_.on_heartbeat(lane, header, payload);
+      return std::nullopt;
+    case kGoaway:
+      return recovery_.on_goaway(lane, text, now);
+    default:
+      if (welcomed) return run_control(lane, header, text, now);
+      break;
+  }
+  return unexpected(*lane, header);
+}
+
+// The frames about a run that is complete.
+std::optional<Failure> State::run_control(Lane* lane, const Header& header, std::string_view text,
+                                          double now) {
+  switch (header.kind) {
+    case kStats:
+      return on_stats(lane, text);
+    case kStall:
+      return on_stall(text, *lane, now);
+    case kRefused:
+      return results_.on_refused(lane, header, text, now);
+    case kGrant:
+      return sending_.on_grant(lane, header), std::nullopt;
+    case kRoute:
+      return streams_.on_route(lane, text, now);
+    case kSuspect:
+      return suspicions_.on_suspect(lane, text, now);
+    case kAbsent:
+      return lost_ranks_.on_absent(lane, text, now);
+    default:
+      return unexpected(*lane, header);
+  }
+}
+
+std::optional<Failure> State::on_stats(Lane* lane, std::string_view payload) {
+  Value value;
+  const char* wrong = msgpack_decode(payload, &value);
+  if (wrong == nullptr && value.type != Value::Type::kMap) wrong = "no map";
+  if (wrong != nullptr) {
+    return lane_failure(ErrorCode::kProtocol, *lane, std::string("bad STATS: ") + wrong);
+  }
+  lane->stats = std::move(value);
+  lane->stats_waiting = false;
+  return std::nullopt;
+}
+
+std::optional<Failure> State::on_stall(std::string_view payload, const Lane& lane, double now) {
+  std::vector<StalledRound> rounds;
+  if (const char* wrong = decode_stall(payload, &rounds)) {
+    return lane_failure(ErrorCode::kProtocol, lane, std::string("a bad STALL: ") + wrong);
+  }
+  reports_.add(rounds, run_.options.world_size, now);
+  return std::nullopt;
+}
+
+// --- time and end ---
+
+void State::tick(double now) {
+  if (run_.failure) return;
+  begin(now);
+  if (run_.ticked_at >= 0 && now - run_.ticked_at > kLateTick)
+    suspicions_.wake_up(now - run_.ticked_at, now);
+  run_.ticked_at = now;
+  if (!run_.joined && now - started_at_ >= run_.options.connect_timeout)
+    return fail(joining_.not_joined());
+  if (run_.joined && !run_.bye_queued) {
+    suspicions_.watch_lanes(now);
+    suspicions_.watch_reducers(now);
+    lost_ranks_.watch(now);
+    route_maker_.decide(now);
+  }
+  for (Lane* lane : lanes_.all()) positions_.maybe_beat(lane, now);
+  keys_.forget_idle(now);
+  comparisons_.begin_due(now);
+  maybe_say_bye(now);
+  end_if_over();
+}
+
+void State::leave(double now) {
+  run_.leaving = true;
+  for (Lane* lane : lanes_.all()) positions_.maybe_heartbeat(lane, now);
+  maybe_say_bye(now);
+}
+
+// Rank 0 goes last: while others are at work, somebody must be able to make routes.
+void State::maybe_say_bye(double now) {
+  if (!run_.leaving || run_.bye_queued || run_.over() || rounds_.live_rounds() > 0) return;
+  if (stable_at_ < 0) stable_at_ = now;
+  const bool waits = run_.options.rank == 0 && !lost_ranks_.others_have_left() &&
+                     now - stable_at_ < run_.options.leave_wait;
+  if (waits) return;
+  run_.bye_queued = true;
   Header header;
-  header.kind = kError;
-  lane->control.clear();
-  queue_frame(lane, header, encode_error(failure));
-  lane->phase = Lane::Phase::kClosed;  // it is told in its own words
-  fail(failure);
+  header.kind = kBye;
+  lanes_.queue_on_welcomed(header, {});
+}
+
+void State::end_if_over() {
+  if (run_.cause && !run_.failure) fail(*run_.cause);
 }
 
 void State::fail(const Failure& cause) {
-  if (failure_) return;
-  failure_ = cause;
-  for (Lane* lane : all_lanes_) {
+  if (run_.failure) return;
+  run_.failure = cause;
+  for (Lane* lane : lanes_.all()) {
     if (lane->receiving != nullptr) lane->receiver.discard();
     lane->receiving.reset();
     lane->has_grant = false;
@@ -40,54 +229,73 @@ void State::fail(const Failure& cause) {
     lane->undescribed.clear();
     lane->changed.clear();
     lane->stats_waiting = false;
-    kick(lane);
+    lanes_.kick(lane);
   }
   if (cause.reason != "closed") tell_failure();
-  std::vector<RoundRef> rounds;
-  for (const auto& [id, record] : keys_) {
-    for (const auto& [number, round] : record->rounds) rounds.push_back(round);
+  rounds_.fail_all(cause);
+}
+
+// Ends the run for all ranks, with the same text.
+void State::tell_failure() {
+  Failure said = *run_.failure;
+  said.key.clear();
+  said.round = -1;
+  if (said.rank < 0) said.rank = run_.options.rank;  // of the run, and not of a connection
+  Header header;
+  header.kind = kError;
+  const std::string payload = encode_error(said);
+  for (Lane* lane : lanes_.all()) {
+    if (!lane->welcomed()) continue;
+    lane->control.clear();
+    lanes_.queue_frame(lane, header, payload);
   }
-  for (const RoundRef& round : rounds) {
-    round->over = true;
-    Failure own = cause;
-    own.key = round->operation->key();
-    own.round = static_cast<int64_t>(round->number);
-    finish(round.get(), own);
-    for (Chunk& chunk : round->chunks) chunk.staging.reset();
-  }
-  live_rounds_ = 0;
-  idle_keys_.clear();
-  recent_.clear();
-  keys_.clear();
 }
 
 bool State::idle_for(double seconds, double now) const {
-  return live_rounds_ == 0 && now - last_used_ >= seconds;
+  return rounds_.live_rounds() == 0 && now - rounds_.last_used() >= seconds;
+}
+
+// --- questions ---
+
+void State::ask_stats() {
+  Header header;
+  header.kind = kStats;
+  for (Lane* lane : lanes_.all()) {
+    if (!lane->welcomed() || lane->stats_waiting) continue;
+    lane->stats_waiting = true;
+    lanes_.queue_frame(lane, header, {});
+  }
+}
+
+// A lane that is lost has its last word, and is asked again when it is back.
+bool State::stats_waiting() const {
+  return std::any_of(lanes_.all().begin(), lanes_.all().end(),
+                     [](const Lane* lane) { return lane->stats_waiting && lane->welcomed(); });
 }
 
 std::map<std::string, uint64_t> State::counters() const {
   uint64_t queued = 0;
   uint64_t unanswered = 0;
-  for (const Lane* lane : all_lanes_) {
+  for (const Lane* lane : lanes_.all()) {
     queued += lane->queue.size();
     unanswered += lane->credit.used + lane->grant.used;
   }
   return {{"staging_bytes", pool->used_bytes()},
           {"pool_idle_bytes", pool->idle_bytes()},
-          {"open_rounds", open_rounds_},
-          {"live_rounds", live_rounds_},
-          {"keys", keys_.size()},
-          {"remembered_keys", forgotten_.size()},
+          {"open_rounds", rounds_.open_rounds()},
+          {"live_rounds", rounds_.live_rounds()},
+          {"keys", keys_.all().size()},
+          {"remembered_keys", keys_.remembered()},
           {"queued", queued},
           {"unanswered", unanswered},
-          {"unanswered_max", unanswered_max_},
-          {"frames_dropped", frames_dropped_},
-          {"resent", resent_},
-          {"reconnects", reconnects_},
-          {"route", route_.number},
-          {"suspicions", suspicions_},
-          {"nonfinite_rounds", nonfinite_},
-          {"connections", all_lanes_.size()}};
+          {"unanswered_max", sending_.unanswered_max()},
+          {"frames_dropped", results_.frames_dropped()},
+          {"resent", sending_.resent()},
+          {"reconnects", recovery_.reconnects()},
+          {"route", routing_.route().number},
+          {"suspicions", suspicions_.count()},
+          {"nonfinite_rounds", rounds_.nonfinite()},
+          {"connections", lanes_.all().size()}};
 }
 
 }  // namespace ors

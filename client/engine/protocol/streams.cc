@@ -1,98 +1,75 @@
-// Routes, and the streams that they move (PROTOCOL.md, section 11).
-//
-// Law: after apply_route() nothing of a stream that moved is left: no share, position or charge.
-// What of it is not stable is sent to its new owner, whether this rank holds its result or not.
-#include <algorithm>
+#include "protocol/streams.h"
 
-#include "protocol/state.h"
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "protocol/messages.h"
 
 namespace ors {
 
-std::optional<Failure> State::on_route(Lane* lane, std::string_view payload, double now) {
+std::optional<Failure> Streams::on_route(Lane* lane, std::string_view payload, double now) {
   Route route;
   if (const char* wrong = decode_route(payload, &route)) {
     return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad ROUTE: ") + wrong);
   }
   lane->route_known = std::max(lane->route_known, route.number);
-  return learn_route(route, *lane, now);
+  return learn(route, *lane, now);
 }
 
-std::optional<Failure> State::learn_route(const Route& route, const Lane& from, double now) {
-  if (route.number <= route_.number) return std::nullopt;
-  if (route.slots() != reducers_.size()) {
+std::optional<Failure> Streams::learn(const Route& route, const Lane& from, double now) {
+  if (route.number <= routing_.route().number) return std::nullopt;
+  if (route.slots() != lanes_.reducers().size()) {
     return lane_failure(ErrorCode::kProtocol, from,
                         "names a route of " + std::to_string(route.slots()) + " slots, expected " +
-                            std::to_string(reducers_.size()));
+                            std::to_string(lanes_.reducers().size()));
   }
-  if (options_.rank == 0) {
+  if (run_.options.rank == 0) {
     return lane_failure(
         ErrorCode::kProtocol, from,
         "names route " + std::to_string(route.number) + ", which rank 0 never made");
   }
-  apply_route(route, now);
+  apply(route, now);
   return std::nullopt;
 }
 
-// Before the first frame under it.
-void State::tell_route(Lane* lane) {
-  if (!lane->welcomed() || lane->route_known >= route_.number) return;
-  lane->route_known = route_.number;
-  Header header;
-  header.kind = kRoute;
-  queue_frame(lane, header, encode_route(route_));
-}
-
-void State::apply_route(const Route& route, double now) {
+void Streams::apply(const Route& route, double now) {
   std::vector<bool> moved(route.slots());
   for (uint32_t slot = 0; slot < route.slots(); ++slot) {
-    moved[slot] = route.since[slot] != route_.since[slot];
+    moved[slot] = route.since[slot] != routing_.route().since[slot];
   }
-  route_ = route;
-  owners_ = Owners(route_);
-  for (Reducer& reducer : reducers_) {
-    const auto index = static_cast<uint32_t>(&reducer - reducers_.data());
-    const uint32_t lanes = live(reducer) ? route_.lanes_by_slot[reducer.slot] : 0;
+  routing_.take(route);
+  for (Reducer& reducer : lanes_.reducers()) {
+    const auto index = static_cast<uint32_t>(&reducer - lanes_.reducers().data());
+    const uint32_t lanes = routing_.lanes_in_use(reducer);
     reducer.count = std::max(reducer.count, lanes);
     for (uint32_t number = 0; number < lanes; ++number) want(index, number);
     if (!moved[reducer.slot]) continue;
     for (const auto& lane : reducer.lanes) {
-      bind(lane.get());
-      if (lane->welcomed() || !live(reducer)) lane->suspicion.clear();
-      if (live(reducer) && lane->lost_at >= 0) lane->lost_at = now;  // a new chance
+      lane.get()->bind();
+      if (lane->welcomed() || !routing_.live(reducer)) lane->suspicion.clear();
+      if (routing_.live(reducer) && lane->lost_at >= 0) lane->lost_at = now;  // a new chance
     }
     reducer.blocked_at = -1;
   }
-  for (Lane* lane : all_lanes_) {
-    tell_route(lane);
+  for (Lane* lane : lanes_.all()) {
+    routing_.tell(lane);
     if (lane->receiving != nullptr &&
-        moved[owners_.home(lane->receiving->key->id, lane->receiving_chunk)]) {
+        moved[routing_.owners().home(lane->receiving->key->id, lane->receiving_chunk)]) {
       lane->receiving.reset();
       lane->receiver.discard();
     }
     if (lane->has_grant && moved[lane->granted_home]) lane->has_grant = false;
   }
-  revive_keys(now);
-  for (const auto& [id, record] : keys_) move_key(record.get(), moved, now);
+  keys_.revive(now);
+  for (const auto& [id, record] : keys_.all()) move_key(record.get(), moved, now);
   rebuild_queues(nullptr);
-  for (Lane* lane : all_lanes_) {
-    if (lane->usable()) maybe_heartbeat(lane, now);
+  for (Lane* lane : lanes_.all()) {
+    if (lane->usable()) positions_.maybe_heartbeat(lane, now);
   }
 }
 
-// Keys that this rank has just forgotten may be unstable to others: they need its `done` anew.
-void State::revive_keys(double now) {
-  for (const auto& [at, id] : recent_) {
-    auto& record = keys_[id];
-    if (record != nullptr) continue;
-    record = std::make_unique<KeyRecord>();
-    record->id = id;
-    record->next_round = forgotten_.get(id);
-    record->idle_since = now;
-    idle_keys_.emplace_back(now, id);
-  }
-}
-
-void State::move_key(KeyRecord* record, const std::vector<bool>& moved, double now) {
+void Streams::move_key(KeyRecord* record, const std::vector<bool>& moved, double now) {
   std::vector<std::pair<Round*, std::vector<uint32_t>>> loose;
   for (const auto& [number, round] : record->rounds) {
     loose.emplace_back(round.get(), take_out(round.get(), moved));
@@ -103,15 +80,15 @@ void State::move_key(KeyRecord* record, const std::vector<bool>& moved, double n
   for (const auto& entry : record->lanes) {
     if (!moved[entry->home]) continue;
     entry->recount();
-    advance_done(entry.get());
-    mark_changed(entry.get());
+    positions_.advance_done(entry.get());
+    positions_.mark_changed(entry.get());
   }
   for (const auto& [number, round] : record->rounds) {
     if (!round->over) continue;
     for (uint32_t home = 0; home < moved.size(); ++home) {
       if (!moved[home]) continue;
-      for (Lane* lane : lanes_of_home(home)) {
-        if (lane->usable()) tell_abandoned(*round, lane, home, now);
+      for (Lane* lane : routing_.lanes_of_home(home)) {
+        if (lane->usable()) rounds_.tell_abandoned(*round, lane, home, now);
       }
     }
   }
@@ -119,7 +96,7 @@ void State::move_key(KeyRecord* record, const std::vector<bool>& moved, double n
 
 // Takes a round's shares of streams that move away from their lanes; returns what of them is not
 // stable, ascending.
-std::vector<uint32_t> State::take_out(Round* round, const std::vector<bool>& moved) {
+std::vector<uint32_t> Streams::take_out(Round* round, const std::vector<bool>& moved) {
   std::vector<uint32_t> loose;
   std::vector<std::unique_ptr<Share>> kept;
   for (auto& share : round->shares) {
@@ -130,7 +107,7 @@ std::vector<uint32_t> State::take_out(Round* round, const std::vector<bool>& mov
     for (size_t i = 0; i < share->chunks.size(); ++i) {
       const uint32_t index = share->chunks[i];
       Chunk& chunk = round->chunks[index];
-      settle(round, index);
+      rounds_.settle(round, index);
       chunk.share = kNoShare;
       chunk.asked = false;
       if (i < share->freed) continue;
@@ -146,12 +123,12 @@ std::vector<uint32_t> State::take_out(Round* round, const std::vector<bool>& mov
   return loose;
 }
 
-void State::put_in(Round* round, const std::vector<uint32_t>& chunks) {
+void Streams::put_in(Round* round, const std::vector<uint32_t>& chunks) {
   const size_t before = round->shares.size();
-  cut_shares(round, chunks);
+  rounds_.cut_shares(round, chunks);
   for (size_t at = before; at < round->shares.size(); ++at) {
     Share* share = round->shares[at].get();
-    share->key_lane = key_lane(round->key, share->lane, share->home, round->number);
+    share->key_lane = rounds_.key_lane(round->key, share->lane, share->home, round->number);
     share->key_lane->shares.push_back(share);
     share->advance();
   }
@@ -160,7 +137,7 @@ void State::put_in(Round* round, const std::vector<uint32_t>& chunks) {
                                         [](const auto& share) { return !share->all_freed(); }));
 }
 
-void State::forget_streams(KeyRecord* record, const std::vector<bool>& moved) {
+void Streams::forget_streams(KeyRecord* record, const std::vector<bool>& moved) {
   const auto goes = [&](const auto& entry) { return moved[entry->home]; };
   for (const auto& entry : record->lanes) {
     if (!goes(entry)) continue;
@@ -173,10 +150,10 @@ void State::forget_streams(KeyRecord* record, const std::vector<bool>& moved) {
 }
 
 // On every lane that may own a chunk of them: this rank may hold what others send there again.
-void State::begin_streams(KeyRecord* record, const std::vector<bool>& moved) {
+void Streams::begin_streams(KeyRecord* record, const std::vector<bool>& moved) {
   for (uint32_t home = 0; home < moved.size(); ++home) {
     if (!moved[home]) continue;
-    for (Lane* lane : lanes_of_home(home)) {
+    for (Lane* lane : routing_.lanes_of_home(home)) {
       auto fresh = std::make_unique<KeyLane>();
       fresh->lane = lane;
       fresh->key = record;
@@ -186,40 +163,16 @@ void State::begin_streams(KeyRecord* record, const std::vector<bool>& moved) {
   }
 }
 
-std::vector<Lane*> State::lanes_of_home(uint32_t home) {
-  std::vector<Lane*> lanes;
-  for (uint32_t slot = 0; slot < route_.slots(); ++slot) {
-    if (route_.live[slot] == 0 || (route_.live[home] != 0 && slot != home)) continue;
-    for (uint32_t number = 0; number < route_.lanes_by_slot[slot]; ++number) {
-      lanes.push_back(at_slot(slot).lanes[number].get());
-    }
-  }
-  return lanes;
-}
-
-// Whether the lane has the stream of this home slot.
-bool State::carries(const Lane& lane, uint32_t home) const {
-  const Reducer& reducer = reducers_[lane.reducer];
-  if (!live(reducer) || lane.number >= route_.lanes_by_slot[reducer.slot]) return false;
-  return home == reducer.slot || route_.live[home] == 0;
-}
-
-// Whether a frame is of a stream that is still where it was; and of which home slot.
-bool State::current(const Lane& lane, const Header& header, uint32_t* home) const {
-  *home = header.chunk;
-  return *home < route_.slots() && carries(lane, *home) && header.route == route_.since[*home];
-}
-
 // What waits for its turn, in the order of submission and priority: of one lane or of all.
-void State::rebuild_queues(const Lane* only) {
+void Streams::rebuild_queues(const Lane* only) {
   const auto concerned = [only](const Lane* lane) { return only == nullptr || only == lane; };
-  for (Lane* lane : all_lanes_) {
+  for (Lane* lane : lanes_.all()) {
     if (!concerned(lane)) continue;
     lane->queue.clear();
     lane->undescribed.clear();
     lane->granted = {};
   }
-  for (const auto& [id, record] : keys_) {
+  for (const auto& [id, record] : keys_.all()) {
     for (const auto& entry : record->lanes) {
       if (!concerned(entry->lane)) continue;
       for (Share* share : entry->shares) {
@@ -228,7 +181,7 @@ void State::rebuild_queues(const Lane* only) {
       }
     }
   }
-  for (Lane* lane : all_lanes_) {
+  for (Lane* lane : lanes_.all()) {
     if (!concerned(lane)) continue;
     std::sort(lane->queue.begin(), lane->queue.end(),
               [](const Lane::Queued& a, const Lane::Queued& b) {
@@ -247,7 +200,77 @@ void State::rebuild_queues(const Lane* only) {
                            entry.share->home == lane->granted_home;
       if (granted) lane->granted = entry;
     }
-    kick(lane);
+    lanes_.kick(lane);
+  }
+}
+
+void Streams::reset_connection(Lane* lane) {
+  lane->receiver = Receiver(lane->name);
+  lane->sender = Sender();
+  lane->control.clear();
+  lane->receiving.reset();
+  lane->has_grant = false;
+  lane->granted = {};
+  for (const auto& [id, record] : keys_.all()) {
+    for (const auto& entry : record->lanes) {
+      if (entry->lane != lane) continue;
+      for (Share* share : entry->shares) reset_share(share);
+      entry->recount();
+      entry->announced = false;
+      positions_.mark_reported(entry.get());
+      entry->reported = 0;
+      positions_.mark_changed(entry.get());
+    }
+  }
+  lane->resends = true;
+  if (run_.joined) rebuild_queues(lane);
+}
+
+// What had no answer is sent again, in order. It stays charged: the lane may have it.
+void Streams::reset_share(Share* share) {
+  for (size_t i = share->freed; i < share->chunks.size(); ++i) {
+    Chunk& chunk = share->chunk(i);
+    if (chunk.charge == Chunk::Charge::kNone) continue;
+    chunk.state = Chunk::State::kReady;
+    share->sent = std::min(share->sent, i);
+  }
+}
+
+// What the lane may not have heard: the connection that carried it is gone.
+void Streams::tell_again(Lane* lane, double now) {
+  routing_.tell(lane);
+  if (lane->stats_waiting) {
+    Header header;
+    header.kind = kStats;
+    lanes_.queue_frame(lane, header, {});
+  }
+  if (!lane->usable()) return;
+  for (const auto& [id, record] : keys_.all()) {
+    for (const auto& [number, round] : record->rounds) {
+      if (!round->over) continue;
+      for (uint32_t home = 0; home < routing_.route().slots(); ++home) {
+        if (routing_.carries(*lane, home)) rounds_.tell_abandoned(*round, lane, home, now);
+      }
+    }
+  }
+  positions_.queue_heartbeat(lane, now);
+  lanes_.kick(lane);
+}
+
+Lane* Streams::want(uint32_t reducer, uint32_t number) {
+  Lane* lane = lanes_.want(reducer, number);
+  // The reducer had fewer lanes meanwhile.
+  if (run_.joined && lane->phase == Lane::Phase::kClosed) open_again(lane);
+  return lane;
+}
+
+void Streams::open_again(Lane* lane) {
+  const bool left = run_.leaving && rounds_.live_rounds() == 0;
+  const bool gone = run_.joined && lane->number >= lanes_.reducer_of(*lane).count;
+  if (left || gone) {
+    lane->phase = Lane::Phase::kClosed;
+  } else {
+    lanes_.open(lane);
   }
 }
 

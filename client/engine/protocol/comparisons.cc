@@ -1,0 +1,48 @@
+#include "protocol/comparisons.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ors {
+namespace {
+
+std::string comparison_key(uint64_t key_id) {
+  static const char digits[] = "0123456789abcdef";
+  std::string name = "~digest/";
+  for (int shift = 60; shift >= 0; shift -= 4) name.push_back(digits[(key_id >> shift) & 15]);
+  return name;
+}
+
+}  // namespace
+
+// Not where a round ends: a caller up there may still use what a failure destroys.
+void Comparisons::begin_due(double now) {
+  if (run_.over() || !rounds_.digests().on()) return;
+  if (rounds_.mismatch()) return run_.end(*rounds_.mismatch());
+  while (auto due = rounds_.digests().next_due()) {
+    auto comparison = std::make_unique<Comparison>(std::move(*due));
+    const uint32_t world = run_.options.world_size;
+    comparison->digests.resize(world);
+    std::vector<uint64_t> source(world);
+    source[run_.options.rank] = comparison->own;
+    Submission s;
+    s.descriptor.collective = kAllReduce;
+    s.descriptor.op = kSum;
+    s.descriptor.dtype = kUInt64;
+    s.descriptor.count = world;
+    s.key = comparison_key(comparison->key_id);
+    s.source = reinterpret_cast<const uint8_t*>(source.data());
+    s.target = reinterpret_cast<uint8_t*>(comparison->digests.data());
+    RoundRef round;
+    if (auto failure = rounds_.open(s, now, &round)) return run_.end(*failure);
+    round->comparison = std::move(comparison);
+    for (uint32_t chunk = 0; chunk < round->plan.chunks(); ++chunk) {
+      rounds_.ready(round, chunk,
+                    stage(*round, chunk, run_.options.rank, s.source, s.target, &pool_));
+    }
+  }
+}
+
+}  // namespace ors

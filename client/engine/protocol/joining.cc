@@ -1,0 +1,271 @@
+#include "protocol/joining.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "protocol/messages.h"
+
+namespace ors {
+namespace {
+
+using Phase = Lane::Phase;
+
+constexpr size_t kMaxRanksShown = 16;
+
+uint32_t in_ms(double value) { return static_cast<uint32_t>(std::lround(value * 1000)); }
+
+}  // namespace
+
+void Joining::say_hello(Lane* lane) {
+  Hello hello;
+  hello.job = run_.options.job;
+  hello.run_id = run_.joined ? run_.run_id : run_.options.run_id;
+  hello.rank = run_.options.rank;
+  hello.world_size = run_.options.world_size;
+  hello.incarnation = run_.options.incarnation;
+  hello.slot = lane->reducer;
+  hello.reducers = static_cast<uint32_t>(lanes_.reducers().size());
+  if (run_.options.rank == 0) {
+    hello.chunk_table = run_.options.chunk_table;
+    hello.digest_every = run_.options.digest_every;
+    hello.worker_silence_ms = in_ms(run_.options.worker_silence);
+  }
+  hello.client = "open-reduction-server engine";
+  hello.rejoin = run_.joined;
+  Header header;
+  header.kind = kHello;
+  lanes_.queue_frame(lane, header, encode_hello(hello));
+}
+
+void Joining::opened(Lane* lane, double now) {
+  lane->phase = Phase::kHello;
+  lane->last_heard = lane->last_sent = lane->last_heartbeat = now;
+  lane->control.clear();
+  say_hello(lane);
+}
+
+std::optional<Failure> Joining::on_pending(Lane* lane, std::string_view payload, double now) {
+  Pending pending;
+  if (const char* wrong = decode_pending(payload, &pending)) {
+    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad PENDING: ") + wrong);
+  }
+  if (pending.lane != lane->number) {
+    return lane_failure(ErrorCode::kProtocol, *lane,
+                        "says that it is lane " + std::to_string(pending.lane));
+  }
+  lane->phase = Phase::kPending;
+  const uint32_t lanes = pending.lanes;
+  const std::string incarnation = pending.incarnation;
+  lane->pending = std::move(pending);
+  if (run_.joined && lane->bound)
+    suspicions_.suspect(lane, "it has lost its state of the run", now);
+  return learn_lanes(lane, lanes, incarnation);
+}
+
+// The arbiter has answered: open the other reducers; any lane 0: open its other lanes.
+std::optional<Failure> Joining::learn_lanes(Lane* lane, uint32_t lanes,
+                                            const std::string& incarnation) {
+  if (lane->number >= lanes) {
+    return lane_failure(ErrorCode::kProtocol, *lane,
+                        "has only " + std::to_string(lanes) + " lanes");
+  }
+  if (lane->number != 0) return std::nullopt;
+  lanes_.reducer_of(*lane).count = lanes;
+  for (const Reducer& other : lanes_.reducers()) {
+    if (other.incarnation == incarnation && &other != &lanes_.reducer_of(*lane)) {
+      Failure failure;
+      failure.code = ErrorCode::kJoin;
+      failure.message = "addresses " + other.address + " and " + lanes_.reducer_of(*lane).address +
+                        " are the same reducer: name each reducer once";
+      return failure;
+    }
+  }
+  lanes_.reducer_of(*lane).incarnation = incarnation;
+  for (uint32_t number = 1; number < lanes; ++number) streams_.want(lane->reducer, number);
+  if (lane->reducer != 0) return std::nullopt;
+  for (uint32_t reducer = 1; reducer < lanes_.reducers().size(); ++reducer)
+    streams_.want(reducer, 0);
+  return std::nullopt;
+}
+
+std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w) const {
+  const auto differs = [&](const std::string& what, const std::string& got,
+                           const std::string& expected) {
+    return lane_failure(ErrorCode::kJoin, lane,
+                        "names " + what + " " + got + ", expected " + expected);
+  };
+  if (w.lane != lane.number) {
+    return differs("lane", std::to_string(w.lane), std::to_string(lane.number));
+  }
+  if (w.world_size != run_.options.world_size) {
+    return differs("world size", std::to_string(w.world_size),
+                   std::to_string(run_.options.world_size));
+  }
+  if (w.reducers != lanes_.reducers().size() || w.slot >= w.reducers) {
+    return differs("slot", std::to_string(w.slot) + " of " + std::to_string(w.reducers),
+                   "one of " + std::to_string(lanes_.reducers().size()));
+  }
+  if (w.route.slots() != 0 && w.route.slots() != w.reducers) {
+    return differs("a route of", std::to_string(w.route.slots()), std::to_string(w.reducers));
+  }
+  if (!run_.options.run_id.empty() && w.run_id != run_.options.run_id) {
+    return differs("run id", "'" + w.run_id + "'", "'" + run_.options.run_id + "'");
+  }
+  if (run_.joined && w.slot != lanes_.reducer_of(lane).slot) {
+    return differs("slot", std::to_string(w.slot), std::to_string(lanes_.reducer_of(lane).slot));
+  }
+  if (run_.joined &&
+      (w.run_id != run_.run_id || !(w.chunk_table == run_.chunk_table) || w.epoch != run_.epoch)) {
+    return differs("run", "'" + w.run_id + "'", "'" + run_.run_id + "' as it was");
+  }
+  for (const Lane* other : lanes_.all()) {
+    if (other->phase != Phase::kWelcomed) continue;
+    if (other->welcome.run_id != w.run_id) {
+      return differs("run id", "'" + w.run_id + "'",
+                     "'" + other->welcome.run_id + "' of " + other->name +
+                         ": rank 0 was started again when the run had begun on a part of the "
+                         "lanes; start all ranks again");
+    }
+    if (!(other->welcome.chunk_table == w.chunk_table) || other->welcome.epoch != w.epoch) {
+      return differs("another chunk table or epoch", "here", "that of " + other->name);
+    }
+    if ((other->welcome.slot == w.slot) != (other->reducer == lane.reducer)) {
+      return differs("slot", std::to_string(w.slot), "another than " + other->name);
+    }
+  }
+  for (const ChunkRow& row : w.chunk_table) {
+    if (std::min(w.credit, w.grant) < std::max<uint64_t>(row.chunk_bytes, kMinChunkCost)) {
+      return differs("credit or grant", std::to_string(std::min(w.credit, w.grant)),
+                     "at least a chunk of " + std::to_string(row.chunk_bytes));
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Failure> Joining::on_welcome(Lane* lane, std::string_view payload, double now) {
+  Welcome welcome;
+  if (const char* wrong = decode_welcome(payload, &welcome)) {
+    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad WELCOME: ") + wrong);
+  }
+  // First: a reducer that is named twice would only look like a wrong slot.
+  if (auto failure = learn_lanes(lane, welcome.lanes, welcome.incarnation)) return failure;
+  if (auto failure = check_welcome(*lane, welcome)) return failure;
+  lane->phase = Phase::kWelcomed;
+  lane->credit.limit = welcome.credit;
+  lane->grant.limit = welcome.grant;
+  lane->welcome = std::move(welcome);
+  if (!run_.joined) return maybe_join(now);
+  return recovery_.welcomed(lane, now);
+}
+
+std::optional<Failure> Joining::maybe_join(double now) {
+  std::vector<uint32_t> lanes_by_slot(lanes_.reducers().size(), 0);
+  for (const Reducer& reducer : lanes_.reducers()) {
+    if (reducer.lanes.empty()) return std::nullopt;
+    for (const auto& lane : reducer.lanes) {
+      if (lane == nullptr || !lane->welcomed()) return std::nullopt;
+    }
+    const Welcome& welcome = reducer.lanes[0]->welcome;
+    if (reducer.lanes.size() != welcome.lanes) return std::nullopt;
+    lanes_by_slot[welcome.slot] = welcome.lanes;
+  }
+  if (auto failure = take_rules()) return failure;
+  const Welcome& welcome = lanes_.reducers()[0].lanes[0]->welcome;
+  run_.run_id = welcome.run_id;
+  run_.chunk_table = welcome.chunk_table;
+  run_.epoch = welcome.epoch;
+  run_.heartbeat = welcome.heartbeat_ms / 1000.0;
+  for (Reducer& reducer : lanes_.reducers()) reducer.slot = reducer.lanes[0]->welcome.slot;
+  routing_.begin(std::move(lanes_by_slot));
+  run_.joined = true;
+  for (Lane* lane : lanes_.all()) {
+    lane->bind();
+    lane->attempts = 0;
+    lane->complete_since = now;
+    lane->last_heard = now;
+  }
+  for (size_t i = 0; i < lanes_.all().size();
+       ++i) {  // others may have joined, and lost one, before
+    if (auto failure = streams_.learn(lanes_.all()[i]->welcome.route, *lanes_.all()[i], now)) {
+      return failure;
+    }
+    if (lanes_.all()[i]->drains) suspicions_.suspect(lanes_.all()[i], "it drains", now);
+  }
+  return std::nullopt;
+}
+
+// What rank 0 has said for all ranks, as the lanes pass it on.
+std::optional<Failure> Joining::take_rules() {
+  const auto less = [](const Lane* a, const Lane* b) {
+    return a->welcome.digest_every < b->welcome.digest_every;
+  };
+  const Lane* least = *std::min_element(lanes_.all().begin(), lanes_.all().end(), less);
+  rounds_.digests().compare_every(least->welcome.digest_every);
+  run_.worker_silence = lanes_.all()[0]->welcome.worker_silence_ms / 1000.0;
+  if (run_.options.rank != 0) return std::nullopt;
+  const auto older = [this](const Lane& lane, const std::string& setting) {
+    return lane_failure(ErrorCode::kVersion, lane,
+                        "does not pass " + setting +
+                            " on: it is of an older release; install the same one everywhere, or "
+                            "leave " +
+                            setting + " at its default");
+  };
+  if (least->welcome.digest_every != run_.options.digest_every)
+    return older(*least, "digest_every");
+  for (const Lane* lane : lanes_.all()) {
+    if (lane->welcome.worker_silence_ms != in_ms(run_.options.worker_silence)) {
+      return older(*lane, "worker_silence");
+    }
+  }
+  return std::nullopt;
+}
+
+// Who has not come: the reducers that do not answer, else the ranks that are absent.
+Failure Joining::not_joined() const {
+  Failure failure;
+  const std::string within = " within " + as_set(run_.options.connect_timeout);
+  std::string silent;
+  std::set<uint32_t> absent;
+  uint64_t absent_count = 0;
+  for (const Lane* lane : lanes_.all()) {
+    if (lane->phase < Phase::kPending) {
+      if (!silent.empty()) silent += ", ";
+      silent += lanes_.reducer_of(*lane).address;
+      if (lane->number != 0) silent += " (lane " + std::to_string(lane->number) + ")";
+      if (!lane->trouble.empty()) silent += " (" + lane->trouble + ")";
+    } else if (lane->phase == Phase::kPending) {
+      absent.insert(lane->pending.absent.begin(), lane->pending.absent.end());
+      absent_count = std::max(absent_count, lane->pending.absent_count);
+    }
+  }
+  if (!silent.empty()) {
+    failure.code = ErrorCode::kUnavailable;
+    failure.reason = "unreachable";
+    failure.message =
+        "no reducer answered at " + silent + within + ": is `reducer serve` running there?";
+    return failure;
+  }
+  failure.code = ErrorCode::kJoin;
+  failure.reason = "absent";
+  std::string ranks;
+  size_t shown = 0;
+  for (const uint32_t rank : absent) {
+    if (shown++ == kMaxRanksShown) break;
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  absent_count = std::max<uint64_t>(absent_count, absent.size());
+  if (absent_count > kMaxRanksShown) {
+    ranks += " and " + std::to_string(absent_count - kMaxRanksShown) + " more";
+  }
+  failure.message = (absent_count == 1 ? "rank " : "ranks ") + ranks + " of " +
+                    std::to_string(run_.options.world_size) +
+                    (absent_count == 1 ? " has" : " have") + " not joined job '" +
+                    run_.options.job + "'" + within +
+                    ": were all workers started with the same addresses and job?";
+  if (absent_count == 1 && !absent.empty()) failure.rank = *absent.begin();
+  return failure;
+}
+
+}  // namespace ors

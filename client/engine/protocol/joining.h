@@ -1,0 +1,46 @@
+// Joining a run: PROTOCOL.md, section 4.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "protocol/recovery.h"
+
+namespace ors {
+
+class Joining {
+ public:
+  Joining(Run* run, Lanes* lanes, Routing* routing, Rounds* rounds, Streams* streams,
+          Suspicions* suspicions, Recovery* recovery)
+      : run_(*run),
+        lanes_(*lanes),
+        routing_(*routing),
+        rounds_(*rounds),
+        streams_(*streams),
+        suspicions_(*suspicions),
+        recovery_(*recovery) {}
+
+  void opened(Lane* lane, double now);  // the connection is there, and the preface was sent
+  std::optional<Failure> on_pending(Lane* lane, std::string_view payload, double now);
+  std::optional<Failure> on_welcome(Lane* lane, std::string_view payload, double now);
+  Failure not_joined() const;
+
+ private:
+  void say_hello(Lane* lane);
+  std::optional<Failure> learn_lanes(Lane* lane, uint32_t lanes, const std::string& incarnation);
+  std::optional<Failure> check_welcome(const Lane& lane, const Welcome& welcome) const;
+  std::optional<Failure> maybe_join(double now);
+  std::optional<Failure> take_rules();
+
+  Run& run_;
+  Lanes& lanes_;
+  Routing& routing_;
+  Rounds& rounds_;
+  Streams& streams_;
+  Suspicions& suspicions_;
+  Recovery& recovery_;
+};
+
+}  // namespace ors

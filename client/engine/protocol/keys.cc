@@ -1,0 +1,91 @@
+#include "protocol/keys.h"
+
+#include <algorithm>
+
+namespace ors {
+namespace {
+
+constexpr double kKeyIdleSeconds = 1.0;  // then its records go; the lanes keep theirs longer
+
+// A chunk that is stable here may not be stable on a rank that has lost a lane, or stands still,
+// until a route moves the chunk. Records of keys are kept for this long, and for the worker
+// silence.
+constexpr double kKeyRecentSeconds = 25.0;
+
+}  // namespace
+
+std::optional<Failure> Keys::record(const std::string& name, double now, KeyRecord** out) {
+  const uint64_t id = key_id(name);
+  auto found = keys_.find(id);
+  if (found == keys_.end()) {
+    auto fresh = std::make_unique<KeyRecord>();
+    fresh->id = id;
+    fresh->name = name;
+    fresh->next_round = forgotten_.get(id);
+    fresh->idle_since = now;
+    idle_keys_.emplace_back(now, id);  // until it has a round
+    found = keys_.emplace(id, std::move(fresh)).first;
+  }
+  KeyRecord* known = found->second.get();
+  if (known->name.empty()) known->name = name;
+  if (known->name != name) {
+    Failure failure;
+    failure.code = ErrorCode::kMismatch;
+    failure.message =
+        "keys '" + name + "' and '" + known->name + "' have the same 64-bit id: rename one of them";
+    failure.key = name;
+    return failure;
+  }
+  *out = known;
+  return std::nullopt;
+}
+
+// Keys that this rank has just forgotten may be unstable to others: they need its `done` anew.
+void Keys::revive(double now) {
+  for (const auto& [at, id] : recent_) {
+    auto& record = keys_[id];
+    if (record != nullptr) continue;
+    record = std::make_unique<KeyRecord>();
+    record->id = id;
+    record->next_round = forgotten_.get(id);
+    record->idle_since = now;
+    idle_keys_.emplace_back(now, id);
+  }
+}
+
+void Keys::forget_idle(double now) {
+  const double recent = kKeyRecentSeconds + run_.worker_silence;
+  while (!recent_.empty() && now - recent_.front().first > recent) recent_.pop_front();
+  for (size_t left = idle_keys_.size(); left > 0; --left) {
+    const auto [since, id] = idle_keys_.front();
+    if (now - since < kKeyIdleSeconds) return;
+    idle_keys_.pop_front();
+    const auto found = keys_.find(id);
+    if (found == keys_.end()) continue;
+    KeyRecord* record = found->second.get();
+    if (!record->rounds.empty() || record->idle_since != since) continue;
+    const bool told = std::none_of(record->lanes.begin(), record->lanes.end(),
+                                   [](const auto& entry) { return entry->listed; });
+    if (!told) {  // a heartbeat is still to carry its positions
+      record->idle_since = now;
+      idle_keys_.emplace_back(now, id);
+      continue;
+    }
+    forgotten_.put(id, record->next_round);
+    recent_.emplace_back(now, id);
+    keys_.erase(found);
+  }
+}
+
+void Keys::has_no_round(KeyRecord* record, double since) {
+  record->idle_since = since;
+  idle_keys_.emplace_back(since, record->id);
+}
+
+void Keys::clear() {
+  idle_keys_.clear();
+  recent_.clear();
+  keys_.clear();
+}
+
+}  // namespace ors

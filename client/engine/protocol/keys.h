@@ -1,0 +1,44 @@
+// The keys of a run: the records of those in use, and the next round of those that are not.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "protocol/keymap.h"
+#include "protocol/round.h"
+#include "protocol/run.h"
+
+namespace ors {
+
+class Keys {
+ public:
+  explicit Keys(const Run* run) : run_(*run) {}
+
+  KeyRecord* find(uint64_t id) const {  // null: the key is not in use
+    const auto found = keys_.find(id);
+    return found == keys_.end() ? nullptr : found->second.get();
+  }
+  const std::unordered_map<uint64_t, std::unique_ptr<KeyRecord>>& all() const { return keys_; }
+  size_t remembered() const { return forgotten_.size(); }
+
+  // The record of a key, made where it is missing. Fails where another key has the same id.
+  std::optional<Failure> record(const std::string& name, double now, KeyRecord** record);
+  void has_no_round(KeyRecord* record, double since);
+  void forget_idle(double now);
+  void revive(double now);
+  void clear();
+
+ private:
+  const Run& run_;
+  std::unordered_map<uint64_t, std::unique_ptr<KeyRecord>> keys_;
+  std::deque<std::pair<double, uint64_t>> idle_keys_;
+  KeyMap forgotten_;
+  std::deque<std::pair<double, uint64_t>> recent_;  // keys that were forgotten just now
+};
+
+}  // namespace ors

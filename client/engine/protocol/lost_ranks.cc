@@ -1,0 +1,89 @@
+#include "protocol/lost_ranks.h"
+
+#include <algorithm>
+#include <set>
+
+#include "protocol/messages.h"
+
+namespace ors {
+namespace {
+
+constexpr double kUnreachedLane = 5.0;  // then its word on other ranks is not waited for
+
+}  // namespace
+
+std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload, double now) {
+  Absence absence;
+  if (const char* wrong = decode_absent(payload, &absence)) {
+    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad ABSENT: ") + wrong);
+  }
+  const bool complete = absence.absent.empty();
+  if (!complete) lane->complete_since = -1;
+  if (complete && lane->complete_since < 0) lane->complete_since = now;
+  lane->absence = std::move(absence);
+  watch(now);
+  return std::nullopt;
+}
+
+// Why a rank is lost: every lane of every live slot says so, but for slots that are out of reach.
+std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) const {
+  std::optional<std::string> reason;
+  for (const Reducer& reducer : lanes_.reducers()) {
+    if (!routing_.live(reducer)) continue;
+    if (!reducer.reached()) {
+      const bool long_ago = reducer.lost_at >= 0 && now - reducer.lost_at >= kUnreachedLane;
+      if (!long_ago) return std::nullopt;
+      continue;
+    }
+    for (uint32_t number = 0; number < reducer.count; ++number) {
+      const auto& absent = reducer.lanes[number]->absence.absent;
+      const auto found = std::find_if(absent.begin(), absent.end(),
+                                      [rank](const auto& entry) { return entry.first == rank; });
+      if (found == absent.end()) return std::nullopt;
+      if (!reason) reason = found->second;
+    }
+  }
+  return reason;
+}
+
+void LostRanks::watch(double now) {
+  if (!run_.joined || run_.over() || run_.bye_queued) return;
+  Failure failure;
+  failure.code = ErrorCode::kPeerLost;
+  for (const Lane* lane : lanes_.all()) {
+    if (!lane->usable()) continue;
+    for (const auto& [rank, why] : lane->absence.absent) {
+      const auto reason = lost_reason(rank, now);
+      if (rank == run_.options.rank || !reason) continue;
+      failure.rank = rank;
+      failure.reason = "lost";
+      failure.message =
+          "rank " + std::to_string(rank) + " of job '" + run_.options.job + "' is lost: " + *reason;
+      return run_.end(failure);
+    }
+    for (const uint32_t rank : lane->absence.left) {
+      // It left when all its rounds were held everywhere: what is open here it never joined.
+      if (rank == run_.options.rank || rounds_.open_rounds() == 0) continue;
+      failure.rank = rank;
+      failure.reason = "left";
+      failure.message = "rank " + std::to_string(rank) + " of job '" + run_.options.job +
+                        "' has left, and open rounds need it";
+      return run_.end(failure);
+    }
+  }
+}
+
+// As far as any lane knows; a worker without any lane has nobody to wait for.
+bool LostRanks::others_have_left() const {
+  std::set<uint32_t> left = {run_.options.rank};
+  bool connected = false;
+  bool all = false;  // as a lane counts them, which names no more than a list can hold
+  for (const Lane* lane : lanes_.all()) {
+    connected = connected || lane->welcomed();
+    all = all || lane->absence.left_count + 1 >= run_.options.world_size;
+    left.insert(lane->absence.left.begin(), lane->absence.left.end());
+  }
+  return !connected || all || left.size() >= run_.options.world_size;
+}
+
+}  // namespace ors

@@ -1,0 +1,32 @@
+// Ranks that the reducers cannot reach any more, or that have left.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "protocol/rounds.h"
+
+namespace ors {
+
+class LostRanks {
+ public:
+  LostRanks(Run* run, Lanes* lanes, const Routing* routing, const Rounds* rounds)
+      : run_(*run), lanes_(*lanes), routing_(*routing), rounds_(*rounds) {}
+
+  std::optional<Failure> on_absent(Lane* lane, std::string_view payload, double now);
+  // Ends the run where a rank is lost, or has left while open rounds need it.
+  void watch(double now);
+  bool others_have_left() const;
+
+ private:
+  std::optional<std::string> lost_reason(uint32_t rank, double now) const;
+
+  Run& run_;
+  Lanes& lanes_;
+  const Routing& routing_;
+  const Rounds& rounds_;
+};
+
+}  // namespace ors

@@ -1,0 +1,48 @@
+// A lane that is lost, and back (PROTOCOL.md, section 11): what depends on the connection ends with
+// it; what depends on the lane's state of the run goes on where it was.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "protocol/suspicions.h"
+
+namespace ors {
+
+class Recovery {
+ public:
+  Recovery(Run* run, Lanes* lanes, const Routing* routing, Streams* streams, Suspicions* suspicions,
+           RouteMaker* route_maker)
+      : run_(*run),
+        lanes_(*lanes),
+        routing_(*routing),
+        streams_(*streams),
+        suspicions_(*suspicions),
+        route_maker_(*route_maker) {}
+
+  void unreachable(Lane* lane, const std::string& why, double now);  // the attempt has failed
+  void closed(Lane* lane, const std::string& why, double now);
+  void broken(Lane* lane, const Failure& failure, double now);  // the lane broke the protocol
+  std::optional<Failure> on_error(Lane* lane, std::string_view payload, double now);
+  std::optional<Failure> on_goaway(Lane* lane, std::string_view payload, double now);
+  std::optional<Failure> welcomed(Lane* lane, double now);  // after the join
+  uint64_t reconnects() const { return reconnects_; }
+
+ private:
+  void take_back(Lane* lane, double now);
+  void lose(Lane* lane, const std::string& why, double now);
+  void strike(Lane* lane, const Failure& failure, double now);
+  bool others_are_live(const Reducer& reducer) const;
+
+  Run& run_;
+  Lanes& lanes_;
+  const Routing& routing_;
+  Streams& streams_;
+  Suspicions& suspicions_;
+  RouteMaker& route_maker_;
+  uint64_t reconnects_ = 0;
+};
+
+}  // namespace ors

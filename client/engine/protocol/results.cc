@@ -1,0 +1,170 @@
+#include "protocol/results.h"
+
+#include <algorithm>
+
+#include "protocol/messages.h"
+
+namespace ors {
+
+// No round: the result is of no use any more. That is no fault of the lane.
+std::optional<Failure> Results::find_chunk(Lane* lane, const Header& h, RoundRef* round) {
+  const auto wrong = [&](const char* what) {
+    return lane_failure(ErrorCode::kProtocol, *lane,
+                        std::string("sent ") + what + " (chunk " + std::to_string(h.chunk) +
+                            " of round " + std::to_string(h.round) + ")");
+  };
+  if (!run_.joined || !lane->welcomed()) return wrong("a result before the welcome");
+  if (h.epoch != run_.epoch) return wrong("a result of another epoch");
+  if (h.route != routing_.route().since[routing_.owners().home(h.key, h.chunk)])
+    return std::nullopt;
+  const KeyRecord* key = keys_.find(h.key);
+  if (key == nullptr) return std::nullopt;
+  const auto found = key->rounds.find(h.round);
+  if (found == key->rounds.end()) {
+    return h.round < key->next_round ? std::nullopt
+                                     : std::optional(wrong("a result of no round of ours"));
+  }
+  const Round& r = *found->second;
+  if (const char* what = check_result(*lane, r, h)) return wrong(what);
+  const Chunk& chunk = r.chunks[h.chunk];
+  if (!r.over && !chunk.held && chunk.share != kNoShare) *round = found->second;
+  return std::nullopt;
+}
+
+const char* Results::check_result(const Lane& lane, const Round& r, const Header& h) const {
+  if (h.chunk >= r.chunks.size()) return "a result of no chunk of the round";
+  const Chunk& chunk = r.chunks[h.chunk];
+  if (chunk.share != kNoShare && r.shares[chunk.share]->lane != &lane) {
+    return "a result that another lane owns";
+  }
+  if (chunk.held || r.over) return nullptr;
+  if (!chunk.asked) return "a result that nobody asked for";
+  const Descriptor& d = r.descriptor;
+  if (h.dtype != d.dtype || h.op != d.op || h.collective != d.collective || h.count != d.count) {
+    return "a result of another dtype, op, collective or count";
+  }
+  if (h.rank != kNoRank && h.rank >= run_.options.world_size) return "a result that blames no rank";
+  const bool full = gets_bytes(d, r.plan, h.chunk, run_.options.rank);
+  return h.length == (full ? r.plan.bytes(h.chunk) : 0) ? nullptr : "a result of a wrong length";
+}
+
+std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* target) {
+  lane->receiving.reset();
+  if (run_.over() || lane->phase == Lane::Phase::kDropped) return std::nullopt;
+  RoundRef round;
+  if (auto failure = find_chunk(lane, h, &round)) return failure;
+  if (round == nullptr) {
+    ++frames_dropped_;
+    return std::nullopt;
+  }
+  lane->receiving = round;
+  lane->receiving_chunk = h.chunk;
+  if (h.length == 0) return std::nullopt;
+  const Descriptor& d = round->descriptor;
+  const Range range = round->plan.range(h.chunk);
+  const uint64_t part = d.collective == kAllGather ? range.part * d.count : 0;
+  uint8_t* place = round->target + (part + range.offset) * caller_item_bytes(d);
+  if (d.wide) {
+    target->wide = reinterpret_cast<float*>(place);
+  } else {
+    target->bytes = place;
+  }
+  target->reread = rounds_.digests().on() && rereads(*round);
+  return std::nullopt;
+}
+
+std::optional<Failure> Results::ends(Lane* lane, const Header& h, double now) {
+  lane->last_heard = now;
+  const RoundRef round = std::move(lane->receiving);
+  lane->receiving.reset();
+  if (run_.over() || !lane->usable()) return std::nullopt;
+  lane->strikes = 0;
+  if (round == nullptr) {
+    late_result(lane, h);
+    return std::nullopt;
+  }
+  Chunk& chunk = round->chunks[h.chunk];
+  rounds_.settle(round.get(), h.chunk);
+  if (round->moments.first_result == 0) round->moments.first_result = now;
+  round->moments.last_result = now;
+  chunk.held = true;
+  chunk.state = Chunk::State::kSent;  // it has come before it was sent again: no need to
+  round->flags |= h.flags & (kOverflow | kNan | kNonFinite);
+  if (h.rank != kNoRank) round->culprit = std::min(round->culprit, Culprit{h.rank, h.chunk});
+  if (rounds_.digests().on()) digest_result(round.get(), h);
+  Share& share = *round->shares[chunk.share];
+  share.advance();
+  KeyLane* entry = share.key_lane;
+  positions_.advance_unsent(entry);
+  const uint64_t cost = round->plan.cost(h.chunk);
+  entry->unreported_cost += cost;
+  lane->unreported_cost += cost;
+  positions_.advance_done(entry);
+  rounds_.advance_stable(entry, h.stable);
+  if (--round->unanswered == 0) rounds_.finish(round.get(), std::nullopt);
+  if (run_.leaving || 2 * lane->unreported_cost >= lane->credit.limit)
+    positions_.maybe_heartbeat(lane, now);
+  return std::nullopt;
+}
+
+// The answer to a chunk that is held: it settles the charge, and carries `stable`.
+void Results::late_result(Lane* lane, const Header& h) {
+  const KeyRecord* key = keys_.find(h.key);
+  const uint32_t home = routing_.owners().home(h.key, h.chunk);
+  if (key == nullptr || h.route != routing_.route().since[home]) return;
+  const auto found = key->rounds.find(h.round);
+  if (found != key->rounds.end() && h.chunk < found->second->chunks.size()) {
+    const Chunk& chunk = found->second->chunks[h.chunk];
+    if (chunk.held && chunk.share != kNoShare) rounds_.settle(found->second.get(), h.chunk);
+  }
+  if (KeyLane* entry = rounds_.find_stream(*key, lane, home))
+    rounds_.advance_stable(entry, h.stable);
+}
+
+std::optional<Failure> Results::on_refused(Lane* lane, const Header& h, std::string_view payload,
+                                           double now) {
+  Failure failure;
+  if (const char* wrong = decode_refused(payload, &failure)) {
+    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad REFUSED: ") + wrong);
+  }
+  uint32_t home = 0;
+  const KeyRecord* key = keys_.find(h.key);
+  if (key == nullptr || !routing_.current(*lane, h, &home)) return std::nullopt;
+  const auto found = key->rounds.find(h.round);
+  if (found != key->rounds.end()) {
+    failure.key = key->name;
+    failure.round = static_cast<int64_t>(h.round);
+    rounds_.abandon(found->second, failure, now);
+  } else if (h.round >= key->next_round) {
+    return lane_failure(ErrorCode::kProtocol, *lane, "refused a round that was never submitted");
+  }
+  return std::nullopt;
+}
+
+void Results::on_heartbeat(Lane* lane, const Header& header, const uint8_t* payload) {
+  uint32_t home = 0;
+  if (header.length == 0 || !run_.joined || !lane->usable()) return;
+  if (!routing_.current(*lane, header, &home)) return;
+  for (uint32_t at = 0; at < header.length; at += 16) {
+    const KeyRecord* key = keys_.find(load<uint64_t>(payload + at));
+    if (key == nullptr) continue;
+    KeyLane* entry = rounds_.find_stream(*key, lane, home);
+    if (entry != nullptr) rounds_.advance_stable(entry, load<uint64_t>(payload + at + 8));
+  }
+}
+
+// Whether its digest is of the results as they lie in the caller's memory: who reads the socket
+// takes those CRCs, without a lock.
+bool Results::rereads(const Round& round) {
+  return round.descriptor.collective == kAllReduce && round.comparison == nullptr &&
+         rounds_.digests().ends_window(round.number);
+}
+
+// A result is here. Ranks that scatter get different parts: there is nothing to compare.
+void Results::digest_result(Round* round, const Header& h) {
+  if (round->descriptor.collective == kReduceScatter || round->comparison != nullptr) return;
+  const uint32_t crc = h.length > 0 ? h.payload_crc : round->chunks[h.chunk].crc;
+  round->digest += digest_of(h.key, position(h.round, h.chunk), crc);
+}
+
+}  // namespace ors

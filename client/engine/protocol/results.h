@@ -1,0 +1,46 @@
+// What the lanes answer to contributions: results, refusals, and the positions that are stable.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "protocol/rounds.h"
+
+namespace ors {
+
+class Results {
+ public:
+  Results(Run* run, Lanes* lanes, Routing* routing, Keys* keys, Positions* positions,
+          Rounds* rounds)
+      : run_(*run),
+        lanes_(*lanes),
+        routing_(*routing),
+        keys_(*keys),
+        positions_(*positions),
+        rounds_(*rounds) {}
+
+  std::optional<Failure> begins(Lane* lane, const Header& header, Target* target);
+  std::optional<Failure> ends(Lane* lane, const Header& header, double now);
+  std::optional<Failure> on_refused(Lane* lane, const Header& header, std::string_view payload,
+                                    double now);
+  void on_heartbeat(Lane* lane, const Header& header, const uint8_t* payload);
+  uint64_t frames_dropped() const { return frames_dropped_; }
+
+ private:
+  std::optional<Failure> find_chunk(Lane* lane, const Header& header, RoundRef* round);
+  const char* check_result(const Lane& lane, const Round& round, const Header& header) const;
+  void late_result(Lane* lane, const Header& header);
+  bool rereads(const Round& round);
+  void digest_result(Round* round, const Header& header);
+
+  Run& run_;
+  Lanes& lanes_;
+  Routing& routing_;
+  Keys& keys_;
+  Positions& positions_;
+  Rounds& rounds_;
+  uint64_t frames_dropped_ = 0;
+};
+
+}  // namespace ors

@@ -1,0 +1,77 @@
+#include "protocol/route_maker.h"
+
+#include <algorithm>
+
+namespace ors {
+namespace {
+
+constexpr double kComplete = 0.5;  // a slot is taken in when no rank was absent for so long
+constexpr double kPatience = 1.0;  // for the lanes of a slot that is out to miss ranks
+constexpr double kMostPatience = 30.0;
+constexpr double kSteady = 60.0;  // a slot that was in for so long starts over
+
+}  // namespace
+
+// All its lanes are here, but have lost their state of the run.
+bool RouteMaker::is_new(const Reducer& reducer) const {
+  const auto& lanes = reducer.lanes;
+  return reducer.all_welcomed() &&
+         std::any_of(lanes.begin(), lanes.end(), [](const auto& l) { return l->restarted; }) &&
+         std::none_of(lanes.begin(), lanes.end(),
+                      [](const auto& l) { return l->silent || l->drains; });
+}
+
+// Only if another slot is left that this worker itself can reach.
+bool RouteMaker::may_put_out(uint32_t slot) const {
+  if (!routing_.live(slot)) return false;
+  return std::any_of(lanes_.reducers().begin(), lanes_.reducers().end(), [&](const Reducer& other) {
+    return other.slot != slot && routing_.live(other) && routing_.suspicious(other) == nullptr &&
+           other.reached();
+  });
+}
+
+bool RouteMaker::may_take_in(const Reducer& reducer, double now) const {
+  if (run_.leaving || !reducer.all_welcomed()) return false;
+  if (now - reducer.moved_at < reducer.patience) return false;
+  return std::all_of(reducer.lanes.begin(), reducer.lanes.begin() + reducer.count,
+                     [now](const auto& lane) {
+                       return !lane->drains && lane->complete_since >= 0 &&
+                              now - lane->complete_since >= kComplete;
+                     });
+}
+
+// A slot that only some ranks reach would go out and in, until its lanes miss those ranks: each
+// time it stays out for longer, unless it comes back as another process.
+void RouteMaker::put_out(Reducer* reducer, const std::string& why, double now) {
+  const bool again = reducer->moved_at >= 0 && now - reducer->moved_at < kSteady;
+  const double longer = std::clamp(2 * reducer->patience, kPatience, kMostPatience);
+  reducer->patience = again ? longer : kPatience;
+  reducer->moved_at = now;
+  const uint32_t slot = reducer->slot;
+  reports_.push("reducer " + reducer->address + " is out: " + why +
+                "; its part of the work goes to the others");
+  streams_.apply(routing_.route().with(slot, false, routing_.route().lanes_by_slot[slot]), now);
+}
+
+void RouteMaker::take_in(Reducer* reducer, double now) {
+  reducer->moved_at = now;
+  reports_.push("reducer " + reducer->address + " is in again");
+  streams_.apply(routing_.route().with(reducer->slot, true, reducer->count), now);
+}
+
+void RouteMaker::decide(double now) {
+  if (run_.options.rank != 0 || !run_.joined || run_.over() || run_.bye_queued) return;
+  for (Reducer& reducer : lanes_.reducers()) {
+    if (routing_.live(reducer) && routing_.suspicious(reducer) != nullptr) {
+      if (is_new(reducer)) {
+        take_in(&reducer, now);
+      } else if (may_put_out(reducer.slot)) {
+        put_out(&reducer, routing_.suspicious(reducer)->suspicion, now);
+      }
+    } else if (!routing_.live(reducer) && may_take_in(reducer, now)) {
+      take_in(&reducer, now);
+    }
+  }
+}
+
+}  // namespace ors

@@ -1,0 +1,34 @@
+// What rank 0, which alone makes routes, does about a reducer that it suspects or that is back.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "protocol/stall.h"
+#include "protocol/streams.h"
+
+namespace ors {
+
+class RouteMaker {
+ public:
+  RouteMaker(const Run* run, Lanes* lanes, const Routing* routing, Streams* streams,
+             StallReports* reports)
+      : run_(*run), lanes_(*lanes), routing_(*routing), streams_(*streams), reports_(*reports) {}
+
+  void decide(double now);  // nothing on other ranks
+  bool may_put_out(uint32_t slot) const;
+  void put_out(Reducer* reducer, const std::string& why, double now);
+
+ private:
+  bool is_new(const Reducer& reducer) const;
+  bool may_take_in(const Reducer& reducer, double now) const;
+  void take_in(Reducer* reducer, double now);
+
+  const Run& run_;
+  Lanes& lanes_;
+  const Routing& routing_;
+  Streams& streams_;
+  StallReports& reports_;
+};
+
+}  // namespace ors

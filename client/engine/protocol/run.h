@@ -1,0 +1,67 @@
+// What all parts of the protocol state read of the run that a worker is in.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "codec/failure.h"
+#include "protocol/plan.h"
+
+namespace ors {
+
+struct Options {
+  std::vector<std::string> addresses;  // names of the reducers, in this worker's order
+  std::string job;
+  std::string run_id;
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  ChunkTable chunk_table;
+  double connect_timeout = 60;
+  double silence = 1;         // seconds without a byte before a welcomed lane is suspected
+  double worker_silence = 5;  // rank 0's: seconds without a byte before lanes call a worker lost
+  double reducer_wait = 30;   // seconds that open rounds wait for a reducer
+  uint32_t digest_every = 0;  // rank 0's: rounds of a key between comparisons; 0: none
+  double leave_wait = 10;     // seconds that rank 0 waits for the others to leave first
+  std::string congestion;     // TCP congestion control; empty: the system's
+  std::string source;         // address or interface that TCP connections come from; empty: any
+  bool local_sockets = true;  // reducers on this machine are reached over Unix sockets
+  std::string incarnation;    // 16 random bytes
+};
+
+// A time that was set, with the digits that it was given: "0.5 s".
+std::string as_set(double seconds);
+
+// nullopt, or the rule of PROTOCOL.md that an option breaks.
+std::optional<std::string> check_options(const Options& options);
+
+// Joining writes the terms, State the rest. A part that finds the run over calls end(); State then
+// ends the run for all parts before it returns to its caller.
+struct Run {
+  explicit Run(Options of_the_worker) : options(std::move(of_the_worker)) {}
+
+  // The first cause counts.
+  void end(const Failure& why) {
+    if (!over()) cause = why;
+  }
+  bool over() const { return failure || cause; }
+
+  const Options options;
+
+  // The terms of the run, from the welcomes. Before the join: what holds until then.
+  bool joined = false;
+  std::string run_id;
+  ChunkTable chunk_table;
+  uint32_t epoch = 0;
+  double heartbeat = 0.25;
+  double worker_silence = 5;
+
+  std::optional<Failure> cause;    // why State is to end the run
+  std::optional<Failure> failure;  // why the run has ended
+  bool leaving = false;            // the worker gives no more rounds
+  bool bye_queued = false;
+  double ticked_at = -1;
+};
+
+}  // namespace ors

@@ -1,0 +1,183 @@
+#include "protocol/sending.h"
+
+#include <algorithm>
+
+namespace ors {
+namespace {
+
+// What a round may have unanswered on one lane, in bytes and in chunks: more of it only waits in
+// queues on the way, before the chunks that others wait for. It binds no other round, so it cannot
+// tie ranks that began with different rounds (their room is the lane's credit): the rank that lacks
+// a round's lowest open chunk has nothing of that round unanswered.
+constexpr uint64_t kRoundWindow = 512 << 10;
+constexpr uint64_t kRoundWindowChunks = 4;
+
+}  // namespace
+
+void Sending::fill(Lane* lane, double now) {
+  Sender& sender = lane->sender;
+  bool added = false;
+  bool staging = false;
+  while (!run_.over() && run_.joined && lane->usable() && sender.room()) {
+    bool on_grant = false;
+    Share* share = lane->control.empty() ? next_share(lane, &on_grant) : nullptr;
+    staging = share != nullptr && share->to_stage();
+    if (staging) break;
+    if (share != nullptr) positions_.queue_key(share->key_lane, now);
+    if (!lane->control.empty()) {
+      sender.add(std::move(lane->control.front()));
+      lane->control.pop_front();
+    } else if (share != nullptr) {
+      send_next(lane, share, on_grant, now);
+    } else {
+      break;
+    }
+    added = true;
+  }
+  if (!staging && !run_.over() && run_.joined && lane->usable() && sender.room()) {
+    describe_waiting(lane, now);
+  }
+  // Before the join, and for the last words, there are only control frames.
+  while (!lane->control.empty() && sender.room()) {
+    sender.add(std::move(lane->control.front()));
+    lane->control.pop_front();
+    added = true;
+  }
+  if (added) lane->last_sent = now;
+}
+
+// The next share whose next chunk may go now: first what a lost connection had without an answer,
+// whose room is taken already; then the granted round, then by priority and order
+// of submission under the credit. Never one whose key has an earlier chunk for this lane.
+Share* Sending::next_share(Lane* lane, bool* on_grant) {
+  const auto sendable = [](const Share* share) {
+    const KeyLane* entry = share->key_lane;
+    const bool can_be = share->ready() || share->to_stage();
+    return can_be && entry->shares[entry->first_unsent] == share;
+  };
+  const auto cost = [](const Share* share) {
+    return share->round->plan.cost(share->chunks[share->sent]);
+  };
+  auto& queue = lane->queue;
+  while (!queue.empty() && queue.front().share->all_sent()) queue.pop_front();
+  if (lane->resends) {
+    for (const Lane::Queued& queued : queue) {
+      if (sendable(queued.share) && queued.share->next_is_charged()) return queued.share;
+    }
+    lane->resends = false;
+  }
+  Share* granted = lane->granted.share;
+  if (granted != nullptr && sendable(granted) && lane->grant.fits(cost(granted))) {
+    *on_grant = true;
+    return granted;
+  }
+  const auto in_window = [](const Share* share) {
+    const uint64_t window =
+        std::max(kRoundWindow, kRoundWindowChunks * share->round->plan.chunk_bytes());
+    return share->unanswered < window;
+  };
+  for (const Lane::Queued& queued : queue) {
+    if (!sendable(queued.share)) continue;  // sent on a grant, or its submitter still copies
+    if (!in_window(queued.share)) continue;
+    *on_grant = false;
+    return lane->credit.fits(cost(queued.share)) ? queued.share : nullptr;
+  }
+  return nullptr;
+}
+
+std::optional<std::pair<RoundRef, uint32_t>> Sending::to_stage(Lane* lane) {
+  if (run_.over() || !lane->usable()) return std::nullopt;
+  if (!lane->sender.empty() || !lane->control.empty()) return std::nullopt;
+  bool on_grant = false;
+  const Share* share = next_share(lane, &on_grant);
+  if (share == nullptr || !share->to_stage()) return std::nullopt;
+  const auto& rounds = share->key_lane->key->rounds;
+  return std::pair(rounds.at(share->round->number), share->chunks[share->sent]);
+}
+
+// What a CONTRIBUTION or DESCRIBE of this rank says of a round.
+Header Sending::round_header(const Round& round, uint32_t chunk, uint8_t kind) const {
+  const Descriptor& d = round.descriptor;
+  Header header;
+  header.kind = kind;
+  header.dtype = d.dtype;
+  header.op = d.op;
+  header.collective = d.collective;
+  header.flags = d.wide ? kWide : 0;
+  header.rank = static_cast<uint16_t>(run_.options.rank);
+  header.root = d.root;
+  header.epoch = run_.epoch;
+  header.route = routing_.route().since[routing_.owners().home(round.key->id, chunk)];
+  header.chunk = chunk;
+  header.key = round.key->id;
+  header.round = round.number;
+  header.count = d.count;
+  return header;
+}
+
+// Rounds whose chunk 0 must wait for credit, or behind others: the verdict on them need not.
+void Sending::describe_waiting(Lane* lane, double now) {
+  auto& waiting = lane->undescribed;
+  for (size_t left = waiting.size(); left > 0; --left) {
+    const Lane::Queued entry = std::move(waiting.front());
+    waiting.pop_front();
+    if (entry.share->sent > 0) continue;
+    const bool copying = !entry.share->ready() && entry.round->source == nullptr;
+    if (copying) {  // it may well be sent at once
+      waiting.push_back(entry);
+      continue;
+    }
+    positions_.queue_key(entry.share->key_lane, now);
+    lanes_.queue_frame(lane, round_header(*entry.round, 0, kDescribe), {});
+  }
+}
+
+void Sending::send_next(Lane* lane, Share* share, bool on_grant, double now) {
+  Round* round = share->round;
+  const uint32_t index = share->chunks[share->sent];
+  Chunk& chunk = round->chunks[index];
+  if (chunk.sent_before) ++resent_;
+  chunk.state = Chunk::State::kSent;
+  chunk.asked = chunk.sent_before = true;
+  if (round->moments.first_sent == 0) round->moments.first_sent = now;
+  if (round->moments.first_result == 0) round->moments.last_sent = now;
+  if (chunk.charge == Chunk::Charge::kNone) {
+    chunk.charge = on_grant ? Chunk::Charge::kGrant : Chunk::Charge::kCredit;
+    const uint64_t cost = round->plan.cost(index);
+    (on_grant ? lane->grant : lane->credit).used += cost;
+    share->unanswered += cost;
+  }
+  unanswered_max_ = std::max(unanswered_max_, lane->credit.used + lane->grant.used);
+  KeyLane* entry = share->key_lane;
+  Header header = round_header(*round, index, kContribution);
+  header.done = entry->done;
+  header.length = chunk.length;
+  header.payload_crc = chunk.crc;
+  lane->sender.add(header, chunk.staging);
+  entry->used_at = now;
+  positions_.mark_reported(entry);
+  share->advance();
+  positions_.advance_unsent(entry);
+}
+
+void Sending::on_grant(Lane* lane, const Header& header) {
+  uint32_t home = 0;
+  if (!routing_.current(*lane, header, &home)) return;
+  lane->has_grant = true;
+  lane->granted_key = header.key;
+  lane->granted_round = header.round;
+  lane->granted_home = home;
+  lane->granted = {};
+  const KeyRecord* key = keys_.find(header.key);
+  if (key == nullptr) return;
+  const auto found = key->rounds.find(header.round);
+  if (found == key->rounds.end()) return;
+  for (const auto& share : found->second->shares) {
+    if (share->lane == lane && share->home == home && !share->all_sent()) {
+      lane->granted = {found->second, share.get()};
+    }
+  }
+  lanes_.kick(lane);
+}
+
+}  // namespace ors

@@ -1,0 +1,45 @@
+// What may be sent to a lane, and in which order (PROTOCOL.md, section 7): credit and grants.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "protocol/keys.h"
+#include "protocol/lanes.h"
+#include "protocol/positions.h"
+#include "protocol/routing.h"
+#include "protocol/run.h"
+
+namespace ors {
+
+class Sending {
+ public:
+  Sending(const Run* run, Lanes* lanes, const Routing* routing, const Keys* keys,
+          Positions* positions)
+      : run_(*run), lanes_(*lanes), routing_(*routing), keys_(*keys), positions_(*positions) {}
+
+  void fill(Lane* lane, double now);  // only when the lane's sender is empty
+  // After fill() added nothing: the chunk to stage() before it can add more.
+  std::optional<std::pair<RoundRef, uint32_t>> to_stage(Lane* lane);
+  void on_grant(Lane* lane, const Header& header);
+
+  uint64_t unanswered_max() const { return unanswered_max_; }
+  uint64_t resent() const { return resent_; }
+
+ private:
+  Share* next_share(Lane* lane, bool* on_grant);
+  void send_next(Lane* lane, Share* share, bool on_grant, double now);
+  void describe_waiting(Lane* lane, double now);
+  Header round_header(const Round& round, uint32_t chunk, uint8_t kind) const;
+
+  const Run& run_;
+  Lanes& lanes_;
+  const Routing& routing_;
+  const Keys& keys_;
+  Positions& positions_;
+  uint64_t unanswered_max_ = 0;
+  uint64_t resent_ = 0;
+};
+
+}  // namespace ors

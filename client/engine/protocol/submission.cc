@@ -1,0 +1,117 @@
+#include "protocol/submission.h"
+
+#include <cstring>
+#include <limits>
+
+#include "codec/cast.h"
+#include "codec/crc.h"
+#include "codec/msgpack.h"
+
+namespace ors {
+namespace {
+
+bool moves_only(uint8_t collective) { return collective == kBroadcast || collective == kAllGather; }
+
+// Elements that this rank gives and takes.
+uint64_t source_count(const Descriptor& d, uint32_t rank, uint32_t world_size) {
+  if (d.collective == kBarrier || (d.collective == kBroadcast && rank != d.root)) return 0;
+  return d.collective == kReduceScatter ? d.count * world_size : d.count;
+}
+
+uint64_t target_count(const Descriptor& d, uint32_t world_size) {
+  if (d.collective == kBarrier) return 0;
+  return d.collective == kAllGather ? d.count * world_size : d.count;
+}
+
+std::optional<std::string> check_descriptor(const Descriptor& d, uint32_t world_size) {
+  if (d.collective < kAllReduce || d.collective > kBarrier) return "unknown collective";
+  if (item_size(d.dtype) == 0) return "unknown dtype " + std::to_string(d.dtype);
+  if (d.wide && d.dtype != kFloat16 && d.dtype != kBFloat16) {
+    return "a wide tensor is sent as float16 or bfloat16";
+  }
+  if (d.root >= world_size || (d.root != 0 && d.collective != kBroadcast)) {
+    return "root " + std::to_string(d.root) + " is not a rank of this broadcast";
+  }
+  if (d.collective == kBarrier) {
+    const bool plain = d.op == kNone && d.dtype == kUInt8 && d.count == 0;
+    return plain ? std::nullopt : std::optional<std::string>("a barrier is uint8, op 0, count 0");
+  }
+  if (is_bitwise(d.op) && !is_integer(d.dtype)) {
+    return "op " + std::to_string(d.op) + " combines bits: it is of integers, got dtype " +
+           std::to_string(d.dtype);
+  }
+  const bool reduces = (d.op >= kSum && d.op <= kProd) || is_bitwise(d.op);
+  const bool legal = moves_only(d.collective) ? d.op == kCopy : reduces;
+  return legal ? std::nullopt
+               : std::optional<std::string>("op " + std::to_string(d.op) +
+                                            " does not fit collective " +
+                                            std::to_string(d.collective));
+}
+
+std::optional<std::string> check_buffer(const char* what, bool given, size_t got, uint64_t items,
+                                        uint64_t item_bytes, bool required) {
+  if (!given) {
+    return required ? std::optional<std::string>(std::string("this call needs a ") + what)
+                    : std::nullopt;
+  }
+  if (items > std::numeric_limits<uint64_t>::max() / item_bytes || got != items * item_bytes) {
+    return std::string("the ") + what + " has " + std::to_string(got) + " bytes, expected " +
+           std::to_string(items) + " elements of " + std::to_string(item_bytes);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> check_submission(const Submission& s, const Options& options) {
+  const Descriptor& d = s.descriptor;
+  if (auto wrong = check_descriptor(d, options.world_size)) return wrong;
+  if (s.key.empty() || s.key.size() > kMaxKeyBytes || !valid_utf8(s.key)) {
+    return "a key is 1 to 512 bytes of UTF-8, got " + std::to_string(s.key.size());
+  }
+  if (d.count > uint64_t{1} << 50) return "more than 2^50 elements";
+  const bool barrier = d.collective == kBarrier;
+  const bool root = d.collective == kBroadcast && options.rank == d.root;
+  const bool receiver_only = d.collective == kBroadcast && !root;
+  const uint64_t item = caller_item_bytes(d);
+  if (s.source != nullptr && (barrier || receiver_only)) return "this rank gives nothing here";
+  if (auto wrong = check_buffer("source", s.source != nullptr, s.source_bytes,
+                                source_count(d, options.rank, options.world_size), item,
+                                !barrier && !receiver_only)) {
+    return wrong;
+  }
+  return check_buffer("target", s.target != nullptr, s.target_bytes,
+                      target_count(d, options.world_size), item, !barrier && !root);
+}
+
+Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const uint8_t* from, uint8_t* to,
+             Pool* pool) {
+  const Descriptor& d = round.descriptor;
+  const Range range = round.plan.range(chunk);
+  const size_t item = d.wide ? sizeof(float) : round.plan.item_bytes();
+  const bool scatters = d.collective == kReduceScatter;
+  const uint64_t first = (scatters ? range.part * round.plan.count() : 0) + range.offset;
+  Staged staged;
+  if (range.elements == 0 || !sends_bytes(d, round.plan, chunk, rank)) return staged;
+  const uint8_t* source = from + first * item;
+  staged.length = round.plan.bytes(chunk);
+  staged.buffer = pool->take(staged.length);
+  if (d.wide) {
+    staged.crc = narrow_crc32c(d.dtype, reinterpret_cast<const float*>(source), staged.buffer->data,
+                               range.elements);
+  } else {
+    staged.crc = copy_crc32c(staged.buffer->data, source, staged.length);
+  }
+  if (moves_only(d.collective) && to != nullptr) {  // no lane sends these back
+    const uint64_t part = d.collective == kAllGather ? range.part * round.plan.count() : 0;
+    uint8_t* own = to + (part + range.offset) * item;
+    if (d.wide) {  // as the other ranks get them: through the 16-bit type
+      widen(d.dtype, staged.buffer->data, reinterpret_cast<float*>(own), range.elements);
+    } else {
+      std::memcpy(own, staged.buffer->data, staged.length);
+    }
+  }
+  return staged;
+}
+
+}  // namespace ors

@@ -1,0 +1,211 @@
+#include "protocol/suspicions.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "protocol/messages.h"
+
+namespace ors {
+namespace {
+
+constexpr double kReconnect = 0.3;      // seconds; a new connection takes milliseconds
+constexpr double kHelloPatience = 5.0;  // for an answer to a HELLO after the join
+constexpr double kComeBack = 3.0;       // for ranks that stood still together to meet again
+
+std::string seconds(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", value);
+  return text;
+}
+
+}  // namespace
+
+std::vector<uint32_t> Suspicions::slots() const {
+  std::vector<uint32_t> slots;
+  for (const Reducer& reducer : lanes_.reducers()) {
+    if (run_.joined && routing_.suspicious(reducer) != nullptr) slots.push_back(reducer.slot);
+  }
+  std::sort(slots.begin(), slots.end());
+  return slots;
+}
+
+void Suspicions::suspect(Lane* lane, const std::string& why, double now) {
+  Reducer& reducer = lanes_.reducer_of(*lane);
+  if (run_.over() || lane->number >= routing_.lanes_in_use(reducer)) return;
+  if (!lane->suspicion.empty()) return;
+  const bool news = routing_.suspicious(reducer) == nullptr;
+  lane->suspicion = why;
+  if (!news) return;
+  ++count_;
+  tell(&reducer, now);
+  route_maker_.decide(now);
+}
+
+void Suspicions::tell(Reducer* reducer, double now) {
+  reducer->told_at = now;
+  if (run_.options.rank == 0) return;
+  Suspicion suspicion;
+  suspicion.rank = run_.options.rank;
+  suspicion.slot = reducer->slot;
+  suspicion.route = routing_.route().number;
+  const Lane* lane = routing_.suspicious(*reducer);
+  suspicion.reason = lane->name + ": " + lane->suspicion;
+  Header header;
+  header.kind = kSuspect;
+  lanes_.queue_on_welcomed(header, encode_suspect(suspicion));
+}
+
+std::optional<Failure> Suspicions::on_suspect(Lane* lane, std::string_view payload, double now) {
+  Suspicion suspicion;
+  if (const char* wrong = decode_suspect(payload, &suspicion)) {
+    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad SUSPECT: ") + wrong);
+  }
+  const uint32_t slot = suspicion.slot;
+  if (run_.options.rank != 0 || !run_.joined || slot >= routing_.route().slots())
+    return std::nullopt;
+  if (suspicion.route < routing_.route().since[slot] || !route_maker_.may_put_out(slot))
+    return std::nullopt;
+  route_maker_.put_out(&routing_.at_slot(slot),
+                       "rank " + std::to_string(suspicion.rank) + ": " + suspicion.reason, now);
+  return std::nullopt;
+}
+
+// A lane has fallen silent, or speaks again. Its connection stays as it is: if the network or the
+// lane is only slow, closing would look to the lane as if this worker had died.
+void Suspicions::change_silence(Lane* lane, double silent, double now) {
+  lane->silent = !lane->silent;
+  lane->complete_since = lane->silent || !lane->absence.absent.empty() ? -1 : now;
+  if (!lane->silent) return clear(lane);
+  lane->trouble = "nothing was heard from it for " + seconds(silent);
+  suspect(lane, lane->trouble, now);
+}
+
+void Suspicions::clear(Lane* lane) {
+  if (lane->welcomed() && !lane->restarted && !lane->drains) lane->suspicion.clear();
+}
+
+// Lanes that are silent or do not come back.
+void Suspicions::watch_lanes(double now) {
+  for (size_t i = 0; i < lanes_.all().size(); ++i) {  // a new route may add some
+    Lane* lane = lanes_.all()[i];
+    const double silent = now - lane->last_heard;
+    const bool talks = lane->welcomed() || lane->phase == Lane::Phase::kPending;
+    if (lane->phase == Lane::Phase::kHello && silent > kHelloPatience) {
+      lanes_.drop(lane, "it did not answer the hello for " + seconds(silent), now);
+      suspect(lane, lane->trouble, now);
+    } else if (talks && (silent > run_.options.silence) != lane->silent) {
+      change_silence(lane, silent, now);
+    } else if (!lane->welcomed() && lane->lost_at < 0) {
+      lane->lost_at = now;
+    } else if (!lane->welcomed() && now - lane->lost_at > kReconnect) {
+      suspect(lane, lane->trouble.empty() ? "it does not answer" : lane->trouble, now);
+    }
+    if (run_.over()) return;
+  }
+}
+
+// Whether an open round waits for a lane of it that is lost, or that stands still.
+bool Suspicions::needed(const Reducer& reducer) const {
+  for (const auto& [id, record] : keys_.all()) {
+    for (const auto& entry : record->lanes) {
+      const Lane& lane = *entry->lane;
+      const bool lost = &lanes_.reducer_of(lane) == &reducer && (!lane.usable() || lane.silent);
+      if (lost && entry->first_unheld < entry->shares.size()) return true;
+    }
+  }
+  return false;
+}
+
+// Every lane answers, and has the run no more: it has ended since this worker was stopped.
+bool Suspicions::was_given_up() const {
+  if (stood_still_ <= 0) return false;
+  return std::all_of(
+      lanes_.reducers().begin(), lanes_.reducers().end(), [this](const Reducer& reducer) {
+        const auto waits = [](const auto& lane) { return lane->phase == Lane::Phase::kPending; };
+        return !routing_.live(reducer) ||
+               std::all_of(reducer.lanes.begin(), reducer.lanes.end(), waits);
+      });
+}
+
+Failure Suspicions::stood_still() const {
+  Failure failure;
+  failure.code = ErrorCode::kPeerLost;
+  failure.rank = run_.options.rank;
+  failure.reason = "lost";
+  failure.message = "rank " + std::to_string(run_.options.rank) + " of job '" + run_.options.job +
+                    "', this process itself, stood still for " + seconds(stood_still_) +
+                    " (it was stopped or starved): the reducers call a worker lost after " +
+                    seconds(run_.worker_silence) +
+                    " without a byte, and the run has ended without it; where such pauses are "
+                    "ordinary, raise worker_silence (REDUCER_WORKER_SILENCE) on rank 0";
+  return failure;
+}
+
+void Suspicions::watch_reducers(double now) {
+  const bool given_up = was_given_up();
+  if (given_up && now - woke_at_ >= kComeBack) return run_.end(stood_still());
+  for (Reducer& reducer : lanes_.reducers()) {
+    const bool lost = !reducer.reached();
+    if (!lost) reducer.lost_at = -1;
+    if (lost && reducer.lost_at < 0) reducer.lost_at = now;
+    const bool blocked =
+        lost && routing_.live(reducer) && rounds_.open_rounds() > 0 && needed(reducer);
+    if (!blocked) reducer.blocked_at = -1;
+    if (blocked && reducer.blocked_at < 0) reducer.blocked_at = now;
+    if (blocked && now - reducer.blocked_at >= run_.options.reducer_wait) {
+      return run_.end(given_up ? stood_still() : no_reducer(now));
+    }
+    const bool again = now - reducer.told_at >= run_.heartbeat;
+    if (routing_.suspicious(reducer) != nullptr && again) tell(&reducer, now);
+  }
+}
+
+Failure Suspicions::no_reducer(double now) const {
+  std::string names;
+  for (const Reducer& reducer : lanes_.reducers()) {
+    if (reducer.blocked_at < 0) continue;
+    std::string trouble;
+    for (const auto& lane : reducer.lanes) {
+      if ((!lane->usable() || lane->silent) && trouble.empty()) {
+        trouble = lane->restarted ? "it was restarted" : lane->trouble;
+      }
+    }
+    names += (names.empty() ? "" : ", ") + std::string("slot ") + std::to_string(reducer.slot) +
+             " at " + reducer.address + " for " + seconds(now - reducer.blocked_at) +
+             (trouble.empty() ? "" : " (" + trouble + ")");
+  }
+  Failure failure;
+  failure.code = ErrorCode::kUnavailable;
+  failure.reason = "unreachable";
+  failure.message = "rank " + std::to_string(run_.options.rank) + " of job '" + run_.options.job +
+                    "' could not reach the reducer of " + names +
+                    ", and no route leads around: is `reducer serve` running there?";
+  return failure;
+}
+
+// This process stood still for so long, in which it sent nothing either.
+void Suspicions::wake_up(double seconds, double now) {
+  shift_clocks(seconds);
+  if (seconds + 2 * run_.heartbeat < run_.worker_silence) return;
+  stood_still_ = seconds;
+  woke_at_ = now;
+}
+
+// Nobody is to blame for what was not heard meanwhile.
+void Suspicions::shift_clocks(double seconds) {
+  const auto shift = [seconds](double* at) {
+    if (*at >= 0) *at += seconds;
+  };
+  for (Lane* lane : lanes_.all()) {
+    shift(&lane->last_heard);
+    shift(&lane->lost_at);
+    shift(&lane->complete_since);
+  }
+  for (Reducer& reducer : lanes_.reducers()) {
+    shift(&reducer.lost_at);
+    shift(&reducer.blocked_at);
+    shift(&reducer.moved_at);
+  }
+}
+
+}  // namespace ors
