@@ -17,7 +17,7 @@ PIP = $(BIN)/python -m pip install --no-build-isolation --no-compile -c constrai
     $(if $(wildcard $@),--quiet)
 # What `make venv` compiles: C, C++, and the Python that mypyc takes (reducer/native/mypyc.cmake).
 NATIVE := $(wildcard reducer/native/* client/engine/* \
-                     $(addsuffix /*.py,$(addprefix reducer/,core server wire)))
+                     $(addsuffix /*.py,$(addprefix reducer/,core core/* server wire)))
 FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix client/engine/*.,h cc cpp) \
                         $(addprefix client/engine/tests/*.,h cc cpp) \

@@ -1,4 +1,4 @@
-"""One lane: the way from an event to the session, the run or the job that it is for.
+"""One lane: the way from an event to the session or the run that it is for.
 
 Sans-I/O: `handle(event, now)` returns what the shell has to do. No socket, clock, thread, array or
 random number is in here or below.
@@ -11,16 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from reducer.core import events
-from reducer.core.buffer import Buffer
-from reducer.core.credits import LEAST_FRAMES
-from reducer.core.events import NOTHING, Close, Event, Free, Log, Output, Send
-from reducer.core.forming import Forming
-from reducer.core.frames import payload_frame
-from reducer.core.job import Job
-from reducer.core.joining import Joining
-from reducer.core.keytable import entries_in
-from reducer.core.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
+from reducer.core.limits.budget import LEAST_FRAMES
+from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
+from reducer.core.members.forming import Forming
+from reducer.core.members.joining import Joining
+from reducer.core.members.members import Members
+from reducer.core.members.roster import Roster, fault_text, few, in_turns
+from reducer.core.members.session import Session, SessionState
 from reducer.core.report import (
     MAX_ROUNDS,
     MAX_ROUNDS_IN_ALL,
@@ -29,11 +26,14 @@ from reducer.core.report import (
     ranks_in,
     run_report,
 )
-from reducer.core.roster import Roster, fault_text, few, in_turns
-from reducer.core.route import Route
-from reducer.core.run import Run
-from reducer.core.session import Session, SessionState
-from reducer.core.settings import LaneSettings
+from reducer.core.rounds.keytable import entries_in
+from reducer.core.rounds.route import Route
+from reducer.core.runs.run import Run
+from reducer.core.surface import events
+from reducer.core.surface.buffer import Buffer
+from reducer.core.surface.events import NOTHING, Close, Event, Free, Log, Output, Send
+from reducer.core.surface.frames import payload_frame
+from reducer.core.surface.settings import LaneSettings
 from reducer.wire import messages
 from reducer.wire.codes import MAX_EARLY_BYTES, MAX_HEARTBEAT_ENTRIES, ErrorCode, MessageKind
 from reducer.wire.errors import (
@@ -49,8 +49,9 @@ from reducer.wire.errors import (
 )
 from reducer.wire.header import Header
 
-# A rank may miss what became stable until its connection is known to be dead (Run.silence); and it
-# announces an idle key again after 1 s. The lane keeps the key for so much longer than that time.
+# A rank may miss what became stable until its connection is known to be dead (Members.silence);
+# and it announces an idle key again after 1 s. The lane keeps the key for so much longer than that
+# time.
 KEY_IDLE_SECONDS: Final = 7.0
 # What one rank says of another holds for all: they raise the same.
 _VERDICTS: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
@@ -80,7 +81,7 @@ _SLOTS_NAMED: Final = 8  # in a log line
 
 
 class Lane:
-    """All jobs of one lane process."""
+    """All runs of one lane process."""
 
     def __init__(self, settings: LaneSettings) -> None:
         self._settings = settings
@@ -134,15 +135,15 @@ class Lane:
         `unread` bytes wait to be sent to the session. False: its bytes are to be thrown away.
         """
         peer = self._roster.sessions[session]
-        return self._ready_job(peer).admit(peer.rank, header, unread)
+        return self._ready_run(peer).admit(peer.rank, header, unread)
 
     def unread_room(self, session: int) -> tuple[int, int]:
         """The bytes that may wait to be sent to the session, at any time and now; with more it does
         not read."""
         peer = self._roster.sessions.get(session)
-        if peer is None or peer.job is None:
+        if peer is None or peer.run is None:
             return LEAST_FRAMES, LEAST_FRAMES
-        ledger = peer.job.ledger
+        ledger = peer.run.ledger
         return ledger.slack, ledger.unread_room(peer.rank)
 
     def admit_long(self, session: int, header: Header, unread: int) -> None:
@@ -151,18 +152,18 @@ class Lane:
         Only a complete run has reserved any.
         """
         peer = self._roster.sessions[session]
-        if peer.job is None:
+        if peer.run is None:
             raise ProtocolError(
                 f"{peer} sent {MessageKind(header.kind).name} of {header.length:,} bytes before "
                 f"the welcome, the limit is {MAX_EARLY_BYTES:,}"
             )
-        if unread + header.length > peer.job.ledger.unread_room(peer.rank):
-            raise peer.job.ledger.too_slow(peer.rank, header.length, unread)
+        if unread + header.length > peer.run.ledger.unread_room(peer.rank):
+            raise peer.run.ledger.too_slow(peer.rank, header.length, unread)
 
     def behind(self, session: int) -> bool:
         """Whether the session's run has work left for its turns (CatchUp)."""
         peer = self._roster.sessions.get(session)
-        return peer is not None and peer.job is not None and peer.job.is_behind
+        return peer is not None and peer.run is not None and peer.run.is_behind
 
     def heard(self, session: int, now: float) -> None:
         """Bytes have come, whole frames or not: the peer is not silent."""
@@ -178,12 +179,12 @@ class Lane:
     def run_of(self, session: int) -> int:
         """The number of the run that it is in, 0 for none."""
         peer = self._roster.sessions.get(session)
-        return 0 if peer is None else peer.run
+        return 0 if peer is None else peer.run_number
 
     def world_size_of(self, session: int) -> int:
         """How many ranks the session's run has; 0 where it is in none."""
         peer = self._roster.sessions.get(session)
-        return 0 if peer is None or peer.job is None else peer.job.world_size
+        return 0 if peer is None or peer.run is None else peer.run.world_size
 
     @property
     def idle(self) -> bool:
@@ -197,10 +198,10 @@ class Lane:
 
     def drained(self, now: float) -> bool:
         """Nothing is to be waited for: the runs have gone elsewhere, or cannot and are idle."""
-        jobs = [run.job for run in self._roster.runs.values()]
-        if not any(job.streams.live for job in jobs):
+        runs = [members.run for members in self._roster.runs.values()]
+        if not any(run.streams.live for run in runs):
             return True
-        return now - self._drains_since >= DRAIN_PATIENCE and not any(job.open for job in jobs)
+        return now - self._drains_since >= DRAIN_PATIENCE and not any(run.open for run in runs)
 
     def snapshot(self) -> dict[str, Any]:
         """Returns the lane's own numbers, for metrics; `parts` returns those of its runs."""
@@ -222,12 +223,12 @@ class Lane:
         """
         rounds = MAX_ROUNDS_IN_ALL
         ranks: Counter[str] = Counter()  # that each job has told of
-        for number, run in list(self._roster.runs_by_number.items()):
+        for number, members in list(self._roster.runs_by_number.items()):
             if number in self._roster.runs_by_number:
-                report = run_report(run, now, min(rounds, MAX_ROUNDS))
+                report = run_report(members, now, min(rounds, MAX_ROUNDS))
                 rounds -= len(report["waiting"])
-                job = run.job.name
-                numbers = job_numbers(run.job, min(MAX_RANKS, MAX_RANKS_OF_JOB - ranks[job]))
+                job = members.run.name
+                numbers = job_numbers(members.run, min(MAX_RANKS, MAX_RANKS_OF_JOB - ranks[job]))
                 ranks[job] += ranks_in(numbers)
                 yield {"run": report, "numbers": numbers}
         for forming in list(self._roster.forming.values()):
@@ -243,66 +244,66 @@ class Lane:
         try:
             self._take(peer, event, now, out)
         except Exception as bug:
-            self._fault(self._roster.runs_by_number.get(peer.run), bug, event.buffer, out)
+            self._fault(self._roster.runs_by_number.get(peer.run_number), bug, event.buffer, out)
         return out
 
     def _take(
         self, peer: Session, event: events.Contributed, now: float, out: list[Output]
     ) -> None:
         try:
-            job = self._ready_job(peer)
+            run = self._ready_run(peer)
             if not event.header.length:  # nobody has asked for memory, so nobody has checked it
-                job.admit(peer.rank, event.header, 0)
-            job.contributed(peer.rank, event, now, out)
+                run.admit(peer.rank, event.header, 0)
+            run.contributed(peer.rank, event, now, out)
         except PEER_ERRORS as error:
             if event.buffer is not None:
-                out.append(Free(peer.run, (event.buffer,)))
+                out.append(Free(peer.run_number, (event.buffer,)))
             out += self._untaken(peer, error, now)
 
     def _untaken(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
         """A frame could not be taken: end the session, or the run where that is the law."""
-        job = peer.job
-        if peer.state == SessionState.CLOSED or job is None:
+        run = peer.run
+        if peer.state == SessionState.CLOSED or run is None:
             return self._roster.refuse(peer, error, now)
-        if isinstance(error, PeerLostError) and job.departed is not None:
-            return self._roster.fail(job, ErrorCode.PEER_LOST, str(error), job.departed, "left")
+        if isinstance(error, PeerLostError) and run.departed is not None:
+            return self._roster.fail(run, ErrorCode.PEER_LOST, str(error), run.departed, "left")
         if isinstance(error, IntegrityError):
-            return self._roster.fail(job, ErrorCode.INTEGRITY, str(error), peer.rank, "integrity")
+            return self._roster.fail(run, ErrorCode.INTEGRITY, str(error), peer.rank, "integrity")
         if isinstance(error, RecordsError):
-            return self._roster.fail(job, ErrorCode.QUOTA, str(error), peer.rank, "records")
+            return self._roster.fail(run, ErrorCode.QUOTA, str(error), peer.rank, "records")
         if isinstance(error, UnstableError):
-            return self._roster.fail(job, ErrorCode.QUOTA, str(error), error.rank, "unstable")
+            return self._roster.fail(run, ErrorCode.QUOTA, str(error), error.rank, "unstable")
         return self._roster.refuse(peer, error, now)
 
     def _folded(self, event: events.Folded, now: float) -> list[Output]:
         out: list[Output] = []
-        run = self._roster.runs_by_number.get(event.run)
-        if run is None:  # it has ended meanwhile
+        members = self._roster.runs_by_number.get(event.run)
+        if members is None:  # it has ended meanwhile
             if event.taken is not None:
                 out.append(Free(event.run, (event.taken,)))
             return out
         try:
-            run.job.folded(event, out)
+            members.run.folded(event, out)
         except Exception as bug:
-            self._fault(run, bug, event.taken, out)
+            self._fault(members, bug, event.taken, out)
         return out
 
     def _reduced(self, event: events.Reduced, now: float) -> list[Output]:
         out: list[Output] = []
-        run = self._roster.runs_by_number.get(event.run)
-        if run is None:
+        members = self._roster.runs_by_number.get(event.run)
+        if members is None:
             return out
         try:
-            run.job.reduced(event, now, out)
+            members.run.reduced(event, now, out)
         except Exception as bug:
-            self._fault(run, bug, None, out)
+            self._fault(members, bug, None, out)
         return out
 
     def _failed(self, event: events.Failed, now: float) -> list[Output]:
         """An output could not be carried out: its run ends, or the sessions that it was for."""
-        run = self._roster.runs_by_number.get(event.run)
-        if run is not None:
-            return self._roster.fault(run, event.error)
+        members = self._roster.runs_by_number.get(event.run)
+        if members is not None:
+            return self._roster.fault(members, event.error)
         text = fault_text(event.error)
         peers = [p for s in event.sessions if (p := self._roster.sessions.get(s)) is not None]
         out: list[Output] = [Log(event.run, logging.ERROR, text, NOTHING, event.error)]
@@ -312,21 +313,21 @@ class Lane:
         return out
 
     def _fault(
-        self, run: Run | None, error: Exception, buffer: Buffer | None, out: list[Output]
+        self, members: Members | None, error: Exception, buffer: Buffer | None, out: list[Output]
     ) -> None:
         """A bug of ours while the run's state changed. `buffer` may be the run's or the event's."""
-        if run is None:
+        if members is None:
             out.append(Log(0, logging.ERROR, fault_text(error), NOTHING, error))
         else:
-            out += self._roster.fault(run, error)
+            out += self._roster.fault(members, error)
         given = [o.buffers for o in out if isinstance(o, Free)]
         if buffer is not None and not any(buffer is b for buffers in given for b in buffers):
             out.append(Free(0, (buffer,)))
 
-    def _ready_job(self, peer: Session) -> Job:
-        if peer.job is None or peer.state != SessionState.READY:
+    def _ready_run(self, peer: Session) -> Run:
+        if peer.run is None or peer.state != SessionState.READY:
             raise ProtocolError(f"{peer} sent a contribution while {peer.state.name}")
-        return peer.job
+        return peer.run
 
     # --- control --------------------------------------------------------------------------------
 
@@ -341,10 +342,10 @@ class Lane:
         except PEER_ERRORS as error:
             out += self._untaken(peer, error, now)
         except Exception as bug:
-            run = self._roster.runs_by_number.get(peer.run)
-            if run is None:
+            members = self._roster.runs_by_number.get(peer.run_number)
+            if members is None:
                 raise
-            self._fault(run, bug, None, out)
+            self._fault(members, bug, None, out)
         return out
 
     def _dispatch(
@@ -354,7 +355,7 @@ class Lane:
         handler = self._controls.get(kind)
         if handler is None:
             raise ProtocolError(f"{peer} sent {MessageKind(kind).name}, which only lanes send")
-        if kind == MessageKind.HELLO or peer.job is not None:
+        if kind == MessageKind.HELLO or peer.run is not None:
             handler(peer, event, now, out)
         elif kind in (MessageKind.ERROR, MessageKind.BYE):
             out += self._roster.close(peer, "left before it joined", now)
@@ -370,25 +371,25 @@ class Lane:
     def _catch_up(self, event: events.CatchUp, now: float) -> list[Output]:
         if not self.behind(event.session):
             return []
-        return self._job_of(self._roster.sessions[event.session]).catch_up(now)
+        return self._run_of(self._roster.sessions[event.session]).catch_up(now)
 
     def _route(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
         """A route that is new here moves streams, and goes on to all other ranks."""
         message = messages.decode(messages.Route, event.payload or b"")
-        job = self._job_of(peer)
+        run = self._run_of(peer)
         route = Route(message.route, message.since, message.live, message.lanes_by_slot)
-        if not len(route.since) == len(route.live) == len(route.lanes) == len(job.route.live):
+        if not len(route.since) == len(route.live) == len(route.lanes) == len(run.route.live):
             raise ProtocolError(
-                f"{peer} sent a route of {len(route.live)} slots, the job has {len(job.route.live)}"
+                f"{peer} sent a route of {len(route.live)} slots, the job has {len(run.route.live)}"
             )
-        if route.number <= job.route.number:
+        if route.number <= run.route.number:
             return
-        text = f"job {job.title!r}: route {route.number}, {_slots(route)}"
-        out += job.move(route)
-        out.append(job.seats.to_others(peer.rank, message))
-        out.append(Log(job.number, logging.INFO, text, peer.about()))
+        text = f"job {run.title!r}: route {route.number}, {_slots(route)}"
+        out += run.move(route)
+        out.append(run.seats.to_others(peer.rank, message))
+        out.append(Log(run.number, logging.INFO, text, peer.about()))
 
     def _suspect(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
@@ -397,36 +398,36 @@ class Lane:
         message = messages.decode(messages.Suspect, event.payload or b"")
         if message.rank != peer.rank:
             raise ProtocolError(f"{peer} sent a suspicion of rank {message.rank}")
-        out.append(self._job_of(peer).seats.to_rank(0, message))
+        out.append(self._run_of(peer).seats.to_rank(0, message))
 
     def _key(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
         message = messages.decode(messages.Key, event.payload or b"")
-        self._job_of(peer).announce(peer.rank, event.header, message.name, now)
+        self._run_of(peer).announce(peer.rank, event.header, message.name, now)
 
     def _stats(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
-        job = self._job_of(peer)
-        stats = job.ask_stats(now, self._settings.heartbeat)
-        out.append(self._roster.send(job.number, stats, (peer.id,)))
+        run = self._run_of(peer)
+        stats = run.ask_stats(now, self._settings.heartbeat)
+        out.append(self._roster.send(run.number, stats, (peer.id,)))
 
     def _heartbeat(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
-        self._job_of(peer).heartbeat(peer.rank, event.header, event.payload, now, out)
+        self._run_of(peer).heartbeat(peer.rank, event.header, event.payload, now, out)
 
     def _describe(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
-        self._job_of(peer).describe(peer.rank, event.header, now, out)
+        self._run_of(peer).describe(peer.rank, event.header, now, out)
 
     def _abandon(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
         cause = messages.decode(messages.Abandon, event.payload or b"")
-        self._job_of(peer).abandon(peer.rank, event.header, cause, now, out)
+        self._run_of(peer).abandon(peer.rank, event.header, cause, now, out)
 
     def _error(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
@@ -436,36 +437,36 @@ class Lane:
         if peer.state != SessionState.READY:
             out += self._roster.close(peer, error.message, now)
             return
-        job = self._job_of(peer)
+        run = self._run_of(peer)
         if error.code in _VERDICTS and error.rank >= 0:
             code = ErrorCode(error.code)
-            out += self._roster.fail(job, code, error.message, error.rank, error.reason)
+            out += self._roster.fail(run, code, error.message, error.rank, error.reason)
             return
-        text = f"rank {peer.rank} of job {job.title!r} has failed: {error.message}"
+        text = f"rank {peer.rank} of job {run.title!r} has failed: {error.message}"
         # Where lanes welcomed it to different runs, nobody can join: no rank is to blame.
         code = ErrorCode.JOIN if error.code == ErrorCode.JOIN else ErrorCode.PEER_LOST
-        out += self._roster.fail(job, code, text, peer.rank, "failed")
+        out += self._roster.fail(run, code, text, peer.rank, "failed")
 
     def _bye(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
         """The rank leaves cleanly; whatever still needs it is lost."""
-        job = self._job_of(peer)
-        run = self._roster.runs[job.name, job.run_id]
-        run.leave(peer)
-        if len(run.left) == job.world_size:
-            out += self._roster.end(run)
+        run = self._run_of(peer)
+        members = self._roster.runs[run.name, run.run_id]
+        members.leave(peer)
+        if len(members.left) == run.world_size:
+            out += self._roster.end(members)
             return
-        waiting = job.open.that_wants(peer.rank)
+        waiting = run.open.that_wants(peer.rank)
         if waiting is None:
             return
-        text = f"rank {peer.rank} left job {job.title!r} before round {waiting.number} was complete"
-        out += self._roster.fail(job, ErrorCode.PEER_LOST, text, peer.rank, "left")
+        text = f"rank {peer.rank} left job {run.title!r} before round {waiting.number} was complete"
+        out += self._roster.fail(run, ErrorCode.PEER_LOST, text, peer.rank, "left")
 
-    def _job_of(self, peer: Session) -> Job:
-        if peer.job is None:
+    def _run_of(self, peer: Session) -> Run:
+        if peer.run is None:
             raise ProtocolError(f"{peer} is not in a run")
-        return peer.job
+        return peer.run
 
     # --- the end of sessions and runs -----------------------------------------------------------
 
@@ -482,9 +483,9 @@ class Lane:
             return [] if peer is None else self._untaken(peer, event.error, now)
         if peer is None:  # nothing is lost but the connection
             return [Log(0, logging.ERROR, fault_text(event.error), NOTHING, event.error)]
-        run = self._roster.runs_by_number.get(peer.run)
-        if run is not None:
-            return self._roster.fault(run, event.error)
+        members = self._roster.runs_by_number.get(peer.run_number)
+        if members is not None:
+            return self._roster.fault(members, event.error)
         text = fault_text(event.error)
         out: list[Output] = [Log(0, logging.ERROR, f"{peer}: {text}", peer.about(), event.error)]
         if peer.state == SessionState.CLOSED:
@@ -518,72 +519,74 @@ class Lane:
     def _check_runs(self, now: float, out: list[Output]) -> None:
         deserted = []
         may_tell = MOST_TOLD_ABSENCE
-        for run in sorted(self._roster.runs.values(), key=_absence_from):
+        for members in sorted(self._roster.runs.values(), key=_absence_from):
             try:
-                if run.deserted(now - self._settings.deserted_after):
-                    deserted.append(run)
+                if members.deserted(now - self._settings.deserted_after):
+                    deserted.append(members)
                     continue
-                if may_tell > 0 and run.absence_from <= now:
-                    may_tell -= self._tell_absence(run, now, out)
-                if run.job.is_behind:  # whoever had its turns for that may have gone
-                    run.job.ask_for_turns(out)
+                if may_tell > 0 and members.absence_from <= now:
+                    may_tell -= self._tell_absence(members, now, out)
+                if members.run.is_behind:  # whoever had its turns for that may have gone
+                    members.run.ask_for_turns(out)
             except Exception as bug:
-                self._fault(run, bug, None, out)
+                self._fault(members, bug, None, out)
         self._end_deserted(few(deserted, MOST_ENDED), out)
 
     def _beat(self, now: float, out: list[Output]) -> None:
         may_tell = MOST_TOLD
-        for run in self._due(now):
+        for members in self._due(now):
             try:
-                told = self._beat_run(run, now, may_tell, out)
+                told = self._beat_run(members, now, may_tell, out)
                 if told and may_tell > 0:
-                    self._told_at[run.job.name] = now
+                    self._told_at[members.run.name] = now
                 may_tell -= told
             except Exception as bug:
-                self._fault(run, bug, None, out)
+                self._fault(members, bug, None, out)
         if now >= self._next_beat:
             self._next_beat = now + self._settings.heartbeat
             self._beat_forming(now, out)
 
-    def _due(self, now: float) -> list[Run]:
+    def _due(self, now: float) -> list[Members]:
         """The runs whose heartbeat is due: of each job the one that has waited longest, then the
         next one of each. The job that was told something last comes last."""
         runs = self._roster.runs.values()
-        self._told_at = {run.job.name: self._told_at.get(run.job.name, 0.0) for run in runs}
-        due: dict[str, list[Run]] = {}
-        for run in sorted(runs, key=_next_beat):
-            if run.next_beat <= now:
-                due.setdefault(run.job.name, []).append(run)
-        waves: list[list[Run]] = []
+        self._told_at = {
+            members.run.name: self._told_at.get(members.run.name, 0.0) for members in runs
+        }
+        due: dict[str, list[Members]] = {}
+        for members in sorted(runs, key=_next_beat):
+            if members.next_beat <= now:
+                due.setdefault(members.run.name, []).append(members)
+        waves: list[list[Members]] = []
         for job in sorted(due, key=self._told_at.__getitem__):
-            for number, run in enumerate(due[job]):
+            for number, members in enumerate(due[job]):
                 if number == len(waves):
                     waves.append([])
-                waves[number].append(run)
-        return [run for wave in waves for run in wave]
+                waves[number].append(members)
+        return [members for wave in waves for members in wave]
 
-    def _beat_run(self, run: Run, now: float, may_tell: int, out: list[Output]) -> int:
+    def _beat_run(self, members: Members, now: float, may_tell: int, out: list[Output]) -> int:
         """HEARTBEATs of what there is to tell, or an empty one; what that takes of MOST_TOLD."""
-        job, interval = run.job, self._settings.heartbeat
-        if may_tell <= 0 and job.has_news and now < run.beat_at + interval:
+        run, interval = members.run, self._settings.heartbeat
+        if may_tell <= 0 and run.has_news and now < members.beat_at + interval:
             return 0
-        each = MADE + len(job.seats.present)
+        each = MADE + len(run.seats.present)
         most = TOLD_ANYWAY
         if may_tell > 0:
             most = min(max(LEAST_TOLD, MOST_TOLD // each), MAX_HEARTBEAT_ENTRIES)
-        has_news, told = job.has_news, 0
+        has_news, told = run.has_news, 0
         while has_news and (not told or told < may_tell):
-            beat = job.beat(most)
+            beat = run.beat(most)
             out.append(beat)
             told += max(LEAST_TOLD, entries_in(beat.frame)) * each
-            has_news = job.has_news
+            has_news = run.has_news
         if not told:
-            out.append(job.seats.empty_heartbeat())
-        run.beat_at = now
+            out.append(run.seats.empty_heartbeat())
+        members.beat_at = now
         if not has_news:
-            run.next_beat += interval * ((now - run.next_beat) // interval + 1)
+            members.next_beat += interval * ((now - members.next_beat) // interval + 1)
         elif may_tell > 0:
-            run.next_beat = now  # behind those that have waited longer
+            members.next_beat = now  # behind those that have waited longer
         return told
 
     def _beat_forming(self, now: float, out: list[Output]) -> None:
@@ -606,66 +609,68 @@ class Lane:
         """At each tick the first turn is another job's, and in that another run's."""
         self._roster.forget_ended(MOST_IDLE, out)
         looked = 0
-        for run in self._to_sweep():
+        for members in self._to_sweep():
             try:
-                looked += self._forget_idle_of(run, now)
+                looked += self._forget_idle_of(members, now)
             except Exception as bug:
-                self._fault(run, bug, None, out)
+                self._fault(members, bug, None, out)
             if looked >= MOST_IDLE:
                 break
 
-    def _to_sweep(self) -> list[Run]:
-        by_job: dict[str, list[Run]] = {}
-        for run in self._roster.runs_by_number.values():
-            by_job.setdefault(run.job.name, []).append(run)
+    def _to_sweep(self) -> list[Members]:
+        by_job: dict[str, list[Members]] = {}
+        for members in self._roster.runs_by_number.values():
+            by_job.setdefault(members.run.name, []).append(members)
         self._sweeps += 1
-        order: list[Run] = []
+        order: list[Members] = []
         for runs in in_turns(by_job, self._sweeps):
             first = self._sweeps // len(by_job) % len(runs)
             order += runs[first:] + runs[:first]
         return order
 
-    def _forget_idle_of(self, run: Run, now: float) -> int:
-        idle = run.job.idle
-        if not run.complete:  # who is back must be told of idle keys
+    def _forget_idle_of(self, members: Members, now: float) -> int:
+        idle = members.run.idle
+        if not members.complete:  # who is back must be told of idle keys
             return idle.take_apart(MOST_IDLE)
-        return idle.forget(now - run.silence - KEY_IDLE_SECONDS, MOST_IDLE)
+        return idle.forget(now - members.silence - KEY_IDLE_SECONDS, MOST_IDLE)
 
-    def _end_deserted(self, runs: list[Run], out: list[Output]) -> None:
-        for run in runs:
-            job = run.job
+    def _end_deserted(self, runs: list[Members], out: list[Output]) -> None:
+        for members in runs:
+            run = members.run
             try:
-                text = f"job {job.name!r} run {job.run_id!r}: nobody has come back"
-                line = Log(job.number, logging.WARNING, text, job.about())
-                out += [*self._roster.end(run), line]
+                text = f"job {run.name!r} run {run.run_id!r}: nobody has come back"
+                line = Log(run.number, logging.WARNING, text, run.about())
+                out += [*self._roster.end(members), line]
             except Exception as bug:
-                self._fault(run, bug, None, out)
+                self._fault(members, bug, None, out)
 
-    def _tell_absence(self, run: Run, now: float, out: list[Output]) -> int:
+    def _tell_absence(self, members: Members, now: float, out: list[Output]) -> int:
         """ABSENT to all its ranks, if it has changed; how many these are."""
-        absence = run.absence(now - self._settings.lost_grace)
+        absence = members.absence(now - self._settings.lost_grace)
         if absence is None:
             return 0
-        run.absence_from = now + self._settings.heartbeat
-        out.append(run.job.seats.to_all(absence))
-        return len(run.job.seats.present)
+        members.absence_from = now + self._settings.heartbeat
+        out.append(members.run.seats.to_all(absence))
+        return len(members.run.seats.present)
 
     def _tell_stalls(self, now: float, out: list[Output]) -> None:
         after = self._settings.stall_after
         runs = self._roster.runs.values()
-        due = [run for run in runs if run.next_stall <= now and not run.deserted(now)]
+        due = [
+            members for members in runs if members.next_stall <= now and not members.deserted(now)
+        ]
         due.sort(key=_next_stall)
         told = 0
-        for run in due:
+        for members in due:
             if told >= MOST_STALLED:
                 break
             try:
-                run.next_stall = now + after / 2
-                report = run.job.stall_report(now, after)
+                members.next_stall = now + after / 2
+                report = members.run.stall_report(now, after)
                 out += report
                 told += len(report)
             except Exception as bug:
-                self._fault(run, bug, None, out)
+                self._fault(members, bug, None, out)
 
     def _is_overdue(self, peer: Session, now: float) -> bool:
         """Whether it has not said HELLO in time."""
@@ -689,7 +694,9 @@ class Lane:
     def _drain(self, event: events.Drain, now: float) -> list[Output]:
         self._roster.draining, self._drains_since = event.reason, now
         goaway = messages.Goaway(event.reason)
-        out: list[Output] = [run.job.seats.to_all(goaway) for run in self._roster.runs.values()]
+        out: list[Output] = [
+            members.run.seats.to_all(goaway) for members in self._roster.runs.values()
+        ]
         # Who has said nothing yet may be back in a run.
         error = UnavailableError(f"this reducer is draining ({event.reason})")
         return out + self._refuse_forming(error, now)
@@ -698,8 +705,8 @@ class Lane:
         self._roster.draining = event.reason
         out: list[Output] = []
         text = f"this reducer has shut down ({event.reason})"
-        for run in list(self._roster.runs.values()):
-            out += self._roster.end(run, messages.Error(int(ErrorCode.UNAVAILABLE), text))
+        for members in list(self._roster.runs.values()):
+            out += self._roster.end(members, messages.Error(int(ErrorCode.UNAVAILABLE), text))
         out += self._refuse_forming(UnavailableError(text), now)
         for peer in list(self._roster.sessions.values()):
             out += self._roster.refuse(peer, UnavailableError(text), now)
@@ -713,16 +720,16 @@ class Lane:
         return out
 
 
-def _next_beat(run: Run) -> float:
-    return run.next_beat
+def _next_beat(members: Members) -> float:
+    return members.next_beat
 
 
-def _absence_from(run: Run) -> float:
-    return run.absence_from
+def _absence_from(members: Members) -> float:
+    return members.absence_from
 
 
-def _next_stall(run: Run) -> float:
-    return run.next_stall
+def _next_stall(members: Members) -> float:
+    return members.next_stall
 
 
 def _slots(route: Route) -> str:

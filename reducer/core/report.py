@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from reducer.core.forming import Forming
-from reducer.core.job import Job
-from reducer.core.ranking import MAX_RANKS, most
-from reducer.core.round import Round
-from reducer.core.run import Run
-from reducer.core.texts import stall_entry
+from reducer.core.measures.ranking import MAX_RANKS, most
+from reducer.core.members.forming import Forming
+from reducer.core.members.members import Members
+from reducer.core.rounds.round import Round
+from reducer.core.rounds.texts import stall_entry
+from reducer.core.runs.run import Run
 
 # Rounds for which nothing has come for so long show who is absent now; fewer would be the traffic.
 WAITING_SECONDS: Final = 1.0
@@ -20,24 +20,24 @@ MAX_ROUNDS_IN_ALL: Final = 256
 KEY_SHOWN: Final = 128
 
 
-def job_numbers(job: Job, ranks: int) -> dict[str, Any]:
+def job_numbers(run: Run, ranks: int) -> dict[str, Any]:
     """For metrics: what may be added up over runs; tuples are of (rank or place, number), of so
     many `ranks` at most."""
-    stats = dataclasses.asdict(job.stats())
+    stats = dataclasses.asdict(run.stats())
     return {
         **stats,
         "late": stats["late"][:ranks],
-        "reconnects": job.counters.reconnects,
-        "failovers": job.counters.failovers,
-        "stats_walks": job.counters.stats_walks,
-        "stats_shared": job.counters.stats_shared,
-        "refused_rounds": job.refused_rounds,
-        "parked_bytes": job.held.parked,
-        "record_bytes": job.records.used,
-        "lateness": most(job.lateness.waited, ranks),
-        "nonfinite": most(job.nonfinite, ranks),
-        "round_counts": tuple(enumerate(job.durations.counts)),
-        "round_seconds": job.durations.seconds,
+        "reconnects": run.counters.reconnects,
+        "failovers": run.counters.failovers,
+        "stats_walks": run.counters.stats_walks,
+        "stats_shared": run.counters.stats_shared,
+        "refused_rounds": run.refused_rounds,
+        "parked_bytes": run.held.parked,
+        "record_bytes": run.records.used,
+        "lateness": most(run.lateness.waited, ranks),
+        "nonfinite": most(run.nonfinite, ranks),
+        "round_counts": tuple(enumerate(run.durations.counts)),
+        "round_seconds": run.durations.seconds,
     }
 
 
@@ -46,26 +46,26 @@ def ranks_in(numbers: dict[str, Any]) -> int:
     return max(len(numbers[field]) for field in ("late", "lateness", "nonfinite"))
 
 
-def run_report(run: Run, now: float, rounds: int) -> dict[str, Any]:
+def run_report(members: Members, now: float, rounds: int) -> dict[str, Any]:
     """The ranks that were waited for the longest come first."""
-    job = run.job
-    waiting = job.open.stalled(now, WAITING_SECONDS, rounds)
-    lost = run.absent(now).absent
-    oldest = job.open.oldest
+    run = members.run
+    waiting = run.open.stalled(now, WAITING_SECONDS, rounds)
+    lost = members.absent(now).absent
+    oldest = run.open.oldest
     return {
-        "job": job.name,
-        "title": job.title,
-        "run_id": job.run_id,
-        "world_size": job.world_size,
-        "connected": len(job.seats.present),
-        "left": len(run.left),
-        "seconds": now - run.began_at,
-        "rounds": job.counters.rounds,
-        "open_rounds": len(job.open),
+        "job": run.name,
+        "title": run.title,
+        "run_id": run.run_id,
+        "world_size": run.world_size,
+        "connected": len(run.seats.present),
+        "left": len(members.left),
+        "seconds": now - members.began_at,
+        "rounds": run.counters.rounds,
+        "open_rounds": len(run.open),
         "oldest_seconds": 0.0 if oldest is None else max(0.0, now - oldest.opened_at),
-        "bytes_in": job.counters.bytes_in,
-        "bytes_out": job.counters.bytes_out,
-        "lateness": most(job.lateness.waited),
+        "bytes_in": run.counters.bytes_in,
+        "bytes_out": run.counters.bytes_out,
+        "lateness": most(run.lateness.waited),
         "lost": [rank for rank, _ in lost],
         "waiting": [_waiting(round_, now) for round_ in waiting],
     }

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, cast
 
-from reducer.core import events
-from reducer.core.buffer import Buffer
+from reducer.core.surface import events
+from reducer.core.surface.buffer import Buffer
 from reducer.kernels import PART_SHIFT, KernelSet
 from reducer.server.buffers import SMALLEST, BufferPool, PooledBuffer
 from reducer.server.log_shares import LogShares

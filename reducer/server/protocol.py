@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
-from reducer.core.credits import LEAST_FRAMES
+from reducer.core.limits.budget import LEAST_FRAMES
 from reducer.server.buffers import PooledBuffer
 from reducer.server.leftovers import READ_BYTES
 from reducer.server.outbox import BYTES_AT_ONCE, Outbox, Piece
@@ -24,7 +24,7 @@ from reducer.wire.errors import PEER_ERRORS, BadFrameError
 from reducer.wire.header import HEADER_SIZE, Header
 
 if TYPE_CHECKING:
-    from reducer.core.permit import Permit
+    from reducer.core.surface.permit import Permit
     from reducer.server.shell import LaneShell
 
 # A peer that should read our last frames is cut off where it takes less than LINGER_BYTES in this

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from reducer.core import events
-from reducer.core.credits import UnreadError
 from reducer.core.lane import Lane
-from reducer.core.permit import Permit
+from reducer.core.runs.ledger import UnreadError
+from reducer.core.surface import events
+from reducer.core.surface.permit import Permit
 from reducer.kernels import KernelSet
 from reducer.server.buffers import BufferPool, PooledBuffer
 from reducer.server.executor import Executor, ShellCounters

@@ -16,13 +16,13 @@ ROUNDS = 10
 
 
 def rank_order() -> None:
-    from reducer.core import job
+    from reducer.core.runs import run
 
-    job._in_order = lambda op, dtype: False
+    run._in_order = lambda op, dtype: False
 
 
 def dedupe() -> None:
-    from reducer.core.round import Chunk
+    from reducer.core.rounds.round import Chunk
 
     before = Chunk.contribute
 
@@ -60,7 +60,7 @@ def immutability() -> None:
 
 def freeing() -> None:
     """A result counts as stable as soon as one rank has it."""
-    from reducer.core.progress import KeyProgress
+    from reducer.core.rounds.progress import KeyProgress
 
     before = KeyProgress.report
 
@@ -74,40 +74,40 @@ def freeing() -> None:
 
 
 def redelivery() -> None:
-    from reducer.core.job import Job
+    from reducer.core.runs.run import Run
 
     def duplicate(
-        self: Job, key: Any, chunk: Any, rank: int, header: Any, buffer: Any, out: Any
+        self: Run, key: Any, chunk: Any, rank: int, header: Any, buffer: Any, out: Any
     ) -> None:
         self._drop_duplicate(buffer, out)
 
-    Job._duplicate = duplicate  # type: ignore[method-assign]
+    Run._duplicate = duplicate  # type: ignore[method-assign]
 
 
 def telling_again() -> None:
-    from reducer.core.job import Job
+    from reducer.core.runs.run import Run
 
-    Job.rejoined = lambda self, rank: []  # type: ignore[method-assign]
+    Run.rejoined = lambda self, rank: []  # type: ignore[method-assign]
 
 
 def moving() -> None:
-    from reducer.core.job import Job
+    from reducer.core.runs.run import Run
 
-    Job.move = lambda self, route: []  # type: ignore[method-assign]
+    Run.move = lambda self, route: []  # type: ignore[method-assign]
 
 
 def incarnation() -> None:
     """A lane that has lost its state of the run seems to have it."""
-    from reducer.core.run import Run
+    from reducer.core.members.members import Members
 
-    before = Run.__init__
+    before = Members.__init__
 
     def init(
-        self: Run, job: Any, incarnations: Any, number: int, digest_every: int, now: float
+        self: Members, run: Any, incarnations: Any, number: int, digest_every: int, now: float
     ) -> None:
-        before(self, job, incarnations, 1, digest_every, now)
+        before(self, run, incarnations, 1, digest_every, now)
 
-    Run.__init__ = init  # type: ignore[method-assign]
+    Members.__init__ = init  # type: ignore[method-assign]
     from tests.support import simfaults
 
     simfaults.NEW_INCARNATIONS = False

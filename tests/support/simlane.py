@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from reducer.core import events
 from reducer.core.lane import Lane
-from reducer.core.settings import LaneSettings
+from reducer.core.surface import events
+from reducer.core.surface.settings import LaneSettings
 from reducer.kernels import KernelSet, load
 from reducer.server.executor import failure_of, folded, reduced
 from reducer.server.reports import put_together

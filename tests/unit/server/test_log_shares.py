@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reducer.core import events
+from reducer.core.surface import events
 from reducer.kernels import load
 from reducer.server import log_shares
 from reducer.server.buffers import BufferPool

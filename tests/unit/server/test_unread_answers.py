@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reducer.core import events
+from reducer.core.surface import events
 from reducer.server.buffers import BufferPool
 from reducer.server.outbox import BYTES_AT_ONCE
 from reducer.server.shell import ENDED_AT_ONCE, LATER_BYTE_SECONDS, LaneShell

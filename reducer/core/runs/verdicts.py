@@ -1,0 +1,114 @@
+"""Rounds that fail: two descriptors, the verdict on them, and what the ranks abandon."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from reducer.core.rounds.open_rounds import OpenRounds
+from reducer.core.rounds.progress import KeyProgress
+from reducer.core.rounds.round import Descriptor, Round
+from reducer.core.rounds.texts import about, mismatch_text
+from reducer.core.runs.debts import Debts
+from reducer.core.runs.grants import Grants
+from reducer.core.runs.seats import Seats
+from reducer.core.surface.buffer import Buffer
+from reducer.core.surface.events import Free, Log, Output, Send
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode
+from reducer.wire.header import Header
+
+
+class Verdicts:
+    """Law 7: the owner of chunk 0 judges, one text goes to all, nothing is summed.
+
+    What keeps a record raises RecordsError where there is no room for it; the run then ends.
+    """
+
+    def __init__(
+        self, job: str, world_size: int, open_: OpenRounds, seats: Seats,
+        grants: Grants, debts: Debts,
+    ) -> None:  # fmt: skip
+        self._job = job
+        self._world_size = world_size
+        self._open = open_
+        self._seats = seats
+        self._grants = grants
+        self._debts = debts
+        self.refused = 0  # rounds judged here
+
+    def mismatch(self, round_: Round, out: list[Output]) -> None:
+        """Two descriptors in one round."""
+        if round_.stream.place.owns(round_.key, 0):
+            self._open.judge(round_)
+        self._void(round_, out)
+
+    def discard(
+        self,
+        key: KeyProgress,
+        round_: Round,
+        rank: int,
+        header: Header,
+        buffer: Buffer | None,
+        cost: int,
+        out: list[Output],
+    ) -> None:
+        """A contribution to a void round: count its cost until the ABANDON, drop its bytes."""
+        self._debts.add(round_, rank, cost)
+        self.hear(key, round_, rank, header, out)
+        if buffer is not None:
+            out.append(Free(self._seats.run, (buffer,)))
+
+    def hear(
+        self, key: KeyProgress, round_: Round, rank: int, header: Header, out: list[Output]
+    ) -> None:
+        """With the last rank's word the verdict is complete: one text for all."""
+        if round_.refused is not None:
+            if rank not in round_.told:
+                out.append(self._refuse(round_, (rank,)))
+            return
+        if not round_.hear(rank, Descriptor(header)):
+            return
+        assert round_.verdict is not None
+        text = mismatch_text(key, round_, round_.verdict)
+        round_.refuse(messages.Refused(int(ErrorCode.MISMATCH), text))
+        self.refused += 1
+        out.append(self._refuse(round_, range(self._world_size)))
+        text = f"job {self._job!r}: {text}"
+        out.append(Log(self._seats.run, logging.WARNING, text, about(key, round_)))
+        self._open.judged(round_)
+
+    def abandon(self, round_: Round, rank: int, cause: messages.Abandon, out: list[Output]) -> None:
+        """The rank has given the round up; it settles what it has sent of it."""
+        spoken = round_.spoken()
+        if not round_.void:
+            self._void(round_, out)
+        self._debts.settle(round_, rank)
+        round_.mark(round_.abandoned, rank)
+        if round_.refused is None and round_.stream.place.owns(round_.key, 0):
+            # The verdict was another lane's, which has died since; whoever spoke here missed it.
+            round_.refuse(messages.Refused(cause.code, cause.message))
+            self.refused += 1
+            self._open.judged(round_)
+            out.append(self._refuse(round_, spoken.difference(round_.abandoned)))
+
+    def again(self, round_: Round, rank: int, out: list[Output]) -> None:
+        """The rank may have missed the verdict."""
+        if rank not in round_.abandoned:
+            out.append(self._refuse(round_, (rank,)))
+
+    def forget(self, round_: Round) -> None:
+        """Every rank has passed the round."""
+        self._debts.settle_all(round_)
+        self._open.judged(round_)
+
+    def _void(self, round_: Round, out: list[Output]) -> None:
+        self._debts.note(round_, round_.unanswered())
+        out.append(Free(self._seats.run, round_.make_void()))
+        self._grants.end(round_, out)
+
+    def _refuse(self, round_: Round, ranks: Collection[int]) -> Send:
+        assert round_.refused is not None
+        for rank in ranks:
+            round_.mark(round_.told, rank)
+        return self._seats.about(round_.stream, ranks, round_.refused, round_.key, round_.number)
