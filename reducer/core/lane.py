@@ -26,12 +26,12 @@ from reducer.core.report import (
     ranks_in,
     run_report,
 )
-from reducer.core.rounds.keytable import entries_in
 from reducer.core.rounds.route import Route
+from reducer.core.rounds.untold import entries_in
 from reducer.core.runs.run import Run
 from reducer.core.surface import events
 from reducer.core.surface.buffer import Buffer
-from reducer.core.surface.events import NOTHING, Close, Event, Free, Log, Output, Send
+from reducer.core.surface.events import NOTHING, Admission, Close, Event, Free, Log, Output, Send
 from reducer.core.surface.frames import payload_frame
 from reducer.core.surface.settings import LaneSettings
 from reducer.wire import messages
@@ -129,13 +129,14 @@ class Lane:
             return self._contributed(event, now)
         return self._handlers[type(event)](event, now)
 
-    def admit(self, session: int, header: Header, unread: int) -> bool:
-        """Whether to take memory for a contribution; raises the ProtocolError family.
+    def admit(self, session: int, header: Header, unread: int) -> Admission | None:
+        """What goes with a contribution that memory is to be taken for; raises the ProtocolError
+        family.
 
-        `unread` bytes wait to be sent to the session. False: its bytes are to be thrown away.
+        `unread` bytes wait to be sent to the session. None: its bytes are to be thrown away.
         """
         peer = self._roster.sessions[session]
-        return self._ready_run(peer).admit(peer.rank, header, unread)
+        return self._ready_run(peer).contributions.admit(peer.rank, header, unread)
 
     def unread_room(self, session: int) -> tuple[int, int]:
         """The bytes that may wait to be sent to the session, at any time and now; with more it does
@@ -251,10 +252,7 @@ class Lane:
         self, peer: Session, event: events.Contributed, now: float, out: list[Output]
     ) -> None:
         try:
-            run = self._ready_run(peer)
-            if not event.header.length:  # nobody has asked for memory, so nobody has checked it
-                run.admit(peer.rank, event.header, 0)
-            run.contributed(peer.rank, event, now, out)
+            self._ready_run(peer).contributions.take(peer.rank, event, now, out)
         except PEER_ERRORS as error:
             if event.buffer is not None:
                 out.append(Free(peer.run_number, (event.buffer,)))
@@ -265,8 +263,9 @@ class Lane:
         run = peer.run
         if peer.state == SessionState.CLOSED or run is None:
             return self._roster.refuse(peer, error, now)
-        if isinstance(error, PeerLostError) and run.departed is not None:
-            return self._roster.fail(run, ErrorCode.PEER_LOST, str(error), run.departed, "left")
+        departed = run.seats.departed
+        if isinstance(error, PeerLostError) and departed is not None:
+            return self._roster.fail(run, ErrorCode.PEER_LOST, str(error), departed, "left")
         if isinstance(error, IntegrityError):
             return self._roster.fail(run, ErrorCode.INTEGRITY, str(error), peer.rank, "integrity")
         if isinstance(error, RecordsError):
@@ -283,7 +282,7 @@ class Lane:
                 out.append(Free(event.run, (event.taken,)))
             return out
         try:
-            members.run.folded(event, out)
+            members.run.sums.folded(event, out)
         except Exception as bug:
             self._fault(members, bug, event.taken, out)
         return out
@@ -294,7 +293,7 @@ class Lane:
         if members is None:
             return out
         try:
-            members.run.reduced(event, now, out)
+            members.run.sums.reduced(event, now, out)
         except Exception as bug:
             self._fault(members, bug, None, out)
         return out
@@ -404,30 +403,30 @@ class Lane:
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
         message = messages.decode(messages.Key, event.payload or b"")
-        self._run_of(peer).announce(peer.rank, event.header, message.name, now)
+        self._run_of(peer).notices.announce(peer.rank, event.header, message.name, now)
 
     def _stats(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
         run = self._run_of(peer)
-        stats = run.ask_stats(now, self._settings.heartbeat)
+        stats = run.stats(run.stalls.waiting(now, self._settings.heartbeat))
         out.append(self._roster.send(run.number, stats, (peer.id,)))
 
     def _heartbeat(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
-        self._run_of(peer).heartbeat(peer.rank, event.header, event.payload, now, out)
+        self._run_of(peer).positions.heartbeat(peer.rank, event.header, event.payload, now, out)
 
     def _describe(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
-        self._run_of(peer).describe(peer.rank, event.header, now, out)
+        self._run_of(peer).notices.describe(peer.rank, event.header, now, out)
 
     def _abandon(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
     ) -> None:
         cause = messages.decode(messages.Abandon, event.payload or b"")
-        self._run_of(peer).abandon(peer.rank, event.header, cause, now, out)
+        self._run_of(peer).notices.abandon(peer.rank, event.header, cause, now, out)
 
     def _error(
         self, peer: Session, event: events.ControlReceived, now: float, out: list[Output]
@@ -527,7 +526,7 @@ class Lane:
                 if may_tell > 0 and members.absence_from <= now:
                     may_tell -= self._tell_absence(members, now, out)
                 if members.run.is_behind:  # whoever had its turns for that may have gone
-                    members.run.ask_for_turns(out)
+                    members.run.seats.ask_for_turns(out)
             except Exception as bug:
                 self._fault(members, bug, None, out)
         self._end_deserted(few(deserted, MOST_ENDED), out)
@@ -568,18 +567,18 @@ class Lane:
     def _beat_run(self, members: Members, now: float, may_tell: int, out: list[Output]) -> int:
         """HEARTBEATs of what there is to tell, or an empty one; what that takes of MOST_TOLD."""
         run, interval = members.run, self._settings.heartbeat
-        if may_tell <= 0 and run.has_news and now < members.beat_at + interval:
+        if may_tell <= 0 and run.positions.has_news and now < members.beat_at + interval:
             return 0
         each = MADE + len(run.seats.present)
         most = TOLD_ANYWAY
         if may_tell > 0:
             most = min(max(LEAST_TOLD, MOST_TOLD // each), MAX_HEARTBEAT_ENTRIES)
-        has_news, told = run.has_news, 0
+        has_news, told = run.positions.has_news, 0
         while has_news and (not told or told < may_tell):
-            beat = run.beat(most)
+            beat = run.positions.beat(most)
             out.append(beat)
             told += max(LEAST_TOLD, entries_in(beat.frame)) * each
-            has_news = run.has_news
+            has_news = run.positions.has_news
         if not told:
             out.append(run.seats.empty_heartbeat())
         members.beat_at = now
@@ -666,7 +665,7 @@ class Lane:
                 break
             try:
                 members.next_stall = now + after / 2
-                report = members.run.stall_report(now, after)
+                report = members.run.stalls.report(now, after)
                 out += report
                 told += len(report)
             except Exception as bug:

@@ -27,17 +27,17 @@ def job_numbers(run: Run, ranks: int) -> dict[str, Any]:
     return {
         **stats,
         "late": stats["late"][:ranks],
-        "reconnects": run.counters.reconnects,
-        "failovers": run.counters.failovers,
-        "stats_walks": run.counters.stats_walks,
-        "stats_shared": run.counters.stats_shared,
-        "refused_rounds": run.refused_rounds,
+        "reconnects": run.reconnects,
+        "failovers": run.failovers,
+        "stats_walks": run.stalls.walks,
+        "stats_shared": run.stalls.shared,
+        "refused_rounds": run.verdicts.refused,
         "parked_bytes": run.held.parked,
         "record_bytes": run.records.used,
-        "lateness": most(run.lateness.waited, ranks),
-        "nonfinite": most(run.nonfinite, ranks),
-        "round_counts": tuple(enumerate(run.durations.counts)),
-        "round_seconds": run.durations.seconds,
+        "lateness": most(run.contributions.lateness.waited, ranks),
+        "nonfinite": most(run.results.nonfinite, ranks),
+        "round_counts": tuple(enumerate(run.results.durations.counts)),
+        "round_seconds": run.results.durations.seconds,
     }
 
 
@@ -60,19 +60,19 @@ def run_report(members: Members, now: float, rounds: int) -> dict[str, Any]:
         "connected": len(run.seats.present),
         "left": len(members.left),
         "seconds": now - members.began_at,
-        "rounds": run.counters.rounds,
+        "rounds": run.results.rounds,
         "open_rounds": len(run.open),
         "oldest_seconds": 0.0 if oldest is None else max(0.0, now - oldest.opened_at),
-        "bytes_in": run.counters.bytes_in,
-        "bytes_out": run.counters.bytes_out,
-        "lateness": most(run.lateness.waited),
+        "bytes_in": run.contributions.bytes_in,
+        "bytes_out": run.results.bytes_out,
+        "lateness": most(run.contributions.lateness.waited),
         "lost": [rank for rank, _ in lost],
         "waiting": [_waiting(round_, now) for round_ in waiting],
     }
 
 
 def _waiting(round_: Round, now: float) -> dict[str, Any]:
-    entry = stall_entry(round_.stream.keys[round_.key], round_, now)
+    entry = stall_entry(round_, now)
     entry["key"] = entry["key"][:KEY_SHOWN]
     return entry
 

@@ -16,9 +16,9 @@ ROUNDS = 10
 
 
 def rank_order() -> None:
-    from reducer.core.runs import run
+    from reducer.core.runs import sums
 
-    run._in_order = lambda op, dtype: False
+    sums._in_order = lambda op, dtype: False
 
 
 def dedupe() -> None:
@@ -48,7 +48,8 @@ def immutability() -> None:
             seen = sent.setdefault(id(self.lane.bodies), set())
             id_ = (header.key, header.round, header.chunk, header.rank)
             if id_ in seen:
-                view = self._placed[0].view
+                assert self._arriving is not None
+                view = self._arriving[1].view
                 view[0] ^= 1
                 crc = self.lane.kernels.crc32c(view[: header.length])
                 frame = Frame(header.replace(payload_crc=crc), frame.payload)
@@ -74,14 +75,14 @@ def freeing() -> None:
 
 
 def redelivery() -> None:
-    from reducer.core.runs.run import Run
+    from reducer.core.runs.contributions import Contributions
 
     def duplicate(
-        self: Run, key: Any, chunk: Any, rank: int, header: Any, buffer: Any, out: Any
+        self: Contributions, key: Any, chunk: Any, rank: int, header: Any, buffer: Any, out: Any
     ) -> None:
         self._drop_duplicate(buffer, out)
 
-    Run._duplicate = duplicate  # type: ignore[method-assign]
+    Contributions._duplicate = duplicate  # type: ignore[method-assign]
 
 
 def telling_again() -> None:

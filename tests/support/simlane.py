@@ -41,7 +41,7 @@ class SimSession:
         self.closed: str | None = None
         self.welcomed = False
         self.outbox = bytearray()
-        self._placed: list[SimBuffer] = []
+        self._arriving: tuple[events.Admission, SimBuffer] | None = None
         self._decoder = Decoder(lane.kernels.crc32c, self._target)
         # The worker's side, for tests that read frames.
         self._reader = Decoder(
@@ -52,10 +52,11 @@ class SimSession:
         if header.kind not in (MessageKind.CONTRIBUTION, MessageKind.RESULT):
             self.lane.core.admit_long(self.number, header, len(self.outbox))
             return memoryview(bytearray(header.length + HEADER_SIZE))
-        if not self.lane.core.admit(self.number, header, len(self.outbox)):
+        admission = self.lane.core.admit(self.number, header, len(self.outbox))
+        if admission is None:
             return SKIP
         buffer = self.lane.take(header.length)
-        self._placed.append(buffer)
+        self._arriving = admission, buffer
         return buffer.view
 
     def send(self, data: bytes) -> None:
@@ -86,8 +87,9 @@ class SimSession:
     def _handle(self, frame: Frame) -> None:
         if frame.header.kind == MessageKind.CONTRIBUTION:
             self.lane.compare(frame.header)
-            buffer = self._placed.pop(0) if frame.payload is not None else None
-            self.lane.feed(events.Contributed(self.number, frame.header, buffer))
+            admission, buffer = self._arriving or (None, None)
+            self._arriving = None
+            self.lane.feed(events.Contributed(self.number, frame.header, buffer, admission))
         else:
             self.lane.feed(events.ControlReceived(self.number, frame.header, frame.payload))
             while self.lane.core.behind(self.number):
@@ -109,9 +111,9 @@ class SimSession:
         """The connection ends."""
         if self.closed is None:
             self.closed = reason
-        for buffer in self._placed:
-            self.lane.give_back(buffer)
-        self._placed.clear()
+        if self._arriving is not None:
+            self.lane.give_back(self._arriving[1])
+            self._arriving = None
         self.lane.feed(events.Lost(self.number, reason))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from reducer.core.runs.run import FOLD_AT_ONCE
+from reducer.core.runs.sums import FOLD_AT_ONCE
 from reducer.core.surface.settings import MOST_SUMMED
 from reducer.wire.keys import key_id
 from tests.support.laws import Laws

@@ -21,6 +21,7 @@ from reducer.core.members.roster import CUT_OFF_AT_ONCE, Roster, fault_text
 from reducer.core.members.session import Session, SessionState
 from reducer.core.rounds.route import Route
 from reducer.core.runs.run import Run
+from reducer.core.runs.terms import Terms
 from reducer.core.surface.events import Close, Log, Output, Send
 from reducer.wire import messages
 from reducer.wire.errors import (
@@ -204,11 +205,11 @@ class Joining:
             # Until a ROUTE says more, the lanes of the other slots do not matter.
             route = Route.first((settings.lanes,) * forming.reducers)
             self._runs += 1
-            run = Run(
-                self._runs, forming.job, forming.run_id, forming.slot, settings.lane, route,
-                forming.world_size, forming.table, window, settings.job_keys, settings.crc32c,
-                settings.acc_itemsize, settings.most_summed, settings.traced,
+            terms = Terms(
+                self._runs, forming.job, forming.run_id, forming.slot, forming.world_size,
+                forming.table,
             )  # fmt: skip
+            run = Run(terms, settings, route, window)
             silence = forming.worker_silence_ms / 1000 or settings.silence
             return Members(run, forming.incarnations, forming.digest_every, silence, now)
         except Exception:
@@ -247,8 +248,8 @@ class Joining:
         settings, run, route = self._settings, members.run, members.run.route
         moved = route.number > 0
         welcome = messages.Welcome(
-            run.run_id, run.streams.slot, len(route.live), settings.lanes, settings.lane,
-            settings.incarnation, run.world_size, run.seats.epoch, route.number, run.table,
+            run.run_id, run.terms.slot, len(route.live), settings.lanes, settings.lane,
+            settings.incarnation, run.world_size, run.seats.epoch, route.number, run.terms.table,
             run.ledger.window.credit, run.ledger.window.grant, int(settings.heartbeat * 1000),
             instance=run.number,
             since=route.since if moved else (),
@@ -269,7 +270,7 @@ class Joining:
                 f"run {run.run_id!r} of job {run.name!r} is complete: rank {hello.rank} cannot "
                 "join it from a new process; start the job with a new run id"
             )
-        run.counters.reconnects += 1
+        run.reconnects += 1
         out = self._replace(members.last[hello.rank], now)
         members.seat(peer, hello.rank)
         out.append(self._welcome(members, (peer.id,)))

@@ -60,8 +60,8 @@ class Members:
         peer.state = SessionState.LEFT
         self.left.add(peer.rank)
         self.run.seats.sessions[peer.rank] = None
-        if self.run.departed is None:
-            self.run.departed = peer.rank
+        if self.run.seats.departed is None:
+            self.run.seats.departed = peer.rank
 
     def lose(self, peer: Session, since: float, reason: str) -> None:
         """The connection of a member has ended; it may come back on another one."""

@@ -1,29 +1,22 @@
-"""The keys of a job on this lane: names, done and stable positions, and when one is forgotten."""
+"""The keys of a run in a stream: names, positions, and when one of them is forgotten."""
 
 from __future__ import annotations
 
-import struct
-from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 
 from reducer.core.containers.listing import Listing
-from reducer.core.containers.tables import Numbered, OrderedSet
+from reducer.core.containers.tables import Numbered
 from reducer.core.limits.records import KEY, KEY_RANK, STREAM, Records, text_bytes
-from reducer.core.rounds.idle import IdleKeys
 from reducer.core.rounds.progress import KeyProgress
+from reducer.core.rounds.untold import ENTRY, Untold, payload_of
 from reducer.core.surface.buffer import Buffer
 from reducer.wire.errors import ProtocolError, RecordsError
-from reducer.wire.header import HEADER_SIZE
 from reducer.wire.keys import key_id
-
-_ENTRY: Final = struct.Struct("<QQ")
 
 
 class KeyTable:
     """`listing` has all keys, to be walked in parts.
-
-    `unreported` is the cost of what became stable and has not been `told`.
 
     `moved`: an earlier stream may have known more keys, so that a rank may speak here of one that
     is new (PROTOCOL.md, section 11).
@@ -37,7 +30,9 @@ class KeyTable:
         moved: bool,
         records: Records,
         idle: IdleKeys,
+        untold: Untold,
     ) -> None:
+        self._untold = untold
         self.records = records
         self._idle_keys = idle
         self._job = job
@@ -47,12 +42,8 @@ class KeyTable:
         self._moved = moved
         self.listing: Listing[KeyProgress] = Listing()
         self._keys: Numbered[KeyProgress] = Numbered()
-        # Keys whose stable position has changed, and nobody was told: those that give credit first.
-        self._credited: OrderedSet[KeyProgress] = OrderedSet()
-        self._changed: OrderedSet[KeyProgress] = OrderedSet()
         # Each key once at most: whoever repeats that it has nothing new makes nothing longer.
         self._idle: deque[tuple[float, KeyProgress]] = deque()
-        self.unreported = 0
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -105,14 +96,9 @@ class KeyTable:
         """Take a rank's done position; the results that are stable by it, None if none can be."""
         if not key.report(rank, done):
             return None
-        if key.holds_stable:  # first: where this fails, nothing is lost
-            self._credited.add(key)
-            self._changed.discard(key)
-        elif not key.unreported:
-            self._changed.add(key)
+        self._untold.add(key, key.holds_stable)  # first: where this fails, nothing is lost
         freed, cost = key.release()
-        key.unreported += cost
-        self.unreported += cost
+        self._untold.charge(key, cost)
         self.maybe_idle(key)
         return freed
 
@@ -121,13 +107,13 @@ class KeyTable:
 
         Raises ProtocolError for a broken list, and RecordsError, before the first is given.
         """
-        if len(payload) % _ENTRY.size:
+        if len(payload) % ENTRY.size:
             raise ProtocolError(f"a heartbeat of {len(payload)} bytes is no list of entries")
         if self._moved:
-            for id_, _ in _ENTRY.iter_unpack(payload):
+            for id_, _ in ENTRY.iter_unpack(payload):
                 self.maybe_idle(self.open(id_, now))
         found: dict[KeyProgress, int] = {}
-        for id_, done in _ENTRY.iter_unpack(payload):
+        for id_, done in ENTRY.iter_unpack(payload):
             key = self._keys.get(id_)
             if key is not None:
                 key.touched_at = now
@@ -135,32 +121,11 @@ class KeyTable:
                     found[key] = done
         return list(found.items())
 
-    def told(self, key: KeyProgress) -> None:
-        """A frame carries the key's stable position to every rank of the job."""
-        if self._credited.discard(key):
-            self.unreported -= key.unreported
-            key.unreported = 0
-        else:
-            self._changed.discard(key)
-
-    @property
-    def has_news(self) -> bool:
-        """Whether stable positions have changed that nobody was told."""
-        return len(self._credited) + len(self._changed) > 0
-
-    def news(self, most: int) -> bytes:
-        """`most` stable positions that have changed, from now on told."""
-        keys = self._credited.first(most)
-        keys += self._changed.first(most - len(keys))
-        for key in keys:
-            self.told(key)
-        return _payload(keys)
-
     def payload(self, keys: list[KeyProgress], now: float) -> bytes:
         """The stable positions of some keys, for a rank that may have missed them."""
         for key in keys:
             key.touched_at = now
-        return _payload(key for key in keys if key.stable)
+        return payload_of(key for key in keys if key.stable)
 
     def maybe_idle(self, key: KeyProgress) -> None:
         if not key.rounds and not key.idles:
@@ -186,7 +151,7 @@ class KeyTable:
             looked += self._size
             _, key = self._idle.popleft()
             key.idles = False
-            if key in self._changed or key in self._credited:
+            if key in self._untold:
                 key.touched_at = max(before, key.touched_at)
             if key.touched_at >= before:
                 self.maybe_idle(key)
@@ -220,19 +185,66 @@ class KeyTable:
             took += self._size
             if self._idle:
                 self._idle.pop()
-            for untold in (self._credited, self._changed):
-                if len(untold):
-                    untold.pop_last()
+            self._untold.drop_last()
         if not len(self._keys):
             self.records.give(STREAM)
             took += STREAM
         return took
 
 
-def entries_in(heartbeat: bytes) -> int:
-    """How many stable positions the frame tells."""
-    return (len(heartbeat) - HEADER_SIZE) // _ENTRY.size
+class IdleKeys:
+    """The tables of a run that have idle keys, each once, and since when the first of these waits.
 
+    One that has waited before comes behind the others: it may have to wait twice as long. Tables
+    that are over come first; their records take room until they are taken apart.
+    """
 
-def _payload(keys: Iterable[KeyProgress]) -> bytes:
-    return b"".join([_ENTRY.pack(key.id, key.stable) for key in keys])
+    def __init__(self) -> None:
+        self._since: OrderedDict[KeyTable, float] = OrderedDict()
+        self._over: deque[KeyTable] = deque()
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no table is over."""
+        return not self._over
+
+    def wait(self, table: KeyTable, since: float) -> None:
+        self._since[table] = since
+
+    def end(self, table: KeyTable) -> None:
+        """The table is not to be used any more."""
+        self._since.pop(table, None)
+        self._over.append(table)
+
+    def give_up(self) -> None:
+        """Forget the tables that are over at once, without a look at their records."""
+        self._over.clear()
+
+    def take_apart(self, most: int) -> int:
+        """Forget keys of tables that are over; the bytes of their records, about `most` at most."""
+        took = 0
+        while self._over and took < most:
+            table = self._over[0]
+            took += table.take_apart(most - took)
+            if not len(table):
+                self._over.popleft()
+        return took
+
+    def forget(self, before: float, most: int) -> int:
+        """Forget keys that are over, or idle since `before`; the bytes of the records looked at,
+        about `most` at most."""
+        looked = self.take_apart(most)
+        while self._since and looked < most:
+            table, since = next(iter(self._since.items()))
+            if since >= before:
+                break
+            looked += table.forget_idle(before, most - looked)
+            first = table.idle_since
+            if first is None or first >= before:
+                del self._since[table]
+                if first is not None:
+                    self._since[table] = first
+        return looked

@@ -1,74 +1,52 @@
-"""What every rank holds of a key on this lane: done, stable, and the results kept until then."""
+"""The rounds of a key on this lane, and the results kept until every rank holds them."""
 
 from __future__ import annotations
 
 from bisect import insort
 
 from reducer.core.containers.ascending import Ascending
-from reducer.core.containers.listing import Listed
 from reducer.core.containers.tables import Numbered
-from reducer.core.rounds.round import Chunk, Round
+from reducer.core.rounds.descriptor import Descriptor
+from reducer.core.rounds.key import Key
+from reducer.core.rounds.plan import Plan
+from reducer.core.rounds.round import Chunk, Round, StreamRounds
 from reducer.core.surface.buffer import Buffer
 from reducer.wire.codes import MAX_CHUNKS
+from reducer.wire.header import Header
 
 
-class KeyProgress(Listed):
-    """One key of one job (PROTOCOL.md, section 8).
-
-    `stable` is the minimum of the ranks' done positions. `_tree` has these in its second half, and
-    in each place n before the lesser of places 2n and 2n + 1: so the minimum, in place 1, costs no
-    more than the logarithm of the ranks, whatever the ranks report. `unreported` is the cost of
-    what became stable and no frame has told the ranks yet. `idles`: the key is in the queue of its
-    table for keys that may be forgotten.
+class KeyProgress(Key):
+    """`held` are the complete chunks that are not stable yet, in their order. `ascending`: the
+    numbers of the rounds, where an earlier stream may have had some of them.
     """
 
-    __slots__ = (
-        "_tree", "_world_size", "ascending", "held", "id", "idles", "name", "rounds", "stable",
-        "touched_at", "unreported",
-    )  # fmt: skip
+    __slots__ = ("ascending", "held", "rounds")
 
     def __init__(self, id_: int, world_size: int) -> None:
-        super().__init__()
-        self.id = id_
-        self.name = ""
-        self._tree = [0] * (2 * world_size)
-        self._world_size = world_size
-        self.stable = 0
+        super().__init__(id_, world_size)
         self.rounds: Numbered[Round] = Numbered()
         self.ascending: Ascending | None = None
         self.held: list[Chunk] = []  # as long as credits allow; a deque takes more, empty
-        self.touched_at = 0.0
-        self.idles = False
-        self.unreported = 0
 
-    @property
-    def label(self) -> str:
-        return repr(self.name) if self.name else f"{self.id:#018x}"
+    def described(self, stream: StreamRounds, header: Header, plan: Plan, now: float) -> Round:
+        """The record of a round, made and described by whoever speaks of it first; raises
+        RecordsError."""
+        round_ = self.rounds.get(header.round)
+        if round_ is None:
+            round_ = self.begin(stream, header.round, now)
+        if round_.descriptor is None and not round_.void:
+            round_.describe(Descriptor(header), plan, stream.place.owned(self.id, plan.chunks))
+        return round_
 
-    def is_news(self, rank: int, position: int) -> bool:
-        """Whether the rank has not reported as much before."""
-        return position > self._tree[self._world_size + rank]
-
-    def report(self, rank: int, position: int) -> bool:
-        """Take a rank's done position; True when `stable` has risen."""
-        tree = self._tree
-        at = self._world_size + rank
-        if position <= tree[at]:
-            return False
-        tree[at] = position
-        while at > 1:
-            beside = tree[at ^ 1]
-            at >>= 1
-            least = beside if beside < position else position
-            if tree[at] == least:
-                return False
-            tree[at] = position = least
-        self.stable = position
-        return True
-
-    def slowest(self) -> int:
-        """The lowest of the ranks whose done position is `stable`."""
-        return self._tree.index(self.stable, self._world_size) - self._world_size
+    def begin(self, stream: StreamRounds, number: int, now: float) -> Round:
+        """A round of the key begins here; raises RecordsError."""
+        round_ = Round(stream, self, number, self._world_size, now)
+        self.rounds[number] = round_
+        if stream.since:
+            if self.ascending is None:
+                self.ascending = Ascending()
+            self.ascending.add(number, self.rounds)
+        return round_
 
     def keep(self, chunk: Chunk) -> None:
         """Hold a complete chunk until every rank has its result."""
@@ -113,14 +91,6 @@ class KeyProgress(Listed):
         del self.held[:passed]
         return freed, cost
 
-    def add(self, round_: Round) -> None:
-        """A round of the key begins here."""
-        self.rounds[round_.number] = round_
-        if round_.stream.since:
-            if self.ascending is None:
-                self.ascending = Ascending()
-            self.ascending.add(round_.number, self.rounds)
-
     def first_passed(self) -> Round | None:
         """The first of the rounds that every rank has behind it."""
         if self.ascending is None:
@@ -143,6 +113,8 @@ class KeyProgress(Listed):
             round_ = self.rounds.pop_last()
             took += round_.charged
             round_.give_back()
+        if not len(self.rounds):
+            self.held.clear()  # chunks know their round, and rounds their key
         return took
 
     def forget(self, round_: Round) -> None:

@@ -1,4 +1,4 @@
-"""The life of a chunk and of a round on one lane.
+"""The life of a chunk, and of its round, in a stream of one lane.
 
 Two laws: everything that changes the state of a chunk is in this file; this file never sees a
 socket, a clock or an array.
@@ -7,23 +7,32 @@ socket, a clock or an array.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from reducer.core.containers.ascending import Ascending
-from reducer.core.containers.listing import Listed
-from reducer.core.containers.tables import Numbered
-from reducer.core.limits.records import CHUNK, LIST_PLACE, MARK, ROUND, WORD, text_bytes
+from reducer.core.containers.listing import Listed, Listing
+from reducer.core.containers.tables import Numbered, OrderedSet
+from reducer.core.limits.held import HeldBytes
+from reducer.core.limits.records import (
+    CHUNK,
+    LIST_PLACE,
+    MARK,
+    ROUND,
+    WORD,
+    Records,
+    text_bytes,
+)
+from reducer.core.rounds.descriptor import WIDE, Descriptor
+from reducer.core.rounds.key import Key
 from reducer.core.rounds.plan import Plan
+from reducer.core.rounds.route import Place
+from reducer.core.rounds.untold import Untold
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Wait
-from reducer.wire.codes import Collective, DType, Flag, ReduceOp
 from reducer.wire.errors import InternalError
 from reducer.wire.header import NO_RANK, Header
 from reducer.wire.keys import position
 from reducer.wire.messages import Refused
-
-if TYPE_CHECKING:
-    from reducer.core.rounds.stream import Stream
 
 
 class Phase(IntEnum):
@@ -56,42 +65,6 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
 _STEPS: Final = len(Step)
 _AFTER: Final = [TRANSITIONS.get((phase, step)) for phase in Phase for step in Step]
 _CONTRIBUTED: Final = Step.CONTRIBUTED
-_WIDE: Final = int(Flag.WIDE)
-
-
-class Descriptor:
-    """What every rank must say alike of one round."""
-
-    __slots__ = ("collective", "count", "dtype", "op", "root", "wide")
-
-    def __init__(self, header: Header) -> None:
-        self.collective = header.collective
-        self.op = header.op
-        self.dtype = header.dtype
-        self.wide = bool(header.flags & _WIDE)
-        self.count = header.count
-        self.root = header.root
-
-    def _fields(self) -> tuple[int, ...]:
-        return (self.collective, self.op, self.dtype, self.wide, self.count, self.root)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Descriptor) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def __str__(self) -> str:
-        text = Collective(self.collective).name.lower()
-        if self.op not in (ReduceOp.NONE, ReduceOp.COPY):
-            text += f" {ReduceOp(self.op).name.lower()}"
-        if self.collective != Collective.BARRIER:
-            text += f" {DType(self.dtype).name.lower()} x {self.count}"
-        if self.wide:
-            text += " (wire type of a float32 tensor)"
-        if self.collective == Collective.BROADCAST:
-            text += f" from root {self.root}"
-        return text
 
 
 class Chunk:
@@ -142,7 +115,7 @@ class Chunk:
         after = _AFTER[self.phase * _STEPS + step]
         if after is None:
             raise InternalError(
-                f"chunk {self.index} of key {self.round.key:#x} round {self.round.number}: "
+                f"chunk {self.index} of key {self.round.key.id:#x} round {self.round.number}: "
                 f"{step.name} in phase {self.phase.name}"
             )
         self.phase = after
@@ -263,7 +236,7 @@ class Debt:
 class Round(Listed):
     """One round of one key in a stream.
 
-    `job` is (name, run id); `owned` chunks of the round live here, `left` of them are not
+    `owned` chunks of the round live here, `left` of them are not
     complete. `described` are ranks that have said what the round is before they could send of it;
     `verdict` collects every rank's word once two of them differ. A void round only waits to be
     forgotten: `owed` is each rank's cost that its ABANDON will settle (Debts); `refused` is what
@@ -276,15 +249,14 @@ class Round(Listed):
 
     __slots__ = (
         "abandoned", "ascending", "charged", "chunks", "contributed", "described", "descriptor",
-        "job", "key", "last", "left", "number", "opened_at", "opening", "owed", "owned", "plan",
+        "key", "last", "left", "number", "opened_at", "opening", "owed", "owned", "plan",
         "refused", "stream", "told", "touched_at", "verdict", "void", "wait",
     )  # fmt: skip
 
     def __init__(
         self,
-        job: tuple[str, str],
-        stream: Stream,
-        key: int,
+        stream: StreamRounds,
+        key: Key,
         number: int,
         world_size: int,
         now: float,
@@ -294,8 +266,7 @@ class Round(Listed):
         self.charged = 0
         self.stream = stream
         self.charge(ROUND + LIST_PLACE * world_size)
-        stream.keys.records.rounds += 1
-        self.job = job
+        stream.records.rounds += 1
         self.key = key
         self.number = number
         self.descriptor: Descriptor | None = None
@@ -321,14 +292,14 @@ class Round(Listed):
 
     def charge(self, size: int) -> None:
         """Take room for one more record of the round; raises RecordsError."""
-        records = self.stream.keys.records
+        records = self.stream.records
         records.take(size)
         records.of_rounds += size
         self.charged += size
 
     def give_back(self) -> None:
         """The round is forgotten, with all that it holds: its chunks, which know it, too."""
-        records = self.stream.keys.records
+        records = self.stream.records
         self.chunks.clear()
         self.stream.rounds.discard(self)
         if self.refused is not None:
@@ -360,7 +331,7 @@ class Round(Listed):
         assert described is not None
         # One plan object stands for collective, op, dtype and count.
         if plan is self.plan and header.root == described.root:
-            return bool(header.flags & _WIDE) == described.wide
+            return bool(header.flags & WIDE) == described.wide
         return Descriptor(header) == described
 
     def chunk(self, index: int) -> Chunk:
@@ -380,7 +351,7 @@ class Round(Listed):
             if self.ascending is not None:
                 self.ascending.lost(self.chunks)
             size = CHUNK + LIST_PLACE * len(self.contributed)
-            records = self.stream.keys.records
+            records = self.stream.records
             records.give(size)
             records.of_rounds -= size
             self.charged -= size
@@ -460,3 +431,30 @@ class Round(Listed):
             if chunk.phase == Phase.COLLECTING:
                 return chunk.absent()
         return [rank for rank in range(len(self.contributed)) if self.wants(rank)]
+
+
+class StreamRounds:
+    """The rounds of a stream: `place` says which chunks of home slot `home` are in the stream, and
+    frames about it carry `since`.
+
+    `records` and `held` count the records and the buffers of all streams of the run. `rounds` holds
+    each round that a rank has sent of, or that waits for a verdict; `refused` holds each round that
+    has its verdict. Only the keys know the other rounds.
+    """
+
+    __slots__ = (
+        "held", "home", "is_over", "place", "records", "refused", "rounds", "since", "untold",
+    )  # fmt: skip
+
+    def __init__(
+        self, home: int, since: int, place: Place, records: Records, held: HeldBytes
+    ) -> None:
+        self.home = home
+        self.since = since
+        self.place = place
+        self.records = records
+        self.held = held
+        self.untold = Untold()
+        self.rounds: OrderedSet[Round] = OrderedSet()
+        self.refused: Listing[Round] = Listing()
+        self.is_over = False

@@ -8,38 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from reducer.core.containers.listing import Listing
-from reducer.core.containers.tables import OrderedSet
 from reducer.core.limits.held import HeldBytes
 from reducer.core.limits.records import STREAM, Records
 from reducer.core.rounds.keytable import KeyTable
-from reducer.core.rounds.round import Round
+from reducer.core.rounds.round import StreamRounds
 from reducer.core.rounds.route import Holding, Place, Route
+from reducer.core.rounds.untold import Untold
 from reducer.core.surface.buffer import Buffer
 from reducer.wire.errors import ProtocolError
 
 
-class Stream:
-    """`place` says which chunks of home slot `home` are in it; frames about it carry `since`.
+class Stream(StreamRounds):
+    """The rounds of a stream, with the table of its `keys`."""
 
-    `held` counts the buffers of all streams of the run. `rounds` holds each round that a rank has
-    sent of, or that waits for a verdict; `refused` holds each round that has its verdict. Only the
-    keys know the other rounds.
-    """
-
-    __slots__ = ("held", "home", "is_over", "keys", "place", "refused", "rounds", "since")
+    __slots__ = ("keys",)
 
     def __init__(
-        self, home: int, since: int, place: Place, keys: KeyTable, held: HeldBytes
+        self,
+        home: int,
+        since: int,
+        place: Place,
+        records: Records,
+        held: HeldBytes,
+        new_table: Callable[[bool, Records, Untold], KeyTable],
     ) -> None:
-        self.home = home
-        self.since = since
-        self.place = place
-        self.keys = keys
-        self.held = held
-        self.rounds: OrderedSet[Round] = OrderedSet()
-        self.refused: Listing[Round] = Listing()
-        self.is_over = False
+        super().__init__(home, since, place, records, held)
+        self.keys = new_table(since > 0, records, self.untold)
 
     def drop(self, freed: list[Buffer]) -> None:
         """Give every buffer back; the stream is not to be used any more.
@@ -52,7 +46,7 @@ class Stream:
         for round_ in list(self.rounds):
             for chunk in round_.chunks.values():
                 chunk.drop(freed)
-            self.keys[round_.key].forget(round_)
+            self.keys[round_.key.id].forget(round_)
         self.keys.end()
 
 
@@ -70,13 +64,13 @@ class Streams:
         route: Route,
         records: Records,
         held: HeldBytes,
-        new_table: Callable[[bool], KeyTable],
+        new_table: Callable[[bool, Records, Untold], KeyTable],
     ) -> None:
         self.slot = slot
         self.lane = lane
         self.route = route
         self._holding = Holding(route, slot, lane)
-        self._records = records
+        self.records = records
         self._held = held
         self._new_table = new_table
         self._by_home: dict[int, Stream] = {}
@@ -120,9 +114,9 @@ class Streams:
                 f"rank {rank} sent of slot {home} since route {since} to slot {self.slot} lane "
                 f"{self.lane}, which knows route {self.route.number} and does not own it"
             )
-        self._records.take(STREAM)
-        table = self._new_table(since > 0)
-        stream = self._by_home[home] = Stream(home, since, place, table, self._held)
+        self.records.take(STREAM)
+        stream = Stream(home, since, place, self.records, self._held, self._new_table)
+        self._by_home[home] = stream
         return stream
 
     def clear(self) -> None:

@@ -65,8 +65,8 @@ class Grants:
         if sessions:
             stream = oldest.stream
             header = Header(
-                kind=MessageKind.GRANT, epoch=self._seats.epoch, chunk=stream.home, key=oldest.key,
-                round=oldest.number, route=stream.since,
+                kind=MessageKind.GRANT, epoch=self._seats.epoch, chunk=stream.home,
+                key=oldest.key.id, round=oldest.number, route=stream.since,
             )  # fmt: skip
             frame = pack_header(header, self._crc)
             out.append(Send(self._seats.run, sessions, frame, None, 0))

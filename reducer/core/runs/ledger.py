@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from reducer.core.limits.budget import Window
+from reducer.core.rounds.round import Round
 from reducer.wire.errors import QuotaError
-
-if TYPE_CHECKING:
-    from reducer.core.rounds.round import Round
 
 
 class UnreadError(QuotaError):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from reducer.core.rounds.open_rounds import OpenRounds
-from reducer.core.rounds.progress import KeyProgress
-from reducer.core.rounds.round import Descriptor, Round
+from reducer.core.rounds.descriptor import Descriptor
+from reducer.core.rounds.round import Round
 from reducer.core.rounds.texts import about, mismatch_text
-from reducer.core.runs.debts import Debts
-from reducer.core.runs.grants import Grants
+from reducer.core.runs.flow import Flow
 from reducer.core.runs.seats import Seats
+from reducer.core.runs.terms import Terms
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Free, Log, Output, Send
 from reducer.wire import messages
@@ -25,27 +24,22 @@ class Verdicts:
     What keeps a record raises RecordsError where there is no room for it; the run then ends.
     """
 
-    def __init__(
-        self, job: str, world_size: int, open_: OpenRounds, seats: Seats,
-        grants: Grants, debts: Debts,
-    ) -> None:  # fmt: skip
-        self._job = job
-        self._world_size = world_size
-        self._open = open_
+    def __init__(self, terms: Terms, seats: Seats, flow: Flow) -> None:
+        self._terms = terms
+        self._open = flow.open
         self._seats = seats
-        self._grants = grants
-        self._debts = debts
+        self._grants = flow.grants
+        self._debts = flow.debts
         self.refused = 0  # rounds judged here
 
     def mismatch(self, round_: Round, out: list[Output]) -> None:
         """Two descriptors in one round."""
-        if round_.stream.place.owns(round_.key, 0):
+        if round_.stream.place.owns(round_.key.id, 0):
             self._open.judge(round_)
         self._void(round_, out)
 
     def discard(
         self,
-        key: KeyProgress,
         round_: Round,
         rank: int,
         header: Header,
@@ -55,13 +49,11 @@ class Verdicts:
     ) -> None:
         """A contribution to a void round: count its cost until the ABANDON, drop its bytes."""
         self._debts.add(round_, rank, cost)
-        self.hear(key, round_, rank, header, out)
+        self.hear(round_, rank, header, out)
         if buffer is not None:
             out.append(Free(self._seats.run, (buffer,)))
 
-    def hear(
-        self, key: KeyProgress, round_: Round, rank: int, header: Header, out: list[Output]
-    ) -> None:
+    def hear(self, round_: Round, rank: int, header: Header, out: list[Output]) -> None:
         """With the last rank's word the verdict is complete: one text for all."""
         if round_.refused is not None:
             if rank not in round_.told:
@@ -70,12 +62,13 @@ class Verdicts:
         if not round_.hear(rank, Descriptor(header)):
             return
         assert round_.verdict is not None
-        text = mismatch_text(key, round_, round_.verdict)
+        text = mismatch_text(round_, round_.verdict)
         round_.refuse(messages.Refused(int(ErrorCode.MISMATCH), text))
         self.refused += 1
-        out.append(self._refuse(round_, range(self._world_size)))
-        text = f"job {self._job!r}: {text}"
-        out.append(Log(self._seats.run, logging.WARNING, text, about(key, round_)))
+        out.append(self._refuse(round_, range(self._terms.world_size)))
+        text = f"job {self._terms.title!r}: {text}"
+        fields = {**self._terms.about(), **about(round_)}
+        out.append(Log(self._seats.run, logging.WARNING, text, fields))
         self._open.judged(round_)
 
     def abandon(self, round_: Round, rank: int, cause: messages.Abandon, out: list[Output]) -> None:
@@ -85,7 +78,7 @@ class Verdicts:
             self._void(round_, out)
         self._debts.settle(round_, rank)
         round_.mark(round_.abandoned, rank)
-        if round_.refused is None and round_.stream.place.owns(round_.key, 0):
+        if round_.refused is None and round_.stream.place.owns(round_.key.id, 0):
             # The verdict was another lane's, which has died since; whoever spoke here missed it.
             round_.refuse(messages.Refused(cause.code, cause.message))
             self.refused += 1
@@ -111,4 +104,4 @@ class Verdicts:
         assert round_.refused is not None
         for rank in ranks:
             round_.mark(round_.told, rank)
-        return self._seats.about(round_.stream, ranks, round_.refused, round_.key, round_.number)
+        return self._seats.about(round_, ranks, round_.refused)

@@ -43,15 +43,34 @@ class ControlReceived(NamedTuple):
     payload: memoryview | None
 
 
+class Admission:
+    """What a lane has looked up for a contribution before memory is taken for it.
+
+    The shell hands it in with the contribution, and knows nothing of it.
+    """
+
+    __slots__ = ()
+
+
 class Contributed:
-    """A complete CONTRIBUTION; `buffer` is None where its length is 0, or nobody needs it."""
+    """A complete CONTRIBUTION; `buffer` is None where its length is 0, or nobody needs it.
 
-    __slots__ = ("buffer", "header", "session")
+    `admission` is what `Lane.admit` has returned for it; None where nobody has asked.
+    """
 
-    def __init__(self, session: int, header: Header, buffer: Buffer | None) -> None:
+    __slots__ = ("admission", "buffer", "header", "session")
+
+    def __init__(
+        self,
+        session: int,
+        header: Header,
+        buffer: Buffer | None,
+        admission: Admission | None = None,
+    ) -> None:
         self.session = session
         self.header = header
         self.buffer = buffer
+        self.admission = admission
 
 
 class Folded:

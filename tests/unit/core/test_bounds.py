@@ -31,7 +31,8 @@ from reducer.core.rounds.open_rounds import LOOKED_AT, OpenRounds
 from reducer.core.rounds.progress import KeyProgress
 from reducer.core.rounds.round import Round
 from reducer.core.rounds.route import Holding, Route
-from reducer.core.runs.run import MAX_STALLS, STREAMS_AT_ONCE
+from reducer.core.runs.moves import STREAMS_AT_ONCE
+from reducer.core.runs.stalls import MAX_STALLS
 from reducer.core.surface import events
 from reducer.wire import messages
 from reducer.wire.codes import (
@@ -801,7 +802,7 @@ def test_the_groups_of_one_job_show_a_number_of_ranks() -> None:
         join_all(lane, 2, job="one", run_id=f"run#{group}")
     join_all(lane, 2, job="other")
     for members in lane.core._roster.runs.values():
-        members.run.nonfinite = [1] * MAX_RANKS
+        members.run.results.nonfinite = [1] * MAX_RANKS
     parts = [part for part in lane.core.parts(lane.now) if "run" in part]
     shown = {"one": 0, "other": 0}
     for part in parts:

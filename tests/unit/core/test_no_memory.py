@@ -21,9 +21,9 @@ import pytest
 
 from reducer.core.limits.budget import Budget
 from reducer.core.limits.records import STREAM, Records
-from reducer.core.rounds.idle import IdleKeys
-from reducer.core.rounds.keytable import KeyTable
+from reducer.core.rounds.keytable import IdleKeys, KeyTable
 from reducer.core.rounds.stream import Stream
+from reducer.core.rounds.untold import Untold
 from reducer.core.surface import events
 from reducer.server.slots import Store
 from reducer.wire import messages
@@ -56,7 +56,7 @@ def a_key(before: int, call: int) -> bool:
     idle = IdleKeys()
     records = Records("job", 1 << 20, idle.take_apart)
     records.take(STREAM)
-    table = KeyTable("job", 2, 100, False, records, idle)
+    table = KeyTable("job", 2, 100, False, records, idle, Untold())
     for id_ in range(before):
         table.open(id_, 0.0)
     used = records.used
@@ -80,7 +80,7 @@ def a_verdict(before: int, call: int) -> bool:
         round_.refuse(verdict)
     failed = fails(lambda: rounds[-1].refuse(verdict), call)
     for round_ in rounds:
-        stream.keys[round_.key].forget(round_)
+        stream.keys[round_.key.id].forget(round_)
     assert not len(stream.refused)
     return failed
 
@@ -203,14 +203,14 @@ def test_a_run_whose_buffers_cannot_be_dropped_keeps_its_room_until_they_are(
         workers[0].contribute(Spec(number=number), data=bytes(32))
     (members,) = lane.core._roster.runs.values()
     reserved = lane.core._roster.budget.reserved
-    members.run._moved.append(cast(Any, "no stream"))  # behind the one with the buffers
+    members.run.moves.streams.append(cast(Any, "no stream"))  # behind the one with the buffers
     with pytest.raises((TypeError, AttributeError)):
         lane.core._roster.end(members)
     for worker in workers:
         worker.session.lose()
     assert len(lane.held) == 3 and lane.core._roster.budget.reserved == reserved
     if not fails_again:
-        members.run._moved.clear()
+        members.run.moves.streams.clear()
     lane.tick()
     assert not lane.core._roster.budget.reserved and not lane.core._roster.ended_of("job")
     assert len(lane.held) == (3 if fails_again else 0)

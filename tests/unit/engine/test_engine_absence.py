@@ -8,7 +8,8 @@ from reducer.core.limits.budget import Window
 from reducer.core.members.members import Members
 from reducer.core.rounds.route import Route
 from reducer.core.runs.run import Run
-from reducer.core.surface.settings import MOST_SUMMED
+from reducer.core.runs.terms import Terms
+from reducer.core.surface.settings import LaneSettings
 from reducer.wire import messages
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import ErrorCode, MessageKind
@@ -31,10 +32,8 @@ from tests.support.one_worker import (
 
 def _run(world_size: int) -> Run:
     route, window = Route.first((1,)), Window(ROOMY, ROOMY, CHUNK, ROOMY, ROOMY)
-    return Run(
-        1, "job", "run", 0, 0, route, world_size, TABLE, window, 100, crc32c, lambda *_: 4,
-        MOST_SUMMED, False,
-    )  # fmt: skip
+    settings = LaneSettings(0, 1, bytes(16), ROOMY, crc32c, lambda *_: 4)
+    return Run(Terms(1, "job", "run", 0, world_size, TABLE), settings, route, window)
 
 
 def absent(*ranks: int, left: tuple[int, ...] = (), why: str = "the worker closed it") -> bytes:

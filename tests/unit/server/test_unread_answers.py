@@ -119,7 +119,7 @@ def test_a_large_result_counts_where_its_last_byte_is_unread(then: str) -> None:
             await asyncio.sleep(0)
         socket.read = socket.taken - 1
         if then == "it is told something":
-            shell.executor.run([events.Send(0, (connection.session,), bytes(8_192), None, 0)])
+            shell.carry_out([events.Send(0, (connection.session,), bytes(8_192), None, 0)])
         else:
             receive(connection, memoryview(named if then == "it names a key" else contributed))
         return connection.is_closing()

@@ -13,8 +13,8 @@ import pytest
 
 from reducer.core.limits.budget import LEAST_RECORDS, SHARES_BESIDE_RANKS
 from reducer.core.limits.records import PLAN, STREAM, Records, text_bytes
-from reducer.core.rounds.idle import IdleKeys
-from reducer.core.rounds.keytable import KeyTable
+from reducer.core.rounds.keytable import IdleKeys, KeyTable
+from reducer.core.rounds.untold import Untold
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.keys import key_id, position
@@ -259,8 +259,8 @@ def test_a_text_costs_the_same_before_and_after_it_is_sent(letter: str) -> None:
 def test_a_heartbeat_counts_for_each_key_once() -> None:
     """Each entry may walk all rounds of its key."""
     idle = IdleKeys()
-    records = Records("j", 1 << 20, idle.take_apart)
-    table = KeyTable("j", 2, 10, moved=True, records=records, idle=idle)
+    records, untold = Records("j", 1 << 20, idle.take_apart), Untold()
+    table = KeyTable("j", 2, 10, moved=True, records=records, idle=idle, untold=untold)
     payload = b"".join(struct.pack("<QQ", key, done) for key in (1, 2) for done in (4, 9, 7))
     found = [(key.id, done) for key, done in table.entries(memoryview(payload), 0, 0.0)]
     assert found == [(1, 9), (2, 9)]
@@ -269,17 +269,17 @@ def test_a_heartbeat_counts_for_each_key_once() -> None:
 def test_a_key_of_which_nobody_was_told_stays_in_the_account() -> None:
     """It was forgotten by its run and kept to be told: 7 MB a second that nobody had reserved."""
     idle = IdleKeys()
-    records = Records("j", 1 << 20, idle.take_apart)
-    table = KeyTable("j", 1, 10, moved=True, records=records, idle=idle)
+    records, untold = Records("j", 1 << 20, idle.take_apart), Untold()
+    table = KeyTable("j", 1, 10, moved=True, records=records, idle=idle, untold=untold)
     for id_ in (1, 2):
         table.report(table.open(id_, 0.0), 0, 1)
     used = records.used
     for now in (10.0, 11.0):
         table.forget_idle(now, 1 << 20)
         assert (len(table), records.used) == (2, used)
-    assert len(table.news(1)) == 16
+    assert len(untold.tell(1)) == 16
     table.forget_idle(12.0, 1 << 20)
-    assert len(table) == 1 and table.has_news
-    assert len(table.news(1)) == 16
+    assert len(table) == 1 and untold
+    assert len(untold.tell(1)) == 16
     table.forget_idle(13.0, 1 << 20)
-    assert len(table) == 0 and not table.has_news
+    assert len(table) == 0 and not untold

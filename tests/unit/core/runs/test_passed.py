@@ -70,7 +70,7 @@ class Passing:
         feed = self.lane.feed
 
         def fed(event: events.Event) -> None:
-            if self.run._passed:
+            if self.run.passed:
                 self.lane.feed = feed  # type: ignore[method-assign]
                 between()
             feed(event)
@@ -170,7 +170,7 @@ def test_rounds_that_wait_to_be_forgotten_excuse_no_results() -> None:
     passing = Passing()
 
     def go_on() -> None:
-        passing.run._most_unstable = -1
+        passing.run.positions._most_unstable = -1
         passing.contribute(passing.workers[0], MANY)
 
     passing.pass_all(go_on)

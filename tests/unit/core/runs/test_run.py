@@ -13,11 +13,10 @@ import pytest
 from reducer.core.limits.budget import LEAST_RECORDS, SHARES_BESIDE_RANKS, share_of
 from reducer.core.limits.held import HeldBytes
 from reducer.core.limits.records import ROUND, Records
-from reducer.core.rounds.idle import IdleKeys
-from reducer.core.rounds.keytable import KeyTable
-from reducer.core.rounds.round import TRANSITIONS, Chunk, Phase, Round, Step
+from reducer.core.rounds.key import Key
+from reducer.core.rounds.keytable import IdleKeys
+from reducer.core.rounds.round import TRANSITIONS, Chunk, Phase, Round, Step, StreamRounds
 from reducer.core.rounds.route import Place
-from reducer.core.rounds.stream import Stream
 from reducer.core.surface import events
 from reducer.core.surface.events import Send
 from reducer.kernels import load
@@ -110,10 +109,9 @@ def test_parked_and_accumulated_bytes_never_exceed_what_was_sent() -> None:
 def test_every_illegal_step_is_a_bug_of_ours() -> None:
     idle = IdleKeys()
     records = Records("j", 1 << 20, idle.take_apart)
-    table = KeyTable("j", 2, 10, moved=False, records=records, idle=idle)
-    stream = Stream(0, 0, Place(1, 0), table, HeldBytes())
+    stream = StreamRounds(0, 0, Place(1, 0), records, HeldBytes())
     for phase, step in itertools.product(Phase, Step):
-        chunk = Chunk(Round(("j", "r"), stream, 1, 0, 2, 0.0), 0, 2)
+        chunk = Chunk(Round(stream, Key(1, 2), 0, 2, 0.0), 0, 2)
         chunk.phase = phase
         if (phase, step) in TRANSITIONS:
             chunk.step(step)

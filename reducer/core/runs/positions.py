@@ -1,0 +1,125 @@
+"""What ranks report as done, and what they are told is stable (PROTOCOL.md, section 8)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from reducer.core.limits.budget import Window
+from reducer.core.limits.held import HeldBytes
+from reducer.core.rounds.progress import KeyProgress
+from reducer.core.rounds.stream import Stream, Streams
+from reducer.core.runs.passed import Passed
+from reducer.core.runs.seats import Seats
+from reducer.core.surface.events import Free, Output, Send
+from reducer.wire.codes import MAX_CHUNKS, MAX_HEARTBEAT_ENTRIES
+from reducer.wire.errors import UnstableError
+from reducer.wire.header import Header
+
+
+class Positions:
+    """`_changed` are streams in which keys have become stable since the last beat."""
+
+    def __init__(
+        self, window: Window, seats: Seats, streams: Streams, held: HeldBytes, passed: Passed
+    ) -> None:
+        self._credit = window.credit
+        self._most_unstable = window.unstable
+        self._seats = seats
+        self._streams = streams
+        self._held = held
+        self._passed = passed
+        # A dict finds its first one behind all that were taken out before that.
+        self._changed: OrderedDict[Stream, None] = OrderedDict()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether stable positions may have changed that the ranks were not told."""
+        return bool(self._changed)
+
+    def heartbeat(
+        self,
+        rank: int,
+        header: Header,
+        payload: memoryview | None,
+        now: float,
+        out: list[Output],
+    ) -> None:
+        """HEARTBEAT of a worker: done positions of keys in a stream."""
+        if payload is None:
+            return
+        stream = self._streams.find(rank, header.chunk, header.route)
+        if stream is None:
+            return
+        for key, done in stream.keys.entries(payload, rank, now):
+            self.report(stream, key, rank, done, out)
+            stream.keys.maybe_idle(key)
+        self.tell_in_time(stream, out)
+
+    def report(
+        self, stream: Stream, key: KeyProgress, rank: int, done: int, out: list[Output]
+    ) -> bool:
+        """Whether more of the key is stable now."""
+        freed = stream.keys.report(key, rank, done)
+        if freed is None:
+            return False
+        self._changed[stream] = None
+        if freed:
+            out.append(Free(self._seats.run, freed))
+        if stream.since:
+            had_turns = bool(self._passed)
+            self._passed.add(stream, key)
+            if self._passed and not had_turns:
+                self._seats.ask_for_turns(out)
+        return True
+
+    def tell_in_time(self, stream: Stream, out: list[Output]) -> None:
+        """Ranks that wait for half of their credit to be stable hear of it before the next beat.
+
+        In one frame: of the rest they hear in the next ones.
+        """
+        if 2 * stream.untold.cost >= self._credit:
+            out.append(self._tell(stream, MAX_HEARTBEAT_ENTRIES))
+
+    def beat(self, most: int) -> Send:
+        """A HEARTBEAT to every rank: `most` stable positions that have changed, or an empty one."""
+        while self._changed:
+            stream = next(iter(self._changed))
+            if stream.untold:
+                return self._tell(stream, most)
+            del self._changed[stream]
+        return self._seats.empty_heartbeat()
+
+    def check_room(self) -> None:
+        """Raises UnstableError where the results that are not stable take too much."""
+        if self._held.unstable > self._most_unstable:
+            raise self._too_unstable()
+
+    def drop(self, stream: Stream) -> None:
+        """The stream has moved away."""
+        self._changed.pop(stream, None)
+
+    def clear(self) -> None:
+        self._changed.clear()
+
+    def _tell(self, stream: Stream, most: int) -> Send:
+        send = self._seats.heartbeat(stream, stream.untold.tell(most), self._seats.present)
+        if not stream.untold:
+            self._changed.pop(stream, None)
+        return send
+
+    def _too_unstable(self) -> UnstableError:
+        """The key that keeps the most chunks, and the rank that has not reported them."""
+        keys = (key for stream in self._streams for key in stream.keys)
+        key = max(keys, key=_kept)
+        rank = key.slowest()
+        number, chunk = divmod(key.stable, MAX_CHUNKS)
+        text = (
+            f"rank {rank} has reported key {key.label} as done up to round {number} chunk {chunk}, "
+            f"and {len(key.held):,} chunks of it are complete since: results that are not stable "
+            f"take {self._held.unstable:,} bytes, the limit is {self._most_unstable:,}"
+        )
+        return UnstableError(text, rank)
+
+
+def _kept(key: KeyProgress) -> int:
+    return len(key.held)
