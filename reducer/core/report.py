@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Final
 
-from reducer.core.measures.ranking import MAX_RANKS, most
+from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB, most
 from reducer.core.members.forming import Forming
 from reducer.core.members.members import Members
+from reducer.core.members.roster import Roster
 from reducer.core.rounds.round import Round
 from reducer.core.rounds.texts import stall_entry
 from reducer.core.runs.run import Run
@@ -18,6 +21,27 @@ MAX_ROUNDS: Final = 16
 # Of all runs together, and characters of a key's name there: an answer is some megabytes at most.
 MAX_ROUNDS_IN_ALL: Final = 256
 KEY_SHOWN: Final = 128
+
+
+def parts_of(roster: Roster, now: float) -> Iterator[dict[str, Any]]:
+    """What a lane's runs tell, one after the other: runs may end between two of them.
+
+    The runs that are complete tell of MAX_ROUNDS_IN_ALL waiting rounds at most, and those of one
+    job of MAX_RANKS_OF_JOB ranks.
+    """
+    rounds = MAX_ROUNDS_IN_ALL
+    ranks: Counter[str] = Counter()  # that each job has told of
+    for number, members in list(roster.runs_by_number.items()):
+        if number in roster.runs_by_number:
+            report = run_report(members, now, min(rounds, MAX_ROUNDS))
+            rounds -= len(report["waiting"])
+            job = members.run.name
+            numbers = job_numbers(members.run, min(MAX_RANKS, MAX_RANKS_OF_JOB - ranks[job]))
+            ranks[job] += ranks_in(numbers)
+            yield {"run": report, "numbers": numbers}
+    for forming in list(roster.forming.values()):
+        if roster.forming.get(forming.id) is forming:
+            yield {"forming": forming_report(forming)}
 
 
 def job_numbers(run: Run, ranks: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from reducer.core.limits.budget import Window
 from reducer.core.limits.quotas import (
     ENDED_PER_RUN,
     SPARE_CONNECTIONS,
@@ -15,36 +14,35 @@ from reducer.core.limits.quotas import (
     too_many_jobs,
     too_many_runs,
 )
+from reducer.core.members.endings import Endings
 from reducer.core.members.forming import Forming, forming_id
+from reducer.core.members.founding import Founding
 from reducer.core.members.members import Members
-from reducer.core.members.roster import CUT_OFF_AT_ONCE, Roster, fault_text
+from reducer.core.members.refusals import Refusals
+from reducer.core.members.roster import Roster
 from reducer.core.members.session import Session, SessionState
-from reducer.core.rounds.route import Route
-from reducer.core.runs.run import Run
-from reducer.core.runs.terms import Terms
 from reducer.core.surface.events import Close, Log, Output, Send
 from reducer.wire import messages
 from reducer.wire.errors import (
     PEER_ERRORS,
-    InternalError,
     JoinError,
     ProtocolError,
-    QuotaError,
     UnavailableError,
 )
 
 PENDING_RANKS: Final = 64
-PARTS_OF_BEAT: Final = 5  # ticks of a heartbeat
 
 
 class Joining:
     """Brings sessions into the runs of a `Roster`."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, endings: Endings, refusals: Refusals) -> None:
         self._roster = roster
+        self._endings = endings
+        self._refusals = refusals
+        self._founding = Founding(roster, endings, refusals)
         self._settings = settings = roster.settings
         self._most = MostConnections(settings.descriptors, settings.job_budget or settings.budget)
-        self._runs = 0
 
     def hello(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
         """Take the rank into its run, or refuse it; raises the ProtocolError family."""
@@ -61,7 +59,7 @@ class Joining:
             return self._join(peer, hello, now)
         if not self._is_dead(members, hello):
             return self._rejoin(members, peer, hello, now)
-        return self._roster.end(members) + self._join(peer, hello, now)
+        return self._endings.end(members) + self._join(peer, hello, now)
 
     def _members_of(self, hello: messages.Hello) -> Members | None:
         """The complete run that the hello is for; whose WELCOME was lost cannot name it."""
@@ -79,7 +77,7 @@ class Joining:
         try:
             return out + self._admit(peer, hello, now)
         except PEER_ERRORS as error:
-            return out + self._roster.refuse(peer, error, now)
+            return out + self._refusals.refuse(peer, error, now)
 
     def _make_place(self, hello: messages.Hello, now: float) -> list[Output]:
         """Where no other run may form, end runs that this one replaces."""
@@ -88,7 +86,7 @@ class Joining:
             return []
         is_full = len(roster.forming) + len(roster.runs) >= settings.max_jobs
         if is_full or self._run_count(hello.job) >= settings.max_runs:
-            return roster.end_deserted(hello.job, hello.run_id, now)
+            return self._endings.end_deserted(hello.job, hello.run_id, now)
         return []
 
     def _admit(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
@@ -114,7 +112,7 @@ class Joining:
         text = f"rank {peer.rank} of job {forming.title!r} joins: {count}"
         out.append(Log(0, logging.DEBUG, text, {"job": hello.job, "rank": peer.rank}))
         if forming.complete:
-            return out + self._complete(forming, now)
+            return out + self._founding.complete(forming, now)
         return [*out, self.pending(forming, (peer.id,))]
 
     def _check_quota(self, job: str) -> None:
@@ -123,7 +121,7 @@ class Joining:
             raise too_many_jobs(settings.max_jobs)
         if self._run_count(job) >= settings.max_runs:
             raise too_many_runs(job, settings.max_runs)
-        ended = sum(not ended.members.run.idle.is_clean for ended in roster.ended_of(job))
+        ended = sum(not ended.members.run.idle.is_clean for ended in roster.ended.of(job))
         if ended >= ENDED_PER_RUN * settings.max_runs:
             raise too_many_ended(job, ENDED_PER_RUN * settings.max_runs)
 
@@ -167,99 +165,6 @@ class Joining:
         gone = not hello.rejoin and not members.run.seats.present
         return gone and hello.incarnation not in members.incarnations.values()
 
-    def _complete(self, forming: Forming, now: float) -> list[Output]:
-        """All ranks are here: reserve the room, and welcome them."""
-        out = self._roster.end_deserted(forming.job, forming.run_id, now)
-        try:
-            members = self._found(forming, now, out)
-        except PEER_ERRORS as error:
-            return out + self._roster.refuse_all(forming, error, now)
-        except Exception as bug:
-            return out + self._roster.break_up(forming, bug, now)
-        try:
-            del self._roster.forming[forming.id]
-            self._roster.begin(members)
-            return out + self._begin(members, forming, now)
-        except Exception as fault:
-            out += self._roster.fault(members, fault)
-            return out + self._roster.refuse_all(forming, InternalError(fault_text(fault)), now)
-
-    def _begin(self, members: Members, forming: Forming, now: float) -> list[Output]:
-        run = members.run
-        # Each beat may have the positions of all keys of its run: not all runs at one tick.
-        part = run.number % PARTS_OF_BEAT / PARTS_OF_BEAT
-        members.next_beat = now + part * self._settings.heartbeat
-        for rank, session in forming.sessions.items():
-            members.seat(self._roster.sessions[session], rank)
-        text = f"job {run.name!r} run {run.run_id!r}: {run.world_size} workers joined"
-        welcome = self._welcome(members, tuple(forming.sessions.values()))
-        return [welcome, Log(run.number, logging.INFO, text, run.about())]
-
-    def _found(self, forming: Forming, now: float, out: list[Output]) -> Members:
-        """The run with its room; nothing is reserved where this raises."""
-        settings, budget = self._settings, self._roster.budget
-        if (forming.job, forming.run_id) in self._roster.runs:
-            raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
-        window = self._reserve(forming, now, out)
-        try:
-            # Until a ROUTE says more, the lanes of the other slots do not matter.
-            route = Route.first((settings.lanes,) * forming.reducers)
-            self._runs += 1
-            terms = Terms(
-                self._runs, forming.job, forming.run_id, forming.slot, forming.world_size,
-                forming.table,
-            )  # fmt: skip
-            run = Run(terms, settings, route, window)
-            silence = forming.worker_silence_ms / 1000 or settings.silence
-            return Members(run, forming.incarnations, forming.digest_every, silence, now)
-        except Exception:
-            budget.close(forming.job, window, forming.world_size)
-            raise
-
-    def _reserve(self, forming: Forming, now: float, out: list[Output]) -> Window:
-        """Reserve room for the run; if too little is free, ended runs of the job give theirs up.
-
-        Their keys keep room until ticks forget these keys, all but CUT_OFF_AT_ONCE bytes.
-        """
-        left = CUT_OFF_AT_ONCE
-        for ended in self._roster.ended_of(forming.job):
-            if left <= 0 and not ended.members.sessions:
-                continue
-            try:
-                return self._open(forming)
-            except QuotaError:
-                left -= self._roster.cut_off(ended, left, out)
-        try:
-            return self._open(forming)
-        except QuotaError as error:
-            kept = sum(ended.room for ended in self._roster.ended_of(forming.job))
-            kept += self._roster.room_of_deserted(forming.job, forming.run_id, now)
-            if not kept:
-                raise
-            text = f"{error}; or try again soon: its ended runs still take {kept:,}"
-            raise QuotaError(text) from error
-
-    def _open(self, forming: Forming) -> Window:
-        return self._roster.budget.open(
-            forming.job, forming.world_size, forming.table, forming.reducers
-        )
-
-    def _welcome(self, members: Members, sessions: tuple[int, ...]) -> Send:
-        settings, run, route = self._settings, members.run, members.run.route
-        moved = route.number > 0
-        welcome = messages.Welcome(
-            run.run_id, run.terms.slot, len(route.live), settings.lanes, settings.lane,
-            settings.incarnation, run.world_size, run.seats.epoch, route.number, run.terms.table,
-            run.ledger.window.credit, run.ledger.window.grant, int(settings.heartbeat * 1000),
-            instance=run.number,
-            since=route.since if moved else (),
-            live=route.live if moved else (),
-            lanes_by_slot=route.lanes if moved else (),
-            digest_every=members.digest_every,
-            worker_silence_ms=round(min(members.silence, 3_600) * 1000),
-        )  # fmt: skip
-        return self._roster.send(run.number, welcome, sessions)
-
     def _rejoin(
         self, members: Members, peer: Session, hello: messages.Hello, now: float
     ) -> list[Output]:
@@ -273,7 +178,7 @@ class Joining:
         run.reconnects += 1
         out = self._replace(members.last[hello.rank], now)
         members.seat(peer, hello.rank)
-        out.append(self._welcome(members, (peer.id,)))
+        out.append(self._founding.welcome(members, (peer.id,)))
         absent = members.absent(now - self._settings.lost_grace)
         if absent.absent or absent.left:
             out.append(self._roster.send(run.number, absent, (peer.id,)))
@@ -290,5 +195,5 @@ class Joining:
         if old is None:
             return []
         reason = "replaced by a new connection"
-        self._roster.close(old, reason, now)
+        self._refusals.close(old, reason, now)
         return [Close(old.run_number, old.id, reason, at_once=True)]

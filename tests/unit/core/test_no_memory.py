@@ -176,7 +176,7 @@ def test_keys_that_cannot_be_forgotten_are_given_up_with_their_run_alone() -> No
         worker.session.lose()
     lane.tick()
     assert not jobs[1].records.keys and not lane.core._roster.budget.reserved
-    assert not lane.core._roster.ended_of("job")
+    assert not lane.core._roster.ended.of("job")
 
 
 def test_a_run_whose_keys_cannot_be_forgotten_ends_for_every_rank() -> None:
@@ -205,14 +205,14 @@ def test_a_run_whose_buffers_cannot_be_dropped_keeps_its_room_until_they_are(
     reserved = lane.core._roster.budget.reserved
     members.run.moves.streams.append(cast(Any, "no stream"))  # behind the one with the buffers
     with pytest.raises((TypeError, AttributeError)):
-        lane.core._roster.end(members)
+        lane.core._endings.end(members)
     for worker in workers:
         worker.session.lose()
     assert len(lane.held) == 3 and lane.core._roster.budget.reserved == reserved
     if not fails_again:
         members.run.moves.streams.clear()
     lane.tick()
-    assert not lane.core._roster.budget.reserved and not lane.core._roster.ended_of("job")
+    assert not lane.core._roster.budget.reserved and not lane.core._roster.ended.of("job")
     assert len(lane.held) == (3 if fails_again else 0)
     assert any("given up" in text for text in lane.logs) == fails_again
 

@@ -202,7 +202,7 @@ def test_a_lane_that_still_forgets_a_run_is_not_idle() -> None:
         keys(worker, number)
     worker.bye()
     worker.session.lose()
-    assert lane.core._roster.ended and not lane.core._roster.runs
+    assert len(lane.core._roster.ended) and not lane.core._roster.runs
     assert not lane.core.idle
     lane.tick()
     assert lane.core.idle

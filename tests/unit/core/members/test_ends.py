@@ -7,19 +7,19 @@ import time
 from itertools import chain, pairwise
 from typing import NoReturn
 
-from reducer.core.lane import MOST_ENDED, MOST_IDLE
 from reducer.core.limits.budget import MIN_COST, SHARES_BESIDE_RANKS, share_of
 from reducer.core.limits.records import CHUNK, KEY, KEY_RANK, LIST_PLACE, ROUND
-from reducer.core.members.roster import (
-    CUT_OFF_AT_ONCE,
+from reducer.core.members.ended import RUN
+from reducer.core.members.endings import (
     FORGOTTEN_AT_ONCE,
     PARTS_OF_ROUND,
     REPLACED_AT_ONCE,
     ROUNDS_AT_ONCE,
-    RUN,
     STREAMS_OF_ROUND,
 )
+from reducer.core.members.founding import CUT_OFF_AT_ONCE
 from reducer.core.members.session import Session
+from reducer.core.ticks import MOST_ENDED, MOST_IDLE
 from reducer.wire import messages
 from reducer.wire.codes import MAX_CHUNK_BYTES, MAX_REDUCERS, DType, ErrorCode, MessageKind
 from tests.support.frames import control, heartbeat
@@ -161,7 +161,7 @@ def test_the_keys_of_one_job_do_not_wait_for_those_of_another() -> None:
     roster = lane.core._roster
     for _ in range(3):
         lane.tick(0.05)
-    assert not roster.ended_of("other") and len(roster.ended_of("job")) == 10
+    assert not roster.ended.of("other") and len(roster.ended.of("job")) == 10
 
 
 def test_one_hello_ends_some_of_the_runs_that_it_replaces() -> None:
@@ -270,7 +270,7 @@ def test_a_run_that_needs_the_room_of_many_keys_waits_until_these_are_forgotten(
     for worker in runs_of_one(lane, count):
         fill(worker, keys)
         worker.bye()  # and does not close
-    jobs = [ended.members.run for ended in lane.core._roster.ended_of("job")]
+    jobs = [ended.members.run for ended in lane.core._roster.ended.of("job")]
     budget = lane.core._roster.budget
     budget.total = budget.reserved
     world = budget.total // share_of(2 * MAX_CHUNK_BYTES) - SHARES_BESIDE_RANKS
@@ -288,7 +288,7 @@ def test_a_run_that_needs_the_room_of_many_keys_waits_until_these_are_forgotten(
     small.session.lose()
     for _ in range(1 + kept // MOST_IDLE):
         lane.tick(0.05)
-    assert not lane.core._roster.ended_of("job") and not budget.reserved
+    assert not lane.core._roster.ended.of("job") and not budget.reserved
     assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, world, **large))
 
 

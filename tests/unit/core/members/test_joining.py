@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from reducer.core.lane import MOST_REFUSED
 from reducer.core.limits.budget import SHARES_BESIDE_RANKS, share_of
 from reducer.core.surface import events
+from reducer.core.ticks import MOST_REFUSED
 from reducer.wire import messages
 from reducer.wire.codes import DType, ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE, Header
