@@ -9,7 +9,7 @@ import pytest
 
 from bench.micro.measure import Measure
 from reducer.core.limits.budget import Budget
-from reducer.core.runs.ledger import Ledger
+from reducer.core.runs.flow import Ledger
 from reducer.core.surface import events
 from reducer.server.buffers import BufferPool
 from reducer.wire.header import HEADER_SIZE, pack_header

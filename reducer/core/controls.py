@@ -6,9 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from reducer.core.members.endings import Endings
+from reducer.core.members.endings import Endings, Refusals
 from reducer.core.members.joining import Joining
-from reducer.core.members.refusals import Refusals
 from reducer.core.members.roster import Roster
 from reducer.core.members.session import Session, SessionState
 from reducer.core.rounds.route import Route

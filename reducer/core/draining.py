@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from reducer.core.members.endings import Endings
-from reducer.core.members.refusals import Refusals
+from reducer.core.members.endings import Endings, Refusals
 from reducer.core.members.roster import Roster
 from reducer.core.surface.events import Output
 from reducer.wire import messages

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from reducer.core.beats import Beats
 from reducer.core.controls import Controls
 from reducer.core.draining import Draining
 from reducer.core.limits.budget import LEAST_FRAMES
-from reducer.core.members.endings import Endings
+from reducer.core.members.endings import Endings, Refusals
 from reducer.core.members.joining import Joining
-from reducer.core.members.refusals import Refusals
 from reducer.core.members.roster import Roster
 from reducer.core.members.session import Session, SessionState
 from reducer.core.report import parts_of
@@ -23,7 +21,7 @@ from reducer.core.runs.run import Run
 from reducer.core.surface import events
 from reducer.core.surface.events import Admission, Event, Free, Output
 from reducer.core.surface.settings import LaneSettings
-from reducer.core.ticks import Ticks
+from reducer.core.ticks import Beats, Ticks
 from reducer.wire.codes import MAX_EARLY_BYTES, MessageKind
 from reducer.wire.errors import PEER_ERRORS, ProtocolError
 from reducer.wire.header import Header

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB, most
 from reducer.core.members.forming import Forming
-from reducer.core.members.members import Members
-from reducer.core.members.roster import Roster
+from reducer.core.members.roster import Members, Roster
 from reducer.core.rounds.round import Round
 from reducer.core.rounds.texts import stall_entry
 from reducer.core.runs.run import Run

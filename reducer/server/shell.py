@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from reducer.core.lane import Lane
-from reducer.core.runs.ledger import UnreadError
+from reducer.core.runs.flow import UnreadError
 from reducer.core.surface import events
 from reducer.core.surface.permit import Permit
 from reducer.kernels import KernelSet

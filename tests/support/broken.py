@@ -26,8 +26,8 @@ def dedupe() -> None:
 
     before = Chunk.contribute
 
-    def contribute(self: Chunk, rank: int, crc: int, buffer: Any) -> None:
-        before(self, rank, crc, buffer)
+    def contribute(self: Chunk, rank: int, crc: int, buffer: Any, now: float) -> None:
+        before(self, rank, crc, buffer, now)
         self.crcs[rank] = None
 
     Chunk.contribute = contribute  # type: ignore[method-assign]
@@ -61,7 +61,7 @@ def immutability() -> None:
 
 def freeing() -> None:
     """A result counts as stable as soon as one rank has it."""
-    from reducer.core.rounds.progress import KeyProgress
+    from reducer.core.rounds.keytable import KeyProgress
 
     before = KeyProgress.report
 
@@ -99,7 +99,7 @@ def moving() -> None:
 
 def incarnation() -> None:
     """A lane that has lost its state of the run seems to have it."""
-    from reducer.core.members.members import Members
+    from reducer.core.members.roster import Members
 
     before = Members.__init__
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from reducer.core.limits.records import SLOT
+from reducer.core.limits.records import MIN_COST, SLOT
 from reducer.wire.codes import MAX_CONTROL_BYTES
 from reducer.wire.errors import QuotaError
 from reducer.wire.messages import ChunkTable
 
-# What a chunk costs at least, in credit: a small one still holds a buffer and its records.
-MIN_COST: Final = 4_096
 # Room for the unanswered contributions of each rank, and for the results that are not stable yet.
 # Those that a rank has not reported as done are: unanswered as it sees them (credit + grant);
 # answered while it could send nothing, or before an earlier one of their key, by a new connection

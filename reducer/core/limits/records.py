@@ -14,6 +14,8 @@ from typing import Final
 
 from reducer.wire.errors import RecordsError
 
+# What a chunk costs at least, in credit: a small one still holds a buffer and its records.
+MIN_COST: Final = 4_096
 # One rank: its places in the job's lists, its incarnation, its session, why it was lost.
 RANK: Final = 1_024
 # One slot of a route: since, live and lanes, and the integers in these lists.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from reducer.wire.errors import InternalError
 
 if TYPE_CHECKING:
     from reducer.core.members.forming import Forming
@@ -17,6 +19,16 @@ class SessionState(IntEnum):
     READY = 2  # welcomed: contributions may come
     LEFT = 3  # said BYE
     CLOSED = 4  # told to close; what still arrives is ignored
+
+
+# What may follow on what; a session that is closed may be told so again.
+TRANSITIONS: Final = {
+    SessionState.NEW: (SessionState.JOINING, SessionState.READY, SessionState.CLOSED),
+    SessionState.JOINING: (SessionState.READY, SessionState.CLOSED),
+    SessionState.READY: (SessionState.LEFT, SessionState.CLOSED),
+    SessionState.LEFT: (SessionState.CLOSED,),
+    SessionState.CLOSED: (SessionState.CLOSED,),
+}
 
 
 class Session:
@@ -41,6 +53,12 @@ class Session:
         self.rank = -1
         self.silence = 0.0
         self.named = ""
+
+    def move(self, state: SessionState) -> None:
+        """Move along TRANSITIONS; anything else is a bug of ours."""
+        if state not in TRANSITIONS[self.state]:
+            raise InternalError(f"{self} went from {self.state.name} to {state.name}")
+        self.state = state
 
     @property
     def run_number(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reducer.core.limits.budget import MIN_COST
+from reducer.core.limits.records import MIN_COST
 from reducer.wire.codes import ALL_GATHER, BROADCAST, ITEM_SIZES, REDUCE_SCATTER, DType
 from reducer.wire.messages import ChunkTable
 

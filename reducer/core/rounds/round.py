@@ -23,10 +23,9 @@ from reducer.core.limits.records import (
     text_bytes,
 )
 from reducer.core.rounds.descriptor import WIDE, Descriptor
-from reducer.core.rounds.key import Key
+from reducer.core.rounds.key import Key, Untold
 from reducer.core.rounds.plan import Plan
 from reducer.core.rounds.route import Place
-from reducer.core.rounds.untold import Untold
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Wait
 from reducer.wire.errors import InternalError
@@ -120,14 +119,20 @@ class Chunk:
             )
         self.phase = after
 
-    def contribute(self, rank: int, crc: int, buffer: Buffer | None) -> None:
+    def contribute(self, rank: int, crc: int, buffer: Buffer | None, now: float) -> None:
+        round_ = self.round
+        round_.contributed[rank] += 1
         self.crcs[rank] = crc
         self.missing -= 1
+        if self.missing == len(self.crcs) // 2:
+            self.half_at = now
+        if not self.missing:
+            round_.last = rank
         if buffer is not None:
             if not self.parts:
                 self.part_bytes = len(buffer.view)
             self.parts[rank] = buffer
-            self.round.stream.held.park(self.part_bytes)
+            round_.stream.held.park(self.part_bytes)
         self.step(_CONTRIBUTED)
 
     def ready(self, in_order: bool) -> list[int]:
@@ -138,6 +143,15 @@ class Chunk:
         while rank in self.parts:
             rank += 1
         return list(range(self.folded, rank))
+
+    def begin_fold(self, ranks: list[int]) -> None:
+        """A kernel reads the parts of these ranks; `folded_into` follows."""
+        self.folding = ranks
+
+    def begin_last(self) -> None:
+        """All ranks are in, and the last kernel is to run; `complete` follows."""
+        self.step(Step.LAST_KERNEL)
+        self.round.left -= 1
 
     def last_part(self) -> Buffer:
         """That of the highest rank."""
@@ -198,6 +212,13 @@ class Chunk:
         if result is not None:
             held.release(result)
         return result
+
+    def pass_by(self, freed: list[Buffer]) -> None:
+        """Every rank holds its result from an earlier stream: give up what has come again."""
+        self.step(Step.VOIDED)
+        self.drop(freed)
+        self.round.forget_chunk(self)
+        self.round.left -= 1
 
     def drop(self, freed: list[Buffer]) -> None:
         """Give up everything that it holds: `freed` has it then, also where this raises."""

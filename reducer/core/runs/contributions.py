@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from reducer.core.measures.lateness import Lateness
 from reducer.core.rounds.admission import Plans, check_fields, check_length
+from reducer.core.rounds.keytable import KeyProgress
 from reducer.core.rounds.plan import Plan
-from reducer.core.rounds.progress import KeyProgress
 from reducer.core.rounds.round import Chunk, Phase, Round
 from reducer.core.rounds.stream import Stream, Streams
 from reducer.core.runs.flow import Flow
@@ -159,18 +159,12 @@ class Contributions:
                 f"rank {rank} sent a second copy of key {key.label} round {header.round} chunk "
                 f"{header.chunk} so slowly that the first is forgotten"
             )
-        round_ = chunk.round
         self._ledger.charge(rank, plan.cost(header.chunk))
-        round_.contributed[rank] += 1
-        chunk.contribute(rank, header.payload_crc, buffer)
-        if chunk.missing == self._half:
-            chunk.half_at = now
-        elif chunk.missing < self._half:
+        chunk.contribute(rank, header.payload_crc, buffer, now)
+        if chunk.missing < self._half:
             self.lateness.note(rank, chunk.half_at, now)
-        if not chunk.missing:
-            round_.last = rank
-            if self._results.traced:
-                round_.note_wait(Wait(rank, chunk.half_at, now))
+        if not chunk.missing and self._results.traced:
+            chunk.round.note_wait(Wait(rank, chunk.half_at, now))
         has_turn = not chunk.missing or len(chunk.parts) >= FOLD_AT_ONCE
         if has_turn and self._sums.add(key, chunk, header.op, header.dtype, plan, now, out):
             self._seats.ask_for_turns(out)

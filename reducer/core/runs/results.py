@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from reducer.core.measures.durations import Durations
-from reducer.core.rounds.progress import KeyProgress
+from reducer.core.rounds.keytable import KeyProgress
 from reducer.core.rounds.round import Chunk
-from reducer.core.runs.grants import Grants
-from reducer.core.runs.ledger import Ledger
+from reducer.core.runs.flow import Grants, Ledger
 from reducer.core.runs.seats import Seats
 from reducer.core.runs.terms import Terms
 from reducer.core.surface.buffer import Buffer

@@ -22,8 +22,7 @@ from reducer.core.runs.flow import Flow
 from reducer.core.runs.missed import Missed
 from reducer.core.runs.moves import Moves
 from reducer.core.runs.notices import Notices
-from reducer.core.runs.passed import Passed
-from reducer.core.runs.positions import Positions
+from reducer.core.runs.positions import Passed, Positions
 from reducer.core.runs.results import Results
 from reducer.core.runs.seats import Seats
 from reducer.core.runs.stalls import Stalls

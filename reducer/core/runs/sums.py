@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from reducer.core.rounds.keytable import KeyProgress
 from reducer.core.rounds.plan import Plan
-from reducer.core.rounds.progress import KeyProgress
-from reducer.core.rounds.round import Chunk, Phase, Round, Step
+from reducer.core.rounds.round import Chunk, Phase, Round
 from reducer.core.runs.results import Results
 from reducer.core.runs.terms import Terms
 from reducer.core.surface.events import Finish, Fold, Folded, Free, Output, Reduced
@@ -150,7 +150,7 @@ class Sums:
         acc = parts[0] if chunk.acc is None and width == 1 else chunk.acc
         count = plan.elements(chunk.index)
         work = self._begin(key, chunk)
-        chunk.folding = ranks
+        chunk.begin_fold(ranks)
         out.append(Fold(self._number, work, op, dtype, count, acc, parts, ranks))
         return more
 
@@ -165,8 +165,7 @@ class Sums:
         out: list[Output],
     ) -> None:
         """All ranks are in: reduce, or forward the one part that there is."""
-        chunk.step(Step.LAST_KERNEL)
-        chunk.round.left -= 1
+        chunk.begin_last()
         ranks = sorted(chunk.parts)
         parts = [chunk.parts[r] for r in ranks]
         if not parts:

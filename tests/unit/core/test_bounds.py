@@ -14,20 +14,25 @@ from itertools import pairwise
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
-from reducer.core.beats import MADE, MOST_TOLD
-from reducer.core.limits.budget import MIN_COST
-from reducer.core.limits.records import KEY, KEY_RANK, STREAM
+from reducer.core.limits.records import KEY, KEY_RANK, MIN_COST, STREAM
 from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
 from reducer.core.members.endings import FORGOTTEN_AT_ONCE
 from reducer.core.report import KEY_SHOWN, MAX_ROUNDS, MAX_ROUNDS_IN_ALL, WAITING_SECONDS
+from reducer.core.rounds.keytable import KeyProgress
 from reducer.core.rounds.open_rounds import LOOKED_AT, OpenRounds
-from reducer.core.rounds.progress import KeyProgress
 from reducer.core.rounds.round import Round
 from reducer.core.rounds.route import Holding, Route
 from reducer.core.runs.moves import STREAMS_AT_ONCE
 from reducer.core.runs.stalls import MAX_STALLS
 from reducer.core.surface import events
-from reducer.core.ticks import KEY_IDLE_SECONDS, MOST_IDLE, MOST_STALLED, MOST_TOLD_ABSENCE
+from reducer.core.ticks import (
+    KEY_IDLE_SECONDS,
+    MADE,
+    MOST_IDLE,
+    MOST_STALLED,
+    MOST_TOLD,
+    MOST_TOLD_ABSENCE,
+)
 from reducer.wire import messages
 from reducer.wire.codes import (
     MAX_HEARTBEAT_ENTRIES,

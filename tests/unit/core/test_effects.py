@@ -220,7 +220,7 @@ def test_what_a_chunk_has_given_up_is_not_dropped_with_its_run() -> None:
         worker.contribute(Spec(), data=bytes(32))
     (members,) = lane.core._roster.runs.values()
     (chunk,) = (c for s in members.run.streams for r in s.rounds for c in r.chunks.values())
-    chunk.contribute(2, 0, lane.take(32))
+    chunk.contribute(2, 0, lane.take(32), lane.now)
     chunk.step(Step.LAST_KERNEL)
     parts = list(chunk.parts.values())
     assert chunk.complete(parts[2], 0) == parts[:2]

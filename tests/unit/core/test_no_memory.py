@@ -21,9 +21,9 @@ import pytest
 
 from reducer.core.limits.budget import Budget
 from reducer.core.limits.records import STREAM, Records
+from reducer.core.rounds.key import Untold
 from reducer.core.rounds.keytable import IdleKeys, KeyTable
 from reducer.core.rounds.stream import Stream
-from reducer.core.rounds.untold import Untold
 from reducer.core.surface import events
 from reducer.server.slots import Store
 from reducer.wire import messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reducer.core.limits.budget import Window
-from reducer.core.members.members import Members
+from reducer.core.members.roster import Members
 from reducer.core.rounds.route import Route
 from reducer.core.runs.run import Run
 from reducer.core.runs.terms import Terms

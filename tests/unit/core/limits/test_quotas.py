@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from reducer.core.limits.budget import LEAST_FRAMES, MIN_COST, SHARES_BESIDE_RANKS, share_of
+from reducer.core.limits.budget import LEAST_FRAMES, SHARES_BESIDE_RANKS, share_of
 from reducer.core.limits.quotas import ENDED_PER_RUN, SPARE_CONNECTIONS, allowed_connections
+from reducer.core.limits.records import MIN_COST
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE

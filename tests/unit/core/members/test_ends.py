@@ -7,9 +7,8 @@ import time
 from itertools import chain, pairwise
 from typing import NoReturn
 
-from reducer.core.limits.budget import MIN_COST, SHARES_BESIDE_RANKS, share_of
-from reducer.core.limits.records import CHUNK, KEY, KEY_RANK, LIST_PLACE, ROUND
-from reducer.core.members.ended import RUN
+from reducer.core.limits.budget import SHARES_BESIDE_RANKS, share_of
+from reducer.core.limits.records import CHUNK, KEY, KEY_RANK, LIST_PLACE, MIN_COST, ROUND
 from reducer.core.members.endings import (
     FORGOTTEN_AT_ONCE,
     PARTS_OF_ROUND,
@@ -17,7 +16,8 @@ from reducer.core.members.endings import (
     ROUNDS_AT_ONCE,
     STREAMS_OF_ROUND,
 )
-from reducer.core.members.founding import CUT_OFF_AT_ONCE
+from reducer.core.members.joining import CUT_OFF_AT_ONCE
+from reducer.core.members.roster import RUN
 from reducer.core.members.session import Session
 from reducer.core.ticks import MOST_ENDED, MOST_IDLE
 from reducer.wire import messages

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from reducer.core.runs.passed import FORGOTTEN_AT_ONCE, RANKS_AT_ONCE, RECORDS_AT_ONCE
+from reducer.core.runs.positions import FORGOTTEN_AT_ONCE, RANKS_AT_ONCE, RECORDS_AT_ONCE
 from reducer.core.runs.run import Run
 from reducer.core.surface import events
 from reducer.wire import messages
