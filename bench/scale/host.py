@@ -165,12 +165,12 @@ class LaneHost:
     def _on_fold(self, fold: events.Fold) -> events.Folded:
         taken = None
         if fold.acc is None:
-            taken = self._take(fold.count * KERNELS.acc_itemsize(fold.op, fold.dtype))
+            taken = self._take(fold.sum.count * KERNELS.acc_itemsize(fold.sum.op, fold.sum.dtype))
         return events.Folded(fold.run, fold.work, taken, 0, NO_RANK)
 
     def _on_finish(self, finish: events.Finish) -> events.Reduced:
         self.chunks += 1
-        crc = self._result_crc(finish.count * ITEM_SIZES[finish.dtype])
+        crc = self._result_crc(finish.sum.count * ITEM_SIZES[finish.sum.dtype])
         return events.Reduced(finish.run, finish.work, crc, 0, NO_RANK)
 
     def _on_free(self, free: events.Free) -> None:

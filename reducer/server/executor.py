@@ -123,7 +123,9 @@ class Executor:
         if fold.acc is not None:
             seen = self._fold_into(fold, fold.acc, fold.acc is fold.parts[0])
             return folded(fold, None, seen)
-        taken = self._pool.take(fold.count * self._kernels.acc_itemsize(fold.op, fold.dtype))
+        taken = self._pool.take(
+            fold.sum.count * self._kernels.acc_itemsize(fold.sum.op, fold.sum.dtype)
+        )
         try:
             return folded(fold, taken, self._fold_into(fold, taken, True))
         except Exception:
@@ -133,7 +135,7 @@ class Executor:
     def _fold_into(self, fold: events.Fold, acc: Buffer, first: bool) -> int:
         started = perf_counter()
         seen = self._kernels.fold(
-            fold.op, fold.dtype, fold.count, acc.view, _views(fold.parts), first
+            fold.sum.op, fold.sum.dtype, fold.sum.count, acc.view, _views(fold.parts), first
         )
         self.fold_seconds += perf_counter() - started
         return seen
@@ -143,16 +145,16 @@ class Executor:
         out = finish.out.view
         started = perf_counter()
         seen = self._kernels.finish(
-            finish.op,
-            finish.dtype,
-            finish.count,
-            finish.world,
+            finish.sum.op,
+            finish.sum.dtype,
+            finish.sum.count,
+            finish.sum.world,
             None if acc is None else acc.view,
             _views(finish.parts),
             out,
         )
         self.fold_seconds += perf_counter() - started
-        crc = self._kernels.crc32c(out[: finish.count * ITEM_SIZES[finish.dtype]])
+        crc = self._kernels.crc32c(out[: finish.sum.count * ITEM_SIZES[finish.sum.dtype]])
         return reduced(finish, crc, seen)
 
     def _free(self, free: events.Free) -> None:

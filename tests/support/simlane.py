@@ -264,10 +264,15 @@ class SimLane:
         acc, taken = output.acc, None
         first = acc is None or acc is output.parts[0]
         if acc is None:
-            size = output.count * self.kernels.acc_itemsize(output.op, output.dtype)
+            size = output.sum.count * self.kernels.acc_itemsize(output.sum.op, output.sum.dtype)
             acc = taken = self.take(size)
         seen = self.kernels.fold(
-            output.op, output.dtype, output.count, acc.view, list(_views(output.parts)), first
+            output.sum.op,
+            output.sum.dtype,
+            output.sum.count,
+            acc.view,
+            list(_views(output.parts)),
+            first,
         )
         return folded(output, taken, seen)
 
@@ -275,10 +280,10 @@ class SimLane:
         acc = output.acc
         out = output.out.view
         seen = self.kernels.finish(
-            output.op, output.dtype, output.count, output.world,
+            output.sum.op, output.sum.dtype, output.sum.count, output.sum.world,
             acc.view if acc is not None else None, list(_views(output.parts)), out,
         )  # fmt: skip
-        size = output.count * ITEM_SIZES[output.dtype]
+        size = output.sum.count * ITEM_SIZES[output.sum.dtype]
         return reduced(output, self.kernels.crc32c(out[:size]), seen)
 
 

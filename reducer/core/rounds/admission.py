@@ -51,6 +51,11 @@ class Plans:
         self._last = Header(kind=0)  # what `_of_last` was the plan of
         self._of_last: Plan | None = None
 
+    def checked(self, header: Header, rank: int, epoch: int) -> Plan:
+        """As `of`, for a frame of `rank`; raises ProtocolError where its fields make no sense."""
+        _check_fields(header, rank, epoch, self._world_size)
+        return self.of(header)
+
     def of(self, header: Header) -> Plan:
         """The plan of a header's round; raises ProtocolError for one that makes no sense.
 
@@ -99,7 +104,7 @@ class Plans:
         return plan
 
 
-def check_fields(header: Header, rank: int, epoch: int, world_size: int) -> None:
+def _check_fields(header: Header, rank: int, epoch: int, world_size: int) -> None:
     """The rules that need no plan; raises ProtocolError."""
     if header.rank != rank:
         raise ProtocolError(f"a contribution of rank {header.rank} came from rank {rank}")

@@ -90,8 +90,7 @@ class KeyProgress(Key):
             if result is not None:
                 freed.append(result)
             round_ = chunk.round
-            if round_.plan is not None:
-                cost += round_.plan.cost(chunk.index)
+            cost += chunk.cost
             round_.forget_chunk(chunk)
             self.forget_if_over(round_)
         del self.held[:passed]

@@ -73,18 +73,20 @@ class Chunk:
     check in one. `parts` holds the contributions that are not in `acc`. A part leaves `parts` only
     when a kernel has read it: the ranks that a kernel is `folding` are still there. Where the order
     matters, ranks below `folded` are in `acc`. `half_at`: when half of the ranks had contributed.
-    `culprit` is the lowest rank whose contribution is known not to be finite, else NO_RANK.
+    `cost` is what each rank's contribution takes of its credit. `culprit` is the lowest rank whose
+    contribution is known not to be finite, else NO_RANK.
     `part_bytes` is the memory of each part: the buffers of one chunk are of one size.
     """
 
     __slots__ = (
-        "acc", "crcs", "culprit", "flags", "folded", "folding", "half_at", "index", "missing",
-        "part_bytes", "parts", "phase", "result", "result_crc", "round",
+        "acc", "cost", "crcs", "culprit", "flags", "folded", "folding", "half_at", "index",
+        "missing", "part_bytes", "parts", "phase", "result", "result_crc", "round",
     )  # fmt: skip
 
-    def __init__(self, round_: Round, index: int, world_size: int) -> None:
+    def __init__(self, round_: Round, index: int, cost: int, world_size: int) -> None:
         self.round = round_
         self.index = index
+        self.cost = cost
         self.phase = Phase.COLLECTING
         self.crcs: list[int | None] = [None] * world_size
         self.missing = world_size
@@ -102,12 +104,6 @@ class Chunk:
     @property
     def position(self) -> int:
         return position(self.round.number, self.index)
-
-    @property
-    def cost(self) -> int:
-        """What each rank's contribution takes of its credit."""
-        assert self.round.plan is not None
-        return self.round.plan.cost(self.index)
 
     def step(self, step: Step) -> None:
         """Move along TRANSITIONS; anything else is a bug of ours."""
@@ -355,13 +351,13 @@ class Round(Listed):
             return bool(header.flags & WIDE) == described.wide
         return Descriptor(header) == described
 
-    def chunk(self, index: int) -> Chunk:
+    def chunk(self, index: int, cost: int) -> Chunk:
         """The record of a chunk, made when it is new; raises RecordsError."""
         chunk = self.chunks.get(index)
         if chunk is None:
             world_size = len(self.contributed)
             self.charge(CHUNK + LIST_PLACE * world_size)
-            self.chunks[index] = chunk = Chunk(self, index, world_size)
+            self.chunks[index] = chunk = Chunk(self, index, cost, world_size)
             self.stream.rounds.add(self)
             if self.ascending is not None:
                 self.ascending.add(index, self.chunks)

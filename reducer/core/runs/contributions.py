@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reducer.core.measures.lateness import Lateness
-from reducer.core.rounds.admission import Plans, check_fields, check_length
+from reducer.core.rounds.admission import Plans, check_length
 from reducer.core.rounds.keytable import KeyProgress
 from reducer.core.rounds.plan import Plan
 from reducer.core.rounds.round import Chunk, Phase, Round
@@ -23,11 +23,12 @@ from reducer.wire.keys import position
 class Admitted(Admission):
     """Where a contribution belongs: it is looked up once, before memory is taken."""
 
-    __slots__ = ("plan", "stream")
+    __slots__ = ("cost", "plan", "stream")
 
-    def __init__(self, stream: Stream, plan: Plan) -> None:
+    def __init__(self, stream: Stream, plan: Plan, cost: int) -> None:
         self.stream = stream
         self.plan = plan
+        self.cost = cost  # of its credit
 
 
 class Contributions:
@@ -58,6 +59,8 @@ class Contributions:
         self._sums = sums
         self._results = sums.results
         self._positions = positions
+        self._held = positions.held
+        self._most_unstable = positions.most_unstable
 
     def admit(self, rank: int, header: Header, unread: int) -> Admitted | None:
         """Refuse what makes no sense or has no room, before memory is taken (ProtocolError).
@@ -66,8 +69,7 @@ class Contributions:
         taken: a stream has moved away, or the contribution is here, or of a void round, and there
         is no room for it.
         """
-        check_fields(header, rank, self._seats.epoch, self._world_size)
-        plan = self._plans.of(header)
+        plan = self._plans.checked(header, rank, self._seats.epoch)
         stream = self._stream_of(rank, header)
         owned = stream is None or stream.place.owns(header.key, header.chunk)
         if header.chunk >= plan.chunks or not owned:
@@ -80,7 +82,7 @@ class Contributions:
         if stream is None:
             return None
         if self._ledger.fits(rank, cost, unread):
-            return Admitted(stream, plan)
+            return Admitted(stream, plan, cost)
         if not _takes_no_room(stream, rank, header):
             raise self._ledger.over(rank, cost, unread)
         return None
@@ -96,31 +98,34 @@ class Contributions:
             admission = self.admit(rank, header, 0)
         stream: Stream | None
         if isinstance(admission, Admitted):
-            stream, plan = admission.stream, admission.plan
+            stream, plan, cost = admission.stream, admission.plan, admission.cost
         else:  # its bytes were thrown away
             stream, plan = self._stream_of(rank, header), self._plans.of(header)
+            cost = plan.cost(header.chunk)
         if stream is None or stream.is_over:  # a route has moved it while it was on its way
             self._free(buffer, out)
             return
         self.taken += 1
         self.bytes_in += header.length
         key = stream.keys.open(header.key, now)
-        if self._positions.report(stream, key, rank, header.done, out):
+        freed = stream.keys.report(key, rank, header.done)
+        if freed is not None:
+            self._positions.rise(stream, key, freed, out)
             self._positions.tell_in_time(stream, out)
         if position(header.round, header.chunk) < key.stable:
             self._drop_duplicate(buffer, out)
             stream.keys.maybe_idle(key)
             return
-        self._positions.check_room()
+        if self._held.unstable > self._most_unstable:
+            raise self._positions.too_unstable()
         round_ = key.described(stream, header, plan, now)
         if not round_.void:
             self._meet(round_, header, plan, now, out)
         round_.touched_at = now
         if round_.void:
-            cost = plan.cost(header.chunk)
             self._verdicts.discard(round_, rank, header, buffer, cost, out)
         else:
-            chunk = round_.chunk(header.chunk)
+            chunk = round_.chunk(header.chunk, cost)
             if chunk.crcs[rank] is not None:
                 self._duplicate(key, chunk, rank, header, buffer, out)
                 return
@@ -159,7 +164,7 @@ class Contributions:
                 f"rank {rank} sent a second copy of key {key.label} round {header.round} chunk "
                 f"{header.chunk} so slowly that the first is forgotten"
             )
-        self._ledger.charge(rank, plan.cost(header.chunk))
+        self._ledger.charge(rank, chunk.cost)
         chunk.contribute(rank, header.payload_crc, buffer, now)
         if chunk.missing < self._half:
             self.lateness.note(rank, chunk.half_at, now)
@@ -168,7 +173,8 @@ class Contributions:
         has_turn = not chunk.missing or len(chunk.parts) >= FOLD_AT_ONCE
         if has_turn and self._sums.add(key, chunk, header.op, header.dtype, plan, now, out):
             self._seats.ask_for_turns(out)
-        self._sums.maybe_go_on(now, out)
+        if self._sums.behind:
+            self._sums.maybe_go_on(now, out)
 
     def _duplicate(
         self,

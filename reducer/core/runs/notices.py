@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reducer.core.limits.records import LIST_PLACE, MARK, ROUND
-from reducer.core.rounds.admission import Plans, check_fields
+from reducer.core.rounds.admission import Plans
 from reducer.core.rounds.stream import Streams
 from reducer.core.runs.seats import Seats
 from reducer.core.runs.verdicts import Verdicts
@@ -31,8 +31,7 @@ class Notices:
     def describe(self, rank: int, header: Header, now: float, out: list[Output]) -> None:
         """DESCRIBE: what a round is, said by a rank that cannot send of it yet."""
         world_size = len(self._seats.sessions)
-        check_fields(header, rank, self._seats.epoch, world_size)
-        plan = self._plans.of(header)
+        plan = self._plans.checked(header, rank, self._seats.epoch)
         home = self._streams.route.home(header.key, 0)
         stream = self._streams.find(rank, home, header.route)
         if stream is None:

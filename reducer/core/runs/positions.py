@@ -105,10 +105,10 @@ class Positions:
         self, window: Window, seats: Seats, streams: Streams, held: HeldBytes, passed: Passed
     ) -> None:
         self._credit = window.credit
-        self._most_unstable = window.unstable
+        self.most_unstable = window.unstable
         self._seats = seats
         self._streams = streams
-        self._held = held
+        self.held = held
         self._passed = passed
         # A dict finds its first one behind all that were taken out before that.
         self._changed: OrderedDict[Stream, None] = OrderedDict()
@@ -133,17 +133,16 @@ class Positions:
         if stream is None:
             return
         for key, done in stream.keys.entries(payload, rank, now):
-            self.report(stream, key, rank, done, out)
+            freed = stream.keys.report(key, rank, done)
+            if freed is not None:
+                self.rise(stream, key, freed, out)
             stream.keys.maybe_idle(key)
         self.tell_in_time(stream, out)
 
-    def report(
-        self, stream: Stream, key: KeyProgress, rank: int, done: int, out: list[Output]
-    ) -> bool:
-        """Whether more of the key is stable now."""
-        freed = stream.keys.report(key, rank, done)
-        if freed is None:
-            return False
+    def rise(
+        self, stream: Stream, key: KeyProgress, freed: list[Buffer], out: list[Output]
+    ) -> None:
+        """More of the key is stable now, so that these results are needed no more."""
         self._changed[stream] = None
         if freed:
             out.append(Free(self._seats.run, freed))
@@ -152,7 +151,6 @@ class Positions:
             self._passed.add(stream, key)
             if self._passed and not had_turns:
                 self._seats.ask_for_turns(out)
-        return True
 
     def tell_in_time(self, stream: Stream, out: list[Output]) -> None:
         """Ranks that wait for half of their credit to be stable hear of it before the next beat.
@@ -171,11 +169,6 @@ class Positions:
             del self._changed[stream]
         return self._seats.empty_heartbeat()
 
-    def check_room(self) -> None:
-        """Raises UnstableError where the results that are not stable take too much."""
-        if self._held.unstable > self._most_unstable:
-            raise self._too_unstable()
-
     def drop(self, stream: Stream) -> None:
         """The stream has moved away."""
         self._changed.pop(stream, None)
@@ -189,8 +182,12 @@ class Positions:
             self._changed.pop(stream, None)
         return send
 
-    def _too_unstable(self) -> UnstableError:
-        """The key that keeps the most chunks, and the rank that has not reported them."""
+    def too_unstable(self) -> UnstableError:
+        """Results that are not stable take too much.
+
+        The error names the key that keeps the most chunks, and the rank that has not reported
+        them.
+        """
         keys = (key for stream in self._streams for key in stream.keys)
         key = max(keys, key=_kept)
         rank = key.slowest()
@@ -198,7 +195,7 @@ class Positions:
         text = (
             f"rank {rank} has reported key {key.label} as done up to round {number} chunk {chunk}, "
             f"and {len(key.held):,} chunks of it are complete since: results that are not stable "
-            f"take {self._held.unstable:,} bytes, the limit is {self._most_unstable:,}"
+            f"take {self.held.unstable:,} bytes, the limit is {self.most_unstable:,}"
         )
         return UnstableError(text, rank)
 

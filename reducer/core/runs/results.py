@@ -49,12 +49,11 @@ class Results:
     ) -> None:
         """The chunk is reduced: answer every rank, and keep the result until it is stable."""
         round_ = chunk.round
-        assert round_.plan is not None
         spent = chunk.complete(result, crc)
         if spent:
             out.append(Free(self._number, spent))
         key.keep(chunk)
-        self._ledger.settle_all(round_.plan.cost(chunk.index))
+        self._ledger.settle_all(chunk.cost)
         # Lanes finish neighbouring chunks at the same time: not all at the same worker's NIC.
         first = chunk.index % self._world_size
         if self.send(key, chunk, first, self._world_size, out) == self._world_size:

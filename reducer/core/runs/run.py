@@ -120,13 +120,13 @@ class Run:
     @property
     def is_behind(self) -> bool:
         """Whether there is work that waits for turns of the run."""
-        return bool(self.sums.is_behind or self.moves or self.passed or self.missed)
+        return bool(self.sums.behind or self.moves or self.passed or self.missed)
 
     def catch_up(self, now: float) -> list[Output]:
         """The next part: of a sum, of streams that have moved away, of what the ranks have passed,
         or of what they have missed."""
         out: list[Output] = []
-        if self.sums.is_behind:
+        if self.sums.behind:
             self.sums.go_on(now, out)
         elif self.moves:
             self.moves.drop_some(out)

@@ -14,7 +14,7 @@ from reducer.core.rounds.plan import Plan
 from reducer.core.rounds.round import Chunk, Phase, Round
 from reducer.core.runs.results import Results
 from reducer.core.runs.terms import Terms
-from reducer.core.surface.events import Finish, Fold, Folded, Free, Output, Reduced
+from reducer.core.surface.events import Finish, Fold, Folded, Free, Output, Reduced, Sum
 from reducer.core.surface.settings import LaneSettings
 from reducer.wire.codes import COPY, ITEM_SIZES, DType, ReduceOp
 
@@ -37,7 +37,7 @@ class Work:
 
 class Sums:
     """`_works` are the chunks that a kernel is at work on, by the number that its Fold or Finish
-    carries; `_behind` are the chunks with more parts to sum than at once.
+    carries; `behind` are the chunks with more parts to sum than at once.
     """
 
     def __init__(self, terms: Terms, settings: LaneSettings, results: Results) -> None:
@@ -46,14 +46,9 @@ class Sums:
         self._acc_itemsize = settings.acc_itemsize
         self._most = settings.most_summed
         self.results = results
-        self._behind: OrderedDict[Chunk, KeyProgress] = OrderedDict()
+        self.behind: OrderedDict[Chunk, KeyProgress] = OrderedDict()
         self._works: dict[int, Work] = {}
         self._last_work = 0
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether there is more to sum than at once."""
-        return bool(self._behind)
 
     def add(
         self,
@@ -74,24 +69,24 @@ class Sums:
             self._finish(key, chunk, op, dtype, plan, now, out)
         elif op != COPY and len(chunk.parts) >= FOLD_AT_ONCE:
             is_behind = self._maybe_fold(key, chunk, op, dtype, plan, out)
-        if is_behind and chunk not in self._behind:
-            self._behind[chunk] = key
+        if is_behind and chunk not in self.behind:
+            self.behind[chunk] = key
             return True
-        if self._behind and not is_behind:
-            self._behind.pop(chunk, None)
+        if self.behind and not is_behind:
+            self.behind.pop(chunk, None)
         return False
 
     def maybe_go_on(self, now: float, out: list[Output]) -> None:
         """Do the next part of what is behind, unless a kernel is at work."""
-        if self._behind and not self._works:
+        if self.behind and not self._works:
             self.go_on(now, out)
 
     def go_on(self, now: float, out: list[Output]) -> None:
         """The next parts of the chunk that has waited longest."""
-        chunk, key = next(iter(self._behind.items()))
+        chunk, key = next(iter(self.behind.items()))
         described, plan = chunk.round.descriptor, chunk.round.plan
         if chunk.phase is not Phase.COLLECTING or described is None or plan is None:
-            del self._behind[chunk]  # void meanwhile
+            del self.behind[chunk]  # void meanwhile
             return
         self.add(key, chunk, described.op, described.dtype, plan, now, out)
 
@@ -111,10 +106,10 @@ class Sums:
     def forget(self, round_: Round) -> None:
         """The round goes on elsewhere."""
         for chunk in round_.chunks.values():
-            self._behind.pop(chunk, None)
+            self.behind.pop(chunk, None)
 
     def clear(self) -> None:
-        self._behind.clear()
+        self.behind.clear()
         self._works.clear()
 
     def _is_too_much(self, chunk: Chunk, op: int, dtype: int) -> bool:
@@ -148,10 +143,10 @@ class Sums:
             del ranks[most:]
         parts = [chunk.parts[rank] for rank in ranks]
         acc = parts[0] if chunk.acc is None and width == 1 else chunk.acc
-        count = plan.elements(chunk.index)
+        total = Sum(op, dtype, plan.elements(chunk.index), self._world_size)
         work = self._begin(key, chunk)
         chunk.begin_fold(ranks)
-        out.append(Fold(self._number, work, op, dtype, count, acc, parts, ranks))
+        out.append(Fold(self._number, work, total, acc, parts, ranks))
         return more
 
     def _finish(
@@ -175,12 +170,9 @@ class Sums:
             assert crc is not None
             self.results.answer(key, chunk, crc, parts[0], now, out)
         else:
-            count = plan.elements(chunk.index)
+            total = Sum(op, dtype, plan.elements(chunk.index), self._world_size)
             work = self._begin(key, chunk)
-            out.append(
-                Finish(self._number, work, op, dtype, count, self._world_size, chunk.acc, parts,
-                       ranks, parts[-1])
-            )  # fmt: skip
+            out.append(Finish(self._number, work, total, chunk.acc, parts, ranks, parts[-1]))
 
     def _begin(self, key: KeyProgress, chunk: Chunk) -> int:
         self._last_work += 1

@@ -187,31 +187,39 @@ class Send:
         self.length = length
 
 
+class Sum:
+    """What a kernel computes: an op on `count` elements of each part, of `world` ranks in all."""
+
+    __slots__ = ("count", "dtype", "op", "world")
+
+    def __init__(self, op: int, dtype: int, count: int, world: int) -> None:
+        self.op = op
+        self.dtype = dtype
+        self.count = count
+        self.world = world
+
+
 class Fold:
     """Fold `parts`, of `ranks`, in order into `acc`; answered with Folded.
 
-    `acc` None: take a buffer for `count` accumulator elements and begin it from parts[0]. `acc`
-    parts[0]: begin from it, in place. `work` is the run's number for it.
+    `acc` None: take a buffer for the accumulator and begin it from parts[0]. `acc` parts[0]: begin
+    from it, in place. `work` is the run's number for it.
     """
 
-    __slots__ = ("acc", "count", "dtype", "op", "parts", "ranks", "run", "work")
+    __slots__ = ("acc", "parts", "ranks", "run", "sum", "work")
 
     def __init__(
         self,
         run: int,
         work: int,
-        op: int,
-        dtype: int,
-        count: int,
+        sum: Sum,
         acc: Buffer | None,
         parts: Sequence[Buffer],
         ranks: Sequence[int],
     ) -> None:
         self.run = run
         self.work = work
-        self.op = op
-        self.dtype = dtype
-        self.count = count
+        self.sum = sum
         self.acc = acc
         self.parts = parts
         self.ranks = ranks
@@ -220,18 +228,13 @@ class Fold:
 class Finish:
     """Reduce `acc`, if any, and `parts`, of `ranks`, into `out`; answered with Reduced."""
 
-    __slots__ = (
-        "acc", "count", "dtype", "op", "out", "parts", "ranks", "run", "work", "world",
-    )  # fmt: skip
+    __slots__ = ("acc", "out", "parts", "ranks", "run", "sum", "work")
 
     def __init__(
         self,
         run: int,
         work: int,
-        op: int,
-        dtype: int,
-        count: int,
-        world: int,
+        sum: Sum,
         acc: Buffer | None,
         parts: Sequence[Buffer],
         ranks: Sequence[int],
@@ -239,10 +242,7 @@ class Finish:
     ) -> None:
         self.run = run
         self.work = work
-        self.op = op
-        self.dtype = dtype
-        self.count = count
-        self.world = world
+        self.sum = sum
         self.acc = acc
         self.parts = parts
         self.ranks = ranks

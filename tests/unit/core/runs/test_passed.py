@@ -170,7 +170,7 @@ def test_rounds_that_wait_to_be_forgotten_excuse_no_results() -> None:
     passing = Passing()
 
     def go_on() -> None:
-        passing.run.positions._most_unstable = -1
+        passing.run.contributions._most_unstable = -1
         passing.contribute(passing.workers[0], MANY)
 
     passing.pass_all(go_on)

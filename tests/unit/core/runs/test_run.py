@@ -111,7 +111,7 @@ def test_every_illegal_step_is_a_bug_of_ours() -> None:
     records = Records("j", 1 << 20, idle.take_apart)
     stream = StreamRounds(0, 0, Place(1, 0), records, HeldBytes())
     for phase, step in itertools.product(Phase, Step):
-        chunk = Chunk(Round(stream, Key(1, 2), 0, 2, 0.0), 0, 2)
+        chunk = Chunk(Round(stream, Key(1, 2), 0, 2, 0.0), 0, 4_096, 2)
         chunk.phase = phase
         if (phase, step) in TRANSITIONS:
             chunk.step(step)
