@@ -17,7 +17,7 @@ from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.errors import PEER_ERRORS, ProtocolError
 
-# What one rank says of another holds for all: they raise the same.
+# An ERROR with one of these codes names a rank, and every rank raises the same error.
 _VERDICTS: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
 _SLOTS_NAMED: Final = 8  # in a log line
 
@@ -100,7 +100,7 @@ class Controls:
     def _suspect(
         self, peer: Session, event: ControlReceived, now: float, out: list[Output]
     ) -> None:
-        """To rank 0, which decides."""
+        """Passes the suspicion on to rank 0, which decides."""
         message = messages.decode(messages.Suspect, event.payload or b"")
         if message.rank != peer.rank:
             raise ProtocolError(f"{peer} sent a suspicion of rank {message.rank}")

@@ -11,7 +11,7 @@ from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.errors import ReductionError, UnavailableError
 
-# With GOAWAY the workers leave within milliseconds, if they have anywhere to go.
+# Seconds to wait for workers: after GOAWAY they leave within milliseconds, if they can.
 DRAIN_PATIENCE: Final = 1.0
 
 
@@ -29,7 +29,7 @@ class Draining:
         out: list[Output] = [
             members.run.seats.to_all(goaway) for members in self._roster.runs.values()
         ]
-        # Who has said nothing yet may be back in a run.
+        # A session that has said nothing yet may be about to rejoin a run.
         error = UnavailableError(f"this reducer is draining ({reason})")
         return out + self._refuse_forming(error, now)
 

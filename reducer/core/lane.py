@@ -16,7 +16,7 @@ from reducer.core.members.endings import Endings, Refusals
 from reducer.core.members.joining import Joining
 from reducer.core.members.roster import Roster
 from reducer.core.members.session import Session, SessionState
-from reducer.core.report import parts_of
+from reducer.core.report import lane_numbers, parts_of
 from reducer.core.runs.run import Run
 from reducer.core.surface import events
 from reducer.core.surface.events import Admission, Event, Free, Output
@@ -31,7 +31,6 @@ class Lane:
     """All runs of one lane process."""
 
     def __init__(self, settings: LaneSettings) -> None:
-        self._settings = settings
         self._roster = roster = Roster(settings)
         self._endings = endings = Endings(roster)
         self._refusals = refusals = Refusals(roster, endings)
@@ -55,7 +54,7 @@ class Lane:
         }
 
     def handle(self, event: Event, now: float) -> list[Output]:
-        """What to do about `event`; never raises for what a peer has sent.
+        """The outputs for `event`; never raises for what a peer has sent.
 
         What raises in the data path ends its run; elsewhere the shell reports it as Broken.
         """
@@ -66,9 +65,9 @@ class Lane:
     # --- before memory is taken -----------------------------------------------------------------
 
     def admit(self, session: int, header: Header, unread: int) -> Admission | None:
-        """What goes with a contribution that memory is to be taken for.
+        """Whether memory is to be taken for a contribution, and what goes with the contribution.
 
-        `unread` bytes wait to be sent to the session. None: its bytes are to be thrown away.
+        `unread` bytes wait to be sent to the session. None: the payload is to be thrown away.
         Raises the ProtocolError family.
         """
         peer = self._roster.sessions[session]
@@ -132,7 +131,7 @@ class Lane:
 
     @property
     def runs_ended(self) -> int:
-        """So far."""
+        """How many runs have ended so far."""
         return self._endings.runs_ended
 
     def drained(self, now: float) -> bool:
@@ -141,14 +140,7 @@ class Lane:
 
     def snapshot(self) -> dict[str, Any]:
         """Returns the lane's own numbers, for metrics; `parts` returns those of its runs."""
-        return {
-            "lane": self._settings.lane,
-            "sessions": len(self._roster.sessions),
-            "forming": len(self._roster.forming),
-            "errors": {code.name.lower(): n for code, n in self._endings.errors.items()},
-            "reserved_bytes": self._roster.budget.reserved,
-            "budget_bytes": self._roster.budget.total,
-        }
+        return lane_numbers(self._roster, self._endings.errors)
 
     def parts(self, now: float) -> Iterator[dict[str, Any]]:
         """Numbers for metrics, and who is here and who is waited for: one run after the other.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB, most
@@ -13,13 +13,27 @@ from reducer.core.members.roster import Members, Roster
 from reducer.core.rounds.round import Round
 from reducer.core.rounds.texts import stall_entry
 from reducer.core.runs.run import Run
+from reducer.wire.codes import ErrorCode
 
 # Rounds for which nothing has come for so long show who is absent now; fewer would be the traffic.
 WAITING_SECONDS: Final = 1.0
 MAX_ROUNDS: Final = 16
-# Of all runs together, and characters of a key's name there: an answer is some megabytes at most.
+# Limits for all runs together, and for the characters of a key's name: an answer is some megabytes
+# at most.
 MAX_ROUNDS_IN_ALL: Final = 256
 KEY_SHOWN: Final = 128
+
+
+def lane_numbers(roster: Roster, errors: Mapping[ErrorCode, int]) -> dict[str, Any]:
+    """The lane's own numbers, for metrics."""
+    return {
+        "lane": roster.settings.lane,
+        "sessions": len(roster.sessions),
+        "forming": len(roster.forming),
+        "errors": {code.name.lower(): n for code, n in errors.items()},
+        "reserved_bytes": roster.budget.reserved,
+        "budget_bytes": roster.budget.total,
+    }
 
 
 def parts_of(roster: Roster, now: float) -> Iterator[dict[str, Any]]:
@@ -44,8 +58,10 @@ def parts_of(roster: Roster, now: float) -> Iterator[dict[str, Any]]:
 
 
 def job_numbers(run: Run, ranks: int) -> dict[str, Any]:
-    """For metrics: what may be added up over runs; tuples are of (rank or place, number), of so
-    many `ranks` at most."""
+    """Numbers for metrics that may be added up over runs.
+
+    Tuples have pairs (rank or place, number), for at most `ranks` ranks.
+    """
     stats = dataclasses.asdict(run.stats())
     return {
         **stats,
@@ -101,7 +117,7 @@ def _waiting(round_: Round, now: float) -> dict[str, Any]:
 
 
 def forming_report(forming: Forming) -> dict[str, Any]:
-    """Of a run that some ranks have not joined yet; `run_id` is "" while not all need name it."""
+    """A run that some ranks have not joined yet; `run_id` is "" where not every rank names it."""
     return {
         "job": forming.job,
         "title": forming.title,

@@ -118,11 +118,11 @@ def _next_beat(members: Members) -> float:
     return members.next_beat
 
 
-# A rank may miss what became stable until its connection is known to be dead (Members.silence);
-# and it announces an idle key again after 1 s. The lane keeps the key for so much longer than that
-# time.
+# Seconds that the lane keeps an idle key beyond Members.silence: until then a rank whose connection
+# is dead may have missed a stable position, and it announces an idle key again after 1 s.
 KEY_IDLE_SECONDS: Final = 7.0
-# So long after the one before, a tick is late: this process stood still. The engine has the same.
+# A tick that comes so many seconds after the one before is late: this process stood still. The
+# engine has the same limit.
 LATE_TICK: Final = 0.5
 # What a tick does of work that nobody waits for; the rest has its turn at the next ones. Bytes of
 # the records of keys that are idle, or whose run or stream is over, 0.5 ms; runs that nobody has
@@ -132,7 +132,7 @@ MOST_IDLE: Final = 1 << 20
 MOST_ENDED: Final = 16
 MOST_STALLED: Final = 32
 MOST_REFUSED: Final = 16
-# Ranks that a tick tells who is absent; a run is told in every interval of its heartbeat at most.
+# Ranks that one tick tells who is absent. A run is told once in a heartbeat interval at most.
 MOST_TOLD_ABSENCE: Final = 1_024
 
 

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 
 class Listed:
-    """What a Listing holds, one at a time; `place` is where it is there, -1 for nowhere."""
+    """An item of at most one Listing; `place` is its index there, or -1."""
 
     __slots__ = ("place",)
 

@@ -14,24 +14,24 @@ from reducer.wire.codes import MAX_CONTROL_BYTES
 from reducer.wire.errors import QuotaError
 from reducer.wire.messages import ChunkTable
 
-# Room for the unanswered contributions of each rank, and for the results that are not stable yet.
-# Those that a rank has not reported as done are: unanswered as it sees them (credit + grant);
-# answered while it could send nothing, or before an earlier one of their key, by a new connection
-# or a route (at most what was unanswered then); and less than half a credit, for which it makes no
-# report. (Each done report is on the stream before the contributions that it makes room for.)
+# Shares for the results that are not stable yet, beside one share for each rank's contributions.
+# Results that a rank has not reported as done are: unanswered as the rank sees them (credit +
+# grant); answered while the rank could send nothing, or before an earlier one of their key, by a
+# new connection or a route (at most what was unanswered then); and less than half a credit, for
+# which a rank makes no report. (A done report comes before the contributions that need its room.)
 SHARES_BESIDE_RANKS: Final = 3
 # Chunks that one grant covers: two, so that the next one travels while the first is folded.
 GRANT_CHUNKS: Final = 2
-# Of each share, what keeps the records of the run (`records.py`): this part of it where memory is
-# short, and as much as the records of its ranks and of a small model need.
+# The part of each share that is kept for the records of the run (`records.py`) where memory is
+# short, and the least: what the records of its ranks and of a small model need.
 PART_OF_SHARE: Final = 8
 LEAST_RECORDS: Final = 32_768
-# Of each share, what keeps control frames: one of the rank whose end has not come, and those that
-# it has not read. As of records: this part of the share, within these bounds.
+# Bounds of what each share keeps for control frames: one that a rank has not sent to its end, and
+# those that the rank has not read. Within the bounds it is the same part of the share.
 LEAST_FRAMES: Final = MAX_CONTROL_BYTES
 MOST_FRAMES: Final = 4 * MAX_CONTROL_BYTES
-# A run takes no more than this part of what is free, if it can work with that: groups of its own
-# workers come after it, and other jobs.
+# A run takes no more than this part of the free memory, if it can work with that: other jobs, and
+# groups of its own workers, come after it.
 PART_OF_FREE: Final = 4
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from reducer.wire.errors import QuotaError
 
-# Of each worker: the connection that it has, and old ones of it that have not ended yet.
+# A worker has one connection, and may have old ones that have not ended yet.
 CONNECTIONS_PER_WORKER: Final = 4
 # Workers that come before their run is known, or with a hello that is refused.
 SPARE_CONNECTIONS: Final = 64
@@ -43,12 +43,12 @@ class Connections:
 
 
 def allowed_connections(workers: int) -> int:
-    """For a job of so many workers, in all of its runs."""
+    """How many connections a job of so many workers may have, in all of its runs."""
     return CONNECTIONS_PER_WORKER * workers + SPARE_CONNECTIONS
 
 
 class MostConnections:
-    """What one job may have of a lane, however many its workers are.
+    """The most connections that one job may have on a lane, however many its workers are.
 
     ``descriptors``: how many files the lane may open; ``memory``: the budget of the job.
     """

@@ -1,4 +1,4 @@
-"""For how long each rank of a job was waited for on this lane."""
+"""How long each rank of a run was waited for on this lane."""
 
 from __future__ import annotations
 

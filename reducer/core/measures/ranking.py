@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final, TypeVar
 
 MAX_RANKS: Final = 64
-# Of all runs of one job, its groups, too: a page takes 20 us for each.
+# All runs of one job together, its groups included: a page takes 20 us for each rank.
 MAX_RANKS_OF_JOB: Final = 1_024
 
 N = TypeVar("N", int, float)

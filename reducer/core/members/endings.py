@@ -100,10 +100,10 @@ class Endings:
         return [out for members in few(replaced, REPLACED_AT_ONCE) for out in self.end(members)]
 
     def tell_again(self, out: list[Output]) -> None:
-        """Tell of the latest ends whoever is still open; each tick does.
+        """Tell every session that is still open of the latest ends of runs; each tick does.
 
-        What was to tell him is lost where something has failed after the run was dropped; for all
-        others these outputs do nothing.
+        The first outputs are lost where something has failed after the run was dropped. For all
+        other sessions these outputs do nothing.
         """
         text = "internal error of the reducer: the run has ended, and its end could not be told"
         for ended in self._ended_now:

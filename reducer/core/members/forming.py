@@ -23,8 +23,8 @@ class Forming:
     A rank whose connection has ended is forgotten, with all that it has said: a process that was
     started again takes its place, rank 0 with a run id of its own.
 
-    Of a run that was complete before, this lane has lost the state or never had it. Only the
-    processes that were in it come back, so nobody else may take part.
+    Where the run was complete before, this lane has lost its state or never had it. Only the
+    processes that were in the run come back, so nobody else may take part.
     """
 
     def __init__(self, hello: messages.Hello) -> None:
@@ -94,7 +94,7 @@ class Forming:
 
     @property
     def run_id(self) -> str:
-        """What the ranks that are here call the run; "" before any of them has said so."""
+        """The run id that the ranks here have given; "" before any of them has given one."""
         return next(iter(self._run_ids.values()), "")
 
     @property

@@ -122,14 +122,14 @@ class Members:
         return gone
 
 
-# To forget a run takes as long as to forget so many bytes of the records of its keys.
+# Forgetting a run takes as long as forgetting so many bytes of the records of its keys.
 RUN: Final = 16 << 10
 
 T = TypeVar("T")
 
 
 def in_turns(of_jobs: Mapping[str, list[T]], turn: int) -> list[list[T]]:
-    """What each job has: with each turn another job comes first."""
+    """The lists of all jobs; in each turn the list of another job comes first."""
     lists = list(of_jobs.values())
     first = turn % max(1, len(lists))
     return lists[first:] + lists[:first]
@@ -178,7 +178,7 @@ class EndedRuns:
         return ended
 
     def of(self, job: str) -> list[Ended]:
-        """Those that have room of the lane's memory."""
+        """The ended runs of the job that have room of the lane's memory."""
         return [ended for ended in self._runs.values() if ended.members.run.name == job]
 
     def drop(self, ended: Ended, out: list[Output]) -> None:

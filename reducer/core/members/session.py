@@ -21,7 +21,7 @@ class SessionState(IntEnum):
     CLOSED = 4  # told to close; what still arrives is ignored
 
 
-# What may follow on what; a session that is closed may be told so again.
+# The states that may follow each state. A closed session may be closed again.
 TRANSITIONS: Final = {
     SessionState.NEW: (SessionState.JOINING, SessionState.READY, SessionState.CLOSED),
     SessionState.JOINING: (SessionState.READY, SessionState.CLOSED),
@@ -66,7 +66,7 @@ class Session:
         return 0 if self.run is None else self.run.number
 
     def about(self) -> dict[str, object]:
-        """For log lines."""
+        """The fields of log lines about the session."""
         if self.run is None:
             return {"session": self.id, **({"job": self.named} if self.named else {})}
         return {**self.run.about(), "rank": self.rank}

@@ -221,7 +221,7 @@ class KeyTable:
         return freed
 
     def entries(self, payload: memoryview, rank: int, now: float) -> list[tuple[KeyProgress, int]]:
-        """What a rank's HEARTBEAT says more of a key than is known, once for each key.
+        """The done positions in a rank's HEARTBEAT that are news, one for each key.
 
         Raises ProtocolError for a broken list, and RecordsError, before the first is given.
         """

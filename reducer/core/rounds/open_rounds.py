@@ -52,12 +52,12 @@ class OpenRounds:
         if self.oldest is round_:
             self.oldest = next(iter(self._open)) if self._open else None
 
-    def judge(self, round_: Round) -> None:
-        """Two descriptors have met: it waits for the word of the other ranks."""
-        round_.doubt()
+    def begin_verdict(self, round_: Round) -> None:
+        """Two descriptors differ: the round waits for the descriptors of the other ranks."""
+        round_.begin_verdict()
         self._judged[round_] = None
 
-    def judged(self, round_: Round) -> None:
+    def end_verdict(self, round_: Round) -> None:
         self._judged.pop(round_, None)
 
     def stalled(self, now: float, after: float, most: int) -> list[Round]:

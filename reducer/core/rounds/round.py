@@ -150,7 +150,7 @@ class Chunk:
         self.round.left -= 1
 
     def last_part(self) -> Buffer:
-        """That of the highest rank."""
+        """The part of the highest rank."""
         last = 0
         for rank in self.parts:
             if rank > last:
@@ -173,7 +173,7 @@ class Chunk:
         return spent
 
     def note(self, flags: int, culprit: int) -> None:
-        """What a kernel has seen; `culprit`: the lowest of its ranks that is not finite."""
+        """A kernel has seen `flags`; `culprit` is the lowest of its ranks that is not finite."""
         self.flags |= flags
         if culprit < self.culprit:
             self.culprit = culprit
@@ -253,15 +253,15 @@ class Debt:
 class Round(Listed):
     """One round of one key in a stream.
 
-    `owned` chunks of the round live here, `left` of them are not
-    complete. `described` are ranks that have said what the round is before they could send of it;
-    `verdict` collects every rank's word once two of them differ. A void round only waits to be
-    forgotten: `owed` is each rank's cost that its ABANDON will settle (Debts); `refused` is what
-    the ranks are `told`, once it is known. `last` is the rank that a chunk was last complete with;
-    `wait` is the longest that the round has waited for a rank, where that is traced. `charged` is
-    what its records take of the run's room. `ascending`: the indexes of the chunks, where an
-    earlier stream may have had them. `opening`: its number among the rounds of the run for which a
-    contribution has come; 0 before that.
+    `owned` chunks of the round are this lane's, and `left` of them are not complete. `described`
+    are ranks that have described the round before they could send of it; `verdict` collects every
+    rank's descriptor once two of them differ. A void round only waits to be forgotten: `owed` is
+    each rank's cost that its ABANDON will settle (Debts), and `refused` is what the ranks are
+    `told`, once it is known. `last` is the rank whose contribution completed a chunk last; `wait`
+    is the longest wait of the round for a rank, where rounds are traced. `charged` is what its
+    records take of the run's room. `ascending` has the indexes of the chunks, where an earlier
+    stream may have had them. `opening` counts the rounds of the run in the order of their first
+    contributions; it is 0 before that.
     """
 
     __slots__ = (
@@ -383,22 +383,22 @@ class Round(Listed):
             self.forget_chunk(chunk)
         return freed
 
-    def spoken(self) -> set[int]:
-        """The ranks that have said what the round is."""
+    def speakers(self) -> set[int]:
+        """The ranks that have described the round."""
         if self.verdict is not None:
             return set(self.verdict)
         return {r for r, n in enumerate(self.contributed) if n} | set(self.described)
 
-    def doubt(self) -> None:
-        """Two descriptors have met: from now on every rank's word is collected."""
+    def begin_verdict(self) -> None:
+        """Two descriptors differ: from now on every rank's descriptor is collected."""
         assert self.descriptor is not None
-        spoken = self.spoken()
-        self.charge(MARK * len(spoken))
+        speakers = self.speakers()
+        self.charge(MARK * len(speakers))
         self.stream.rounds.add(self)
-        self.verdict = dict.fromkeys(spoken, self.descriptor)
+        self.verdict = dict.fromkeys(speakers, self.descriptor)
 
-    def hear(self, rank: int, descriptor: Descriptor) -> bool:
-        """Take a rank's word for the verdict; True when it was the last one."""
+    def collect(self, rank: int, descriptor: Descriptor) -> bool:
+        """Take a rank's descriptor for the verdict; True when it was the last one."""
         if self.verdict is None or rank in self.verdict:
             return False
         self.charge(WORD)
@@ -412,7 +412,7 @@ class Round(Listed):
             self.wait = wait
 
     def unanswered(self) -> dict[int, int]:
-        """What each rank has sent of it, in cost, and has no answer to: one walk for all ranks."""
+        """The cost of what each rank has sent and was not answered: one walk for all ranks."""
         owed: dict[int, int] = {}
         for chunk in self._collecting():
             cost = chunk.cost

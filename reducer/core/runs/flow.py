@@ -20,7 +20,7 @@ class UnreadError(QuotaError):
 
 
 class Ledger:
-    """The unanswered cost of each rank of a job on this lane, and the round it was granted."""
+    """The unanswered cost of each rank of a run, and the round that the rank was granted."""
 
     def __init__(self, window: Window, world_size: int) -> None:
         self.window = window
@@ -46,7 +46,7 @@ class Ledger:
         return self._unread - self._unanswered[rank]
 
     def over(self, rank: int, cost: int, unread: int) -> QuotaError:
-        """What to tell a rank that sends what it has no room for."""
+        """The error for a rank that sends more than it has room for."""
         owed = self._unanswered[rank]
         if owed + cost > self._limit:
             return QuotaError(
@@ -111,7 +111,7 @@ class Grants:
             self.to_stuck(out)
 
     def end_all(self, rounds: Iterable[Round], out: list[Output]) -> None:
-        """As above."""
+        """As `end`, for several rounds."""
         was_oldest = False
         for round_ in rounds:
             was_oldest |= self._open.end(round_)
@@ -202,7 +202,7 @@ class Debts:
             self.settle(round_, rank)
 
     def begin_again(self, rank: int) -> None:
-        """What the rank has sent it sends again, as it is back on a new connection."""
+        """The rank is back on a new connection, and sends everything again."""
         self._ledger.settle(rank, self._sums[rank])
         self._sums[rank] = 0
         self._times[rank] += 1

@@ -12,15 +12,15 @@ from reducer.core.runs.verdicts import Verdicts
 from reducer.core.surface.events import Output
 from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES
 
-# Of one part: REFUSED frames, each of 16 KiB at most, or one HEARTBEAT.
+# REFUSED frames in one part, each of 16 KiB at most; a part may be one HEARTBEAT instead.
 PART_ROUNDS: Final = 4
 
 
 class Missed:
-    """Stable positions and verdicts, for one rank after the other.
+    """Tells stable positions and verdicts, to one rank after the other.
 
-    `_streams` are to be walked for the first of them, the last stream first; `_keys` and `_rounds`
-    are the places in the listings of that stream where the walk goes on.
+    `_streams` are to be walked for the first of the ranks, the last stream first; `_keys` and
+    `_rounds` are the places in the listings of that stream where the walk goes on.
     """
 
     def __init__(self, seats: Seats, verdicts: Verdicts) -> None:

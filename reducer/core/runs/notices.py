@@ -49,7 +49,7 @@ class Notices:
         if not round_.void and not round_.agrees(header, plan):
             self._verdicts.mismatch(round_, out)
         if round_.void:
-            self._verdicts.hear(round_, rank, header, out)
+            self._verdicts.collect(round_, rank, header, out)
         elif self._records.half_free(MARK):
             round_.mark(round_.described, rank)
 

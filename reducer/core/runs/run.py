@@ -80,7 +80,7 @@ class Run:
         self._freed: list[Buffer] = []  # by the end of the run
 
     def about(self) -> dict[str, object]:
-        """For log lines."""
+        """The fields of log lines about the run."""
         return self.terms.about()
 
     @property
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def stream_count(self) -> int:
-        """Those whose tables are not over."""
+        """How many streams have tables that are in use."""
         return len(self.streams) + len(self.moves.streams)
 
     def move(self, route: Route) -> list[Output]:

@@ -21,9 +21,9 @@ class Terms:
 
     @property
     def title(self) -> str:
-        """For texts and metrics: ranks of a group are its own."""
+        """The name of the run in texts and metrics. A group of ranks is a run of its own."""
         return run_title(self.job, self.run_id)
 
     def about(self) -> dict[str, object]:
-        """For log lines."""
+        """The fields of log lines about the run."""
         return {"job": self.job, "run": self.run_id}

@@ -35,7 +35,7 @@ class Verdicts:
     def mismatch(self, round_: Round, out: list[Output]) -> None:
         """Two descriptors in one round."""
         if round_.stream.place.owns(round_.key.id, 0):
-            self._open.judge(round_)
+            self._open.begin_verdict(round_)
         self._void(round_, out)
 
     def discard(
@@ -49,17 +49,17 @@ class Verdicts:
     ) -> None:
         """A contribution to a void round: count its cost until the ABANDON, drop its bytes."""
         self._debts.add(round_, rank, cost)
-        self.hear(round_, rank, header, out)
+        self.collect(round_, rank, header, out)
         if buffer is not None:
             out.append(Free(self._seats.run, (buffer,)))
 
-    def hear(self, round_: Round, rank: int, header: Header, out: list[Output]) -> None:
-        """With the last rank's word the verdict is complete: one text for all."""
+    def collect(self, round_: Round, rank: int, header: Header, out: list[Output]) -> None:
+        """The last rank's descriptor completes the verdict: one text goes to all ranks."""
         if round_.refused is not None:
             if rank not in round_.told:
                 out.append(self._refuse(round_, (rank,)))
             return
-        if not round_.hear(rank, Descriptor(header)):
+        if not round_.collect(rank, Descriptor(header)):
             return
         assert round_.verdict is not None
         text = mismatch_text(round_, round_.verdict)
@@ -69,11 +69,11 @@ class Verdicts:
         text = f"job {self._terms.title!r}: {text}"
         fields = {**self._terms.about(), **about(round_)}
         out.append(Log(self._seats.run, logging.WARNING, text, fields))
-        self._open.judged(round_)
+        self._open.end_verdict(round_)
 
     def abandon(self, round_: Round, rank: int, cause: messages.Abandon, out: list[Output]) -> None:
         """The rank has given the round up; it settles what it has sent of it."""
-        spoken = round_.spoken()
+        speakers = round_.speakers()
         if not round_.void:
             self._void(round_, out)
         self._debts.settle(round_, rank)
@@ -82,8 +82,8 @@ class Verdicts:
             # The verdict was another lane's, which has died since; whoever spoke here missed it.
             round_.refuse(messages.Refused(cause.code, cause.message))
             self.refused += 1
-            self._open.judged(round_)
-            out.append(self._refuse(round_, spoken.difference(round_.abandoned)))
+            self._open.end_verdict(round_)
+            out.append(self._refuse(round_, speakers.difference(round_.abandoned)))
 
     def again(self, round_: Round, rank: int, out: list[Output]) -> None:
         """The rank may have missed the verdict."""
@@ -93,7 +93,7 @@ class Verdicts:
     def forget(self, round_: Round) -> None:
         """Every rank has passed the round."""
         self._debts.settle_all(round_)
-        self._open.judged(round_)
+        self._open.end_verdict(round_)
 
     def _void(self, round_: Round, out: list[Output]) -> None:
         self._debts.note(round_, round_.unanswered())
