@@ -61,17 +61,17 @@ def immutability() -> None:
 
 def freeing() -> None:
     """A result counts as stable as soon as one rank has it."""
-    from reducer.core.rounds.keytable import KeyProgress
+    from reducer.core.rounds.keytable import KeyRounds
 
-    before = KeyProgress.report
+    before = KeyRounds.report
 
-    def report(self: KeyProgress, rank: int, position: int) -> bool:
+    def report(self: KeyRounds, rank: int, position: int) -> bool:
         risen = False
         for other in range(self._world_size):
             risen |= before(self, other, position)
         return risen
 
-    KeyProgress.report = report  # type: ignore[method-assign]
+    KeyRounds.report = report  # type: ignore[method-assign]
 
 
 def redelivery() -> None:

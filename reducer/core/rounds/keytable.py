@@ -21,7 +21,7 @@ from reducer.wire.header import Header
 from reducer.wire.keys import key_id
 
 
-class KeyProgress(Key):
+class KeyRounds(Key):
     """`held` are the complete chunks that are not stable yet, in their order. `ascending`: the
     numbers of the rounds, where an earlier stream may have had some of them.
     """
@@ -158,10 +158,10 @@ class KeyTable:
         self._size = KEY + KEY_RANK * world_size
         self._max_keys = max_keys
         self._moved = moved
-        self.listing: Listing[KeyProgress] = Listing()
-        self._keys: Numbered[KeyProgress] = Numbered()
+        self.listing: Listing[KeyRounds] = Listing()
+        self._keys: Numbered[KeyRounds] = Numbered()
         # Each key once at most: whoever repeats that it has nothing new makes nothing longer.
-        self._idle: deque[tuple[float, KeyProgress]] = deque()
+        self._idle: deque[tuple[float, KeyRounds]] = deque()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -169,13 +169,13 @@ class KeyTable:
     def __contains__(self, id_: int) -> bool:
         return id_ in self._keys
 
-    def __getitem__(self, id_: int) -> KeyProgress:
+    def __getitem__(self, id_: int) -> KeyRounds:
         return self._keys[id_]
 
-    def __iter__(self) -> Iterator[KeyProgress]:
+    def __iter__(self) -> Iterator[KeyRounds]:
         return iter(self._keys.values())
 
-    def open(self, id_: int, now: float) -> KeyProgress:
+    def open(self, id_: int, now: float) -> KeyRounds:
         """The record of a key, made when it is new; raises RecordsError."""
         key = self._keys.get(id_)
         if key is None:
@@ -186,7 +186,7 @@ class KeyTable:
                 )
             self.records.take(self._size)
             try:
-                self._keys[id_] = key = KeyProgress(id_, self._world_size)
+                self._keys[id_] = key = KeyRounds(id_, self._world_size)
                 self.listing.add(key)
             except Exception:  # no memory: the key is nowhere, or its run cannot be taken apart
                 self._keys.pop(id_)
@@ -210,7 +210,7 @@ class KeyTable:
             key.name = name
         self.maybe_idle(key)
 
-    def report(self, key: KeyProgress, rank: int, done: int) -> list[Buffer] | None:
+    def report(self, key: KeyRounds, rank: int, done: int) -> list[Buffer] | None:
         """Take a rank's done position; the results that are stable by it, None if none can be."""
         if not key.report(rank, done):
             return None
@@ -220,7 +220,7 @@ class KeyTable:
         self.maybe_idle(key)
         return freed
 
-    def entries(self, payload: memoryview, rank: int, now: float) -> list[tuple[KeyProgress, int]]:
+    def entries(self, payload: memoryview, rank: int, now: float) -> list[tuple[KeyRounds, int]]:
         """The done positions in a rank's HEARTBEAT that are news, one for each key.
 
         Raises ProtocolError for a broken list, and RecordsError, before the first is given.
@@ -230,7 +230,7 @@ class KeyTable:
         if self._moved:
             for id_, _ in ENTRY.iter_unpack(payload):
                 self.maybe_idle(self.open(id_, now))
-        found: dict[KeyProgress, int] = {}
+        found: dict[KeyRounds, int] = {}
         for id_, done in ENTRY.iter_unpack(payload):
             key = self._keys.get(id_)
             if key is not None:
@@ -239,13 +239,13 @@ class KeyTable:
                     found[key] = done
         return list(found.items())
 
-    def payload(self, keys: list[KeyProgress], now: float) -> bytes:
+    def payload(self, keys: list[KeyRounds], now: float) -> bytes:
         """The stable positions of some keys, for a rank that may have missed them."""
         for key in keys:
             key.touched_at = now
         return payload_of(key for key in keys if key.stable)
 
-    def maybe_idle(self, key: KeyProgress) -> None:
+    def maybe_idle(self, key: KeyRounds) -> None:
         if not key.rounds and not key.idles:
             key.idles = True
             if not self._idle:
@@ -278,7 +278,7 @@ class KeyTable:
                 self._give_back(key)
         return looked
 
-    def _give_back(self, key: KeyProgress) -> None:
+    def _give_back(self, key: KeyRounds) -> None:
         self.listing.remove(key)
         self.records.give(self._size)
         self.records.keys -= 1

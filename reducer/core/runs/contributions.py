@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reducer.core.measures.lateness import Lateness
 from reducer.core.rounds.admission import Plans, check_length
-from reducer.core.rounds.keytable import KeyProgress
+from reducer.core.rounds.keytable import KeyRounds
 from reducer.core.rounds.plan import Plan
 from reducer.core.rounds.round import Chunk, Phase, Round
 from reducer.core.rounds.stream import Stream, Streams
@@ -149,7 +149,7 @@ class Contributions:
 
     def _add(
         self,
-        key: KeyProgress,
+        key: KeyRounds,
         chunk: Chunk,
         rank: int,
         header: Header,
@@ -178,7 +178,7 @@ class Contributions:
 
     def _duplicate(
         self,
-        key: KeyProgress,
+        key: KeyRounds,
         chunk: Chunk,
         rank: int,
         header: Header,

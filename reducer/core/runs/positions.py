@@ -7,7 +7,7 @@ from typing import Final
 
 from reducer.core.limits.budget import Window
 from reducer.core.limits.held import HeldBytes
-from reducer.core.rounds.keytable import KeyProgress
+from reducer.core.rounds.keytable import KeyRounds
 from reducer.core.rounds.round import Round
 from reducer.core.rounds.stream import Stream, Streams
 from reducer.core.runs.flow import Grants, Ledger
@@ -38,12 +38,12 @@ class Passed:
         self._ledger = ledger
         self._verdicts = verdicts
         self._grants = grants
-        self._keys: OrderedDict[KeyProgress, Stream] = OrderedDict()
+        self._keys: OrderedDict[KeyRounds, Stream] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._keys)
 
-    def add(self, stream: Stream, key: KeyProgress) -> None:
+    def add(self, stream: Stream, key: KeyRounds) -> None:
         """The ranks have passed more of the key."""
         if key.has_passed:
             self._keys[key] = stream
@@ -64,7 +64,7 @@ class Passed:
     def clear(self) -> None:
         self._keys.clear()
 
-    def _forget_some(self, key: KeyProgress, left: int, out: list[Output]) -> int:
+    def _forget_some(self, key: KeyRounds, left: int, out: list[Output]) -> int:
         """Forget `left` rounds and chunks at most; how many more might be."""
         over = list[Round]()
         while left > 0 and (round_ := key.first_passed()) is not None:
@@ -139,9 +139,7 @@ class Positions:
             stream.keys.maybe_idle(key)
         self.tell_in_time(stream, out)
 
-    def rise(
-        self, stream: Stream, key: KeyProgress, freed: list[Buffer], out: list[Output]
-    ) -> None:
+    def rise(self, stream: Stream, key: KeyRounds, freed: list[Buffer], out: list[Output]) -> None:
         """More of the key is stable now, so that these results are needed no more."""
         self._changed[stream] = None
         if freed:
@@ -200,5 +198,5 @@ class Positions:
         return UnstableError(text, rank)
 
 
-def _kept(key: KeyProgress) -> int:
+def _kept(key: KeyRounds) -> int:
     return len(key.held)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reducer.core.measures.durations import Durations
-from reducer.core.rounds.keytable import KeyProgress
+from reducer.core.rounds.keytable import KeyRounds
 from reducer.core.rounds.round import Chunk
 from reducer.core.runs.flow import Grants, Ledger
 from reducer.core.runs.seats import Seats
@@ -40,7 +40,7 @@ class Results:
 
     def answer(
         self,
-        key: KeyProgress,
+        key: KeyRounds,
         chunk: Chunk,
         crc: int,
         result: Buffer | None,
@@ -68,9 +68,7 @@ class Results:
             if self.traced:
                 out.append(self._trace(key, chunk, now))
 
-    def send(
-        self, key: KeyProgress, chunk: Chunk, first: int, count: int, out: list[Output]
-    ) -> int:
+    def send(self, key: KeyRounds, chunk: Chunk, first: int, count: int, out: list[Output]) -> int:
         """RESULT to so many ranks, from one on and around: with the bytes to those that asked for
         them, empty to others.
 
@@ -104,7 +102,7 @@ class Results:
         self.bytes_out += size * len(full)
         return len(full) + len(empty)
 
-    def _trace(self, key: KeyProgress, chunk: Chunk, now: float) -> Traced:
+    def _trace(self, key: KeyRounds, chunk: Chunk, now: float) -> Traced:
         round_ = chunk.round
         assert round_.plan is not None and round_.wait is not None
         size = round_.plan.count * round_.plan.item

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from reducer.core.rounds.keytable import KeyProgress
+from reducer.core.rounds.keytable import KeyRounds
 from reducer.core.rounds.plan import Plan
 from reducer.core.rounds.round import Chunk, Phase, Round
 from reducer.core.runs.results import Results
@@ -30,7 +30,7 @@ class Work:
 
     __slots__ = ("chunk", "key")
 
-    def __init__(self, key: KeyProgress, chunk: Chunk) -> None:
+    def __init__(self, key: KeyRounds, chunk: Chunk) -> None:
         self.key = key
         self.chunk = chunk
 
@@ -46,13 +46,13 @@ class Sums:
         self._acc_itemsize = settings.acc_itemsize
         self._most = settings.most_summed
         self.results = results
-        self.behind: OrderedDict[Chunk, KeyProgress] = OrderedDict()
+        self.behind: OrderedDict[Chunk, KeyRounds] = OrderedDict()
         self._works: dict[int, Work] = {}
         self._last_work = 0
 
     def add(
         self,
-        key: KeyProgress,
+        key: KeyRounds,
         chunk: Chunk,
         op: int,
         dtype: int,
@@ -127,7 +127,7 @@ class Sums:
         return self._acc_itemsize(op, dtype) // ITEM_SIZES[dtype]
 
     def _maybe_fold(
-        self, key: KeyProgress, chunk: Chunk, op: int, dtype: int, plan: Plan, out: list[Output]
+        self, key: KeyRounds, chunk: Chunk, op: int, dtype: int, plan: Plan, out: list[Output]
     ) -> bool:
         """Fold where the accumulator is no larger than what it replaces; True if more is left."""
         ranks = chunk.ready(_in_order(op, dtype))
@@ -151,7 +151,7 @@ class Sums:
 
     def _finish(
         self,
-        key: KeyProgress,
+        key: KeyRounds,
         chunk: Chunk,
         op: int,
         dtype: int,
@@ -174,7 +174,7 @@ class Sums:
             work = self._begin(key, chunk)
             out.append(Finish(self._number, work, total, chunk.acc, parts, ranks, parts[-1]))
 
-    def _begin(self, key: KeyProgress, chunk: Chunk) -> int:
+    def _begin(self, key: KeyRounds, chunk: Chunk) -> int:
         self._last_work += 1
         self._works[self._last_work] = Work(key, chunk)
         return self._last_work

@@ -18,7 +18,7 @@ from reducer.core.limits.records import KEY, KEY_RANK, MIN_COST, STREAM
 from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
 from reducer.core.members.endings import FORGOTTEN_AT_ONCE
 from reducer.core.report import KEY_SHOWN, MAX_ROUNDS, MAX_ROUNDS_IN_ALL, WAITING_SECONDS
-from reducer.core.rounds.keytable import KeyProgress
+from reducer.core.rounds.keytable import KeyRounds
 from reducer.core.rounds.open_rounds import LOOKED_AT, OpenRounds
 from reducer.core.rounds.round import Round
 from reducer.core.rounds.route import Holding, Route
@@ -756,7 +756,7 @@ def test_a_map_with_more_values_than_any_message_has_is_refused() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 64, 100])
 def test_stable_is_the_least_done_of_all_ranks(world: int) -> None:
-    key, done, rng = KeyProgress(1, world), [0] * world, random.Random(world)
+    key, done, rng = KeyRounds(1, world), [0] * world, random.Random(world)
     for _ in range(2_000):
         rank, position = rng.randrange(world), rng.randrange(1, 60)
         before = min(done)
@@ -770,7 +770,7 @@ def test_what_one_rank_reports_costs_no_more_for_all_the_others() -> None:
     """The last rank moves stable with every entry: the minimum of all was sought each time."""
 
     def last_of(world: int) -> float:
-        key = KeyProgress(1, world)
+        key = KeyRounds(1, world)
         for rank in range(1, world):
             key.report(rank, 1 << 60)
         numbers = iter(range(1, 1 << 30))
