@@ -12,15 +12,15 @@ FRAMEWORKS := $(VENV)/frameworks-installed
 # Thousands of processes import the same: the first one writes bytecode for all others.
 unexport PYTHONDONTWRITEBYTECODE
 # The first time pip shows its progress. Python compiles what it imports: pip would spend half a
-# minute on modules that nobody does.
-PIP = $(BIN)/python -m pip install --no-build-isolation --no-compile -c constraints.txt \
+# minute on modules that nobody does. Without MAKEFLAGS: ninja would look for make's job server, find
+# it closed, and print an error.
+PIP = MAKEFLAGS= $(BIN)/python -m pip install --no-build-isolation --no-compile -c constraints.txt \
     $(if $(wildcard $@),--quiet)
 # What `make venv` compiles: C, C++, and the Python that mypyc takes (reducer/native/mypyc.cmake).
-NATIVE := $(wildcard reducer/native/* client/engine/* \
+NATIVE := $(wildcard reducer/native/* client/engine/CMakeLists.txt client/engine/*/*.* \
                      $(addsuffix /*.py,$(addprefix reducer/,core core/* server wire)))
 FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
-                        $(addprefix client/engine/*.,h cc cpp) \
-                        $(addprefix client/engine/tests/*.,h cc cpp) \
+                        $(addprefix client/engine/*/*.,h cc cpp) \
                         $(addprefix nccl_plugin/*.,h cc) $(wildcard nccl_plugin/tests/*.cpp nccl_plugin/tests/*.h) \
                         $(addprefix bench/reference/*.,c h))
 COMMA := ,
@@ -134,7 +134,7 @@ define NATIVE_BUILD
 	$(BIN)/cmake -G Ninja -S reducer/native -B build/$(1) -DORS_NATIVE_TESTS=ON \
 	    -DORS_SANITIZE=$(2) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=None \
 	    -DCMAKE_C_FLAGS="-O2 -DNDEBUG" -DCMAKE_CXX_FLAGS="-O2 -DNDEBUG" > /dev/null
-	$(BIN)/cmake --build build/$(1)
+	MAKEFLAGS= $(BIN)/cmake --build build/$(1)
 endef
 # The same. The last two steps run C++ workers and ranks of the plugin against real reducers.
 define NATIVE_TESTS

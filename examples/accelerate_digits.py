@@ -1,4 +1,4 @@
-"""Accelerate: the process group is there before the Accelerator, which takes it as it is."""
+"""Accelerate: the program makes the process group first, and the Accelerator uses it."""
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ def train(
 ) -> None:
     for epoch in range(EPOCHS):
         for images, labels in data:
-            with accelerator.accumulate(model):  # the reducers see every second step alone
+            with accelerator.accumulate(model):  # gradients are reduced every second step
                 loss = nn.functional.cross_entropy(model(images), labels)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
@@ -35,7 +35,7 @@ def measure(accelerator: Accelerator, model: nn.Module, data: DataLoader) -> flo
 
 
 def main() -> None:
-    dist.init_process_group("reducer")  # <- the only line that is added
+    dist.init_process_group("reducer")  # <- the only new line
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))

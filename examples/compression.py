@@ -1,6 +1,7 @@
-"""Fewer bytes for nearly the same model: gradients as bfloat16, and the largest hundredth alone.
+"""Fewer bytes for nearly the same model: gradients as bfloat16, or only the largest hundredth.
 
-The same training three times, over hooks of DistributedDataParallel; a table says what each cost.
+The program trains three times, each with another hook of DistributedDataParallel, and prints the
+accuracy and the bytes saved of each.
 """
 
 import torch
@@ -54,7 +55,7 @@ def main() -> None:
             state: ReductionState = start(model, group)
             train(model, loader)
             accuracy = measure(model.module, *test)
-            ratio = state.bytes_reduced / state.bytes_on_wire * 2  # there and back
+            ratio = state.bytes_reduced / state.bytes_on_wire * 2  # sent and received
             if group.rank == 0:
                 print(
                     f"{name:9} accuracy {accuracy:.3f}, {ratio:.1f} times fewer bytes", flush=True

@@ -1,6 +1,6 @@
 """DistributedDataParallel on the backend "reducer".
 
-All collectives of the default process group go through the reducers: gradients, and DDP's own
+All collectives of the default process group go through the reducers: the gradients, and DDP's own
 broadcasts.
 """
 

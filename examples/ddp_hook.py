@@ -1,6 +1,7 @@
-"""DistributedDataParallel on gloo, its gradients through the reducers by a communication hook.
+"""DistributedDataParallel on gloo, with a communication hook that reduces the gradients.
 
-For programs that keep their process group: gloo, nccl or mpi still does what is small.
+This is for programs that keep their process group: gloo, nccl or mpi, which still does everything
+except the gradients.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The task of the examples: handwritten digits of 8 x 8 pixels, which are part of scikit-learn."""
+"""The data of the examples: scikit-learn's handwritten digits of 8 x 8 pixels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRAINING_IMAGES = 1440
 
 
 def load() -> tuple[Part, Part]:
-    """(images, labels) for training, and those for the test: float32 (n, 64) from 0 to 1, int64."""
+    """(images, labels) for training and for the test: float32 (n, 64), 0 to 1, and int64 (n,)."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     images = (images[order] / 16).astype(np.float32)
@@ -23,6 +23,6 @@ def load() -> tuple[Part, Part]:
 
 
 def report(accuracy: float, stats: dict[str, Any]) -> None:
-    """The last line of an example; ``stats`` are those of its group, so only one rank need ask."""
+    """Print the last line of an example. ``stats`` is ``Group.stats()`` of any one rank."""
     taken = sum(lane["bytes_in"] for lane in stats["reducers"])
     print(f"accuracy {accuracy:.3f}, {taken:,} bytes through the reducers", flush=True)

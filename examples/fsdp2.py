@@ -1,7 +1,7 @@
 """FSDP2 on the backend "reducer": parameters, gradients and optimizer state are sharded.
 
-All-gather and reduce-scatter go through the reducers. At the end a sharded checkpoint is written
-and read again by torch.distributed.checkpoint.
+All-gather and reduce-scatter go through the reducers. At the end torch.distributed.checkpoint
+writes a sharded checkpoint and reads it again.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ def make_net(seed: int) -> nn.Module:
 
 
 def train(model: nn.Module, loader: DataLoader) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)  # of this rank's shards alone
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)  # only this rank's shards
     for epoch in range(EPOCHS):
         loader.sampler.set_epoch(epoch)
         for images, labels in loader:
@@ -44,7 +44,7 @@ def train(model: nn.Module, loader: DataLoader) -> None:
 
 
 def save_and_load(model: nn.Module) -> nn.Module:
-    """The same model from a checkpoint, to which each rank has written its shards."""
+    """Write a checkpoint, to which each rank adds its shards, and load it into a new model."""
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(folder)
     dcp.save(get_model_state_dict(model), checkpoint_id=folder[0])
@@ -66,7 +66,7 @@ def main() -> None:
     dataset = TensorDataset(*training)
     model = make_net(seed=0)
     train(model, DataLoader(dataset, batch_size=24, sampler=DistributedSampler(dataset)))
-    found = accuracy(save_and_load(model), *test)  # all ranks: their shards are gathered
+    found = accuracy(save_and_load(model), *test)  # on all ranks, because it gathers shards
     if dist.get_rank() == 0:
         report(found, dist.group.WORLD.reducer_group.stats())
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A program written for Horovod: its import changes, nothing else."""
+"""A program written for Horovod. Only its import has changed."""
 
 import torch
 from digits import load, report
@@ -20,7 +20,7 @@ def train(model: nn.Module, loader: DataLoader) -> None:
         for images, labels in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(images), labels)
-            loss.backward()  # gradients are announced, fused and reduced meanwhile
+            loss.backward()  # reduces gradients while it computes others
             optimizer.step()
         mean = hvd.allreduce(loss.detach(), name="loss")
         if hvd.rank() == 0:

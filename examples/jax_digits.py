@@ -1,4 +1,4 @@
-"""JAX: the gradients of a jitted step go through the reducers, by one line."""
+"""JAX: one line in a jitted step reduces the gradients."""
 
 from itertools import pairwise
 
@@ -38,7 +38,7 @@ def train(group: reducer_client.Group, images: np.ndarray, labels: np.ndarray):
         gradients = all_reduce_tree(gradients, group)  # <- the mean over all ranks
         return loss, jax.tree.map(lambda p, g: p - RATE * g, parameters, gradients)
 
-    parameters = broadcast_tree(init(seed=group.rank), group)  # <- rank 0's, on every rank
+    parameters = broadcast_tree(init(seed=group.rank), group)  # <- rank 0's values
     for epoch in range(EPOCHS):
         order = np.random.default_rng(epoch).permutation(len(labels))
         mine = order[group.rank :: group.world_size]
@@ -51,7 +51,7 @@ def train(group: reducer_client.Group, images: np.ndarray, labels: np.ndarray):
 
 def main() -> None:
     training, (images, labels) = load()
-    with reducer_client.connect(job="jax") as group:  # <- addresses and rank: the environment
+    with reducer_client.connect(job="jax") as group:  # <- addresses and rank from the environment
         parameters = train(group, *training)
         if group.rank == 0:
             right = (apply(parameters, images).argmax(1) == labels).mean()

@@ -1,4 +1,4 @@
-"""Keras 3: `fit` on two ranks, with a distributed optimizer and two callbacks.
+"""Keras 3: `fit` on several ranks, with a distributed optimizer and two callbacks.
 
 KERAS_BACKEND may be tensorflow, jax or torch.
 """
@@ -17,14 +17,14 @@ def make_model() -> keras.Model:
 
 def main() -> None:
     (images, labels), test = load()
-    with reducer_client.connect(job="keras") as group:  # <- addresses and rank: the environment
+    with reducer_client.connect(job="keras") as group:  # <- addresses and rank from the environment
         keras.utils.set_random_seed(group.rank)
         model = make_model()
         model.compile(
             DistributedOptimizer(keras.optimizers.Adam(2e-3), group),  # <- the mean of gradients
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
-            jit_compile=False,  # <- XLA cannot call out to the reducers (but JAX can)
+            jit_compile=False,  # <- compiled TensorFlow cannot call the reducers
         )
         model.fit(
             images[group.rank :: group.world_size],
@@ -32,7 +32,7 @@ def main() -> None:
             batch_size=24,
             epochs=8,
             verbose=2 if group.rank == 0 else 0,
-            # <- rank 0's weights on every rank; metrics that all ranks agree on
+            # <- start with rank 0's weights, and average the metrics over the ranks
             callbacks=[BroadcastGlobalVariables(group), MetricAverage(group)],
         )
         if group.rank == 0:

@@ -1,4 +1,4 @@
-"""Lightning: the Trainer with DDPStrategy on the backend "reducer"."""
+"""Lightning: the Trainer with a DDPStrategy on the backend "reducer"."""
 
 import lightning
 import torch
@@ -21,7 +21,7 @@ class Digits(lightning.LightningModule):
     def validation_step(self, batch: list[torch.Tensor], _: int) -> None:
         images, labels = batch
         right = (self.net(images).argmax(1) == labels).float().mean()
-        self.log("accuracy", right, sync_dist=True)  # the mean over the ranks, by the reducers
+        self.log("accuracy", right, sync_dist=True)  # the reducers average
 
     def on_train_epoch_end(self) -> None:
         accuracy = self.trainer.callback_metrics["accuracy"]

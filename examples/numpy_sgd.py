@@ -1,4 +1,4 @@
-"""No framework: softmax regression in NumPy, its gradients in one fused all-reduce a step."""
+"""No framework: softmax regression in NumPy, with one fused all-reduce of gradients per step."""
 
 import numpy as np
 from digits import load, report
@@ -9,7 +9,7 @@ EPOCHS, BATCH, RATE = 60, 48, 0.5
 
 
 def gradients(weights: np.ndarray, bias: np.ndarray, images: np.ndarray, labels: np.ndarray):
-    """The mean loss of a batch, and its gradients."""
+    """(mean loss of a batch, its gradients)."""
     scores = images @ weights + bias
     scores = np.exp(scores - scores.max(1, keepdims=True))
     chances = scores / scores.sum(1, keepdims=True)
@@ -36,7 +36,7 @@ def train(group: reducer_client.Group, images: np.ndarray, labels: np.ndarray):
 
 def main() -> None:
     training, (images, labels) = load()
-    with reducer_client.connect(job="numpy") as group:  # <- addresses and rank: the environment
+    with reducer_client.connect(job="numpy") as group:  # <- addresses and rank from the environment
         weights, bias = train(group, *training)
         if group.rank == 0:
             right = ((images @ weights + bias).argmax(1) == labels).mean()

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "wire.h"
+#include "codec/wire.h"
 
 namespace ors::nccl {
 namespace {

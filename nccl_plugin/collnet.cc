@@ -5,10 +5,10 @@
 #include <memory>
 #include <utility>
 
+#include "crypto/random.h"
 #include "group.h"
 #include "guarded.h"
 #include "key_file.h"
-#include "random.h"
 
 namespace ors::nccl {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "socket.h"
+#include "io/socket.h"
 
 namespace ors::nccl {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "io/loop_connection.h"
 #include "log.h"
-#include "loop_connection.h"
 
 namespace ors::nccl {
 namespace {

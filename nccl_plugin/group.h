@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "abi.h"
-#include "loop.h"
+#include "io/loop.h"
 
 namespace ors::nccl {
 

@@ -8,8 +8,8 @@
 #include <array>
 #include <cstring>
 
-#include "fork.h"
-#include "handshake.h"
+#include "crypto/handshake.h"
+#include "io/fork.h"
 
 namespace ors::nccl {
 namespace {

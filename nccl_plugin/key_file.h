@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "hmac.h"
+#include "crypto/hmac.h"
 
 namespace ors::nccl {
 

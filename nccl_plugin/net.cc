@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "device.h"
-#include "fork.h"
 #include "guarded.h"
+#include "io/fork.h"
 #include "log.h"
 #include "net_comm.h"
 

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "fork.h"
+#include "io/fork.h"
 #include "log.h"
 
 namespace ors::nccl {

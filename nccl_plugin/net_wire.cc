@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <cstring>
 
+#include "codec/wire.h"
+#include "crypto/random.h"
 #include "net.h"
-#include "random.h"
-#include "wire.h"
 
 namespace ors::nccl {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "abi.h"
-#include "socket.h"
+#include "io/socket.h"
 
 namespace ors::nccl {
 

@@ -14,7 +14,7 @@ from bench.compression.digits import EPOCHS, Digits, make_net
 from bench.compression.methods import Attach
 from reducer_client import Group
 from reducer_client.torch import ReductionState
-from reducer_client.torch.process_group import ReducerProcessGroup
+from reducer_client.torch.backend.process_group import ReducerProcessGroup
 
 # Small enough for several buckets: hooks that block in callbacks then do so beside each other.
 _BUCKET_MIB = 0.2

@@ -1,8 +1,8 @@
 """Workers of the simulation: the rules of the client by themselves, or its real engine.
 
-`ModelWorker` follows PROTOCOL.md, sections 4 to 8, and client/engine/flow.cc, for one key and one
-round at a time; it knows sizes only, and only the lanes that are simulated. `EngineWorker` is the
-engine's own protocol state, which moves real bytes and needs every lane to be simulated.
+`ModelWorker` follows PROTOCOL.md, sections 4 to 8, and client/engine/protocol/flow.cc, for one key
+and one round at a time. It knows sizes only, and only the lanes that are simulated. `EngineWorker`
+is the engine's own protocol state, which moves real bytes and needs every lane to be simulated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reducer.wire.keys import key_id, position
 from reducer_client import _engine
 
 KEY = "bench"
-# What a round may have unanswered on one lane outside of a grant (client/engine/flow.cc).
+# What a round may have unanswered on one lane outside of a grant (client/engine/protocol/flow.cc).
 ROUND_WINDOW = 512 << 10
 ROUND_WINDOW_CHUNKS = 4
 _ENTRY = struct.Struct("<QQ")

@@ -1,4 +1,4 @@
-"""Client of the open Reduction Server: arrays summed over the workers of a job by its reducers.
+"""Client of the open Reduction Server, whose reducers sum the arrays of a job's workers.
 
     with reducer_client.connect(["host:2222"], job="name", rank=r, world_size=n) as group:
         result = group.all_reduce(array, op="mean").wait()
@@ -6,7 +6,8 @@
 PyTorch: ``reducer_client.torch``; Keras 3, TensorFlow, JAX: ``.keras``, ``.tensorflow``, ``.jax``.
 """
 
-# Imports nothing by itself: torch imports this package in every program (``torch_autoload``).
+# This file imports no module of the package until a name is used, because every program that
+# imports torch imports this package (see ``torch_autoload``).
 
 from __future__ import annotations
 

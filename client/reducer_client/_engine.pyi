@@ -1,7 +1,7 @@
-"""The native part of reducer_client: the protocol state of a worker and its socket loop.
+"""The native part of reducer_client: a worker's protocol state and the loop over its sockets.
 
-Numbers of collectives, ops, dtypes and error codes are those of PROTOCOL.md. Arrays are any
-C-contiguous buffers; their sizes in bytes must be exact.
+PROTOCOL.md defines the numbers of collectives, ops, dtypes and error codes. A payload is any
+C-contiguous buffer of exactly the size in bytes that the call needs.
 """
 
 from typing import Any, TypeAlias
@@ -12,24 +12,24 @@ _Failure: TypeAlias = tuple[int, str, int, str, str, int]
 _ChunkTable: TypeAlias = list[tuple[int, int]]
 
 class EngineError(Exception):
-    """args = (code, message, rank, reason, key, round); -1 and "" where there is none."""
+    """``args`` is (code, message, rank, reason, key, round); -1 or "" means that there is none."""
 
     args: _Failure
 
 class Operation:
-    """One submitted round. Never made by hand."""
+    """One submitted round. Only ``submit`` makes operations."""
 
     @property
     def done(self) -> bool: ...
     @property
     def error(self) -> _Failure | None:
-        """The fields of an EngineError once it has failed."""
+        """The fields of an EngineError if the operation has failed, else None."""
     @property
     def flags(self) -> int:
-        """OVERFLOW, NAN and NONFINITE of the result; 0 until it is done."""
+        """The flags OVERFLOW, NAN and NONFINITE of the result; 0 until the operation is done."""
     @property
     def culprit(self) -> tuple[int, int] | None:
-        """The lowest rank that contributed NaN or Inf, and its first chunk with one."""
+        """(rank, chunk): the lowest rank that contributed NaN or Inf, and the first such chunk."""
     @property
     def key(self) -> str: ...
     @property
@@ -59,14 +59,17 @@ class Engine:
         timeline: str = "",
         worker_silence: float = 5.0,
     ) -> None:
-        """Opens no connection. Raises ValueError for options outside PROTOCOL.md.
+        """Open no connection yet.
 
-        `key`: of the job, 32 bytes, or none; zeroed at the end. `tls`: PEM files with certificate,
-        key and CA; EngineError where the machine has no OpenSSL. `timeline`: a folder for a file
-        with what becomes of each round, or none; ValueError where it cannot be made.
+        `key` is the job's key of 32 bytes; b"" means none. The engine zeroes its copy at the end.
+        `tls` names the PEM files of the certificate, its private key and the CA. `timeline` is the
+        folder for a trace file of the rounds; "" means none.
+
+        Raises ValueError if PROTOCOL.md does not allow an option or the trace file cannot be made,
+        and EngineError if `tls` is given and the machine has no OpenSSL.
         """
     def connect(self) -> None:
-        """Returns when every lane has welcomed this rank; raises EngineError."""
+        """Return when every lane has welcomed this rank. Raises EngineError."""
     def submit(
         self,
         collective: int,
@@ -81,25 +84,36 @@ class Engine:
         notify: bool = False,
         priority: int = 0,
     ) -> Operation:
-        """Copies `source` before it returns; `target` is written until the operation is done.
+        """Submit one round.
 
-        `wide`: source and target are float32, `dtype` the 16-bit type that travels. Raises
-        ValueError, BufferError, or EngineError when the group cannot take it.
+        `source` is copied before the call returns. If `source` is `target`, the engine may instead
+        read it until the operation is done. The engine writes to `target` until then. With `wide`,
+        source and target are float32 and `dtype` is the 16-bit type on the wire. With `notify`,
+        `next_finished` returns the operation.
+
+        Raises ValueError or BufferError for bad arguments, and EngineError when the group has
+        ended.
         """
     def wait(self, operation: Operation, timeout: float | None = None) -> bool:
-        """True as soon as it is done, False after `timeout` seconds. Signal handlers run.
+        """Return True as soon as the operation is done, False after `timeout` seconds.
 
-        One waiting thread at a time does the engine's I/O meanwhile.
+        Signal handlers run during the wait. One of the threads that wait may do the engine's I/O.
         """
     def next_finished(self, timeout: float) -> Operation | None:
-        """The next operation submitted with notify that is done; None on timeout or at the end."""
+        """The next finished operation that was submitted with `notify`.
+
+        None after `timeout` seconds, or when the engine has ended.
+        """
     def take_reports(self) -> list[str]: ...
     def stats(self, timeout: float) -> list[dict[str, object]]:
-        """STATS of every lane, each with its "reducer", "slot" and "lane"."""
+        """The STATS map of every lane, with "reducer", "slot" and "lane" added.
+
+        Raises EngineError if a lane does not answer in time or the group has failed.
+        """
     def close(self, timeout: float) -> None:
-        """Waits until everything is stable, leaves, and ends the thread; aborts on timeout."""
+        """Wait until all results are stable, leave and end the thread. Abort after `timeout`."""
     def abort(self, timed_out: str = "") -> None:
-        """Fails what is open and ends the thread; with a reason all ranks are told of it."""
+        """Fail all open operations and end the thread. All ranks learn the reason `timed_out`."""
     def counters(self) -> dict[str, int]: ...
     @property
     def run_id(self) -> str: ...
@@ -111,15 +125,15 @@ class Engine:
     def connections(self) -> int: ...
     @property
     def local_connections(self) -> int:
-        """Those of `connections` that are Unix sockets."""
+        """How many of `connections` are Unix sockets."""
     @property
     def forked(self) -> bool:
-        """Whether this process is a child forked from the one that made the engine."""
+        """Whether this process was forked from the process that made the engine."""
 
 class State:
-    """The same protocol state without sockets, thread or clock; bytes are moved by the caller.
+    """The engine's protocol state without sockets, thread or clock; the caller moves the bytes.
 
-    Prefaces are not part of the bytes: they belong to the socket loop.
+    The bytes do not include the prefaces, which the socket loop sends and reads.
     """
 
     def __init__(
@@ -140,15 +154,15 @@ class State:
         worker_silence: float = 5.0,
     ) -> None: ...
     def wanted(self) -> list[tuple[int, int]]:
-        """(reducer, lane) of connections to open now; each is named once."""
+        """(reducer, lane) of each connection to open now. Each connection is returned once."""
     def opened(self, reducer: int, lane: int, now: float) -> None: ...
     def incoming(self, reducer: int, lane: int, data: bytes, now: float) -> None: ...
     def outgoing(self, reducer: int, lane: int, limit: int, now: float) -> bytes: ...
     def closed(self, reducer: int, lane: int, reason: str, now: float) -> None: ...
     def unreachable(self, reducer: int, lane: int, reason: str, now: float) -> None:
-        """The attempt to open a wanted connection has failed; it is wanted again."""
+        """Report that a wanted connection could not be opened; `wanted` returns it again."""
     def to_drop(self) -> list[tuple[int, int]]:
-        """Connections to close now; closed() must follow."""
+        """(reducer, lane) of each connection to close now. The caller must then call `closed`."""
     def tick(self, now: float) -> None: ...
     def leave(self, now: float) -> None: ...
     def submit(
@@ -169,31 +183,34 @@ class State:
     def counters(self) -> dict[str, int]: ...
     @property
     def route(self) -> dict[str, Any]:
-        """route: int; since, live, lanes: lists by slot."""
+        """The fields "route" (int) and "since", "live" and "lanes" (lists indexed by slot)."""
     @property
     def suspected(self) -> list[int]:
-        """Live slots that this worker cannot reach."""
+        """The live slots that this worker cannot reach."""
     @property
     def joined(self) -> bool: ...
     @property
     def left(self) -> bool:
-        """Whether BYE is on its way."""
+        """Whether this worker has left, so that BYE is being sent."""
     @property
     def run_id(self) -> str: ...
     @property
     def error(self) -> _Failure | None: ...
 
 class Handshake:
-    """The worker's side of mode psk for one connection, without its socket."""
+    """The worker's side of the handshake of mode psk on one connection, without the socket."""
 
     def __init__(self, master: bytes, job: str, lane: int, nonce: bytes) -> None: ...
     @property
     def opening(self) -> bytes: ...
     @property
     def wanted(self) -> int:
-        """The most bytes to read now."""
+        """Maximum number of bytes to read now."""
     def received(self, data: bytes) -> bytes:
-        """The proof, once the answer is whole; raises EngineError for one that proves nothing."""
+        """Take bytes of the reducer's answer; return our proof when the answer is complete.
+
+        Raises EngineError if the answer does not prove that the reducer has the key.
+        """
 
 def hmac_sha256(key: bytes, data: bytes) -> bytes: ...
 def sha256(data: bytes) -> bytes: ...
@@ -201,7 +218,7 @@ def key_id(name: str) -> int: ...
 def crc32c(data: Buffer, value: int = 0, portable: bool = False) -> int: ...
 def msgpack_encode(value: object) -> bytes: ...
 def msgpack_decode(data: bytes) -> object:
-    """Raises ValueError for what is no control map of ours."""
+    """Decode a control map. Raises ValueError for anything else."""
 
 def plan(
     collective: int,
@@ -215,7 +232,7 @@ def plan(
     root: int = 0,
     live: list[int] = ...,
 ) -> list[tuple[int, int, int, int, int, bool, bool]]:
-    """Of every chunk: slot, lane, part, first element in the part, elements, sends, receives."""
+    """Per chunk (slot, lane, part, first element in the part, elements, sends, receives)."""
 
 def narrow(dtype: int, source: Buffer, target: Buffer) -> None: ...
 def widen(dtype: int, source: Buffer, target: Buffer) -> None: ...

@@ -1,4 +1,4 @@
-"""From what the caller gives to flat bytes that the engine reads and writes; no I/O."""
+"""Conversion of the caller's arrays to the flat bytes that the engine reads and writes; no I/O."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ Array = npt.NDArray[Any]
 
 
 def as_array(value: object) -> Array:
-    """A NumPy view of an array, a buffer or anything with ``__array__``; TypeError for the rest."""
+    """A NumPy view of an array, a buffer or an object with ``__array__``.
+
+    Raises TypeError for masked arrays and for all other objects.
+    """
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError("masked arrays cannot be reduced: fill them first (array.filled(0))")
     if isinstance(value, np.ndarray):
         return value
     try:
-        return np.asarray(memoryview(value))  # type: ignore[arg-type]  # TypeError is the answer
+        return np.asarray(memoryview(value))  # type: ignore[arg-type]  # TypeError: no buffer
     except TypeError:
         if hasattr(value, "__array__"):
             return np.asarray(value)
@@ -27,7 +30,7 @@ def as_array(value: object) -> Array:
 
 
 def flat_bytes(array: Array) -> memoryview:
-    """The elements in C order as flat uint8; copied only where not contiguous or not aligned."""
+    """The elements in C order as flat uint8. Copies only non-contiguous or unaligned arrays."""
     is_plain = array.flags.c_contiguous and array.flags.aligned
     contiguous = array if is_plain else np.require(array, requirements=("C", "A"))
     contiguous = contiguous.reshape(-1)
@@ -37,9 +40,11 @@ def flat_bytes(array: Array) -> memoryview:
 
 
 def apart(source: Array | None, target: Array | None) -> Array | None:
-    """The source, copied where results could come into a part of it that is not read yet.
+    """The source, or a copy of it if the source and the target overlap in part.
 
-    The engine reads and writes chunk by chunk: only a target that is the source itself is safe.
+    The engine reads and writes chunk by chunk. In an array that overlaps in part, a result could
+    overwrite elements that the engine has not read yet. A target that is exactly the source is
+    safe.
     """
     if source is None or target is None or not np.may_share_memory(source, target):
         return source
@@ -50,29 +55,33 @@ def apart(source: Array | None, target: Array | None) -> Array | None:
 
 
 def target_array(out: object | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """``out`` after its checks, or a new array, for a result of this shape and dtype."""
+    """The array for a result of this shape and dtype: ``out``, or a new array if it is None.
+
+    Raises TypeError or ValueError if ``out`` cannot take the result.
+    """
     if out is None:
         return np.empty(shape, dtype)
     array = as_array(out)
     if array is not out and array.ctypes.data != as_array(out).ctypes.data:  # __array__ may copy
         raise TypeError(
-            f"out: {type(out).__name__} makes a new array each time; pass an array, or a buffer, "
-            "whose memory takes the result"
+            f"out: expected a NumPy array or a buffer, got {type(out).__name__}, whose __array__ "
+            "makes a new array each time and cannot take the result"
         )
     if array.dtype != dtype or array.shape != shape:
         raise ValueError(
             f"out: expected shape {shape} of {dtype}, got shape {array.shape} of {array.dtype}"
         )
     if not array.flags.writeable:
-        raise ValueError("out: the array is read-only; pass a writable one")
+        raise ValueError("out: expected a writable array, got one that is read-only")
     if not (array.flags.c_contiguous and array.flags.aligned):
         raise ValueError(
-            "out: the array is not C-contiguous and aligned; reduce into a new one and copy"
+            "out: expected a C-contiguous, aligned array; reduce into a new array and copy the "
+            "result"
         )
     return array
 
 
 def check_movable(dtype: np.dtype[Any]) -> None:
-    """TypeError where bytes alone do not make the value (Python objects)."""
+    """Raise TypeError if the dtype holds Python objects, whose bytes mean nothing elsewhere."""
     if dtype.hasobject:
         raise TypeError(f"arrays of {dtype} hold Python objects and cannot be sent")

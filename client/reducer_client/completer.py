@@ -1,4 +1,4 @@
-"""The one thread that runs callbacks of finished works; it exists once something asks for it."""
+"""The thread that runs the callbacks of finished works. The first ``on_done`` starts the thread."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from reducer_client.work import Work
 if TYPE_CHECKING:
     from reducer_client._engine import Engine, Operation
 
-# Seconds that the thread waits at once, which bounds how long closing takes; and how often it
-# looks for stall reports and works past their deadline.
+# All in seconds. The longest single wait of the thread; closing a group can take as long.
 _NAP = 0.2
+# The period of the search for stall reports and for works past their deadline.
 _CHECK = 1.0
+# How long the thread waits for ``stop`` after the engine has ended.
 _CLOSING = 0.05
-# How long others wait for the registration of an operation that has ended: then it comes out of
-# turn, on the thread that submitted it.
+# How long the thread waits until ``expect`` registers an operation that has finished. After that
+# the callback runs out of order, on the thread that submitted the operation.
 _REGISTRATION = 10.0
 
 
@@ -33,10 +34,10 @@ class _Expected(NamedTuple):
 
 
 class Completer:
-    """Runs callbacks in the order in which operations finish, and fails those past their deadline.
+    """Runs callbacks in the order in which operations finish, and fails works past their deadline.
 
-    It is not the engine's thread: a callback may block, and may submit and wait for other works. It
-    must not wait for another work's *callback*, which would come on the same thread.
+    The thread is not the engine's. A callback may block, submit works and wait for works. A
+    callback must not wait for the *callback* of another work, which runs on the same thread.
     """
 
     def __init__(self, engine: Engine, reports: StallReports) -> None:
@@ -47,11 +48,14 @@ class Completer:
         self._dropped: set[Operation] = set()
         self._unclaimed: set[Operation] = set()
         self._stopping = False
-        self._next: _Expected | None = None  # is waited for no more, and not called yet
+        self._next: _Expected | None = None  # taken out of _waiting, callback not called yet
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Have the thread, before anything is submitted; RuntimeError where there can be none."""
+        """Start the thread if it does not run. Call this before the operation is submitted.
+
+        Raises RuntimeError if the system cannot start a thread.
+        """
         with self._changed:
             if self._thread is None and not self._stopping:
                 thread = threading.Thread(target=self._run, name="reducer-completer", daemon=True)
@@ -61,11 +65,9 @@ class Completer:
     def expect(
         self, operation: Operation, work: Work[Any], limit: float, callback: Callable[[], None]
     ) -> None:
-        """Run ``callback`` once when the operation, submitted with notify, is finished.
+        """Run ``callback`` once when the operation has finished. ``begin`` must come first.
 
-        After ``begin``.
-
-        ``limit``: the seconds after which the work fails.
+        The operation must have been submitted with notify. The work fails after ``limit`` seconds.
         """
         with self._changed:
             ended = operation in self._unclaimed
@@ -82,7 +84,7 @@ class Completer:
             self._fail_rest()
 
     def stop(self) -> None:
-        """After the engine is closed: run what is left and end the thread."""
+        """Run the remaining callbacks and end the thread. The engine must be closed before."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -94,13 +96,13 @@ class Completer:
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception:  # no memory
-            # No callback would come any more, and no deadline be seen.
+        except Exception:  # out of memory
+            # Without this thread no callback runs and no deadline is enforced.
             self._stopping = True
             self._engine.abort()
             self._call_next()
             self._fail_rest()
-            logger.exception("the thread that runs callbacks has failed, and its group ends")
+            logger.exception("the thread that runs callbacks has failed: the group ends")
 
     def _serve(self) -> None:
         checked = 0.0
@@ -112,10 +114,10 @@ class Completer:
                 self._complete(operation)
             if now - checked >= _CHECK:
                 checked = now
-                with suppress(Exception):  # a handler of the program's logs may fail
+                with suppress(Exception):  # the program's logging handler may fail
                     self._reports.collect()
                 self._expire(now)
-            # None before its time: the engine is being closed, and ``stop`` follows.
+            # A None before the timeout means that the engine is closing; ``stop`` follows.
             if operation is None and self._is_stopping(0.0 if now - asked >= _NAP else _CLOSING):
                 return
 
@@ -154,7 +156,7 @@ class Completer:
         for entry in expired:
             entry.work.expire(entry.limit, absent)
         if expired:
-            # Whoever waits by a callback goes on now, and uses its buffers again.
+            # The callbacks below let the program use its buffers again: the engine must stop first.
             self._engine.abort(str(expired[0].work.exception()))
         for entry in late.values():
             _call(entry.callback)
@@ -166,7 +168,8 @@ class Completer:
         for entry in rest:
             work = entry.work
             if not work.done:
-                work.fail(ClosedError(f"key {work.key!r}: the group was closed before the end"))
+                text = f"key {work.key!r}: the group was closed before the round had finished"
+                work.fail(ClosedError(text))
             _call(entry.callback)
 
 
@@ -174,6 +177,6 @@ def _call(callback: Callable[[], None]) -> None:
     try:
         callback()
     except Exception:
-        # The waiting code sees its own error by the work; this one belongs to the callback.
+        # The work reports errors of the round. This error is the callback's own.
         with suppress(Exception):
             logger.exception("a callback of a finished work failed")

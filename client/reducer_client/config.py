@@ -1,7 +1,7 @@
-"""Settings of a group, and the only place of the client that reads the environment.
+"""Settings of a group. Only this file of the client reads the environment.
 
-Precedence: arguments, then ``REDUCER_*``, then what launchers and clusters set (`reducer.cluster`),
-then the default.
+Precedence: arguments, then ``REDUCER_*``, then the variables of launchers and clusters
+(`reducer.cluster`), then the default.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from reducer.wire.codes import (
 from reducer.wire.handshake import MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
 
 DEFAULT_STEP_TIMEOUT = 300.0
-# Settings in seconds that a variable may give: its name, and the default.
+# Settings in seconds that have a variable: (the variable's name, the default).
 _SECONDS = {
     "connect_timeout": ("REDUCER_CONNECT_TIMEOUT", 60.0),
-    # A reducer that is alive sends something every heartbeat (0.25 s).
+    # A live reducer sends something every heartbeat (0.25 s).
     "silence": ("REDUCER_SILENCE", 1.0),
-    # A worker that is alive does, too; a false alarm costs the job, so lanes wait for longer.
+    # A live worker does as well, but a false alarm ends the job, so lanes wait longer.
     "worker_silence": ("REDUCER_WORKER_SILENCE", 5.0),
-    # A pod that is rescheduled, or a daemon that is restarted, is back in less.
+    # A rescheduled pod or a restarted daemon is back sooner.
     "reducer_wait": ("REDUCER_WAIT", 30.0),
 }
-# (least bytes of a round for each reducer, bytes of its chunks). Until each reducer's first chunk
-# is there, no result travels: that costs reducers x chunk / round, here 0.4 % of large rounds.
-# Small rounds still spread over all reducers. Beyond 256 KiB a chunk saves no more CPU, and a lane
-# reserves room for a few of the largest for each rank.
+# Rows of (minimum bytes of a round per reducer, bytes of its chunks).
+#  - No result travels before the first chunk of each reducer has arrived. This costs the fraction
+#    reducers x chunk / round of a round's time, 0.4 % for large rounds with this table.
+#  - Small rounds have small chunks, so that they still use all reducers.
+#  - Chunks above 256 KiB save no more CPU, and a lane reserves memory for several of the largest
+#    chunks per rank.
 _CHUNKS_PER_REDUCER = (
     (0, 16 << 10),
     (128 << 10, 32 << 10),
@@ -56,10 +58,10 @@ Transport = Literal["auto", "tcp"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything ``connect`` knows after arguments and environment are put together.
+    """The settings of ``connect``, resolved from arguments and environment.
 
-    ``run_id`` is "" on ranks that take it from rank 0. Times are in seconds; ``step_timeout`` is
-    None where nobody has asked for one.
+    ``run_id`` is "" on a rank that gets the id from rank 0. Times are in seconds. ``step_timeout``
+    is None if the caller gave none.
     """
 
     addresses: tuple[str, ...]
@@ -104,7 +106,10 @@ def resolve(
     timeline: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Settings from arguments and environment; ValueError names the bad value and its name."""
+    """Resolve the settings from arguments and environment.
+
+    Raises ValueError, which names the setting and the bad value.
+    """
     env = os.environ if environ is None else environ
     ranks = _resolve_ranks(env, rank, world_size)
     if on_overflow not in get_args(OnOverflow):
@@ -138,8 +143,9 @@ def resolve(
 def resolve_seconds(
     name: str, given: float | None = None, environ: Mapping[str, str] | None = None
 ) -> float:
-    """A setting of `_SECONDS`: given, or of its variable, or the default; ValueError names what is
-    no good.
+    """A setting of `_SECONDS`: the given value, else the variable's, else the default.
+
+    Raises ValueError, which names the bad value, unless the value is a finite number above 0.
     """
     variable, default = _SECONDS[name]
     if given is not None:
@@ -157,11 +163,14 @@ def resolve_key(
     key_file: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The key of a job for mode psk, b"" for none.
+    """The job's key for mode psk; b"" means none.
 
-    From the master key ``key``, else the file ``key_file``, else the file ``REDUCER_KEY_FILE``.
-    Apart from Settings, so that nothing that is shown, copied or sent on has it. Raises ValueError
-    for a file or key that is no good; no text has a part of the key.
+    The key comes from the master key ``key``, else from the file ``key_file``, else from the file
+    that ``REDUCER_KEY_FILE`` names. The key is not part of Settings, so that no log line, copy or
+    message can contain it.
+
+    Raises ValueError for a bad file or key, and TypeError if ``key`` is not bytes. No error text
+    contains a part of the key.
     """
     env = os.environ if environ is None else environ
     if key is not None and key_file is not None:
@@ -184,9 +193,10 @@ def resolve_tls(
     tls_ca: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[str, str, str] | None:
-    """The files of mode tls, None for another mode; "" is none.
+    """The files of mode tls (certificate, private key, CA); None if no file is given.
 
-    Raises ValueError where one is missing, cannot be read, or is a key that others can use.
+    Raises ValueError if only some files are given, a file cannot be read, or other users can read
+    the private key.
     """
     env = os.environ if environ is None else environ
     given = {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca}
@@ -213,9 +223,9 @@ def resolve_tls(
 
 
 def resolve_debug(environ: Mapping[str, str] | None = None) -> tuple[Debug, str] | None:
-    """What REDUCER_DEBUG asks for, and REDUCER_LOG_FORMAT, text or json; None: nothing.
+    """The values of REDUCER_DEBUG and REDUCER_LOG_FORMAT; None if REDUCER_DEBUG is not set.
 
-    ValueError for a value that is no good.
+    Raises ValueError, which names the variable and the bad value.
     """
     env = os.environ if environ is None else environ
     text, form = env.get("REDUCER_DEBUG", ""), env.get("REDUCER_LOG_FORMAT", "") or "text"
@@ -229,19 +239,19 @@ def resolve_debug(environ: Mapping[str, str] | None = None) -> tuple[Debug, str]
 
 
 def default_chunk_table(reducers: int) -> tuple[tuple[int, int], ...]:
-    """Rows of (least bytes of a round, bytes of its chunks) for so many reducers."""
+    """Rows of (minimum bytes of a round, bytes of its chunks) for this number of reducers."""
     return tuple((least * reducers, chunk) for least, chunk in _CHUNKS_PER_REDUCER)
 
 
 def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The table as tuples; ValueError where PROTOCOL.md, section 6, does not allow it."""
+    """The table as tuples. Raises ValueError for tables that PROTOCOL.md, section 6, excludes."""
     table = tuple((int(least), int(chunk)) for least, chunk in rows)
     if not 1 <= len(table) <= MAX_CHUNK_TABLE_ROWS or table[0][0] != 0:
         raise ValueError(
             f"chunk_table: expected 1 to {MAX_CHUNK_TABLE_ROWS} rows from 0, got {table}"
         )
     if any(later[0] <= earlier[0] for earlier, later in pairwise(table)):
-        raise ValueError(f"chunk_table: least bytes must ascend, got {table}")
+        raise ValueError(f"chunk_table: expected rows with ascending minimum bytes, got {table}")
     for _, chunk in table:
         if not 0 < chunk <= MAX_CHUNK_BYTES or chunk % CHUNK_ALIGNMENT:
             raise ValueError(
@@ -252,7 +262,7 @@ def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int],
 
 
 def find_local_ranks(environ: Mapping[str, str] | None = None) -> tuple[int | None, int | None]:
-    """This rank's number on its host and how many ranks the host has, as the launcher says."""
+    """(local rank, number of ranks on this host) from the launcher's variables, else None."""
     local_rank, size = cluster.find_local_ranks(os.environ if environ is None else environ)
     return (
         None if local_rank is None else local_rank.value,
@@ -261,8 +271,11 @@ def find_local_ranks(environ: Mapping[str, str] | None = None) -> tuple[int | No
 
 
 def daemon_environment() -> dict[str, str]:
-    """The environment of an embedded daemon: ours, but its options come from arguments alone."""
-    # Of another mode than ours we would refuse it.
+    """The environment of an embedded daemon: ours without most of REDUCER_*.
+
+    The daemon's options come only from its arguments.
+    """
+    # The daemon needs our security mode, or the client would refuse it.
     kept = {"REDUCER_NO_NATIVE", "REDUCER_KEY_FILE"}
     kept |= {"REDUCER_TLS_CERT", "REDUCER_TLS_KEY", "REDUCER_TLS_CA", "REDUCER_TIMELINE"}
     return {k: v for k, v in os.environ.items() if not k.startswith("REDUCER_") or k in kept}
@@ -273,7 +286,10 @@ def resolve_run(
     job: str | None,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[str, str]:
-    """(job, run id) that rank 0 of a process group chooses for all; new ones where nobody says."""
+    """(job, run id) that rank 0 of a process group chooses for all ranks.
+
+    A value that neither the argument nor the environment gives is random.
+    """
     env = os.environ if environ is None else environ
     token = secrets.token_hex(8)
     found_job = cluster.find_job(env, job, _resolve_addresses(env, addresses))
@@ -285,13 +301,16 @@ def resolve_run(
 
 
 def gloo_interfaces(environ: Mapping[str, str] | None = None) -> list[str]:
-    """What torch's variable GLOO_SOCKET_IFNAME names; none: gloo chooses."""
+    """The interfaces in torch's variable GLOO_SOCKET_IFNAME; empty if gloo is to choose."""
     env = os.environ if environ is None else environ
     return [name for name in env.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
 
 
 def keep_gloo_on_loopback() -> None:
-    """For ranks on one machine: gloo would bind to whatever the host's name resolves to."""
+    """Make gloo use the loopback interface, for ranks on one machine.
+
+    By default gloo binds to the address to which the host's name resolves.
+    """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
@@ -301,7 +320,7 @@ def _resolve_addresses(
     found = cluster.find_addresses(env, given)
     if found is None:
         raise ValueError(
-            "no reducer addresses: pass connect([...]) or set REDUCER_ADDRS=host:port,host:port; "
+            "no reducer addresses: pass connect([...]) or set REDUCER_ADDRS=host:port,host:port. "
             "CLUSTER_SPEC, TF_CONFIG and REDUCER_SERVICE name none (`reducer env` shows what is "
             "found)"
         )
@@ -314,7 +333,7 @@ def _resolve_job(
     found = cluster.find_job(env, given, addresses)
     if found is None:
         raise ValueError(
-            "no job name: pass connect(job=...) or set REDUCER_JOB; equal on all ranks"
+            "no job name: pass connect(job=...) or set REDUCER_JOB, equal on all ranks"
         )
     return _bounded("job", found.value, MAX_JOB_BYTES)
 
@@ -327,12 +346,12 @@ def _resolve_ranks(
         task = cluster.find_task(env)
         why = f" ({task.source}: this replica is: {task.value.role})" if task else ""
         raise ValueError(
-            f"no rank{why}: pass connect(rank=...), or set REDUCER_RANK, or start by a launcher "
-            "that sets one (`reducer env` shows what is found)"
+            f"no rank{why}: pass connect(rank=...), or set REDUCER_RANK, or start this program "
+            "with a launcher that sets the rank (`reducer env` shows what is found)"
         )
     if found_size is None:
         raise ValueError(
-            f"no world_size beside the rank of {found_rank.source}: pass connect(world_size=...) "
+            f"no world_size, only a rank (from {found_rank.source}): pass connect(world_size=...) "
             "or set REDUCER_WORLD_SIZE"
         )
     return found_rank.value, found_size.value
@@ -372,7 +391,10 @@ def _resolve_congestion(env: Mapping[str, str], given: str | None) -> str:
 
 
 def _resolve_source(env: Mapping[str, str], given: str | None) -> str:
-    """An address of this machine, or the name of an interface: its address may change."""
+    """The source setting, checked: an address of this machine or the name of an interface.
+
+    A name stays a name, because the address of an interface may change.
+    """
     found = given if given is not None else env.get("REDUCER_SOURCE", "")
     text = found.strip().removeprefix("[").removesuffix("]")
     interfaces = [name for _, name in socket.if_nameindex()]
@@ -414,7 +436,7 @@ def _kernel_setting(name: str) -> str:
 def _bounded(name: str, text: str, limit: int) -> str:
     size = len(text.encode())
     if size > limit:
-        raise ValueError(f"{name} of {size} bytes ({text[:40]!r}...): the limit is {limit}")
+        raise ValueError(f"{name}: expected at most {limit} bytes, got {size} ({text[:40]!r}...)")
     return text
 
 

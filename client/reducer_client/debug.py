@@ -1,7 +1,7 @@
-"""What ``REDUCER_DEBUG`` shows of a worker: lines on stderr, as those of the reducers.
+"""``REDUCER_DEBUG``: log lines of a worker on stderr, in the same form as a reducer's.
 
-Without it everything goes to the loggers ``reducer_client`` and ``reducer_client.*``, for the
-program to show or not.
+Without the variable all records go to the loggers ``reducer_client`` and ``reducer_client.*``, and
+the program decides what becomes of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _handler: logging.Handler | None = None
 
 
 def set_up(wanted: log.Debug, form: str) -> None:
-    """Show it on stderr, and there alone; more than once is once."""
+    """Write the records to stderr and nowhere else. Further calls add no second handler."""
     global _handler
     logger = logging.getLogger(ROOT)
     if _handler is None:
@@ -39,12 +39,12 @@ def set_up(wanted: log.Debug, form: str) -> None:
 
 
 def about(settings: Settings) -> dict[str, object]:
-    """The fields of every line of a group."""
+    """The fields that every log record of a group has."""
     return {"job": settings.job, "rank": settings.rank}
 
 
 def joined(settings: Settings, engine: Engine, mode: str) -> None:
-    """One line that says what runs: that the reducers are in use, and how."""
+    """Log the group's release, reducers, connections, mode and chunks in one line."""
     chunks = ", ".join(f"{chunk} B from {least} B" for least, chunk in settings.chunk_table)
     join_logger.info(
         "open-reduction-server %s, protocol %d.%d: rank %d of %d in run %s on %s; %d connections, "

@@ -1,4 +1,4 @@
-"""NumPy dtypes and reduce operations as numbers of the wire."""
+"""The wire numbers of NumPy dtypes and reduce operations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ OPS: dict[str, ReduceOp] = {
     "bor": ReduceOp.BOR,
     "bxor": ReduceOp.BXOR,
 }
-# Of NumPy's bool, which is a byte of 0 or 1: or, and, exclusive or.
-_OF_BOOL: dict[ReduceOp, ReduceOp] = {
+# Operations on NumPy's bool, which is a byte of 0 or 1: max is "or", min is "and".
+_BOOL_OPS: dict[ReduceOp, ReduceOp] = {
     ReduceOp.SUM: ReduceOp.MAX,
     ReduceOp.MAX: ReduceOp.MAX,
     ReduceOp.BOR: ReduceOp.MAX,
@@ -33,7 +33,7 @@ _OF_BOOL: dict[ReduceOp, ReduceOp] = {
     ReduceOp.BXOR: ReduceOp.BXOR,
 }
 
-# By kind and size: NumPy has two dtypes of 8-byte integers that compare equal.
+# By (kind, size), because NumPy has two dtypes of 8-byte integers that compare equal.
 _NATIVE: dict[tuple[str, int], DType] = {
     ("f", 4): DType.FLOAT32,
     ("f", 8): DType.FLOAT64,
@@ -50,24 +50,26 @@ SUPPORTED = ", ".join(d.name.lower() for d in DType)
 
 
 def find_dtype(dtype: AnyDtype) -> DType | None:
-    """The wire dtype of a NumPy dtype, or None where reducers cannot sum it."""
+    """The wire dtype of a NumPy dtype, or None if reducers cannot sum the dtype."""
     found = _NATIVE.get((dtype.kind, dtype.itemsize)) if dtype.isnative else None
-    # Asked last, for a name takes microseconds.
+    # The name comes last, because NumPy takes microseconds to make it.
     return _NAMED.get(dtype.name) if found is None else found
 
 
 def reducible_dtype(dtype: AnyDtype, declared: str | None = None) -> DType:
-    """The wire dtype for a reduction.
+    """The wire dtype for a reduction of an array of this dtype.
 
-    ``declared="bfloat16"`` says that 16-bit integers hold bfloat16, and likewise of the float8 in 8
-    bits. TypeError names the dtype and those that can be reduced.
+    ``declared="bfloat16"`` says that the array's 16-bit integers hold bfloat16. Likewise
+    ``"float8_e4m3fn"`` and ``"float8_e5m2"`` declare 8-bit integers.
+
+    Raises TypeError, with the dtypes that can be reduced, for any other dtype.
     """
     if declared is not None:
         meant = _NAMED.get(declared)
         if meant is None or dtype.kind not in "iuV" or dtype.itemsize != ITEM_SIZES[meant]:
             raise TypeError(
-                f"dtype={declared!r} for an array of {dtype}: expected {', '.join(_NAMED)}, and an "
-                "array of unsigned integers as wide"
+                f"dtype={declared!r} for an array of {dtype}: expected one of {', '.join(_NAMED)}, "
+                "and an array of integers of the same width"
             )
         return meant
     found = find_dtype(dtype)
@@ -77,7 +79,7 @@ def reducible_dtype(dtype: AnyDtype, declared: str | None = None) -> DType:
 
 
 def find_op(op: str) -> ReduceOp:
-    """The wire number of an operation; ValueError names those that exist."""
+    """The wire number of an operation. Raises ValueError, which lists all operations."""
     try:
         return OPS[op]
     except KeyError:
@@ -85,19 +87,19 @@ def find_op(op: str) -> ReduceOp:
 
 
 def find_reduction(op: str, dtype: AnyDtype, declared: str | None = None) -> tuple[ReduceOp, DType]:
-    """What an operation on such an array is on the wire; bool travels as uint8.
+    """The wire numbers of an operation and of the array's dtype. Bool travels as uint8.
 
-    TypeError for a dtype that cannot be reduced, or not so: floats have no bitwise operations, and
-    bool no mean. ValueError for an operation that there is not.
+    Raises TypeError if the dtype cannot be reduced or not with this operation (floats have no
+    bitwise operations, bool has no mean), and ValueError if there is no such operation.
     """
     code = find_op(op)
     if dtype.kind == "b" and declared is None:
-        if code not in _OF_BOOL:
+        if code not in _BOOL_OPS:
             raise TypeError(
                 f"op={op!r} of bool: expected max, sum or bor (or), min, prod or band (and), or "
                 "bxor; for a mean give integers or floats: array.astype('float32')"
             )
-        return _OF_BOOL[code], DType.UINT8
+        return _BOOL_OPS[code], DType.UINT8
     wire = reducible_dtype(dtype, declared)
     if code in BITWISE and wire in FLOATS:
         raise TypeError(f"op={op!r} of {wire.name.lower()}: expected integers or bool")
@@ -105,14 +107,17 @@ def find_reduction(op: str, dtype: AnyDtype, declared: str | None = None) -> tup
 
 
 def narrow_to(dtype: DType, wire_dtype: str | None) -> tuple[DType, bool]:
-    """(dtype on the wire, whether float32 is narrowed to it)."""
+    """(dtype on the wire, whether the client narrows float32 to that dtype).
+
+    Raises ValueError for another ``wire_dtype``, and TypeError if the array is not float32.
+    """
     if wire_dtype is None or wire_dtype == dtype.name.lower():
         return dtype, False
     if wire_dtype not in ("float16", "bfloat16", "float32"):
         raise ValueError(f"wire_dtype={wire_dtype!r}: expected float16, bfloat16 or None")
     if dtype is not DType.FLOAT32:
         raise TypeError(
-            f"wire_dtype={wire_dtype!r} for an array of {dtype.name.lower()}: only float32 arrays "
-            "can travel in another dtype"
+            f"wire_dtype={wire_dtype!r} for an array of {dtype.name.lower()}: expected float32, "
+            "the only dtype that can be sent as another one"
         )
     return DType[wire_dtype.upper()], True

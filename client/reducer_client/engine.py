@@ -1,4 +1,4 @@
-"""The native engine, or an error that says why there is none."""
+"""The native engine. The import fails with the reason if it was not built."""
 
 from __future__ import annotations
 

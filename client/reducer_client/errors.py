@@ -1,7 +1,8 @@
-"""What the client raises: one base, ``ReducerError``, and a class for each cause.
+"""The client's errors: a base class, ``ReducerError``, and one class for each cause.
 
-A framework may hand an error on as a plain ``RuntimeError`` (a failed DDP hook does), so the base
-is one. Every error can be pickled, with its attributes, on its way out of a worker process.
+The base is a ``RuntimeError``, because frameworks may turn an error into one (DDP does so when its
+hook fails). All errors can be pickled with their attributes, so that they can leave a worker
+process.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ __all__ = [
 
 
 class ReducerError(RuntimeError):
-    """Base of everything that this client raises about a group.
+    """Base class of all errors that concern a group.
 
     Attributes:
-        rank: the rank that the error is about, or None.
+        rank: the rank that the error concerns, or None.
         round: the number of the round of ``key`` that failed, or None.
         key: the key whose round failed, or None.
         reason: a short word for programs ("lost", "left", "closed", "forked" ...), or "".
@@ -58,58 +59,82 @@ class ReducerError(RuntimeError):
 
 
 class ReducerUnavailableError(ReducerError):
-    """A reducer cannot be reached, or has gone away."""
+    """A reducer cannot be reached while joining, or none can for ``reducer_wait`` seconds later.
+
+    The loss of a reducer raises no error while another one is live. After this error the group has
+    ended.
+    """
 
 
 class JoinError(ReducerError):
-    """The run would not have this rank: rank twice, another world size or run id, peers missing."""
+    """The run refused this rank, or not all ranks came within ``connect_timeout``.
+
+    The run refuses a rank that has joined already, another world size, number of reducers or run
+    id, and an address list that names a reducer twice.
+    """
 
 
 class PeerLostError(ReducerError):
-    """Another worker died, fell silent or left in the middle of the run; ``rank`` says which."""
+    """Worker ``rank`` died, fell silent, failed or left before the end of the run.
+
+    ``reason`` is "lost", "failed" or "left". The group has ended.
+    """
 
 
 class MismatchError(ReducerError):
-    """The ranks submitted different things as one round; the group works on after it."""
+    """The ranks submitted different collectives, dtypes, sizes or ops as one round.
+
+    The group is still usable.
+    """
 
 
 class RoundTimeoutError(ReducerError, TimeoutError):
-    """The round was not finished in time. It stays open: the same work may be waited for again."""
+    """The round did not finish in time; ``rank`` is the absent rank where only one is absent.
+
+    The round stays open: ``wait`` may be called again on the same work. A second call of the
+    collective would begin another round. If the program has no work to wait for (``barrier``,
+    ``on_done``, the calls of the frameworks), the group has ended.
+    """
 
 
 class AuthenticationError(ReducerError):
-    """A reducer or this client could not prove who it is."""
+    """A reducer or this client could not prove its identity, or their security modes differ."""
 
 
 class QuotaExceededError(ReducerError):
-    """The reducer has no memory for this job, or the job has its share of runs or connections."""
+    """The job needs more of a reducer's memory, runs or connections than its share.
+
+    Also raised for a call whose array has more chunks than the protocol allows.
+    """
 
 
 class NumericError(ReducerError):
-    """An integer wrapped (``on_overflow="error"``), or NaN or Inf came (``on_nonfinite="error"``).
+    """An integer result wrapped, or a contribution or the result has NaN or Inf.
 
-    ``rank`` is the lowest one that contributed NaN or Inf; ``reason`` is "overflow" or "nonfinite".
+    Raised only with ``on_overflow="error"`` (``reason`` is "overflow") and
+    ``on_nonfinite="error"`` (``reason`` is "nonfinite"). ``rank`` is the lowest rank that
+    contributed NaN or Inf, or None. The group is still usable.
     """
 
 
 class IntegrityError(ReducerError):
-    """Bytes were damaged on the way, two copies of a contribution differ, or the ranks' results.
+    """Bytes were damaged in transit, or two copies of a contribution or of a result differ.
 
-    ``reason`` is "digest" where results differ (``connect(digest_every=...)``), and ``rank`` then
-    one of the ranks that have others than most.
+    ``reason`` is "digest" if the ranks hold different results (``connect(digest_every=...)``).
+    ``rank`` is then one of the ranks whose results differ from the majority. The group has ended.
     """
 
 
 class ProtocolError(ReducerError):
-    """Reducer and client do not follow the same protocol; or no reducer answers at the address."""
+    """The peer violated the protocol, or the process at the address is not a reducer."""
 
 
 class ProtocolVersionError(ProtocolError):
-    """Reducer and client are of different major versions."""
+    """Reducer and client speak different major versions of the protocol."""
 
 
 class ClosedError(ReducerError):
-    """The group is closed, or belongs to the parent of this forked process."""
+    """The group is closed, or this process is a forked child and the group is its parent's."""
 
 
 _BY_CODE: dict[int, type[ReducerError]] = {
@@ -131,7 +156,10 @@ _CLOSED_REASONS = frozenset({"closed", "forked"})
 
 
 def from_engine(args: Sequence[Any]) -> ReducerError:
-    """The error for the engine's ``(code, message, rank, reason, key, round)``; -1 and "": none."""
+    """The error for the engine's ``(code, message, rank, reason, key, round)``.
+
+    The values -1 and "" mean that there is none.
+    """
     code, message, rank, reason, key, round_number = args
     kind = _BY_CODE.get(code, ReducerError)
     if code == ErrorCode.UNAVAILABLE and reason in _CLOSED_REASONS:

@@ -1,6 +1,6 @@
-"""Fusion buffers: many small arrays as one key.
+"""Fusion buffers: many small arrays sent as one key.
 
-The plan depends on the arrays' dtypes, sizes and order alone, so that all ranks make the same one.
+The plan depends only on the arrays' dtypes, sizes and order, so all ranks make the same plan.
 """
 
 from __future__ import annotations
@@ -13,38 +13,45 @@ import numpy as np
 
 from reducer_client.arrays import Array
 
-# The largest round that is worth waiting for: beyond it nothing is gained, and memory is.
+# Bytes. Larger fusion buffers are no faster and take more memory.
 DEFAULT_FUSION_THRESHOLD = 128 << 20
 
 
 @dataclass
 class FusionBuffer:
-    """Which arrays (by position in the call) travel together; all have one dtype."""
+    """One buffer of the plan: the positions of its arrays in the call, their dtype and total size.
+
+    ``count`` is the number of elements.
+    """
 
     dtype: np.dtype[Any]
     members: list[int]
     count: int
 
     def pack(self, arrays: Sequence[Array]) -> Array:
-        """A new flat array of ``count`` elements with the members one after the other."""
+        """Copy the members, one after another, into a new flat array of ``count`` elements."""
         fused = np.empty(self.count, self.dtype)
         for view, member in zip(self.views(fused, arrays), self.members, strict=True):
             np.copyto(view, arrays[member])
         return fused
 
     def views(self, fused: Array, arrays: Sequence[Array]) -> list[Array]:
-        """The members' places in a fused array, in their own shapes."""
-        places = []
+        """Each member's part of a fused array, as a view with the member's shape."""
+        views = []
         start = 0
         for member in self.members:
             like = arrays[member]
-            places.append(fused[start : start + like.size].reshape(like.shape))
+            views.append(fused[start : start + like.size].reshape(like.shape))
             start += like.size
-        return places
+        return views
 
 
 def plan_fusion(arrays: Sequence[Array], threshold: int) -> list[FusionBuffer]:
-    """Buffers of at most ``threshold`` bytes (one larger array goes alone), by first member."""
+    """Assign the arrays to buffers of at most ``threshold`` bytes, ordered by first member.
+
+    An array above the threshold has a buffer of its own. Raises ValueError for a threshold that is
+    not positive.
+    """
     if threshold <= 0:
         raise ValueError(f"fusion_threshold={threshold}: expected bytes above 0")
     buffers: list[FusionBuffer] = []

@@ -1,8 +1,8 @@
-"""JAX: the leaves of a tree reduced through a group, inside and outside of jit.
+"""JAX: reduces the leaves of a tree through a group, inside and outside of jit.
 
 grads = reducer_client.jax.all_reduce_tree(grads, group)
 
-The reduction is an ordered effect of the program: JAX neither drops, repeats nor swaps the calls.
+The reduction is an ordered effect, so JAX neither drops, repeats nor reorders the calls.
 """
 
 from __future__ import annotations
@@ -31,24 +31,28 @@ def all_reduce_tree(
     key: str | None = None,
     wire_dtype: WireDtype | None = None,
 ) -> Any:
-    """Reduce every leaf over all ranks; all ranks, with trees of the same structure.
+    """Reduce every leaf of a tree over all ranks.
 
-    Within a program the calls run in its order, also those of several jitted functions: all ranks
-    must make them in the same order. Leaves that are sharded over this process's devices are
-    gathered first. It has no derivative, and does not go under vmap: call it on gradients.
+    All ranks must call this in the same order, with trees of the same structure, shapes and dtypes.
+    JAX keeps the program's order of the calls, also across several jitted functions. Leaves that
+    are sharded over this process's devices are gathered first. The function has no derivative and
+    does not work under vmap, so call it on gradients.
 
     Args:
-        fusion_threshold: bytes; the leaves of a dtype travel together up to there.
-        key: names the rounds, in errors and timelines too.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: how float32 leaves travel.
+        tree: a pytree of arrays or numbers.
+        op: as for ``Group.all_reduce``.
+        fusion_threshold: maximum size in bytes of a fusion buffer, which holds leaves of one dtype.
+        key: key of the rounds; errors and timelines show it. By default the client chooses a key.
+        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 leaves are sent.
 
     Returns:
-        A tree of arrays of the same shapes and dtypes, the same bits on every rank.
+        A tree of JAX arrays with the shapes and dtypes of the leaves; the same bits on every rank.
 
     Raises:
-        NotImplementedError: within shard_map or pmap, where each local device would call.
-        jax.errors.JaxRuntimeError: with the text of the ReducerError. Under jit it comes where the
-            result is waited for; the state that the step returned must not be used.
+        NotImplementedError: inside shard_map or pmap, where every local device would make the call.
+        jax.errors.JaxRuntimeError: the text has the ReducerError, or the TypeError for a dtype that
+            cannot be reduced. Under jit the error is raised where the program waits for the result.
+            Do not use the state that the failed step returned.
     """
     _refuse_manual_axes()
     leaves, structure = jax.tree.flatten(tree)
@@ -63,16 +67,25 @@ def all_reduce_tree(
         return wait_or_end(group, work)
 
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-    # Not pure_callback: that may be dropped, or run twice.
+    # JAX may drop a pure_callback or run it twice.
     reduced = io_callback(reduce, shapes, *arrays, ordered=True)
     return jax.tree.unflatten(structure, reduced)
 
 
 def broadcast_tree(tree: Any, group: Group, root: int = 0) -> Any:
-    """The root's leaves on every rank, byte for byte; outside of jit. Typically before training.
+    """Send the root's leaves to every rank, byte for byte. Call it outside of jit.
+
+    Args:
+        tree: a pytree of arrays, of the same structure, shapes and dtypes on all ranks.
+        root: the rank whose values all ranks get.
+
+    Returns:
+        A tree of JAX arrays with the root's values.
 
     Raises:
-        ReducerError: one of its children.
+        ValueError: ``root`` is not a rank.
+        TypeError: a leaf holds Python objects.
+        ReducerError: a subclass, if a round or the group failed.
     """
     leaves, structure = jax.tree.flatten(tree)
     works = [group.broadcast(np.asarray(leaf), root) for leaf in leaves]
@@ -82,7 +95,7 @@ def broadcast_tree(tree: Any, group: Group, root: int = 0) -> Any:
 def _refuse_manual_axes() -> None:
     axes = jax.sharding.get_abstract_mesh().manual_axes
     if axes:
-        # Their callbacks run side by side: one rank's first shard would meet another's second.
+        # The callbacks of the devices run concurrently, so a round could mix different shards.
         raise NotImplementedError(
             f"all_reduce_tree within shard_map or pmap over {', '.join(map(repr, axes))}: each "
             "local device would call it on its own; reduce over the local devices first "

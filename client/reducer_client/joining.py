@@ -1,4 +1,4 @@
-"""Joining a job: settings, the engine's connections, the group."""
+"""``connect``: resolves the settings, connects the engine and returns the group."""
 
 from __future__ import annotations
 
@@ -36,68 +36,77 @@ def connect(
     tls_key: str | None = None,
     tls_ca: str | None = None,
 ) -> Group:
-    """Join a job on its reducers; returns once all ranks have joined.
+    """Join a job on its reducers. Returns when all ranks have joined.
 
-    What is not given comes from the environment: ``REDUCER_ADDRS``, ``REDUCER_JOB``,
-    ``REDUCER_RANK``, ``REDUCER_WORLD_SIZE``, ``REDUCER_RUN_ID``, then what the launcher or the
-    cluster sets (torchrun, Horovod, Open MPI, Slurm, Vertex, Kubernetes); `reducer env` shows it.
+    If ``addresses``, ``job``, ``rank``, ``world_size`` or ``run_id`` is None, its value comes from
+    ``REDUCER_ADDRS``, ``REDUCER_JOB``, ``REDUCER_RANK``, ``REDUCER_WORLD_SIZE`` or
+    ``REDUCER_RUN_ID``, else from the variables of the launcher or the cluster (torchrun, Horovod,
+    Open MPI, Slurm, Vertex, Kubernetes). `reducer env` shows each value and its source.
 
     Args:
-        addresses: ``host:port`` of every reducer, the same ones on all ranks; port 2222 by default,
-            IPv6 in brackets. A string is split at commas.
-        job: the name of the training run, equal on all ranks.
-        run_id: one run of that name; by default rank 0 makes a random one for all. ``RUN#NAME`` is
-            a group of workers of the run RUN, with ranks and a world size of its own: all its ranks
-            give it, and any number of groups form at the same time.
-        connect_timeout: seconds to reach every reducer and to meet all ranks; by default
-            ``REDUCER_CONNECT_TIMEOUT``, else 60.
-        step_timeout: seconds that ``Work.wait`` and ``barrier`` wait by default, else 300; and that
-            a bucket of DDP has, else the timeout of the module's process group.
-        silence: seconds without a byte after which a reducer is suspected; if there is another
-            one, its part of the work goes there. By default ``REDUCER_SILENCE``, else 1.
-        worker_silence: seconds, 1 to 3600, without a byte after which the reducers call a worker
-            lost, and the job ends: more than this process may be stopped, or its machine suspended.
-            By default ``REDUCER_WORKER_SILENCE``, else 5. Rank 0's is used by all.
-        reducer_wait: seconds that open rounds wait for a reducer when there is no other; by default
-            ``REDUCER_WAIT``, else 30.
-        on_overflow: ``"error"`` makes ``wait`` raise NumericError where an integer result wrapped;
+        addresses: ``host:port`` of every reducer; all ranks give the same reducers. The port is
+            2222 by default, and IPv6 addresses are in brackets. A string is split at commas.
+        job: name of the job, equal on all ranks.
+        rank: this worker's number, from 0 to ``world_size - 1``, different on every rank.
+        world_size: number of workers, equal on all ranks.
+        run_id: id of this run of the job. By default rank 0 makes a random one for all ranks.
+            ``RUN#NAME`` makes a group of some workers of the run RUN, with its own ranks and world
+            size. All members must give the id. Any number of groups may form at the same time.
+        connect_timeout: seconds in which all reducers must be reached and all ranks must join. By
+            default ``REDUCER_CONNECT_TIMEOUT``, else 60.
+        step_timeout: default timeout in seconds of ``Work.wait`` and ``barrier`` (else 300), and
+            timeout of a DDP bucket (else the timeout of the module's process group).
+        silence: seconds without a byte after which this worker suspects a reducer. The other
+            reducers then take over its part of the work. By default ``REDUCER_SILENCE``, else 1.
+        worker_silence: seconds (1 to 3600) without a byte after which the reducers declare a worker
+            lost and the job ends. Choose more than the longest time for which a worker process may
+            be stopped or its machine suspended. By default ``REDUCER_WORKER_SILENCE``, else 5. All
+            ranks use the value of rank 0.
+        reducer_wait: seconds for which open rounds wait for a reducer while none is live. By
+            default ``REDUCER_WAIT``, else 30.
+        on_overflow: ``"error"`` makes ``wait`` raise NumericError if an integer result wrapped.
             ``"flag"`` only sets ``Work.overflow``.
-        on_nonfinite: ``"error"`` makes ``wait`` raise NumericError where a rank contributed NaN or
-            Inf, or the result is such: the same text on all ranks that ask for it, which names the
-            rank; the group works on. ``"propagate"`` only sets ``Work.nonfinite`` and
-            ``Work.nonfinite_rank``, and lets the values through, as gradient scalers need them.
-        chunk_table: (least bytes of a round, bytes of its chunks); rank 0's is used by all.
-        transport: ``"auto"`` takes a Unix socket to reducers on this machine that run as this
-            user or as root, and TCP to all others; ``"tcp"`` takes TCP. By default
+        on_nonfinite: ``"error"`` makes ``wait`` raise NumericError if a contribution or the result
+            has NaN or Inf. The error names the contributing rank, with the same text on every rank
+            that uses ``"error"``, and the group stays usable. ``"propagate"`` returns the values
+            and only sets ``Work.nonfinite`` and ``Work.nonfinite_rank``; gradient scalers need it.
+        chunk_table: rows of (minimum bytes of a round, bytes of its chunks), ascending from 0. The
+            default depends on the number of reducers. All ranks use the table of rank 0.
+        transport: ``"auto"`` uses Unix sockets to reducers on this machine that run as this user or
+            as root, and TCP to all others. ``"tcp"`` always uses TCP. By default
             ``REDUCER_TRANSPORT``, else ``"auto"``.
-        congestion: TCP congestion control of this worker's connections, such as ``"cubic"``; by
+        congestion: TCP congestion control of this worker's connections, such as ``"cubic"``. By
             default ``REDUCER_CONGESTION``, else the system's.
-        source: address, or name of an interface, that TCP connections of this worker come from; by
-            default ``REDUCER_SOURCE``, else what the routes of the system say.
-        digest_every: every so many rounds of a key the ranks compare a digest of their results; if
-            they differ, every rank raises IntegrityError, which names the ranks, the key and the
-            rounds, and the group ends. By default ``REDUCER_DIGEST_EVERY``, else 0: never. Rank
-            0's is used by all.
-        timeline: a folder, to which this worker adds a file that says what became of each round and
-            when; viewers of Chrome traces, such as Perfetto, open it. It must be on a local disk:
-            one that hangs would hold up the rounds. By default ``REDUCER_TIMELINE``; "" is none.
-        key_file: file with the reducers' key or that of this job, as ``reducer keygen`` writes it.
-            Every reducer must then prove that it has it, too. By default ``REDUCER_KEY_FILE``; ""
-            is none.
-        key: the bytes of the reducers' key instead, for programs that fetch secrets themselves.
-        tls_cert: PEM file with this worker's certificate and its chain: TLS 1.3 then, and every
-            reducer must have a certificate for the name or address in ``addresses``. It takes the
-            system's OpenSSL. By default ``REDUCER_TLS_CERT``; "" is none.
-        tls_key: PEM file with the key of that certificate; by default ``REDUCER_TLS_KEY``.
-        tls_ca: PEM file with the CA that signs the reducers' certificates; by default
-            ``REDUCER_TLS_CA``.
+        source: local address, or name of the interface, of this worker's TCP connections. By
+            default ``REDUCER_SOURCE``, else the system's routes decide.
+        digest_every: number of rounds of a key after which the ranks compare a digest of their
+            results; 0 means never. If the results differ, every rank raises IntegrityError, which
+            names the ranks, the key and the rounds, and the group ends. By default
+            ``REDUCER_DIGEST_EVERY``, else 0. All ranks use the value of rank 0.
+        timeline: folder in which this worker writes a trace file of its rounds, for viewers of
+            Chrome traces such as Perfetto; "" means none. The folder must be on a local disk,
+            because a file system that hangs would delay the rounds. By default
+            ``REDUCER_TIMELINE``.
+        key: master key of the reducers as bytes, for programs that fetch secrets themselves.
+        key_file: file with the reducers' master key or this job's key, as ``reducer keygen`` writes
+            it; "" means none. Every reducer must prove that it has the key. By default
+            ``REDUCER_KEY_FILE``.
+        tls_cert: PEM file with this worker's certificate and chain; "" means none. Connections then
+            use TLS 1.3 and the system's OpenSSL, and every reducer needs a certificate for its name
+            or address in ``addresses``. By default ``REDUCER_TLS_CERT``.
+        tls_key: PEM file with the private key of ``tls_cert``. By default ``REDUCER_TLS_KEY``.
+        tls_ca: PEM file with the CA of the reducers' certificates. By default ``REDUCER_TLS_CA``.
 
     Raises:
-        ValueError: a setting is missing or bad; it names it and where it came from.
-        AuthenticationError: a reducer could not prove the key or show a good certificate, refuses
-            ours, or is of another mode; or this machine has no OpenSSL.
-        ReducerUnavailableError: no reducer answers at an address.
-        JoinError: the ranks do not fit together, or some did not come in time.
+        ValueError: a setting is missing or invalid. The text names the setting and its source.
+        TypeError: ``key`` is not bytes.
+        AuthenticationError: a reducer has neither our key nor a valid certificate, refuses ours, or
+            has another security mode; or this machine has no OpenSSL.
+        ReducerUnavailableError: no reducer answered at an address within ``connect_timeout``.
+        JoinError: the ranks contradict each other, or some did not join in ``connect_timeout``.
+        QuotaExceededError: the job would exceed its share of a reducer's runs or connections.
+        ProtocolError: the process at an address is not a reducer, or (ProtocolVersionError) has
+            another major version of the protocol.
     """
     settings = config.resolve(
         addresses,
@@ -119,15 +128,15 @@ def connect(
         digest_every=digest_every,
         timeline=timeline,
     )
-    shown = config.resolve_debug()
-    if shown is not None:
-        debug.set_up(*shown)
-    proof = config.resolve_key(settings.job, key, key_file)
+    wanted = config.resolve_debug()
+    if wanted is not None:
+        debug.set_up(*wanted)
+    job_key = config.resolve_key(settings.job, key, key_file)
     tls = config.resolve_tls(tls_cert, tls_key, tls_ca)
-    if proof and tls:
+    if job_key and tls:
         raise ValueError(
             "a key (key, key_file, REDUCER_KEY_FILE) and certificates (tls_cert, REDUCER_TLS_CERT "
-            '...): expected one of them, got both; "" is none'
+            '...): expected one of them, got both; "" means none'
         )
     try:
         engine = Engine(
@@ -146,11 +155,11 @@ def connect(
             digest_every=settings.digest_every,
             worker_silence=settings.worker_silence,
             timeline=settings.timeline,
-            key=proof,
+            key=job_key,
             tls=tls,
         )
         engine.connect()
     except EngineError as error:
         raise from_engine(error.args) from None
-    debug.joined(settings, engine, "tls" if tls else "psk" if proof else "open")
+    debug.joined(settings, engine, "tls" if tls else "psk" if job_key else "open")
     return Group(settings, engine)

@@ -1,9 +1,9 @@
-"""Keras 3: optimizers that apply the mean gradient of all ranks, and the callbacks beside them.
+"""Keras 3: optimizers that apply the mean gradient of all ranks, and callbacks for training.
 
 model.compile(optimizer=DistributedOptimizer(keras.optimizers.Adam(), group), jit_compile=False)
 model.fit(..., callbacks=[BroadcastGlobalVariables(group), MetricAverage(group)])
 
-The backends of Keras may be TensorFlow, JAX or torch; XLA (jit_compile) is for JAX alone.
+The backend of Keras may be TensorFlow, JAX or torch. Only JAX supports XLA (jit_compile) here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Reduce = Callable[[list[Any]], Sequence[Any]]
 _names: weakref.WeakKeyDictionary[Group, itertools.count[int]] = weakref.WeakKeyDictionary()
 
 
-def DistributedOptimizer(  # noqa: N802 - makes an optimizer, and users know it by this name
+def DistributedOptimizer(  # noqa: N802 - makes an optimizer; users know this name from Horovod
     optimizer: Any,
     group: Group,
     op: Op = "mean",
@@ -38,22 +38,28 @@ def DistributedOptimizer(  # noqa: N802 - makes an optimizer, and users know it 
     wire_dtype: WireDtype | None = None,
     key: str | None = None,
 ) -> Any:
-    """An optimizer of the same class and settings that first reduces its gradients over all ranks.
+    """Make an optimizer of the same class and settings that reduces its gradients over all ranks.
 
-    ``apply`` hands all gradients in at once; clipping, weight decay and the update see the reduced
-    ones. A built optimizer's state is taken over. It is saved as the class it was made from: wrap
-    the loaded one again. A LossScaleOptimizer is given here, not put around the result.
+    ``apply`` reduces all gradients in one call. Clipping, weight decay and the update use the
+    reduced gradients. The new optimizer copies the state of a built optimizer. Keras saves the new
+    optimizer under the original class, so wrap it again after loading. Wrap a LossScaleOptimizer
+    with this function, not the other way round.
 
     Args:
-        optimizer: a Keras 3 optimizer; it is not changed, and no longer needed.
-        fusion_threshold: bytes; the gradients of a dtype travel together up to there.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: how float32 gradients travel.
-        key: begins the keys of the rounds. By default it tells by the order of creation which
-            optimizer of the group it is, so all ranks must make theirs in the same order.
+        optimizer: a Keras 3 optimizer. It is not changed and no longer needed.
+        group: the group whose ranks train together.
+        op: as for ``Group.all_reduce``.
+        fusion_threshold: maximum size in bytes of a fusion buffer, which holds gradients of one
+            dtype.
+        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 gradients are sent.
+        key: prefix of the keys of the rounds. By default the number of this optimizer within the
+            group, so all ranks must make their optimizers in the same order.
 
     Raises:
-        TypeError: no Keras 3 optimizer, or one that is distributed already.
-        ValueError: Keras runs on another backend than tensorflow, jax and torch.
+        TypeError: the argument is not a Keras 3 optimizer, or is distributed already.
+        ValueError: the backend of Keras is not tensorflow, jax or torch.
+        ReducerError: from ``apply``, a subclass, if a round or the group failed. JAX, and
+            TensorFlow in compiled code, raise their own error with the text.
     """
     if key is None:
         key = f"keras{next(_names.setdefault(group, itertools.count()))}"
@@ -62,10 +68,14 @@ def DistributedOptimizer(  # noqa: N802 - makes an optimizer, and users know it 
 
 
 def with_reduction(optimizer: Any, reduce: Reduce, local: LocalVariables | None = None) -> Any:
-    """An optimizer of the same class, settings and state that applies what ``reduce`` returns.
+    """Make an optimizer of the same class, settings and state with reduced gradients.
 
     Args:
+        reduce: function from the list of all gradients to the list of gradients to apply.
         local: variables whose gradients are not reduced.
+
+    Raises:
+        TypeError: the argument is not a Keras 3 optimizer, or is distributed already.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, _Reducing):
         raise TypeError(
@@ -74,8 +84,8 @@ def with_reduction(optimizer: Any, reduce: Reduce, local: LocalVariables | None 
         )
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     base = type(optimizer)
-    # Named as its base, and so it is saved. The reduction belongs to the class, for Keras makes
-    # instances from their configuration alone.
+    # The new class has the name and module of its base, under which Keras saves it. The reduction
+    # is an attribute of the class, because Keras makes instances from their configuration alone.
     attributes = {
         "__module__": base.__module__,
         "_reduce_all": staticmethod(reduce),
@@ -91,9 +101,14 @@ def with_reduction(optimizer: Any, reduce: Reduce, local: LocalVariables | None 
 
 
 class BroadcastGlobalVariables(keras.callbacks.Callback):  # type: ignore[misc]  # no types there
-    """Before training, give all ranks the root's weights and optimizer state.
+    """Keras callback that gives all ranks the root's weights and optimizer state before training.
 
-    The seeds of random layers stay each rank's own. On every rank, in the same place of the list.
+    Every rank must have the callback at the same position in its list. The state of seed
+    generators, for example of dropout layers, is not broadcast.
+
+    Args:
+        group: the group whose ranks train together.
+        root: the rank whose values all ranks get.
     """
 
     def __init__(self, group: Group, root: int = 0) -> None:
@@ -102,15 +117,23 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):  # type: ignore[misc] 
         self.root = root
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras, after it has built the model."""
+        """Called by Keras before training.
+
+        Raises RuntimeError if the model is not built, and a subclass of ReducerError if a broadcast
+        failed.
+        """
         broadcast_variables(trained_variables(self.model), self.group, self.root)
 
 
 class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # no types there
-    """At the end of each epoch, replace the metrics by their mean over all ranks.
+    """Keras callback that replaces the metrics of each epoch by their mean over all ranks.
 
-    Put it before the callbacks that read them (EarlyStopping, ReduceLROnPlateau, ModelCheckpoint):
-    these then decide alike on every rank. Each rank counts the same, whatever its share of samples.
+    Put it before the callbacks that read the metrics (EarlyStopping, ReduceLROnPlateau,
+    ModelCheckpoint), so that they decide the same on every rank. All ranks have equal weight,
+    whatever their numbers of samples.
+
+    Args:
+        group: the group whose ranks train together.
     """
 
     def __init__(self, group: Group) -> None:
@@ -121,7 +144,7 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # no types
         return wait_or_end(self.group, self.group.all_reduce(values, "mean"))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Called by Keras."""
+        """Called by Keras. Raises a subclass of ReducerError if the reduction failed."""
         average_logs(logs, self._mean)
 
 
@@ -129,7 +152,8 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -
     """Give all ranks the root's values of Keras variables, byte for byte.
 
     Raises:
-        ReducerError: one of its children.
+        ValueError: ``root`` is not a rank.
+        ReducerError: a subclass, if a round or the group failed.
     """
     arrays = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
     works = [group.broadcast(array, root) for array in arrays]
@@ -138,20 +162,20 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -
 
 
 def trained_variables(model: Any) -> list[Any]:
-    """Weights and optimizer state of a model; RuntimeError where it is not built."""
+    """Weights and optimizer state of a model. Raises RuntimeError if the model is not built."""
     if not model.built:
         raise RuntimeError(
             f"the model {model.name!r} is not built when training begins; build it first "
             "(model.build(input_shape), or call it on a batch)"
         )
     optimizer = model.optimizer
-    if not optimizer.built:  # on the root it may be, from a checkpoint
+    if not optimizer.built:  # a checkpoint may have built the root's, and the ranks must agree
         optimizer.build(model.trainable_variables)
     return [*model.weights, *optimizer.variables]
 
 
 def average_logs(logs: dict[str, Any] | None, mean: Callable[[Array], Array]) -> None:
-    """Replace the numbers in what Keras gives to a callback by their mean."""
+    """Replace the values in a callback's ``logs`` by their mean over all ranks."""
     if logs:
         names = sorted(logs)
         means = mean(np.array([float(logs[name]) for name in names]))
@@ -159,7 +183,7 @@ def average_logs(logs: dict[str, Any] | None, mean: Callable[[Array], Array]) ->
 
 
 class _Reducing:
-    """In front of an optimizer's class: reduces before it applies."""
+    """Mixin before an optimizer's class that reduces the gradients before they are applied."""
 
     _reduce_all: Reduce
     _local: LocalVariables
@@ -171,11 +195,12 @@ class _Reducing:
         return super().apply(self._reduced(grads, variables), given)  # type: ignore[misc]
 
     def _reduced(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Those that are None (a variable without a gradient) stay so, on all ranks alike."""
+        """The reduced gradients. None stays None, and must be None on all ranks."""
         return self._local.reduce_others(grads, variables, self._reduce_all)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # LossScaleOptimizer takes the factor from what it is put around, and says no more to it.
+        # A LossScaleOptimizer sets the factor of its inner optimizer to None. Nothing else shows
+        # the inner optimizer that it was wrapped.
         if name == "loss_scale_factor" and value is None and name in self.__dict__:
             raise ValueError(
                 "LossScaleOptimizer around a DistributedOptimizer: a rank whose gradients overflow "
@@ -186,10 +211,13 @@ class _Reducing:
 
 
 class _ReducingScaled(_Reducing):
-    """The same for LossScaleOptimizer: all ranks then find the same gradients finite, or not."""
+    """`_Reducing` for LossScaleOptimizer: reduces before the check for finite gradients.
+
+    All ranks therefore come to the same decision about a step.
+    """
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, variables: Any) -> Any:
-        applied: Any = super().stateless_apply  # type: ignore[misc]  # of the class behind
+        applied: Any = super().stateless_apply  # type: ignore[misc]  # the next class has it
         return applied(optimizer_variables, self._reduced(grads, variables), variables)
 
 
@@ -205,7 +233,9 @@ def _find_reduce(group: Group, op: Op, options: dict[str, Any]) -> Reduce:
         return lambda grads: jax.all_reduce_tree(grads, group, op, **options)
     if backend == "torch":
         return lambda grads: _reduce_on_host(grads, group, op, options)
-    raise ValueError(f"Keras runs on {backend}; expected tensorflow, jax or torch (KERAS_BACKEND)")
+    raise ValueError(
+        f"the backend of Keras is {backend!r}: expected tensorflow, jax or torch; set KERAS_BACKEND"
+    )
 
 
 def _reduce_on_host(

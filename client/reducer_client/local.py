@@ -1,4 +1,4 @@
-"""Embedded reducers on loopback: for notebooks, tests and a first try."""
+"""Embedded reducers on loopback, for notebooks, tests and first steps."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from reducer_client.config import daemon_environment
 from reducer_client.errors import ReducerUnavailableError
 from reducer_client.reports import logger
 
-# Runs in the child before the daemon: it must not outlive us, not even after kill -9. (A
-# preexec_fn would be unsafe in a process with threads.)
+# Runs in the child before the daemon, so that the child ends with its parent even after kill -9.
+# (A preexec_fn would be unsafe in a process with threads.)
 _BOOT = """
 import ctypes, os, runpy, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -41,20 +41,22 @@ def local_reducers(
     key_file: str | None = None,
     start_timeout: float = 30.0,
 ) -> Iterator[list[str]]:
-    """Start reducers on 127.0.0.1 and give their addresses; they end with the block.
+    """Start reducers on 127.0.0.1 and yield their addresses. The reducers end with the block.
 
-    They also end when this process does, in whatever way (and with the thread that entered).
+    The reducers also end when this process ends in any way, or the thread that entered the block.
 
     Args:
         count: number of reducers.
-        lanes: lane processes of each.
-        memory: budget of each, as ``reducer serve --memory``.
-        congestion: TCP congestion control of each; empty: the system's.
-        key_file: as for ``connect``; by default ``REDUCER_KEY_FILE``.
-        start_timeout: seconds until all must accept connections.
+        lanes: lane processes of each reducer.
+        memory: memory budget of each reducer, as for ``reducer serve --memory``.
+        congestion: TCP congestion control of each reducer; "" means the system's.
+        key_file: file with the key of the reducers, as for ``connect``. By default
+            ``REDUCER_KEY_FILE``.
+        start_timeout: seconds within which all reducers must accept connections.
 
     Raises:
-        ReducerUnavailableError: one did not start; the text has the end of its log.
+        ValueError: ``count`` is below 1.
+        ReducerUnavailableError: a reducer did not start. The text has the end of its log.
     """
     if count < 1:
         raise ValueError(f"count={count}: expected at least 1 reducer")
@@ -67,7 +69,7 @@ def local_reducers(
 
 
 class _Daemon:
-    """One ``reducer serve`` process; its log is kept in a file until it has ended."""
+    """One ``reducer serve`` process, with its log in a temporary file."""
 
     def __init__(self, options: list[str]) -> None:
         self._options = [
@@ -104,14 +106,18 @@ class _Daemon:
         self._log.close()
 
     def wait_ready(self, deadline: float) -> str:
-        """Its address, once it accepts connections."""
+        """Wait until the reducer accepts connections and return its address.
+
+        Raises ReducerUnavailableError with the end of the log if the reducer is not ready at the
+        deadline or has ended.
+        """
         ready = self._read_ready_line(deadline)
         try:
             event: dict[str, Any] = json.loads(ready)
             return f"{event['host']}:{event['port']}"
         except (ValueError, KeyError, TypeError):
             code = self._process.poll()
-            state = "is not ready in time" if code is None else f"ended with code {code}"
+            state = "was not ready in time" if code is None else f"ended with code {code}"
             raise ReducerUnavailableError(
                 f"a local reducer {state}: reducer {' '.join(self._options)}\n{self._log_tail()}"
             ) from None

@@ -1,4 +1,4 @@
-"""Local variables: each rank has its own, and their gradients are not reduced."""
+"""Local variables, whose values differ between the ranks and whose gradients are not reduced."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 
 
 class LocalVariables:
-    """Variables by identity, and the function that their gradients pass through instead.
+    """A set of variables, by identity, whose gradients are not reduced.
 
     Args:
-        keep: turns a local gradient into the one that is applied; by default nothing changes.
+        variables: the first members.
+        keep: function from a local gradient to the gradient to apply. By default the identity.
     """
 
     def __init__(
         self, variables: Iterable[Any] = (), keep: Callable[[Any], Any] = lambda gradient: gradient
     ) -> None:
         self._keep = keep
-        # The values keep the variables alive, and so their ids their own.
+        # The values keep the variables alive, so that no other object can get the same id.
         self._variables = {id(variable): variable for variable in variables}
 
     def add(self, variable: Any) -> None:
@@ -32,7 +33,10 @@ class LocalVariables:
         variables: Sequence[Any],
         reduce: Callable[[list[Any]], Sequence[Any]],
     ) -> list[Any]:
-        """Reduce the gradients of all other variables in one call; None stays None."""
+        """Reduce the gradients of all other variables in one call of ``reduce``.
+
+        Returns the gradients in the order given. A gradient that is None stays None.
+        """
         pairs = list(zip(gradients, variables, strict=True))
         shared = [g for g, variable in pairs if g is not None and variable not in self]
         reduced = iter(reduce(shared) if shared else ())

@@ -1,4 +1,4 @@
-"""Keys for calls that have none: in turns, so that small calls load all lanes alike."""
+"""Keys for calls without one, assigned in rotation so that small calls load all lanes evenly."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from reducer.wire.keys import key_id
 
 T = TypeVar("T")
 
-# Keys for each reducer. Lanes share a reducer's calls evenly where their number divides this one.
-_ROWS = 16
+# Keys per reducer. The lanes of a reducer get equal numbers of calls if their number divides this.
+_KEYS_PER_REDUCER = 16
 
 
 @lru_cache(maxsize=64)
 def spread_keys(prefix: str, reducers: int) -> tuple[str, ...]:
-    """Names, equal on all ranks: the i-th starts at reducer i, in turns, and at its next lane.
+    """Keys, equal on all ranks, that visit the reducers in turn and on each its lanes in turn.
 
-    Chunk 0 of a round, the only one of a small call, belongs to the key's low 32 bits modulo the
-    reducers, and on that one to the quotient modulo its lanes (PROTOCOL.md, section 6).
+    Chunk 0 of a round, the only chunk of a small call, belongs to the reducer given by the low 32
+    bits of the key's id modulo the number of reducers, and to the lane given by the quotient modulo
+    the number of lanes (PROTOCOL.md, section 6).
     """
-    places = reducers * _ROWS
+    places = reducers * _KEYS_PER_REDUCER
     found: dict[int, str] = {}
     for number in itertools.count():
         name = f"{prefix}/{number}"
@@ -34,10 +35,10 @@ def spread_keys(prefix: str, reducers: int) -> tuple[str, ...]:
 
 
 class KeysInTurn:
-    """The keys of one kind of call. All ranks make the calls in the same order.
+    """The keys of one kind of call. All ranks must make the calls in the same order.
 
-    The ranks count their calls: the n-th call of a rank meets the n-th of every other, so that
-    calls in another order are found as different things submitted as one round.
+    Each rank counts its calls, and the n-th calls of all ranks have the same key. Calls in a
+    different order therefore fail with MismatchError if their arrays differ.
     """
 
     def __init__(self, prefix: str, reducers: int) -> None:
@@ -55,12 +56,12 @@ class KeysInTurn:
         return keys[turn % len(keys)]
 
     def give_back(self) -> None:
-        """The call was not made: the next one has its key."""
+        """Return the key of a call that was not made, for the next call."""
         with self._lock:
             self._turns -= 1
 
     def next(self, call: Callable[[str], T]) -> T:
-        """Make a call under the next key; a call that raises is not counted."""
+        """Make a call under the next key. If the call raises, the next call gets the same key."""
         key = self.take()
         try:
             return call(key)

@@ -1,12 +1,12 @@
-"""TensorFlow: tensors and gradients reduced through a group, eagerly and in tf.function.
+"""TensorFlow: reduces tensors and gradients through a group, eagerly and in tf.function.
 
 with reducer_client.tensorflow.DistributedGradientTape(tf.GradientTape(), group) as tape:
     loss = ...
 gradients = tape.gradient(loss, variables)  # the mean over all ranks
 
-In a tf.function the calls of a group run one after the other, in the order of the program, on every
-rank: TensorFlow would start independent ones in any order, and a rank that waits in one call cannot
-submit the next.
+In a tf.function the calls of a group run one after another in program order. Without this rule
+TensorFlow could start independent calls in different orders on different ranks, and the ranks would
+wait for each other forever.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from reducer_client.local_gradients import LocalVariables
 
 __all__ = ["DistributedGradientTape", "all_reduce", "all_reduce_many", "broadcast_variables"]
 
-# A variable of each group that its calls write before and after: what TensorFlow orders them by.
-# (Calls without a resource are ordered too, but not with functions and loops that hold one.)
+# One variable per group. Each call writes it before and after, and TensorFlow orders operations on
+# the same resource. (TensorFlow also orders stateful operations without a resource, but not
+# relative to functions and loops that contain one.)
 _turns: weakref.WeakKeyDictionary[object, Any] = weakref.WeakKeyDictionary()
 
 
@@ -39,7 +40,7 @@ def all_reduce(
     key: str | None = None,
     wire_dtype: WireDtype | None = None,
 ) -> Any:
-    """Reduce a tensor over all ranks; as `all_reduce_many` of one."""
+    """Reduce one tensor over all ranks, as `all_reduce_many` does."""
     return all_reduce_many([tensor], group, op, key=key, wire_dtype=wire_dtype)[0]
 
 
@@ -52,24 +53,27 @@ def all_reduce_many(
     key: str | None = None,
     wire_dtype: WireDtype | None = None,
 ) -> list[Any]:
-    """Reduce tensors over all ranks, in few rounds; all ranks, with the same shapes and dtypes.
+    """Reduce tensors over all ranks, packed into fusion buffers.
 
-    All ranks must make the calls of a group in the same order. Of sum and mean the derivative is
-    the same reduction.
+    All ranks must make the calls of a group in the same order, with the same shapes and dtypes. The
+    derivative of sum and mean is the same reduction of the gradients.
 
     Args:
-        tensors: tensors, variables or IndexedSlices, which are made dense.
-        fusion_threshold: bytes; the tensors of a dtype travel together up to there.
-        key: names the rounds, in errors and timelines too; the default is shared by all calls.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: how float32 tensors travel.
+        tensors: tensors, variables or IndexedSlices. IndexedSlices are converted to dense tensors.
+        op: as for ``Group.all_reduce``.
+        fusion_threshold: maximum size in bytes of a fusion buffer, which holds tensors of one
+            dtype.
+        key: key of the rounds; errors and timelines show it. By default the client chooses a key.
+        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 tensors are sent.
 
     Returns:
-        Tensors of the same shapes and dtypes, the same bits on every rank.
+        Tensors with the shapes and dtypes of the inputs; the same bits on every rank.
 
     Raises:
-        ReducerError: one of its children, eagerly. In a tf.function TensorFlow makes of it a
-            tf.errors.OpError with the text.
-        NotImplementedError: in a function that XLA compiles.
+        TypeError: a dtype that cannot be reduced, or not with this ``op`` or ``wire_dtype``.
+        ReducerError: a subclass, if a round or the group failed. In a tf.function TensorFlow raises
+            a tf.errors.OpError with the text instead.
+        NotImplementedError: in a function that XLA compiles, or in a graph of TensorFlow 1.
     """
 
     def reduce(*arrays: Array) -> list[Array]:
@@ -86,11 +90,13 @@ def all_reduce_many(
 
 
 class ReducedTape:
-    """A tf.GradientTape whose `gradient` is reduced; all else is the tape's own.
+    """Wraps a tf.GradientTape and reduces the result of `gradient`.
+
+    All other attributes are the tape's.
 
     Args:
-        tape: what records.
-        reduce: from a list of gradients to their reductions.
+        tape: the tf.GradientTape.
+        reduce: function from a list of gradients to the list of reduced gradients.
         local: sources whose gradients are not reduced.
     """
 
@@ -120,9 +126,9 @@ class ReducedTape:
         return getattr(self._tape, name)
 
     def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the tape's own, reduced over all ranks in one call.
+        """The tape's gradients, reduced over all ranks in one call.
 
-        A None, where a source is not connected, stays None: it must be None on every rank.
+        The gradient of an unconnected source is None; the source must be unconnected on all ranks.
         """
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
         flat = tf.nest.flatten(gradients)
@@ -131,11 +137,15 @@ class ReducedTape:
 
 
 class DistributedGradientTape(ReducedTape):
-    """A tf.GradientTape whose `gradient` is that of all ranks; all else is the tape's own.
+    """Wraps a tf.GradientTape; `gradient` returns the mean gradient of all ranks.
+
+    All other attributes are the tape's.
 
     Args:
-        tape: what records.
-        op: ``"mean"`` or ``"sum"``, for example.
+        tape: the tf.GradientTape.
+        group: the group whose ranks train together.
+        op: the reduction, ``"mean"`` by default.
+        fusion_threshold, key, wire_dtype: as for `all_reduce_many`, whose errors `gradient` raises.
     """
 
     def __init__(
@@ -154,13 +164,15 @@ class DistributedGradientTape(ReducedTape):
 
 
 def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -> None:
-    """Give all ranks the root's values, byte for byte; outside of tf.function.
+    """Give all ranks the root's values of the variables, byte for byte.
 
     Raises:
-        ReducerError: one of its children.
+        RuntimeError: the call is in a tf.function.
+        ValueError: ``root`` is not a rank.
+        ReducerError: a subclass, if a round or the group failed.
     """
     if not tf.executing_eagerly():
-        raise RuntimeError("broadcast_variables in a tf.function: call it once, outside")
+        raise RuntimeError("broadcast_variables in a tf.function: call it outside, before training")
     works = [group.broadcast(variable.numpy(), root) for variable in variables]
     for variable, work in zip(variables, works, strict=True):
         variable.assign(wait_or_end(group, work))
@@ -173,16 +185,17 @@ def call_in_order(
     shapes: Any,
     dtypes: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Call a function of arrays on the values of tensors; an owner's calls keep program order.
+    """Call ``function`` with the values of the tensors; the calls of an owner keep program order.
 
     Args:
-        owner: whose calls come one after the other; anything that can be referred to weakly.
-        shapes: the results' shapes, as far as they are known.
-        dtypes: the results' dtypes; by default the tensors' dtypes.
+        owner: the object whose calls run one after another. It must support weak references.
+        function: takes and returns NumPy arrays.
+        shapes: static shapes of the results; dimensions may be unknown.
+        dtypes: dtypes of the results. By default the tensors' dtypes.
     """
     if tf.executing_eagerly():
         return [tf.convert_to_tensor(array) for array in function(*(t.numpy() for t in tensors))]
-    _refuse_what_cannot_run()
+    _refuse_unsupported_graphs()
     if owner not in _turns:
         with tf.init_scope(), tf.device("/CPU:0"):
             _turns[owner] = tf.Variable(0, trainable=False, dtype=tf.int64, name="reducer_turn")
@@ -197,14 +210,14 @@ def call_in_order(
 
 
 def own_derivative(call: Callable[..., list[Any]], tensors: Sequence[Any]) -> list[Any]:
-    """Call, and let the same call turn the results' gradients into the inputs' gradients."""
+    """Apply ``call`` to the tensors. Its derivative is ``call`` on the results' gradients."""
     return with_derivative(call, call, tensors)
 
 
 def with_derivative(
     call: Callable[..., list[Any]], back: Callable[..., list[Any]], tensors: Sequence[Any]
 ) -> list[Any]:
-    """Call, and let ``back`` turn the results' gradients into the inputs' gradients."""
+    """Apply ``call`` to the tensors. Its derivative is ``back`` on the results' gradients."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types here
     def differentiable(*inputs: Any) -> tuple[list[Any], Any]:
@@ -213,8 +226,8 @@ def with_derivative(
     return list(differentiable(*tensors))
 
 
-def _refuse_what_cannot_run() -> None:
-    """TensorFlow would fail later, with a text that names neither cause nor cure."""
+def _refuse_unsupported_graphs() -> None:
+    """Raise NotImplementedError where TensorFlow would fail later without naming the cause."""
     graph = tf.compat.v1.get_default_graph()
     if not graph.building_function:
         raise NotImplementedError(

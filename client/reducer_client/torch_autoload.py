@@ -1,7 +1,7 @@
-"""What every ``import torch`` on the machine runs: it makes the backend ``"reducer"`` known.
+"""The entry point that every ``import torch`` runs: registers the backend ``"reducer"``.
 
-Light, and never raises (torch would not be importable any more): everything else is imported by the
-first process group that is made.
+An error here would make torch unimportable, so ``register`` does little and imports no other module
+of the package. The first process group imports the backend.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAME = "reducer"
 
 
 def register() -> None:
-    """Make ``init_process_group("reducer")`` work; twice is once. The entry point of torch."""
+    """Make ``init_process_group("reducer")`` work. A second call changes nothing."""
     import torch.distributed as dist
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
@@ -23,6 +23,6 @@ def register() -> None:
 
 
 def _create(group: Any, options: Any) -> ProcessGroup:
-    from reducer_client.torch.process_group import create
+    from reducer_client.torch.backend.process_group import create
 
     return create(group, options)

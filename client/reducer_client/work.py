@@ -1,4 +1,4 @@
-"""Work: the handle of what was submitted."""
+"""Work: the handle of a submitted call."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Timeout: TypeAlias = float | timedelta
 
-# How often a waiting call looks for stall reports, seconds. The engine wakes it at once when the
-# operation is finished, so this adds nothing to a round.
+# Seconds between two looks for stall reports during a wait. The engine wakes the waiting thread as
+# soon as the operation has finished, so the interval does not delay a round.
 _REPORT_INTERVAL = 1.0
 _NO_REPORT = "no reducer has reported absent ranks yet; do all ranks submit this key?"
 
 
 @dataclass(frozen=True)
 class WorkContext:
-    """What all works of a group share."""
+    """The engine and the settings that all works of a group share."""
 
     engine: Engine
     reports: StallReports
@@ -36,18 +36,21 @@ class WorkContext:
     fail_on_nonfinite: bool
 
     def limit(self, timeout: Timeout | None) -> float:
-        """Seconds of what a call was given."""
+        """The timeout of a call in seconds; None means the group's step timeout."""
         if timeout is None:
             return self.step_timeout
         return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
 
 class Work(Generic[T]):
-    """One submitted call. Any thread may wait for it, any number of times.
+    """One submitted call. Any thread may wait for the work, any number of times.
 
-    The arrays that were passed in may be changed as soon as the submitting call has returned; the
-    result and ``out`` belong to the client until ``wait`` has returned or ``done`` is true (also
-    where ``out`` is the array itself: its chunks are read as they are sent).
+    The program may change the input arrays as soon as the submitting call has returned. The result
+    and ``out`` belong to the client until ``wait`` has returned or ``done`` is true. The same holds
+    for an input array that is also ``out``: the client reads each chunk when it sends the chunk.
+
+    Attributes:
+        key: the key of the call.
     """
 
     def __init__(
@@ -64,37 +67,39 @@ class Work(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether the call is finished, well or not; ``wait`` then returns or raises at once."""
+        """Whether the call has succeeded or failed, so that ``wait`` returns or raises at once."""
         return self._failure is not None or all(op.done for op in self._operations)
 
     @property
     def round(self) -> int | None:
-        """The number of the round of ``key``, from 0; None for a call that sent nothing."""
+        """The number of the call's round of ``key``, from 0; None if the call sent nothing."""
         return self._operations[0].round if self._operations else None
 
     @property
     def overflow(self) -> bool:
-        """Whether an integer of the result wrapped, once done."""
+        """Whether an integer of the result wrapped; False until the work is done."""
         return bool(self._flags() & Flag.OVERFLOW)
 
     @property
     def nan(self) -> bool:
-        """Whether the result holds a NaN, once done."""
+        """Whether the result has a NaN; False until the work is done."""
         return bool(self._flags() & Flag.NAN)
 
     @property
     def nonfinite(self) -> bool:
-        """Whether the result, or a contribution to it, holds NaN or Inf, once done.
+        """Whether the result or a contribution has NaN or Inf; False until the work is done.
 
-        For min and max NaN alone counts. Equal on all ranks; what is only moved is not looked at.
+        The value is equal on all ranks. For min and max only NaN counts. broadcast and all_gather
+        do not inspect the values.
         """
         return bool(self._flags() & Flag.NONFINITE)
 
     @property
     def nonfinite_rank(self) -> int | None:
-        """The lowest rank that contributed NaN or Inf, once done.
+        """The lowest rank that contributed NaN or Inf; None until the work is done.
 
-        None with ``nonfinite`` set: finite contributions, whose sum grew beyond the dtype.
+        If ``nonfinite`` is true and this is None, all contributions were finite and their reduction
+        exceeded the dtype's range.
         """
         return min((op.culprit[0] for op in self._operations if op.culprit), default=None)
 
@@ -102,12 +107,17 @@ class Work(Generic[T]):
         """Wait for the result and return it.
 
         Args:
-            timeout: seconds, or a timedelta; None takes the group's ``step_timeout``.
+            timeout: seconds or a timedelta; None means the group's ``step_timeout``.
+
+        Returns:
+            The result of the call, with the shape and dtype that the call's docstring gives.
 
         Raises:
-            RoundTimeoutError: not finished in time; it names the ranks that are absent, as the
-                reducers know them. The round stays open, ``wait`` may be called again.
-            ReducerError: one of its children, if the round or the group failed.
+            RoundTimeoutError: the round did not finish in time. The text names the ranks that the
+                reducers report as absent. The round stays open, and ``wait`` may be called again.
+            MismatchError: the ranks submitted different things as this round.
+            NumericError: with ``on_overflow="error"`` or ``on_nonfinite="error"``.
+            ReducerError: another subclass, if the group has ended (PeerLostError and so on).
         """
         limit = self._context.limit(timeout)
         deadline = time.monotonic() + limit
@@ -123,7 +133,7 @@ class Work(Generic[T]):
         return self._result
 
     def exception(self) -> ReducerError | None:
-        """Why the call failed; None if it did not, or is not done yet."""
+        """The error that ``wait`` raises; None if the call succeeded or is not done yet."""
         if not self.done:
             return None
         try:
@@ -133,11 +143,11 @@ class Work(Generic[T]):
         return None
 
     def expire(self, limit: float, absent: Absent) -> None:
-        """Called by the completer: its time is over."""
+        """Fail the work with RoundTimeoutError. The completer calls this at the deadline."""
         self._failure = self._timed_out(self._operations[0], limit, absent)
 
     def fail(self, error: ReducerError) -> None:
-        """Called by the completer where the engine will not finish the operation any more."""
+        """Fail the work. The completer calls this if the engine will never finish the operation."""
         self._failure = error
 
     def _wait_for(self, operation: Operation, seconds: float) -> bool:
@@ -189,7 +199,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _nonfinite(operation: Operation) -> NumericError:
-    """The same text on every rank."""
+    """The error for NaN or Inf in a round. Its text must be the same on every rank."""
     rank = None
     if operation.culprit is None:
         text = (

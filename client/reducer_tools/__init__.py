@@ -1,1 +1,1 @@
-"""Programs that use the daemon and the client together; neither of them imports this package."""
+"""Programs on top of the daemon and the client. Neither of the two imports this package."""

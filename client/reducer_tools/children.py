@@ -1,4 +1,4 @@
-"""Processes that another process of ours starts: how they end with it, and how they ended."""
+"""Child processes of the tools: they end with their parent, and their exit codes as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def stay_with(parent: int) -> None:
-    """End with the parent however it ends; Ctrl-C is the parent's to handle."""
+    """Make this process end when its parent ends in any way, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -18,7 +18,7 @@ def stay_with(parent: int) -> None:
 
 
 def describe_exit(code: int | None) -> str:
-    """How a process ended before it was done, for "the worker ..."."""
+    """How a process ended too early, as the verb phrase after "the worker"."""
     if code is None:
         return "closed its pipe but did not end"
     if code < 0:

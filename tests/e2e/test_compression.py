@@ -19,8 +19,8 @@ from bench.compression.digits import Digits, save_digits
 from bench.compression.methods import METHODS, WHOLE
 from reducer_client import Group
 from reducer_client.torch import ReductionState, TopKState
-from reducer_client.torch.narrowing import NarrowingGauge
-from reducer_client.torch.residuals import Residuals
+from reducer_client.torch.hook.narrowing import NarrowingGauge
+from reducer_client.torch.hook.residuals import Residuals
 from tests.support.process_group import process_group
 from tests.support.ranks import run_ranks
 

@@ -95,7 +95,7 @@ def test_the_table_is_aligned(daemon: Daemon) -> None:
 def test_a_closed_port(daemon: Daemon) -> None:
     port = free_port()
     found = findings(f"127.0.0.1:{port}")
-    assert found["verdict"].endswith("one that runs waits for them, and fails")
+    assert found["verdict"].endswith("a running job waits for them and fails")
     text = the_fault(found, "closed-port")
     assert f"127.0.0.1 refuses connections to port {port}" in text
     assert "--host" in text
@@ -150,8 +150,8 @@ def test_half_of_the_reducers_down() -> None:
     assert result.exit_code == 1
     assert (
         f"2 of 4 reducers cannot be used from this host: {addresses[1]} (closed-port), "
-        f"{addresses[3]} (closed-port). A job that names them does not start here; one that runs "
-        "goes on with the others" in " ".join(result.stdout.split())
+        f"{addresses[3]} (closed-port). A job with these reducers cannot start here; a running job "
+        "continues with the others" in " ".join(result.stdout.split())
     )
     assert result.stdout.count("FAULT closed-port") == 2
 
@@ -163,7 +163,7 @@ def test_a_reducer_that_does_not_answer() -> None:
             found = findings(*reducers.addresses, arguments=(*QUICK, "--timeout", "0.5"))
         finally:
             reducers.thaw(0)
-    assert "The port is open: a reducer that hangs" in the_fault(found, "no-answer")
+    assert "? The port is open: the reducer hangs" in the_fault(found, "no-answer")
 
 
 def test_what_listens_is_no_reducer(daemon: Daemon) -> None:
@@ -178,7 +178,7 @@ def test_a_name_that_nobody_knows() -> None:
 def test_one_reducer_under_two_names(daemon: Daemon) -> None:
     found = findings(daemon.address, f"localhost:{daemon.port}")
     assert f"the same reducer as {daemon.address}" in the_fault(found, "same-reducer")
-    assert found["verdict"] == "a job does not start from this host"
+    assert found["verdict"] == "a job cannot start on this host"
 
 
 def test_too_few_open_files(daemon: Daemon) -> None:

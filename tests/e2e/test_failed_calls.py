@@ -206,6 +206,6 @@ def test_out_takes_the_result_itself(addresses: list[str], job: str) -> None:
 
     with (
         join(0, 1, addresses, job) as group,
-        pytest.raises(TypeError, match="Copies makes a new array each time"),
+        pytest.raises(TypeError, match="Copies, whose __array__ makes a new array each time"),
     ):
         group.all_reduce(np.ones(4, np.float32), out=Copies())

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from reducer_client import ReducerError, RoundTimeoutError
 from reducer_client import work as work_module
-from reducer_client.torch import strands
+from reducer_client.torch.calls import name_scopes
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, run_ranks, start_ranks, values
 
@@ -99,7 +99,7 @@ def _refused(rank: int, world: int, addresses: list[str], store: str, job: str) 
         pytest.MonkeyPatch.context() as patch,
         process_group(rank, world, addresses, store, SECONDS, job=job, hierarchy=False),
     ):
-        patch.setattr(strands, "_NAMES", names)
+        patch.setattr(name_scopes, "_NAMES", names)
         tensor = torch.full((4,), 2.0 + rank)
         half = dist._make_nccl_premul_sum(0.5)
         if rank == 0:

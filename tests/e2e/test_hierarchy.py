@@ -33,8 +33,8 @@ from reducer_client import (
 )
 from reducer_client.config import keep_gloo_on_loopback
 from reducer_client.debug import join_logger
-from reducer_client.torch.call import SHARD_BYTES
-from reducer_client.torch.hierarchy import LEAST_BYTES, Hierarchy, open_hierarchy
+from reducer_client.torch.hierarchy.all_reduce import SHARD_BYTES
+from reducer_client.torch.hierarchy.hierarchy import LEAST_BYTES, Hierarchy, open_hierarchy
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, join, run_ranks, start_ranks, values
 from tests.support.reducers import Reducers

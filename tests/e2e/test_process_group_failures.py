@@ -26,7 +26,8 @@ from reducer_client import (
     ReducerUnavailableError,
     RoundTimeoutError,
 )
-from reducer_client.torch import Options, strands
+from reducer_client.torch import Options
+from reducer_client.torch.calls import name_scopes
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, run_ranks, start_ranks
 from tests.support.reducers import Reducers
@@ -203,7 +204,7 @@ def _callbacks(rank: int, world: int) -> None:
 
 
 def _nested(rank: int, world: int) -> None:
-    """Calls in callbacks belong together, whichever comes first and on whatever thread."""
+    """GroupCalls in callbacks belong together, whichever comes first and on whatever thread."""
     told = torch.zeros(1)
     if rank == 0:  # rank 1 has its callbacks in place by then, ours find everything done
         dist.recv(told, 1)
@@ -241,7 +242,7 @@ def _late_callback(rank: int, world: int) -> None:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strands, "_NAMES", 2)
+        patch.setattr(name_scopes, "_NAMES", 2)
         if rank == 1:  # rank 0 has its callbacks in place by then: each has a thread of its own
             dist.recv(told, 0)
         works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(4)]

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from reducer_client.config import keep_gloo_on_loopback
-from reducer_client.torch import overloads
+from reducer_client.torch.backend import overloads
 from tests.support.process_group import process_group
 from tests.support.ranks import run_ranks
 

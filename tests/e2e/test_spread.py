@@ -44,8 +44,8 @@ def _process_groups(groups: Groups) -> Iterator[list[Any]]:
     """As ``init_process_group("reducer")`` makes them, all ranks in this process."""
     pytest.importorskip("torch")
     from reducer_client.torch import Options
-    from reducer_client.torch.inner import InnerGroups
-    from reducer_client.torch.process_group import ReducerProcessGroup
+    from reducer_client.torch.backend.inner_groups import InnerGroups
+    from reducer_client.torch.backend.process_group import ReducerProcessGroup
 
     never: Any = None  # nothing here goes over an inner group
     made = [

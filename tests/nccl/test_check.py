@@ -16,7 +16,7 @@ from reducer import keyfile
 from reducer_tools.nccl import rdma
 from reducer_tools.nccl.check import _bytes
 from reducer_tools.nccl.counters import Counted, count
-from reducer_tools.nccl.rank import Place, Said
+from reducer_tools.nccl.rank import RankSpec, StepResult
 from reducer_tools.nccl.tables import CollNet
 from reducer_tools.nccl.trial import Trial, TrialError
 from reducer_tools.nccl.verdict import Report
@@ -91,7 +91,7 @@ def test_bytes_that_the_reducers_have_counted_are_the_proof(
     assert str(NCCL_PLUGIN) in _row(found, "library", "ok")["result"]
     assert f"ncclCollNet v{table}" in _row(found, "tables", "ok")["result"]
     # 1 MiB of float32 and as many bfloat16 from each of 3 ranks
-    assert "count: 4.72 MB came and 4.72 MB went" in _row(found, "bytes", "ok")["result"]
+    assert "received 4.72 MB and sent 4.72 MB" in _row(found, "bytes", "ok")["result"]
     assert "sums over 2 reducers" in found["lines"][-1]["text"]
 
 
@@ -126,7 +126,7 @@ def test_the_table_for_people_is_aligned(reducers: Reducers, tmp_path: Path) -> 
             {"REDUCER_WAIT": "soon"},
             "init",
             "REDUCER_WAIT='soon': expected seconds",
-            "mend or unset",
+            "correct or unset",
         ),
         ({"LD_LIBRARY_PATH": ""}, "library", "the loader finds none", "reducer nccl env"),
         ({"NCCL_NET_PLUGIN": "other/"}, "library", "there is none", "NCCL_NET_PLUGIN=reducer"),
@@ -250,7 +250,7 @@ def test_less_than_an_element_proves_nothing(reducers: Reducers) -> None:
     for size in ("1", "3"):
         done = run_cli("nccl", "check", *VERSION, "-b", size, env=_environment(reducers))
         assert done.returncode == 2
-        assert f"expected at least 4 bytes, an element; got '{size}'" in done.stderr
+        assert f"expected at least 4 bytes (an element), got '{size}'" in done.stderr
     report = Report()
     _bytes(report, ["a:1"], Counted(0, 0, {}), 0)
     assert not report.moved
@@ -262,7 +262,7 @@ def test_a_rank_whose_process_ends_is_the_culprit(
 ) -> None:
     for name, value in _environment(reducers).items():
         monkeypatch.setenv(name, value)
-    places = [Place(NCCL_PLUGIN, 10, 10, rank, 2, SIZE) for rank in range(2)]
+    places = [RankSpec(NCCL_PLUGIN, 10, 10, rank, 2, SIZE) for rank in range(2)]
     others = set(active_children())
     with Trial(places, 60) as trial:
         ranks = sorted({*active_children()} - others, key=lambda process: process.pid or 0)
@@ -279,7 +279,11 @@ def test_a_rank_whose_process_ends_is_the_culprit(
 
 
 def test_the_others_errors_are_not_the_cause() -> None:
-    said = [Said("connect"), Said("connect", error="lost"), Said("connect", error="x", ended=True)]
+    said = [
+        StepResult("connect"),
+        StepResult("connect", error="lost"),
+        StepResult("connect", error="x", ended=True),
+    ]
     assert TrialError("connect", said).culprit is said[2]
     assert TrialError("connect", said[:2]).culprit is said[1]
 
@@ -311,7 +315,7 @@ def test_counters_of_other_reducers_prove_nothing(reducers: Reducers) -> None:
     with Reducers(1) as others:
         code, found = _check(_environment(reducers), "--status", _metrics(others, 0))
     assert code == 1
-    assert "count: 0 B came and 0 B went" in _row(found, "bytes")["result"]
+    assert "received 0 B and sent 0 B" in _row(found, "bytes")["result"]
 
 
 def _sum_and_wait(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> None:
@@ -332,9 +336,9 @@ def test_the_bytes_of_another_run_are_not_counted(reducers: Reducers) -> None:
         for rank in range(2):
             ranks.send(rank)
         values(ranks.collect(30))
-    assert (counted.taken, counted.given, counted.silent) == (2 * SIZE, 2 * SIZE, {})
-    assert (twice.taken, twice.given) == (2 * SIZE, 2 * SIZE)
-    assert (other.taken, other.given) == (0, 0)
+    assert (counted.received, counted.sent, counted.unanswered) == (2 * SIZE, 2 * SIZE, {})
+    assert (twice.received, twice.sent) == (2 * SIZE, 2 * SIZE)
+    assert (other.received, other.sent) == (0, 0)
 
 
 def test_a_jobs_log_is_read_beside(reducers: Reducers, tmp_path: Path) -> None:

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "cast.h"
 #include "check.h"
-#include "crc.h"
-#include "messages.h"
-#include "msgpack.h"
+#include "codec/cast.h"
+#include "codec/crc.h"
+#include "codec/msgpack.h"
+#include "protocol/messages.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "check.h"
-#include "hmac.h"
+#include "crypto/hmac.h"
 
 namespace {
 

@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "check.h"
-#include "connection.h"
-#include "crc.h"
-#include "handshake.h"
-#include "messages.h"
-#include "msgpack.h"
-#include "wire.h"
+#include "codec/crc.h"
+#include "codec/msgpack.h"
+#include "codec/wire.h"
+#include "crypto/handshake.h"
+#include "protocol/connection.h"
+#include "protocol/messages.h"
 
 namespace {
 

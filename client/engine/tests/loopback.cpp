@@ -2,7 +2,7 @@
 // middle, unreachable reducers, peers that are none, forked children.
 #include <sys/wait.h>
 
-#include "fork.h"
+#include "io/fork.h"
 #include "server.h"
 
 namespace {

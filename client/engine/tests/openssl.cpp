@@ -3,7 +3,7 @@
 #include <string>
 
 #include "check.h"
-#include "tls.h"
+#include "crypto/tls.h"
 
 namespace {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "check.h"
-#include "loop.h"
+#include "io/loop.h"
 #include "tiny_lane.h"
 
 constexpr uint32_t kWorld = 2;

@@ -1,6 +1,6 @@
 // The protocol state against tiny lanes in memory: joining, sums, credits, stability, refusal,
 // failure, and whatever bytes a lane may send.
-#include "state.h"
+#include "protocol/state.h"
 
 #include <algorithm>
 #include <cstring>

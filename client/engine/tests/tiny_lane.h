@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "check.h"
-#include "crc.h"
-#include "messages.h"
-#include "wire.h"
+#include "codec/crc.h"
+#include "codec/wire.h"
+#include "protocol/messages.h"
 
 class TinyLane {
  public:

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "check.h"
-#include "connection.h"
-#include "crc.h"
-#include "handshake.h"
-#include "messages.h"
-#include "plan.h"
-#include "route.h"
-#include "wire.h"
+#include "codec/crc.h"
+#include "codec/wire.h"
+#include "crypto/handshake.h"
+#include "protocol/connection.h"
+#include "protocol/messages.h"
+#include "protocol/plan.h"
+#include "protocol/route.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "loop.h"
+#include "io/loop.h"
 
 namespace {
 

@@ -11,9 +11,9 @@ reducer_client.torch.attach(model, group)
 from __future__ import annotations
 
 from reducer_client import torch_autoload
-from reducer_client.torch.hook import ReductionState, all_reduce_hook, attach, ddp_options
-from reducer_client.torch.options import Options
-from reducer_client.torch.topk import TopKState, attach_topk, topk_hook
+from reducer_client.torch.backend.options import Options
+from reducer_client.torch.hook.ddp import ReductionState, all_reduce_hook, attach, ddp_options
+from reducer_client.torch.hook.topk import TopKState, attach_topk, topk_hook
 
 __all__ = [
     "Options",

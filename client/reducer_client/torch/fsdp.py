@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from reducer_client.group import Group
-from reducer_client.torch.forming import Formation
-from reducer_client.torch.hook import ReductionState, exchange
-from reducer_client.torch.options import Options
+from reducer_client.torch.backend.forming import Formation
+from reducer_client.torch.backend.options import Options
+from reducer_client.torch.hook.ddp import ReductionState, exchange
 
 
 def attach_fsdp(

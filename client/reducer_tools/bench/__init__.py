@@ -1,5 +1,6 @@
-"""What ``reducer bench`` runs: a table in the manner of nccl-tests, against running reducers.
+"""``reducer bench``: measures running reducers and prints a table like that of nccl-tests.
 
-``sweep`` says what to measure, ``pattern`` what is sent and must come back, ``rank`` measures as
-one rank of a job, ``workers`` starts ranks on this host, ``table`` and ``progress`` show it.
+``sweep`` has the options of a measurement, ``pattern`` the data and the expected results, ``rank``
+measures as one rank of a job, ``workers`` starts ranks on this host, and ``show``, ``table`` and
+``progress`` print.
 """

@@ -1,4 +1,4 @@
-"""What a measuring rank tells whoever shows it."""
+"""The events that a measuring rank emits for the display."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reducer_tools.bench.sweep import Sweep
 
 @dataclass(frozen=True)
 class Facts:
-    """Known as soon as all ranks have joined."""
+    """The setting of the measurement; emitted once all ranks have joined."""
 
     lasting: ClassVar[bool] = True
 
@@ -19,13 +19,13 @@ class Facts:
     world_size: int
     addresses: tuple[str, ...]
     lanes: tuple[int, ...]
-    """Of each reducer, in the order of the addresses."""
+    """Number of lanes of each reducer, in the order of the addresses."""
     chunk_table: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """An iteration has ended; sent a few times a second at most. Progress, to be shown or not."""
+    """Progress: an iteration has ended. Emitted a few times per second at most."""
 
     lasting: ClassVar[bool] = False
 
@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Row:
-    """One size, measured; ``seconds`` are those of the slowest rank, one for each iteration."""
+    """The measurement of one size. ``seconds`` has the slowest rank's time of each iteration."""
 
     lasting: ClassVar[bool] = True
 
@@ -45,10 +45,11 @@ class Row:
     seconds: tuple[float, ...]
     bus_factor: float
     sent: float
-    """Bytes that the busiest rank wrote to its sockets in an iteration, our headers included."""
+    """Bytes per iteration, headers included, that the rank with most wrote to its sockets."""
     received: float
+    """Bytes per iteration, headers included, that the rank with most read from its sockets."""
     wrong: int | None
-    """Wrong elements, over all ranks and iterations; None if nobody looked."""
+    """Wrong elements, over all ranks and iterations; None if the results were not checked."""
 
     @property
     def average(self) -> float:
@@ -56,17 +57,17 @@ class Row:
 
     @property
     def algbw(self) -> float:
-        """GB/s: bytes of the array over the average time."""
+        """Algorithm bandwidth in GB/s: bytes of the array divided by the average time."""
         return self.bytes / self.average / 1e9
 
     @property
     def busbw(self) -> float:
-        """GB/s that a ring's NICs would have to move for the same time."""
+        """Bus bandwidth in GB/s: the rate at which each NIC of a ring would need the same time."""
         return self.algbw * self.bus_factor
 
     @property
     def wire(self) -> float:
-        """GB/s of the busiest rank in its busier direction."""
+        """GB/s of the busiest rank on the wire, in its busier direction."""
         return max(self.sent, self.received) / self.average / 1e9
 
 

@@ -1,9 +1,10 @@
-"""What ranks send, and what each must receive, bit for bit.
+"""The values that ranks send, and the exact results that each must receive.
 
-The values of a rank are periodic, with a prime number of elements: no chunk is a whole number of
-periods, so bytes at a wrong place are wrong. Each iteration begins elsewhere in the period, so the
-result of an earlier one is wrong too. What comes back is compared to the fold of one period in
-rank order by the kernels' NumPy twin, which is the law of the sum (not a tolerance).
+A rank's values are periodic, and the period is a prime number of elements. No chunk is a whole
+number of periods, so a chunk at a wrong position has wrong values. Each iteration begins at another
+position of the period, so the result of an earlier iteration is wrong as well. The expected result
+of one period is the fold in rank order by the NumPy kernels, and the comparison is bitwise, without
+a tolerance.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from reducer_tools.bench.sweep import Sweep
 Array = npt.NDArray[Any]
 
 PERIOD = 16_381
-# Elements that the start moves on by: whole cache lines of every dtype.
+# Elements between the starts of two iterations: whole cache lines for every dtype.
 _STEP = 256
 _STARTS = 61
 _COMPARED = 1 << 18
@@ -40,11 +41,11 @@ class Pattern:
         self._results: list[Array] = []
 
     def sent(self, rank: int, count: int) -> Array:
-        """``count`` elements for ``source`` to begin in anywhere: some more than a rank sends."""
+        """A rank's values: ``count`` elements and one more period, so that any start fits."""
         return np.resize(contribution(self._sweep, rank), count + PERIOD)
 
     def count_wrong(self, result: Array, rank: int, turn: int) -> int:
-        """How many elements of this rank's result are not those of iteration ``turn``."""
+        """The number of elements of this rank's result that are wrong for iteration ``turn``."""
         parts = result.reshape(len(self._periods()), -1)
         begin = start(turn)
         if self._sweep.collective == "reduce_scatter":
@@ -53,7 +54,7 @@ class Pattern:
         return sum(count_differences(part, period, begin) for part, period in periods)
 
     def _periods(self) -> list[Array]:
-        """One period of each rank's part of the result; made when it is first wanted."""
+        """One period of each part of the result; computed at the first call."""
         if not self._results:
             if self._sweep.collective == "all_gather":
                 ranks = range(self._world_size)
@@ -66,19 +67,19 @@ class Pattern:
 
 
 def start(turn: int) -> int:
-    """Where in the period iteration ``turn`` begins."""
+    """The position in the period at which iteration ``turn`` begins."""
     return turn % _STARTS * _STEP
 
 
 def contribution(sweep: Sweep, rank: int) -> Array:
-    """One period of a rank's values, as the array of a program holds them."""
+    """One period of a rank's values, in the dtype of a program's array."""
     random = np.random.default_rng(rank)
     held = np.dtype(_HELD[sweep.held])
     if sweep.held in NOT_IN_NUMPY:
         return from_float32(sweep.held, random.normal(1.0, 0.5, PERIOD).astype(np.float32))
     if held.kind == "f":
         return random.normal(1.0, 0.5, PERIOD).astype(held)
-    values = (1, 2, 3) if held.kind == "u" else (-3, -2, -1, 1, 2, 3)  # a zero hides in a product
+    values = (1, 2, 3) if held.kind == "u" else (-3, -2, -1, 1, 2, 3)  # zeros hide errors
     return random.choice(np.array(values, held), PERIOD)
 
 
@@ -98,7 +99,10 @@ def reduced(sweep: Sweep, world_size: int) -> Array:
 
 
 def count_differences(result: Array, period: Array, begin: int) -> int:
-    """Elements of ``result`` whose bits are not those of ``period``, repeated from ``begin`` on."""
+    """Number of elements of ``result`` whose bits differ from the repeated ``period``.
+
+    ``begin`` is the position in the period of the first element.
+    """
     expected = _bits(np.resize(period, min(_COMPARED, result.size) + PERIOD))
     wrong = 0
     for at in range(0, result.size, _COMPARED):

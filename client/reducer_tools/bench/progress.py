@@ -1,4 +1,4 @@
-"""A bar on a terminal while a size is measured; nothing where there is no terminal or no rich."""
+"""A progress bar for each size. Without a terminal or without rich nothing is drawn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """One bar at a time; ``clear`` takes it away before a line is printed."""
+    """Draws one bar at a time; ``clear`` removes the bar before a line is printed."""
 
     def __init__(self, stream: TextIO) -> None:
         self.draws = stream.isatty() and importlib.util.find_spec("rich") is not None
@@ -58,8 +58,8 @@ class Progress:
         from rich.progress import Progress as Bar
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        # No thread that redraws: it would take time from the ranks that are being measured. And
-        # stdout stays where it is: rich would send it to this console.
+        # No thread redraws the bar, because it would take time from the measured ranks. Rich must
+        # not redirect stdout to this console.
         bar = Bar(
             *columns,
             console=Console(file=self._stream),
@@ -73,7 +73,7 @@ class Progress:
 
 
 def short_size(size: int) -> str:
-    """As nccl-tests takes it: ``64M``.
+    """A size in the notation of nccl-tests.
 
     >>> short_size(64 << 20), short_size(1000)
     ('64M', '1000')

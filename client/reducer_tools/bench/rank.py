@@ -1,4 +1,4 @@
-"""One rank: joins the job, measures every size, checks every result."""
+"""One rank of a measurement: joins the job, measures every size and checks every result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from reducer_tools.bench.sweep import Sweep
 Array = npt.NDArray[Any]
 Emit = Callable[[Event], None]
 
-# Seconds between two events of progress: whoever draws them takes time from the ranks beside it.
+# Seconds between two progress events, because drawing them takes time from ranks on this host.
 _PROGRESS_INTERVAL = 0.25
 
 
@@ -30,15 +30,15 @@ class OptionsDifferError(ValueError):
 
 
 def measure(settings: Settings, sweep: Sweep, emit: Emit) -> int:
-    """Measure as the rank that ``settings`` says; every rank emits the same rows.
+    """Measure as the rank in ``settings``. Every rank emits the same rows.
 
     Returns:
-        Wrong elements over all ranks, equal on all of them.
+        The number of wrong elements over all ranks, the same on every rank.
 
     Raises:
-        ReducerError: a rank or a reducer was lost; the text says which.
-        OptionsDifferError: on every rank, if their options are not equal.
-        ValueError: a size is too small for so many ranks.
+        ReducerError: a rank or a reducer was lost. The text names it.
+        OptionsDifferError: raised on every rank if their options differ.
+        ValueError: a size has less than one element for each rank's part.
     """
     counts = sweep.counts(settings.world_size)
     with reducer_client.connect(
@@ -57,7 +57,7 @@ def measure(settings: Settings, sweep: Sweep, emit: Emit) -> int:
 
 
 class _Rank:
-    """Measures one size after the other."""
+    """Measures one size after another."""
 
     def __init__(self, group: Group, sweep: Sweep, emit: Emit) -> None:
         self._group = group
@@ -67,7 +67,7 @@ class _Rank:
         self._shown = time.monotonic()
 
     def measure(self, count: int) -> int:
-        """Emit the row of ``count`` elements and return how many of them were wrong."""
+        """Measure ``count`` elements, emit the row and return the number of wrong elements."""
         held = self._elements_sent(count)
         given = self._pattern.sent(self._group.rank, held)
         result = np.empty(self._shape_received(count), given.dtype)
@@ -88,7 +88,7 @@ class _Rank:
         return row.wrong or 0
 
     def _time(self, given: Array, result: Array) -> float:
-        """Seconds of one iteration, from a common barrier on."""
+        """Seconds of one iteration, counted from a common barrier."""
         self._group.barrier()
         started = time.perf_counter()
         self._submit(given, result).wait()
@@ -114,12 +114,12 @@ class _Rank:
         return (self._group.world_size, count) if gathers else (count,)
 
     def _moved(self) -> Array:
-        """Bytes sent and received so far."""
+        """(bytes sent, bytes received) so far."""
         stats = self._group.stats()
         return np.array([stats["bytes_sent"], stats["bytes_received"]], np.float64)
 
     def _gather(self, count: int, seconds: list[float], moved: Array, wrong: int) -> Row:
-        """Put the ranks' numbers together."""
+        """Gather the figures of all ranks into one row."""
         mine = np.array([*seconds, *(moved / len(seconds)), wrong])
         by_rank = self._group.all_gather(mine, key="bench/figures").wait()
         slowest = by_rank.max(axis=0)

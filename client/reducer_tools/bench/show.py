@@ -1,4 +1,4 @@
-"""Prints what rank 0 tells: the table or JSON lines on stdout, a bar on stderr."""
+"""Prints the events of rank 0: the table or JSON lines on stdout, a progress bar on stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reducer_tools.bench.verdict import Rates, Verdict, judge
 
 
 class Show:
-    """Takes the events of one run in their order; ``end`` prints what is known at last."""
+    """Prints the events of one measurement, in order; ``end`` prints the footer."""
 
     def __init__(self, out: TextIO, progress: Progress, rates: Rates, as_json: bool) -> None:
         self._out = out
@@ -37,7 +37,7 @@ class Show:
             self._print(self._table.row(event), row_json(event))
 
     def end(self) -> None:
-        """The footer, if there was a row."""
+        """Print the footer if at least one size was measured."""
         self._progress.clear()
         if self._facts is None or self._table is None or not self._rows:
             return

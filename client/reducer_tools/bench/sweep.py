@@ -1,4 +1,4 @@
-"""What is measured: sizes, data type, operation, repetitions."""
+"""The options of a measurement: sizes, data type, operation, repetitions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OPS: tuple[OpName, ...] = get_args(OpName)
 NARROW: tuple[NarrowName, ...] = get_args(NarrowName)
 DTYPES = tuple(dtype.name.lower() for dtype in DType)
 _REDUCING = ("all_reduce", "reduce_scatter")
-# A part of the array for each rank: the size counts all of them, as in nccl-tests.
+# The array has a part for each rank. The size counts all parts, as in nccl-tests.
 _PARTED = ("all_gather", "reduce_scatter")
 _MAX_SIZES = 10_000
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The options that must be equal on all ranks. Sizes are bytes of the whole array."""
+    """The options that must be equal on all ranks. Sizes are in bytes of the whole array."""
 
     collective: CollectiveName
     dtype: str
@@ -49,28 +49,28 @@ class Sweep:
             )
         if self.collective == "reduce_scatter" and self.held in NOT_IN_NUMPY:
             raise ValueError(
-                f"datatype: reduce_scatter takes no plain array as {self.dtype}; expected another "
+                f"datatype: reducer bench runs no reduce_scatter of {self.dtype}; expected another "
                 "type, or float32 with wire-dtype bfloat16"
             )
 
     @property
     def reduces(self) -> bool:
-        """Whether values are reduced, and not only moved."""
+        """Whether the collective reduces values (the others only move them)."""
         return self.collective in _REDUCING
 
     @property
     def held(self) -> DType:
-        """The dtype of the arrays that a rank holds."""
+        """The dtype of a rank's arrays."""
         return DType[self.dtype.upper()]
 
     @property
     def wire(self) -> DType:
-        """The dtype that travels."""
+        """The dtype on the wire."""
         return DType[self.wire_dtype.upper()] if self.wire_dtype else self.held
 
     @property
     def wide(self) -> bool:
-        """Whether float32 is narrowed on its way."""
+        """Whether float32 arrays are narrowed to a 16-bit dtype on the wire."""
         return self.wire_dtype is not None
 
     @property
@@ -83,9 +83,9 @@ class Sweep:
         return self.warmup + self.iters
 
     def counts(self, world_size: int) -> list[int]:
-        """Elements of each measurement: of the array, or of one rank's part of it.
+        """The number of elements of each measurement: of the array, or of one rank's part.
 
-        Raises ValueError for a size below one element a part, and for more sizes than anyone reads.
+        Raises ValueError if a size is below one element per part, or if there are too many sizes.
         """
         parts = world_size if self.collective in _PARTED else 1
         unit = ITEM_SIZES[self.held] * parts
@@ -97,18 +97,18 @@ class Sweep:
         return [size // unit for size in self._sizes()]
 
     def row_bytes(self, count: int, world_size: int) -> int:
-        """Bytes of the whole array for an entry of ``counts``: the largest a rank holds."""
+        """Bytes of the whole array for an entry of ``counts``."""
         parts = world_size if self.collective in _PARTED else 1
         return count * parts * ITEM_SIZES[self.held]
 
     def bus_factor(self, world_size: int) -> float:
-        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it for a ring."""
+        """Bus bandwidth divided by algorithm bandwidth, as nccl-tests defines them for a ring."""
         if self.collective == "all_reduce":
             return 2 * (world_size - 1) / world_size
         return (world_size - 1) / world_size if self.collective in _PARTED else 1.0
 
     def digest(self) -> bytes:
-        """32 bytes that differ where any option does."""
+        """A hash of all options, 32 bytes."""
         return hashlib.sha256(repr(self).encode()).digest()
 
     def _sizes(self) -> list[int]:

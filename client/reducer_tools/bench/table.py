@@ -1,4 +1,4 @@
-"""The table as text, 80 columns wide for ordinary sizes, and as JSON lines."""
+"""The table as text, 80 columns wide for ordinary sizes, and its JSON lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def congestion_control() -> str:
-    """The kernel's default on this host."""
+    """The default congestion control of this host's kernel."""
     try:
         return _CONGESTION.read_text(encoding="ascii").strip()
     except OSError:
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 
 
 class Table:
-    """Text: a header, one line for each row, a footer."""
+    """The table as text: a header, one line for each row, a footer."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -76,7 +76,7 @@ class Table:
             f"congestion control of this host: {congestion_control()}",
             f"{sweep.warmup} warm-up and {sweep.iters} measured iterations of each size, "
             + ("every element compared" if sweep.check else "not checked"),
-            "times: the slowest rank from a barrier on; wire: the busiest worker, one way",
+            "times: of the slowest rank, after a barrier; wire: of the busiest worker, one way",
         ]
         return "\n".join([*_commented(lines), "#", *self._heads()])
 
@@ -112,12 +112,12 @@ class Table:
 
 
 def average_busbw(rows: Sequence[Row]) -> float:
-    """GB/s over all sizes, as nccl-tests has it."""
+    """Mean bus bandwidth of all sizes in GB/s, as nccl-tests prints it."""
     return statistics.fmean(row.busbw for row in rows)
 
 
 def total_wrong(rows: Sequence[Row]) -> int | None:
-    """Wrong elements over all sizes; None where nobody looked."""
+    """Wrong elements over all sizes; None if the results were not checked."""
     found = [row.wrong for row in rows if row.wrong is not None]
     return sum(found) if found else None
 

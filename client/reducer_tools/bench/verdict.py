@@ -1,4 +1,4 @@
-"""Reducers or a ring: what the model and the measured time say of an all-reduce."""
+"""Compares an all-reduce with a ring, by the measured time and by the model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from reducer_tools.planner.text import format_seconds
 
 @dataclass(frozen=True)
 class Rates:
-    """Gbit/s of one NIC, each way, as far as they are known."""
+    """Rate of one NIC in Gbit/s, each way; None if it is not known."""
 
     worker_gbps: float | None = None
     reducer_gbps: float | None = None
 
     def __post_init__(self) -> None:
         if self.worker_gbps is None and self.reducer_gbps is not None:
-            raise ValueError("worker-gbps: expected beside reducer-gbps, got none")
+            raise ValueError("worker-gbps: expected together with reducer-gbps, got none")
         for field, rate in (("worker-gbps", self.worker_gbps), ("reducer-gbps", self.reducer_gbps)):
             if rate is not None and not 0 < rate < float("inf"):
                 raise ValueError(f"{field}: expected a number above 0, got {rate:g}")
@@ -30,7 +30,10 @@ class Rates:
 
 @dataclass(frozen=True)
 class Verdict:
-    """For one row; what is not known is None. Seconds of a ring are the least it can need."""
+    """The comparison for one row. Unknown values are None.
+
+    ``ring_seconds`` is the shortest time that a ring can need.
+    """
 
     bytes: int
     measured_seconds: float
@@ -42,7 +45,7 @@ class Verdict:
 
     @property
     def lines(self) -> list[str]:
-        """Text of less than 80 columns a line."""
+        """The comparison as lines of text, each shorter than 80 columns."""
         size = short_size(self.bytes)
         measured = f"{size}, measured: {format_seconds(self.measured_seconds)}"
         if self.ring_seconds is None:
@@ -78,7 +81,7 @@ class Verdict:
 
 
 def judge(facts: Facts, row: Row, rates: Rates) -> Verdict | None:
-    """The verdict on one size; None where there is no ring to compare with."""
+    """The comparison for one size; None for another collective or a single worker."""
     workers = facts.world_size
     if facts.sweep.collective != "all_reduce" or workers < 2:
         return None

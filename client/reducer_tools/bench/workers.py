@@ -1,4 +1,4 @@
-"""Ranks as processes of this host: started, listened to, and ended whatever happens."""
+"""Runs all ranks of a measurement as processes of this host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reducer_tools.bench.rank import Emit, measure
 from reducer_tools.bench.sweep import Sweep
 from reducer_tools.children import describe_exit, stay_with
 
-# Seconds that the other ranks have to say what they saw, after the first has failed.
+# Seconds after the first failure in which the other ranks may report their failures.
 _GRACE = 3.0
 _EXIT = 10.0
 
@@ -27,12 +27,12 @@ _Worker = tuple[BaseProcess, Connection]
 
 
 class WorkerError(RuntimeError):
-    """A worker died or failed; the text says which, and how."""
+    """A worker died or failed. The text names the rank and the cause."""
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a rank cannot go on; ``follows``: another rank's end was the cause."""
+    """Why a rank failed. ``follows``: it failed because another rank had ended."""
 
     text: str
     follows: bool = False
@@ -44,21 +44,23 @@ class _Done:
 
 
 def run_workers(settings: Settings, sweep: Sweep, emit: Emit, progress: bool) -> int:
-    """Measure with ``settings.world_size`` processes of this host; events are those of rank 0.
+    """Measure with ``settings.world_size`` processes of this host; ``emit`` gets rank 0's events.
+
+    All processes have ended when this returns or raises, also after Ctrl-C.
 
     Returns:
-        Wrong elements over all ranks. No process is left, also after Ctrl-C.
+        The number of wrong elements over all ranks.
 
     Raises:
         WorkerError: a worker died or failed.
     """
     with _started(settings, sweep, progress) as workers:
-        return _listen(workers, emit)
+        return _collect(workers, emit)
 
 
 @contextmanager
 def _started(settings: Settings, sweep: Sweep, progress: bool) -> Iterator[list[_Worker]]:
-    """The worker processes; they are gone when the block is left, however it is left."""
+    """Start the worker processes; on any exit from the block they are killed and reaped."""
     context = multiprocessing.get_context("spawn")
     workers: list[_Worker] = []
     try:
@@ -83,10 +85,9 @@ def _work(
     settings: Settings, sweep: Sweep, connection: Connection, parent: int, progress: bool
 ) -> None:
     stay_with(parent)
-    speaks = settings.rank == 0
 
     def emit(event: Event) -> None:
-        if speaks and (progress or event.lasting):
+        if settings.rank == 0 and (progress or event.lasting):
             connection.send(event)
 
     try:
@@ -97,7 +98,7 @@ def _work(
         connection.send(_Failure(traceback.format_exc()))
 
 
-def _listen(workers: Sequence[_Worker], emit: Emit) -> int:
+def _collect(workers: Sequence[_Worker], emit: Emit) -> int:
     running = {connection: rank for rank, (_, connection) in enumerate(workers)}
     failures: dict[int, _Failure] = {}
     deadline: float | None = None
@@ -126,7 +127,7 @@ def _listen(workers: Sequence[_Worker], emit: Emit) -> int:
 
 
 def _receive(connection: Connection, process: BaseProcess) -> Event | _Done | _Failure:
-    """The next message, or how the process ended without one."""
+    """The next message of a worker, or a failure if the process has ended without one."""
     try:
         message: Event | _Done | _Failure = connection.recv()
     except (EOFError, ConnectionError):
@@ -136,7 +137,7 @@ def _receive(connection: Connection, process: BaseProcess) -> Event | _Done | _F
 
 
 def _describe(failures: dict[int, _Failure]) -> str:
-    """The causes by rank; what merely followed from them only if there is nothing else."""
+    """The failures by rank; those that follow from another rank's only if there are no others."""
     causes = {rank: f for rank, f in failures.items() if not f.follows} or failures
     ranks_by_text: dict[str, list[int]] = {}
     for rank, failure in sorted(causes.items()):

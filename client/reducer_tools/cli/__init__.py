@@ -1,4 +1,4 @@
-"""The program `reducer`: the daemon's commands and those of the tools, one file each."""
+"""The program `reducer`: the daemon's commands and the tools' commands, one file each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Group(LazyGroup):
     modules = _COMMANDS
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Without the client's engine, its error says enough: no traceback."""
+        """Run a command; if the client's engine is missing, print the error without a traceback."""
         try:
             return super().invoke(ctx)
         except ImportError as error:

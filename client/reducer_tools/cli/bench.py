@@ -1,4 +1,4 @@
-"""``reducer bench``: measure running reducers, in the manner of nccl-tests."""
+"""``reducer bench``: measures running reducers as nccl-tests measures NCCL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reducer_tools.bench.events import Event
     from reducer_tools.bench.verdict import Rates
 
-# What nccl-tests calls them.
+# The names that nccl-tests uses.
 _DTYPE_NAMES = {"float": "float32", "double": "float64", "half": "float16"}
 _OP_NAMES = {"avg": "mean"}
 _LOCAL_WORKERS = 2
@@ -151,9 +151,10 @@ def _make_sweep(given: dict[str, Any]) -> Sweep:
 
 
 def _resolve(given: dict[str, Any], stack: ExitStack) -> Settings:
-    """Where the reducers are and which rank this is; starts local reducers, to end with ``stack``.
+    """Resolve the reducers and this process's rank. Local reducers are started and end with
+    ``stack``.
 
-    Two benches that start their own ranks meet on the same reducers: each takes a job of its own.
+    With --workers the job has a random name, so that two such benches can use the same reducers.
     """
     from reducer_client import config, local_reducers
 
@@ -171,7 +172,7 @@ def _resolve(given: dict[str, Any], stack: ExitStack) -> Settings:
 
 
 def _run(settings: Settings, sweep: Sweep, rates: Rates, given: dict[str, Any]) -> int:
-    """Measure and print; returns the number of wrong elements."""
+    """Measure and print. Returns the number of wrong elements."""
     from reducer_tools.bench.progress import Progress
     from reducer_tools.bench.rank import measure
     from reducer_tools.bench.show import Show
@@ -188,4 +189,4 @@ def _run(settings: Settings, sweep: Sweep, rates: Rates, given: dict[str, Any]) 
 
 
 def _silent(event: Event) -> None:
-    """Ranks beside 0 print nothing."""
+    """The emit function of ranks other than 0, which print nothing."""

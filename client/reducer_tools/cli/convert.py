@@ -1,4 +1,4 @@
-"""``reducer convert``: a Cloud ML Engine config.yaml as a Vertex AI job with a Reduction Server."""
+"""``reducer convert``: turns a Cloud ML Engine config.yaml into a Vertex AI job with reducers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reducer_tools.planner.request import Host
 def _read_variables(
     ctx: click.Context, param: click.Parameter, value: tuple[str, ...]
 ) -> dict[str, str]:
-    """A click callback: names and values of NAME=VALUE."""
+    """A click callback that parses NAME=VALUE options. Raises BadParameter for other text."""
     pairs = [text.partition("=") for text in value]
     for name, sign, _ in pairs:
         if not sign or not name.replace("_", "a").isalnum():

@@ -1,4 +1,4 @@
-"""`reducer demo`: train a small model over local reducers and over gloo, and compare."""
+"""``reducer demo``: trains a small model over local reducers and over gloo, and compares them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``reducer doctor``: whether this host can use the reducers, and if not, why."""
+"""``reducer doctor``: checks whether this host can use the reducers, and says why not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Reads a file of JSON, YAML or TOML that a stranger may have written.
+"""Reads untrusted files of JSON, YAML or TOML.
 
-A file of more than 256 KiB, a name that occurs twice, an alias or a tag of YAML is refused: the
-first because no specification is that large, the second because one of both would be lost, the
-others because they can make a small file huge or run code.
+Refused are
+ - files above 256 KiB, because no specification is that large,
+ - names that occur twice in a mapping, because a parser would silently drop one,
+ - aliases of YAML, which can expand a small file to a huge document,
+ - tags of YAML, which can run code.
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ _MOST_BYTES = 256 << 10
 
 
 class DocumentError(ValueError):
-    """A file is no such document: says where and why."""
+    """A file is not a valid document. The text has the position and the cause."""
 
 
 def read_document(file: BinaryIO) -> object:
-    """What a JSON or YAML file holds, as plain data; ends with exit status 2 on anything else."""
+    """Read a JSON or YAML file as plain data. Ends with exit status 2 if the file is invalid."""
     return _read(file, parse_document)
 
 
 def read_toml(file: BinaryIO) -> dict[str, Any]:
-    """What a TOML file holds; ends with exit status 2 on anything else."""
+    """Read a TOML file. Ends with exit status 2 if the file is invalid."""
     found: dict[str, Any] = _read(file, tomllib.loads)
     return found
 
 
 def parse_document(text: str) -> object:
-    """JSON where the text begins with a brace or a bracket, else YAML. Raises DocumentError.
+    """Parse JSON if the text begins with a brace or a bracket, else YAML. Raises DocumentError.
 
-    Lines of JSON that begin with // are comments: Vertex AI's own examples have them.
+    Lines of JSON that begin with // are comments, because Vertex AI's examples have such lines.
     """
     lines = ["" if line.lstrip().startswith("//") else line for line in text.split("\n")]
     plain = "\n".join(lines)
@@ -51,9 +53,9 @@ def name_file(file: BinaryIO) -> str:
 
 
 def write_yaml(*documents: object, comments: Sequence[str] = (), width: int = 80) -> str:
-    """Documents of one file under ``comments``, their names in the order of the documents.
+    """The YAML text of the documents, under ``comments``. Mappings keep their order.
 
-    `parse_document` reads each of them again. ``width`` is in characters.
+    `parse_document` can read each document. ``width`` is in characters.
     """
     need("YAML", "tools", yaml="PyYAML")
     import yaml
@@ -115,14 +117,14 @@ def _parse_yaml(text: str) -> object:
         return yaml.load(text, StrictLoader)
     except yaml.YAMLError as error:
         raise DocumentError(_describe_yaml(error)) from None
-    except (ValueError, OverflowError) as error:  # too many digits, or a sign beyond Unicode
+    except (ValueError, OverflowError) as error:  # too many digits, or no code point of Unicode
         raise DocumentError(f"expected YAML, got an error: {error}") from None
     except RecursionError:
         raise DocumentError("expected fewer levels of nesting") from None
 
 
 def _describe_yaml(error: Exception) -> str:
-    """In one line: where and what."""
+    """Position and problem of a YAML error in one line."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error)
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

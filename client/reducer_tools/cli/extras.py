@@ -8,9 +8,12 @@ import click
 
 
 def need(who: str, extra: str, **packages: str) -> None:
-    """End with exit status 1 where one of the ``packages``, by the name of its module, is missing.
+    """End with exit status 1 if one of the packages is missing.
 
-    ``who`` needs them, and the optional dependencies ``extra`` of the project have them.
+    Args:
+        who: the command or option that needs the packages, for the error text.
+        extra: the project's optional dependencies (``[extra]``) that contain the packages.
+        packages: maps the name of each module to the name of its package.
     """
     missing = [name for module, name in packages.items() if not importlib.util.find_spec(module)]
     if missing:

@@ -1,4 +1,4 @@
-"""``reducer k8s``: manifests for Kubernetes."""
+"""``reducer k8s``: prints manifests for Kubernetes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reducer_tools.k8s.render import KINDS, render
 from reducer_tools.k8s.settings import Reducers, SettingsError, Workers
 
 _WITH_WORKERS = ("jobset", "trainer")
-# Options of some kinds alone: with another one they would do nothing.
+# Options that only some kinds use. With another kind the command refuses them.
 _KINDS_OF = {
     "monitoring_namespace": ("pool",),
     "workers": _WITH_WORKERS,
@@ -96,7 +96,7 @@ def render_command(
 
 
 def _check_kind(context: click.Context, kind: str) -> None:
-    """Raises UsageError for what was given and is for another kind."""
+    """Raise UsageError if an option was given that belongs to another kind."""
     for parameter in context.command.params:
         name = parameter.name or ""
         kinds = _KINDS_OF.get(name, KINDS)
@@ -107,7 +107,7 @@ def _check_kind(context: click.Context, kind: str) -> None:
 
 
 def _repeat(context: click.Context) -> str:
-    """The command line that prints the same again."""
+    """The command line that prints the same manifests again."""
     words = ["reducer", "k8s", "render"]
     for parameter in context.command.params:
         value = context.params[parameter.name or ""]

@@ -1,4 +1,4 @@
-"""The table of machines: what is built in, and an option for a file of one's own."""
+"""The table of machine types: the built-in table, and the option for the user's own file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ machines_option = click.option(
 
 
 def builtin_machines() -> str:
-    """As TOML."""
+    """The built-in table as TOML text."""
     return (resources.files("reducer_tools.planner") / "machines.toml").read_text(encoding="utf-8")
 
 
 def load_machines(file: BinaryIO | None) -> Machines:
-    """With the rows of ``file`` before the others; ends with exit status 2 on a bad one."""
+    """The built-in table, with the rows of ``file`` before its own.
+
+    Ends with exit status 2 if the file is invalid.
+    """
     tables: list[object] = [tomllib.loads(builtin_machines())]
     if file is None:
         return Machines(*tables)

@@ -1,4 +1,4 @@
-"""``reducer nccl``: the plugin for NCCL, on this machine."""
+"""``reducer nccl``: commands for the NCCL plugin on this machine."""
 
 from __future__ import annotations
 

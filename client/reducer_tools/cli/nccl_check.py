@@ -1,4 +1,4 @@
-"""``reducer nccl check``: whether bytes really go through the reducers."""
+"""``reducer nccl check``: proves that NCCL sends its all-reduces through the reducers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reducer_tools.cli.nccl_version import version_option
 from reducer_tools.cli.sizes import size_option
 from reducer_tools.nccl.versions import Version
 
-# Instead of the plugin's minute: somebody waits for the answer.
+# The plugin's default is a minute, which is too long for an interactive command.
 _CONNECT_SECONDS = "10"
 
 
@@ -22,7 +22,7 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 
     size = size_option(ctx, parameter, value)
     if size is not None and size < SMALLEST:
-        raise click.BadParameter(f"expected at least {SMALLEST} bytes, an element; got {value!r}")
+        raise click.BadParameter(f"expected at least {SMALLEST} bytes (an element), got {value!r}")
     return size
 
 
@@ -72,11 +72,11 @@ def command(
     keeps a job from the reducers.
     """
     from reducer_tools.nccl import config, verdict
-    from reducer_tools.nccl.check import Wanted, check
+    from reducer_tools.nccl.check import CheckOptions, check
 
     addresses = tuple(part.strip() for part in status.split(",") if part.strip())
     refuse_bad(addresses)
     environment = config.read(REDUCER_CONNECT_TIMEOUT=_CONNECT_SECONDS)
-    report = check(Wanted(version, ranks, size, addresses, log), environment)
+    report = check(CheckOptions(version, ranks, size, addresses, log), environment)
     click.echo(json.dumps(verdict.as_json(report)) if as_json else verdict.as_text(report))
     sys.exit(0 if report.good else 1)

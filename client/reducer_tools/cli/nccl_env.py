@@ -1,4 +1,4 @@
-"""``reducer nccl env``: what to set for the installed NCCL."""
+"""``reducer nccl env``: prints the variables to set for the installed NCCL."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def command(
         click.echo(variables.as_shell(lines))
         missing = ", ".join(line.name for line in lines if not line.value)
         if missing:
-            click.echo(f"not set, for want of a value: {missing} (--addresses)", err=True)
+            click.echo(f"not set, because no value was given: {missing} (--addresses)", err=True)
         return
     title = [f"NCCL {used}: {found[0].path if found else 'as --version says'}"]
     title += [f"NCCL {other.version}, too: {other.path}" for other in found[1:]]
-    title += [f"plugin: {plugin}", *(f"it {note}" for note in variables.notes(used, force))]
+    title += [f"plugin: {plugin}", *(f"NCCL {note}" for note in variables.notes(used, force))]
     title += [text] if (text := rdma.lost()) else []
     click.echo(variables.as_text(title, lines))

@@ -1,4 +1,4 @@
-"""The option that names a version of NCCL."""
+"""The option ``--version`` of the NCCL commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _parse(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 
 def version_option(function: Any) -> Any:
-    """``--version``, a `Version` or None."""
+    """Add the option ``--version``, whose value is a `Version` or None."""
     return click.option(
         "--version",
         metavar="X.Y.Z",

@@ -1,4 +1,4 @@
-"""``reducer plan``: how many reducers a cluster needs, what they gain, and when they pay off."""
+"""``reducer plan``: computes how many reducers a cluster needs and when they pay off."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ def _gradient_bytes(given: dict[str, Any]) -> int:
     size, parameters = given["gradient_bytes"], given["parameters"]
     if parameters is None:
         if given["dtype"] is not None:
-            raise ValueError(f"dtype: expected --parameters beside it, got {given['dtype']}")
+            raise ValueError(f"dtype: expected only with --parameters, got {given['dtype']}")
         return _DEFAULT_BYTES if size is None else int(size)
     if size is not None:
-        raise ValueError("parameters: expected none beside --gradient-bytes, got both")
+        raise ValueError("parameters, gradient-bytes: expected one of them, got both")
     return int(parameters) * _DTYPES[given["dtype"] or "float32"]
 
 

@@ -1,4 +1,4 @@
-"""Options that are numbers of bytes or parameters, or times."""
+"""Parsers of options whose values are sizes, counts or times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 
 
 def size_option(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """A click callback: bytes of what was typed; ends with exit status 2 on anything else."""
+    """A click callback: a size in bytes. Ends with exit status 2 if the text is not a size."""
     if value is None:
         return None
     try:
@@ -23,7 +23,7 @@ def size_option(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def seconds_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """A click callback: seconds of what was typed; ends with exit status 2 on anything else."""
+    """A click callback: a time in seconds. Ends with exit status 2 if the text is not a time."""
     if value is None:
         return None
     try:
@@ -33,7 +33,10 @@ def seconds_option(ctx: click.Context, param: click.Parameter, value: str | None
 
 
 def count_option(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """A click callback: the number in ``"340M"`` or ``"7B"``, decimal as models' sizes are."""
+    """A click callback: the number of parameters in text such as ``"340M"`` or ``"7B"`` (decimal).
+
+    Ends with exit status 2 if the text is not such a number.
+    """
     if value is None:
         return None
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([KMBGT]?)", value.strip().upper())
@@ -44,9 +47,10 @@ def count_option(ctx: click.Context, param: click.Parameter, value: str | None) 
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of ``"4K"``, ``"64M"``, ``"1G"`` (binary, as in nccl-tests), or as ``parse_size``.
+    """Parse a size such as ``"4K"``, ``"64M"``, ``"1G"`` (binary, as in nccl-tests), or any size
+    that ``parse_size`` accepts.
 
-    ValueError for anything else, and for none.
+    Raises ValueError for other text and for sizes below 1 byte.
     """
     short = re.fullmatch(r"(\d+)([KMG])", text.strip().upper())
     try:

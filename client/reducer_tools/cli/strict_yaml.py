@@ -1,4 +1,4 @@
-"""YAML of plain data alone: what `yaml.SafeLoader` reads, less what a specification never needs."""
+"""A subset of `yaml.SafeLoader` for plain data, without features that no specification needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Refuses aliases, which can make a small file huge, tags, and names that occur twice; a date
-    stays text."""
+    """Refuses aliases, tags and names that occur twice in a mapping. Dates stay text.
+
+    Aliases can expand a small file to a huge document.
+    """
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # the stub has no types
@@ -35,7 +37,7 @@ class StrictLoader(yaml.SafeLoader):
 
 
 class StrictDumper(yaml.SafeDumper):
-    """Writes what `StrictLoader` reads: no aliases."""
+    """Writes YAML without aliases, which `StrictLoader` can read."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""``reducer timeline``: the files of all ranks and lanes as one."""
+"""``reducer timeline``: merges the trace files of all ranks and lanes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def command(sources: tuple[str, ...], out: str) -> None:
     if not files:
         raise click.ClickException(f"no .json file in {', '.join(sources)}")
     merged: list[dict[str, Any]] = []
-    for number, events in enumerate(sorted(map(_read, sorted(files)), key=_place), 1):
-        # Process ids of several machines, and of containers, are the same ones.
+    for number, events in enumerate(sorted(map(_read, sorted(files)), key=_sort_index), 1):
+        # Processes of different machines or containers may have equal process ids.
         merged += [{**event, "pid": number} for event in events]
     try:
         text = json.dumps({"traceEvents": merged}, separators=(",", ":"))
@@ -39,16 +39,17 @@ def _files(source: Path) -> list[Path]:
     return sorted(source.glob("*.json")) if source.is_dir() else [source]
 
 
-def _place(events: list[dict[str, Any]]) -> int:
-    """Where the process wants to be; viewers go by process id instead."""
-    wishes = (e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index")
-    return next(wishes, 0)
+def _sort_index(events: list[dict[str, Any]]) -> int:
+    """The sort index in the file. Viewers ignore it and sort by process id."""
+    indices = (e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index")
+    return next(indices, 0)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """An event a line; the end is missing where the writer was killed.
+    """The events of a file, which has one event per line.
 
-    Not splitlines(): keys may hold what it takes for ends of lines, such as U+2028.
+    The last line may be incomplete, if the writer was killed. splitlines() would also split at
+    characters such as U+2028, which keys may contain.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")

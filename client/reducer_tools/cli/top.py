@@ -1,4 +1,4 @@
-"""``reducer top``: running reducers as a table that is drawn anew every second."""
+"""``reducer top``: shows running reducers as a table that is redrawn every second."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from reducer_tools.top.rates import Change, change
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-# Of what is written to a pipe.
-_PIPE_WIDTH = 160
+_PIPE_WIDTH = 160  # columns of a picture that is not written to a terminal
 
 
 @click.command("top")
@@ -46,7 +45,7 @@ def command(addresses: tuple[str, ...], interval: float, timeout: float, once: b
     console = Console(highlight=False)
     watch = _Watch(status_addresses(addresses), timeout)
     if not once and not console.is_terminal:
-        raise click.UsageError("stdout is no terminal; --once prints one picture")
+        raise click.UsageError("expected stdout to be a terminal; --once prints one picture")
     if once:
         _print_once(watch, interval, console)
     else:
@@ -54,7 +53,7 @@ def command(addresses: tuple[str, ...], interval: float, timeout: float, once: b
 
 
 class _Watch:
-    """Looks at the same reducers again and again."""
+    """Asks the same reducers repeatedly and keeps the previous answer for rates."""
 
     def __init__(self, addresses: list[str], timeout: float) -> None:
         self._addresses = addresses
@@ -63,7 +62,7 @@ class _Watch:
         self.errors: dict[str, str] = {}
 
     def look(self) -> RenderableType:
-        """What is to be shown now."""
+        """Ask the reducers and return the picture to show."""
         from reducer_tools.top.screen import picture
 
         answers = dict(zip(self._addresses, ask_all(self._addresses, self._timeout), strict=True))
@@ -110,7 +109,10 @@ def _no_key(seconds: float) -> str:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits for a key, "" after so many seconds; the terminal is put back."""
+    """A function that waits for a key for some seconds and returns it, or "".
+
+    On exit the terminal gets its settings back.
+    """
     if not sys.stdin.isatty():
         yield _no_key
         return

@@ -1,1 +1,1 @@
-"""`reducer demo`: a real model trained by four DDP workers over two reducers, and over gloo."""
+"""`reducer demo`: trains a small model with DDP workers over reducers, then over gloo."""

@@ -1,4 +1,4 @@
-"""Progress of the demo: bars on a terminal, plain lines elsewhere."""
+"""Shows the demo's progress: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Display(Protocol):
-    """Where progress goes."""
+    """Shows the progress of the runs."""
 
     def show(self, progress: Progress) -> None:
         """Called after every epoch of every run."""
@@ -21,7 +21,7 @@ class Display(Protocol):
 
 @contextmanager
 def open_display(stream: TextIO, runs: Sequence[str], epochs: int) -> Iterator[Display]:
-    """Bars if the stream is a terminal, lines if it is not."""
+    """Draw bars if the stream is a terminal, else print lines."""
     if not stream.isatty():
         yield _Lines(stream, epochs)
         return

@@ -1,4 +1,4 @@
-"""What the processes of the demo tell each other."""
+"""The messages between the demo's processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RUNS = ("reducers", "gloo")
 
 @dataclass(frozen=True)
 class Plan:
-    """What one worker is told."""
+    """The settings of one worker."""
 
     rank: int
     world_size: int
@@ -31,7 +31,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What one worker has to say about one run."""
+    """The result of one run on one worker."""
 
     run: str
     rank: int
@@ -45,7 +45,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Failure:
-    """The traceback of a worker that cannot go on."""
+    """The traceback of a worker that failed."""
 
     rank: int
     text: str

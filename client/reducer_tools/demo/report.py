@@ -1,4 +1,4 @@
-"""What the demo shows at its end: the checks, a table and a picture of the loss curves."""
+"""The demo's report: checks of the results, a table, and a picture of the loss curves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Results = Mapping[str, Sequence[RunResult]]
 
 
 def find_faults(results: Results) -> list[str]:
-    """Why the demo has failed; empty if it has not."""
+    """The reasons why the demo has failed; empty if it has succeeded."""
     faults = []
     for run, ranks in results.items():
         digests = {result.digest for result in ranks}
@@ -41,7 +41,7 @@ def format_table(results: Results) -> str:
 
 
 def draw_losses(results: Results, path: Path) -> None:
-    """Both loss curves as a PNG."""
+    """Draw both loss curves as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -82,7 +82,7 @@ def _describe_late(late: Mapping[int, int]) -> str:
 
 
 def _smooth(losses: Sequence[float]) -> list[float]:
-    """The mean of the last steps at each step: single batches are noisy."""
+    """The moving average of the losses, because the losses of single batches are noisy."""
     means = []
     for end in range(1, len(losses) + 1):
         window = losses[max(0, end - _SMOOTHED_STEPS) : end]

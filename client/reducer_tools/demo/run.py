@@ -1,4 +1,4 @@
-"""The demo from end to end: reducers, workers, progress, report."""
+"""Runs the demo: starts reducers and workers, shows progress and prints the report."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ _Workers = list[tuple[BaseProcess, Connection]]
 
 
 class DemoError(RuntimeError):
-    """A worker failed; the text has its traceback."""
+    """A worker failed. The text has its traceback."""
 
 
 def run(out: Path, *, workers: int = 4, reducers: int = 2, epochs: int = 15) -> int:
     """Train over the reducers, then over gloo; print a table and draw the losses into ``out``.
 
     Returns:
-        The exit code: 0 if all ranks hold the same parameters, bit for bit, and the accuracy is
-        what gloo reaches.
+        The exit code: 0 if all ranks hold the same parameters, bit for bit, and the accuracy is at
+        most ACCURACY_TOLERANCE below gloo's.
+
+    Raises:
+        DemoError: a worker failed.
     """
     with local_reducers(reducers) as addresses, tempfile.TemporaryDirectory() as folder:
         print(f"{reducers} reducers at {', '.join(addresses)}; {workers} DDP workers", flush=True)
@@ -46,7 +49,7 @@ def run(out: Path, *, workers: int = 4, reducers: int = 2, epochs: int = 15) -> 
 
 @contextmanager
 def _start(plans: list[Plan]) -> Iterator[_Workers]:
-    """Worker processes that are gone when the block is left, however it is left."""
+    """Start the worker processes; on any exit from the block they are killed and reaped."""
     context = multiprocessing.get_context("spawn")
     started: _Workers = []
     try:
@@ -67,13 +70,13 @@ def _start(plans: list[Plan]) -> Iterator[_Workers]:
 
 
 def _work(plan: Plan, connection: Connection) -> None:
-    from reducer_tools.demo.worker import main  # torch: only the workers need it
+    from reducer_tools.demo.worker import main  # imports torch, which only workers need
 
     main(plan, connection)
 
 
 def _save_digits(folder: Path) -> None:
-    """1,797 handwritten digits that ship inside scikit-learn, for all workers."""
+    """Write scikit-learn's 1,797 handwritten digits to a file for the workers."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -97,7 +100,7 @@ def _collect(started: _Workers, display: Display) -> dict[str, list[RunResult]]:
                 results[message.run].append(message)
                 missing -= 1
                 if message.run == RUNS[-1]:
-                    del reading[ready]  # it ends now
+                    del reading[ready]  # the worker ends after its last run
             elif isinstance(message, Failure):
                 raise DemoError(f"worker {message.rank} failed:\n{message.text}")
     return {run: sorted(ranks, key=lambda r: r.rank) for run, ranks in results.items()}

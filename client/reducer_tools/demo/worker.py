@@ -1,11 +1,8 @@
-"""One DDP worker of the demo: the same training over the reducers and over gloo."""
+"""One DDP worker of the demo, which trains the same model over the reducers and over gloo."""
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import os
-import signal
 import time
 import traceback
 from collections.abc import Iterator
@@ -22,16 +19,16 @@ import reducer_client
 import reducer_client.torch
 from reducer_client import Group
 from reducer_client.config import keep_gloo_on_loopback
+from reducer_tools.children import stay_with
 from reducer_tools.demo.messages import RUNS, Failure, Plan, Progress, RunResult
 
 _TRAINING_IMAGES = 1440
 _BATCH = 24
-_PR_SET_PDEATHSIG = 1
 
 
 def main(plan: Plan, connection: Connection) -> None:
-    """The worker process."""
-    _stay_with_parent(plan.parent)
+    """The main function of a worker process."""
+    stay_with(plan.parent)
     torch.set_num_threads(1)
     keep_gloo_on_loopback()
     try:
@@ -56,7 +53,7 @@ def _train_both(plan: Plan, connection: Connection) -> None:
 
 
 class _Training:
-    """One run; the seeds make its data order and its first parameters those of the other run."""
+    """One run. Equal seeds give both runs the same data order and the same first parameters."""
 
     def __init__(self, plan: Plan, connection: Connection, run: str, group: Group | None) -> None:
         self._plan = plan
@@ -155,17 +152,9 @@ def _make_net() -> nn.Module:
 
 
 def _load_images(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """8 x 8 pixels from 0 to 16, and labels, both shuffled once."""
+    """(images, labels), shuffled once: float32 of shape (n, 1, 8, 8) from 0 to 1, and int64."""
     with np.load(path) as digits:
         images, labels = digits["images"], digits["labels"]
     order = np.random.default_rng(0).permutation(len(labels))
     pixels = (images[order] / 16.0).astype(np.float32)[:, None]
     return torch.from_numpy(pixels), torch.from_numpy(labels[order].astype(np.int64))
-
-
-def _stay_with_parent(parent: int) -> None:
-    """End with the parent however it ends; Ctrl-C is the parent's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -1,2 +1,4 @@
-"""What `reducer doctor` does: look from this host at every reducer, as a worker would, and at the
-host itself; name what is wrong and what to do."""
+"""`reducer doctor`: examines every reducer from this host as a worker would, and the host itself.
+
+Findings say what is wrong and what to do.
+"""

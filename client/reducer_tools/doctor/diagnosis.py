@@ -1,4 +1,4 @@
-"""All reducers and the host together: what only shows where they are compared."""
+"""The diagnosis: examines all reducers and the host, then compares them with each other."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from reducer_tools.doctor.host import Host
 from reducer_tools.doctor.reach import Login, Reach
 
 _MAX_AT_ONCE = 16
-# Of all probes together: a large pool must not make the doctor slow.
+# Limit for all bandwidth probes together, so that a large pool does not take long.
 _PROBE_SECONDS = 10.0
-# Beyond that, lines of two hosts cannot be put in order.
+# With a larger difference of clocks, log lines of two hosts cannot be ordered.
 _MOST_CLOCK_SECONDS = 0.5
-_MAX_PACKET = 65_535  # of IP
-_SLOW = 0.5  # of the other reducers' rate, or of the NIC's
+_MAX_PACKET = 65_535  # bytes of an IP packet
+_SLOW = 0.5  # fraction of the other reducers' rate, or of the NIC's rate
 
 
 @dataclass
 class Diagnosis:
-    """``rate``: of all reducers together, in bits a second, each way; None: not measured."""
+    """The result of `diagnose`.
+
+    ``rate``: of all reducers together, in bits per second, each way; None if it was not measured.
+    """
 
     host: Host
     reducers: list[Reach]
@@ -45,7 +48,10 @@ class Diagnosis:
 def diagnose(
     addresses: Sequence[str], login: Login, metrics_port: int, probe_seconds: float
 ) -> Diagnosis:
-    """Look at everything; ``probe_seconds`` of traffic for each reducer, 0: none."""
+    """Examine all reducers and the host, with ``probe_seconds`` of traffic for each reducer.
+
+    0 seconds means no traffic.
+    """
     with ThreadPoolExecutor(min(len(addresses), _MAX_AT_ONCE)) as pool:
         found = list(pool.map(lambda each: reach.examine(each, login, metrics_port), addresses))
     usable = [one for one in found if one.fault is None]
@@ -67,20 +73,23 @@ def diagnose(
 
 
 def _twins(usable: Sequence[Reach]) -> Iterator[Finding]:
-    """One reducer cannot have two slots of a job."""
+    """Faults for addresses of the same reducer, which cannot have two slots of a job."""
     names: dict[tuple[str, str], str] = {}
     for one in usable:
         place = one.ip, one.address.rpartition(":")[2]
         other = names.setdefault(place, one.address)
         if other != one.address:
-            text = f"it is the same reducer as {other} ({one.ip}): name each reducer once"
+            text = f"this is the same reducer as {other} ({one.ip}): name each reducer once"
             yield fault("same-reducer", one.address, text)
 
 
 def _join_all(
     diagnosis: Diagnosis, usable: Sequence[Reach], login: Login, probe_seconds: float
 ) -> None:
-    """One after the other, then together: they share our NIC."""
+    """Measure the rate of each reducer alone, then of all together.
+
+    Only one measurement runs at a time, because all share this host's NIC.
+    """
     seconds = min(probe_seconds, _PROBE_SECONDS / len(usable))
     addresses = [one.address for one in usable]
     try:
@@ -97,6 +106,7 @@ def _join_all(
 
 
 def comparisons(diagnosis: Diagnosis) -> Iterator[Finding]:
+    """Warnings that follow from comparing the reducers with each other and with this host."""
     for one in diagnosis.reducers:
         yield from _versions(one)
         yield from _clock(one)
@@ -107,14 +117,15 @@ def comparisons(diagnosis: Diagnosis) -> Iterator[Finding]:
 def _versions(one: Reach) -> Iterator[Finding]:
     if one.version is not None and one.version != __version__:
         text = (
-            f"release {one.version} runs there, and {__version__} here: they speak one protocol, "
-            "but install the same release on both"
+            f"the reducer runs release {one.version}, this host {__version__}: both speak the same "
+            "protocol, but install the same release on both"
         )
         yield warning("version-skew", one.address, text)
     if one.kernels is not None and one.kernels != "native":
         text = (
-            f"it sums on the {one.kernels} kernels, 16-bit types up to 100 times slower than on "
-            "native ones: install it again without REDUCER_NO_NATIVE, with a C++17 compiler"
+            f"the reducer uses the {one.kernels} kernels, which sum 16-bit types up to 100 times "
+            "slower than the native kernels: install it again without REDUCER_NO_NATIVE, with a "
+            "C++17 compiler"
         )
         yield warning("slow-kernels", one.address, text)
 
@@ -122,8 +133,8 @@ def _versions(one: Reach) -> Iterator[Finding]:
 def _clock(one: Reach) -> Iterator[Finding]:
     if one.clock_ahead is not None and abs(one.clock_ahead) > _MOST_CLOCK_SECONDS:
         text = (
-            f"its clock is {one.clock_ahead:+.1f} s from ours: sums do not care, but the times in "
-            "logs and timelines do not fit together; let NTP set both"
+            f"the reducer's clock is {one.clock_ahead:+.1f} s from ours: sums are not affected, "
+            "but times in logs and timelines do not match; let NTP set both clocks"
         )
         yield warning("clock", one.address, text)
 
@@ -132,10 +143,10 @@ def _path(here: Host, one: Reach) -> Iterator[Finding]:
     nic = next((nic for nic in here.nics if nic.name == one.interface), None)
     if nic is None or one.path_mtu is None:
         return
-    if one.path_mtu < min(nic.mtu, _MAX_PACKET):  # loopback has an MTU of one more
+    if one.path_mtu < min(nic.mtu, _MAX_PACKET):  # the MTU of loopback is one larger
         text = (
-            f"packets of {nic.mtu} bytes leave {nic.name}, and {one.path_mtu} pass on the way "
-            "there: set the MTU of both ends and of the network to the same "
+            f"the MTU of {nic.name} is {nic.mtu} bytes, but the path to the reducer passes only "
+            f"{one.path_mtu}: set the same MTU on both ends and in the network "
             f"(ip link set {nic.name} mtu {one.path_mtu})"
         )
         yield warning("path-mtu", one.address, text)
@@ -149,22 +160,23 @@ def _rates(diagnosis: Diagnosis) -> Iterator[Finding]:
             if rate < _SLOW * usual:
                 text = (
                     f"{gigabits(rate)} from here, where the others give {gigabits(usual)}: every "
-                    "round waits for it. Look at its NIC, its load (`reducer status`) and the way "
-                    "there"
+                    "round waits for this reducer. Look at its NIC, its load (`reducer status`) "
+                    "and the network path"
                 )
                 yield warning("slow-reducer", address, text)
     best = max([rate for _, rate in measured] + [diagnosis.rate or 0.0], default=0.0)
     rates = [nic.rate for nic in diagnosis.host.nics if nic.rate is not None]
     if best and len(rates) == 1 == len(diagnosis.host.nics) and best < _SLOW * rates[0]:
         text = (
-            f"{gigabits(best)} at the most, and the NIC has {gigabits(rates[0])}: more reducers or "
-            "lanes may fill it (`reducer plan`), else look at the network between"
+            f"{gigabits(best)} at most, but the NIC has {gigabits(rates[0])}: more reducers or "
+            "lanes may fill the NIC (`reducer plan`), else look at the network"
         )
         yield warning("slow-network", HERE, text)
 
 
 def gigabits(rate: float) -> str:
-    """
+    """A rate in bits per second as text.
+
     >>> gigabits(9.414e9), gigabits(3.2e7)
     ('9.41 Gbit/s', '32 Mbit/s')
     """

@@ -1,4 +1,4 @@
-"""What the doctor has to say."""
+"""The findings of the doctor."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ HERE = "this host"
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault: a job that starts here and now fails. A warning: it runs, but not as it could.
+    """One finding about a reducer or the host.
 
-    ``code`` is a short name for programs and tables, such as ``closed-port``; ``text`` says what
-    was found, what was expected and what to try.
+    With a fault, a job that starts on this host now would fail. With a warning, a job runs, but
+    worse than it could. ``subject`` is the reducer's address or HERE. ``code`` is a short name for
+    programs and tables, such as ``closed-port``. ``text`` says what was found, what was expected
+    and what to try.
     """
 
     level: Literal["fault", "warning"]

@@ -1,4 +1,4 @@
-"""What of this host limits a worker: versions, descriptors, NICs, buffers of TCP."""
+"""Examines the limits of this host for a worker: versions, open files, NICs, TCP buffers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from reducer_tools.doctor.findings import HERE, Finding, fault, warning
 _NET = Path("/sys/class/net")
 _SYSCTL = Path("/proc/sys/net")
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
-# Beside the connections: files of the program, its data loaders, its libraries.
+# Open files besides the connections: of the program, its data loaders and its libraries.
 _OWN_FILES = 256
-# The kernel takes part of a receive buffer for its own books (tcp_adv_win_scale).
+# The kernel uses a part of a receive buffer for overhead (tcp_adv_win_scale).
 _BUFFER_SHARE = 2
 
 
 @dataclass(frozen=True)
 class Nic:
-    """An interface; ``rate`` in bits a second, None where the driver does not tell."""
+    """A network interface; ``rate`` in bits per second, None if the driver does not report it."""
 
     name: str
     rate: float | None
@@ -37,7 +37,7 @@ class Nic:
 
 @dataclass
 class Host:
-    """Names and values to show, and what is wrong with them."""
+    """The facts about this host to show, its NICs, and the findings."""
 
     name: str
     facts: dict[str, str] = field(default_factory=dict)
@@ -46,7 +46,13 @@ class Host:
 
 
 def examine(interfaces: Iterable[str], connections: int, round_trip: float | None) -> Host:
-    """``interfaces`` lead to the reducers; ``connections``: one to each of their lanes."""
+    """Examine this host.
+
+    Args:
+        interfaces: the interfaces through which the reducers are reached.
+        connections: the number of connections of a worker, one to each lane of each reducer.
+        round_trip: the longest round trip time to a reducer in seconds; None if unknown.
+    """
     host = Host(socket.gethostname())
     host.facts["release"] = _release(host)
     host.facts["system"] = (
@@ -64,7 +70,7 @@ def examine(interfaces: Iterable[str], connections: int, round_trip: float | Non
 
 
 def interface_of(address: str) -> str:
-    """The interface that has this address as its first one, or ""."""
+    """The interface whose first address this is, or ""."""
     wanted = ipaddress.ip_address(address)
     if wanted.is_loopback:
         return "lo"
@@ -75,7 +81,7 @@ def interface_of(address: str) -> str:
             request = struct.pack("256s", name.encode()[:15])
             try:
                 found = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)[20:24]
-            except OSError:  # it has none
+            except OSError:  # the interface has no IPv4 address
                 continue
             if ipaddress.ip_address(found) == wanted:
                 return name
@@ -92,14 +98,14 @@ def _interface_of_v6(wanted: ipaddress.IPv6Address) -> str:
 
 
 def read_nic(name: str) -> Nic | None:
-    """What the kernel knows of an interface; None if it is gone."""
+    """Rate and MTU of an interface from sysfs; None if there is no such interface."""
     try:
         mtu = int((_NET / name / "mtu").read_text(encoding="ascii"))
     except OSError:
         return None
     try:
         megabits = int((_NET / name / "speed").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # loopback and most virtual ones
+    except (OSError, ValueError):  # loopback and most virtual interfaces
         megabits = 0
     return Nic(name, megabits * 1e6 if megabits > 0 else None, mtu)
 
@@ -110,7 +116,7 @@ def _release(host: Host) -> str:
     if kind != "native":
         text = (
             "this installation has no native kernels: a reducer on this host would sum slowly; "
-            "install again without REDUCER_NO_NATIVE, with a C++17 compiler"
+            "install it again without REDUCER_NO_NATIVE, with a C++17 compiler"
         )
         host.findings.append(warning("slow-kernels", HERE, text))
     return (
@@ -127,15 +133,15 @@ def _check_open_files(host: Host, connections: int) -> None:
         return
     text = (
         f"{soft:,} open files are allowed, and a worker needs about {needed:,}: {connections:,} "
-        "connections, one to each lane of each reducer, and its own files. Raise it (ulimit -n, "
-        "LimitNOFILE= of systemd)"
+        "connections, one to each lane of each reducer, and its own files. Raise the limit "
+        "(ulimit -n, LimitNOFILE= of systemd)"
     )
     kind = fault if soft < connections else warning
     host.findings.append(kind("open-files", HERE, text))
 
 
 def check_buffers(host: Host, round_trip: float | None) -> None:
-    """One connection cannot have more on its way than a buffer holds: rate x round trip."""
+    """Compare the TCP buffers with rate x round trip, which one connection can have in flight."""
     rates = [nic.rate for nic in host.nics if nic.rate is not None]
     for name in ("tcp_rmem", "tcp_wmem"):
         found = _sysctl(f"ipv4/{name}")
@@ -148,9 +154,10 @@ def check_buffers(host: Host, round_trip: float | None) -> None:
         wanted = int(_BUFFER_SHARE * max(rates) / 8 * round_trip)
         if most < wanted:
             text = (
-                f"net.ipv4.{name} ends at {most:,} bytes; one connection fills a NIC of "
-                f"{max(rates) / 1e9:g} Gbit/s over {round_trip * 1000:.2f} ms only with "
-                f"{wanted:,}: sysctl -w net.ipv4.{name}='{' '.join(found.split()[:2])} {wanted}'"
+                f"the maximum of net.ipv4.{name} is {most:,} bytes; one connection needs "
+                f"{wanted:,} to fill a NIC of {max(rates) / 1e9:g} Gbit/s at a round trip of "
+                f"{round_trip * 1000:.2f} ms: "
+                f"sysctl -w net.ipv4.{name}='{' '.join(found.split()[:2])} {wanted}'"
             )
             host.findings.append(warning("small-buffers", HERE, text))
 

@@ -1,7 +1,7 @@
-"""How one reducer is reached from this host: its name, its port, a proof of the key, a round.
+"""Examines one reducer from this host: resolves the name, connects, joins and runs a round.
 
-The doctor is a worker like any other, on the client's engine: what it cannot do, no worker can. It
-is the only rank of a job of its own, so that it meets no other worker.
+The doctor uses the client's engine, so what fails for the doctor fails for every worker here. The
+doctor is the only rank of its own job, so that it cannot disturb a running job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from reducer_client.errors import (
 from reducer_tools.doctor.findings import Finding, fault
 from reducer_tools.doctor.host import interface_of
 
-# The first that fits.
+# The first class that matches gives the code.
 _CODES: dict[type[ReducerError], str] = {
     ProtocolVersionError: "version-skew",
     ProtocolError: "no-reducer",
@@ -41,11 +41,11 @@ _CODES: dict[type[ReducerError], str] = {
     IntegrityError: "damaged-bytes",
     ReducerUnavailableError: "no-answer",
 }
-# What a worker cannot prove depends on what it has.
+# The code of a failed authentication, by the security mode of this host.
 _UNPROVEN = {"open": "key-wanted", "psk": "wrong-key", "tls": "wrong-certificate"}
 _SMALL_ROUNDS = 5
-# Rounds of the probe: as long as this, where so few bytes suffice, so that a slow network is not
-# taken for none.
+# The probe doubles the size of its rounds until one takes this long or has _MOST_PROBE bytes. On a
+# slow network rounds stay small, so that they do not time out.
 _PROBE_SECONDS = 0.02
 _LEAST_PROBE, _MOST_PROBE = 64 << 10, 8 << 20
 _TCP_INFO = struct.Struct("60x I 4x I")  # linux/tcp.h: the MTU of the path, round trip in us
@@ -53,9 +53,9 @@ _TCP_INFO = struct.Struct("60x I 4x I")  # linux/tcp.h: the MTU of the path, rou
 
 @dataclass(frozen=True)
 class Login:
-    """How a worker of this host joins: as the one rank of ``job``, in ``mode``.
+    """How the doctor joins: as the only rank of ``job``, in the security mode ``mode``.
 
-    ``key_file`` as ``connect`` takes it.
+    ``key_file`` is as for ``connect``. ``timeout`` is in seconds.
     """
 
     job: str
@@ -66,11 +66,12 @@ class Login:
 
 @dataclass
 class Reach:
-    """What is known of one reducer; None or "": it did not come to that, or nobody tells.
+    """What the doctor found out about one reducer. None or "" means unknown.
 
-    ``interface``: ours that leads there. ``round_trip``: of the network alone. Times in seconds,
-    ``rate`` in bits a second, each way. Of its metrics port, if that answers: ``version``,
-    ``kernels``, and how far its clock is ahead of ours.
+    Times are in seconds. ``interface`` is this host's interface to the reducer. ``round_trip`` is
+    the round trip time of the network alone, ``round_seconds`` the time of a small round, ``rate``
+    the bandwidth in bits per second, each way. ``version``, ``kernels`` and ``clock_ahead`` (of the
+    reducer's clock relative to ours) come from the metrics port, if it answers.
     """
 
     address: str
@@ -88,7 +89,7 @@ class Reach:
 
 
 class _TroubleError(Exception):
-    """What keeps a worker from this reducer."""
+    """The reason why a worker cannot use this reducer; ``code`` is the finding's code."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -96,7 +97,11 @@ class _TroubleError(Exception):
 
 
 def examine(address: str, login: Login, metrics_port: int) -> Reach:
-    """Everything but the bandwidth, for which reducers must be asked one by one."""
+    """Examine one reducer, without its bandwidth.
+
+    Several reducers can be examined at the same time, but their bandwidths must be measured one
+    after another.
+    """
     reach = Reach(address)
     try:
         _dial(reach, login.timeout)
@@ -113,9 +118,9 @@ def examine(address: str, login: Login, metrics_port: int) -> Reach:
 
 
 def measure_rate(addresses: Sequence[str], login: Login, seconds: float) -> float:
-    """Bits a second, each way, of one worker with these reducers; raises ReducerError.
+    """Measure the bits per second, each way, between one worker and these reducers.
 
-    0 seconds: only join and leave.
+    With 0 seconds, only join and leave. Raises ReducerError.
     """
     with _join(addresses, login) as group:
         if not seconds:
@@ -131,7 +136,7 @@ def measure_rate(addresses: Sequence[str], login: Login, seconds: float) -> floa
 
 
 def explain(error: ReducerError, login: Login, addresses: Sequence[str]) -> Finding:
-    """A fault that shows where single reducers have none."""
+    """The fault for an error of a job with these reducers."""
     return fault(_code(error, login), ", ".join(addresses), str(error))
 
 
@@ -139,7 +144,7 @@ def _join(addresses: Sequence[str], login: Login) -> reducer_client.Group:
     return reducer_client.connect(
         addresses,
         job=login.job,
-        run_id=f"doctor-{secrets.token_hex(8)}",  # the last one may not be over on all lanes
+        run_id=f"doctor-{secrets.token_hex(8)}",  # lanes may not have ended the previous run yet
         rank=0,
         world_size=1,
         connect_timeout=login.timeout,
@@ -155,16 +160,18 @@ def _code(error: ReducerError, login: Login) -> str:
 
 
 def _hint(error: ReducerError) -> str:
-    """What the client cannot know: that the port is open."""
+    """An addition to the error's text: the client does not know that the port is open."""
     if not isinstance(error, ReducerUnavailableError):
         return ""
+    stop = "" if str(error).endswith("?") else "."
     return (
-        ". The port is open: a reducer that hangs or drains, or no reducer at all (its log tells)"
+        f"{stop} The port is open: the reducer hangs or drains (see its log), or another program "
+        "listens there"
     )
 
 
 def _dial(reach: Reach, seconds: float) -> None:
-    """Connect and hang up: the system's errors tell a closed port from a host that is gone."""
+    """Connect and close. The system's errors distinguish a closed port from an absent host."""
     host, _, port = reach.address.rpartition(":")
     host = host.strip("[]")
     try:
@@ -195,7 +202,7 @@ def _dial(reach: Reach, seconds: float) -> None:
         raise _TroubleError(
             "no-answer",
             f"no answer from {reach.ip} port {port} in {seconds:g} s: the host is down, or a "
-            f"firewall drops what goes there. Let TCP port {port} pass; workers need no other",
+            f"firewall drops the packets. Allow TCP port {port}, the only port that workers need",
         ) from None
     except OSError as error:
         raise _TroubleError(
@@ -206,13 +213,13 @@ def _dial(reach: Reach, seconds: float) -> None:
 
 
 def _small_round(group: reducer_client.Group, seconds: float) -> float:
-    """The median of a few rounds of four bytes, the first left out."""
+    """The median time in seconds of some rounds of four bytes, after one warm-up round."""
     times = [_round(group, 4, seconds) for _ in range(_SMALL_ROUNDS + 1)]
     return statistics.median(times[1:])
 
 
 def _round(group: reducer_client.Group, size: int, seconds: float) -> float:
-    """How long a round of so many bytes takes."""
+    """The time in seconds of one all-reduce of ``size`` bytes."""
     values = np.zeros(size // 4, np.float32)
     start = time.monotonic()
     group.all_reduce(values, out=values).wait(seconds)
@@ -220,7 +227,10 @@ def _round(group: reducer_client.Group, size: int, seconds: float) -> float:
 
 
 def _ask_metrics(reach: Reach, port: int, seconds: float) -> None:
-    """Its metrics port is on loopback by default: mostly nobody tells."""
+    """Fill in the facts from the metrics port.
+
+    The port is on loopback by default, so that no answer is normal.
+    """
     host, _, _ = reach.address.rpartition(":")
     asked = time.time()
     try:
@@ -230,7 +240,8 @@ def _ask_metrics(reach: Reach, port: int, seconds: float) -> None:
     answered = time.time()
     reach.version = str(answer["version"])
     reach.kernels = ", ".join(sorted({str(lane["kernels"]) for lane in answer["lanes"]}))
-    if "time" in answer:  # it was taken at some moment in between: the least that it can be
+    if "time" in answer:
+        # The reducer read its clock between our two times: report the smallest possible difference.
         ahead = float(answer["time"]) - (asked + answered) / 2
         sure = max(0.0, abs(ahead) - (answered - asked) / 2)
         reach.clock_ahead = math.copysign(sure, ahead)

@@ -16,7 +16,7 @@ _HEAD = ("REDUCER", "STATE", "NETWORK", "ROUND", "LANES", "RATE", "RELEASE")
 
 
 def as_text(diagnosis: Diagnosis) -> str:
-    """The host, the reducers, then what is wrong, faults first."""
+    """The facts about the host, the table of reducers, then the findings, faults first."""
     lines = list(_host(diagnosis))
     lines += ["", *_reducers(diagnosis), ""]
     lines += _findings(diagnosis)
@@ -37,17 +37,17 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """One sentence."""
+    """The conclusion in a sentence or two."""
     down, total = diagnosis.down, len(diagnosis.reducers)
     if down:
         names = ", ".join(f"{one.address} ({one.fault.code})" for one in down if one.fault)
-        running = "goes on with the others" if len(down) < total else "waits for them, and fails"
+        running = "continues with the others" if len(down) < total else "waits for them and fails"
         return (
-            f"{len(down)} of {total} reducers cannot be used from this host: {names}. A job that "
-            f"names them does not start here; one that runs {running}"
+            f"{len(down)} of {total} reducers cannot be used from this host: {names}. A job with "
+            f"these reducers cannot start here; a running job {running}"
         )
     if not diagnosis.healthy:
-        return "a job does not start from this host"
+        return "a job cannot start on this host"
     return f"{'the reducer' if total == 1 else f'all {total} reducers'} can be used from this host"
 
 
@@ -61,7 +61,7 @@ def _reducers(diagnosis: Diagnosis) -> Iterator[str]:
     rows = [_row(one) for one in diagnosis.reducers]
     if diagnosis.rate is not None:
         lanes = sum(one.lanes or 0 for one in diagnosis.reducers)
-        rows.append(("all that can be used", "", "", "", str(lanes), gigabits(diagnosis.rate), ""))
+        rows.append(("all usable reducers", "", "", "", str(lanes), gigabits(diagnosis.rate), ""))
     return aligned([_HEAD, *rows], left=2)
 
 

@@ -1,1 +1,1 @@
-"""Kubernetes manifests: dicts made from a few settings, and written as YAML. No I/O."""
+"""Makes Kubernetes manifests, as dicts, from a few settings. No I/O."""

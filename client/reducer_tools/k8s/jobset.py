@@ -1,5 +1,7 @@
-"""A pool of reducers for each job: a JobSet that starts the workers when the reducers are ready,
-and ends with them."""
+"""A JobSet with its own reducers. It starts the workers when the reducers are ready.
+
+The JobSet ends when its workers have ended.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ WORKERS = "workers"
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 _PART_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _MASTER_PORT = 29500
-# As of a process that SIGTERM has ended: a Job counts a pod that ends with 0 as done for good, also
-# one that was evicted.
+# The exit status of a drained reducer, as if SIGTERM had killed it. A Job never restarts a pod that
+# ended with status 0, not even after an eviction.
 _DRAINED_STATUS = "143"
-# The name of the JobSet, which Kubernetes puts in from the variable of worker_environment.
+# Kubernetes replaces this by the JobSet's name, from the variable in worker_environment.
 _JOBSET = "$(JOBSET_NAME)"
 
 
 def jobset(reducers: Reducers, workers: Workers) -> list[Manifest]:
-    """The manifests, in the order in which they are applied."""
+    """The manifests, in the order in which to apply them."""
     namespace = {"namespace": reducers.namespace} if reducers.namespace else {}
     metadata = {"name": reducers.name, **namespace}
     return [
@@ -42,7 +44,7 @@ def jobset(reducers: Reducers, workers: Workers) -> list[Manifest]:
 
 
 def jobset_spec(reducers: Reducers, worker_job: Manifest) -> Manifest:
-    """Reducers never end by themselves: the JobSet has succeeded when its workers have."""
+    """The spec of a JobSet that succeeds when its workers have, since reducers run forever."""
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [worker_job["name"]]},
@@ -52,7 +54,7 @@ def jobset_spec(reducers: Reducers, worker_job: Manifest) -> Manifest:
 
 
 def _reducer_job(reducers: Reducers) -> Manifest:
-    """The reducers as a replicated job. One that ends is started again, under the same name."""
+    """The reducers as a replicated job. A reducer that ends restarts under the same name."""
     labels = {"app.kubernetes.io/name": "reducer"}
     settings = {"REDUCER_DRAINED_STATUS": _DRAINED_STATUS}
     pod = pod_template(reducers, labels, settings, restartPolicy="OnFailure")
@@ -72,7 +74,7 @@ def _reducer_job(reducers: Reducers) -> Manifest:
 
 
 def worker_environment(reducers: Reducers) -> list[Manifest]:
-    """How a worker finds the reducers of its own JobSet, whatever that is called."""
+    """The variables by which a worker finds the reducers of its JobSet, whatever its name."""
     name = {"fieldRef": {"fieldPath": f"metadata.labels['{_JOBSET_LABEL}']"}}
     hosts = [f"{_JOBSET}-{REDUCERS}-0-{index}.{_JOBSET}" for index in range(reducers.replicas)]
     values = {
@@ -125,8 +127,7 @@ def gpu_resources(workers: Workers) -> Manifest:
 
 
 def _torchrun(workers: Workers) -> list[Manifest]:
-    """torchrun's options as its variables; it sets RANK and WORLD_SIZE, from which the client has
-    them."""
+    """torchrun's options, as variables. torchrun sets RANK and WORLD_SIZE for the client."""
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     values = {
         "PET_NNODES": str(workers.count),
@@ -139,7 +140,7 @@ def _torchrun(workers: Workers) -> list[Manifest]:
 
 
 def _network_policy(reducers: Reducers, metadata: Manifest) -> Manifest:
-    """In: pods of this JobSet. Out: nothing, a reducer dials nobody."""
+    """Allow connections from pods of this JobSet, and none from reducers, which open none."""
     own = {_JOBSET_LABEL: reducers.name}
     return {
         "apiVersion": "networking.k8s.io/v1",

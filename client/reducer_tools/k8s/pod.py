@@ -1,4 +1,4 @@
-"""The pod of a reducer, and what the pod of a worker needs to find reducers."""
+"""The pod template of a reducer, and the parts of a worker's pod that concern the key."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from reducer_tools.k8s.settings import METRICS_PORT, PORT, USER, Reducers
 Manifest = dict[str, Any]
 
 _KEY_FOLDER = "/etc/reducer"
-# Root's file, readable by the pod's group: that is what reducer.keyfile takes.
+# The file belongs to root and the pod's group can read it, which reducer.keyfile accepts.
 _KEY_MODE = 0o440
 
 
 def pod_template(
     reducers: Reducers, labels: dict[str, str], settings: dict[str, str], **more: Any
 ) -> Manifest:
-    """The pod template of a reducer; ``settings`` are variables beside those of every reducer,
-    ``more`` goes into the pod's spec."""
+    """The pod template of a reducer.
+
+    ``settings`` are variables besides those that every reducer has. ``more`` are further fields of
+    the pod's spec.
+    """
     return {
         "metadata": {"labels": labels},
         "spec": {
@@ -41,7 +44,7 @@ def pod_template(
 
 
 def _one_on_each_host(labels: dict[str, str]) -> Manifest:
-    """Two reducers on one host would share its NIC, which is what reducers are there for."""
+    """Spread reducers over hosts, because two reducers on one host would share its NIC."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -51,7 +54,7 @@ def _one_on_each_host(labels: dict[str, str]) -> Manifest:
 
 
 def _container(reducers: Reducers, settings: dict[str, str]) -> Manifest:
-    # Requests equal to limits: cores of its own, where the node's CPU manager hands them out.
+    # Requests equal limits, so that a node's CPU manager can give the pod exclusive cores.
     resources = {"cpu": str(reducers.cpus), "memory": f"{reducers.pod_mebibytes}Mi"}
     return {
         "name": "reducer",
@@ -102,21 +105,21 @@ def environment(values: dict[str, str]) -> list[Manifest]:
 
 
 def key_environment(reducers: Reducers) -> list[Manifest]:
-    """The variable by which reducers and workers find the key, if there is one."""
+    """The variable that names the key file, if there is a key."""
     if not reducers.key_secret:
         return []
     return environment({"REDUCER_KEY_FILE": f"{_KEY_FOLDER}/key"})
 
 
 def key_mounts(reducers: Reducers) -> Manifest:
-    """The part of a container that mounts the key, if there is one."""
+    """The fields of a container that mount the key, if there is one."""
     if not reducers.key_secret:
         return {}
     return {"volumeMounts": [{"name": "key", "mountPath": _KEY_FOLDER, "readOnly": True}]}
 
 
 def key_volumes(reducers: Reducers) -> Manifest:
-    """The part of a pod's spec that has the key, if there is one."""
+    """The fields of a pod's spec that contain the key, if there is one."""
     if not reducers.key_secret:
         return {}
     secret = {"secretName": reducers.key_secret, "defaultMode": _KEY_MODE}

@@ -9,7 +9,7 @@ DEFAULT_NAMESPACE = "default"
 
 
 def pool(reducers: Reducers) -> list[Manifest]:
-    """The manifests, in the order in which they are applied."""
+    """The manifests, in the order in which to apply them."""
     found = [_service(reducers), _stateful_set(reducers), _disruption_budget(reducers)]
     found += [_network_policy(reducers), _worker_settings(reducers)]
     if reducers.monitoring_namespace:
@@ -18,8 +18,11 @@ def pool(reducers: Reducers) -> list[Manifest]:
 
 
 def addresses(reducers: Reducers) -> list[str]:
-    """Where workers reach the reducers: names that outlive the pods. They are good in any
-    namespace, but the NetworkPolicy lets in workers of the pool's own alone."""
+    """The addresses for workers, which stay the same when pods are replaced.
+
+    The names resolve in every namespace, but the NetworkPolicy admits only workers of the pool's
+    namespace.
+    """
     domain = f"{reducers.name}.{_namespace(reducers)}.svc"
     return [f"{reducers.name}-{index}.{domain}:{PORT}" for index in range(reducers.replicas)]
 
@@ -38,8 +41,10 @@ def _metadata(reducers: Reducers, suffix: str = "") -> Manifest:
 
 
 def _service(reducers: Reducers) -> Manifest:
-    """Headless: it gives each pod a name. Also before it is ready, or a worker that comes early
-    would be told that there is no such host."""
+    """A headless Service, which gives each pod a DNS name.
+
+    The name exists before the pod is ready. Otherwise the look-up of an early worker would fail.
+    """
     ports = {"reducer": PORT, "metrics": METRICS_PORT}
     return {
         "apiVersion": "v1",
@@ -58,8 +63,10 @@ def _service(reducers: Reducers) -> Manifest:
 
 
 def _stateful_set(reducers: Reducers) -> Manifest:
-    """An update replaces one reducer at a time, which costs jobs no step; `minReadySeconds` are
-    for their workers to come back to the new one."""
+    """A StatefulSet whose updates replace one reducer at a time, without loss of a training step.
+
+    During `minReadySeconds` workers connect to the new reducer.
+    """
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -85,8 +92,10 @@ def _disruption_budget(reducers: Reducers) -> Manifest:
 
 
 def _network_policy(reducers: Reducers) -> Manifest:
-    """In: pods of this namespace that say that they are workers. Out: nothing, a reducer dials
-    nobody."""
+    """Allow connections from pods of this namespace with the label of a worker.
+
+    Reducers may open no connections, and need none.
+    """
     workers = {"podSelector": {"matchLabels": {"reducer-pool": reducers.name}}}
     ingress = [{"from": [workers], "ports": [{"protocol": "TCP", "port": PORT}]}]
     if reducers.monitoring_namespace:
@@ -107,7 +116,7 @@ def _network_policy(reducers: Reducers) -> Manifest:
 
 
 def _worker_settings(reducers: Reducers) -> Manifest:
-    """For workers' `envFrom`."""
+    """A ConfigMap with the reducers' addresses, for the `envFrom` of workers."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -122,7 +131,7 @@ def _service_monitor(reducers: Reducers) -> Manifest:
         "kind": "ServiceMonitor",
         "metadata": _metadata(reducers),
         "spec": {
-            # Else a target's label `job` is the Service's name, which alerts cannot know.
+            # By default the label `job` would be the Service's name, which alerts cannot know.
             "jobLabel": "app.kubernetes.io/name",
             "selector": {"matchLabels": _labels(reducers)},
             "endpoints": [{"port": "metrics", "path": "/metrics", "interval": "15s"}],

@@ -12,7 +12,7 @@ KINDS = ("pool", "jobset", "trainer")
 
 
 def render(kind: str, reducers: Reducers, workers: Workers) -> list[Manifest]:
-    """The manifests of a deployment; ``workers`` are not those of a pool."""
+    """The manifests of a deployment. A pool ignores ``workers``."""
     if kind == "pool":
         return pool(reducers)
     return jobset(reducers, workers) if kind == "jobset" else trainer(reducers, workers)

@@ -1,4 +1,4 @@
-"""What a user says of a deployment; everything else in the manifests follows from it."""
+"""The user's settings of a deployment, from which all manifests are made."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ METRICS_PORT = 2223
 USER = 10001
 MIB = 1 << 20
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-# Pods are called after it, with a suffix, and a host name has 63 characters at most.
+# Pods have this name with a suffix, and a host name has at most 63 characters.
 _MAX_NAME = 40
-# What the daemon takes beside `memory`: its main process and one for each lane, 35 MB each, and the
-# kernel's socket buffers, which count, too (of each connection 256 KiB unsent, and what is on its
-# way); and the tenth by which a lane may exceed its budget.
+# Memory that the daemon needs besides `memory`: 35 MB for the main process and for each lane
+# process, and the kernel's socket buffers (256 KiB unsent per connection, and the bytes in flight).
 _BASE_BYTES = 128 * MIB
 _LANE_BYTES = 96 * MIB
 
 
 class SettingsError(ValueError):
-    """A setting cannot be used; the text says which, what was expected, and what to try."""
+    """A setting is invalid. The text names the setting, the value and what was expected."""
 
 
 @dataclass(frozen=True)
 class Reducers:
-    """The reducers of one deployment; raises SettingsError for what cannot be deployed.
+    """The reducers of one deployment. Raises SettingsError for invalid settings.
 
-    Without ``key_secret`` the reducers serve whoever reaches them, which ``insecure`` must say.
+    Without ``key_secret`` the reducers serve every client that reaches them. ``insecure`` must
+    then be true.
     """
 
     name: str = "reducer"
@@ -55,20 +55,24 @@ class Reducers:
         if bool(self.key_secret) == self.insecure:
             raise SettingsError(
                 "expected one of --key-secret (a Secret with the file of `reducer keygen` as 'key')"
-                " and --insecure (whoever reaches the reducers is served); got "
+                " and --insecure (every client that reaches the reducers is served); got "
                 + ("both" if self.insecure else "neither")
             )
 
     @property
     def pod_mebibytes(self) -> int:
-        """The memory limit of a pod: `memory`, and what the daemon takes beside it."""
+        """The memory limit of a pod in MiB.
+
+        The limit is `memory`, the tenth by which a lane may exceed its budget, and the daemon's
+        own needs.
+        """
         needed = self.memory * 1.1 + _BASE_BYTES + _LANE_BYTES * self.cpus
         return -(-int(needed) // MIB)
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers that are deployed together with reducers of their own."""
+    """The workers of a deployment that has its own reducers."""
 
     count: int = 4
     image: str = "training:latest"
@@ -90,5 +94,5 @@ def _check_name(what: str, name: str) -> None:
     if not (_NAME.fullmatch(name) and len(name) <= _MAX_NAME):
         raise SettingsError(
             f"{what}: got {name!r}; expected at most {_MAX_NAME} of a-z, 0-9 and '-', a letter "
-            "first and no '-' last, as Kubernetes has it"
+            "first and no '-' last, as Kubernetes requires"
         )

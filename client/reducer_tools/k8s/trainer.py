@@ -1,4 +1,4 @@
-"""Kubeflow Trainer v2: a runtime that gives every TrainJob reducers of its own."""
+"""Kubeflow Trainer v2: a runtime that gives every TrainJob its own reducers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from reducer_tools.k8s.settings import Reducers, Workers
 
 
 def trainer(reducers: Reducers, workers: Workers) -> list[Manifest]:
-    """A TrainingRuntime of one namespace, or a ClusterTrainingRuntime where none is named."""
+    """A TrainingRuntime, or a ClusterTrainingRuntime if no namespace is given."""
     kind, place = "ClusterTrainingRuntime", {}
     if reducers.namespace:
         kind, place = "TrainingRuntime", {"namespace": reducers.namespace}
@@ -27,8 +27,11 @@ def trainer(reducers: Reducers, workers: Workers) -> list[Manifest]:
 
 
 def _node_job(reducers: Reducers, workers: Workers) -> Manifest:
-    """The workers: job, container and label have the names by which Trainer knows them, and it
-    fills in how many there are, what they run, and torchrun's variables."""
+    """The workers as a replicated job.
+
+    Trainer recognizes the job, the container and the label by their names. It fills in the number
+    of workers, their command and torchrun's variables.
+    """
     container = {
         "name": "node",
         "image": workers.image,

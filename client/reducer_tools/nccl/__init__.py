@@ -1,1 +1,1 @@
-"""The NCCL plugin from the side of NCCL: its tables, what finds it, and whether it works."""
+"""The NCCL plugin as NCCL sees it: finds the plugin, calls its tables, and checks that it works."""

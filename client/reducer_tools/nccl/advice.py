@@ -1,10 +1,10 @@
-"""What to try where the plugin refuses or cannot go on, by its own words."""
+"""Advice for a plugin that refuses or fails, chosen by the text of its log."""
 
 from __future__ import annotations
 
 import re
 
-from reducer_tools.nccl.rank import Said
+from reducer_tools.nccl.rank import StepResult
 
 _PREFIX = "NET/REDUCER : "
 _ADVICE = (
@@ -13,7 +13,7 @@ _ADVICE = (
         r"none of REDUCER_ADDRS|names no reducers",
         "export REDUCER_ADDRS=host:2222,... (all reducers, in one order on all ranks)",
     ),
-    (r"no reducer answered|unreachable", "start `reducer serve` there, or mend REDUCER_ADDRS"),
+    (r"no reducer answered|unreachable", "start `reducer serve` there, or correct REDUCER_ADDRS"),
     (
         r"wants TLS|no mode tls",
         "reducers in mode psk, their key in REDUCER_KEY_FILE, and no REDUCER_TLS_...",
@@ -24,14 +24,14 @@ _ADVICE = (
     ),
     (r"no interface is up", "NCCL_SOCKET_IFNAME must name an interface of this machine"),
     (r"is older than", "install the plugin of this release"),
-    (r": expected |is no host:port|listed twice", "mend or unset the variable that it names"),
+    (r": expected |is no host:port|listed twice", "correct or unset that variable"),
 )
 
 
-def explain(said: Said) -> tuple[str, str]:
-    """Why a rank came no further, in the plugin's words where it has some, and what to try."""
-    logged = [text for level, text in said.lines if level == "WARN" or "are not used" in text]
-    why = logged[-1].removeprefix(_PREFIX) if logged else said.error
+def explain(result: StepResult) -> tuple[str, str]:
+    """(why a rank failed, what to try). The cause is the plugin's log line if there is one."""
+    logged = [text for level, text in result.lines if level == "WARN" or "are not used" in text]
+    why = logged[-1].removeprefix(_PREFIX) if logged else result.error
     for pattern, advice in _ADVICE:
         if re.search(pattern, why):
             return why, advice

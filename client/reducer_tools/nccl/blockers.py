@@ -1,4 +1,4 @@
-"""What in an environment keeps NCCL from the reducers, before any library is loaded."""
+"""Finds variables that keep NCCL from using the reducers; loads no library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = ("NCCL_NET_PLUGIN", "NCCL_COLLNET_ENABLE", "NCCL_NET", "NCCL_ALGO", "NC
 
 
 def environment_rows(environment: Mapping[str, str], version: Version) -> list[Row]:
-    """One row for each trouble; one good row where there is none."""
+    """One row for each problem, or one good row if nothing fails."""
     rows = [
         *_collnet(environment),
         *_net(environment),
@@ -71,8 +71,8 @@ def _algorithm(environment: Mapping[str, str], version: Version) -> Iterator[Row
         yield Row(
             _CHECK,
             "note",
-            f"NCCL_ALGO={algorithm} leaves other collectives than all-reduce without a way in "
-            f"NCCL {version}: those of a job may fail",
+            f"NCCL_ALGO={algorithm} leaves collectives other than all-reduce without an algorithm "
+            f"in NCCL {version}: they may fail",
             f"NCCL_ALGO={forced}",
         )
     protocol = environment.get("NCCL_PROTO", "")
@@ -86,7 +86,7 @@ def _algorithm(environment: Mapping[str, str], version: Version) -> Iterator[Row
 
 
 def _tuner(environment: Mapping[str, str], version: Version) -> Iterator[Row]:
-    """All-reduces take the reducers by NCCL_ALGO or by the plugin's tuner, else by chance."""
+    """Note if neither NCCL_ALGO nor the plugin's tuner chooses the reducers for all-reduces."""
     if environment.get("NCCL_ALGO"):
         return
     given = environment.get("NCCL_TUNER_PLUGIN", "")
@@ -103,15 +103,16 @@ def _tuner(environment: Mapping[str, str], version: Version) -> Iterator[Row]:
     yield Row(
         _CHECK,
         "note",
-        f"{why}: its own model of costs decides which all-reduces go through CollNet, perhaps none",
+        f"{why}: NCCL's own cost model decides which all-reduces go through CollNet, perhaps none",
         f"{named}NCCL_ALGO={forced_algorithm(version)}, which sends all",
     )
 
 
 def _allows(algorithms: str) -> bool:
-    """Whether NCCL_ALGO leaves one of CollNet's algorithms to all-reduces.
+    """Whether NCCL_ALGO permits one of CollNet's algorithms for all-reduces.
 
-    The first list is of all functions, unless it has a name before a colon, as later ones have.
+    The value is a sequence of lists. A list with ``name:`` in front is for that function, a list
+    without for all functions.
     """
     allowed = True
     for part in algorithms.split(";"):
@@ -122,7 +123,7 @@ def _allows(algorithms: str) -> bool:
 
 
 def _permits(names: str, wanted: set[str]) -> bool:
-    """Whether a list that may begin with ``^`` (all but these) has one of those wanted."""
+    """Whether a list of names permits one of ``wanted``. A leading ``^`` means all but these."""
     negative = names.strip().startswith("^")
     listed = {name.strip().lower() for name in names.strip().lstrip("^").split(",")}
     return bool(wanted - listed) if negative else bool(wanted & listed)

@@ -1,4 +1,4 @@
-"""`reducer nccl check`: from the installed NCCL to bytes that the reducers have counted."""
+"""`reducer nccl check`: runs all steps from finding NCCL to the reducers' byte counters."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from reducer_tools.nccl.advice import explain
 from reducer_tools.nccl.blockers import environment_rows
 from reducer_tools.nccl.counters import Counted, count_until, metrics_addresses
 from reducer_tools.nccl.installed import NotFoundError, find_nccl
-from reducer_tools.nccl.library import Taken, take
-from reducer_tools.nccl.rank import SUMMED, Place, Said, payload
+from reducer_tools.nccl.library import Library, find_library
+from reducer_tools.nccl.rank import SUMMED, RankSpec, StepResult, payload
 from reducer_tools.nccl.trial import Trial, TrialError
 from reducer_tools.nccl.verdict import Report
 from reducer_tools.nccl.versions import NEWEST, Version, refusal
 
-# For processes to start and arrays to be summed.
+# Seconds for starting processes and summing arrays.
 _SLACK = 60.0
 _COUNT_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Options of a check; ``status``: where the counters are."""
+class CheckOptions:
+    """Options of a check. ``status`` has the metrics addresses of the reducers."""
 
     version: Version | None
     ranks: int
@@ -35,17 +35,17 @@ class Wanted:
     log: Path | None
 
 
-def check(wanted: Wanted, environment: Mapping[str, str]) -> Report:
-    """Every step as rows; one that fails ends those that need it."""
+def check(options: CheckOptions, environment: Mapping[str, str]) -> Report:
+    """Run all steps and report each as a row. A step is skipped if a step that it needs failed."""
     report = Report()
-    version = _nccl(report, wanted.version, environment)
+    version = _nccl(report, options.version, environment)
     report.rows += [*environment_rows(environment, version), *rdma.rows()]
-    rows, taken = take(environment, version)
+    rows, library = find_library(environment, version)
     report.rows += rows
-    if taken is not None:
-        _try(report, wanted, taken, _patience(environment))
-    if wanted.log is not None:
-        with wanted.log.open(errors="replace") as file:
+    if library is not None:
+        _try(report, options, library, _patience(environment))
+    if options.log is not None:
+        with options.log.open(errors="replace") as file:
             report.rows += job_log.rows(job_log.read(file))
     return report
 
@@ -69,54 +69,57 @@ def _nccl(report: Report, given: Version | None, environment: Mapping[str, str])
 
 
 def _patience(environment: Mapping[str, str]) -> float:
-    """Seconds for a step, of which connecting takes the longest."""
+    """The timeout of a step in seconds. Connecting is the longest step."""
     try:
         return float(environment["REDUCER_CONNECT_TIMEOUT"]) + _SLACK
-    except (KeyError, ValueError):  # the plugin refuses it
+    except (KeyError, ValueError):  # the plugin refuses a bad value itself
         return _SLACK
 
 
-def _try(report: Report, wanted: Wanted, taken: Taken, seconds: float) -> None:
-    places = [
-        Place(taken.path, taken.net, taken.coll, rank, wanted.ranks, wanted.size)
-        for rank in range(wanted.ranks)
+def _try(report: Report, options: CheckOptions, library: Library, seconds: float) -> None:
+    specs = [
+        RankSpec(library.path, library.net, library.coll, rank, options.ranks, options.size)
+        for rank in range(options.ranks)
     ]
     try:
-        with Trial(places, seconds) as trial:
-            _go(report, wanted, trial)
+        with Trial(specs, seconds) as trial:
+            _run_steps(report, options, trial)
     except TrialError as error:
         culprit = error.culprit
         report.lines = list(culprit.lines)
         report.add(error.step, "FAILED", *explain(culprit))
 
 
-def _go(report: Report, wanted: Wanted, trial: Trial) -> None:
-    reducers = _found(r": reducers at (\S+)$", trial.init()).split(",")
-    report.add("init", "ok", f"the plugin is willing; reducers: {', '.join(reducers)}")
-    run = _found(r"as run '([^']+)'", trial.connect())
-    report.add("connect", "ok", f"{wanted.ranks} ranks met at {len(reducers)} reducers: run {run}")
-    said = trial.all_reduce()
-    report.lines = list(said[0].lines)
-    _sums(report, wanted, said)
-    addresses = wanted.status or tuple(metrics_addresses(reducers))
-    expected = wanted.ranks * payload(wanted.size)
+def _run_steps(report: Report, options: CheckOptions, trial: Trial) -> None:
+    reducers = _search_log(r": reducers at (\S+)$", trial.init()).split(",")
+    report.add("init", "ok", f"the plugin is ready; reducers: {', '.join(reducers)}")
+    run = _search_log(r"as run '([^']+)'", trial.connect())
+    report.add("connect", "ok", f"{options.ranks} ranks met at {len(reducers)} reducers: run {run}")
+    results = trial.all_reduce()
+    report.lines = list(results[0].lines)
+    _sums(report, options, results)
+    addresses = options.status or tuple(metrics_addresses(reducers))
+    expected = options.ranks * payload(options.size)
     counted = count_until(addresses, run, expected, _COUNT_SECONDS)
     _bytes(report, addresses, counted, expected)
     trial.close()
 
 
-def _found(pattern: str, said: Sequence[Said]) -> str:
-    """What the plugin said of itself, on any rank."""
-    for _, text in (line for one in said for line in one.lines):
+def _search_log(pattern: str, results: Sequence[StepResult]) -> str:
+    """The first group of ``pattern`` in the plugin's log lines of any rank.
+
+    Raises TrialError if no line matches.
+    """
+    for _, text in (line for one in results for line in one.lines):
         if found := re.search(pattern, text):
             return found[1]
     why = f"the plugin logged no line with {pattern!r}: it is older than this command"
-    raise TrialError(said[0].step, [replace(said[0], error=why)])
+    raise TrialError(results[0].step, [replace(results[0], error=why)])
 
 
-def _sums(report: Report, wanted: Wanted, said: Sequence[Said]) -> None:
-    wrong = {dtype: sum(one.value[dtype] for one in said) for dtype in SUMMED}
-    what = f"{amount(payload(wanted.size))} of {' and '.join(SUMMED)} on {wanted.ranks} ranks"
+def _sums(report: Report, options: CheckOptions, results: Sequence[StepResult]) -> None:
+    wrong = {dtype: sum(one.value[dtype] for one in results) for dtype in SUMMED}
+    what = f"{amount(payload(options.size))} of {' and '.join(SUMMED)} on {options.ranks} ranks"
     if any(wrong.values()):
         bad = ", ".join(f"{count} of {dtype}" for dtype, count in wrong.items() if count)
         advice = "report it with the plugin's and the reducers' logs"
@@ -126,14 +129,14 @@ def _sums(report: Report, wanted: Wanted, said: Sequence[Said]) -> None:
 
 
 def _bytes(report: Report, asked: Sequence[str], counted: Counted, expected: int) -> None:
-    moved = f"{amount(counted.taken)} came and {amount(counted.given)} went"
-    text = f"the reducers count: {moved}, of {amount(expected)} each way"
-    if min(counted.taken, counted.given) >= expected > 0:
+    moved = f"received {amount(counted.received)} and sent {amount(counted.sent)}"
+    text = f"the reducers {moved}; expected {amount(expected)} each"
+    if min(counted.received, counted.sent) >= expected > 0:
         report.moved = True
         report.add("bytes", "ok", text)
-    elif counted.silent:
-        why = "; ".join(counted.silent.values())
-        seen = f"{text}; and no answer of" if counted.taken else "no counters:"
+    elif counted.unanswered:
+        why = "; ".join(counted.unanswered.values())
+        seen = f"{text}; no answer from" if counted.received else "no counters:"
         advice = (
             "name the metrics ports with --status; beyond loopback they need "
             "`reducer serve --metrics-host`"

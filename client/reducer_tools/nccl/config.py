@@ -1,4 +1,4 @@
-"""The environment as NCCL and its plugin see it: the process's own, then NCCL's files."""
+"""The environment as NCCL and its plugin see it: the process's variables, then NCCL's files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SYSTEM_FILE = Path("/etc/nccl.conf")
 
 
 def read(**defaults: str) -> dict[str, str]:
-    """All variables; what is unset is taken from NCCL's files, then from ``defaults``.
+    """All variables. Unset variables get values from NCCL's files, then from ``defaults``.
 
-    NCCL puts what its files say into the environment of the process, where its plugin finds it. So
-    does this, and processes that are started later have it, too.
+    Like NCCL, this function sets the variables in the environment of this process. The plugin reads
+    them there, and child processes inherit them.
     """
     for path in _files():
         for name, value in _assignments(path):
@@ -29,14 +29,17 @@ def _files() -> list[Path]:
     if named:
         return [Path(named), _SYSTEM_FILE]
     try:
-        home = pwd.getpwuid(os.getuid()).pw_dir  # not HOME: NCCL does not ask for it
+        home = pwd.getpwuid(os.getuid()).pw_dir  # NCCL ignores HOME
     except KeyError:
         return [_SYSTEM_FILE]
     return [Path(home) / ".nccl.conf", _SYSTEM_FILE]
 
 
 def _assignments(path: Path) -> Iterator[tuple[str, str]]:
-    """Without those of LD_...: in a job they come when its loader has long read the environment."""
+    """The assignments of a file, without LD_...
+
+    The loader of a job has read those variables long before NCCL reads the file.
+    """
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The reducers' own byte counters of one run: what they say they have moved."""
+"""Reads the reducers' byte counters of one run."""
 
 from __future__ import annotations
 
@@ -14,41 +14,47 @@ _PAUSE = 0.1
 
 @dataclass(frozen=True)
 class Counted:
-    """Of a run, over all reducers; ``silent``: why a reducer's counters are not among them."""
+    """The byte counters of a run, summed over all reducers.
 
-    taken: int
-    given: int
-    silent: Mapping[str, str]
+    ``received`` and ``sent`` are bytes, from the reducers' view. ``unanswered`` has the error of
+    each metrics address that did not answer.
+    """
+
+    received: int
+    sent: int
+    unanswered: Mapping[str, str]
 
 
 def metrics_addresses(reducers: Sequence[str]) -> list[str]:
-    """Where the counters of reducers at host:port are, unless somebody says otherwise."""
+    """The default metrics addresses of reducers at host:port."""
     hosts = (address.rpartition(":")[0] for address in reducers)
     return list(dict.fromkeys(f"{host}:{DEFAULT_PORT}" for host in hosts))
 
 
 def count(addresses: Sequence[str], run: str, seconds: float) -> Counted:
-    """What the reducers at these metrics addresses say of the run with this id now."""
+    """Ask the reducers at these metrics addresses for their counters of the run with this id."""
     answers = dict(zip(addresses, ask_all(addresses, seconds), strict=True))
-    silent = {a: str(answer) for a, answer in answers.items() if isinstance(answer, StatusError)}
-    # Two addresses may name one reducer. Both clocks of its start tell which one it is.
+    unanswered = {
+        a: str(answer) for a, answer in answers.items() if isinstance(answer, StatusError)
+    }
+    # Two addresses may be the same reducer. The two start times identify a reducer.
     told = {
         (answer["started"], answer["started_at"]): answer
         for answer in answers.values()
         if not isinstance(answer, StatusError)
     }
     parts = [part for answer in told.values() for part in _parts(answer, run)]
-    taken = sum(part["bytes_in"] for part in parts)
-    given = sum(part["bytes_out"] for part in parts)
-    return Counted(taken, given, silent)
+    received = sum(part["bytes_in"] for part in parts)
+    sent = sum(part["bytes_out"] for part in parts)
+    return Counted(received, sent, unanswered)
 
 
 def count_until(addresses: Sequence[str], run: str, least: int, seconds: float) -> Counted:
-    """Counted once so many bytes came and went, or when the time is up."""
+    """Ask until both counters have reached ``least`` bytes, or until ``seconds`` have passed."""
     deadline = time.monotonic() + seconds
     while True:
         counted = count(addresses, run, seconds)
-        if min(counted.taken, counted.given) >= least or time.monotonic() > deadline:
+        if min(counted.received, counted.sent) >= least or time.monotonic() > deadline:
             return counted
         time.sleep(_PAUSE)
 

@@ -1,4 +1,4 @@
-"""Where NCCL and the plugin are on this machine."""
+"""Finds NCCL and the plugin on this machine."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _LDCONFIG_FOLDERS = "/usr/sbin:/sbin"
 
 
 class NotFoundError(Exception):
-    """A library is not on this machine; the text says where it was looked for, and what to try."""
+    """A library was not found. The text names the places searched, and what to try."""
 
 
 @dataclass(frozen=True)
 class Nccl:
-    """One libnccl of this machine."""
+    """One libnccl on this machine."""
 
     path: Path
     version: Version
 
 
 def find_nccl(environment: Mapping[str, str]) -> list[Nccl]:
-    """All, in the order in which PyTorch finds them: its wheel comes first.
+    """All NCCL libraries, in the order in which PyTorch finds them: the wheel comes first.
 
     Raises:
-        NotFoundError: there is none that can be loaded.
+        NotFoundError: no library was found, or none could be loaded.
     """
     found, broken = [], []
     for path in _unique(_nccl_paths(environment)):
@@ -58,7 +58,11 @@ def find_nccl(environment: Mapping[str, str]) -> list[Nccl]:
 
 
 def find_plugin(environment: Mapping[str, str], given: Path | None = None) -> Path:
-    """The plugin: at ``given``, a file or its folder, else where it is usually installed."""
+    """The path of the plugin: ``given`` (a file or its folder), else in the usual places.
+
+    Raises:
+        NotFoundError: the plugin is not there.
+    """
     if given is not None:
         path = given / PLUGIN if given.is_dir() else given
         if path.name == PLUGIN and path.is_file():
@@ -78,12 +82,12 @@ def find_plugin(environment: Mapping[str, str], given: Path | None = None) -> Pa
 
 
 def is_on_default_path(path: Path) -> bool:
-    """Whether the loader finds it without LD_LIBRARY_PATH."""
+    """Whether the loader finds the library without LD_LIBRARY_PATH."""
     return any(path.samefile(cached) for cached in _cached(path.name) if cached.exists())
 
 
 def on_library_path(name: str, environment: Mapping[str, str]) -> list[Path]:
-    """The files of this name on LD_LIBRARY_PATH."""
+    """The files with this name in the folders of LD_LIBRARY_PATH."""
     folders = environment.get("LD_LIBRARY_PATH", "").replace(";", ":").split(":")
     paths = [Path(folder or ".") / name for folder in folders] if any(folders) else []
     return [path for path in paths if path.is_file()]
@@ -107,7 +111,7 @@ def _unique(paths: Iterator[Path]) -> list[Path]:
 
 
 def _cached(name: str) -> list[Path]:
-    """What the loader's cache has under this name."""
+    """The paths in the loader's cache for a library name."""
     ldconfig = shutil.which("ldconfig") or shutil.which("ldconfig", path=_LDCONFIG_FOLDERS)
     if ldconfig is None:
         return []

@@ -1,4 +1,4 @@
-"""What a job's log of NCCL_DEBUG=INFO says of CollNet: set up through the reducers, or why not."""
+"""Reads from a job's NCCL_DEBUG=INFO log whether CollNet used the reducers, or why not."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from reducer_tools.nccl.verdict import Row, State
 _CHECK = "log"
 _NET = re.compile(r"Using network (?P<net>\S+)|Assigned NET plugin (?P<plugin>.+?) to comm")
 _SETUP = re.compile(r"(\d+) \[(?:send|receive)\] via COLLNET/REDUCER/")
-# NCCL up to 2.23 writes numbers, and no name of the collective: 2 and 3 are CollNet's.
+# NCCL up to 2.23 writes the algorithm as a number, without the collective: 2 and 3 are CollNet's.
 _CHOICE = re.compile(r"(?:(\w+): )?\d+ Bytes -> Algo (\w+)")
 _BY_REDUCERS = {"2", "3", "COLLNET_DIRECT", "COLLNET_CHAIN"}
-# Why NCCL has no plugin, and what to try. 2.21 tries the bare name first, and always finds none.
+# Log lines that say why NCCL has no plugin, and what to try. NCCL 2.21 tries the bare name
+# "reducer" first and never finds it, so that line does not count.
 _LOADING = (
     (
         r"NET/Plugin ?: (?P<why>(?:Could not|Failed to) find.*|dlerror=.*)",
@@ -36,12 +37,12 @@ _LOADING = (
     ),
     (
         r"(?P<why>Failed to initialize NET plugin REDUCER)",
-        "the plugin's own line before it says why",
+        "the plugin's line before this one says why",
     ),
     (r"(?P<why>\bNCCL_NET set by environment to (?!REDUCER\b).*)", "unset NCCL_NET"),
     (r"(?P<why>\bNCCL_COLLNET_ENABLE set by environment to (?!1\b).*)", "NCCL_COLLNET_ENABLE=1"),
 )
-# Why a communicator does not use the plugin that NCCL has; others of the job may.
+# Log lines that say why one communicator does not use the plugin. Others of the job may use it.
 _GIVING_UP = (
     (
         r"NET/REDUCER : (?P<why>rank \d+ of \d+ cannot use the reducers: .*)",
@@ -53,11 +54,11 @@ _GIVING_UP = (
     ),
     (
         r"(?P<why>Cannot initialize CollNet, using point-to-point network instead)",
-        "the plugin's own line before it says why",
+        "the plugin's line before this one says why",
     ),
     (
         r"(?P<why>CollNet is not supported or fails to initialize.*)",
-        "the lines before it say why",
+        "the lines before this one say why",
     ),
     (
         r"(?P<why>Communicator has \d+ nodes which is less than CollNet node threshold.*)",
@@ -76,7 +77,7 @@ _GIVING_UP = (
 
 @dataclass
 class Reason:
-    """Of a fallback: the first line that says so, what to try, and how many lines say it."""
+    """The reason of a fallback: the first line that names it, advice, and the number of lines."""
 
     text: str
     advice: str
@@ -85,7 +86,16 @@ class Reason:
 
 @dataclass
 class JobLog:
-    """``ranks`` have CollNet over the reducers; ``choices``: collectives by what they took."""
+    """What a job's log says.
+
+    Attributes:
+        nccl: whether there is a line of NCCL.
+        nets: how often each net was chosen.
+        ranks: the ranks that have set up CollNet through the reducers.
+        choices: the number of all-reduces by algorithm.
+        loading: reasons why NCCL has no plugin.
+        giving_up: reasons why a communicator does not use the plugin.
+    """
 
     nccl: bool = False
     nets: Counter[str] = field(default_factory=Counter)
@@ -120,7 +130,7 @@ def _read_reasons(
 
 
 def rows(log: JobLog) -> Iterator[Row]:
-    """Whether CollNet was set up over the reducers, and whether all-reduces took it."""
+    """Report whether CollNet was set up through the reducers, and whether all-reduces used it."""
     if not log.nccl:
         yield Row(_CHECK, "FAILED", "no line of NCCL", "run the job with NCCL_DEBUG=INFO")
         return
@@ -156,7 +166,7 @@ def _choices(log: JobLog) -> Row:
         return Row(
             _CHECK,
             "note",
-            "the log does not say which all-reduces took it",
+            "the log does not say which all-reduces used CollNet",
             "NCCL_DEBUG_SUBSYS=INIT,NET,TUNING names the algorithm of each",
         )
     others = ", ".join(f"{n} {name}" for name, n in log.choices.items() if name not in _BY_REDUCERS)

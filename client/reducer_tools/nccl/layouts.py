@@ -1,6 +1,6 @@
-"""The layouts of NCCL's plugin tables as ctypes, restated from NCCL's documentation.
+"""The layouts of NCCL's plugin tables as ctypes, from NCCL's documentation.
 
-Nothing is shared with nccl_plugin/abi.h, so a layout that is wrong there does not work here.
+This file shares nothing with nccl_plugin/abi.h, so that tests find a wrong layout there.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ VERSIONS = (6, 7, 8, 9, 10, 11, 12)
 HANDLE_BYTES = 128
 HOST, CUDA = 1, 2
 SUCCESS, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 0, 3, 4, 5, 6
-# ncclDataType_t, by the names of NumPy and ml_dtypes; ncclRedOp_t
+# The values of ncclDataType_t, under the names of NumPy and ml_dtypes.
 TYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
     "bfloat16", "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
-OPS = ("sum", "prod", "max", "min")
+OPS = ("sum", "prod", "max", "min")  # the values of ncclRedOp_t
 
 Out = POINTER(c_void_p)
-# ncclDebugLogger_t takes arguments without end, which ctypes cannot receive. It gets the first one
-# as it comes: on x86-64 and aarch64 under Linux it is where a sixth plain argument would be, and
-# garbage where the format has none.
+# ncclDebugLogger_t is variadic, and ctypes has no variadic callbacks. This type receives the first
+# variadic argument as a sixth ordinary argument, which has the same place on x86-64 and aarch64
+# under Linux. The value is garbage if the format has no argument.
 Logger = CFUNCTYPE(None, c_int, ctypes.c_ulong, c_char_p, c_int, c_char_p, c_void_p)
 
 
@@ -37,7 +37,7 @@ def _vdevice(most: int) -> type[ctypes.Structure]:
 
 
 def properties(version: int) -> type[ctypes.Structure]:
-    """ncclNetProperties of a version."""
+    """The struct ncclNetProperties of a version."""
     fields: list[tuple[str, Any]] = [
         ("name", c_char_p), ("pciPath", c_char_p), ("guid", ctypes.c_uint64),
         ("ptrSupport", c_int),
@@ -58,6 +58,7 @@ def properties(version: int) -> type[ctypes.Structure]:
 
 
 def sge(version: int) -> type[ctypes.Structure]:
+    """The struct ncclNetSGE of a version, a part of a window."""
     size = c_size_t if version >= 9 else ctypes.c_uint32
     fields = [("mhandle", c_void_p), ("address", c_void_p), ("size", size)]
     return type(f"Sge{version}", (ctypes.Structure,), {"_fields_": fields})

@@ -1,4 +1,4 @@
-"""Which library NCCL loads as its net in an environment, and which of its tables it takes."""
+"""Finds out which library NCCL loads as its net in an environment, and which tables it uses."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ _WANTED = "export NCCL_NET_PLUGIN=reducer"
 
 
 @dataclass(frozen=True)
-class Taken:
-    """The plugin at a path, and the versions of the tables that NCCL takes."""
+class Library:
+    """The path of the plugin that NCCL loads, and the versions of the tables that NCCL uses."""
 
     path: Path
     net: int
     coll: int
 
 
-def take(environment: Mapping[str, str], version: Version) -> tuple[list[Row], Taken | None]:
-    """As NCCL does it; None: it takes no plugin, or another one, as the last row says."""
+def find_library(
+    environment: Mapping[str, str], version: Version
+) -> tuple[list[Row], Library | None]:
+    """Choose the library and the tables as NCCL does, with the rows that report the choice.
+
+    None if NCCL loads no plugin or another plugin. The last row then says why.
+    """
     plugin = environment.get("NCCL_NET_PLUGIN")
     given = "NCCL_NET_PLUGIN is unset" if plugin is None else f"NCCL_NET_PLUGIN={plugin}"
     tried = _open(library_names(plugin, version))
@@ -40,8 +45,8 @@ def take(environment: Mapping[str, str], version: Version) -> tuple[list[Row], T
         what = f"the net {opened.plugin!r}" if opened.plugin else "no net plugin"
         text = f"{given}: NCCL takes {opened.path}, which is {what}"
         return [Row("library", "FAILED", text, _WANTED)], None
-    row, taken = _tables(opened, version)
-    return [Row("library", "ok", f"{given}: {opened.path}"), row], taken
+    row, library = _tables(opened, version)
+    return [Row("library", "ok", f"{given}: {opened.path}"), row], library
 
 
 def _open(names: list[str]) -> list[Opened]:
@@ -53,7 +58,7 @@ def _open(names: list[str]) -> list[Opened]:
 
 
 def _missing(tried: Sequence[Opened], environment: Mapping[str, str]) -> tuple[str, str]:
-    """Why no library could be loaded, and what to try."""
+    """(why no library could be loaded, what to try)."""
     if not tried:
         return "NCCL loads no plugin", _WANTED
     for one in tried:
@@ -68,11 +73,11 @@ def _missing(tried: Sequence[Opened], environment: Mapping[str, str]) -> tuple[s
     path = environment.get("LD_LIBRARY_PATH") or "unset"
     return (
         f"NCCL looks for {names}, and the loader finds none; LD_LIBRARY_PATH: {path}",
-        "`reducer nccl env` finds it, or says how to build and install it",
+        "`reducer nccl env` finds the plugin, or says how to build and install it",
     )
 
 
-def _tables(opened: Opened, version: Version) -> tuple[Row, Taken | None]:
+def _tables(opened: Opened, version: Version) -> tuple[Row, Library | None]:
     net, coll = (_first(has, version) for has in (opened.net, opened.coll))
     if not net or not coll:
         known = ", ".join(f"v{table}" for table in tables(version)) or "none"
@@ -82,9 +87,9 @@ def _tables(opened: Opened, version: Version) -> tuple[Row, Taken | None]:
     tuner = next((table for table in tuners(version) if table in opened.tuner), 0)
     text = f"NCCL {version} takes ncclNet v{net}, ncclCollNet v{coll}"
     text += f" and the tuner v{tuner}" if tuner else "; it has no tuner"
-    return Row("tables", "ok", text), Taken(Path(opened.path), net, coll)
+    return Row("tables", "ok", text), Library(Path(opened.path), net, coll)
 
 
 def _first(has: Sequence[int], version: Version) -> int:
-    """The first one that NCCL looks for and the library has; 0: none."""
+    """The first table version that NCCL looks for and the library has; 0 if there is none."""
     return next((table for table in tables(version) if table in has), 0)

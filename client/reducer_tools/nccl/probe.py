@@ -1,4 +1,4 @@
-"""What dlopen makes of a name, and what tables a library has."""
+"""Loads libraries with dlopen, as NCCL does, and lists their plugin tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _MACHINES = {3: "x86", 21: "ppc64", 40: "arm", 62: "x86-64", 183: "aarch64", 243
 
 @dataclass(frozen=True)
 class Opened:
-    """What became of one dlopen; ``net``, ``coll`` and ``tuner`` are the versions of its tables."""
+    """The result of one dlopen.
+
+    ``net``, ``coll`` and ``tuner`` are the versions of the library's tables, ``plugin`` the name of
+    its net.
+    """
 
     name: str
     path: str = ""
@@ -35,7 +39,7 @@ class _LinkMap(ctypes.Structure):
 
 
 def open_all(names: list[str]) -> list[Opened]:
-    """Load each as NCCL does; for a process of its own, which a library may bring down."""
+    """Load each library as NCCL does. Call this in a child process, which a library may crash."""
     return [_open(name) for name in names]
 
 
@@ -68,7 +72,7 @@ def _exports(library: ctypes.CDLL, symbol: str) -> bool:
 
 
 def _name_of(library: ctypes.CDLL, symbol: str) -> str:
-    """The first member of every table."""
+    """The name in a table, which is the first member of every table."""
     return (ctypes.c_char_p.in_dll(library, symbol).value or b"").decode(errors="replace")
 
 
@@ -80,18 +84,21 @@ def _path_of(library: ctypes.CDLL) -> str:
 
 
 def foreign(name: str, environment: Mapping[str, str]) -> str:
-    """The file of this name that the loader passes over, since it is for other machines."""
+    """A text about a file of this name that is for another machine; "" if there is none.
+
+    The loader ignores such files without an error.
+    """
     ours = _machine(Path(sys.executable))
     paths = [Path(name)] if "/" in name else on_library_path(name, environment)
     for path in paths:
         theirs = _machine(path) if path.is_file() else ""
         if theirs and theirs != ours:
-            return f"{path} is for {theirs}, and this machine is {ours}"
+            return f"{path} is for {theirs}, but this machine is {ours}"
     return ""
 
 
 def _machine(path: Path) -> str:
-    """Of the header of an ELF file; empty for any other."""
+    """The machine in the header of an ELF file; "" for other files."""
     with path.open("rb") as file:
         header = file.read(20)
     if len(header) < 20 or header[:4] != b"\x7fELF":

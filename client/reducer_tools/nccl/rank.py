@@ -1,4 +1,7 @@
-"""One rank of a trial: a process that goes NCCL's way through the tables, and says how it fares."""
+"""One rank of a trial: a process that calls the plugin's tables in NCCL's order.
+
+The process sends the result of each step to its parent.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,23 @@ from reducer_tools.children import stay_with
 from reducer_tools.nccl.layouts import TYPES
 from reducer_tools.nccl.tables import CollNet, NcclError, Net
 
-# As NCCL cuts an all-reduce: so many bytes at a time, so many of them in flight.
+# NCCL splits an all-reduce into requests of this size, with this number of requests in flight.
 _REQUEST_BYTES = 2 << 20
 _IN_FLIGHT = 8
 _SUM_SECONDS = 60.0
-SMALLEST = 4  # bytes; of them there is an element of each type
-# Sums of small integers are exact in every type; the pattern fits no chunk, so a piece that went
-# astray is seen.
+SMALLEST = 4  # bytes of float32: one element of each type
+# Sums of small integers are exact in every type. No chunk is a multiple of the pattern, so that a
+# chunk at a wrong position has wrong values.
 _PATTERN, _LARGEST = 17, 8
 SUMMED = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Of a rank: which library and tables, which rank of how many, bytes of float32 to sum."""
+class RankSpec:
+    """The task of a rank.
+
+    ``net`` and ``coll`` are the versions of the tables, ``size`` the bytes of float32 to sum.
+    """
 
     library: Path
     net: int
@@ -38,13 +44,20 @@ class Place:
 
 
 def payload(size: int) -> int:
-    """Bytes that a rank sends, for a `Place` of this size: as many elements of each type."""
+    """Bytes that a rank sends for a `RankSpec` of this size: equally many elements of each type."""
     return size // 4 * (4 + 2)
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a rank came to: the value of a step, or why it goes no further; `ended`: its process."""
+class StepResult:
+    """The result of a step on one rank.
+
+    Attributes:
+        value: depends on the step.
+        error: why the step failed; "" if it succeeded.
+        ended: whether the process has ended.
+        lines: the plugin's log lines so far, as (level, text).
+    """
 
     step: str
     value: Any = None
@@ -53,51 +66,51 @@ class Said:
     lines: tuple[tuple[str, str], ...] = ()
 
 
-def work(connection: Connection, parent: int, place: Place) -> None:
-    """Step after step; between them it waits for the parent, which counts bytes meanwhile."""
+def work(connection: Connection, parent: int, spec: RankSpec) -> None:
+    """The main function of the process. Between two steps it waits for the parent."""
     stay_with(parent)
-    net, coll = Net(place.library, place.net), CollNet(place.library, place.coll)
+    net, coll = Net(spec.library, spec.net), CollNet(spec.library, spec.coll)
     step = "init"
 
-    def say(value: Any = None, error: str = "") -> None:
-        connection.send(Said(step, value, error, lines=(*net.lines, *coll.lines)))
+    def report(value: Any = None, error: str = "") -> None:
+        connection.send(StepResult(step, value, error, lines=(*net.lines, *coll.lines)))
 
     try:
         _init(net, coll)
-        say()
+        report()
         step = "connect"
         handle, listening = coll.listen()
-        say(handle)
-        comm = coll.connect(connection.recv(), place.rank, listening)
+        report(handle)
+        comm = coll.connect(connection.recv(), spec.rank, listening)
         coll.close_listen(listening)
-        say()
+        report()
         step = "all-reduce"
         connection.recv()
-        say({dtype: _sum(coll, comm, place, dtype) for dtype in SUMMED})
+        report({dtype: _sum(coll, comm, spec, dtype) for dtype in SUMMED})
         connection.recv()
         step = "close"
         coll.close(comm)
         coll.finalize()
         net.finalize()
-        say()
+        report()
     except NcclError as error:
-        say(error=f"{error.call} returned {error.result}")
+        report(error=f"{error.call} returned {error.result}")
     except (AssertionError, ValueError) as error:
-        say(error=str(error))
+        report(error=str(error))
 
 
 def _init(net: Net, coll: CollNet) -> None:
-    """The net comes first: where it declines, NCCL drops CollNet, too."""
+    """Initialize the net, then CollNet. If the net declines, NCCL does not use CollNet either."""
     for table in (net, coll):
         table.init()
         if not table.devices():
-            raise ValueError(f"{table.name} has no devices, so NCCL does not take it")
+            raise ValueError(f"{table.name} has no devices, so NCCL does not use it")
 
 
-def _sum(coll: CollNet, comm: Any, place: Place, dtype: str) -> int:
-    """All-reduce an array of the type in place; the number of wrong elements."""
-    array = _encode(_values(place, [place.rank]), dtype)
-    expected = _encode(_values(place, range(place.ranks)), dtype)
+def _sum(coll: CollNet, comm: Any, spec: RankSpec, dtype: str) -> int:
+    """All-reduce an array of this type in place and return the number of wrong elements."""
+    array = _encode(_values(spec, [spec.rank]), dtype)
+    expected = _encode(_values(spec, range(spec.ranks)), dtype)
     step = _REQUEST_BYTES // array.itemsize
     waiting = deque(array[at : at + step] for at in range(0, array.size, step))
     in_flight = deque[Any]()
@@ -109,13 +122,13 @@ def _sum(coll: CollNet, comm: Any, place: Place, dtype: str) -> int:
     return int(np.count_nonzero(array != expected))
 
 
-def _values(place: Place, ranks: Any) -> Any:
-    at = np.arange(place.size // 4)
+def _values(spec: RankSpec, ranks: Any) -> Any:
+    at = np.arange(spec.size // 4)
     return sum((at * (rank + 3) + rank) % _PATTERN - _LARGEST for rank in ranks).astype(np.float32)
 
 
 def _encode(values: Any, dtype: str) -> Any:
-    """As bits that compare exactly."""
+    """The bits of the values in this type, for an exact comparison."""
     assert dtype in TYPES
     bits = values.view(np.uint32)
     return bits if dtype == "float32" else (bits >> 16).astype(np.uint16)

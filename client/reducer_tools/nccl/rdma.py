@@ -1,4 +1,4 @@
-"""What a machine's RDMA devices lose where NCCL takes the plugin: it has one net for everything."""
+"""Warns that NCCL with the plugin leaves RDMA devices unused, because NCCL uses only one net."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DEVICES = Path("/sys/class/infiniband")
 
 
 def lost(folder: Path = _DEVICES) -> str:
-    """A sentence that names the devices; empty where there is none."""
+    """A sentence that names the RDMA devices; "" if there are none."""
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError:
@@ -19,8 +19,7 @@ def lost(folder: Path = _DEVICES) -> str:
     if not names:
         return ""
     return (
-        f"with the plugin NCCL leaves RDMA ({', '.join(names)}) unused: other collectives than "
-        "all-reduce go over TCP, too"
+        f"with the plugin NCCL leaves RDMA ({', '.join(names)}) unused: all collectives go over TCP"
     )
 
 

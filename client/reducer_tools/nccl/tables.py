@@ -26,7 +26,7 @@ _LEVELS = ("NONE", "VERSION", "WARN", "INFO", "ABORT", "TRACE")
 
 
 class NcclError(Exception):
-    """A call returned something else than ncclSuccess."""
+    """A call did not return ncclSuccess."""
 
     def __init__(self, call: str, result: int) -> None:
         super().__init__(call, result)
@@ -35,7 +35,7 @@ class NcclError(Exception):
 
 
 class _Plugin:
-    """One table of one version of the library at a path; `lines` is what it has logged."""
+    """One table of the library, in one version. `lines` has the plugin's log lines."""
 
     def __init__(
         self, library: Path, version: int, table: type[ctypes.Structure], symbol: str
@@ -89,7 +89,7 @@ class _Plugin:
         return mhandle
 
     def test(self, request: c_void_p) -> int | None:
-        """The size of the result once it is there."""
+        """The size of the result when the request is done, else None."""
         done, size = c_int(-1), c_int(-1)
         self.call("test", request, byref(done), byref(size))
         return size.value if done.value else None
@@ -109,7 +109,7 @@ class _Plugin:
 
 
 class CollNet(_Plugin):
-    """ncclCollNetPlugin of one version; `sge` is its struct for a part of a window."""
+    """The table ncclCollNetPlugin of one version. `sge` is the struct for a part of a window."""
 
     def __init__(self, library: Path, version: int) -> None:
         self.sge = sge(version)
@@ -133,7 +133,7 @@ class CollNet(_Plugin):
     def all_reduce(
         self, comm: c_void_p, send: Any, receive: Any, type_: str, op: str
     ) -> c_void_p | None:
-        """Of two NumPy arrays; None: too many requests are in flight."""
+        """All-reduce NumPy arrays. None if too many requests are in flight."""
         request = c_void_p()
         self.call(
             "iallreduce", comm, send.ctypes.data, receive.ctypes.data, send.size,
@@ -144,7 +144,7 @@ class CollNet(_Plugin):
     def all_gather(
         self, comm: c_void_p, send: Any, receive: Any, per_rank: int, offset: int
     ) -> c_void_p:
-        """``receive`` is the window from ``offset`` on; bytes."""
+        """All-gather arrays of bytes. ``receive`` is the window that begins at ``offset``."""
         request = c_void_p()
         part = self.sge(None, receive.ctypes.data, receive.nbytes)
         self.call(
@@ -157,7 +157,7 @@ class CollNet(_Plugin):
         self, comm: c_void_p, send: Any, receive: Any, per_rank: int, offset: int,
         type_: str, op: str,
     ) -> c_void_p:  # fmt: skip
-        """``send`` is the window from ``offset`` on; bytes."""
+        """Reduce-scatter an array. ``send`` is the window that begins at byte ``offset``."""
         request = c_void_p()
         part = self.sge(None, send.ctypes.data, send.nbytes)
         self.call(
@@ -171,7 +171,7 @@ class CollNet(_Plugin):
 
 
 class Net(_Plugin):
-    """ncclNetPlugin of one version."""
+    """The table ncclNetPlugin of one version."""
 
     def __init__(self, library: Path, version: int) -> None:
         super().__init__(library, version, net_table(version), "ncclNetPlugin")
@@ -182,7 +182,7 @@ class Net(_Plugin):
         self._init(*config, self._logger, *([None] if self.version >= 10 else []))
 
     def connect(self, handle: bytes, seconds: float = 30.0) -> c_void_p:
-        """As often as it takes, with the same memory as the handle."""
+        """Call connect until it succeeds. NCCL passes the same memory for the handle each time."""
         memory = ctypes.create_string_buffer(handle, HANDLE_BYTES)
         config = [None] if self.version == 10 else []
         arguments = (*self._context, 0, *config, memory)
@@ -195,12 +195,12 @@ class Net(_Plugin):
         comm = c_void_p()
         deadline = time.monotonic() + seconds
         while not comm.value:
-            assert time.monotonic() < deadline, f"{name}: nobody within {seconds} s"
+            assert time.monotonic() < deadline, f"{name}: no peer within {seconds} s"
             self.call(name, *arguments, byref(comm), *self._offload)
         return comm
 
     def send(self, comm: c_void_p, data: Any) -> c_void_p | None:
-        """Of a NumPy array; None: too many requests are in flight."""
+        """Send a NumPy array. None if too many requests are in flight."""
         request = c_void_p()
         phandle = [None] if self.version >= 10 else []
         self.call("isend", comm, data.ctypes.data, data.nbytes, 0, None, *phandle, byref(request))

@@ -1,4 +1,4 @@
-"""Local ranks that all-reduce through the plugin's CollNet, as the nodes of a job would."""
+"""A trial: ranks on this host all-reduce through the plugin's CollNet, as nodes of a job would."""
 
 from __future__ import annotations
 
@@ -12,95 +12,98 @@ from types import TracebackType
 from typing import Any
 
 from reducer_tools.children import describe_exit
-from reducer_tools.nccl.rank import Place, Said, work
+from reducer_tools.nccl.rank import RankSpec, StepResult, work
 
 _EXIT_SECONDS = 10.0
 
 
 class TrialError(Exception):
-    """A step failed; ``said`` is what each rank came to in it."""
+    """A step failed. ``results`` has the result of the step on each rank."""
 
-    def __init__(self, step: str, said: Sequence[Said]) -> None:
+    def __init__(self, step: str, results: Sequence[StepResult]) -> None:
         super().__init__(step)
         self.step = step
-        self.said = said
+        self.results = results
 
     @property
-    def culprit(self) -> Said:
-        """The others' errors follow from that of a rank whose process has ended."""
-        failed = [said for said in self.said if said.error]
-        return next((said for said in failed if said.ended), failed[0])
+    def culprit(self) -> StepResult:
+        """The result that explains the failure: of a rank whose process has ended, if there is one.
+
+        The errors of other ranks follow from it.
+        """
+        failed = [result for result in self.results if result.error]
+        return next((result for result in failed if result.ended), failed[0])
 
 
 class Trial:
-    """The ranks of one trial; a context manager that leaves no process behind.
+    """The ranks of one trial. On exit the context manager ends all processes.
 
-    The steps are to be called in their order. Each raises TrialError where a rank comes no further.
+    Call the steps in the order of the methods. Each step raises TrialError if it fails on a rank.
     """
 
-    def __init__(self, places: Sequence[Place], seconds: float) -> None:
+    def __init__(self, specs: Sequence[RankSpec], seconds: float) -> None:
         self._seconds = seconds
         context = multiprocessing.get_context("spawn")
         self._ranks: list[tuple[BaseProcess, Connection]] = []
-        for place in places:
+        for spec in specs:
             here, there = context.Pipe()
-            process = context.Process(target=work, args=(there, os.getpid(), place), daemon=True)
+            process = context.Process(target=work, args=(there, os.getpid(), spec), daemon=True)
             process.start()
             there.close()
             self._ranks.append((process, here))
 
-    def init(self) -> list[Said]:
-        """Every rank loads the library and calls init."""
-        return self._hear("init")
+    def init(self) -> list[StepResult]:
+        """Step 1: every rank loads the library and calls init."""
+        return self._receive("init")
 
-    def connect(self) -> list[Said]:
-        """The ranks exchange their handles and meet at the reducers."""
-        self._tell("connect", [said.value for said in self._hear("connect")])
-        return self._hear("connect")
+    def connect(self) -> list[StepResult]:
+        """Step 2: the ranks exchange their handles and connect to the reducers."""
+        self._send("connect", [result.value for result in self._receive("connect")])
+        return self._receive("connect")
 
-    def all_reduce(self) -> list[Said]:
-        """Each value is the number of wrong elements by type."""
-        self._tell("all-reduce", None)
-        return self._hear("all-reduce")
+    def all_reduce(self) -> list[StepResult]:
+        """Step 3: the ranks all-reduce. Each value has the number of wrong elements by type."""
+        self._send("all-reduce", None)
+        return self._receive("all-reduce")
 
     def close(self) -> None:
-        """The ranks leave the reducers, as those of a job do, and their processes end well."""
-        self._tell("close", None)
-        self._hear("close")
+        """Step 4: the ranks leave the reducers, and their processes end with status 0."""
+        self._send("close", None)
+        self._receive("close")
         for process, _ in self._ranks:
             process.join(_EXIT_SECONDS)
             if process.exitcode != 0:
                 raise TrialError("close", [_ended("close", process)])
 
-    def _tell(self, step: str, message: Any) -> None:
-        said = [self._tell_one(step, rank, message) for rank in range(len(self._ranks))]
-        if any(one.error for one in said):
-            raise TrialError(step, said)
+    def _send(self, step: str, message: Any) -> None:
+        results = [self._send_one(step, rank, message) for rank in range(len(self._ranks))]
+        if any(one.error for one in results):
+            raise TrialError(step, results)
 
-    def _tell_one(self, step: str, rank: int, message: Any) -> Said:
+    def _send_one(self, step: str, rank: int, message: Any) -> StepResult:
         process, connection = self._ranks[rank]
         try:
             connection.send(message)
         except OSError:
             return _ended(step, process)
-        return Said(step)
+        return StepResult(step)
 
-    def _hear(self, step: str) -> list[Said]:
+    def _receive(self, step: str) -> list[StepResult]:
         deadline = time.monotonic() + self._seconds
-        said = [self._hear_one(step, rank, deadline) for rank in range(len(self._ranks))]
-        if any(one.error for one in said):
-            raise TrialError(step, said)
-        return said
+        results = [self._receive_one(step, rank, deadline) for rank in range(len(self._ranks))]
+        if any(one.error for one in results):
+            raise TrialError(step, results)
+        return results
 
-    def _hear_one(self, step: str, rank: int, deadline: float) -> Said:
+    def _receive_one(self, step: str, rank: int, deadline: float) -> StepResult:
         process, connection = self._ranks[rank]
         try:
             if not connection.poll(max(0.0, deadline - time.monotonic())):
-                return Said(step, error=f"the rank said nothing for {self._seconds:g} s")
-            said: Said = connection.recv()
+                return StepResult(step, error=f"the rank sent nothing for {self._seconds:g} s")
+            result: StepResult = connection.recv()
         except (EOFError, ConnectionError):
             return _ended(step, process)
-        return said
+        return result
 
     def __enter__(self) -> Trial:
         return self
@@ -117,6 +120,6 @@ class Trial:
             connection.close()
 
 
-def _ended(step: str, process: BaseProcess) -> Said:
+def _ended(step: str, process: BaseProcess) -> StepResult:
     process.join(_EXIT_SECONDS)
-    return Said(step, error=f"the process {describe_exit(process.exitcode)}", ended=True)
+    return StepResult(step, error=f"the process {describe_exit(process.exitcode)}", ended=True)

@@ -1,4 +1,4 @@
-"""`reducer nccl env`: what to set so that NCCL of a version takes the plugin, and why."""
+"""`reducer nccl env`: the variables that make an NCCL of some version use the plugin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from reducer_tools.nccl.versions import (
 
 @dataclass(frozen=True)
 class Variable:
-    """``value`` is empty where only the user knows it."""
+    """A variable to set, and the reason. ``value`` is empty if only the user knows it."""
 
     name: str
     value: str
@@ -31,7 +31,10 @@ class Variable:
 def to_set(
     version: Version, plugin: Path, addresses: str, force: bool, environment: Mapping[str, str]
 ) -> list[Variable]:
-    """In the order in which they are printed. ClusterError where a variable names bad reducers."""
+    """The variables to set, in the order in which they are printed.
+
+    Raises ClusterError if a variable in ``environment`` names reducers wrongly.
+    """
     found = [
         Variable("NCCL_NET_PLUGIN", "reducer", f"NCCL loads {plugin.name} as its net"),
         Variable("NCCL_COLLNET_ENABLE", "1", "off by default; without it the plugin declines"),
@@ -39,11 +42,11 @@ def to_set(
         *_addresses(addresses, environment),
     ]
     if tuner_is_named(version):
-        why = "where 2.19 and 2.20 look for a tuner; the plugin is one"
+        why = "2.19 and 2.20 look for a tuner here; the plugin is one"
         found.append(Variable("NCCL_TUNER_PLUGIN", plugin.name, why))
     if force:
         algorithm = forced_algorithm(version)
-        found.append(Variable("NCCL_ALGO", algorithm, "all all-reduces, also the smallest"))
+        found.append(Variable("NCCL_ALGO", algorithm, "for all-reduces of every size"))
     return [*found, Variable("NCCL_DEBUG", "INFO", "the log says whether the reducers are used")]
 
 
@@ -53,7 +56,7 @@ def _library_path(plugin: Path, environment: Mapping[str, str]) -> Iterator[Vari
     folder = str(plugin.parent)
     before = [part for part in environment.get("LD_LIBRARY_PATH", "").split(":") if part]
     value = ":".join([folder, *(part for part in before if part != folder)])
-    yield Variable("LD_LIBRARY_PATH", value, "where the loader finds it")
+    yield Variable("LD_LIBRARY_PATH", value, "the folder of the plugin first")
 
 
 def _addresses(given: str, environment: Mapping[str, str]) -> Iterator[Variable]:
@@ -65,21 +68,21 @@ def _addresses(given: str, environment: Mapping[str, str]) -> Iterator[Variable]
 
 
 def notes(version: Version, force: bool) -> list[str]:
-    """What is particular about this version."""
+    """The properties of this version, as sentences without their subject, "NCCL"."""
     newest = tables(version)[0]
     found = [f"takes the tables v{newest} of the plugin"]
     if not tuners(version):
         found.append(
-            "has no tuner (2.19 has): its own model of costs decides which all-reduces go through "
+            "has no tuner (2.19 has): its own cost model decides which all-reduces go through "
             "the reducers" + ("" if force else "; --force sends all")
         )
     if not takes_paths(version):
         found.append("takes a name in NCCL_NET_PLUGIN, not a path (2.21 takes both)")
-    return [*found, "wants at least 2 nodes, and at most 8 GPUs of each, in a communicator"]
+    return [*found, "needs 2 nodes or more in a communicator, and at most 8 GPUs of each"]
 
 
 def as_text(title: Sequence[str], lines: Sequence[Variable]) -> str:
-    """Assignments in a column, with the reason of each beside it."""
+    """The assignments, one per line, each followed by its reason as a comment."""
     shown = [(f"{line.name}={shlex.quote(line.value)}", line) for line in lines if line.value]
     width = max(len(text) for text, _ in shown if len(text) <= 60)
     out = [f"# {line}" for line in title]
@@ -89,6 +92,6 @@ def as_text(title: Sequence[str], lines: Sequence[Variable]) -> str:
 
 
 def as_shell(lines: Sequence[Variable]) -> str:
-    """For eval: one export for each variable that has a value, and nothing else."""
+    """One export command for each variable that has a value, for eval in a shell."""
     known = (line for line in lines if line.value)
     return "\n".join(f"export {line.name}={shlex.quote(line.value)}" for line in known)

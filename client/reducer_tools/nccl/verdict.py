@@ -1,4 +1,4 @@
-"""What a check found, as rows of a table or as JSON."""
+"""The report of a check, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
-# A note costs nothing; what is unknown or failed keeps the verdict from being good.
+# A row with "unknown" or "FAILED" makes the verdict bad; a note does not.
 State = Literal["ok", "note", "unknown", "FAILED"]
 _BAD = ("unknown", "FAILED")
 _HEAD = ("CHECK", "RESULT", "WHAT TO DO")
@@ -27,7 +27,13 @@ class Row:
 
 @dataclass
 class Report:
-    """The rows in order, and what the plugin said of itself (level, text)."""
+    """The report of a check.
+
+    Attributes:
+        rows: the results of the steps, in order.
+        lines: the plugin's log lines, as (level, text).
+        moved: whether the reducers have counted the bytes of the check.
+    """
 
     rows: list[Row] = field(default_factory=list)
     lines: list[tuple[str, str]] = field(default_factory=list)
@@ -38,7 +44,7 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """Bytes went through the reducers, and nothing would keep those of a job from it."""
+        """Whether bytes went through the reducers and nothing was found that would stop a job's."""
         return self.moved and not any(row.state in _BAD for row in self.rows)
 
     @property
@@ -47,7 +53,7 @@ class Report:
         if self.good:
             return "Bytes went through the reducers."
         if self.moved:
-            return f"Bytes of this check went through the reducers; those of a job may not: {bad}."
+            return f"Bytes of this check went through the reducers; a job's bytes may not: {bad}."
         return f"NOT PROVEN that bytes go through the reducers: {bad}."
 
 
@@ -87,5 +93,5 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Paths stay whole, for copying."""
+    """Wrap text without breaking words, so that paths can be copied."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)

@@ -1,6 +1,6 @@
-"""What each release of NCCL takes from a net plugin, and under which names it looks for one.
+"""The plugin tables that each release of NCCL uses, and the names of the libraries that it loads.
 
-From NCCL's sources, 2.18 to 2.32; a later release is taken for one of the latest known kind.
+The facts are from the sources of NCCL 2.18 to 2.32. A later release is treated like the latest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Version(NamedTuple):
 
 OLDEST = Version(2, 18)
 NEWEST = Version(2, 32, 3)
-# The first release that looks for these tables (of the net and of CollNet alike), newest first.
+# (first release, versions of the tables of the net and of CollNet that it looks for, in order).
 _TABLES = (
     (Version(2, 30), (12, 11, 10, 9, 8, 7, 6)),
     (Version(2, 28), (11, 10, 9, 8, 7, 6)),
@@ -46,7 +46,7 @@ _NONE = Version(2, 28)
 
 
 def parse_version(text: str) -> Version:
-    """Of ``2.27.5``, ``2.27``, or the number that ncclGetVersion gives; raises ValueError."""
+    """Parse ``2.27.5``, ``2.27``, or the number that ncclGetVersion returns. Raises ValueError."""
     text = text.strip()
     dotted = re.fullmatch(r"(\d+)\.(\d+)(?:\.(\d+))?(?:[-+].*)?", text)
     if dotted:
@@ -57,7 +57,7 @@ def parse_version(text: str) -> Version:
 
 
 def from_code(code: int) -> Version:
-    """Of the number that ncclGetVersion gives: from 2.9 on with two digits for each part.
+    """The version for the number that ncclGetVersion returns. Since 2.9 a part has two digits.
 
     >>> str(from_code(22705)), str(from_code(2708))
     ('2.27.5', '2.7.8')
@@ -67,42 +67,45 @@ def from_code(code: int) -> Version:
 
 
 def refusal(version: Version) -> str:
-    """Why the plugin cannot serve this release; empty: it can."""
+    """Why the plugin cannot serve this release; "" if it can."""
     if version >= OLDEST:
         return ""
     return (
         f"NCCL {version} knows none of the plugin's tables: expected {OLDEST.major}."
-        f"{OLDEST.minor} or later; newer wheels of the framework bring one"
+        f"{OLDEST.minor} or later, which newer wheels of the framework contain"
     )
 
 
 def tables(version: Version) -> tuple[int, ...]:
-    """The versions of the tables that it looks for, in that order."""
+    """The versions of the net and CollNet tables that a release looks for, in order."""
     return next((found for first, found in _TABLES if version >= first), ())
 
 
 def tuners(version: Version) -> tuple[int, ...]:
-    """The same of the tuner, which says which way each all-reduce is to take; empty: it asks none.
+    """The versions of the tuner's table that a release looks for, in order; empty if none.
 
-    Without a tuner NCCL's own model of costs decides, which knows nothing of reducers.
+    A tuner chooses the algorithm of each all-reduce. Without a tuner NCCL's own cost model chooses,
+    which knows nothing about reducers.
     """
     return next((found for first, found in _TUNERS if version >= first), ())
 
 
 def tuner_is_named(version: Version) -> bool:
-    """Whether it looks for a tuner only where NCCL_TUNER_PLUGIN says, not in its net's library."""
+    """Whether a release finds a tuner only by NCCL_TUNER_PLUGIN, not in the library of its net."""
     return bool(tuners(version)) and version < _TUNER_OF_NET
 
 
 def forced_algorithm(version: Version) -> str:
-    """NCCL_ALGO for all-reduces of every size through CollNet.
+    """The value of NCCL_ALGO that sends all-reduces of every size through CollNet.
 
-    Since 2.24 the plain form leaves all other collectives without a way, which is an error.
+    Since 2.24 the form without a function leaves the other collectives without an algorithm, which
+    is an error.
     """
     return "allreduce:collnetchain" if version >= _ALGORITHMS_BY_FUNCTION else "CollNetChain"
 
 
 def algorithms_by_function(version: Version) -> bool:
+    """Whether NCCL_ALGO can name the function that a list of algorithms is for."""
     return version >= _ALGORITHMS_BY_FUNCTION
 
 
@@ -112,7 +115,7 @@ def takes_paths(version: Version) -> bool:
 
 
 def library_names(plugin: str | None, version: Version) -> list[str]:
-    """What it gives to dlopen for a value of NCCL_NET_PLUGIN, one after the other."""
+    """The names that a release passes to dlopen, in order, for a value of NCCL_NET_PLUGIN."""
     if version >= _LISTS:
         if plugin is None:
             return ["libnccl-net.so"]

@@ -1,1 +1,1 @@
-"""How many reducers pay off: a model of times and bytes. No I/O in here."""
+"""Computes how many reducers pay off, with a model of times, bytes and prices. No I/O."""

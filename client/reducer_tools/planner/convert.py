@@ -1,8 +1,8 @@
-"""A Cloud ML Engine `trainingInput` as a Vertex AI job with the Reduction Server as its third pool.
+"""Converts a Cloud ML Engine `trainingInput` to a Vertex AI job with reducers as its third pool.
 
-The master becomes the first pool, the workers the second; reducers, enough for both, take the place
-of the parameter servers; evaluators become the fourth. The result is what `gcloud ai custom-jobs
-create --config` reads.
+The master becomes the first pool and the workers the second. The third pool has reducers, as many
+as both need, in place of the parameter servers. Evaluators become the fourth pool. `gcloud ai
+custom-jobs create --config` reads the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reducer_tools.planner.pools import Sizing
 from reducer_tools.planner.request import Host
 
 Plain = dict[str, Any]
-# Fields that have no place in the result, and where their meaning goes.
+# Fields that the result cannot have, and what to do instead.
 _LEFT_OUT = {
     "hyperparameters": "make a HyperparameterTuningJob with this as its trialJobSpec",
     "region": "give --region to gcloud",
@@ -31,8 +31,12 @@ _SECURED = {"REDUCER_KEY_FILE", "REDUCER_TLS_CERT", "REDUCER_INSECURE"}
 
 @dataclass(frozen=True)
 class Target:
-    """What the result has and a `trainingInput` does not say. ``reducers`` is None for as many as
-    cover the workers' bandwidth, ``worker_image`` where the input names one."""
+    """The parts of the result that a `trainingInput` does not contain.
+
+    If ``reducers`` is None, their number is chosen to cover the workers' bandwidth.
+    ``worker_image`` may be None if the input names an image. ``environment`` has variables of the
+    reducers' containers.
+    """
 
     reducer: Host
     reducer_image: str
@@ -43,20 +47,24 @@ class Target:
 
 @dataclass(frozen=True)
 class Converted:
-    """The job, and what a reader must know of how it came about."""
+    """The job, and notes for the user about the conversion."""
 
     job: Plain
     notes: tuple[str, ...]
 
 
 def convert(training: Training, target: Target, machines: Machines, worker: Host) -> Converted:
-    """Raises SpecError with the path of what is missing in the input or the table of machines."""
+    """Convert a `trainingInput`.
+
+    Raises SpecError with the path of the field if a value is missing in the input or a machine in
+    the table.
+    """
     first = _pool(training, training.master, target)
     second = _pool(training, training.workers, target) if training.workers else {}
     pools = [first, second]
     notes = []
     if training.workers is None:
-        notes.append("one worker has nobody to reduce with: no third pool")
+        notes.append("a single worker needs no reducers: no third pool")
     else:
         third = _reducer_pool(training, target, machines, worker)
         notes += _describe_third(training, third, target)
@@ -97,7 +105,7 @@ def _describe_third(training: Training, third: Plain, target: Target) -> list[st
         notes = [f"{reducers} take the place of the parameter servers, {replaced}"]
     if not _SECURED & set(target.environment or ()):
         notes.append(
-            "the reducers need a key or certificates, or to be told that they need none: "
+            "the reducers need a key or certificates, or permission to run without: "
             "--env REDUCER_KEY_FILE=... or --env REDUCER_INSECURE=1"
         )
     return notes
@@ -119,8 +127,10 @@ def _pool(training: Training, replicas: Replicas, target: Target) -> Plain:
 
 
 def _task(training: Training, replicas: Replicas, target: Target) -> Plain:
-    """The container, or the Python package, that a replica runs. Where a role names no image it is
-    the master's."""
+    """The container or the Python package that a replica runs.
+
+    A role that names no image uses the master's.
+    """
     section, master = training.section, training.master.config
     own = replicas.config
     image = (own and own.text("imageUri")) or (master and master.text("imageUri"))
@@ -154,7 +164,7 @@ def _package(training: Training, module: str, target: Target) -> Plain:
 
 
 def _rest(section: Section) -> Plain:
-    """What goes for all pools."""
+    """The fields of the job that concern all pools."""
     directory, scheduling = section.text("jobDir"), section.section("scheduling")
     timeout = scheduling.text("maxRunningTime") if scheduling else None
     return _present(

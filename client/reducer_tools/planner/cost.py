@@ -1,6 +1,6 @@
-"""What a step takes and costs beside its all-reduce, and below which price reducers pay off.
+"""The time and the cost of a training step, and the price below which reducers pay off.
 
-Prices are those of one machine for an hour, in any currency.
+A price is for one machine and an hour, in any currency.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ _HOUR = 3600.0
 
 
 def step_seconds(compute: float, allreduce: float, overlap: float) -> float:
-    """A step: compute + what of the all-reduce does not fit beside the overlapping part of it.
+    """The time of a step: the computation, and the part of the all-reduce that it cannot hide.
 
-    DDP sends a bucket's gradients while the backward pass makes the next ones (Li and others,
-    "PyTorch Distributed", VLDB 2020, section 3.2.3). ``overlap`` is the part of the computation
-    that can hide communication: 0 where the two take turns at the same cores, towards 2/3 (backward
-    takes two thirds) where a GPU computes and the network is idle otherwise.
+    DDP sends a bucket's gradients while the backward pass computes the next ones (Li and others,
+    "PyTorch Distributed", VLDB 2020, section 3.2.3). ``overlap`` is the fraction of the computation
+    that can hide communication. It is 0 if both share the same cores, and up to 2/3 (the fraction
+    of the backward pass) if a GPU computes and the network is otherwise idle.
     """
     return compute + max(0.0, allreduce - overlap * compute)
 
 
 def compute_seconds(step: float, ring: float, overlap: float) -> float:
-    """The computation in a ``step`` that was measured with a ring: `step_seconds` inverted.
+    """The computation time of a ``step`` measured with a ring; the inverse of `step_seconds`.
 
-    Raises ValueError for a step that is shorter than its ring.
+    Raises ValueError if the step is shorter than the ring's all-reduce.
     """
     if overlap * step >= ring:
         return step
     if step < ring:
         raise ValueError(
-            f"step: expected at least the {ring:.3g} s that a ring needs, got {step:.3g} s; "
-            "are size, type and rates those of the measurement?"
+            f"step: expected at least the {ring:.3g} s that a ring needs, got {step:.3g} s; do "
+            "size, type and rates match the measurement?"
         )
     return (step - ring) / (1 - overlap)
 
@@ -39,16 +39,16 @@ def compute_seconds(step: float, ring: float, overlap: float) -> float:
 def step_cost(
     seconds: float, workers: int, worker_price: float, reducers: int, reducer_price: float
 ) -> float:
-    """What all machines cost for one step: (W x price + R x price) x seconds / 3600."""
+    """The cost of all machines for one step: (W x p + R x q) x seconds / 3600."""
     return (workers * worker_price + reducers * reducer_price) * seconds / _HOUR
 
 
 def break_even_ratio(workers: int, reducers: int, ring_step: float, step: float) -> float:
-    """The price of a reducer over that of a worker at which both cost the same for each step.
+    """The ratio of a reducer's price q to a worker's price p below which reducers pay off.
 
-    (W p + R q) x step = W p x ring_step, hence q / p = W / R x (ring_step / step - 1); the same
-    as optcast's docs/efa.md, where a cut of the time by R q / (W p + R q) is what is needed.
-    Below it the reducers pay off; 0 or less: at no price.
+    At this ratio a step with reducers costs as much as a step over a ring: (W p + R q) x step =
+    W p x ring_step, hence q / p = W / R x (ring_step / step - 1). optcast's docs/efa.md has the
+    same rule. With a ratio of 0 or less, reducers pay off at no price.
 
     >>> break_even_ratio(8, 16, 1.75, 1.0)
     0.375
@@ -57,18 +57,18 @@ def break_even_ratio(workers: int, reducers: int, ring_step: float, step: float)
 
 
 def check_price(field: str, price: float | None) -> None:
-    """Raise ValueError with field, expected and got for what is no price; None is not known."""
+    """Raise ValueError with field, expected and got for an invalid price. None means unknown."""
     if price is not None and not 0 <= price <= 1e9:
         raise ValueError(f"{field}: expected a price for an hour from 0, got {price:g}")
 
 
 def check_seconds(field: str, seconds: float | None) -> None:
-    """Raise ValueError with field, expected and got for what is no time; None is not known."""
+    """Raise ValueError with field, expected and got for an invalid time. None means unknown."""
     if seconds is not None and not 0 <= seconds <= 1e9:
         raise ValueError(f"{field}: expected seconds from 0, got {seconds:g}")
 
 
 def check_overlap(overlap: float) -> None:
-    """Raise ValueError with field, expected and got unless it is a part of one."""
+    """Raise ValueError with field, expected and got for a number outside 0 to 1."""
     if math.isnan(overlap) or not 0 <= overlap <= 1:
         raise ValueError(f"overlap: expected a number from 0 to 1, got {overlap:g}")

@@ -1,4 +1,4 @@
-"""Reads fields of plain data, as JSON and YAML give it, and names the path of what is wrong."""
+"""Reads fields of plain data from JSON or YAML. Errors name the path of the bad field."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ _MOST = 10**6
 
 
 class SpecError(ValueError):
-    """A field is not what it must be: path, expected, got, and what to try."""
+    """A field is invalid. The text has the path, what was expected, what came and what to try."""
 
     def __init__(self, path: str, expected: str, got: str, advice: str = "") -> None:
         super().__init__(f"{path}: expected {expected}, got {got}" + (f"; {advice}" * bool(advice)))
 
 
 class Section:
-    """A mapping and its path. A name is found in lowerCamelCase and in snake_case, as protobuf's
-    JSON reads it; a field that is null is not there."""
+    """A mapping and its path in the document.
+
+    Like protobuf's JSON, a field may be written in lowerCamelCase or in snake_case, and a field
+    with null counts as absent. The methods take the name in lowerCamelCase. They return None if the
+    field is absent, and raise SpecError if its value has another type.
+    """
 
     def __init__(self, path: str, value: object) -> None:
         if not isinstance(value, Mapping):
@@ -38,16 +42,16 @@ class Section:
         return self._values.keys()
 
     def at(self, name: str) -> str:
-        """The path of a field; a name that is none is quoted."""
+        """The path of a field. A name with unusual characters is quoted."""
         if not re.fullmatch(r"[\w+-]{1,80}", name):
             return f"{self.path}[{shorten(repr(name))}]"
         return f"{self.path}.{name}" if self.path else name
 
     def get(self, name: str) -> object:
-        """The value; None where there is none. Raises SpecError where it is given twice."""
+        """The value. Raises SpecError if the field is given in both spellings."""
         snake = snake_case(name)
         if snake != name and name in self._values and snake in self._values:
-            raise SpecError(self.at(name), f"it once, not also as {snake}", "both")
+            raise SpecError(self.at(name), f"one spelling, not also {snake}", "both")
         return self._values.get(name, self._values.get(snake))
 
     def text(self, name: str) -> str | None:
@@ -59,14 +63,14 @@ class Section:
         return value
 
     def word(self, name: str) -> str | None:
-        """A name, such as that of a machine type."""
+        """A name, such as a machine type."""
         value = self.text(name)
         if value is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,62}", value, re.ASCII):
             raise SpecError(self.at(name), "a name", describe(value))
         return value
 
     def texts(self, name: str) -> list[str] | None:
-        """A list of text."""
+        """A list of strings."""
         if name not in self:
             return None
         found = []
@@ -77,7 +81,7 @@ class Section:
         return found
 
     def count(self, name: str, least: int = 0) -> int | None:
-        """A whole number; also as text, which is how protobuf's JSON writes 64 bits."""
+        """A whole number. Protobuf's JSON writes 64-bit numbers as text, which is accepted too."""
         value = self.get(name)
         if value is None:
             return None
@@ -109,7 +113,7 @@ class Section:
         return None if value is None else Section(self.at(name), value)
 
     def items(self, name: str) -> Iterator[tuple[str, object]]:
-        """Path and value of each item of a list."""
+        """The path and the value of each item of a list. Raises SpecError if there is no list."""
         value = self.get(name)
         if not isinstance(value, list):
             raise SpecError(self.at(name), "a list", describe(value))
@@ -117,7 +121,7 @@ class Section:
             yield f"{self.at(name)}[{index}]", item
 
     def refuse_others(self, known: Collection[str]) -> None:
-        """Raise SpecError for a name that is none of ``known``: most likely a slip."""
+        """Raise SpecError for a name that is not in ``known``, which most likely is a typo."""
         for name in self._values:
             if name not in known and name not in map(snake_case, known):
                 near = difflib.get_close_matches(name, known, 1)
@@ -126,7 +130,8 @@ class Section:
 
 
 def snake_case(name: str) -> str:
-    """
+    """Convert a name in lowerCamelCase.
+
     >>> snake_case("workerPoolSpecs")
     'worker_pool_specs'
     """
@@ -134,7 +139,7 @@ def snake_case(name: str) -> str:
 
 
 def describe(value: object) -> str:
-    """What an error says that it got: short, in one line."""
+    """A value as short text in one line, for the "got" part of an error."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""A plan as a picture: time by number of reducers, and the price below which they pay off."""
+"""Draws a plan: times by number of reducers, and the prices below which they pay off."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from reducer_tools.planner.plan import Choice, Plan
 from reducer_tools.planner.text import format_bytes, format_price, format_seconds
 
 _REDUCERS, _RING, _OPTIMUM = "#0b6e4f", "#c8553d", "#6c6f7d"
-# Points of a curve; further to the right than what is needed, to show that nothing comes.
-_MOST_POINTS = 240
+_MOST_POINTS = 240  # of a curve
+# The curves go on beyond the needed number of reducers, to show that more gain nothing.
 _BEYOND = 1.25
 _MOST_DOTS = 40
-# A few reducers may take ten times as long as a ring: that need not be seen whole.
+# The upper end of the time axis. Very few reducers may take ten times as long as a ring, and the
+# figure cuts off those times.
 _HEADROOM = 1.9
 
 
 def draw(plan: Plan) -> Figure:
-    """Two panels over the number of reducers."""
+    """Draw two panels, times and prices, over the number of reducers."""
     figure = Figure(figsize=(11.0, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
@@ -58,7 +59,7 @@ def _draw_times(axes: Axes, plan: Plan, curve: Sequence[Choice]) -> None:
     top = max(ring * scale, plan.chosen.allreduce_seconds * scale) * _HEADROOM
     axes.set_ylim(0, top)
     axes.set_ylabel(f"all-reduce, {unit}")
-    axes.set_title("how long an all-reduce takes", size=10)
+    axes.set_title("time of an all-reduce", size=10)
     _shade(axes, plan, curve[-1].reducers)
     _mark(
         axes,
@@ -71,7 +72,7 @@ def _draw_times(axes: Axes, plan: Plan, curve: Sequence[Choice]) -> None:
 
 
 def _shade(axes: Axes, plan: Plan, most: int) -> None:
-    """Where a ring wins; everywhere for one or two workers."""
+    """Shade the range in which a ring wins, which is everything for one or two workers."""
     end = most if plan.to_beat_ring is None else plan.to_beat_ring - 0.5
     if end < 1:
         return
@@ -99,10 +100,10 @@ def _draw_prices(axes: Axes, plan: Plan, curve: Sequence[Choice]) -> None:
         most = max(most, prices.reducer or 0.0)
     axes.set_ylim(0, most * 1.3 if most > 1e-9 else 1.0)
     axes.set_ylabel("price of a reducer" + (", a worker = 1" if prices.worker is None else ""))
-    whose = "of nothing but its all-reduce"
+    kind = "of only its all-reduce"
     if step.compute_seconds is not None:
-        whose = f"of {format_seconds(plan.cluster.ring_step_seconds())} over a ring"
-    axes.set_title(f"up to which price they pay off in a step {whose}", size=10)
+        kind = f"of {format_seconds(plan.cluster.ring_step_seconds())} over a ring"
+    axes.set_title(f"price below which reducers pay off, for a step {kind}", size=10)
     axes.legend(fontsize=8, loc="upper right")
 
 

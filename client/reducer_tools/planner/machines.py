@@ -1,4 +1,4 @@
-"""The table of machines: what a machine's NIC carries and what it costs."""
+"""The table of machine types, with the rate of the NIC and the price of each."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from reducer_tools.planner.fields import Section, SpecError, describe, shorten
 
-# What Vertex AI's "Distributed training" recommends for a Reduction Server.
+# The machine type that Vertex AI's "Distributed training" recommends for a Reduction Server.
 DEFAULT_REDUCER = "n1-highcpu-16"
 _COLUMNS = ("gbps", "price")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """``gbps`` of its NIC, each way; ``price`` for an hour, None where it is not known."""
+    """A machine type: Gbit/s of its NIC, each way, and its price per hour (None if unknown)."""
 
     name: str
     gbps: float
@@ -23,10 +23,10 @@ class Machine:
 
 
 class Machines:
-    """Rows by name. Those that come later in ``tables`` go before the others."""
+    """Machine types by name. A row of a later table replaces a row of an earlier one."""
 
     def __init__(self, *tables: object) -> None:
-        """Each table is what a TOML file holds. Raises SpecError with the field's path."""
+        """Each table is the content of a TOML file. Raises SpecError with the field's path."""
         self._rows: dict[str, Machine] = {}
         for table in tables:
             section = Section("", table)
@@ -40,9 +40,9 @@ class Machines:
         gbps: float | None = None,
         price: float | None = None,
     ) -> Machine:
-        """The row of the first name that has one; ``gbps`` and ``price`` go before the row's.
+        """The row of the first of ``names`` in the table; ``gbps`` and ``price`` override the row.
 
-        Raises SpecError that names ``path``, where the name was read, if nothing says the rate.
+        Raises SpecError with ``path``, where the name was read, if there is neither row nor rate.
         """
         row = next((self._rows[name] for name in names if name in self._rows), None)
         if gbps is None and row is None:

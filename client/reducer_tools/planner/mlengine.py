@@ -1,7 +1,7 @@
 """Reads a Cloud ML Engine `config.yaml`: `trainingInput`, its scale tiers and machine names.
 
-From the service's documents: the tiers, and which Compute Engine machine is behind a name. The
-master and the workers train; the parameter servers are what reducers take the place of.
+The tiers, and the Compute Engine machine type of each name, are from the service's documentation.
+The master and the workers train. Reducers take the place of the parameter servers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Replicas:
-    """One role of a job. ``path`` is where its machine is named, ``config`` its `...Config`."""
+    """The replicas of one role of a job.
+
+    ``path`` is the field that names the machine type, ``config`` the role's `...Config` section.
+    """
 
     role: str
     path: str
@@ -69,7 +72,7 @@ MACHINES = {
     "standard_p100": Hardware("n1-standard-8", "NVIDIA_TESLA_P100", 1),
     "complex_model_m_p100": Hardware("n1-standard-16", "NVIDIA_TESLA_P100", 4),
 }
-# Master, workers, parameter servers of a tier: how many, and of what.
+# By tier: (number, machine name) of the master, of the workers and of the parameter servers.
 _TIERS = {
     "BASIC": ((1, "standard"), None, None),
     "STANDARD_1": ((1, "complex_model_s"), (4, "complex_model_s"), (3, "standard")),
@@ -77,7 +80,7 @@ _TIERS = {
     "BASIC_GPU": ((1, "standard_gpu"), None, None),
 }
 _CUSTOM = "CUSTOM"
-# Role as reports name it, and the prefix of its fields.
+# (name of the role in reports, prefix of its fields).
 _ROLES = (
     ("master", "master"),
     ("workers", "worker"),
@@ -93,7 +96,7 @@ _COMPUTE_ENGINE = re.compile(r"[a-z]+[0-9]+[a-z]*(-[a-z0-9]+)+")
 
 
 def read_training(document: Section) -> Training:
-    """The `trainingInput`. Raises SpecError with the path of a field that is not as it must be."""
+    """Read the `trainingInput`. Raises SpecError with the path of an invalid field."""
     section = document.section("trainingInput")
     if section is None:
         raise SpecError(document.at("trainingInput"), "a mapping", "none")
@@ -112,7 +115,7 @@ def _fill_tier(section: Section, tier: str) -> tuple[Replicas, Replicas | None, 
         for part in ("Type", "Count"):
             if section.get(prefix + part):
                 path, got = section.at(prefix + part), describe(section.get(prefix + part))
-                raise SpecError(path, f"it only with scaleTier {_CUSTOM}, not {tier}", got)
+                raise SpecError(path, f"this only with scaleTier {_CUSTOM}, not {tier}", got)
     found = []
     for (role, prefix), row in zip(_ROLES, _TIERS[tier], strict=False):
         config, path = section.section(f"{prefix}Config"), section.at("scaleTier")
@@ -132,7 +135,7 @@ def _read_custom(
 
 
 def _read_role(section: Section, role: str, prefix: str) -> Replicas | None:
-    """None for a role without replicas."""
+    """Read one role; None if it has no replicas."""
     if prefix == "master":
         count = 1 if "masterType" in section else 0
     else:
@@ -142,7 +145,7 @@ def _read_role(section: Section, role: str, prefix: str) -> Replicas | None:
     if not count:
         return None
     if name is None:
-        raise SpecError(path, f"a machine beside {prefix}Count", "none")
+        raise SpecError(path, f"a machine type with {prefix}Count", "none")
     return Replicas(role, path, count, _read_hardware(path, name, config), config)
 
 
@@ -150,8 +153,8 @@ def _read_hardware(path: str, name: str, config: Section | None) -> Hardware:
     accelerators = config.section("acceleratorConfig") if config else None
     if name in MACHINES:
         if accelerators is not None:
-            advice = "the name says which accelerators it has; take a Compute Engine type"
-            raise SpecError(accelerators.path, f"none beside {name!r}", "a mapping", advice)
+            advice = "the name implies its accelerators; use a Compute Engine type to choose them"
+            raise SpecError(accelerators.path, f"none with {name!r}", "a mapping", advice)
         return MACHINES[name]
     if not _COMPUTE_ENGINE.fullmatch(name):
         expected = f"one of {', '.join(MACHINES)} or a Compute Engine type such as n1-highcpu-16"

@@ -1,12 +1,13 @@
-"""The model of an all-reduce where the NICs are the limit: reducers beside a ring.
+"""The model of an all-reduce that only the NICs limit, with reducers and with a ring.
 
-N is the bytes of one worker's array, W the workers, R the reducers, BW and BW_r the rates of their
-NICs, full duplex. A ring moves 2(W-1)/W x N through each worker's NIC, each way. With reducers N
-passes each worker's NIC, each way, and W x N is spread over R reducers; the slower of the two
-decides. Rates are Gbit/s (10^9 bits), sizes bytes, times seconds.
+N is the size of one worker's array in bytes, W the number of workers, R the number of reducers, BW
+and BW_r the rates of their full-duplex NICs. A ring moves 2(W-1)/W x N bytes through each worker's
+NIC, each way. With reducers, N bytes pass each worker's NIC, each way, and W x N bytes are spread
+over R reducers. The slower of the two limits the rate. Rates are in Gbit/s (10^9 bits), sizes in
+bytes, times in seconds.
 
-Not in the model: latency, the filling of the pipeline (some R chunks: design for arrays of MiB) and
-cores that are full. `tests/unit/planner/test_planner_measured.py` compares it with measurements.
+The model ignores latency, the time to fill the pipeline (about R chunks, so use arrays of MiB) and
+the CPU. `tests/unit/planner/test_planner_measured.py` compares the model with measurements.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-# Of every Ethernet frame of 1514 bytes (MTU 1500) TCP with timestamps leaves 1448 for data.
+# An Ethernet frame of 1514 bytes (MTU 1500) carries 1448 bytes of data over TCP with timestamps.
 HEADER_OVERHEAD = 1.045
-# Far beyond any cluster, and small enough that no product of them leaves the range of a float.
+# Limits far beyond any cluster, so small that no product of them exceeds the range of a float.
 _MOST_WORKERS = 10**6
 _MOST_REDUCERS = 10**18
 _LEAST, _MOST = 1e-12, 1e18
 
 
 def ring_seconds(bytes: int, workers: int, worker_gbps: float) -> float:
-    """Time of a ring: 2(W-1)/W x N / BW. One worker has nothing to move.
+    """The time of a ring: 2(W-1)/W x N / BW, which is 0 for one worker.
 
     Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
     2009; nccl-tests, doc/PERFORMANCE.md, has the same factor.
@@ -34,10 +35,11 @@ def ring_seconds(bytes: int, workers: int, worker_gbps: float) -> float:
 def reducer_seconds(
     bytes: int, workers: int, worker_gbps: float, reducers: int, reducer_gbps: float
 ) -> float:
-    """Time of R reducers: max(N / BW, W x N / (R x BW_r)).
+    """The time with R reducers: max(N / BW, W x N / (R x BW_r)).
 
-    A worker sends N and receives N; the reducers together receive W x N and send as much. Plain
-    parameter servers in section 2 of the paper that `mixed_seconds` names, with BW_r beside BW.
+    A worker sends N bytes and receives N; all reducers together receive W x N and send W x N. The
+    formula is the one for parameter servers in section 2 of the paper that `mixed_seconds` cites,
+    with a separate rate for reducers.
     """
     _check_workers(workers)
     _check_reducers(reducers)
@@ -49,12 +51,13 @@ def reducer_seconds(
 def mixed_seconds(
     bytes: int, workers: int, worker_gbps: float, reducers: int, reducer_gbps: float
 ) -> float:
-    """The optimum with R reducers, where workers sum a part of the array themselves.
+    """The optimal time with R reducers if workers also sum a part of the array.
 
-    2W(W-1) / (W^2 + kW - 2k) x N / BW: Jiang and others, "A unified architecture for accelerating
-    distributed DNN training in heterogeneous GPU/CPU clusters" (OSDI 2020), section 4.1. Its k
-    machines have the workers' NIC; others count by their rate, k = min(W, R x BW_r / BW). k = 0 is
-    a ring, k = W is N / BW. Here reducers sum everything: this is what that leaves on the table.
+    The formula 2W(W-1) / (W^2 + kW - 2k) x N / BW is from Jiang and others, "A unified architecture
+    for accelerating distributed DNN training in heterogeneous GPU/CPU clusters" (OSDI 2020),
+    section 4.1. There, k machines have the same NIC as the workers. Here k = min(W, R x BW_r / BW).
+    k = 0 is a ring, and k = W gives N / BW. Our workers sum nothing, so the difference to
+    `reducer_seconds` is what a mixed design could gain.
     """
     _check_workers(workers)
     _check_reducers(reducers)
@@ -66,9 +69,9 @@ def mixed_seconds(
 
 
 def reducers_needed(workers: int, worker_gbps: float, reducer_gbps: float) -> int:
-    """The least R that is never the limit: the reducers' egress covers that of the workers.
+    """The least number of reducers whose total egress covers the workers' total egress.
 
-    The rule of Vertex AI's "Distributed training", and its two examples:
+    This is the rule of Vertex AI's "Distributed training", with its two examples:
 
     >>> reducers_needed(5, 100, 32), reducers_needed(8, 100, 32)
     (16, 25)
@@ -78,29 +81,29 @@ def reducers_needed(workers: int, worker_gbps: float, reducer_gbps: float) -> in
 
 
 def reducers_to_beat_ring(workers: int, worker_gbps: float, reducer_gbps: float) -> int | None:
-    """The least R that is faster than a ring; None for one or two workers, where none can be.
+    """The least number of reducers that is faster than a ring; None for one or two workers.
 
-    W / (R x BW_r) < 2(W-1) / (W x BW) holds from R x BW_r > W^2 / (2(W-1)) x BW: at W = 4 the
-    reducers need together more than 2.67 times the rate of one worker.
+    W / (R x BW_r) < 2(W-1) / (W x BW) holds if R x BW_r > W^2 / (2(W-1)) x BW. For 4 workers, all
+    reducers together need more than 2.67 times the rate of one worker.
 
     >>> reducers_to_beat_ring(4, 1, 1), reducers_to_beat_ring(2, 1, 100)
     (3, None)
     """
     _check_workers(workers)
     ratio = _rate_ratio(worker_gbps, reducer_gbps)
-    if workers <= 2:  # a ring of two moves N each way too
+    if workers <= 2:  # a ring of two moves only N each way, like reducers
         return None
     return math.floor(Fraction(workers**2, 2 * (workers - 1)) * ratio) + 1
 
 
 def ring_factor(workers: int) -> float:
-    """2(W-1)/W: how often a ring moves an array through each NIC, each way."""
+    """2(W-1)/W: the number of times that a ring moves the array through each NIC, each way."""
     _check_workers(workers)
     return 2 * (workers - 1) / workers
 
 
 def ring_gbps(bytes: int, workers: int, seconds: float) -> float:
-    """The worker rate at which a ring takes ``seconds``; on faster NICs the ring is faster."""
+    """The rate of the workers' NICs at which a ring takes ``seconds``."""
     check_positive("seconds", seconds)
     return ring_factor(workers) * _wire_seconds(bytes, "worker_gbps", 1.0) / seconds
 
@@ -112,7 +115,7 @@ def _wire_seconds(bytes: int, field: str, gbps: float) -> float:
 
 
 def _rate_ratio(worker_gbps: float, reducer_gbps: float) -> Fraction:
-    """BW / BW_r, exact in the decimals as written: 2.1 / 0.3 is 7, not 7 and a bit."""
+    """BW / BW_r, computed exactly from the decimal digits: 2.1 / 0.3 is exactly 7."""
     check_positive("worker_gbps", worker_gbps)
     check_positive("reducer_gbps", reducer_gbps)
     return Fraction(str(worker_gbps)) / Fraction(str(reducer_gbps))
@@ -135,7 +138,7 @@ def check_count(field: str, count: int, most: int) -> None:
 
 
 def check_positive(field: str, value: float) -> None:
-    """Raise ValueError with field, expected and got for what is no rate, size or time."""
+    """Raise ValueError with field, expected and got for an invalid rate, size or time."""
     if not 0 < value < math.inf:
         raise ValueError(f"{field}: expected a number above 0, got {value:g}")
     if not _LEAST <= value <= _MOST:
@@ -144,5 +147,5 @@ def check_positive(field: str, value: float) -> None:
 
 
 def _shorten(value: float) -> str:
-    """Of a number of any size: some thousand digits are more than str may write."""
+    """A number as text. str() refuses integers of some thousand digits."""
     return f"{value:g}" if value < 1e300 else "more than 1e300"

@@ -1,4 +1,4 @@
-"""A plan: what the model says of one cluster for each number of reducers."""
+"""A plan: the model's times and costs of one cluster for each number of reducers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Literal
 from reducer_tools.planner import cost, model
 
 Winner = Literal["reducers", "ring", "neither"]
-# Numbers of reducers that a plan has before it begins to leave some out.
+# Maximum number of rows, about. A plan with more needed reducers leaves some numbers out.
 _MOST_ROWS = 64
-# Times that differ by rounding alone are equal.
+# Relative difference up to which times are equal, because only rounding makes them differ.
 _EQUAL = 1e-9
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step is beside its all-reduce. ``compute_seconds`` is None where it is not known;
-    ``overlap`` is the part of it that can hide communication."""
+    """A training step without its all-reduce.
+
+    ``compute_seconds`` is None if unknown. ``overlap`` is the fraction of the computation that can
+    hide communication.
+    """
 
     compute_seconds: float | None = None
     overlap: float = 0.0
@@ -28,13 +31,13 @@ class Step:
         cost.check_overlap(self.overlap)
 
     def seconds(self, allreduce: float) -> float:
-        """Of a step with such an all-reduce; the all-reduce alone where nothing else is known."""
+        """The time of a step with this all-reduce time. An unknown computation counts as 0."""
         return cost.step_seconds(self.compute_seconds or 0.0, allreduce, self.overlap)
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Of one machine for an hour, in any currency; None where it is not known."""
+    """Prices of one machine for an hour, in any currency; None if unknown."""
 
     worker: float | None = None
     reducer: float | None = None
@@ -42,7 +45,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What is planned for; rates in Gbit/s of one NIC, each way."""
+    """The cluster to plan for. Rates are in Gbit/s of one NIC, each way."""
 
     workers: int
     worker_gbps: float
@@ -58,11 +61,11 @@ class Cluster:
         return self.step.seconds(self.ring_seconds())
 
     def ring_cost(self) -> float | None:
-        """Of a step over a ring."""
+        """The cost of a step over a ring; None if a price or the computation is unknown."""
         return self._cost(self.ring_step_seconds(), 0)
 
     def choice(self, reducers: int) -> Choice:
-        """What so many reducers give."""
+        """The times and costs with this number of reducers."""
         hosts = (self.workers, self.worker_gbps, reducers, self.reducer_gbps)
         seconds = model.reducer_seconds(self.gradient_bytes, *hosts)
         ring, ring_step = self.ring_seconds(), self.ring_step_seconds()
@@ -88,9 +91,11 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Choice:
-    """One number of reducers. The speedups are the ring's time over theirs; the optimum is what a
-    mix of workers and as many reducers could reach; the break-even ratio is the price of a reducer
-    over that of a worker below which these pay off."""
+    """The times and costs of one number of reducers.
+
+    A speedup is the ring's time divided by the reducers' time. ``optimum_seconds`` is
+    `model.mixed_seconds`, ``break_even_ratio`` is `cost.break_even_ratio`.
+    """
 
     reducers: int
     allreduce_seconds: float
@@ -105,7 +110,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer: the chosen number of reducers, and what fewer would give."""
+    """The plan: the chosen number of reducers, and other numbers for comparison.
+
+    Attributes:
+        needed: the number of reducers beyond which more gain nothing.
+        to_beat_ring: the least number that is faster than a ring; None if none is.
+        choices: rows for numbers of reducers, ascending.
+    """
 
     cluster: Cluster
     chosen: Choice
@@ -115,14 +126,13 @@ class Plan:
 
     @property
     def break_even_price(self) -> float | None:
-        """Of one reducer for an hour; None where a worker's price is not known."""
+        """The price of a reducer below which it pays off; None if a worker's price is unknown."""
         worker = self.cluster.prices.worker
         return None if worker is None else worker * self.chosen.break_even_ratio
 
     @property
     def cheapest(self) -> Choice | None:
-        """The least cost of a step, of ``choices``; None where a ring costs no more, or none is
-        known."""
+        """The choice with the cheapest step; None if a ring is as cheap or a cost is unknown."""
         priced = [(c.cost_per_step, c) for c in self.choices if c.cost_per_step is not None]
         ring = self.cluster.ring_cost()
         if not priced or ring is None:
@@ -132,16 +142,16 @@ class Plan:
 
 
 def find_winner(reducer_seconds: float, ring_seconds: float) -> Winner:
-    """Who takes less time."""
+    """Which of the two takes less time."""
     if math.isclose(reducer_seconds, ring_seconds, rel_tol=_EQUAL):
         return "neither"
     return "reducers" if reducer_seconds < ring_seconds else "ring"
 
 
 def make_plan(cluster: Cluster, reducers: int | None = None) -> Plan:
-    """The plan for ``reducers``, or for as many as are needed.
+    """Make the plan for this number of reducers; None means as many as are needed.
 
-    Raises ValueError with field, expected and got for a value that cannot be.
+    Raises ValueError with field, expected and got for an invalid value.
     """
     rates = (cluster.workers, cluster.worker_gbps, cluster.reducer_gbps)
     needed = model.reducers_needed(*rates)

@@ -1,4 +1,4 @@
-"""The pools of a job: who trains, who reduces, and whether the third pool is large enough."""
+"""The worker pools of a job, and whether the third pool has enough reducers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reducer_tools.planner.machines import Machine
 
 @dataclass(frozen=True)
 class Pool:
-    """Machines of one kind. ``path`` is where a specification names the machine type."""
+    """Replicas on one machine type. ``path`` is the field that names the machine type."""
 
     role: str
     path: str
@@ -22,7 +22,7 @@ class Pool:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """As a table of machines may name it: with its accelerators, and without."""
+        """The names under which the table may have the machine: with accelerators, and without."""
         if self.accelerator is None:
             return (self.machine,)
         return f"{self.machine}+{self.accelerators}x{self.accelerator}", self.machine
@@ -30,21 +30,24 @@ class Pool:
 
 @dataclass(frozen=True)
 class Job:
-    """What a specification asks for. ``workers`` are the pools that train, the primary first;
-    evaluators have no part in an all-reduce."""
+    """The pools of a specification.
+
+    ``workers`` are the pools that train, the primary first. Evaluators are left out, because they
+    take no part in an all-reduce.
+    """
 
     workers: tuple[Pool, ...]
     reducers: Pool | None
 
     @property
     def world_size(self) -> int:
-        """Hosts that train."""
+        """The number of hosts that train."""
         return sum(pool.replicas for pool in self.workers)
 
 
 @dataclass(frozen=True)
 class RatedPool:
-    """A pool and what is known of its machines."""
+    """A pool with the rate and the price of its machines."""
 
     pool: Pool
     machine: Machine
@@ -56,8 +59,11 @@ class RatedPool:
 
 @dataclass(frozen=True)
 class Sizing:
-    """The rule of Vertex AI's "Distributed training": the third pool's bandwidth covers that of the
-    first two."""
+    """Compares the bandwidth of the third pool with the workers'.
+
+    By the rule of Vertex AI's "Distributed training", the third pool's bandwidth must cover the
+    bandwidth of the first two.
+    """
 
     workers: tuple[RatedPool, ...]
     reducers: RatedPool | None
@@ -72,7 +78,7 @@ class Sizing:
 
     @property
     def demand_gbps(self) -> Fraction:
-        """One worker alone has nobody to reduce with."""
+        """The workers' total egress; 0 for a single worker, which does not reduce."""
         if self.world_size < 2:
             return Fraction(0)
         return sum((rated.egress_gbps for rated in self.workers), Fraction(0))
@@ -87,12 +93,12 @@ class Sizing:
 
     @property
     def slowest(self) -> Machine:
-        """The workers' machine that sets the pace of all."""
+        """The workers' machine type with the slowest NIC, for which all workers wait."""
         return min((rated.machine for rated in self.workers), key=lambda machine: machine.gbps)
 
     @property
     def worker_price(self) -> float | None:
-        """The mean of all workers; None where one is not known."""
+        """The mean price of all workers; None if a price is unknown."""
         prices = [rated.machine.price for rated in self.workers]
         if None in prices:
             return None
@@ -101,17 +107,17 @@ class Sizing:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some workers' NICs are faster than others'."""
+        """Whether the workers have NICs of different rates."""
         return len({rated.machine.gbps for rated in self.workers}) > 1
 
     def needed(self, reducer_gbps: float) -> int:
-        """Reducers with such a NIC that are large enough.
+        """The number of reducers with this NIC that covers the workers' egress.
 
-        Of 5 workers at 100 Gbit/s against 32: 16. Of 8: 25.
+        For example 16 reducers at 32 Gbit/s for 5 workers at 100 Gbit/s, and 25 for 8 workers.
         """
         return math.ceil(self.demand_gbps / exact(reducer_gbps))
 
 
 def exact(gbps: float) -> Fraction:
-    """The decimals as written: 3 x 0.1 covers 0.3."""
+    """The exact value of the decimal digits, so that 3 x 0.1 covers 0.3."""
     return Fraction(str(gbps))

@@ -1,4 +1,4 @@
-"""A plan as text and as plain data."""
+"""A plan as text and as JSON."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from reducer_tools.planner.text import (
 from reducer_tools.planner.verdict import judge, judge_sizing
 
 _LEGEND = "optimum: the speedup of a mix, where workers sum a part, too (BytePS, OSDI 2020)"
-# Costs of a single step have too many zeros to be read.
+# Costs are shown per thousand steps, because the cost of one step has too many zeros.
 _STEPS = 1000
 
 
 def as_json(plan: Plan, sizing: Sizing | None = None) -> dict[str, Any]:
-    """The plan as plain values; null is what is not known."""
+    """The plan as plain values. Unknown values are null."""
     cluster, cheapest = plan.cluster, plan.cheapest
     found = {
         "workers": cluster.workers,
@@ -51,8 +51,10 @@ def as_json(plan: Plan, sizing: Sizing | None = None) -> dict[str, Any]:
 
 
 def as_text(plan: Plan, sizing: Sizing | None = None) -> str:
-    """The pools, an aligned summary, the verdict, and a table of the numbers of reducers; for one
-    worker no summary and no table."""
+    """The pools, a summary, the verdict, and a table of the numbers of reducers.
+
+    For one worker there is no summary and no table.
+    """
     parts = [wrap(judge(plan))]
     if plan.cluster.workers > 1:
         parts = [_facts(plan), *parts, _table(plan)]
@@ -114,13 +116,12 @@ def _facts(plan: Plan) -> list[str]:
 
 def _describe_least(reducers: int | None) -> str:
     if reducers is None:
-        return "no number will: a ring of two moves no more bytes"
+        return "impossible: a ring of two moves no more bytes"
     return f"{reducers:,} or more"
 
 
 def _table(plan: Plan) -> list[str]:
-    """A line for a ring and one for each number of reducers; columns that are not known are left
-    out."""
+    """A line for a ring and one for each number of reducers. Unknown columns are left out."""
     cluster = plan.cluster
     rows = [["reducers", "all-reduce", "speedup", "optimum"]]
     rows.append(["ring", format_seconds(cluster.ring_seconds()), "1.00x", "1.00x"])

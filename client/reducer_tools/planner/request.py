@@ -1,4 +1,4 @@
-"""From what was asked for, by options or by a job's specification, to the cluster of a plan."""
+"""Makes the plan from options and, if there is one, a job's specification."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from reducer_tools.planner.pools import Job, Pool, RatedPool, Sizing
 
 @dataclass(frozen=True)
 class Host:
-    """What was said of one side's machines; ``side`` is the options' prefix. A rate or a price goes
-    before the one in the machine's row."""
+    """The options for one side's machines, workers or reducers.
+
+    ``side`` is the prefix of the options. A given rate or price overrides the machine's row in the
+    table.
+    """
 
     side: str
     gbps: float | None = None
@@ -27,7 +30,7 @@ class Host:
         check_price(f"{self.side}-price", self.price)
 
     def settle(self, machines: Machines, default: str | None = None) -> Machine:
-        """The machine; ValueError where nothing says its rate."""
+        """The machine. Raises ValueError if its rate is unknown."""
         name = self.machine or default
         if name is None and self.gbps is None:
             options = f"--{self.side}-gbps, --{self.side}-machine or --spec"
@@ -35,14 +38,17 @@ class Host:
         return machines.find(f"--{self.side}-machine", (name or self.side,), self.gbps, self.price)
 
     def rate(self, pool: Pool, machines: Machines) -> RatedPool:
-        """A job's pool; SpecError with the path in the job where nothing says its rate."""
+        """A job's pool with its machine. Raises SpecError with the path if the rate is unknown."""
         return RatedPool(pool, machines.find(pool.path, pool.names, self.gbps, self.price))
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for; what is None is found or left open. ``step_seconds`` is measured over a
-    ring, ``compute_seconds`` without communication."""
+    """The options of a plan. None means that the value is derived, or unknown.
+
+    ``step_seconds`` is the time of a step measured over a ring, ``compute_seconds`` the time of a
+    step without communication.
+    """
 
     worker: Host
     reducer: Host
@@ -56,14 +62,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The plan, and for a job the sizing of its pools."""
+    """The plan, and the sizing of the pools if there is a job."""
 
     plan: Plan
     sizing: Sizing | None = None
 
 
 def answer(request: Request, machines: Machines, job: Job | None = None) -> Answer:
-    """Raises ValueError with field, expected and got; SpecError with the path in the job."""
+    """Make the plan for the options, or for a job.
+
+    Raises ValueError with field, expected and got for an invalid option, and SpecError with the
+    path for an invalid field of the job.
+    """
     if job is not None:
         return _answer_job(request, machines, job)
     if request.workers is None:
@@ -74,13 +84,16 @@ def answer(request: Request, machines: Machines, job: Job | None = None) -> Answ
 
 
 def _answer_job(request: Request, machines: Machines, job: Job) -> Answer:
-    """The slowest worker sets the pace of all. A reducer machine that is asked for is planned with;
-    the third pool is judged as the job has it."""
+    """Make the plan for a job. All workers count with the rate of the slowest.
+
+    If the options name a reducer machine, the plan uses it. The sizing always uses the third pool
+    of the job.
+    """
     if request.workers is not None:
-        raise ValueError(f"workers: expected none beside --spec, got {request.workers}")
+        raise ValueError(f"workers: expected only without --spec, got {request.workers}")
     ask = request.worker
     if ask.machine is not None:
-        raise ValueError(f"worker-machine: expected none beside --spec, got {ask.machine!r}")
+        raise ValueError(f"worker-machine: expected only without --spec, got {ask.machine!r}")
     workers = tuple(ask.rate(pool, machines) for pool in job.workers)
     is_other = request.reducer.machine is not None
     own = Host("reducer") if is_other else request.reducer
@@ -106,14 +119,14 @@ def _plan(
 
 
 def _find_step(request: Request, ring: float) -> Step:
-    """The computation as it was given, or as a step that was measured over a ring says it."""
+    """The computation: given, or computed from a step that was measured over a ring."""
     step, compute, overlap = request.step_seconds, request.compute_seconds, request.overlap
     if step is None:
         if overlap and compute is None:
-            raise ValueError(f"overlap: expected --step or --compute beside it, got {overlap:g}")
+            raise ValueError(f"overlap: expected only with --step or --compute, got {overlap:g}")
         return Step(compute, overlap)
     if compute is not None:
-        raise ValueError("step: expected none beside --compute, got both")
+        raise ValueError("step, compute: expected one of them, got both")
     check_seconds("step", step)
     check_overlap(overlap)
     return Step(compute_seconds(step, ring, overlap), overlap)

@@ -1,4 +1,4 @@
-"""Which kind of specification a document is."""
+"""Reads a job's specification, of Vertex AI or of Cloud ML Engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reducer_tools.planner.pools import Job
 def read_job(document: object) -> Job:
     """The pools of a Vertex AI job or a Cloud ML Engine config.yaml.
 
-    Raises SpecError with the path of the field that is not what it must be.
+    Raises SpecError with the path of an invalid field.
     """
     section = Section("", document)
     if "trainingInput" in section:

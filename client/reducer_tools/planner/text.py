@@ -1,4 +1,4 @@
-"""How times, prices and columns are written."""
+"""Formats times, sizes, prices and columns as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDTH = 80
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits or more, in the unit that needs no zeros.
+    """A time with at least three digits, in the largest unit of which it is at least one.
 
     >>> format_seconds(0.0366), format_seconds(2.5), format_seconds(0.00002)
     ('36.6 ms', '2.50 s', '20.0 us')
@@ -22,7 +22,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """In binary units where it is exact and short, else three digits of decimal ones.
+    """A size in a binary unit if it is a short multiple, else in a decimal unit with three digits.
 
     >>> format_bytes(400 << 20), format_bytes(1_360_000_000), format_bytes(999)
     ('400 MiB', '1.36 GB', '999 B')
@@ -37,7 +37,7 @@ def format_bytes(size: int) -> str:
 
 
 def format_price(price: float) -> str:
-    """Two decimals, or three digits where the price is small.
+    """A price with two decimals, or with three digits below 1.
 
     >>> format_price(1234.5), format_price(0.0004321), format_price(0.0)
     ('1,234.50', '0.000432', '0.00')
@@ -46,7 +46,8 @@ def format_price(price: float) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """
+    """A number with its noun, in the plural if needed.
+
     >>> format_count(1, "reducer"), format_count(25, "reducer")
     ('1 reducer', '25 reducers')
     """
@@ -54,7 +55,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def align(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
-    """Lines of cells, the columns in ``left`` to the left and all others to the right."""
+    """The rows as lines. Columns in ``left`` are aligned to the left, all others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -67,7 +68,7 @@ def align(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
 
 
 def wrap(sentences: Sequence[str]) -> list[str]:
-    """Each begins on a line of its own, and goes on indented."""
+    """Wrap the sentences, each from a new line, with its further lines indented."""
     return [
         line
         for sentence in sentences

@@ -1,4 +1,4 @@
-"""What a plan comes to, in sentences: who wins, at which price, and whether a pool is enough."""
+"""The conclusions of a plan as sentences: what is faster, at which price, and the pool's size."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from reducer_tools.planner.text import format_count, format_price
 
 
 def judge(plan: Plan) -> list[str]:
-    """Who wins, with how many reducers, and below which price."""
+    """Whether reducers or a ring are faster, and the price below which reducers pay off."""
     if plan.cluster.workers == 1:
-        return ["One worker has nobody to reduce with: no reducers."]
+        return ["A single worker needs no reducers."]
     if plan.to_beat_ring is None:
         return [_judge_two(plan)]
     return [_judge_times(plan, plan.to_beat_ring), *_judge_prices(plan)]
 
 
 def judge_sizing(sizing: Sizing, reducer_gbps: float) -> list[str]:
-    """Whether the third pool is large enough, and what else is odd about it."""
+    """Whether the third pool is large enough, and remarks about unusual pools."""
     if sizing.world_size == 1:
         return []
     return [
@@ -37,22 +37,22 @@ def _judge_two(plan: Plan) -> str:
 def _judge_times(plan: Plan, least: int) -> str:
     chosen = plan.chosen
     count = format_count(chosen.reducers, "reducer")
-    more = f"{least:,} or more beat it, {plan.needed:,} give all that there is"
+    more = f"{least:,} or more beat it, and the gain grows up to {plan.needed:,}"
     if plan.needed == least:
         more = f"{least:,} or more beat it"
     if chosen.winner == "ring":
         return f"A ring wins: {_take(plan)}; {more}."
     if chosen.winner == "neither":
-        return f"Nobody wins: {count} and a ring take the same time; {more}."
+        return f"Neither wins: {count} and a ring take the same time; {more}."
     fewer = f"; with {least - 1:,} or fewer a ring is as fast or faster" if least > 1 else ""
     if chosen.reducers < plan.needed:
-        fewer += f"; {plan.needed:,} give all that there is"
+        fewer += f"; the gain grows up to {plan.needed:,}"
     reduce = f"reduce{'s' * (chosen.reducers == 1)} {chosen.speedup:.2f}x as fast as a ring"
     return f"Reducers win: {count} {reduce}{fewer}."
 
 
 def _take(plan: Plan) -> str:
-    """How much longer reducers need."""
+    """The subject and the verb of a sentence about how much longer the reducers take."""
     chosen = plan.chosen
     takes = "takes" if chosen.reducers == 1 else "take"
     times = f"{1 / chosen.speedup:.2f} times as long"
@@ -63,13 +63,14 @@ def _judge_prices(plan: Plan) -> list[str]:
     chosen, cluster = plan.chosen, plan.cluster
     count = format_count(chosen.reducers, "reducer")
     if chosen.break_even_ratio <= 1e-9:
-        return [f"At no price do {count} pay off: a step takes no less time."]
+        pay = "pays" if chosen.reducers == 1 else "pay"
+        return [f"{count} {pay} off at no price: a step takes no less time."]
     price = f"{chosen.break_even_ratio:.3g} of a worker's price"
     if plan.break_even_price is not None:
         price = f"{format_price(plan.break_even_price)} an hour, {price}"
     known = cluster.step.compute_seconds is not None
-    guess = "" if known else ", were a step its all-reduce alone: --step or --compute says more"
-    lines = [f"They pay off where one costs less than {price}{guess}."]
+    guess = "" if known else ", if a step is only its all-reduce (see --step and --compute)"
+    lines = [f"They pay off if one costs less than {price}{guess}."]
     if cluster.ring_cost() is not None and chosen.cost_per_step is not None:
         cheapest = plan.cheapest
         least = f"with {format_count(cheapest.reducers, 'reducer')}" if cheapest else "over a ring"
@@ -95,11 +96,11 @@ def _describe_mixed(sizing: Sizing) -> list[str]:
     if not sizing.is_mixed:
         return []
     pace = f"{sizing.slowest.name} at {sizing.slowest.gbps:g} Gbit/s"
-    return [f"The workers' NICs differ: {pace} sets the pace, and is what times are planned with."]
+    return [f"The workers' NICs differ: {pace} limits all, and the times are for this rate."]
 
 
 def _describe_accelerators(sizing: Sizing) -> list[str]:
     third = sizing.reducers
     if third is None or third.pool.accelerator is None:
         return []
-    return [f"Its {third.pool.accelerator} are idle: reducers sum on the CPU."]
+    return [f"The reducers' {third.pool.accelerator} are idle: reducers sum on the CPU."]

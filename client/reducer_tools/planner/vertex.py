@@ -1,7 +1,7 @@
 """Reads a Vertex AI job: `workerPoolSpecs`, alone or in a CustomJob or HyperparameterTuningJob.
 
 The position in the list is the role: primary, workers, parameter servers or Reduction Server,
-evaluators; a pool that is not used is empty (Vertex AI, "Distributed training").
+evaluators. An unused pool is an empty mapping (Vertex AI, "Distributed training").
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from reducer_tools.planner.fields import Section, SpecError, describe
 from reducer_tools.planner.pools import Job, Pool
 
 _ROLES = ("primary", "workers", "reducers", "evaluators")
-# Where a resource has the CustomJobSpec: a CustomJob, a HyperparameterTuningJob.
+# The fields that hold the CustomJobSpec, in a CustomJob and in a HyperparameterTuningJob.
 _HOLDERS = ("jobSpec", "trialJobSpec")
 
 
 def find_job_spec(document: Section) -> Section | None:
-    """The section that has `workerPoolSpecs`; None where there is none."""
+    """The section with `workerPoolSpecs`; None if there is none."""
     if "workerPoolSpecs" in document:
         return document
     return next((document.section(name) for name in _HOLDERS if name in document), None)
 
 
 def read_job(spec: Section) -> Job:
-    """The pools. Raises SpecError with the path of the field that is not what it must be."""
+    """Read the pools. Raises SpecError with the path of an invalid field."""
     items = list(spec.items("workerPoolSpecs"))
     if not 1 <= len(items) <= len(_ROLES):
         raise SpecError(spec.at("workerPoolSpecs"), "1 to 4 pools", str(len(items)))
@@ -39,7 +39,7 @@ def read_job(spec: Section) -> Job:
 
 
 def _read_pool(role: str, path: str, value: object) -> Pool | None:
-    """None for a pool that is empty."""
+    """Read one pool; None if it is empty."""
     section = Section(path, value)
     if not section.names:
         return None
@@ -57,12 +57,12 @@ def _read_pool(role: str, path: str, value: object) -> Pool | None:
 
 
 def _read_accelerator(machine: Section) -> tuple[str | None, int]:
-    """Type and number on each machine; (None, 0) without."""
+    """(type, number per machine) of the accelerators; (None, 0) if there are none."""
     accelerator, count = machine.word("acceleratorType"), machine.count("acceleratorCount")
-    if accelerator == "ACCELERATOR_TYPE_UNSPECIFIED":  # protobuf's way to say none
+    if accelerator == "ACCELERATOR_TYPE_UNSPECIFIED":  # protobuf's value for none
         accelerator = None
     if accelerator is None and count:
-        raise SpecError(machine.at("acceleratorType"), "a type beside acceleratorCount", "none")
+        raise SpecError(machine.at("acceleratorType"), "a type with acceleratorCount", "none")
     if accelerator is not None and not count:
         got = describe(machine.get("acceleratorCount"))
         raise SpecError(machine.at("acceleratorCount"), "a whole number from 1", got)

@@ -1,1 +1,1 @@
-"""What `reducer top` draws: rates between two answers of the reducers, and the screen."""
+"""`reducer top`: computes rates between two answers of the reducers and draws the screen."""

@@ -1,4 +1,4 @@
-"""What has happened between two looks at the same reducers."""
+"""The change between two summaries of the same reducers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reducer.status.summary import ReducerStatus, RunStatus, Summary
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one reducer, a second."""
+    """Bytes received, bytes sent and rounds per second of one reducer."""
 
     received: float
     sent: float
@@ -19,10 +19,14 @@ class Rates:
 
 @dataclass(frozen=True)
 class Change:
-    """What was seen for the first time has no rates: it is not in here.
+    """The change between two summaries.
 
-    `waits`: by job and run id, then by rank: the share of the time between the looks in which
-    others waited for it.
+    Reducers and runs that are only in the second summary have no entry.
+
+    Attributes:
+        rates: by address of the reducer.
+        waits: by (job, run id), then by rank: the fraction of the time between the summaries during
+            which other ranks waited for this rank.
     """
 
     rates: Mapping[str, Rates]
@@ -30,7 +34,7 @@ class Change:
 
 
 def change(before: Summary, now: Summary) -> Change:
-    """Of two summaries; the sums of a reducer shrink with each run that ends, its rates do not."""
+    """The change between two summaries. Reducers and runs without progress of time are omitted."""
     old_reducers = {reducer.address: reducer for reducer in before.reducers}
     old_runs = {(run.job, run.run_id): run for run in before.runs}
     rates = {
@@ -48,6 +52,7 @@ def change(before: Summary, now: Summary) -> Change:
 
 def _rates(before: ReducerStatus, now: ReducerStatus) -> Rates:
     seconds = now.clock - before.clock
+    # The totals sum the present runs and shrink when a run ends, but a rate is never negative.
     return Rates(
         max(0, now.bytes_in - before.bytes_in) / seconds,
         max(0, now.bytes_out - before.bytes_out) / seconds,
@@ -56,7 +61,10 @@ def _rates(before: ReducerStatus, now: ReducerStatus) -> Rates:
 
 
 def _waits(before: RunStatus, now: RunStatus) -> dict[int, float]:
-    """A wait is counted once the rank has come; until then that it is absent says as much."""
+    """The waits of a run by rank.
+
+    A reducer counts a wait when the rank has arrived. A rank that is absent now counts fully.
+    """
     seconds = now.seconds - before.seconds
     waited = {rank.rank: rank.waited for rank in before.ranks}
     return {

@@ -1,4 +1,4 @@
-"""What `reducer top` shows: a table of the reducers, and of each run who is late in it."""
+"""The screen of `reducer top`: a table of the reducers, and for each run its late ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
 from reducer.status.table import NO_RUN, amount, duration, now_text, ranks_text
 from reducer_tools.top.rates import Change
 
-# Below this share of the time since the last look, and of the run, a rank is not late.
+# A rank below these fractions of the time since the last look and of the run is not late.
 _LEAST_NOW = 0.05
 _LEAST_SHARE = 0.01
 _RANKS_SHOWN = 8
@@ -22,7 +22,7 @@ _BAR = 12
 def picture(
     asked: Sequence[str], summary: Summary, errors: Mapping[str, str], change: Change
 ) -> RenderableType:
-    """All of `asked` have a row, also those that did not answer: `errors`, by address."""
+    """The picture to draw. Every address in `asked` has a row, with its error if there is one."""
     parts: list[RenderableType] = [_reducers(asked, summary, errors, change)]
     for run in summary.runs:
         parts += [Text(), *_run(run, change.waits.get((run.job, run.run_id), {}))]
@@ -89,7 +89,7 @@ def _run(run: RunStatus, waits: Mapping[int, float]) -> list[RenderableType]:
 
 
 def _title(run: RunStatus, text: str) -> Text:
-    # repr: a name may hold what a terminal obeys.
+    # repr, because a name may contain control sequences of a terminal.
     return Text.assemble(("job ", ""), (repr(run.title), "bold"), (text, ""))
 
 

@@ -96,7 +96,7 @@ def test_a_log_that_says_nothing_proves_nothing() -> None:
         ({"NCCL_ALGO": "broadcast:ring;allreduce:collnetchain"}, "2.27.5", "ok", ""),
         ({"NCCL_ALGO": "ring;allreduce:collnetchain"}, "2.27.5", "ok", ""),
         ({"NCCL_ALGO": "broadcast:ring;allreduce:tree"}, "2.27.5", "FAILED", "leaves CollNet"),
-        ({"NCCL_ALGO": "CollNetChain"}, "2.27.5", "note", "other collectives than all-reduce"),
+        ({"NCCL_ALGO": "CollNetChain"}, "2.27.5", "note", "collectives other than all-reduce"),
         ({"NCCL_ALGO": "CollNetChain"}, "2.21.5", "ok", ""),
         ({"NCCL_PROTO": "LL"}, "2.27.5", "FAILED", "no protocol but Simple"),
         ({"NCCL_PROTO": "^LL"}, "2.27.5", "ok", ""),
@@ -126,7 +126,7 @@ def test_the_verdict_is_good_only_with_counted_bytes_and_nothing_bad() -> None:
     report.moved = True
     assert report.good
     report.add("environment", "FAILED", "word " * 30, "advice " * 12)
-    assert not report.good and "those of a job may not: environment" in report.verdict
+    assert not report.good and "a job's bytes may not: environment" in report.verdict
     head, *table, _, verdict = as_text(report).splitlines()
     column = head.index("WHAT TO DO")
     assert all(line[column - 1 : column] in ("", " ") for line in table)

@@ -132,12 +132,12 @@ def test_too_few_reducers_are_planned_as_asked() -> None:
 @pytest.mark.parametrize(
     ("workers", "reducers", "text"),
     [
-        (1, 1, "One worker has nobody to reduce with"),
+        (1, 1, "A single worker needs no reducers"),
         (2, 2, "No reducers: a ring of two moves as few bytes"),
         (2, 1, "A ring wins: 1 reducer takes 2.00 times as long, and no number of reducers beats"),
-        (4, 2, "A ring wins: 2 reducers take 1.33 times as long; 3 or more beat it, 4 give all"),
+        (4, 2, "A ring wins: 2 reducers take 1.33 times as long; 3 or more beat it, and the gain"),
         (4, 4, "Reducers win: 4 reducers reduce 1.50x as fast as a ring; with 2 or fewer a ring"),
-        (4, 3, "1.12x as fast as a ring; with 2 or fewer a ring is as fast or faster; 4 give all"),
+        (4, 3, "1.12x as fast as a ring; with 2 or fewer a ring is as fast or faster; the gain"),
         (8, 8, "Reducers win: 8 reducers reduce 1.75x as fast"),
     ],
 )
@@ -151,7 +151,7 @@ def test_the_verdict_says_who_wins(workers: int, reducers: int, text: str) -> No
 def test_nobody_wins_where_both_take_the_same_time() -> None:
     rates = ("--worker-gbps", "3", "--reducer-gbps", "1", "--reducers", "8")
     verdict = planned("--workers", "4", *rates)["verdict"][0]
-    assert "Nobody wins: 8 reducers and a ring take the same time; 9 or more beat it" in verdict
+    assert "Neither wins: 8 reducers and a ring take the same time; 9 or more beat it" in verdict
 
 
 def test_a_thousand_reducers_fit_on_a_page_with_those_that_matter() -> None:

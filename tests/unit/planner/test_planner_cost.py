@@ -120,7 +120,7 @@ def test_without_a_step_the_price_is_a_bound() -> None:
     found = planned(*EIGHT, *PRICES)
     assert found["compute_seconds"] is None and found["cost_per_step"] is None
     assert found["break_even_ratio"] == pytest.approx(8 / 25 * 0.75)
-    assert "were a step its all-reduce alone" in " ".join(found["verdict"])
+    assert "if a step is only its all-reduce" in " ".join(found["verdict"])
 
 
 def test_a_type_halves_the_bytes() -> None:
@@ -132,15 +132,15 @@ def test_a_type_halves_the_bytes() -> None:
     ("options", "text"),
     [
         (("--step", "1ms"), "step: expected at least the 0.0614 s that a ring needs, got 0.001 s"),
-        (("--step", "1", "--compute", "1"), "step: expected none beside --compute, got both"),
+        (("--step", "1", "--compute", "1"), "step, compute: expected one of them, got both"),
         (("--step", "soon"), "expected a time such as"),
         (("--compute", "1", "--overlap", "2"), "overlap: expected a number from 0 to 1, got 2"),
         (("--step", "1", "--overlap", "nan"), "overlap: expected a number from 0 to 1, got nan"),
-        (("--overlap", "0.5"), "overlap: expected --step or --compute beside it, got 0.5"),
-        (("--dtype", "bfloat16"), "dtype: expected --parameters beside it, got bfloat16"),
+        (("--overlap", "0.5"), "overlap: expected only with --step or --compute, got 0.5"),
+        (("--dtype", "bfloat16"), "dtype: expected only with --parameters, got bfloat16"),
         (("--worker-price", "-1"), "worker-price: expected a price for an hour from 0, got -1"),
         (("--parameters", "big"), "expected a number such as 340M or 7B; got 'big'"),
-        (("--parameters", "1M", "--gradient-bytes", "4M"), "expected none beside"),
+        (("--parameters", "1M", "--gradient-bytes", "4M"), "expected one of them, got both"),
         (("--workers", "9" * 5000), "--workers"),
         (("--workers", str(10**400)), "workers: expected at most 1,000,000, got more than 1e300"),
         (("--reducers", str(10**19)), "reducers: expected at most"),

@@ -128,7 +128,7 @@ def test_comments_and_empty_pools_of_the_documents(tmp_path: Path) -> None:
     found = planned(tmp_path, SKELETON)
     assert [pool["role"] for pool in found["job"]["pools"]] == ["primary", "reducers"]
     assert found["workers"] == 1 and found["job"]["large_enough"] is True
-    assert "nobody to reduce with" in plan(tmp_path, SKELETON).output
+    assert "A single worker needs no reducers" in plan(tmp_path, SKELETON).output
 
 
 def test_a_placeholder_of_the_documents_is_named(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_the_slowest_worker_sets_the_pace(tmp_path: Path) -> None:
     spec["workerPoolSpecs"][0]["machineSpec"] = {"machineType": "n1-standard-8"}
     found = planned(tmp_path, json.dumps(spec))
     assert found["worker_gbps"] == 16 and found["job"]["worker_egress_gbps"] == 416
-    assert any("n1-standard-8 at 16 Gbit/s sets the pace" in s for s in found["job"]["verdict"])
+    assert any("n1-standard-8 at 16 Gbit/s limits all" in s for s in found["job"]["verdict"])
 
 
 def test_rates_and_machines_of_the_command_line_go_before(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def set_at(spec: Any, path: str, value: Any) -> Any:
         (
             "workerPoolSpecs.1.machineSpec.acceleratorType",
             ...,
-            "workerPoolSpecs[1].machineSpec.acceleratorType: expected a type beside",
+            "workerPoolSpecs[1].machineSpec.acceleratorType: expected a type with",
         ),
         (
             "workerPoolSpecs.2.containerSpec.imageUri",
@@ -333,11 +333,11 @@ def test_the_path_of_what_is_wrong(path: str, value: Any, text: str) -> None:
         ({"scaleTier": "CUSTOM"}, "trainingInput.masterType: expected a machine with scaleTier"),
         (
             {"scaleTier": "BASIC", "workerCount": 4},
-            "trainingInput.workerCount: expected it only with scaleTier CUSTOM, not BASIC, got 4",
+            "trainingInput.workerCount: expected this only with scaleTier CUSTOM, not BASIC, got 4",
         ),
         (
             {"scaleTier": "CUSTOM", "masterType": "standard", "workerCount": 4},
-            "trainingInput.workerType: expected a machine beside workerCount, got none",
+            "trainingInput.workerType: expected a machine type with workerCount, got none",
         ),
         (
             {"scaleTier": "CUSTOM", "masterType": "standard", "workerCout": 4},
@@ -365,7 +365,7 @@ def test_the_path_of_what_is_wrong(path: str, value: Any, text: str) -> None:
                 "masterType": "standard_gpu",
                 "masterConfig": {"acceleratorConfig": {"count": 1, "type": "NVIDIA_TESLA_K80"}},
             },
-            "trainingInput.masterConfig.acceleratorConfig: expected none beside 'standard_gpu'",
+            "trainingInput.masterConfig.acceleratorConfig: expected none with 'standard_gpu'",
         ),
     ],
 )

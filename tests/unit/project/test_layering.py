@@ -26,6 +26,9 @@ PACKAGES = {
 SHARED = {"reducer.cluster", "reducer.kernels", "reducer.wire", "reducer.__version__"}
 SHARED |= {f"reducer.{name}" for name in ("compiled", "keyfile", "log", "units")}
 CLIENT = {*SHARED, "reducer_client", "numpy"}
+TORCH = {*SHARED, "numpy", "torch"} | {
+    f"reducer_client.{path.stem}" for path in (ROOT / "client" / "reducer_client").glob("*.py")
+}
 TOOLS = {*SHARED, "reducer.status", "reducer_tools.children", "numpy"}
 ROUNDS = {"reducer.wire"} | {f"reducer.core.{name}" for name in ("containers", "limits", "surface")}
 ALLOWED = {
@@ -48,6 +51,14 @@ ALLOWED = {
     "reducer.cli": {*SHARED, "reducer.server", "reducer.status", "click"},
     "reducer_client": {*CLIENT, "jax", "keras", "tensorflow"},
     "reducer_client.torch": {*CLIENT, "torch"},
+    # The rooms of torch, lowest first.
+    "reducer_client.torch.tensors": TORCH,
+    "reducer_client.torch.hierarchy": TORCH,
+    "reducer_client.torch.calls": TORCH
+    | {"reducer_client.torch.hierarchy", "reducer_client.torch.tensors"},
+    "reducer_client.torch.backend": TORCH
+    | {f"reducer_client.torch.{name}" for name in ("calls", "hierarchy", "tensors")},
+    "reducer_client.torch.hook": TORCH | {"reducer_client.torch.tensors"},
     "reducer_client.horovod": {*CLIENT, "msgpack"},
     "reducer_client.horovod.torch": {*CLIENT, "torch"},
     "reducer_client.horovod.keras": {*CLIENT, "keras"},
@@ -239,7 +250,7 @@ def test_importing_reducer_is_cheap() -> None:
         ("reducer_client.group", "from reducer.core.lane import Lane"),
         ("reducer_client.group", "from reducer_tools.doctor import diagnosis"),
         ("reducer_client.group", "import torch"),
-        ("reducer_client.torch.hook", "def f():\n    import tensorflow as tf"),
+        ("reducer_client.torch.hook.ddp", "def f():\n    import tensorflow as tf"),
         ("reducer_client.keras", "import tensorflow as tf"),
         ("reducer_client.tensorflow", "from keras import ops"),
         ("reducer_client.group", "from jax import numpy"),

@@ -45,7 +45,7 @@ def test_buffers_are_held_against_rate_and_round_trip() -> None:
     assert looked.findings == []
     host.check_buffers(looked, 10.0)  # no kernel allows 250 GB
     assert {finding.code for finding in looked.findings} == {"small-buffers"}
-    assert "net.ipv4.tcp_rmem ends at" in looked.findings[0].text
+    assert "the maximum of net.ipv4.tcp_rmem is" in looked.findings[0].text
 
 
 def test_the_interface_of_an_address() -> None:

@@ -12,16 +12,16 @@ import pytest
 pytest.importorskip("torch")
 
 from reducer_client.config import find_local_ranks
-from reducer_client.torch.layout import Layout, Place, _this_machine, refuse, unpack
+from reducer_client.torch.hierarchy.layout import HostRecord, Layout, _this_machine, refuse, unpack
 
 ASK = """
 import sys
-from reducer_client.torch.layout import _this_machine
+from reducer_client.torch.hierarchy.layout import _this_machine
 sys.stdout.buffer.write(_this_machine())
 """
 A, B = b"a" * 16, b"b" * 16
 # Two hosts of two ranks.
-GOOD = [Place(2, rank % 2, None, False, (A, B)[rank // 2]) for rank in range(4)]
+GOOD = [HostRecord(2, rank % 2, None, False, (A, B)[rank // 2]) for rank in range(4)]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
@@ -62,7 +62,7 @@ def test_hosts_of_equally_many_neighbouring_ranks_have_a_hierarchy() -> None:
         ),
     ],
 )
-def test_other_layouts_have_none_and_say_why(places: list[Place], why: str) -> None:
+def test_other_layouts_have_none_and_say_why(places: list[HostRecord], why: str) -> None:
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(refuse(places))
 

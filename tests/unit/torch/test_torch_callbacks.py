@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch  # only where it is installed
 
-from reducer_client.torch.callbacks import CallbackThreads
+from reducer_client.torch.calls.callbacks import CallbackThreads
 
 
 def test_callbacks_have_the_threads_that_the_program_has_set() -> None:

@@ -1,4 +1,4 @@
-"""Calls of a process group that are under way."""
+"""GroupCalls of a process group that are under way."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ pytest.importorskip("torch")
 
 import torch  # only where it is installed
 
-from reducer_client.torch.calls import Calls
-from reducer_client.torch.packing import Packing
-from reducer_client.torch.solo import SoloGroup
-from reducer_client.torch.works import Handle
+from reducer_client.torch.calls.group_calls import GroupCalls
+from reducer_client.torch.calls.single_rank import SingleRankGroup
+from reducer_client.torch.calls.works import Handle
+from reducer_client.torch.tensors.packing import Packing
 
 
 def test_nobody_waits_for_a_call_that_was_refused() -> None:
-    calls = Calls(SoloGroup(), "0")
+    calls = GroupCalls(SingleRankGroup(), "0")
     packing = Packing([torch.ones(3)])
 
     def refuse(*args: object, **call: Any) -> Handle:

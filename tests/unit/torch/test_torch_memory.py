@@ -12,8 +12,8 @@ import torch  # only where it is installed
 import torch.distributed._functional_collectives as functional
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from reducer_client.torch.memory import is_lazy, resolved, with_memory
-from reducer_client.torch.packing import Packing
+from reducer_client.torch.tensors.memory import is_lazy, resolved, with_memory
+from reducer_client.torch.tensors.packing import Packing
 
 
 class _Wrapper(torch.Tensor):

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch  # only where it is installed
 
-from reducer_client.torch.staging import PinnedPool
+from reducer_client.torch.tensors.cuda import PinnedPool
 
 MIB = 1 << 20
 

@@ -19,10 +19,10 @@ from torch._C import _distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 import reducer_client.torch  # noqa: F401  # makes the backend known
-from reducer_client.torch.packing import Packing
-from reducer_client.torch.strands import Strand
-from reducer_client.torch.tasks import Task
-from reducer_client.torch.works import CallWork
+from reducer_client.torch.calls.name_scopes import Scope
+from reducer_client.torch.calls.tasks import Task
+from reducer_client.torch.calls.works import CallWork
+from reducer_client.torch.tensors.packing import Packing
 from tests.support.wait import wait_until
 
 
@@ -118,7 +118,7 @@ def _started_late(group: Any, tensor: torch.Tensor, on_start: Callable[[], objec
 
     def submit(*_: object, on_done: Any, **__: object) -> Any:
         on_start()
-        handles.append(Task(Strand("late"), on_done))
+        handles.append(Task(Scope("late"), on_done))
         return handles[0]
 
     packing = Packing([tensor])

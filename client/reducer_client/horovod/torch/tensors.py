@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from reducer_client.arrays import Array
-from reducer_client.torch.memory import resolved, with_memory
+from reducer_client.torch.tensors.memory import resolved, with_memory
 
 # What NumPy has no dtype for, as integers that hold the bits, and its name for reducers.
 _AS_BITS: dict[torch.dtype, tuple[torch.dtype, str]] = {

@@ -1,0 +1,173 @@
+// Opening the connections that the state wants: names, addresses, retries. Engine thread only.
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "crypto/random.h"
+#include "io/fork.h"
+#include "io/local_socket.h"
+#include "io/loop_connection.h"
+
+namespace ors {
+namespace {
+
+constexpr double kLastRetry = 1.0;        // seconds
+constexpr double kLookupTick = 0.01;      // look-ups are polled
+constexpr double kAddressPatience = 2.0;  // before the next address of a name is tried
+
+// Before a lane that had welcomed us is dialled again, in seconds: none, unless it fails again and
+// again. A reducer that lacks memory for a moment is to see its ranks later, not ten times in it.
+double first_backoff(uint32_t strikes) {
+  if (strikes < 2) return 0;
+  return std::min(kLastRetry, kFirstRetry * (1u << std::min(strikes - 2, 10u)));
+}
+
+}  // namespace
+
+void Engine::dial_wanted(double now) {
+  struct Wanted {
+    Lane* lane;
+    uint32_t attempts;
+    uint32_t strikes;
+  };
+  std::vector<Wanted> lanes;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Lane* lane : state_.wanted()) lanes.push_back({lane, lane->attempts, lane->strikes});
+  }
+  for (const auto& [lane, attempts, strikes] : lanes) {
+    Connection* c = nullptr;
+    for (const auto& known : connections_list_) {
+      if (known->lane == lane) c = known.get();
+    }
+    if (c != nullptr) {  // at once where it had been welcomed, else later
+      if (attempts <= 1) c->backoff = first_backoff(strikes);
+      retry(c, now);
+      continue;
+    }
+    connections_list_.push_back(std::make_unique<Connection>());
+    c = connections_list_.back().get();
+    c->lane = lane;
+    c->lookup = Lookup::start(*parse_endpoint(state_.options().addresses[lane->reducer]));
+  }
+}
+
+// Seconds until step_dials() has something to do, at most `most`.
+double Engine::until_next_dial(double now, double most) const {
+  using Step = Connection::Step;
+  for (const auto& c : connections_list_) {
+    if (c->step == Step::kOpen || c->step == Step::kDone) continue;
+    const double wait = c->step == Step::kResolving ? kLookupTick : c->deadline - now;
+    most = std::min(most, std::max(wait, 0.001));
+  }
+  return most;
+}
+
+void Engine::step_dials(double now) {
+  for (size_t i = 0; i < connections_list_.size(); ++i) step_dial(connections_list_[i].get(), now);
+}
+
+void Engine::step_dial(Connection* c, double now) {
+  using Step = Connection::Step;
+  if (c->step == Step::kWaiting && now >= c->deadline) {
+    c->step = Step::kResolving;  // names are resolved anew each time: addresses change
+    c->lookup = Lookup::start(*parse_endpoint(state_.options().addresses[c->lane->reducer]));
+    c->next_address = 0;
+  }
+  if (c->step == Step::kResolving && c->lookup->done()) {
+    if (c->lookup->addresses().empty()) return dial_failed(c, c->lookup->trouble(), now);
+    try_address(c, now);
+  } else if ((c->step == Step::kConnecting || c->step == Step::kProving) && now >= c->deadline) {
+    const char* unproven = tls_ ? "no end of the TLS handshake came" : "no proof of the key came";
+    c->trouble = c->step == Step::kProving ? unproven : "no answer";
+    shut(c);
+    try_address(c, now);
+  }
+}
+
+void Engine::try_address(Connection* c, double now) {
+  while (c->next_address < c->lookup->addresses().size()) {
+    int error = 0;
+    const Options& options = state_.options();
+    const SocketAddress& address = c->lookup->addresses()[c->next_address++];
+    // Not in mode tls: a certificate is for the name that was dialled, over the network.
+    c->fd = options.local_sockets && !tls_ ? connect_local(address) : -1;
+    c->local = c->fd >= 0;
+    if (!c->local && !options.source.empty()) {
+      const auto source = find_source(options.source, address);
+      if (!source) {
+        c->trouble = "source " + options.source + " has no " + family_name(address) + " address";
+        continue;
+      }
+      c->fd = begin_connect(address, options.congestion, &*source, &error);
+    } else if (!c->local) {
+      c->fd = begin_connect(address, options.congestion, nullptr, &error);
+    }
+    if (c->fd >= 0) {
+      c->step = Connection::Step::kConnecting;
+      c->deadline = now + kAddressPatience;
+      epoll_event wish{};
+      wish.events = EPOLLOUT;
+      wish.data.ptr = c;
+      if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, c->fd, &wish) == 0) return;
+      error = errno;
+      shut(c);
+    }
+    c->trouble = error_text(error);
+  }
+  dial_failed(c, c->trouble, now);
+}
+
+void Engine::dial_failed(Connection* c, const std::string& why, double now) {
+  shut(c);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (state_.joined()) {  // it is wanted again, or not
+    c->step = Connection::Step::kDone;
+    return state_.unreachable(c->lane, why, now);
+  }
+  retry(c, now);
+  c->lane->trouble = why;
+}
+
+void Engine::retry(Connection* c, double now) {
+  c->step = Connection::Step::kWaiting;
+  c->half_closed = c->more = c->hung_up = false;
+  // Half of it at least, the rest by chance: ranks that lost a reducer at once come back apart.
+  c->deadline = now + c->backoff * (0.5 + random_fraction() / 2);
+  c->backoff = std::clamp(2 * c->backoff, kFirstRetry, kLastRetry);
+}
+
+void Engine::on_connected(Connection* c, double now) {
+  if (const int error = connect_result(c->fd)) {
+    if (error == EINPROGRESS) return;  // the event was of the connection before this one
+    c->trouble = error_text(error);
+    shut(c);
+    return try_address(c, now);
+  }
+  if (tls_) return begin_tls(c, now);
+  if (key_) return begin_proof(c, now);
+  c->watches_write = true;  // as it was registered
+  watch(c, false);
+  Preface preface;
+  preface.lane = static_cast<uint16_t>(c->lane->number);
+  std::string bytes(kPrefaceSize, '\0');
+  pack_preface(preface, reinterpret_cast<uint8_t*>(bytes.data()));
+  c->lane->sender.add(std::move(bytes));
+  open(c, now);
+}
+
+// What is in the sender goes first, then frames.
+void Engine::open(Connection* c, double now) {
+  c->step = Connection::Step::kOpen;
+  connections_.fetch_add(1, std::memory_order_relaxed);
+  if (c->local) local_connections_.fetch_add(1, std::memory_order_relaxed);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    state_.opened(c->lane, now);
+  }
+  pump(c, now);
+}
+
+}  // namespace ors

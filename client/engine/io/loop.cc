@@ -1,0 +1,448 @@
+// The engine thread: epoll, bytes in and out, the clock, the end.
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+
+#include "io/fork.h"
+#include "io/loop_connection.h"
+
+namespace ors {
+namespace {
+
+constexpr double kTick = 0.05;  // seconds; finer than any deadline of ours needs
+constexpr double kTrimAfter = 5.0;
+constexpr double kGoodbye = 1.0;       // for the lanes to close after BYE
+constexpr size_t kReadTurn = 2 << 20;  // bytes of one connection before the others' turn
+// Short, so that all lanes get a round's first chunks at once: a lane that gets its whole window
+// before the next gets a byte holds up the results of all lanes after it.
+constexpr size_t kWriteTurn = Sender::kMaxBytes;
+constexpr int kMaxEvents = 64;
+constexpr double kLongest = 60;  // seconds in epoll_wait
+// Who cannot have the sockets lets their holder work, and asks again: it may be gone to sleep.
+constexpr double kAskAgain = 0.001;
+
+}  // namespace
+
+// Brings the frames of one lane into the state, each under the mutex.
+struct Engine::Sink final : FrameSink {
+  Sink(Engine* to, Lane* from, double at) : engine(to), lane(from), now(at) {}
+
+  std::optional<Failure> control(const Header& header, const uint8_t* payload) override {
+    const std::lock_guard<std::mutex> lock(engine->mutex_);
+    auto failure = engine->state_.control(lane, header, payload, now);
+    if (header.kind == kWelcome || header.kind == kStats || header.kind == kError) {
+      engine->changed_.notify_all();
+    }
+    return failure;
+  }
+  std::optional<Failure> result_begins(const Header& header, Target* target) override {
+    const std::lock_guard<std::mutex> lock(engine->mutex_);
+    return engine->state_.result_begins(lane, header, target);
+  }
+  std::optional<Failure> result_ends(const Header& header) override {
+    const std::lock_guard<std::mutex> lock(engine->mutex_);
+    return engine->state_.result_ends(lane, header, now);
+  }
+
+  Engine* engine;
+  Lane* lane;
+  double now;
+};
+
+void Engine::run() {
+  (void)pthread_setname_np(pthread_self(), "ors-engine");
+  const std::lock_guard<std::mutex> io(io_mutex_);
+  try {
+    serve();
+  } catch (const std::exception& error) {  // out of memory, most likely
+    fail(ErrorCode::kInternal, "engine", std::string("the engine's thread: ") + error.what());
+  }
+  finish_failed(monotonic());
+  for (const auto& c : connections_list_) shut(c.get());
+  try {
+    if (timeline_) write_timeline();
+  } catch (const std::exception&) {  // out of memory: the file lacks the last rounds
+  }
+  timeline_.reset();
+  key_.clear();
+  tls_.reset();
+  state_.pool->trim();
+  {
+    const std::lock_guard<std::mutex> lock(finished_mutex_);
+    finished_ended_ = true;
+    finished_changed_.notify_all();
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+}
+
+void Engine::serve() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    state_.begin(monotonic());
+  }
+  for (;;) {
+    const double now = monotonic();
+    drop_unwanted(now);
+    dial_wanted(now);
+    step_dials(now);
+    read_rest(now);
+    pump_kicked(now);
+    tick(now);
+    bool aborted;
+    std::string timed_out;
+    bool failed;
+    bool leaving;
+    bool gave_up;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      aborted = abort_;
+      gave_up = gave_up_;
+      if (aborted) timed_out = timed_out_;
+      failed = state_.failure().has_value();
+      leaving = state_.bye_queued();
+    }
+    if (gave_up) return fail(ErrorCode::kInternal, "engine", "no memory was left for a round");
+    if (aborted && !timed_out.empty()) return fail(ErrorCode::kTimeout, "timeout", timed_out);
+    if (aborted) return fail(ErrorCode::kUnavailable, "closed", "this group is closed");
+    if (failed || (leaving && finish_leaving(now))) return;
+    const double rested = monotonic();
+    sleep(until_next_dial(rested, std::clamp(next_tick_ - rested, 0.001, kTick)));
+  }
+}
+
+// The engine thread's sleep, away from epoll_wait while a driver sleeps there.
+void Engine::sleep(double patience) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (awaited_ == nullptr) {
+      lock.unlock();
+      wait_for_events(patience, nullptr);
+      return;
+    }
+    if (has_work() || state_.has_errands()) return;
+    if (awaited_->done()) wake();
+    io_mutex_.unlock();
+    driver_out_.wait_for(lock, std::chrono::duration<double>(patience),
+                         [this] { return awaited_ == nullptr; });
+  }
+  io_mutex_.lock();
+}
+
+void Engine::tick(double now) {
+  if (now < next_tick_) return;
+  next_tick_ = now + kTick;
+  bool trim = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    state_.tick(now);
+    const bool idle = state_.idle_for(kTrimAfter, now);
+    trim = idle && !trimmed_;
+    trimmed_ = idle;
+  }
+  if (trim) state_.pool->trim();
+  if (timeline_) write_timeline();
+}
+
+void Engine::write_timeline() {
+  std::vector<RoundTrace> rounds;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    rounds = state_.take_traces();
+  }
+  if (rounds.empty() || timeline_->write(rounds)) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  state_.trace_rounds(false);
+  state_.report("the timeline " + timeline_->path() + " is full, or cannot be written: it ends");
+  timeline_.reset();
+}
+
+// --- a caller that waits ---
+
+bool Engine::wait(const OperationRef& operation, double seconds) {
+  const double deadline = monotonic() + seconds;
+  if (operation->small() && !operation->done()) {
+    const std::unique_lock<std::mutex> driver(driver_mutex_, std::try_to_lock);
+    // abort() finishes all operations before it takes this lock to close the sockets.
+    if (driver.owns_lock() && !operation->done() && !drive(*operation, deadline)) {
+      return operation->done();
+    }
+  }
+  return operation->wait(std::max(0.0, deadline - monotonic()));
+}
+
+// Does the I/O until the operation is finished, the deadline is over, or a signal came; true if it
+// leaves because the engine thread has to open or to close connections.
+bool Engine::drive(Operation& operation, double deadline) {
+  try {
+    std::unique_lock<std::mutex> io(io_mutex_, std::try_to_lock);
+    while (!io.owns_lock()) {
+      const double left = deadline - monotonic();
+      if (operation.wait(std::clamp(left, 0.0, kAskAgain)) || left <= 0) return false;
+      (void)io.try_lock();
+    }
+    for (bool interrupted = false;;) {
+      const double now = monotonic();
+      read_rest(now);
+      pump_kicked(now);
+      const bool over = operation.done() || now >= deadline || interrupted;
+      if (over || errands()) return let_go(&io), !over;
+      interrupted = !wait_for_events(deadline - now, &operation);
+    }
+  } catch (...) {  // out of memory in the middle of a round that others wait for
+    give_up();
+    throw;
+  }
+}
+
+// With mutex_ and io_mutex_.
+bool Engine::has_work() const { return more_ || unread_ || state_.has_kicked(); }
+
+bool Engine::errands() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return state_.has_errands();
+}
+
+// Ends the turn of a thread that is not the engine's; what it leaves over is for that one.
+void Engine::let_go(std::unique_lock<std::mutex>* io) {
+  bool rest;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    rest = has_work() || state_.has_errands();
+    io->unlock();
+  }
+  if (rest) wake();
+}
+
+// --- moving bytes ---
+
+void Engine::watch(Connection* c, bool write) {
+  if (c->watches_write == write) return;
+  c->watches_write = write;
+  epoll_event wish{};
+  wish.events = EPOLLIN | EPOLLRDHUP | EPOLLET | (write ? EPOLLOUT : 0u);
+  wish.data.ptr = c;
+  (void)::epoll_ctl(epoll_, EPOLL_CTL_MOD, c->fd, &wish);
+}
+
+void Engine::pump_kicked(double now) {
+  due_.clear();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!state_.has_kicked() && !more_) return;
+    const size_t n = connections_list_.size();
+    for (size_t i = 0; i < n; ++i) {  // each rank begins at another connection
+      Connection* c = connections_list_[(i + state_.options().rank) % n].get();
+      // A blocked one is pumped when the socket takes more.
+      const bool open = c->step == Connection::Step::kOpen && !c->watches_write;
+      if (open && (c->more || c->lane->kicked)) due_.push_back(c);
+    }
+    state_.forget_kicked();
+  }
+  more_ = false;
+  for (Connection* c : due_) pump(c, now);
+}
+
+void Engine::fill(Lane* lane, double now) {
+  for (;;) {
+    std::optional<std::pair<RoundRef, uint32_t>> next;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      state_.fill(lane, now);
+      next = state_.to_stage(lane);
+    }
+    if (!next) return;
+    const auto& [round, chunk] = *next;
+    Staged staged = stage(*round, chunk, state_.options().rank, round->source, round->target,
+                          state_.pool.get());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    state_.ready(round, chunk, std::move(staged));
+  }
+}
+
+// What errno says, or TLS instead of it. A peer that is cut off in TLS says no more than a reset.
+std::string Engine::io_trouble(const Connection& c) {
+  const int error = errno;
+  return c.tls && error == EPROTO ? "TLS: " + c.tls->failure().message : error_text(error);
+}
+
+void Engine::pump(Connection* c, double now) {
+  Sender& sender = c->lane->sender;
+  c->more = false;
+  for (size_t moved = 0; c->fd >= 0 && !c->half_closed;) {
+    if (sender.empty()) fill(c->lane, now);
+    if (c->drained()) return watch(c, false);
+    if (moved >= kWriteTurn) {
+      c->more = more_ = true;
+      return;
+    }
+    struct iovec parts[Sender::kMaxPieces];
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = static_cast<size_t>(sender.prepare(parts, Sender::kMaxPieces));
+    const ssize_t size = c->tls ? c->tls->send(c->fd, parts, static_cast<int>(message.msg_iovlen))
+                                : ::sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (size < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return watch(c, true);
+      const std::string why = io_trouble(*c);
+      c->hung_up = true;
+      read(c, now);  // the reason may be waiting there, in an ERROR frame
+      if (c->step == Connection::Step::kOpen) end(c, why, now);
+      return;
+    }
+    moved += static_cast<size_t>(size);
+    bytes_sent_.fetch_add(static_cast<uint64_t>(size), std::memory_order_relaxed);
+    sender.sent(static_cast<size_t>(size));
+  }
+}
+
+// Goes on where read() ended its turn: no event tells of what is there already.
+void Engine::read_rest(double now) {
+  if (!std::exchange(unread_, false)) return;
+  for (const auto& c : connections_list_) {
+    if (c->unread && c->step == Connection::Step::kOpen) read(c.get(), now);
+  }
+}
+
+void Engine::read(Connection* c, double now) {
+  c->unread = false;
+  Sink sink(this, c->lane, now);
+  for (size_t moved = 0; moved < kReadTurn;) {
+    struct iovec parts[2];
+    const int n = c->lane->receiver.prepare(parts);
+    const size_t room = parts[0].iov_len + (n > 1 ? parts[1].iov_len : 0);
+    const ssize_t size = c->tls ? c->tls->receive(c->fd, parts, n) : ::readv(c->fd, parts, n);
+    if (size < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      return end(c, io_trouble(*c), now);
+    }
+    if (size == 0) return end(c, "closed by the reducer", now);
+    moved += static_cast<size_t>(size);
+    bytes_received_.fetch_add(static_cast<uint64_t>(size), std::memory_order_relaxed);
+    c->lane->last_heard = now;
+    if (auto failure = c->lane->receiver.received(static_cast<size_t>(size), &sink)) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      state_.broken(c->lane, std::move(*failure), now);
+      changed_.notify_all();
+      return;
+    }
+    if (c->tls && c->tls->ended()) c->hung_up = true;  // it may have said so with these bytes
+    if (static_cast<size_t>(size) < room && !c->hung_up) return;
+  }
+  c->unread = unread_ = true;
+}
+
+void Engine::handle_event(Connection* c, uint32_t events, double now) {
+  if (c->step == Connection::Step::kConnecting) return on_connected(c, now);
+  if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) c->hung_up = true;
+  if (c->step == Connection::Step::kProving) {
+    return tls_ ? go_on_with_tls(c, now) : read_proof(c, now);
+  }
+  if (c->step != Connection::Step::kOpen) return;
+  if (c->hung_up || (events & EPOLLIN)) read(c, now);
+  if (c->step == Connection::Step::kOpen && (events & EPOLLOUT)) pump(c, now);
+}
+
+// Handles what comes within `patience` seconds; io_mutex_ is held, but while it sleeps. `awaited`
+// is the driver's operation, null for the engine thread. False when a signal came.
+bool Engine::wait_for_events(double patience, const Operation* awaited) {
+  bool sleeps;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sleeps = !has_work() && !state_.has_errands();
+    if (sleeps) {
+      awaited_ = awaited;
+      io_mutex_.unlock();
+    }
+  }
+  const int most_ms = sleeps ? static_cast<int>(std::ceil(std::min(patience, kLongest) * 1000)) : 0;
+  epoll_event events[kMaxEvents];
+  const int n = ::epoll_wait(epoll_, events, kMaxEvents, most_ms);
+  const bool interrupted = n < 0 && errno == EINTR;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    woken_ = false;
+    if (awaited != nullptr) awaited_ = nullptr;
+  }
+  if (awaited != nullptr) driver_out_.notify_one();
+  if (sleeps) io_mutex_.lock();
+  const double now = monotonic();
+  const int first = n > 0 ? static_cast<int>(state_.options().rank) % n : 0;
+  for (int i = 0; i < n; ++i) {
+    const epoll_event& event = events[(i + first) % n];
+    if (event.data.ptr == nullptr) continue;  // wake(): whoever comes out looks at everything
+    handle_event(static_cast<Connection*>(event.data.ptr), event.events, now);
+  }
+  return !interrupted;
+}
+
+// --- the end ---
+
+void Engine::drop_unwanted(double now) {
+  std::vector<Lane*> lanes;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    lanes = state_.to_drop();
+  }
+  for (Lane* lane : lanes) {
+    for (const auto& c : connections_list_) {
+      if (c->lane == lane && c->step == Connection::Step::kOpen) end(c.get(), lane->trouble, now);
+    }
+  }
+}
+
+void Engine::end(Connection* c, const std::string& why, double now) {
+  shut(c);
+  connections_.fetch_sub(1, std::memory_order_relaxed);
+  if (c->local) local_connections_.fetch_sub(1, std::memory_order_relaxed);
+  c->step = Connection::Step::kDone;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  state_.closed(c->lane, why, now);
+  changed_.notify_all();
+}
+
+void Engine::shut(Connection* c) {
+  c->unread = false;
+  c->hung_up = false;
+  c->handshake.reset();  // it holds the key
+  c->tls.reset();
+  close_guarded(std::exchange(c->fd, -1));
+  c->watches_write = false;
+}
+
+// After BYE: our direction ends, and the lanes end theirs. True when nothing is left to wait for.
+bool Engine::finish_leaving(double now) {
+  if (half_closed_at_ < 0) half_closed_at_ = now;
+  bool all_done = true;
+  for (const auto& c : connections_list_) {
+    if (c->step != Connection::Step::kOpen) continue;
+    all_done = false;
+    if (c->half_closed) continue;
+    pump(c.get(), now);
+    if (c->step == Connection::Step::kOpen && c->drained()) {
+      if (c->tls) c->tls->close(c->fd);
+      ::shutdown(c->fd, SHUT_WR);
+      c->half_closed = true;
+    }
+  }
+  return all_done || now - half_closed_at_ > kGoodbye;
+}
+
+// The last words to a lane that broke the protocol, as far as its socket takes them now.
+void Engine::finish_failed(double now) {
+  for (const auto& c : connections_list_) {
+    if (c->step != Connection::Step::kOpen || c->half_closed) continue;
+    pump(c.get(), now);
+    if (c->fd >= 0) ::shutdown(c->fd, SHUT_WR);
+  }
+  connections_.store(0, std::memory_order_relaxed);
+  local_connections_.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace ors

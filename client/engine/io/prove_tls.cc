@@ -1,0 +1,39 @@
+// The TLS handshake of a connection that has just been made, before any frame. Engine thread only.
+#include <sys/epoll.h>
+
+#include <cerrno>
+
+#include "io/loop_connection.h"
+
+namespace ors {
+
+void Engine::begin_tls(Connection* c, double now) {
+  const std::string& address = state_.options().addresses[c->lane->reducer];
+  c->tls = tls_->stream(parse_endpoint(address)->host, static_cast<uint16_t>(c->lane->number),
+                        c->lane->name);
+  c->step = Connection::Step::kProving;
+  c->deadline = now + kProofPatience;
+  c->watches_write = true;  // as it was registered
+  watch(c, false);
+  go_on_with_tls(c, now);
+}
+
+void Engine::go_on_with_tls(Connection* c, double now) {
+  using Proof = TlsStream::Proof;
+  switch (c->tls->prove(c->fd)) {
+    case Proof::kWaits:
+      return;
+    case Proof::kLost:
+      return no_proof(c, errno == 0 ? "closed by the reducer" : error_text(errno), now);
+    case Proof::kRefused: {
+      const Failure failure = c->tls->failure();
+      return disproven(c, failure, now);
+    }
+    case Proof::kProven:
+      open(c, now);
+      // No event tells of what came with the proof.
+      if (c->step == Connection::Step::kOpen) read(c, now);
+  }
+}
+
+}  // namespace ors

@@ -1,0 +1,153 @@
+#include "protocol/digest.h"
+
+#include <algorithm>
+
+#include "protocol/state.h"
+
+namespace ors {
+namespace {
+
+constexpr size_t kShownRanks = 16;
+
+// The finalizer of SplitMix64: every bit of the input changes half of the output's.
+uint64_t mixed(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+std::string comparison_key(uint64_t key_id) {
+  static const char digits[] = "0123456789abcdef";
+  std::string name = "~digest/";
+  for (int shift = 60; shift >= 0; shift -= 4) name.push_back(digits[(key_id >> shift) & 15]);
+  return name;
+}
+
+std::string names(const std::vector<uint32_t>& ranks) {
+  std::string text = ranks.size() > 1 ? "ranks " : "rank ";
+  for (size_t i = 0; i < std::min(ranks.size(), kShownRanks); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  }
+  if (ranks.size() > kShownRanks) {
+    text += " and " + std::to_string(ranks.size() - kShownRanks) + " more";
+  }
+  return text;
+}
+
+}  // namespace
+
+uint64_t digest_of(uint64_t key_id, uint64_t position, uint32_t crc) {
+  return mixed(mixed(key_id + 0x9E3779B97F4A7C15u * (position + 1)) ^ crc);
+}
+
+std::optional<Failure> verdict_on(const Comparison& c) {
+  std::map<uint64_t, std::vector<uint32_t>> by_digest;
+  for (uint32_t rank = 0; rank < c.digests.size(); ++rank) {
+    by_digest[c.digests[rank]].push_back(rank);
+  }
+  if (by_digest.size() == 1) return std::nullopt;
+  std::vector<std::vector<uint32_t>> groups;
+  for (auto& [digest, ranks] : by_digest) groups.push_back(std::move(ranks));
+  std::sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+    return a.size() != b.size() ? a.size() > b.size() : a.front() < b.front();
+  });
+  std::string split = names(groups[0]) + (groups[0].size() > 1 ? " have" : " has") + " one result";
+  for (size_t i = 1; i < groups.size(); ++i) {
+    split += ", " + names(groups[i]) + (groups[i].size() > 1 ? " have" : " has") + " another";
+  }
+  const std::string rounds =
+      c.first == c.last ? "round " + std::to_string(c.first)
+                        : "rounds " + std::to_string(c.first) + " to " + std::to_string(c.last);
+  Failure failure;
+  failure.code = ErrorCode::kIntegrity;
+  failure.reason = "digest";
+  failure.rank = groups[1].front();
+  failure.key = c.key;
+  failure.round = static_cast<int64_t>(c.last);
+  failure.message = "the results of '" + c.key + "' in " + rounds +
+                    " differ between the ranks: " + split +
+                    "; memory or a reducer has changed bits that no CRC saw: discard what "
+                    "was computed since round " +
+                    std::to_string(c.first) + ", and test the machines of the fewer ranks first";
+  return failure;
+}
+
+void Digests::add(uint64_t key_id, const std::string& key, uint64_t round, uint64_t digest) {
+  Key& record = keys_[key_id];
+  Window& window = record.open[round / every_];
+  ++window.rounds;
+  window.sum += digest;
+  while (!record.open.empty()) {
+    const auto oldest = record.open.begin();
+    if (oldest->first != record.next || oldest->second.rounds < every_) return;
+    Comparison due;
+    due.key_id = key_id;
+    due.key = key;
+    due.first = oldest->first * every_;
+    due.last = due.first + every_ - 1;
+    due.own = oldest->second.sum;
+    due_.push_back(std::move(due));
+    record.open.erase(oldest);
+    ++record.next;
+  }
+}
+
+std::optional<Comparison> Digests::next_due() {
+  if (due_.empty()) return std::nullopt;
+  Comparison due = std::move(due_.front());
+  due_.pop_front();
+  return due;
+}
+
+// --- the state's part ---
+
+// Whether its digest is of the results as they lie in the caller's memory: who reads the socket
+// takes those CRCs, without a lock.
+bool State::rereads(const Round& round) const {
+  return round.descriptor.collective == kAllReduce && round.comparison == nullptr &&
+         digests_.ends_window(round.number);
+}
+
+// A result is here. Ranks that scatter get different parts: there is nothing to compare.
+void State::digest_result(Round* round, const Header& h) {
+  if (round->descriptor.collective == kReduceScatter || round->comparison != nullptr) return;
+  const uint32_t crc = h.length > 0 ? h.payload_crc : round->chunks[h.chunk].crc;
+  round->digest += digest_of(h.key, position(h.round, h.chunk), crc);
+}
+
+void State::digest_round(const Round& round, bool well) {
+  if (round.comparison != nullptr) {
+    if (well && !mismatch_) mismatch_ = verdict_on(*round.comparison);
+    return;
+  }
+  digests_.add(round.key->id, round.key->name, round.number, well ? round.digest : 0);
+}
+
+// Not where a round ends: a caller up there may still use what a failure destroys.
+void State::compare_digests(double now) {
+  if (failure_ || !digests_.on()) return;
+  if (mismatch_) return fail(*mismatch_);
+  while (auto due = digests_.next_due()) {
+    auto comparison = std::make_unique<Comparison>(std::move(*due));
+    const uint32_t world = options_.world_size;
+    comparison->digests.resize(world);
+    std::vector<uint64_t> source(world);
+    source[options_.rank] = comparison->own;
+    Submission s;
+    s.descriptor.collective = kAllReduce;
+    s.descriptor.op = kSum;
+    s.descriptor.dtype = kUInt64;
+    s.descriptor.count = world;
+    s.key = comparison_key(comparison->key_id);
+    s.source = reinterpret_cast<const uint8_t*>(source.data());
+    s.target = reinterpret_cast<uint8_t*>(comparison->digests.data());
+    RoundRef round;
+    if (auto failure = open_round(s, now, &round)) return fail(*failure);
+    round->comparison = std::move(comparison);
+    for (uint32_t chunk = 0; chunk < round->plan.chunks(); ++chunk) {
+      ready(round, chunk, stage(*round, chunk, options_.rank, s.source, s.target, pool.get()));
+    }
+  }
+}
+
+}  // namespace ors

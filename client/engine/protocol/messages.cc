@@ -1,0 +1,325 @@
+#include "protocol/messages.h"
+
+#include <algorithm>
+
+namespace ors {
+namespace {
+
+using Type = Value::Type;
+
+constexpr uint64_t kAny32 = 0xFFFFFFFF;
+constexpr uint64_t kAny64 = ~uint64_t{0};
+
+// Reads the fields of one map; the first wrong field is remembered and the rest skipped.
+class Fields {
+ public:
+  explicit Fields(std::string_view payload) {
+    wrong_ = msgpack_decode(payload, &map_);
+    if (wrong_ == nullptr && map_.type != Type::kMap) wrong_ = "the payload is no map";
+  }
+  explicit Fields(const Value& map) : map_(map) {
+    if (map_.type != Type::kMap) wrong_ = "an item is no map";
+  }
+
+  const char* wrong() const { return wrong_; }
+
+  template <typename T>
+  Fields& number(const char* name, T* out, uint64_t least, uint64_t most) {
+    const Value* value = field(name);
+    if (value == nullptr) return *this;
+    const auto n = value->as_uint();
+    if (!n || *n < least || *n > most) return fail("a number of the map is out of range");
+    *out = static_cast<T>(*n);
+    return *this;
+  }
+
+  // An integer with -1 for "none".
+  Fields& optional_number(const char* name, int64_t* out) {
+    const Value* value = field(name);
+    if (value == nullptr) return *this;
+    const auto n = value->as_int();
+    if (!n || *n < -1) return fail("a number of the map is out of range");
+    *out = *n;
+    return *this;
+  }
+
+  Fields& text(const char* name, std::string* out, size_t most) {
+    const Value* value = field(name);
+    if (value == nullptr) return *this;
+    if (value->type != Type::kStr || value->text.size() > most) return fail("a bad string");
+    *out = value->text;
+    return *this;
+  }
+
+  Fields& incarnation(std::string* out) {
+    const Value* value = field("incarnation");
+    if (value == nullptr || value->type != Type::kBin || value->text.size() != 16) {
+      return fail("an incarnation that is not 16 bytes");
+    }
+    *out = value->text;
+    return *this;
+  }
+
+  Fields& ranks(const char* name, std::vector<uint32_t>* out) {
+    const Value* value = field(name);
+    if (value == nullptr) return *this;
+    if (value->type != Type::kList) return fail("a list of ranks that is no list");
+    for (const Value& item : value->list) {
+      const auto rank = item.as_uint();
+      if (!rank || *rank >= kMaxWorldSize) return fail("a rank out of range");
+      out->push_back(static_cast<uint32_t>(*rank));
+    }
+    return *this;
+  }
+
+  Fields& chunk_table(ChunkTable* out) {
+    const Value* value = field("chunk_table");
+    if (value == nullptr || value->type != Type::kList) return fail("no chunk table");
+    for (const Value& row : value->list) {
+      if (row.list.size() != 2) return fail("a row of the chunk table is no pair");
+      const auto least = row.list[0].as_uint();
+      const auto bytes = row.list[1].as_uint();
+      if (!least || !bytes || *bytes > kMaxChunkBytes) return fail("a bad row of the chunk table");
+      out->push_back({*least, static_cast<uint32_t>(*bytes)});
+    }
+    const char* broken = check_chunk_table(*out);
+    return broken == nullptr ? *this : fail(broken);
+  }
+
+  // One number for each slot.
+  Fields& slots(const char* name, std::vector<uint32_t>* out, uint64_t least, uint64_t most) {
+    const Value* value = field(name);
+    if (value == nullptr) return *this;
+    if (value->type != Type::kList || value->list.size() > kMaxReducers) {
+      return fail("slots of a route that are no list, or too many");
+    }
+    for (const Value& item : value->list) {
+      const auto n = item.as_uint();
+      if (!n || *n < least || *n > most) return fail("a number of a route is out of range");
+      out->push_back(static_cast<uint32_t>(*n));
+    }
+    return *this;
+  }
+
+  Fields& route(Route* out) {
+    number("route", &out->number, 0, kAny32);
+    slots("since", &out->since, 0, kAny32);
+    slots("live", &out->live, 0, 1);
+    slots("lanes_by_slot", &out->lanes_by_slot, 1, kMaxLanes);
+    const char* broken = wrong_ == nullptr ? check_route(*out) : nullptr;
+    return broken == nullptr ? *this : fail(broken);
+  }
+
+  Fields& reasons(const char* name, std::vector<std::pair<uint32_t, std::string>>* out) {
+    const Value* value = field(name);
+    if (value == nullptr) return *this;
+    if (value->type != Type::kList || value->list.size() > kMaxAbsent) {
+      return fail("absent ranks that are no list, or too many");
+    }
+    for (const Value& item : value->list) {
+      if (item.list.size() != 2 || item.list[1].type != Type::kStr) return fail("no rank and text");
+      const auto rank = item.list[0].as_uint();
+      if (!rank || *rank >= kMaxWorldSize) return fail("a rank out of range");
+      out->emplace_back(static_cast<uint32_t>(*rank), item.list[1].text);
+    }
+    return *this;
+  }
+
+  Fields& maps(const char* name, std::vector<Value>* out) {
+    const Value* value = field(name);
+    if (value == nullptr) return *this;
+    if (value->type != Type::kList) return fail("a list that is no list");
+    *out = value->list;
+    return *this;
+  }
+
+ private:
+  const Value* field(const char* name) const { return wrong_ ? nullptr : map_.find(name); }
+  Fields& fail(const char* wrong) {
+    if (wrong_ == nullptr) wrong_ = wrong;
+    return *this;
+  }
+
+  Value map_;
+  const char* wrong_ = nullptr;
+};
+
+std::string packed(Value::Map entries) {
+  std::string out;
+  msgpack_encode(Value::of_map(std::move(entries)), &out);
+  return out;
+}
+
+Value numbers(const std::vector<uint32_t>& list) {
+  std::vector<Value> items;
+  for (const uint32_t n : list) items.push_back(Value::of(n));
+  return Value::of_list(std::move(items));
+}
+
+// The longest prefix of whole characters.
+std::string_view clipped(std::string_view text, size_t most) {
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<uint8_t>(text[most]) & 0xC0) == 0x80) --most;
+  return text.substr(0, most);
+}
+
+}  // namespace
+
+std::string encode_hello(const Hello& hello) {
+  std::vector<Value> rows;
+  for (const ChunkRow& row : hello.chunk_table) {
+    rows.push_back(Value::of_list({Value::of(row.least_round_bytes), Value::of(row.chunk_bytes)}));
+  }
+  return packed({{"job", Value::str(hello.job)},
+                 {"run_id", Value::str(hello.run_id)},
+                 {"rank", Value::of(hello.rank)},
+                 {"world_size", Value::of(hello.world_size)},
+                 {"incarnation", Value::bin(hello.incarnation)},
+                 {"slot", Value::of(hello.slot)},
+                 {"reducers", Value::of(hello.reducers)},
+                 {"chunk_table", Value::of_list(std::move(rows))},
+                 {"minor", Value::of(kProtocolMinor)},
+                 {"client", Value::str(hello.client)},
+                 {"rejoin", Value::of_bool(hello.rejoin)},
+                 {"digest_every", Value::of(hello.digest_every)},
+                 {"worker_silence_ms", Value::of(hello.worker_silence_ms)}});
+}
+
+std::string encode_key(std::string_view name) { return packed({{"name", Value::str(name)}}); }
+
+std::string encode_error(const Failure& failure) {
+  constexpr size_t kMaxText = 2'048;
+  return packed({{"code", Value::of(static_cast<uint64_t>(failure.code))},
+                 {"message", Value::str(clipped(failure.message, kMaxText))},
+                 {"rank", Value::of_int(failure.rank)},
+                 {"reason", Value::str(clipped(failure.reason, kMaxText))},
+                 {"key", Value::str(clipped(failure.key, kMaxKeyBytes))},
+                 {"round", Value::of_int(failure.round)}});
+}
+
+std::string encode_abandon(const Failure& failure) {
+  return packed({{"code", Value::of(static_cast<uint64_t>(failure.code))},
+                 {"message", Value::str(clipped(failure.message, kMaxTextBytes))}});
+}
+
+std::string encode_route(const Route& route) {
+  return packed({{"route", Value::of(route.number)},
+                 {"since", numbers(route.since)},
+                 {"live", numbers(route.live)},
+                 {"lanes_by_slot", numbers(route.lanes_by_slot)}});
+}
+
+std::string encode_suspect(const Suspicion& suspicion) {
+  constexpr size_t kMaxReason = 512;
+  return packed({{"rank", Value::of(suspicion.rank)},
+                 {"slot", Value::of(suspicion.slot)},
+                 {"route", Value::of(suspicion.route)},
+                 {"reason", Value::str(clipped(suspicion.reason, kMaxReason))}});
+}
+
+const char* decode_pending(std::string_view payload, Pending* out) {
+  return Fields(payload)
+      .number("lanes", &out->lanes, 1, kMaxLanes)
+      .number("lane", &out->lane, 0, kMaxLanes - 1)
+      .incarnation(&out->incarnation)
+      .ranks("absent", &out->absent)
+      .number("absent_count", &out->absent_count, 0, kMaxWorldSize)
+      .wrong();
+}
+
+const char* decode_welcome(std::string_view payload, Welcome* out) {
+  const char* wrong = Fields(payload)
+                          .text("run_id", &out->run_id, kMaxRunIdBytes)
+                          .number("slot", &out->slot, 0, kMaxReducers - 1)
+                          .number("reducers", &out->reducers, 1, kMaxReducers)
+                          .number("lanes", &out->lanes, 1, kMaxLanes)
+                          .number("lane", &out->lane, 0, kMaxLanes - 1)
+                          .incarnation(&out->incarnation)
+                          .number("world_size", &out->world_size, 1, kMaxWorldSize)
+                          .number("epoch", &out->epoch, 0, kAny32)
+                          .chunk_table(&out->chunk_table)
+                          .number("credit", &out->credit, kMinChunkCost, kAny64)
+                          .number("grant", &out->grant, kMinChunkCost, kAny64)
+                          .number("heartbeat_ms", &out->heartbeat_ms, 1, 3'600'000)
+                          .number("instance", &out->instance, 0, kAny64)
+                          .number("digest_every", &out->digest_every, 0, kAny32)
+                          .number("worker_silence_ms", &out->worker_silence_ms, 0, kMaxSilenceMs)
+                          .number("minor", &out->minor, 0, 255)
+                          .route(&out->route)
+                          .wrong();
+  if (out->worker_silence_ms == 0) out->worker_silence_ms = kWorkerSilenceMs;
+  return wrong;
+}
+
+const char* decode_error(std::string_view payload, Failure* out) {
+  uint32_t code = 0;
+  const char* wrong = Fields(payload)
+                          .number("code", &code, 1, kAny32)
+                          .text("message", &out->message, kMaxControlBytes)
+                          .optional_number("rank", &out->rank)
+                          .text("reason", &out->reason, kMaxControlBytes)
+                          .text("key", &out->key, kMaxKeyBytes)
+                          .optional_number("round", &out->round)
+                          .wrong();
+  if (wrong == nullptr && code == 0) wrong = "no error code";
+  out->code = static_cast<ErrorCode>(code);
+  return wrong;
+}
+
+const char* decode_goaway(std::string_view payload, std::string* reason) {
+  return Fields(payload).text("reason", reason, kMaxControlBytes).wrong();
+}
+
+const char* decode_stall(std::string_view payload, std::vector<StalledRound>* out) {
+  std::vector<Value> rounds;
+  const char* wrong = Fields(payload).maps("rounds", &rounds).wrong();
+  for (const Value& item : rounds) {
+    if (wrong != nullptr) return wrong;
+    StalledRound round;
+    wrong = Fields(item)
+                .text("key", &round.key, kMaxKeyBytes)
+                .number("round", &round.round, 0, kAny64)
+                .number("age_ms", &round.age_ms, 0, kAny64)
+                .ranks("absent", &round.absent)
+                .number("absent_count", &round.absent_count, 0, kMaxWorldSize)
+                .wrong();
+    out->push_back(std::move(round));
+  }
+  return wrong;
+}
+
+const char* decode_refused(std::string_view payload, Failure* out) {
+  uint32_t code = static_cast<uint32_t>(ErrorCode::kMismatch);
+  const char* wrong = Fields(payload)
+                          .number("code", &code, 1, kAny32)
+                          .text("message", &out->message, kMaxControlBytes)
+                          .wrong();
+  out->code = static_cast<ErrorCode>(code);
+  return wrong;
+}
+
+const char* decode_route(std::string_view payload, Route* out) {
+  const char* wrong = Fields(payload).route(out).wrong();
+  return wrong == nullptr && out->since.empty() ? "a route without slots" : wrong;
+}
+
+const char* decode_suspect(std::string_view payload, Suspicion* out) {
+  return Fields(payload)
+      .number("rank", &out->rank, 0, kMaxWorldSize - 1)
+      .number("slot", &out->slot, 0, kMaxReducers - 1)
+      .number("route", &out->route, 0, kAny32)
+      .text("reason", &out->reason, kMaxTextBytes)
+      .wrong();
+}
+
+const char* decode_absent(std::string_view payload, Absence* out) {
+  const char* wrong = Fields(payload)
+                          .reasons("absent", &out->absent)
+                          .ranks("left", &out->left)
+                          .number("left_count", &out->left_count, 0, kMaxWorldSize)
+                          .wrong();
+  out->left_count = std::max(out->left_count, static_cast<uint32_t>(out->left.size()));
+  return wrong;
+}
+
+}  // namespace ors

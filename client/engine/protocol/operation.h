@@ -1,0 +1,88 @@
+// One submitted round as its caller sees it: open, then finished once, with or without a failure.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "codec/failure.h"
+#include "codec/wire.h"
+
+namespace ors {
+
+// Who contributed NaN or Inf to a round: the lowest such rank, and its first chunk that has one.
+struct Culprit {
+  uint32_t rank = kNoRank;  // kNoRank: nobody
+  uint32_t chunk = 0;
+
+  bool operator<(const Culprit& other) const {
+    return rank != other.rank ? rank < other.rank : chunk < other.chunk;
+  }
+};
+
+// Up to this a round of one chunk is small: sent, and its result read, by the caller's own threads.
+// Larger ones are moved by the engine thread, at the same time as the caller copies.
+constexpr uint32_t kSmallBytes = 32 << 10;
+
+class Operation {
+ public:
+  Operation(std::string key, bool notify) : key_(std::move(key)), notify_(notify) {}
+
+  // Called once, when the state has taken it; before that it has no round.
+  void begin(uint64_t round, bool small) {
+    round_ = round;
+    small_ = small;
+  }
+
+  const std::string& key() const { return key_; }
+  uint64_t round() const { return round_; }
+  bool notify() const { return notify_; }
+  bool small() const { return small_; }
+
+  // After done() is true none of these changes, and the target is the caller's again.
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  const std::optional<Failure>& failure() const { return failure_; }
+  uint16_t flags() const { return flags_; }
+  const Culprit& culprit() const { return culprit_; }
+
+  // True when it is finished; false after `seconds`.
+  bool wait(double seconds) {
+    if (done()) return true;
+    std::unique_lock<std::mutex> lock(mutex_);
+    return finished_.wait_for(lock, std::chrono::duration<double>(seconds),
+                              [this] { return done(); });
+  }
+
+  // Called once, by whoever drives the state.
+  void finish(std::optional<Failure> failure, uint16_t flags, const Culprit& culprit) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      failure_ = std::move(failure);
+      flags_ = flags;
+      culprit_ = culprit;
+      done_.store(true, std::memory_order_release);
+    }
+    finished_.notify_all();  // unlocked: who wakes would only wait for the lock
+  }
+
+ private:
+  const std::string key_;
+  const bool notify_;
+  uint64_t round_ = 0;
+  bool small_ = false;
+  std::mutex mutex_;
+  std::condition_variable finished_;
+  std::atomic<bool> done_{false};
+  std::optional<Failure> failure_;
+  uint16_t flags_ = 0;
+  Culprit culprit_;
+};
+
+using OperationRef = std::shared_ptr<Operation>;
+
+}  // namespace ors

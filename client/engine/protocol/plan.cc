@@ -1,0 +1,98 @@
+#include "protocol/plan.h"
+
+#include <algorithm>
+
+namespace ors {
+
+const char* check_chunk_table(const ChunkTable& table) {
+  if (table.empty()) return "the chunk table has no row";
+  if (table.size() > kMaxChunkTableRows) return "the chunk table has more than 16 rows";
+  if (table.front().least_round_bytes != 0) return "the chunk table does not begin at 0 bytes";
+  for (size_t i = 0; i < table.size(); ++i) {
+    const uint32_t bytes = table[i].chunk_bytes;
+    if (bytes == 0 || bytes % 64 != 0) return "a chunk size that is not a multiple of 64 bytes";
+    if (bytes > kMaxChunkBytes) return "a chunk size above 4 MiB";
+    if (i > 0 && table[i].least_round_bytes <= table[i - 1].least_round_bytes) {
+      return "the rows of the chunk table do not ascend";
+    }
+  }
+  return nullptr;
+}
+
+std::optional<Plan> Plan::make(const Descriptor& round, uint32_t world_size,
+                               const ChunkTable& table, std::string* why) {
+  constexpr uint64_t kMaxPartBytes = uint64_t{1} << 50;  // keeps every product below 2^64
+  Plan plan;
+  plan.item_bytes_ = item_size(round.dtype);
+  plan.count_ = round.count;
+  if (round.collective == kAllGather || round.collective == kReduceScatter) {
+    plan.parts_ = world_size;
+  }
+  if (round.count > kMaxPartBytes / plan.item_bytes_) {
+    *why = "a round of " + std::to_string(round.count) + " elements is more than 2^50 bytes";
+    return std::nullopt;
+  }
+  const uint64_t part_bytes = round.count * plan.item_bytes_;
+  const uint64_t round_bytes = part_bytes * plan.parts_;
+  uint64_t chunk_bytes = table.front().chunk_bytes;
+  for (const ChunkRow& row : table) {
+    if (row.least_round_bytes <= round_bytes) chunk_bytes = row.chunk_bytes;
+  }
+  const uint64_t per_part = std::max<uint64_t>(1, (part_bytes + chunk_bytes - 1) / chunk_bytes);
+  if (per_part > kMaxChunks / plan.parts_) {
+    *why = "a round of " + std::to_string(round_bytes) + " bytes has more than 2^24 chunks of " +
+           std::to_string(chunk_bytes) + ": use larger chunks (chunk_table of rank 0)";
+    return std::nullopt;
+  }
+  plan.per_part_ = static_cast<uint32_t>(per_part);
+  plan.chunk_elements_ = chunk_bytes / plan.item_bytes_;
+  return plan;
+}
+
+Range Plan::range(uint32_t chunk) const {
+  Range range;
+  range.part = chunk % parts_;
+  range.offset = chunk / parts_ * chunk_elements_;
+  range.elements = std::min(chunk_elements_, count_ - range.offset);
+  return range;
+}
+
+uint32_t Plan::bytes(uint32_t chunk) const {
+  return static_cast<uint32_t>(range(chunk).elements * item_bytes_);
+}
+
+uint64_t Plan::cost(uint32_t chunk) const {
+  return std::max<uint64_t>(bytes(chunk), kMinChunkCost);
+}
+
+uint32_t caller_item_bytes(const Descriptor& d) { return d.wide ? 4 : item_size(d.dtype); }
+
+bool sends_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank) {
+  switch (round.collective) {
+    case kBroadcast:
+      return rank == round.root;
+    case kAllGather:
+      return chunk % plan.parts() == rank;
+    case kBarrier:
+      return false;
+    default:
+      return true;
+  }
+}
+
+bool gets_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank) {
+  switch (round.collective) {
+    case kBroadcast:
+      return rank != round.root;
+    case kAllGather:
+      return chunk % plan.parts() != rank;
+    case kReduceScatter:
+      return chunk % plan.parts() == rank;
+    case kBarrier:
+      return false;
+    default:
+      return true;
+  }
+}
+
+}  // namespace ors

@@ -1,0 +1,72 @@
+// How a round is cut into chunks (PROTOCOL.md, section 6); route.h says which lane owns each.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "codec/wire.h"
+
+namespace ors {
+
+struct ChunkRow {
+  uint64_t least_round_bytes = 0;
+  uint32_t chunk_bytes = 0;
+  bool operator==(const ChunkRow& other) const {
+    return least_round_bytes == other.least_round_bytes && chunk_bytes == other.chunk_bytes;
+  }
+};
+using ChunkTable = std::vector<ChunkRow>;
+
+// Returns nullptr, or which rule the table breaks.
+const char* check_chunk_table(const ChunkTable& table);
+
+// What all ranks must agree on in a round.
+struct Descriptor {
+  uint8_t collective = 0;
+  uint8_t op = 0;
+  uint8_t dtype = 0;
+  bool wide = false;  // the caller's tensor is float32, sent in the 16-bit `dtype`
+  uint64_t count = 0;
+  uint16_t root = 0;
+};
+
+// Bytes of an element of the caller's tensor.
+uint32_t caller_item_bytes(const Descriptor& round);
+
+// A chunk's elements, counted from the start of the whole round (part x count + offset).
+struct Range {
+  uint32_t part = 0;
+  uint64_t offset = 0;  // within the part
+  uint64_t elements = 0;
+};
+
+class Plan {
+ public:
+  // nullopt and a text when the round would have too many chunks or bytes.
+  static std::optional<Plan> make(const Descriptor& round, uint32_t world_size,
+                                  const ChunkTable& table, std::string* why);
+
+  uint32_t chunks() const { return parts_ * per_part_; }
+  uint32_t parts() const { return parts_; }
+  uint64_t count() const { return count_; }
+  uint32_t item_bytes() const { return item_bytes_; }
+  Range range(uint32_t chunk) const;
+  uint32_t bytes(uint32_t chunk) const;
+  uint64_t cost(uint32_t chunk) const;  // charged alike for full and empty frames
+  uint64_t chunk_bytes() const { return chunk_elements_ * item_bytes_; }  // of all but the last
+
+ private:
+  uint32_t parts_ = 1;
+  uint32_t per_part_ = 1;
+  uint32_t item_bytes_ = 1;
+  uint64_t count_ = 0;
+  uint64_t chunk_elements_ = 1;
+};
+
+// Does this rank put bytes into the chunk, and does it get bytes back?
+bool sends_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank);
+bool gets_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank);
+
+}  // namespace ors

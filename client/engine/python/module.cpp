@@ -1,0 +1,461 @@
+// The Python module reducer_client._engine: Engine and Operation; the rest is in bind_*.cpp.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <list>
+#include <new>
+#include <system_error>
+#include <unordered_map>
+
+#include "crypto/random.h"
+#include "io/fork.h"
+#include "io/loop.h"
+#include "python/gil.h"
+#include "python/pybuffer.h"
+
+namespace ors::python {
+namespace {
+
+constexpr double kSignalCheck = 0.1;  // seconds: Ctrl-C ends a wait within this
+
+PyObject* engine_error = nullptr;
+
+std::string random_run_id() {
+  static const char digits[] = "0123456789abcdef";
+  std::string id;
+  for (const char byte : random_bytes(8)) {
+    id.push_back(digits[(byte >> 4) & 15]);
+    id.push_back(digits[byte & 15]);
+  }
+  return id;
+}
+
+// Calls `poll(seconds)` without the GIL until it is true or the time is over, and lets signal
+// handlers run in between.
+template <typename Poll>
+bool wait_interruptible(double timeout, Poll poll) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  for (;;) {
+    const double left = timeout - std::chrono::duration<double>(Clock::now() - start).count();
+    bool done;
+    {
+      const WithoutGil without_gil;
+      done = poll(std::clamp(left, 0.0, kSignalCheck));
+    }
+    if (done) return true;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (left <= 0) return false;  // `poll` may return early: it had a last look with none left
+  }
+}
+
+class PyEngine {
+ public:
+  PyEngine(Options options, Secret key, std::shared_ptr<const TlsContext> tls,
+           std::unique_ptr<Timeline> timeline)
+      : engine_(
+            new Engine(std::move(options), std::move(key), std::move(tls), std::move(timeline))),
+        generation_(fork_generation()) {}
+  ~PyEngine() {
+    if (forked()) {
+      leave_behind();
+      return;
+    }
+    const WithoutGil without_gil;
+    delete engine_;
+  }
+  PyEngine(const PyEngine&) = delete;
+  PyEngine& operator=(const PyEngine&) = delete;
+
+  bool forked() const { return fork_generation() != generation_; }
+
+  void connect() {
+    Engine& engine = alive();
+    try {
+      const WithoutGil without_gil;
+      engine.start();
+    } catch (const std::system_error& error) {
+      Failure failure;
+      failure.code = ErrorCode::kUnavailable;
+      failure.reason = "resources";
+      failure.message = error.what();
+      raise(failure);
+    }
+    try {
+      wait_interruptible(1e9, [&](double seconds) { return engine.wait_joined(seconds); });
+    } catch (nb::python_error&) {
+      abort();
+      throw;
+    }
+    if (auto failure = engine.failure()) {
+      abort();
+      raise(*failure);
+    }
+  }
+
+  nb::object submit(int collective, int op, int dtype, bool wide, const std::string& key,
+                    int64_t root, uint64_t count, nb::object source, nb::object target, bool notify,
+                    int32_t priority) {
+    Engine& engine = alive();
+    reap();
+    auto pins = std::make_shared<Pins>();
+    Submission submission = make_submission(collective, op, dtype, wide, key, root, count, source,
+                                            target, notify, priority, pins.get());
+    if (auto wrong = engine.check(submission)) throw nb::value_error(wrong->c_str());
+    // Once the engine has the operation it writes to the target: what may fail comes before.
+    submission.operation = std::make_shared<Operation>(key, notify);
+    std::list<Pinned> pinned;
+    pinned.emplace_back(submission.operation, pins);
+    nb::object object = wrap(submission.operation, pins);
+    if (notify) notified_.emplace(submission.operation.get(), object);
+    std::optional<Failure> failure;
+    try {
+      const WithoutGil without_gil;
+      OperationRef taken;
+      failure = engine.submit(submission, &taken);
+    } catch (const std::bad_alloc&) {
+      notified_.erase(submission.operation.get());
+      throw;
+    }
+    if (failure) {
+      notified_.erase(submission.operation.get());
+      raise(*failure);
+    }
+    pins->source.reset();  // it was copied
+    if (pins->target) pinned_.splice(pinned_.end(), pinned);
+    return object;
+  }
+
+  nb::object next_finished(double timeout) {
+    Engine& engine = alive();
+    OperationRef operation;
+    wait_interruptible(timeout, [&](double seconds) {
+      operation = engine.next_finished(seconds);
+      return operation != nullptr || engine.wait_ended(0);
+    });
+    reap();
+    if (operation == nullptr) return nb::none();
+    const auto found = notified_.find(operation.get());  // submit() has put it there
+    nb::object object = std::move(found->second);
+    notified_.erase(found);
+    return object;
+  }
+
+  bool wait(PyOperation& operation, std::optional<double> timeout) {
+    Engine& engine = alive();
+    const OperationRef& ref = operation.ref();
+    if (!ref->done()) {
+      wait_interruptible(timeout.value_or(1e9),
+                         [&](double seconds) { return engine.wait(ref, seconds); });
+    }
+    return operation.done();
+  }
+
+  std::vector<std::string> take_reports() { return alive().take_reports(); }
+
+  nb::list stats(double timeout) {
+    Engine& engine = alive();
+    std::optional<std::vector<LaneStats>> all;
+    wait_interruptible(timeout, [&](double seconds) {
+      all = engine.stats(seconds);
+      return all || engine.failure();
+    });
+    if (!all) {
+      if (auto failure = engine.failure()) raise(*failure);
+      Failure late;
+      late.code = ErrorCode::kTimeout;
+      late.message = "no answer to STATS in time from " + engine.silent_about_stats();
+      raise(late);
+    }
+    nb::list out;
+    for (const LaneStats& lane : *all) {
+      nb::dict entry = nb::cast<nb::dict>(to_python(lane.stats));
+      entry["reducer"] = lane.reducer;
+      entry["slot"] = lane.slot;
+      entry["lane"] = lane.lane;
+      out.append(entry);
+    }
+    return out;
+  }
+
+  void close(double timeout) {
+    Engine& engine = alive();
+    engine.leave();
+    try {
+      wait_interruptible(timeout, [&](double seconds) { return engine.wait_ended(seconds); });
+    } catch (nb::python_error&) {
+      abort();
+      throw;
+    }
+    abort();
+  }
+
+  void abort(const std::string& timed_out = "") {
+    Engine& engine = alive();
+    {
+      const WithoutGil without_gil;
+      engine.abort(timed_out);
+    }
+    reap();
+  }
+
+  Engine& alive() {
+    if (forked()) raise(forked_failure());
+    return *engine_;
+  }
+
+ private:
+  static nb::object wrap(const OperationRef& operation, std::shared_ptr<Pins> pins) {
+    return nb::cast(new PyOperation(operation, std::move(pins), true),
+                    nb::rv_policy::take_ownership);
+  }
+
+  // Lets go of the buffers of what is finished: the engine thread must not take the GIL to do so.
+  void reap() {
+    std::list<Pinned> done;
+    for (auto it = pinned_.begin(); it != pinned_.end();) {
+      const auto next = std::next(it);
+      if (it->first->done()) {
+        done.splice(done.end(), pinned_, it);
+      } else if (done.empty()) {
+        break;  // the oldest is open: most of the others are, too
+      }
+      it = next;
+    }
+    for (const Pinned& entry : done) entry.second->target.reset();
+  }
+
+  void leave_behind() {
+    new std::list<Pinned>(std::move(pinned_));
+    new std::unordered_map<const Operation*, nb::object>(std::move(notified_));
+  }
+
+  using Pinned = std::pair<OperationRef, std::shared_ptr<Pins>>;
+
+  std::list<Pinned> pinned_;  // targets that the engine thread may write to
+  std::unordered_map<const Operation*, nb::object> notified_;  // that next_finished() returns
+  Engine* const engine_;  // outlives nothing of the above: see the destructor
+  const int generation_;
+};
+
+Options make_options(std::vector<std::string> addresses, const std::string& job,
+                     const std::string& run_id, uint32_t rank, uint32_t world_size,
+                     const std::vector<std::pair<uint64_t, uint64_t>>& table,
+                     double connect_timeout, double silence, double reducer_wait,
+                     const std::string& congestion, const std::string& source, bool local_sockets,
+                     uint32_t digest_every, double worker_silence) {
+  Options options;
+  options.addresses = std::move(addresses);
+  options.job = job;
+  options.run_id = run_id.empty() && rank == 0 ? random_run_id() : run_id;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.chunk_table = chunk_table_of(table);
+  options.connect_timeout = connect_timeout;
+  options.silence = silence;
+  options.reducer_wait = reducer_wait;
+  options.congestion = congestion;
+  options.source = source;
+  options.local_sockets = local_sockets;
+  options.digest_every = digest_every;
+  options.worker_silence = worker_silence;
+  options.incarnation = random_bytes(16);
+  if (auto wrong = check_options(options)) throw nb::value_error(wrong->c_str());
+  for (const std::string& address : options.addresses) {
+    if (!parse_endpoint(address)) {
+      throw nb::value_error(("'" + address + "' is no host:port").c_str());
+    }
+  }
+  return options;
+}
+
+using PyTlsFiles = std::tuple<std::string, std::string, std::string>;
+
+std::shared_ptr<const TlsContext> tls_context(const PyTlsFiles& files) {
+  Failure missing;
+  const OpenSsl* api = system_openssl(&missing.message);
+  if (api == nullptr) {
+    missing.code = ErrorCode::kAuthentication;
+    missing.reason = "openssl";
+    raise(missing);
+  }
+  std::string why;
+  const auto& [cert, key, ca] = files;
+  auto context = TlsContext::make(*api, {cert, key, ca}, &why);
+  if (context == nullptr) throw nb::value_error(why.c_str());
+  return context;
+}
+
+std::unique_ptr<Timeline> open_timeline(const std::string& folder, const Options& options) {
+  if (folder.empty()) return nullptr;
+  std::string why;
+  auto timeline = Timeline::open(folder, options.job, options.rank, &why);
+  if (timeline == nullptr) throw nb::value_error(why.c_str());
+  return timeline;
+}
+
+}  // namespace
+
+void raise(const Failure& failure) {
+  PyErr_SetObject(engine_error, failure_tuple(failure).ptr());
+  throw nb::python_error();
+}
+
+nb::object failure_tuple(const Failure& f) {
+  return nb::make_tuple(static_cast<uint32_t>(f.code), f.message, f.rank, f.reason, f.key, f.round);
+}
+
+Failure forked_failure() {
+  Failure failure;
+  failure.code = ErrorCode::kUnavailable;
+  failure.reason = "forked";
+  failure.message = "this process was forked from the one that connected: connect anew in here";
+  return failure;
+}
+
+ChunkTable chunk_table_of(const std::vector<std::pair<uint64_t, uint64_t>>& rows) {
+  ChunkTable table;
+  for (const auto& [least, bytes] : rows) {
+    table.push_back({least, static_cast<uint32_t>(std::min<uint64_t>(bytes, UINT32_MAX))});
+  }
+  return table;
+}
+
+Submission make_submission(int collective, int op, int dtype, bool wide, const std::string& key,
+                           int64_t root, uint64_t count, nb::object source, nb::object target,
+                           bool notify, int32_t priority, Pins* pins) {
+  const auto small = [](int64_t value, int64_t most, const char* name) {
+    if (value < 0 || value > most) throw nb::value_error(name);
+    return value;
+  };
+  Submission s;
+  s.descriptor.collective = static_cast<uint8_t>(small(collective, 255, "collective"));
+  s.descriptor.op = static_cast<uint8_t>(small(op, 255, "op"));
+  s.descriptor.dtype = static_cast<uint8_t>(small(dtype, 255, "dtype"));
+  s.descriptor.wide = wide;
+  s.descriptor.count = count;
+  s.descriptor.root = static_cast<uint16_t>(small(root, 65'535, "root"));
+  s.key = key;
+  s.notify = notify;
+  s.priority = priority;
+  if (!source.is_none()) {
+    pins->source = std::make_unique<Pin>(source, false);
+    s.source = pins->source->data();
+    s.source_bytes = pins->source->size();
+  }
+  if (!target.is_none()) {
+    pins->target = std::make_unique<Pin>(target, true);
+    s.target = pins->target->data();
+    s.target_bytes = pins->target->size();
+  }
+  return s;
+}
+
+PyOperation::PyOperation(OperationRef operation, std::shared_ptr<Pins> pins, bool may_block)
+    : operation_(std::move(operation)),
+      pins_(std::move(pins)),
+      may_block_(may_block),
+      generation_(fork_generation()) {}
+
+PyOperation::~PyOperation() {
+  if (forked()) new OperationRef(std::move(operation_));
+}
+
+bool PyOperation::forked() const { return may_block_ && fork_generation() != generation_; }
+
+void PyOperation::release_if_done() {
+  if (operation_->done()) pins_->target.reset();
+}
+
+bool PyOperation::done() {
+  release_if_done();
+  return operation_->done();
+}
+
+nb::object PyOperation::error() {
+  if (!operation_->done() || !operation_->failure()) return nb::none();
+  return failure_tuple(*operation_->failure());
+}
+
+unsigned PyOperation::flags() const { return operation_->done() ? operation_->flags() : 0; }
+
+nb::object PyOperation::culprit() const {
+  if (!operation_->done() || operation_->culprit().rank == kNoRank) return nb::none();
+  return nb::make_tuple(operation_->culprit().rank, operation_->culprit().chunk);
+}
+
+NB_MODULE(_engine, m) {
+  m.doc() = "The native part of reducer_client: protocol state and socket loop.";
+  nb::set_leak_warnings(false);  // modules at exit, and forked children, leave objects behind
+  engine_error = PyErr_NewExceptionWithDoc("reducer_client._engine.EngineError",
+                                           "args: (code, message, rank, reason, key, round)",
+                                           nullptr, nullptr);
+  m.attr("EngineError") = nb::borrow(engine_error);
+
+  nb::class_<PyOperation>(m, "Operation")
+      .def_prop_ro("done", &PyOperation::done)
+      .def_prop_ro("error", &PyOperation::error)
+      .def_prop_ro("flags", &PyOperation::flags)
+      .def_prop_ro("culprit", &PyOperation::culprit)
+      .def_prop_ro("key", &PyOperation::key)
+      .def_prop_ro("round", &PyOperation::round);
+
+  nb::class_<PyEngine>(m, "Engine")
+      .def(
+          "__init__",
+          [](PyEngine* self, std::vector<std::string> addresses, const std::string& job,
+             const std::string& run_id, uint32_t rank, uint32_t world_size,
+             const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
+             double silence, double reducer_wait, const std::string& congestion,
+             const std::string& source, bool local_sockets, nb::bytes key,
+             const std::optional<PyTlsFiles>& tls, uint32_t digest_every,
+             const std::string& timeline, double worker_silence) {
+            Secret secret = secret_of(key);
+            Options options =
+                make_options(std::move(addresses), job, run_id, rank, world_size, table,
+                             connect_timeout, silence, reducer_wait, congestion, source,
+                             local_sockets, digest_every, worker_silence);
+            auto context = tls ? tls_context(*tls) : nullptr;
+            auto file = open_timeline(timeline, options);
+            new (self) PyEngine(std::move(options), std::move(secret), std::move(context),
+                                std::move(file));
+          },
+          nb::kw_only(), nb::arg("addresses"), nb::arg("job"), nb::arg("run_id"), nb::arg("rank"),
+          nb::arg("world_size"), nb::arg("chunk_table"), nb::arg("connect_timeout"),
+          nb::arg("silence"), nb::arg("reducer_wait"), nb::arg("congestion") = "",
+          nb::arg("source") = "", nb::arg("local_sockets") = true,
+          nb::arg("key") = nb::bytes("", 0), nb::arg("tls").none() = nb::none(),
+          nb::arg("digest_every") = 0, nb::arg("timeline") = "", nb::arg("worker_silence") = 5.0)
+      .def("connect", &PyEngine::connect)
+      .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
+           nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
+           nb::arg("source").none(), nb::arg("target").none(), nb::arg("notify") = false,
+           nb::arg("priority") = 0)
+      .def("wait", &PyEngine::wait, nb::arg("operation"), nb::arg("timeout").none() = nb::none())
+      .def("next_finished", &PyEngine::next_finished, nb::arg("timeout"))
+      .def("take_reports", &PyEngine::take_reports)
+      .def("stats", &PyEngine::stats, nb::arg("timeout"))
+      .def("close", &PyEngine::close, nb::arg("timeout"))
+      .def("abort", &PyEngine::abort, nb::arg("timed_out") = "")
+      .def("counters", [](PyEngine& self) { return self.alive().counters(); })
+      .def_prop_ro("run_id", [](PyEngine& self) { return self.alive().run_id(); })
+      .def_prop_ro("bytes_sent", [](PyEngine& self) { return self.alive().bytes_sent(); })
+      .def_prop_ro("bytes_received", [](PyEngine& self) { return self.alive().bytes_received(); })
+      .def_prop_ro("connections", [](PyEngine& self) { return self.alive().connections(); })
+      .def_prop_ro("local_connections",
+                   [](PyEngine& self) { return self.alive().local_connections(); })
+      .def_prop_ro("forked", &PyEngine::forked);
+
+  bind_codec(m);
+  bind_handshake(m);
+  bind_state(m);
+}
+
+}  // namespace ors::python

@@ -1,0 +1,1 @@
+"""What torch.distributed calls: the process group, its collectives, how its group forms."""

@@ -1,0 +1,139 @@
+"""The calls of a process group that do not go through reducers.
+
+Named one by one: a call that torch adds shall fail, and not silently take the slow way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllToAllOptions, GatherOptions, ScatterOptions
+
+from reducer_client.torch.backend.collective import collective
+from reducer_client.torch.backend.inner_groups import InnerGroups
+from reducer_client.torch.backend.overloads import (
+    all_to_all_single_within,
+    alltoall_within,
+    gather_one,
+    overloads,
+    scatter_one,
+)
+from reducer_client.torch.calls.group_calls import GroupCalls
+from reducer_client.torch.tensors.memory import resolved, with_memory
+
+Tensors = list[torch.Tensor]
+
+
+# What the stub says of the methods is not what torch calls them with.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
+    """What two ranks do alone, and what gives each rank something else: over the inner groups.
+
+    Those take a tensor's memory for its values, so they get tensors for which that holds.
+    """
+
+    def __init__(self, rank: int, world_size: int, calls: GroupCalls, inner: InnerGroups) -> None:
+        super().__init__(rank, world_size)
+        self._calls = calls
+        self._inner = inner
+        # The works of the calls that are made inside a coalescing manager of torch.
+        self.coalescing: list[Any] | None = None
+
+    @collective("send")
+    def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> Any:  # noqa: N803
+        return self._inner.find(tensors[0].device).send(_plain(tensors), dstRank, tag)
+
+    @collective("recv")
+    def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> Any:  # noqa: N803
+        inner = self._inner.find(tensors[0].device)
+        return self._fill(tensors, lambda plain: inner.recv(plain, srcRank, tag))
+
+    @collective("recv_anysource")
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+        inner = self._inner.find(tensors[0].device)
+        return self._fill(tensors, lambda plain: inner.recv_anysource(plain, tag))
+
+    @collective("scatter")
+    @overloads(scatter_one)
+    def scatter(
+        self,
+        output_tensors: Tensors,
+        input_tensors: list[Tensors],
+        opts: ScatterOptions | None = None,
+    ) -> Any:
+        options, inner = opts or ScatterOptions(), self._inner.find(output_tensors[0].device)
+        sent = [_plain(parts) for parts in input_tensors]
+        return self._fill(output_tensors, lambda plain: inner.scatter(plain, sent, options))
+
+    @collective("gather")
+    @overloads(gather_one)
+    def gather(
+        self,
+        output_tensors: list[Tensors],
+        input_tensors: Tensors,
+        opts: GatherOptions | None = None,
+    ) -> Any:
+        options = opts or GatherOptions()
+        inner, sent = self._inner.find(input_tensors[0].device), _plain(input_tensors)
+        if not output_tensors:  # on every rank but the root
+            return inner.gather([], sent, options)
+        return self._fill(output_tensors[0], lambda plain: inner.gather([plain], sent, options))
+
+    @collective("all_to_all")
+    @overloads(alltoall_within)
+    def alltoall(
+        self, output_tensors: Tensors, input_tensors: Tensors, opts: AllToAllOptions | None = None
+    ) -> Any:
+        options = opts or AllToAllOptions()
+        inner, sent = self._inner.find(input_tensors[0].device), _plain(input_tensors)
+        return self._fill(output_tensors, lambda plain: inner.alltoall(plain, sent, options))
+
+    @collective("all_to_all")
+    @overloads(all_to_all_single_within)
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: AllToAllOptions | None = None,
+    ) -> Any:
+        options = opts or AllToAllOptions()
+        inner, (sent,) = self._inner.find(input.device), _plain([input])
+        splits = (output_split_sizes, input_split_sizes)
+        return self._fill(
+            [output], lambda plain: inner.alltoall_base(*plain, sent, *splits, options)
+        )
+
+    alltoall_base = all_to_all_single
+
+    def _fill(self, outputs: Tensors, start: Callable[[Tensors], Any]) -> Any:
+        """Start a call of an inner group; other outputs get their values from plain ones."""
+        own = [with_memory(tensor) for tensor in outputs]
+        plain = _plain(own)
+        work = start(plain)
+        apart = [pair for pair in zip(own, plain, strict=True) if pair[0] is not pair[1]]
+        if not apart:
+            return work
+        cuda = own[0].is_cuda
+        stream = torch.cuda.current_stream(own[0].device) if cuda else None
+
+        def finish() -> None:
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                work.wait()
+                for output, values in apart:
+                    output.detach().copy_(values)
+
+        waiting: Any = self._calls.start_waiting(finish, outputs)
+        waiting._source_rank = work._source_rank  # asked after a receive from any rank
+        return waiting
+
+
+def _plain(tensors: Tensors) -> Tensors:
+    """What an inner group takes for what it is: gloo fills strided memory as if it were not."""
+    return [resolved(with_memory(tensor)).contiguous() for tensor in tensors]

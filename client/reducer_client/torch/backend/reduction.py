@@ -1,0 +1,124 @@
+"""How sums are taken: by the reducers, from every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from reducer_client.arrays import Array
+from reducer_client.dtypes import Op, WireDtype
+from reducer_client.torch.calls.group_calls import GroupCalls
+from reducer_client.torch.calls.name_scopes import main_prefix
+from reducer_client.torch.calls.works import CallWork, Handle
+from reducer_client.torch.hierarchy.hierarchy import Hierarchy
+from reducer_client.torch.tensors.host import check_reducible, reducible, scaled
+from reducer_client.torch.tensors.packing import Packing
+
+# Smaller sums travel whole: counts, losses and norms, of which every digit counts, and which are a
+# round trip in any dtype. DDP's first bucket is closed at 1 MiB, the others are larger.
+LEAST_NARROWED_BYTES = 1 << 20
+_NARROWED_OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
+
+
+class Reduction(Protocol):
+    """What a process group asks for sums."""
+
+    def all_reduce(
+        self,
+        tensors: Sequence[torch.Tensor],
+        op: dist.ReduceOp,
+        asynchronous: bool,
+        timeout: float | None,
+    ) -> CallWork:
+        """Reduce tensors of one dtype over all ranks, in place; one round for all of them."""
+        ...
+
+    def close(self) -> None:
+        """Leave what it has joined itself."""
+        ...
+
+    def abort(self) -> None:
+        """Leave that without a word."""
+        ...
+
+
+class FlatReduction:
+    """Every rank sends all that it has to the reducers."""
+
+    def __init__(self, calls: GroupCalls, wire_dtype: WireDtype | None) -> None:
+        self._calls = calls
+        self._wire_dtype = wire_dtype
+
+    def all_reduce(
+        self,
+        tensors: Sequence[torch.Tensor],
+        op: dist.ReduceOp,
+        asynchronous: bool,
+        timeout: float | None,
+    ) -> CallWork:
+        packing = Packing(tensors)
+        check_reducible(packing.dtype, op)
+
+        def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
+            given = scaled(source, op)  # the caller's own stays as it is until the call is made
+            what = reducible(given, op)
+            return self._submit(
+                what.array,
+                what.op,
+                out=what.array if given is target else reducible(target, op).array,
+                wire_dtype=narrow(source, op, self._wire_dtype),
+                dtype=what.dtype,
+                **call,
+            )
+
+        return self._calls.start(
+            submit,
+            packing,
+            packing,
+            outputs=tensors,
+            asynchronous=asynchronous,
+            timeout=timeout,
+        )
+
+    def close(self) -> None:
+        """The group of the calls is theirs."""
+
+    def abort(self) -> None:
+        """Likewise."""
+
+    def _submit(self, array: Array, op: Op, *, key: str, **call: Any) -> Handle:
+        return self._calls.group.all_reduce(array, op, key=key, **call)
+
+
+class HierarchicalReduction(FlatReduction):
+    """The ranks of a host sum among themselves, and each has a part of the sums reduced."""
+
+    def __init__(
+        self, calls: GroupCalls, wire_dtype: WireDtype | None, hierarchy: Hierarchy
+    ) -> None:
+        super().__init__(calls, wire_dtype)
+        self.hierarchy = hierarchy
+        calls.also_ended = hierarchy.abort
+        self._prefix = main_prefix("cuda" if hierarchy.layout.cuda else "cpu")
+
+    def close(self) -> None:
+        self.hierarchy.close()
+
+    def abort(self) -> None:
+        self.hierarchy.abort()
+
+    def _submit(self, array: Array, op: Op, *, key: str, **call: Any) -> Handle:
+        # What callbacks call, and tensors of another kind of device, come in another order on each
+        # rank; neighbours could not match them.
+        if not key.startswith(f"{self._prefix}/"):
+            return super()._submit(array, op, key=key, **call)
+        return self.hierarchy.all_reduce(array, op, self._prefix, flat_key=key, **call)
+
+
+def narrow(flat: torch.Tensor, op: Any, wire_dtype: WireDtype | None) -> WireDtype | None:
+    """The dtype in which a tensor travels: only large sums and means of float32 are narrowed."""
+    narrowed = flat.dtype is torch.float32 and op.op in _NARROWED_OPS
+    return wire_dtype if narrowed and flat.nbytes >= LEAST_NARROWED_BYTES else None

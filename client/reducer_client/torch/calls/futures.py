@@ -1,0 +1,122 @@
+"""Futures of calls: torch's, with callbacks that may block, and errors that keep their text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
+
+import torch
+
+from reducer_client.torch.calls.callbacks import CallbackThreads
+from reducer_client.torch.calls.name_scopes import Scope, entered
+
+Context = Callable[[], AbstractContextManager[Any]]
+Callback = Callable[["CallFuture"], Any]
+
+
+class CallFuture(torch.futures.Future[Any]):
+    """Completed by the client; its Python callbacks run on threads of their own.
+
+    DistributedDataParallel reads the value in C++, where an exception object is only no tensor. So
+    the value of a failed call raises the error to whoever looks at it.
+
+    Args:
+        devices: of the tensors in the value, for CUDA.
+        context: in which it is completed: the stream whose work its consumers have to wait for.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        threads: CallbackThreads,
+        devices: Sequence[torch.device] = (),
+        context: Context = nullcontext,
+    ) -> None:
+        super().__init__(devices=list(devices))
+        self._scope = scope
+        self._threads = threads
+        self._devices = devices
+        self._context = context
+        self._lock = threading.RLock()
+        self._callbacks = 0
+        self._completing = False
+
+    def complete(self, value: Any, error: BaseException | None) -> None:
+        """Once; never blocks: callbacks of Python, if there are any, run on another thread."""
+        with self._lock:
+            if self._completing:
+                return
+            self._completing = True
+            if not self._callbacks:
+                self._set(value, error)
+                return
+        self._threads.run(lambda: self._set(value, error))
+
+    def then(self, callback: Callback) -> CallFuture:
+        """A future with what the callback returns or raises."""
+        scope = self._next_branch()
+        child = CallFuture(scope, self._threads, self._devices)
+
+        def run(done: CallFuture) -> None:
+            try:
+                value = callback(done)
+            except BaseException as error:
+                child._set(None, error)
+            else:
+                child._set(value, None)
+
+        self._call_within(scope, run)
+        return child
+
+    def add_done_callback(self, callback: Callback) -> None:
+        """As torch's; run at once, on this thread, where it is done already."""
+        self._call_within(self._next_branch(), callback)
+
+    def _next_branch(self) -> Scope:
+        with self._lock:
+            self._callbacks += 1
+            return self._scope.branch(self._callbacks)
+
+    def _call_within(self, scope: Scope, callback: Callback) -> None:
+        def run(_: object) -> None:
+            try:
+                with entered(scope):
+                    callback(self)
+            finally:
+                scope.end()
+
+        scope.begin()
+        try:
+            with self._lock:
+                if not self._completing:
+                    super().add_done_callback(run)
+                    return
+        except BaseException:
+            scope.end()  # nothing will run in it
+            raise
+        super().add_done_callback(run)
+
+    def _set(self, value: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._set_unwrap_func(_Failure.raise_)
+            value = _Failure(error)
+        with self._context():
+            self.set_result(value)
+
+
+class _Failure:
+    """The value of a failed call. C++ looks at a value by its text, or by pickling it."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def raise_(self) -> NoReturn:
+        raise self._error
+
+    def __str__(self) -> str:
+        raise self._error
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise self._error

@@ -1,0 +1,233 @@
+"""Collectives on tensors over a group: numbered, packed, started, kept until they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+
+from reducer_client.config import DEFAULT_STEP_TIMEOUT
+from reducer_client.errors import RoundTimeoutError
+from reducer_client.group import Group
+from reducer_client.torch.calls.callbacks import CallbackThreads
+from reducer_client.torch.calls.name_scopes import MainScope, Scope
+from reducer_client.torch.calls.single_rank import SingleRankGroup
+from reducer_client.torch.calls.tasks import Task
+from reducer_client.torch.calls.works import CallWork, EndGroup, Handle, OnDone
+from reducer_client.torch.tensors.cuda import CudaStaging
+from reducer_client.torch.tensors.packing import Packing
+
+AnyGroup = Group | SingleRankGroup
+
+
+# submit(source, target, key=, on_done=, timeout=) starts a collective from one run of host memory
+# into another; the same one for a collective in place.
+Submit = Callable[..., Handle]
+
+
+class GroupCalls:
+    """The calls of one process group."""
+
+    def __init__(self, group: AnyGroup, name: str) -> None:
+        self.group = group
+        self.also_ended: Callable[[], None] | None = None  # where the group ends by itself
+        patience = group.step_timeout or DEFAULT_STEP_TIMEOUT
+        self._scope = MainScope(name, group.reducers, patience)
+        self._threads = CallbackThreads()
+        self._pending: set[CallWork] = set()
+        self._staging: dict[torch.device, CudaStaging] = {}
+        # One for all devices, whose calls have one order; starts a thread when first used.
+        self._stager = ThreadPoolExecutor(1, thread_name_prefix="reducer-stager")
+
+    def start(
+        self,
+        submit: Submit,
+        source: Packing | None,
+        target: Packing | None,
+        *,
+        outputs: Sequence[torch.Tensor],
+        asynchronous: bool,
+        timeout: float | None,
+    ) -> CallWork:
+        """Start a collective; ``source is target`` for one in place.
+
+        The ranks count their calls. One that is refused here, on whatever rank, does not count;
+        on a CUDA device it is refused later, and counts.
+        ``outputs``: the value of the work's future.
+        """
+        device = _common_device(source, target)
+        if device.type == "cuda":
+
+            def start_on_device() -> CallWork:
+                with self._scope.next_call(device.type) as (key, scope):
+                    begin = partial(submit, key=key, timeout=timeout)
+                    return self._start_on_device(begin, source, target, outputs, scope, device)
+
+            return self._unless_interrupted(start_on_device)
+        read, write, finish = _on_host(source, target)
+
+        def start() -> CallWork:
+            with self._scope.next_call(device.type) as (key, scope):
+                work = CallWork(outputs, scope, self._threads, finish, timeout)
+
+                def begin(on_done: OnDone | None) -> Handle:
+                    return submit(read, write, key=key, on_done=on_done, timeout=timeout)
+
+                if asynchronous:
+                    return self._notified(work, begin, self.end_group)
+                return work.start(begin, self.end_group)
+
+        return self._unless_interrupted(start)
+
+    def pending(self) -> list[CallWork]:
+        """The calls that have been started, are under way, and that nobody need wait for."""
+        return [work for work in list(self._pending) if work.started]
+
+    def start_task(
+        self, run: Callable[[str], None], outputs: Sequence[torch.Tensor], asynchronous: bool
+    ) -> CallWork:
+        """Start something that waits, and may make calls of its own; equal on all ranks.
+
+        ``run`` gets a key of its own: a thread takes it up at any time.
+        """
+
+        def run_or_end(key: str) -> None:
+            try:
+                run(key)
+            except RoundTimeoutError as error:
+                self.end_group(str(error))
+                raise
+
+        def start() -> CallWork:
+            with self._scope.next_call("task") as (key, scope):
+                work = CallWork(outputs, scope, self._threads)
+                step = partial(run_or_end, key)
+                if asynchronous:
+                    return self._notified(work, self._beginning(step, scope), self.end_group)
+                task = Task(scope, None)
+                task.run(step)
+                return work.start(lambda _: task, self.end_group)
+
+        return self._unless_interrupted(start)
+
+    def end_group(self, timed_out: str = "") -> None:
+        """This rank alone has not made a call, or has not its result: leave without a word."""
+        self.group.abort(timed_out)
+        if self.also_ended is not None:
+            self.also_ended()
+
+    def _unless_interrupted(self, start: Callable[[], CallWork]) -> CallWork:
+        """An interrupt ends the group: nobody knows whether the call is under way.
+
+        Made again, it would be another round than that of the other ranks.
+        """
+        try:
+            return start()
+        except Exception:
+            raise
+        except BaseException:
+            self.end_group()
+            raise
+
+    def start_waiting(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
+        """Start something that only waits, on any ranks; a barrier does not wait for that."""
+        scope = Scope("waiting")
+        work = CallWork(outputs, scope, self._threads)
+        return work.start_notified(self._beginning(run, scope), lambda: None)
+
+    def _beginning(
+        self, run: Callable[[], None], scope: Scope
+    ) -> Callable[[OnDone | None], Handle]:
+        def begin(on_done: OnDone | None) -> Handle:
+            task = Task(scope, on_done)
+            try:
+                self._threads.submit(partial(task.run, run))
+            except BaseException:
+                scope.end()  # nothing will run in it
+                raise
+            return task
+
+        return begin
+
+    def _start_on_device(
+        self,
+        submit: Submit,
+        source: Packing | None,
+        target: Packing | None,
+        outputs: Sequence[torch.Tensor],
+        scope: Scope,
+        device: torch.device,
+    ) -> CallWork:
+        staging = self._staging_of(device)
+        work = CallWork(
+            outputs,
+            scope,
+            self._threads,
+            devices=[device],
+            context=staging.on_side,
+        )
+
+        def begin(on_done: OnDone | None) -> Handle:
+            assert on_done is not None
+            return staging.start(
+                source, target, lambda read, write, done: submit(read, write, on_done=done), on_done
+            )
+
+        return self._notified(work, begin, self.end_group)
+
+    def _notified(
+        self,
+        work: CallWork,
+        begin: Callable[[OnDone | None], Handle],
+        end_group: EndGroup | None = None,
+    ) -> CallWork:
+        self._pending.add(work)
+        try:
+            return work.start_notified(begin, lambda: self._pending.discard(work), end_group)
+        except BaseException:  # refused
+            self._pending.discard(work)
+            raise
+
+    def _staging_of(self, device: torch.device) -> CudaStaging:
+        if device not in self._staging:
+            self._staging[device] = CudaStaging(device, self._stager)
+        return self._staging[device]
+
+    def close(self) -> None:
+        """Leave the group, and end the threads of callbacks."""
+        self.group.close()
+        self._stop()
+
+    def abort(self) -> None:
+        """Leave without a word."""
+        self.group.abort()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stager.shutdown()
+        self._threads.stop()
+
+
+def _common_device(source: Packing | None, target: Packing | None) -> torch.device:
+    devices = {tensor.device for p in (source, target) if p is not None for tensor in p.tensors}
+    device = next(iter(devices))
+    if len(devices) > 1 or device.type not in ("cpu", "cuda"):
+        names = ", ".join(sorted(str(device) for device in devices))
+        raise TypeError(f"tensors on {names}: expected all on the cpu, or all on one cuda device")
+    return device
+
+
+def _on_host(
+    source: Packing | None, target: Packing | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None, partial[None] | None]:
+    """What is read, what is written, and what brings the result to the target's tensors."""
+    read = None if source is None else source.flat()
+    if target is None:
+        return read, None, None
+    write = read if source is target else target.alone()
+    if write is None:
+        write = torch.empty(target.numel, dtype=target.dtype, device="cpu")
+    finish = None if target.alone() is not None else partial(target.unpack, write)
+    return read, write, finish

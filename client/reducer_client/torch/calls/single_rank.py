@@ -1,0 +1,59 @@
+"""A group of one rank: every collective without a reducer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from reducer_client.arrays import Array
+from reducer_client.torch.calls.works import OnDone
+
+
+class _Done:
+    """The handle of a call that had nobody to wait for."""
+
+    done = True
+
+    def wait(self, timeout: float | None = None) -> None:
+        return
+
+    def exception(self) -> None:
+        return
+
+
+class SingleRankGroup:
+    """``reducer_client.Group`` for a world of one, as far as process groups use it."""
+
+    reducers = 1
+    step_timeout = None
+
+    def all_reduce(self, array: Array, op: str, *, out: Array, **options: Any) -> _Done:
+        return _copy(array, out, **options)
+
+    def broadcast(self, array: Array, root: int, *, out: Array, **options: Any) -> _Done:
+        return _copy(array, out, **options)
+
+    def all_gather(self, array: Array, *, out: Array, **options: Any) -> _Done:
+        return _copy(array, out, **options)
+
+    def reduce_scatter(self, array: Array, op: str, *, out: Array, **options: Any) -> _Done:
+        return _copy(array, out, **options)
+
+    def barrier(self, timeout: float | None = None, key: str | None = None) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def abort(self, timed_out: str = "") -> None:
+        return
+
+
+def _copy(array: Array, out: Array, *, on_done: OnDone | None = None, **options: Any) -> _Done:
+    if out is not array:
+        np.copyto(out.reshape(-1), array.reshape(-1))
+    done = _Done()
+    if on_done is not None:
+        on_done(done)
+    return done

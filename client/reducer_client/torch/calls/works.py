@@ -1,0 +1,217 @@
+"""Works: what torch gets for a collective that is under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from reducer_client.errors import ReducerError, RoundTimeoutError
+from reducer_client.torch.calls.callbacks import CallbackThreads
+from reducer_client.torch.calls.futures import CallFuture, Context
+from reducer_client.torch.calls.name_scopes import Scope
+from reducer_client.torch.hierarchy.all_reduce import AllReduce
+
+
+class Handle(Protocol):
+    """What a group's calls return: ``reducer_client.Work``."""
+
+    @property
+    def done(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> Any: ...
+    def exception(self) -> Exception | None: ...
+
+
+OnDone = Callable[[Any], None]
+EndGroup = Callable[[str], None]
+Submit = Callable[[OnDone | None], Handle]
+
+
+class CallWork(dist.Work):
+    """One collective. Any thread may wait for it, any number of times.
+
+    Args:
+        outputs: what the future has as its value.
+        limit: seconds that ``wait`` waits by default; None takes the timeout of the group.
+        devices, context: of the future.
+        finish: brings the result to the outputs, once, when the call has succeeded.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[torch.Tensor],
+        scope: Scope,
+        threads: CallbackThreads,
+        finish: Callable[[], None] | None = None,
+        limit: float | None = None,
+        devices: Sequence[torch.device] = (),
+        context: Context = nullcontext,
+    ) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self._scope = scope
+        self._threads = threads
+        self._finish = finish
+        self._limit = limit
+        self._devices = devices
+        self._context = context
+        self._lock = threading.Lock()
+        self._handle: Handle | None = None
+        self._notified = False
+        self._settled = False
+        self._when_settled: Callable[[], None] | None = None
+        self._error: Exception | None = None
+        self._future: CallFuture | None = None
+        self._end_group: EndGroup | None = None
+
+    def start(self, submit: Submit, end_group: EndGroup | None = None) -> CallWork:
+        """Start a call that somebody waits for at once.
+
+        ``end_group``: called where this rank alone does not have the result, with the text of the
+        time-out if that is why. The call made again would be another round than that of the other
+        ranks, and so would every later call.
+        """
+        self._end_group = end_group
+        self._handle = submit(None)
+        return self
+
+    def start_notified(
+        self, submit: Submit, ended: Callable[[], None], end_group: EndGroup | None = None
+    ) -> CallWork:
+        """Start a call that goes on by itself, and finishes on a thread of the client."""
+        self._end_group = end_group
+        self._notified = True
+
+        def on_done(handle: Handle) -> None:
+            try:
+                self._on_done(handle)
+            finally:
+                ended()
+
+        self._handle = submit(on_done)
+        return self
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        """Return when the outputs are there; 0 takes the timeout of the call.
+
+        Raises what failed: one of ``reducer_client``'s errors, all of which are RuntimeErrors.
+        """
+        handle, seconds = self._started(), timeout.total_seconds()
+        try:
+            handle.wait(seconds or self._limit)
+        except RoundTimeoutError as error:
+            # A rank that came late would finish the call, and then be one behind us.
+            if not seconds:
+                self._lose(handle, str(error))
+            raise
+        except ReducerError:
+            raise
+        except BaseException:  # an interrupt, or no memory
+            self._lose(handle)
+            raise
+        self._settle(handle)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _lose(self, handle: Handle, timed_out: str = "") -> None:
+        """The program has no result, and will go on with other calls or make this one again.
+
+        Other ranks may have the result, now or as soon as a late rank comes. An interrupted wait
+        for an asynchronous call may be repeated. (A hierarchy ends by itself.)
+        """
+        for_good = timed_out or not self._notified
+        if self._end_group is not None and for_good and not isinstance(handle, AllReduce):
+            self._end_group(timed_out)
+
+    def when_settled(self, call: Callable[[], None]) -> None:
+        """Have it called, on any thread, before anybody learns that the outputs are there."""
+        with self._lock:
+            if not self._settled:
+                self._when_settled = call
+                return
+        call()
+
+    def get_future(self) -> CallFuture:
+        """A future with the list of outputs, or the error."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            future = self._future = CallFuture(
+                self._scope, self._threads, self._devices, self._context
+            )
+            settled, notified = self._settled, self._notified
+        if settled:
+            future.complete(self._outputs, self._error)
+        elif not notified:
+            self._threads.run(self._wait_and_complete)
+        return future
+
+    @property
+    def started(self) -> bool:
+        """Whether it may be waited for; False while another thread starts it."""
+        return self._handle is not None
+
+    def is_completed(self) -> bool:
+        """Whether it has failed, or the outputs are there."""
+        handle = self._started()
+        if not handle.done:
+            return False
+        self._settle(handle)
+        return True
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error if self.is_completed() else None
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def _started(self) -> Handle:
+        assert self._handle is not None
+        return self._handle
+
+    def _on_done(self, handle: Handle) -> None:
+        self._settle(handle)
+        with self._lock:
+            future = self._future
+        if future is not None:
+            future.complete(self._outputs, self._error)
+
+    def _settle(self, handle: Handle) -> None:
+        with self._lock:
+            if self._settled:
+                return
+            error: Exception | None = None
+            is_lost = False
+            try:
+                error = handle.exception()
+                if error is None and self._finish is not None:
+                    with torch.inference_mode():  # else its tensors could not be written to
+                        self._finish()
+            except Exception as failed:
+                error, is_lost = failed, True
+            self._error, self._settled, self._finish = error, True, None
+            if self._when_settled is not None:
+                self._when_settled()
+        if is_lost and self._end_group is not None:
+            self._end_group("")
+
+    def _wait_and_complete(self) -> None:
+        assert self._future is not None
+        try:
+            self.wait()
+        except Exception as error:
+            self._future.complete(None, error)
+        else:
+            self._future.complete(self._outputs, None)

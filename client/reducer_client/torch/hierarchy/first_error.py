@@ -1,0 +1,80 @@
+"""Errors on their way to other ranks, and which of all ranks' errors was the first cause."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from reducer_client import errors
+from reducer_client.errors import ClosedError, PeerLostError, ReducerError, RoundTimeoutError
+from reducer_client.group import Group
+from reducer_client.torch.hierarchy.host_group import RECORD_BYTES
+
+# One rank's end reaches the others' by closed connections, within milliseconds; a rank that is dead
+# is missed by the reducers within a second.
+_PATIENCE = 3.0
+_TEXT_BYTES = 1200
+_KEY_BYTES = 300
+
+
+def pack_error(error: ReducerError | None) -> bytes:
+    """At most RECORD_BYTES; nothing for None."""
+    if error is None:
+        return b""
+    fields = {
+        "kind": type(error).__name__,
+        "text": _cut(str(error), _TEXT_BYTES),
+        "rank": error.rank,
+        "round": error.round,
+        "key": None if error.key is None else _cut(error.key, _KEY_BYTES),
+        "reason": error.reason,
+    }
+    return json.dumps(fields, ensure_ascii=False).encode()[:RECORD_BYTES]
+
+
+def unpack_error(record: bytes) -> ReducerError:
+    """The reverse."""
+    try:
+        fields = json.loads(record)
+        kind: type[ReducerError] = getattr(errors, fields["kind"])
+        return kind(
+            fields["text"],
+            rank=fields["rank"],
+            round=fields["round"],
+            key=fields["key"],
+            reason=fields["reason"],
+        )
+    except ValueError:  # it was cut
+        return ReducerError(record.decode(errors="replace"))
+
+
+def find_cause(group: Group, key: str, mine: ReducerError) -> ReducerError:
+    """What all ranks of the group raise; called by each that is at its end, with its own error.
+
+    A rank that is dead, or does not come, is named; else it is the error of the lowest rank that
+    does not merely say that another one has gone.
+    """
+    record = np.frombuffer(pack_error(mine).ljust(RECORD_BYTES, b"\0"), np.uint8)
+    try:
+        said = group.all_gather(record, key=key).wait(_PATIENCE)
+    except PeerLostError as lost:
+        return lost if lost.reason == "lost" or _is_echo(mine) else mine
+    except RoundTimeoutError as absent:
+        return RoundTimeoutError(
+            f"{mine}; whoever is absent from {absent}", rank=absent.rank, reason="timeout"
+        )
+    except ReducerError:
+        return mine
+    found = [unpack_error(row.tobytes().rstrip(b"\0")) for row in said]
+    return next((error for error in found if not _is_echo(error)), mine)
+
+
+def _is_echo(error: ReducerError) -> bool:
+    return isinstance(error, ClosedError) or (
+        isinstance(error, PeerLostError) and error.reason != "lost"
+    )
+
+
+def _cut(text: str, size: int) -> str:
+    return text.encode()[:size].decode(errors="ignore")

@@ -1,0 +1,138 @@
+"""Which ranks share a host: what each rank says of itself, and what all of them make of it.
+
+A host here is what one launcher started: as many neighbouring ranks as LOCAL_WORLD_SIZE says, in
+one network namespace of one machine. Nothing of it is assumed: every rank sees what all have said,
+so all come to the same verdict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from reducer_client.config import find_local_ranks
+from reducer_client.group import Group
+
+_RECORD = struct.Struct("<iib?16s")
+_WANTED = {None: 0, True: 1, False: 2}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``hosts`` hosts with ``local_size`` ranks each; host h has h * local_size and those behind.
+
+    ``rank``: this worker's. ``cuda``: whether the ranks have CUDA devices.
+    """
+
+    hosts: int
+    local_size: int
+    rank: int
+    cuda: bool
+
+    @property
+    def host(self) -> int:
+        """The number of this worker's host."""
+        return self.rank // self.local_size
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number on its host."""
+        return self.rank % self.local_size
+
+    def neighbour(self, local_rank: int) -> int:
+        """The rank of a worker on this host."""
+        return self.host * self.local_size + local_rank
+
+    def counterpart(self, host: int) -> int:
+        """The rank of the worker with our local rank on another host."""
+        return host * self.local_size + self.local_rank
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """What a rank says of itself; 0 and -1: its launcher does not say. ``wanted``: by its user."""
+
+    local_size: int
+    local_rank: int
+    wanted: bool | None
+    cuda: bool
+    machine: bytes
+
+    def pack(self) -> bytes:
+        wanted = _WANTED[self.wanted]
+        return _RECORD.pack(self.local_size, self.local_rank, wanted, self.cuda, self.machine)
+
+
+def unpack(record: bytes) -> HostRecord:
+    """The reverse of `HostRecord.pack`."""
+    local_size, local_rank, wanted, cuda, machine = _RECORD.unpack(record)
+    found = {number: choice for choice, number in _WANTED.items()}[wanted]
+    return HostRecord(local_size, local_rank, found, cuda, machine)
+
+
+def agree(group: Group, name: str, wanted: bool | None) -> tuple[Layout | None, str]:
+    """The layout of the group's ranks, or None and why there is none. All ranks call it.
+
+    Raises ValueError on all ranks where one wants a hierarchy and the layout does not allow it.
+    """
+    local_rank, local_size = find_local_ranks()
+    mine = HostRecord(
+        0 if local_size is None else local_size,
+        -1 if local_rank is None else local_rank,
+        wanted,
+        torch.cuda.is_available(),
+        _this_machine(),
+    )
+    said = group.all_gather(np.frombuffer(mine.pack(), np.uint8), key=f"{name}/layout").wait()
+    places = [unpack(record.tobytes()) for record in said]
+    why_not = refuse(places)
+    if not why_not:
+        hosts = len(places) // mine.local_size
+        return Layout(hosts, mine.local_size, group.rank, mine.cuda), ""
+    demanding = [rank for rank, place in enumerate(places) if place.wanted]
+    if demanding:
+        raise ValueError(f"hierarchy=True on rank {demanding[0]}, but {why_not}")
+    return None, why_not
+
+
+def refuse(places: Sequence[HostRecord]) -> str:
+    """Why ranks that say this have no hierarchy; "": they have one."""
+    size = places[0].local_size
+    for rank, place in enumerate(places):
+        if place.wanted is False:
+            return f"rank {rank} has hierarchy=False"
+        if place.local_size != size:
+            return (
+                f"rank 0 is one of {size} ranks on its host and rank {rank} one of "
+                f"{place.local_size} (LOCAL_WORLD_SIZE): expected equally many on all hosts"
+            )
+        if place.cuda != places[0].cuda:
+            return f"one of ranks 0 and {rank} has CUDA devices, the other has none"
+    if size < 2:
+        return "no host has several ranks (LOCAL_WORLD_SIZE, as launchers set it)"
+    if len(places) % size or len(places) == size:
+        return f"{len(places)} ranks are not several hosts of {size} (LOCAL_WORLD_SIZE)"
+    for rank, place in enumerate(places):
+        if place.local_rank not in (-1, rank % size):
+            return (
+                f"rank {rank} is local rank {place.local_rank}: expected {rank % size}, the ranks "
+                "of a host one after the other"
+            )
+        first = rank - rank % size
+        if place.machine != places[first].machine:
+            return f"rank {rank} is on another host than rank {first}"
+    return ""
+
+
+def _this_machine() -> bytes:
+    """Differs where two ranks could not talk over loopback."""
+    booted = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    network = os.stat("/proc/self/ns/net").st_ino
+    return hashlib.sha256(booted + str(network).encode()).digest()[:16]

@@ -1,0 +1,43 @@
+"""A thread that takes steps one after the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from reducer_client.reports import logger
+
+
+class StepThread:
+    """Runs what it is given in that order; steps do not raise. It ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._steps: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, step: Callable[[], None]) -> None:
+        self._steps.put(step)
+
+    def stop(self) -> None:
+        """Return when all steps are done; none may come any more."""
+        self._steps.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while self._take():
+            pass
+
+    def _take(self) -> bool:
+        # A function of its own: a step holds arrays, and must be gone when the next is waited for.
+        step = self._steps.get()
+        try:
+            if step is not None:
+                step()
+        except Exception:
+            with suppress(Exception):  # a handler of the program's logs may fail
+                logger.exception("%s: a step failed", threading.current_thread().name)
+        return step is not None

@@ -1,0 +1,258 @@
+"""DDP's communication hook: the mean of each bucket of gradients through a group.
+
+A failure reaches ``backward()`` as a RuntimeError with the text of the error; the error itself is
+kept as ``state.last_error``. The optimizer must not step after it.
+"""
+
+# No "from __future__ import annotations": DDP compares the hook's annotations with real classes.
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from reducer_client.dtypes import WireDtype
+from reducer_client.group import Group
+from reducer_client.torch.hook.narrowing import NarrowingGauge
+from reducer_client.torch.tensors.cuda import CudaStaging, OnDone
+from reducer_client.torch.tensors.packing import Packing
+from reducer_client.work import Timeout, Work
+
+__all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options", "exchange", "take"]
+
+# torch's own: 5 to 100 MiB differ by 2 % where communication dominates (bench.training), and
+# smaller ones overlap more of the backward pass.
+DEFAULT_BUCKET_CAP_MB = 25
+
+TensorFuture = torch.futures.Future[torch.Tensor]
+# submit(host, on_done) starts a collective on a host tensor, in place.
+Submit = Callable[[torch.Tensor, OnDone], object]
+
+_names: "weakref.WeakKeyDictionary[Group, itertools.count[int]]" = weakref.WeakKeyDictionary()
+
+
+class ReductionState:
+    """State of ``all_reduce_hook`` for one DDP module.
+
+    Args:
+        group: the joined group that sums the gradients.
+        wire_dtype: ``"bfloat16"`` or ``"float16"``: how float32 buckets travel.
+        prioritize: of the buckets that wait for the network, the latest goes first: it holds the
+            layers that the next forward pass needs first.
+        timeout: seconds (or a timedelta) that a bucket has; then the step fails with an error that
+            names who was absent. By default the group's ``step_timeout`` if ``connect`` was given
+            one, else that of the process group: torch's own, or what ``init_process_group`` was
+            given.
+        process_group: the one of the module; by default torch's default group.
+        prefix: begins the keys of the buckets. By default it tells by the order of creation which
+            module of the group it is, so all ranks must create their states in the same order.
+
+    Attributes:
+        last_error: why the last reduction failed, or None.
+        bytes_reduced: bytes of gradients handed in so far.
+        bytes_on_wire: what has travelled for them, sent and received, without frame headers and
+            what a lost reducer makes travel again.
+        narrowing: what ``wire_dtype`` costs: ``narrowing.error`` and ``narrowing.overflows``.
+
+    It can be pickled with a checkpoint, without its group; set ``state.group`` after loading.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        wire_dtype: WireDtype | None = None,
+        prioritize: bool = False,
+        timeout: Timeout | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        prefix: str | None = None,
+    ) -> None:
+        if wire_dtype not in (None, "float32", "float16", "bfloat16"):
+            raise ValueError(f"wire_dtype={wire_dtype!r}: expected float16, bfloat16 or None")
+        if prefix is None:
+            prefix = f"ddp{next(_names.setdefault(group, itertools.count()))}"
+        self.group: Group | None = group
+        self.wire_dtype = wire_dtype
+        self.prioritize = prioritize
+        self.prefix = prefix
+        if timeout is None:
+            timeout = group.step_timeout or _torch_timeout(process_group)
+        self.timeout: Timeout | None = timeout
+        self.bytes_reduced = 0
+        self.bytes_on_wire = 0
+        self.narrowing = NarrowingGauge(wire_dtype)
+        self.last_error: Exception | None = None
+        self._staging: dict[torch.device, CudaStaging] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"group": None, "last_error": None, "_staging": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def keep_error(self, error: Exception) -> None:
+        """Called where a reduction has failed."""
+        self.last_error = error
+
+    def joined_group(self) -> Group:
+        """The group; RuntimeError after unpickling, until there is a new one."""
+        if self.group is None:
+            name = type(self).__name__
+            raise RuntimeError(f"this {name} was unpickled: set state.group to a new group")
+        return self.group
+
+    def submit(self, host: torch.Tensor, bucket: int, on_done: OnDone) -> Work[Any]:
+        """Start the mean of a bucket in contiguous CPU memory over all ranks, in place."""
+        group = self.joined_group()
+        self.narrowing.look(host)
+        narrow = self.wire_dtype if host.dtype is torch.float32 else None
+        itemsize = 2 if narrow in ("float16", "bfloat16") else host.element_size()
+        self.bytes_on_wire += 2 * host.numel() * itemsize  # there and back
+        is_bfloat16 = host.dtype is torch.bfloat16
+        array = (host.view(torch.uint16) if is_bfloat16 else host).numpy()
+        return group.all_reduce(
+            array,
+            op="mean",
+            key=f"{self.prefix}/bucket{bucket}",
+            out=array,
+            wire_dtype=narrow,
+            dtype="bfloat16" if is_bfloat16 else None,
+            priority=bucket if self.prioritize else 0,
+            on_done=on_done,
+            timeout=self.timeout,
+        )
+
+    def staging(self, device: torch.device) -> CudaStaging:
+        """What transfers tensors of a CUDA device; made at its first use."""
+        if device not in self._staging:
+            self._staging[device] = CudaStaging(device)
+        return self._staging[device]
+
+
+def all_reduce_hook(
+    state: ReductionState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # bound only where torch has c10d
+) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook: the mean of a bucket over all ranks, in place.
+
+    float32, float64, float16 and bfloat16 buckets, on the CPU or a CUDA device.
+    """
+    tensor, index = take(state, bucket), bucket.index()
+    return exchange(state, tensor, lambda host, on_done: state.submit(host, index, on_done))
+
+
+def take(state: ReductionState, bucket: Any) -> torch.Tensor:
+    """The flat gradients of a bucket, counted; TypeError if they are sparse."""
+    tensor: torch.Tensor = bucket.buffer().detach()
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"sparse gradients of shape {tuple(tensor.shape)}: expected dense ones; make the "
+            "embedding with sparse=False"
+        )
+    state.bytes_reduced += tensor.numel() * tensor.element_size()
+    return tensor
+
+
+def exchange(state: ReductionState, tensor: torch.Tensor, submit: Submit) -> TensorFuture:
+    """Run a collective on a tensor in place, or on its copy in host memory where it is on a device.
+
+    Failures are kept in the state, and raised here or by the future's last callback.
+    """
+    try:
+        if tensor.device.type == "cpu":
+            return _Exchange(state, tensor, ()).on_host(submit)
+        if tensor.device.type == "cuda":
+            return _Exchange(state, tensor, [tensor.device]).on_device(submit)
+    except Exception as error:
+        state.keep_error(error)
+        raise
+    raise TypeError(f"gradients on {tensor.device}: only cpu and cuda are supported")
+
+
+def attach(
+    model: DistributedDataParallel,
+    group: Group,
+    *,
+    wire_dtype: WireDtype | None = None,
+    prioritize: bool = False,
+    timeout: Timeout | None = None,
+    prefix: str | None = None,
+) -> ReductionState:
+    """Send the gradients of a DDP module through the group; all ranks, in the same order.
+
+    Returns:
+        The state of the hook. RuntimeError if the module has a hook already.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(f"expected a DistributedDataParallel module, got {type(model).__name__}")
+    state = ReductionState(
+        group,
+        wire_dtype=wire_dtype,
+        prioritize=prioritize,
+        timeout=timeout,
+        process_group=model.process_group,
+        prefix=prefix,
+    )
+    model.register_comm_hook(state, all_reduce_hook)
+    return state
+
+
+def ddp_options(**options: Any) -> dict[str, Any]:
+    """Arguments for DistributedDataParallel: buckets of 25 MiB, and whatever is given."""
+    return {"bucket_cap_mb": DEFAULT_BUCKET_CAP_MB, **options}
+
+
+def _torch_timeout(group: dist.ProcessGroup | None) -> float | None:
+    """The seconds of a process group, the least of its backends'; torch says so nowhere else."""
+    if group is None and dist.is_initialized():
+        group = dist.group.WORLD
+    found = []
+    for device in ("cpu", "cuda"):
+        with contextlib.suppress(AttributeError, RuntimeError):
+            backend = group._get_backend(torch.device(device))  # type: ignore[union-attr]
+            found.append(backend.options._timeout.total_seconds())
+    return min(found, default=None)
+
+
+class _Exchange:
+    """One tensor there and back, and the future that DDP waits for."""
+
+    def __init__(
+        self, state: ReductionState, tensor: torch.Tensor, devices: Sequence[torch.device]
+    ) -> None:
+        self._state = state
+        self._tensor = tensor
+        self._finished: TensorFuture = torch.futures.Future(devices=list(devices))
+        self._error: Exception | None = None
+
+    def on_host(self, submit: Submit) -> TensorFuture:
+        submit(self._tensor, self._complete)
+        return self._finished.then(self._check)
+
+    def on_device(self, submit: Submit) -> TensorFuture:
+        packing = Packing([self._tensor])
+        self._state.staging(self._tensor.device).start(
+            packing, packing, lambda host, _, on_done: submit(host, on_done), self._complete
+        )
+        return self._finished.then(self._check)
+
+    # For CUDA on the side stream: the future records what its consumers have to wait for.
+    def _complete(self, handle: Any) -> None:
+        try:
+            self._error = handle.exception()
+        except Exception as error:  # this rank alone does not know what has come of the call
+            self._error = error
+            self._state.joined_group().abort()
+        self._finished.set_result(self._tensor)
+
+    # An error set on the future that DDP waits for would only reach the user as a failed cast; one
+    # that a callback raises keeps its text.
+    def _check(self, _: TensorFuture) -> torch.Tensor:
+        if self._error is not None:
+            self._state.keep_error(self._error)
+            raise self._error
+        return self._tensor

@@ -1,0 +1,178 @@
+"""Top-k with error feedback: the largest entries of each bucket travel, the others wait.
+
+A rank adds its gradients to what it has not sent yet, sends the largest of the sums as (index,
+value) pairs, and keeps the rest, with what rounding took from the values. All ranks add all pairs
+in rank order and divide by the number of ranks: they hold the same bits.
+"""
+
+# No "from __future__ import annotations": DDP compares the hook's annotations with real classes.
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from reducer_client.group import Group, OnDone
+from reducer_client.torch.hook.ddp import (
+    ReductionState,
+    TensorFuture,
+    all_reduce_hook,
+    exchange,
+    take,
+)
+from reducer_client.torch.hook.pairs import Pairs, largest, narrow
+from reducer_client.torch.hook.residuals import Residuals
+from reducer_client.work import Timeout
+
+__all__ = ["TopKState", "attach_topk", "topk_hook"]
+
+ValueDtype = Literal["float32", "float16", "bfloat16"]
+_VALUE_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+class TopKState(ReductionState):
+    """State of ``topk_hook`` for one DDP module; a state of every rank's own.
+
+    Args:
+        model: whose parameters name what is kept; as much memory as its gradients in float32.
+        group: the joined group that gathers the pairs.
+        ratio: the share of a bucket's entries that travels; at least one does.
+        value_dtype: how values travel; what that rounds off is kept. Indices take 4 bytes each.
+        start_iter: iterations at the start in which the gradients travel whole.
+        timeout, process_group, prefix: those of ``ReductionState``.
+
+    ``state_dict`` belongs into a checkpoint of each rank: without it up to ``1 / ratio`` steps'
+    worth of small gradients is lost.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        group: Group,
+        *,
+        ratio: float = 0.01,
+        value_dtype: ValueDtype = "float32",
+        start_iter: int = 0,
+        timeout: Timeout | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        prefix: str | None = None,
+    ) -> None:
+        if not 0 < ratio <= 1:
+            raise ValueError(f"ratio={ratio}: expected a share of the entries, above 0 and up to 1")
+        if value_dtype not in _VALUE_DTYPES:
+            raise ValueError(f"value_dtype={value_dtype!r}: expected {', '.join(_VALUE_DTYPES)}")
+        super().__init__(group, timeout=timeout, process_group=process_group, prefix=prefix)
+        self.ratio = ratio
+        self.value_dtype = value_dtype
+        self.start_iter = start_iter
+        self.iteration = 0
+        self.residuals = Residuals(model.module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The iteration, and by the parameters' names what this rank has not sent yet."""
+        return {"iteration": self.iteration, "residuals": self.residuals.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken; ValueError if that was of another model."""
+        self.residuals.load_state_dict(saved["residuals"])
+        self.iteration = saved["iteration"]
+
+    def pairs(self, entries: int) -> Pairs:
+        """How the pairs of a bucket travel."""
+        count = max(1, round(entries * self.ratio))
+        index_dtype = torch.int32 if entries <= 1 << 31 else torch.int64
+        return Pairs(count, index_dtype, _VALUE_DTYPES[self.value_dtype])
+
+    def gather(self, rows: torch.Tensor, bucket: int, on_done: OnDone) -> None:
+        """Start to fill the rows of the other ranks; shape (world size, bytes of one), uint8."""
+        group = self.joined_group()
+        self.bytes_on_wire += rows.numel()  # one row there, the others back
+        array = rows.numpy()
+        group.all_gather(
+            array[group.rank],
+            key=f"{self.prefix}/topk{bucket}",
+            out=array,
+            on_done=on_done,
+            timeout=self.timeout,
+        )
+
+
+def topk_hook(
+    state: TopKState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # bound only where torch has c10d
+) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook: the mean of the largest entries of a bucket, zeros elsewhere.
+
+    A bucket with NaN or Inf on any rank gives NaN or Inf on all, and changes no residuals: the step
+    is to be skipped, as ``GradScaler`` does.
+    """
+    whole = state.iteration < state.start_iter
+    state.iteration += bucket.is_last()
+    return all_reduce_hook(state, bucket) if whole else _reduce_largest(state, bucket)
+
+
+def attach_topk(
+    model: DistributedDataParallel,
+    group: Group,
+    *,
+    ratio: float = 0.01,
+    value_dtype: ValueDtype = "float32",
+    start_iter: int = 0,
+    timeout: Timeout | None = None,
+    prefix: str | None = None,
+) -> TopKState:
+    """Send the largest gradients of a DDP module through the group; all ranks, in the same order.
+
+    Returns:
+        The state of the hook. RuntimeError if the module has a hook already.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(f"expected a DistributedDataParallel module, got {type(model).__name__}")
+    state = TopKState(
+        model,
+        group,
+        ratio=ratio,
+        value_dtype=value_dtype,
+        start_iter=start_iter,
+        timeout=timeout,
+        process_group=model.process_group,
+        prefix=prefix,
+    )
+    model.register_comm_hook(state, topk_hook)
+    return state
+
+
+def _reduce_largest(state: TopKState, bucket: Any) -> TensorFuture:
+    buffer = take(state, bucket)
+    group, index = state.joined_group(), bucket.index()
+    residual = state.residuals.row(bucket.parameters())
+    total = residual + buffer
+    pairs = state.pairs(len(total))
+    indices = largest(total, pairs.count)
+    rows = torch.empty(group.world_size, pairs.nbytes, dtype=torch.uint8, device=total.device)
+    pairs.write(rows[group.rank], indices, narrow(total[indices], pairs.value_dtype))
+
+    def add_all(gathered: TensorFuture) -> torch.Tensor:
+        received = [pairs.read(row) for row in gathered.value()]
+        if all(bool(values.isfinite().all()) for _, values in received):
+            where, sent = received[group.rank]
+            residual.copy_(total.index_add_(0, where, sent.to(total.dtype), alpha=-1))
+        total.zero_()
+        for where, values in received:
+            total.index_add_(0, where, values.to(total.dtype))
+        buffer.copy_(total.div_(len(received)))
+        if total.is_cuda:  # it was made on another stream, and goes back to that one's memory
+            total.record_stream(torch.cuda.current_stream(total.device))
+        return buffer
+
+    gathered = exchange(
+        state,
+        rows,
+        lambda host, on_done: state.gather(host.view(rows.shape), index, on_done),
+    )
+    return gathered.then(add_all)
