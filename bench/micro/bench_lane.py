@@ -8,8 +8,9 @@ from itertools import count, product
 import pytest
 
 from bench.micro.measure import Measure
-from reducer.core import events
-from reducer.core.credits import Budget, Ledger
+from reducer.core.limits.budget import Budget
+from reducer.core.runs.flow import Ledger
+from reducer.core.surface import events
 from reducer.server.buffers import BufferPool
 from reducer.wire.header import HEADER_SIZE, pack_header
 from tests.support.bare_lane import KERNELS, CoreLane, ShellLane, contribution

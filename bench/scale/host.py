@@ -11,9 +11,9 @@ from typing import Any
 from bench.scale.clock import Clock, Core
 from bench.scale.network import Frame
 from reducer import kernels
-from reducer.core import events
 from reducer.core.lane import Lane
-from reducer.core.settings import LaneSettings
+from reducer.core.surface import events
+from reducer.core.surface.settings import LaneSettings
 from reducer.server.buffers import size_class
 from reducer.wire.codes import ITEM_SIZES, MAX_CHUNK_BYTES, MessageKind
 from reducer.wire.header import HEADER_SIZE, NO_RANK, unpack_header
@@ -88,7 +88,7 @@ class LaneHost:
         self._prices = prices
         self._send = send
         self._result_crc = result_crc
-        self._placed: dict[int, list[SizedBuffer]] = {}
+        self._placed: dict[int, list[events.Contributed]] = {}
         self._actions: dict[type[Any], Callable[[Any], events.Effect | None]] = {
             events.Send: self._on_send,
             events.Fold: self._on_fold,
@@ -109,9 +109,10 @@ class LaneHost:
         if frame.header.kind != MessageKind.CONTRIBUTION or not frame.header.length:
             return
         since = thread_time()
-        self.lane.admit(session, frame.header, 0)
+        admission = self.lane.admit(session, frame.header, 0)
         self.times.add("admit", since)
-        self._placed[session].append(self._take(frame.header.length))
+        buffer = self._take(frame.header.length)
+        self._placed[session].append(events.Contributed(session, frame.header, buffer, admission))
 
     def ends(self, session: int, frame: Frame) -> None:
         """The whole frame is there; it is handled when the core comes to it."""
@@ -121,8 +122,10 @@ class LaneHost:
         header = frame.header
         self.frames_in[header.kind] += 1
         if header.kind == MessageKind.CONTRIBUTION:
-            buffer = self._placed[session].pop(0) if header.length else None
-            self._feed(events.Contributed(session, header, buffer))
+            if header.length:
+                self._feed(self._placed[session].pop(0))
+            else:
+                self._feed(events.Contributed(session, header, None))
         else:
             payload = memoryview(frame.payload) if frame.payload else None
             self._feed(events.ControlReceived(session, header, payload))
@@ -162,12 +165,12 @@ class LaneHost:
     def _on_fold(self, fold: events.Fold) -> events.Folded:
         taken = None
         if fold.acc is None:
-            taken = self._take(fold.count * KERNELS.acc_itemsize(fold.op, fold.dtype))
+            taken = self._take(fold.sum.count * KERNELS.acc_itemsize(fold.sum.op, fold.sum.dtype))
         return events.Folded(fold.run, fold.work, taken, 0, NO_RANK)
 
     def _on_finish(self, finish: events.Finish) -> events.Reduced:
         self.chunks += 1
-        crc = self._result_crc(finish.count * ITEM_SIZES[finish.dtype])
+        crc = self._result_crc(finish.sum.count * ITEM_SIZES[finish.sum.dtype])
         return events.Reduced(finish.run, finish.work, crc, 0, NO_RANK)
 
     def _on_free(self, free: events.Free) -> None:

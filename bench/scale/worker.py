@@ -17,7 +17,7 @@ import numpy as np
 
 from bench.scale.host import KERNELS, ZEROS
 from bench.scale.network import Frame
-from reducer.core.plan import Plan
+from reducer.core.rounds.plan import Plan
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder

@@ -3,7 +3,7 @@
 # the generated files are mypyc's.
 get_filename_component(root "${CMAKE_CURRENT_SOURCE_DIR}/../.." ABSOLUTE)
 file(GLOB modules RELATIVE "${root}" CONFIGURE_DEPENDS
-     "${root}/reducer/wire/*.py" "${root}/reducer/core/*.py")
+     "${root}/reducer/wire/*.py" "${root}/reducer/core/*.py" "${root}/reducer/core/*/*.py")
 list(FILTER modules EXCLUDE REGEX "/__init__\\.py$")
 list(APPEND modules reducer/server/buffers.py reducer/server/executor.py
      reducer/server/leftovers.py reducer/server/outbox.py reducer/server/protocol.py

@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from typing import cast
 
-from reducer.core.permit import ANY_RANK, Permit
+from reducer.core.surface.permit import ANY_RANK, Permit
 from reducer.server.gate import Admit, Gate, Newcomer
 from reducer.wire.errors import PEER_ERRORS, AuthenticationError
 from reducer.wire.handshake import NONCE_SIZE, LaneHandshake, extract

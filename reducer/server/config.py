@@ -430,7 +430,7 @@ def usable_cores() -> int:
 
 def child_environment() -> dict[str, str]:
     """The environment for a lane process: the same code as ours, no threads of a BLAS, and a secret
-    of its own for Python's dicts (`reducer.core.tables`)."""
+    of its own for Python's dicts (`reducer.core.containers.tables`)."""
     root = str(Path(__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH", "")
     path = root + (os.pathsep + inherited if inherited else "")

@@ -1,7 +1,7 @@
 """Carries out what the core asks for, in order: send, fold, finish, free, close, and tell.
 
-What came of it goes back to the core as events. An output that raises is such an event too, and
-takes none of those behind it with it: they may be of other runs.
+What came of them is for the core, as events: the shell hands these in. An output that raises is
+such an event too, and takes none of those behind it with it: they may be of other runs.
 
 Kernels run inline: they release the GIL, but a lane has one thread, and a chunk of 64 KiB folds
 in less time than a hand-over to another thread takes.
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Final, cast
+from typing import Final, cast
 
-from reducer.core import events
-from reducer.core.buffer import Buffer
+from reducer.core.surface import events
+from reducer.core.surface.buffer import Buffer
 from reducer.kernels import PART_SHIFT, KernelSet
 from reducer.server.buffers import SMALLEST, BufferPool, PooledBuffer
 from reducer.server.log_shares import LogShares
@@ -32,8 +32,6 @@ logger = logging.getLogger("reducer.lane")
 _STACK_SIZE: Final = 2_048  # characters, about
 _FLAGS: Final = (1 << PART_SHIFT) - 1
 
-Feed = Callable[[Any], None]
-
 
 @dataclass
 class ShellCounters:
@@ -47,33 +45,28 @@ class ShellCounters:
 
 
 class Executor:
-    """One per lane. ``feed`` gives an event back to the core and runs what that returns.
-
-    ``unread_room`` tells how many bytes may wait to be sent to a session, at any time and now.
-    """
+    """One per lane. ``crowded`` has the connections for which more waits to be sent than may
+    wait at any time."""
 
     def __init__(
         self,
         kernels: KernelSet,
         pool: BufferPool,
         connections: Mapping[int, Connection],
-        unread_room: Callable[[int], tuple[int, int]],
         counters: ShellCounters,
-        feed: Feed,
     ) -> None:
         self._kernels = kernels
         self._pool = pool
         self._connections = connections
-        self._unread_room = unread_room
         self._counters = counters
-        self._feed = feed
+        self.crowded: list[Connection] = []
         self.slow_readers = 0
         self.fold_seconds = 0.0
         self.timeline: Timeline | None = None
         self._log_shares = LogShares()
 
-    def run(self, outputs: list[events.Output]) -> None:
-        """Carry all of them out, in order; then tell the core what came of them."""
+    def run(self, outputs: list[events.Output]) -> list[events.Effect]:
+        """Carry all of them out, in order; what came of them, for the core."""
         came: list[events.Effect] = []
         for output in outputs:
             try:
@@ -91,8 +84,7 @@ class Executor:
                 failed = failure_of(output, error)
                 if failed is not None:
                     came.append(failed)
-        for event in came:
-            self._feed(event)
+        return came
 
     def _others(self, output: events.Close | events.Behind | events.Traced | events.Log) -> None:
         """Outputs that no chunk needs."""
@@ -111,20 +103,14 @@ class Executor:
         pieces: list[Piece] = [send.frame]
         length = len(send.frame)
         if send.buffer is not None and send.length:
-            pieces = _with_payload(send.frame, _ours(send.buffer), send.length)
+            pieces = _with_payload(send.frame, ours(send.buffer), send.length)
             length += send.length
         for session in send.sessions:
             connection = self._connections.get(session)
             if connection is None:
                 continue
             if connection.send(pieces, length) > connection.slack:
-                self._maybe_drop(connection)
-
-    def _maybe_drop(self, connection: Connection) -> None:
-        connection.slack, room = self._unread_room(connection.session)
-        held = connection.held()
-        if held > room:
-            connection.note_deaf(f"{held:,} bytes wait for it, over its {room:,}")
+                self.crowded.append(connection)
 
     def drop_slow_reader(self, connection: Connection, why: str) -> None:
         """Disconnect one worker that does not read; the others never wait for it."""
@@ -137,7 +123,9 @@ class Executor:
         if fold.acc is not None:
             seen = self._fold_into(fold, fold.acc, fold.acc is fold.parts[0])
             return folded(fold, None, seen)
-        taken = self._pool.take(fold.count * self._kernels.acc_itemsize(fold.op, fold.dtype))
+        taken = self._pool.take(
+            fold.sum.count * self._kernels.acc_itemsize(fold.sum.op, fold.sum.dtype)
+        )
         try:
             return folded(fold, taken, self._fold_into(fold, taken, True))
         except Exception:
@@ -147,7 +135,7 @@ class Executor:
     def _fold_into(self, fold: events.Fold, acc: Buffer, first: bool) -> int:
         started = perf_counter()
         seen = self._kernels.fold(
-            fold.op, fold.dtype, fold.count, acc.view, _views(fold.parts), first
+            fold.sum.op, fold.sum.dtype, fold.sum.count, acc.view, _views(fold.parts), first
         )
         self.fold_seconds += perf_counter() - started
         return seen
@@ -157,23 +145,23 @@ class Executor:
         out = finish.out.view
         started = perf_counter()
         seen = self._kernels.finish(
-            finish.op,
-            finish.dtype,
-            finish.count,
-            finish.world,
+            finish.sum.op,
+            finish.sum.dtype,
+            finish.sum.count,
+            finish.sum.world,
             None if acc is None else acc.view,
             _views(finish.parts),
             out,
         )
         self.fold_seconds += perf_counter() - started
-        crc = self._kernels.crc32c(out[: finish.count * ITEM_SIZES[finish.dtype]])
+        crc = self._kernels.crc32c(out[: finish.sum.count * ITEM_SIZES[finish.sum.dtype]])
         return reduced(finish, crc, seen)
 
     def _free(self, free: events.Free) -> None:
         failure: Exception | None = None
         for buffer in free.buffers:
             try:
-                self._pool.give_back(_ours(buffer))
+                self._pool.give_back(ours(buffer))
             except Exception as error:
                 failure = error
         if failure is not None:
@@ -241,7 +229,7 @@ def _with_payload(frame: bytes, buffer: PooledBuffer, length: int) -> list[Piece
     return [frame, buffer.share(length)]
 
 
-def _ours(buffer: Buffer) -> PooledBuffer:
+def ours(buffer: Buffer) -> PooledBuffer:
     """What the core hands back is what it was given."""
     return cast(PooledBuffer, buffer)
 

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import cast
 
-from reducer.core.permit import Permit
+from reducer.core.surface.permit import Permit
 from reducer.log import RateLimit
 from reducer.server import descriptors
 from reducer.server.listening import peer_name

@@ -26,9 +26,9 @@ import uvloop
 
 from reducer import compiled, log
 from reducer import kernels as kernel_sets
-from reducer.core import events
 from reducer.core.lane import Lane
-from reducer.core.settings import LaneSettings
+from reducer.core.surface import events
+from reducer.core.surface.settings import LaneSettings
 from reducer.server import descriptors
 from reducer.server.auth import PskGate
 from reducer.server.buffers import BufferPool

@@ -4,7 +4,7 @@ The lanes count; a scrape asks each of them for a snapshot and renders it. Nothi
 that what a job has is gone with the job. Its label is not called `job`: Prometheus has one of that
 name for every target. A group of a job's workers has a label of its own, `JOB#GROUP`, for its ranks
 are others than those of the job. Labels are bounded: jobs by --max-jobs, ranks by
-`reducer.core.ranking.MAX_RANKS` for each job and lane, causes and codes by the code.
+`reducer.core.measures.ranking.MAX_RANKS` for each job and lane, causes and codes by the code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from reducer.core.durations import BOUNDS
+from reducer.core.measures.durations import BOUNDS
 from reducer.server.snapshot import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -167,7 +167,8 @@ _RUN_SERIES = _labelled(("job_name", "lane"),
      "Since the first contribution of the oldest round that is open; 0: none is.", "gauge", "max"),
 )
 
-# By rank; of each job and lane the ranks with the largest numbers: `reducer.core.ranking.most`.
+# By rank; of each job and lane the ranks with the largest numbers:
+# `reducer.core.measures.ranking.most`.
 _RANK_SERIES = _labelled(("job_name", "lane", "rank"),
     ("late", "reducer_last_rank", "Rounds in which the rank was last.", "counter", "max"),
     ("lateness", "reducer_rank_lateness_seconds",

@@ -13,8 +13,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
-from reducer.core.credits import LEAST_FRAMES
-from reducer.server.buffers import PooledBuffer
+from reducer.core.limits.budget import LEAST_FRAMES
+from reducer.core.surface.events import Contributed
 from reducer.server.leftovers import READ_BYTES
 from reducer.server.outbox import BYTES_AT_ONCE, Outbox, Piece
 from reducer.server.turns import SECONDS
@@ -24,7 +24,7 @@ from reducer.wire.errors import PEER_ERRORS, BadFrameError
 from reducer.wire.header import HEADER_SIZE, Header
 
 if TYPE_CHECKING:
-    from reducer.core.permit import Permit
+    from reducer.core.surface.permit import Permit
     from reducer.server.shell import LaneShell
 
 # A peer that should read our last frames is cut off where it takes less than LINGER_BYTES in this
@@ -68,7 +68,7 @@ class Connection:
         self.turn = shell.turns.enter("" if permit is None else permit.only_job)
         self._shell = shell
         self._decoder = Decoder(shell.crc32c, self._target)
-        self._placed: deque[PooledBuffer] = deque()
+        self._arriving: Contributed | None = None  # has its memory, and is not whole
         self._outbox = Outbox()
         self._large: deque[tuple[int, int]] = deque()  # frames: where they begin and end
         self._will_flush = False
@@ -148,10 +148,13 @@ class Connection:
         started = now - reading
         try:
             while not self._closing and (frame := self._next_frame()) is not None:
-                buffer = None
-                if frame.payload is not None and frame.header.kind == CONTRIBUTION:
-                    buffer = self._placed.popleft()
-                self._shell.frame(self, frame, buffer, now)
+                if frame.header.kind == CONTRIBUTION:
+                    arrived = None
+                    if frame.payload is not None:
+                        arrived, self._arriving = self._arriving, None
+                    self._shell.contributed(self, frame.header, arrived, now)
+                else:
+                    self._shell.control(self, frame, now)
                 now = clock()
                 if self.turn.spent + (now - started) >= SECONDS:  # `spend` finds the same below
                     self._is_read = True
@@ -334,14 +337,15 @@ class Connection:
     def _forget(self) -> None:
         """Let go of what would keep itself until a collection, which only an idle lane makes."""
         self._transport = self._linger = self._rest = None
-        self._release_placed()
+        self._release_arriving()
         self._decoder.end()
         self._outbox.clear()
 
-    def _release_placed(self) -> None:
-        """Nothing more is read into the buffers of contributions whose end has not come."""
-        while self._placed:
-            self._shell.release(self._placed.popleft())
+    def _release_arriving(self) -> None:
+        """Nothing more is read into the buffer of a contribution whose end has not come."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            self._shell.release(arriving)
 
     def send(self, frame: list[Piece], length: int) -> int:
         """Queue one frame of `length` bytes; its pieces must stay unchanged until they are sent.
@@ -447,7 +451,7 @@ class Connection:
         if self._closing or self._transport is None:
             return
         self._closing = reason or NO_REASON
-        self._release_placed()
+        self._release_arriving()
         self._shell.end_soon(self)
         try:  # noqa: SIM105  # suppress() takes memory, which may be what has ended
             self._read_later()
@@ -526,7 +530,7 @@ class Connection:
         self._closing = self._closing or reason or NO_REASON
         try:
             self._outbox.clear()
-            self._release_placed()
+            self._release_arriving()
         finally:
             self._transport.abort()
         return True
@@ -535,8 +539,8 @@ class Connection:
         if header.kind not in (CONTRIBUTION, RESULT):
             self._shell.admit_long(self, header)
             return memoryview(bytearray(header.length + HEADER_SIZE))
-        buffer = self._shell.place(self, header)
-        if buffer is None:
+        arriving = self._shell.place(self, header)
+        if arriving is None or arriving.buffer is None:
             return SKIP
-        self._placed.append(buffer)
-        return buffer.view
+        self._arriving = arriving
+        return arriving.buffer.view

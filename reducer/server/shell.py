@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from reducer.core import events
-from reducer.core.credits import UnreadError
 from reducer.core.lane import Lane
-from reducer.core.permit import Permit
+from reducer.core.runs.flow import UnreadError
+from reducer.core.surface import events
+from reducer.core.surface.permit import Permit
 from reducer.kernels import KernelSet
-from reducer.server.buffers import BufferPool, PooledBuffer
-from reducer.server.executor import Executor, ShellCounters
+from reducer.server.buffers import BufferPool
+from reducer.server.executor import Executor, ShellCounters, ours
 from reducer.server.leftovers import Leftovers
 from reducer.server.protocol import Connection, clock
 from reducer.server.silent import Silent
@@ -69,9 +69,7 @@ class LaneShell:
         self._next_flush: asyncio.Handle | None = None
         self._ticks = False
         self._failure: Exception | None = None  # of the end of a run: the lane cannot go on
-        self.executor = Executor(
-            kernels, pool, self.connections, lane.unread_room, self.counters, self.feed
-        )
+        self.executor = Executor(kernels, pool, self.connections, self.counters)
 
     def connection(self, permit: Permit | None = None) -> Connection:
         """A protocol object for a socket that the main process has passed on.
@@ -89,7 +87,29 @@ class LaneShell:
     def _feed(self, event: Any, now: float) -> None:
         outputs = self._lane.handle(event, now)
         if outputs:
-            self.executor.run(outputs)
+            self.carry_out(outputs)
+
+    def carry_out(self, outputs: list[events.Output]) -> None:
+        """Carry out all of them, in order; then tell the core what came of each, one by one."""
+        effects = self.executor.run(outputs)
+        while effects:
+            outputs = self._lane.handle(effects.pop(0), clock())
+            if outputs:
+                effects = self.executor.run(outputs) + effects
+        if self.executor.crowded:
+            self._look_at_crowded()
+
+    def _look_at_crowded(self) -> None:
+        """Who has more unread than may wait for it does not read."""
+        crowded, self.executor.crowded = self.executor.crowded, []
+        for connection in crowded:
+            try:
+                connection.slack, room = self._lane.unread_room(connection.session)
+                held = connection.held()
+                if held > room:
+                    connection.note_deaf(f"{held:,} bytes wait for it, over its {room:,}")
+            except Exception as error:
+                self.failed(connection, error)
 
     @property
     def newcomers_at_once(self) -> int:
@@ -108,25 +128,34 @@ class LaneShell:
         self._silent.add(connection.session, connection.permit)
         self.feed(events.Opened(connection.session, connection.permit))
 
-    def place(self, connection: Connection, header: Header) -> PooledBuffer | None:
-        """Where to read a contribution; None: nowhere."""
+    def place(self, connection: Connection, header: Header) -> events.Contributed | None:
+        """A contribution with the buffer that it is to be read into; None: nowhere."""
         if header.kind != CONTRIBUTION:
             raise BadFrameError("a worker sent a RESULT; only a lane does")
         unread = 0 if connection.unread <= connection.slack else connection.held()
-        if not self._lane.admit(connection.session, header, unread):
+        admission = self._lane.admit(connection.session, header, unread)
+        if admission is None:
             return None
-        return self._pool.take(header.length)
+        buffer = self._pool.take(header.length)
+        return events.Contributed(connection.session, header, buffer, admission)
 
     def admit_long(self, connection: Connection, header: Header) -> None:
         """Whether memory may be taken for a long control frame."""
         self._lane.admit_long(connection.session, header, connection.held())
 
-    def frame(
-        self, connection: Connection, frame: Frame, buffer: PooledBuffer | None, now: float
+    def contributed(
+        self,
+        connection: Connection,
+        header: Header,
+        arrived: events.Contributed | None,
+        now: float,
     ) -> None:
-        if frame.header.kind == CONTRIBUTION:
-            self._feed(events.Contributed(connection.session, frame.header, buffer), now)
-            return
+        """A contribution is whole; `arrived` None: nothing of it is kept."""
+        if arrived is None:
+            arrived = events.Contributed(connection.session, header, None)
+        self._feed(arrived, now)
+
+    def control(self, connection: Connection, frame: Frame, now: float) -> None:
         session, kind = connection.session, frame.header.kind
         if kind == MessageKind.STATS and not connection.may_ask():
             return
@@ -328,8 +357,10 @@ class LaneShell:
         except Exception as again:
             self._failure = again
 
-    def release(self, buffer: PooledBuffer) -> None:
-        self._pool.give_back(buffer)
+    def release(self, arriving: events.Contributed) -> None:
+        """Its end does not come."""
+        if arriving.buffer is not None:
+            self._pool.give_back(ours(arriving.buffer))
 
     def tick(self) -> None:
         """Every 50 ms: the core's timers, readers that are stuck, buffers sent meanwhile.

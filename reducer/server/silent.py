@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from reducer.core.permit import Permit
+from reducer.core.surface.permit import Permit
 from reducer.server import descriptors
 
 MAX_SILENT: Final = 256

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from reducer.core.ranking import MAX_RANKS
+from reducer.core.measures.ranking import MAX_RANKS
 from reducer.server.admin import Answer
 from reducer.status.summary import RunStatus, summarize
 

@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from reducer.core.events import Traced
+from reducer.core.surface.events import Traced
 
 # 60,000 rounds or more; viewers become slow far beyond the files of a few lanes.
 MAX_BYTES: Final = 32 << 20

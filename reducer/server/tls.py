@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from reducer import keyfile
-from reducer.core.permit import ANY_RANK, Permit, Place
+from reducer.core.surface.permit import ANY_RANK, Permit, Place
 from reducer.server.tls_errors import reason_of
 
 _URI = re.compile(r"reducer://job/([^/?#]+)(?:/rank/(\d{1,5}))?")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import reducer_client
-from reducer.core.credits import PART_OF_FREE
+from reducer.core.limits.budget import PART_OF_FREE
 from reducer_client import Group, NumericError
 from tests.support.arrays import BFLOAT16, DTYPES, Array, expected, ops_of, sample
 from tests.support.cluster import Daemon

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
+from reducer.core.limits.budget import SHARES_BESIDE_RANKS, share_of
 from reducer_client import (
     ClosedError,
     Group,

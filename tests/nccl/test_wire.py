@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from reducer.core.plan import make_plan
-from reducer.core.route import Route
+from reducer.core.rounds.plan import make_plan
+from reducer.core.rounds.route import Route
 from reducer.wire import messages
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp

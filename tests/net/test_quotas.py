@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reducer import keyfile
-from reducer.core.quotas import SPARE_CONNECTIONS, allowed_connections
+from reducer.core.limits.quotas import SPARE_CONNECTIONS, allowed_connections
 from reducer.server.silent import MAX_SILENT
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import reducer_client
-from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
+from reducer.core.limits.budget import SHARES_BESIDE_RANKS, share_of
 from tests.soak import Figures, Say
 from tests.support.cluster import Daemon, peak_resident, usage
 from tests.support.ranks import run_ranks

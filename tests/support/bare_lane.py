@@ -8,9 +8,9 @@ from typing import Any
 
 import uvloop
 
-from reducer.core import events
 from reducer.core.lane import Lane
-from reducer.core.settings import MOST_SUMMED, LaneSettings
+from reducer.core.surface import events
+from reducer.core.surface.settings import MOST_SUMMED, LaneSettings
 from reducer.kernels import load
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection, clock

@@ -16,18 +16,18 @@ ROUNDS = 10
 
 
 def rank_order() -> None:
-    from reducer.core import job
+    from reducer.core.runs import sums
 
-    job._in_order = lambda op, dtype: False
+    sums._in_order = lambda op, dtype: False
 
 
 def dedupe() -> None:
-    from reducer.core.round import Chunk
+    from reducer.core.rounds.round import Chunk
 
     before = Chunk.contribute
 
-    def contribute(self: Chunk, rank: int, crc: int, buffer: Any) -> None:
-        before(self, rank, crc, buffer)
+    def contribute(self: Chunk, rank: int, crc: int, buffer: Any, now: float) -> None:
+        before(self, rank, crc, buffer, now)
         self.crcs[rank] = None
 
     Chunk.contribute = contribute  # type: ignore[method-assign]
@@ -48,7 +48,8 @@ def immutability() -> None:
             seen = sent.setdefault(id(self.lane.bodies), set())
             id_ = (header.key, header.round, header.chunk, header.rank)
             if id_ in seen:
-                view = self._placed[0].view
+                assert self._arriving is not None
+                view = self._arriving[1].view
                 view[0] ^= 1
                 crc = self.lane.kernels.crc32c(view[: header.length])
                 frame = Frame(header.replace(payload_crc=crc), frame.payload)
@@ -60,54 +61,54 @@ def immutability() -> None:
 
 def freeing() -> None:
     """A result counts as stable as soon as one rank has it."""
-    from reducer.core.progress import KeyProgress
+    from reducer.core.rounds.keytable import KeyRounds
 
-    before = KeyProgress.report
+    before = KeyRounds.report
 
-    def report(self: KeyProgress, rank: int, position: int) -> bool:
+    def report(self: KeyRounds, rank: int, position: int) -> bool:
         risen = False
         for other in range(self._world_size):
             risen |= before(self, other, position)
         return risen
 
-    KeyProgress.report = report  # type: ignore[method-assign]
+    KeyRounds.report = report  # type: ignore[method-assign]
 
 
 def redelivery() -> None:
-    from reducer.core.job import Job
+    from reducer.core.runs.contributions import Contributions
 
     def duplicate(
-        self: Job, key: Any, chunk: Any, rank: int, header: Any, buffer: Any, out: Any
+        self: Contributions, key: Any, chunk: Any, rank: int, header: Any, buffer: Any, out: Any
     ) -> None:
         self._drop_duplicate(buffer, out)
 
-    Job._duplicate = duplicate  # type: ignore[method-assign]
+    Contributions._duplicate = duplicate  # type: ignore[method-assign]
 
 
 def telling_again() -> None:
-    from reducer.core.job import Job
+    from reducer.core.runs.run import Run
 
-    Job.rejoined = lambda self, rank: []  # type: ignore[method-assign]
+    Run.rejoined = lambda self, rank: []  # type: ignore[method-assign]
 
 
 def moving() -> None:
-    from reducer.core.job import Job
+    from reducer.core.runs.run import Run
 
-    Job.move = lambda self, route: []  # type: ignore[method-assign]
+    Run.move = lambda self, route: []  # type: ignore[method-assign]
 
 
 def incarnation() -> None:
     """A lane that has lost its state of the run seems to have it."""
-    from reducer.core.run import Run
+    from reducer.core.members.roster import Members
 
-    before = Run.__init__
+    before = Members.__init__
 
     def init(
-        self: Run, job: Any, incarnations: Any, number: int, digest_every: int, now: float
+        self: Members, run: Any, incarnations: Any, number: int, digest_every: int, now: float
     ) -> None:
-        before(self, job, incarnations, 1, digest_every, now)
+        before(self, run, incarnations, 1, digest_every, now)
 
-    Run.__init__ = init  # type: ignore[method-assign]
+    Members.__init__ = init  # type: ignore[method-assign]
     from tests.support import simfaults
 
     simfaults.NEW_INCARNATIONS = False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from reducer.core.credits import SHARES_BESIDE_RANKS
-from reducer.core.round import Phase
+from reducer.core.limits.budget import SHARES_BESIDE_RANKS
+from reducer.core.rounds.round import Phase
 from reducer.wire.keys import position
 from tests.support.simcluster import SimCluster
 
@@ -47,12 +47,12 @@ class Laws:
             if state.joined:
                 self._route_grows(rank, state.route["route"])
         for place, lane in self._cluster.lanes.items():
-            for run in lane.core._roster.runs.values():
-                self._route_grows((lane, run.job.number), run.job.route.number)
-                self._stays_within_its_room(place, lane, run.job)
-                counts_what_it_holds(run.job)
-                for stream in run.job.streams:
-                    self._stable_is_held((lane, run.job.number), stream)
+            for members in lane.core._roster.runs.values():
+                self._route_grows((lane, members.run.number), members.run.route.number)
+                self._stays_within_its_room(place, lane, members.run)
+                counts_what_it_holds(members.run)
+                for stream in members.run.streams:
+                    self._stable_is_held((lane, members.run.number), stream)
 
     def _route_grows(self, who: object, number: int) -> None:
         before = self._routes.get(who, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reducer.core.plan import Plan, make_plan
+from reducer.core.rounds.plan import Plan, make_plan
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, ErrorCode, MessageKind, ReduceOp
 from reducer.wire.decoder import Frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from reducer.core import events
+from reducer.core.surface import events
 from tests.support.simcluster import SimCluster
 from tests.support.simlane import SimLane, SimSession
 

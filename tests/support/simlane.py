@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from reducer.core import events
 from reducer.core.lane import Lane
-from reducer.core.settings import LaneSettings
+from reducer.core.surface import events
+from reducer.core.surface.settings import LaneSettings
 from reducer.kernels import KernelSet, load
 from reducer.server.executor import failure_of, folded, reduced
 from reducer.server.reports import put_together
@@ -41,7 +41,7 @@ class SimSession:
         self.closed: str | None = None
         self.welcomed = False
         self.outbox = bytearray()
-        self._placed: list[SimBuffer] = []
+        self._arriving: tuple[events.Admission, SimBuffer] | None = None
         self._decoder = Decoder(lane.kernels.crc32c, self._target)
         # The worker's side, for tests that read frames.
         self._reader = Decoder(
@@ -52,10 +52,11 @@ class SimSession:
         if header.kind not in (MessageKind.CONTRIBUTION, MessageKind.RESULT):
             self.lane.core.admit_long(self.number, header, len(self.outbox))
             return memoryview(bytearray(header.length + HEADER_SIZE))
-        if not self.lane.core.admit(self.number, header, len(self.outbox)):
+        admission = self.lane.core.admit(self.number, header, len(self.outbox))
+        if admission is None:
             return SKIP
         buffer = self.lane.take(header.length)
-        self._placed.append(buffer)
+        self._arriving = admission, buffer
         return buffer.view
 
     def send(self, data: bytes) -> None:
@@ -86,8 +87,9 @@ class SimSession:
     def _handle(self, frame: Frame) -> None:
         if frame.header.kind == MessageKind.CONTRIBUTION:
             self.lane.compare(frame.header)
-            buffer = self._placed.pop(0) if frame.payload is not None else None
-            self.lane.feed(events.Contributed(self.number, frame.header, buffer))
+            admission, buffer = self._arriving or (None, None)
+            self._arriving = None
+            self.lane.feed(events.Contributed(self.number, frame.header, buffer, admission))
         else:
             self.lane.feed(events.ControlReceived(self.number, frame.header, frame.payload))
             while self.lane.core.behind(self.number):
@@ -109,9 +111,9 @@ class SimSession:
         """The connection ends."""
         if self.closed is None:
             self.closed = reason
-        for buffer in self._placed:
-            self.lane.give_back(buffer)
-        self._placed.clear()
+        if self._arriving is not None:
+            self.lane.give_back(self._arriving[1])
+            self._arriving = None
         self.lane.feed(events.Lost(self.number, reason))
 
 
@@ -262,10 +264,15 @@ class SimLane:
         acc, taken = output.acc, None
         first = acc is None or acc is output.parts[0]
         if acc is None:
-            size = output.count * self.kernels.acc_itemsize(output.op, output.dtype)
+            size = output.sum.count * self.kernels.acc_itemsize(output.sum.op, output.sum.dtype)
             acc = taken = self.take(size)
         seen = self.kernels.fold(
-            output.op, output.dtype, output.count, acc.view, list(_views(output.parts)), first
+            output.sum.op,
+            output.sum.dtype,
+            output.sum.count,
+            acc.view,
+            list(_views(output.parts)),
+            first,
         )
         return folded(output, taken, seen)
 
@@ -273,10 +280,10 @@ class SimLane:
         acc = output.acc
         out = output.out.view
         seen = self.kernels.finish(
-            output.op, output.dtype, output.count, output.world,
+            output.sum.op, output.sum.dtype, output.sum.count, output.sum.world,
             acc.view if acc is not None else None, list(_views(output.parts)), out,
         )  # fmt: skip
-        size = output.count * ITEM_SIZES[output.dtype]
+        size = output.sum.count * ITEM_SIZES[output.sum.dtype]
         return reduced(output, self.kernels.crc32c(out[:size]), seen)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from reducer.core.job import FOLD_AT_ONCE
-from reducer.core.settings import MOST_SUMMED
+from reducer.core.runs.sums import FOLD_AT_ONCE
+from reducer.core.surface.settings import MOST_SUMMED
 from reducer.wire.keys import key_id
 from tests.support.laws import Laws
 from tests.support.simfaults import FaultyCluster

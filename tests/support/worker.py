@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reducer import kernels
-from reducer.core.plan import Plan, make_plan
-from reducer.core.route import Route
+from reducer.core.rounds.plan import Plan, make_plan
+from reducer.core.rounds.route import Route
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder, Frame

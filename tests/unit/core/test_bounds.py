@@ -14,9 +14,18 @@ from itertools import pairwise
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
-from reducer.core import events
-from reducer.core.job import MAX_STALLS, STREAMS_AT_ONCE
-from reducer.core.lane import (
+from reducer.core.limits.records import KEY, KEY_RANK, MIN_COST, STREAM
+from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
+from reducer.core.members.endings import FORGOTTEN_AT_ONCE
+from reducer.core.report import KEY_SHOWN, MAX_ROUNDS, MAX_ROUNDS_IN_ALL, WAITING_SECONDS
+from reducer.core.rounds.keytable import KeyRounds
+from reducer.core.rounds.open_rounds import LOOKED_AT, OpenRounds
+from reducer.core.rounds.round import Round
+from reducer.core.rounds.route import Holding, Route
+from reducer.core.runs.moves import STREAMS_AT_ONCE
+from reducer.core.runs.stalls import MAX_STALLS
+from reducer.core.surface import events
+from reducer.core.ticks import (
     KEY_IDLE_SECONDS,
     MADE,
     MOST_IDLE,
@@ -24,17 +33,6 @@ from reducer.core.lane import (
     MOST_TOLD,
     MOST_TOLD_ABSENCE,
 )
-from reducer.core.open_rounds import LOOKED_AT, OpenRounds
-from reducer.core.plan import MIN_COST
-from reducer.core.progress import KeyProgress
-from reducer.core.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
-from reducer.core.records import KEY, KEY_RANK, STREAM
-from reducer.core.report import KEY_SHOWN, MAX_ROUNDS, MAX_ROUNDS_IN_ALL, WAITING_SECONDS
-from reducer.core.roster import (
-    FORGOTTEN_AT_ONCE,
-)
-from reducer.core.round import Round
-from reducer.core.route import Holding, Route
 from reducer.wire import messages
 from reducer.wire.codes import (
     MAX_HEARTBEAT_ENTRIES,
@@ -108,10 +106,10 @@ def test_the_numbers_for_metrics_cost_no_more_for_rounds_that_are_open() -> None
 def test_a_report_looks_at_the_oldest_rounds_and_names_some() -> None:
     lane = SimLane(budget=1 << 40, credit=1 << 30, records=1 << 24)
     worker = join_all(lane, 2)[0]
-    (run,) = lane.core._roster.runs.values()
+    (members,) = lane.core._roster.runs.values()
     for number in range(LOOKED_AT + MAX_STALLS):
         worker.contribute(Spec(number=number), data=bytes(32))
-    stalled = run.job.open.stalled
+    stalled = members.run.open.stalled
     assert [r.number for r in stalled(lane.now, 0.0, MAX_STALLS)] == list(range(MAX_STALLS))
     assert len(stalled(lane.now, 0.0, 2 * LOOKED_AT)) == LOOKED_AT
 
@@ -124,8 +122,8 @@ def test_rounds_that_end_in_their_order_take_time_linear_in_their_number() -> No
         worker = join_all(lane, 2)[0]
         for number in range(count):
             worker.contribute(Spec(number=number), data=bytes(32))
-        (run,) = lane.core._roster.runs.values()
-        rounds = list(run.job.open)
+        (members,) = lane.core._roster.runs.values()
+        rounds = list(members.run.open)
 
         def all_of_them() -> None:
             open_ = OpenRounds()
@@ -182,12 +180,14 @@ def test_a_route_costs_less_than_the_frames_that_made_what_it_drops() -> None:
     for one in frames:
         worker.session.send(one)
     made = time.thread_time() - start
-    (run,) = lane.core._roster.runs.values()
-    assert run.job.ledger.unread_room(0) == run.job.ledger.unread_room(1) - chunks * MIN_COST
+    (members,) = lane.core._roster.runs.values()
+    assert (
+        members.run.ledger.unread_room(0) == members.run.ledger.unread_room(1) - chunks * MIN_COST
+    )
     start = time.thread_time()
     worker.session.send(control(messages.Route(1, (1,), (1,), (1,))))
     assert time.thread_time() - start < 4 * made  # it was 100 times as much
-    assert run.job.ledger.unread_room(0) == run.job.ledger.unread_room(1)
+    assert members.run.ledger.unread_room(0) == members.run.ledger.unread_room(1)
 
 
 def rounds_in_memory() -> int:
@@ -211,8 +211,8 @@ def test_ranks_hear_of_their_credit_first_and_by_one_frame() -> None:
     """One entry was answered by 23 frames, with all keys whose positions had changed: 47 ms."""
     lane = SimLane(credit=8_192, budget=1 << 40, records=1 << 24)
     workers = join_all(lane, 2)
-    (run,) = lane.core._roster.runs.values()
-    stream = run.job.streams.find(0, 0, 0)
+    (members,) = lane.core._roster.runs.values()
+    stream = members.run.streams.find(0, 0, 0)
     assert stream is not None
     others = [key_id(f"other-{number}") for number in range(2 * MAX_HEARTBEAT_ENTRIES)]
     for other in others:
@@ -246,8 +246,8 @@ def test_a_stream_without_news_costs_no_tick_anything() -> None:
         lane = workers[0].lane
         for home in range(slots):
             hear_of(workers[0], home)
-        (run,) = lane.core._roster.runs.values()
-        assert len(list(run.job.streams)) == slots
+        (members,) = lane.core._roster.runs.values()
+        assert len(list(members.run.streams)) == slots
         return cpu(lambda: [lane.tick(lane.settings.heartbeat) for _ in range(20)])
 
     assert beat(MAX_REDUCERS) < 4 * beat(4)
@@ -361,16 +361,16 @@ def test_idle_keys_of_all_runs_are_forgotten_a_part_at_each_tick() -> None:
     workers = runs_of_one(lane, count)
     make_idle(lane, workers)
     runs = list(lane.core._roster.runs.values())
-    steps = [[run.job.records.keys for run in runs]]
+    steps = [[members.run.records.keys for members in runs]]
     while any(steps[-1]):
         lane.tick(0.05)
-        steps.append([run.job.records.keys for run in runs])
+        steps.append([members.run.records.keys for members in runs])
     gone = [[before - after for before, after in zip(*two, strict=True)] for two in pairwise(steps)]
     size = KEY + KEY_RANK
     assert size * max(map(sum, gone)) < 2 * MOST_IDLE
     assert all(map(any, zip(*gone[: count + 1], strict=True)))  # nobody starves
     assert len(gone) <= 2 + count * (1 + 3_000 * size // MOST_IDLE)
-    assert not any(run.job.idle for run in runs)
+    assert not any(members.run.idle for members in runs)
 
 
 def test_idle_keys_of_a_job_wait_for_no_run_of_another_one() -> None:
@@ -382,7 +382,9 @@ def test_idle_keys_of_a_job_wait_for_no_run_of_another_one() -> None:
     workers[-1].session.send(control(messages.Route(1, (1,), (1,), (1,))))
     make_idle(lane, workers)
     (records,) = [
-        run.job.records for run in lane.core._roster.runs.values() if run.job.name == "another"
+        members.run.records
+        for members in lane.core._roster.runs.values()
+        if members.run.name == "another"
     ]
     ticks = 0
     while records.keys:
@@ -416,9 +418,11 @@ def test_ranks_that_are_gone_for_long_cost_no_tick_anything() -> None:
         for worker in workers[left:-1]:
             worker.session.lose("connection reset")
         lane.tick(1.0)
-        (run,) = lane.core._roster.runs.values()
-        assert run.absence(lane.now) is None, "told"
-        return cpu(lambda: [(run.absence(lane.now), run.deserted(lane.now)) for _ in range(200)])
+        (members,) = lane.core._roster.runs.values()
+        assert members.absence(lane.now) is None, "told"
+        return cpu(
+            lambda: [(members.absence(lane.now), members.deserted(lane.now)) for _ in range(200)]
+        )
 
     assert look(2_000, 2_000) < 4 * look(100, 100)
 
@@ -477,14 +481,14 @@ def test_the_keys_of_a_stream_that_has_moved_are_forgotten_a_part_at_each_tick()
     """80,000 keys took 30 ms, and whoever says ROUTE can say so again and again."""
     lane, keys = SimLane(budget=1 << 40, records=1 << 24), 6_000
     worker = runs_of_one(lane, 1)[0]
-    (run,) = lane.core._roster.runs.values()
+    (members,) = lane.core._roster.runs.values()
     fill(worker, keys)
     worker.session.send(control(messages.Route(2, (2,), (1,), (1,))))
-    assert run.job.records.keys == keys
+    assert members.run.records.keys == keys
     lane.tick(0.05)
     size = KEY + KEY_RANK
-    assert 0 < keys - run.job.records.keys <= 1 + MOST_IDLE // size
-    while run.job.records.keys:
+    assert 0 < keys - members.run.records.keys <= 1 + MOST_IDLE // size
+    while members.run.records.keys:
         lane.tick(0.05)
 
 
@@ -493,8 +497,8 @@ def test_rounds_that_nobody_has_sent_of_are_forgotten_a_part_at_each_tick(ends: 
     """96,000 that one rank had abandoned took 80 ms, when their stream moved or their run ended."""
     lane, rounds = SimLane(budget=1 << 40, records=1 << 24), 10_000
     workers = join_all(lane, 2)
-    (run,) = lane.core._roster.runs.values()
-    records = run.job.records
+    (members,) = lane.core._roster.runs.values()
+    records = members.run.records
     workers[1].contribute(Spec(number=rounds), data=bytes(32))
     for number in range(rounds):
         workers[0].abandon(Spec(number=number))
@@ -523,8 +527,8 @@ def test_what_has_moved_leaves_no_key_without_room() -> None:
     """Without that, a job whose records are half full could not go on after a failover."""
     lane = SimLane()
     worker = runs_of_one(lane, 1)[0]
-    (run,) = lane.core._roster.runs.values()
-    records = run.job.records
+    (members,) = lane.core._roster.runs.values()
+    records = members.run.records
     keys = (records.room - records.used - STREAM) // (KEY + KEY_RANK)
     for route in range(1, 4):
         fill(worker, keys, route)
@@ -546,13 +550,13 @@ def test_a_route_walks_the_open_rounds_once_for_all_streams_that_it_moves() -> N
         spec = Spec(key=key_of_slot(slots - 1, slots), count=1)
         for number in range(rounds):
             workers[0].contribute(replace(spec, number=number), data=bytes(4), route=1)
-        (run,) = workers[0].lane.core._roster.runs.values()
-        assert (len(list(run.job.streams)), len(run.job.open)) == (slots, rounds)
-        route = messages.Route(2, (2,) * (slots - 1) + (1,), run.job.route.live, (1,) * slots)
+        (members,) = workers[0].lane.core._roster.runs.values()
+        assert (len(list(members.run.streams)), len(members.run.open)) == (slots, rounds)
+        route = messages.Route(2, (2,) * (slots - 1) + (1,), members.run.route.live, (1,) * slots)
         start = time.thread_time()
         workers[0].session.send(control(route))
         spent = time.thread_time() - start
-        assert (len(list(run.job.streams)), len(run.job.open)) == (1, rounds)
+        assert (len(list(members.run.streams)), len(members.run.open)) == (1, rounds)
         return spent
 
     assert move(2_000) < 5 * move(10)
@@ -562,17 +566,17 @@ def test_the_streams_that_a_route_moves_are_dropped_some_at_a_time() -> None:
     """4,095 without rounds took 5.5 ms, and whoever says ROUTE can say so again and again."""
     slots = 3 * STREAMS_AT_ONCE + 2
     worker = moved(slots)[0]
-    (run,) = worker.lane.core._roster.runs.values()
+    (members,) = worker.lane.core._roster.runs.values()
     for home in range(slots):
         hear_of(worker, home)
-    live = run.job.route.live
-    out = run.job.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
-    assert len(list(run.job.streams)) == 1, "nothing comes in a stream that has moved"
+    live = members.run.route.live
+    out = members.run.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
+    assert len(list(members.run.streams)) == 1, "nothing comes in a stream that has moved"
     assert any(isinstance(output, events.Behind) for output in out)
-    counts = [run.job.stream_count]
-    while run.job.is_behind:
-        run.job.catch_up(0.0)
-        counts.append(run.job.stream_count)
+    counts = [members.run.stream_count]
+    while members.run.is_behind:
+        members.run.catch_up(0.0)
+        counts.append(members.run.stream_count)
     assert counts == [slots - STREAMS_AT_ONCE, slots - 2 * STREAMS_AT_ONCE, 2, 1]
 
 
@@ -580,49 +584,49 @@ def test_a_stream_with_rounds_does_not_wait_for_those_without() -> None:
     """Its buffers are to be given back before the outputs that come next."""
     slots = 2 * STREAMS_AT_ONCE
     worker = moved(slots)[0]
-    (run,) = worker.lane.core._roster.runs.values()
+    (members,) = worker.lane.core._roster.runs.values()
     for home in range(1, slots):
         hear_of(worker, home)
     worker.contribute(Spec(key=key_of_slot(0, slots), count=1), data=bytes(4), route=1)
-    assert len(run.job.open) == 1
-    live = run.job.route.live
-    out = run.job.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
+    assert len(members.run.open) == 1
+    live = members.run.route.live
+    out = members.run.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
     (freed,) = (output.buffers for output in out if isinstance(output, events.Free))
-    assert len(freed) == 1 and not len(run.job.open) and run.job.is_behind
+    assert len(freed) == 1 and not len(members.run.open) and members.run.is_behind
 
 
 def test_a_run_that_ends_takes_streams_apart_that_have_moved() -> None:
     slots = 3 * STREAMS_AT_ONCE
     worker = moved(slots)[0]
-    (run,) = worker.lane.core._roster.runs.values()
+    (members,) = worker.lane.core._roster.runs.values()
     for home in range(slots):
         hear_of(worker, home)
-    live = run.job.route.live
-    run.job.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
-    assert run.job.is_behind
-    run.job.drop_all()
-    assert len(run.job.idle._over) == slots and not run.job.is_behind
+    live = members.run.route.live
+    members.run.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
+    assert members.run.is_behind
+    members.run.drop_all()
+    assert len(members.run.idle._over) == slots and not members.run.is_behind
 
 
 def test_the_tables_of_streams_that_have_moved_are_forgotten_some_at_each_tick() -> None:
     """4,095 of one key each were a megabyte of records, and 4 ms of one tick."""
     slots = MAX_REDUCERS // 4
     worker = moved(slots)[0]
-    (run,) = worker.lane.core._roster.runs.values()
+    (members,) = worker.lane.core._roster.runs.values()
     hear_of(worker, slots - 1)
-    used = run.job.records.used
+    used = members.run.records.used
     for home in range(slots - 1):
         hear_of(worker, home)
-    live = run.job.route.live
+    live = members.run.route.live
     worker.session.send(control(messages.Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots)))
-    while run.job.is_behind:
-        run.job.catch_up(0.0)
-    keys = [run.job.records.keys]
+    while members.run.is_behind:
+        members.run.catch_up(0.0)
+    keys = [members.run.records.keys]
     while keys[-1] > 1:
         worker.lane.tick(0.05)
-        keys.append(run.job.records.keys)
+        keys.append(members.run.records.keys)
     assert all(0 < a - b <= MOST_IDLE // STREAM for a, b in pairwise(keys))
-    assert run.job.records.used == used
+    assert members.run.records.used == used
 
 
 def key_of_slot(home: int, slots: int) -> str:
@@ -686,15 +690,15 @@ def test_a_route_looks_at_no_round_that_it_does_not_move() -> None:
         spec = Spec(key=key_of_slot(1, 2), count=1)
         for number in range(rounds):
             worker.contribute(replace(spec, number=number), data=bytes(4), route=1)
-        (run,) = worker.lane.core._roster.runs.values()
-        live, numbers = run.job.route.live, iter(range(2, 1_000))
+        (members,) = worker.lane.core._roster.runs.values()
+        live, numbers = members.run.route.live, iter(range(2, 1_000))
 
         def send() -> None:
             number = next(numbers)
             worker.session.send(control(messages.Route(number, (number, 1), live, (1, 1))))
 
         spent = cpu(lambda: [send() for _ in range(20)])
-        assert len(run.job.open) == rounds and run.job.route.number == 101
+        assert len(members.run.open) == rounds and members.run.route.number == 101
         return spent
 
     assert route(5_000) < 4 * route(50)
@@ -714,8 +718,8 @@ def test_a_rising_position_costs_no_more_for_all_that_waits_behind_it(chunks: bo
             else:
                 cause = control(messages.Abandon(5, "x"), key=key_id(key), round=n, route=1)
                 workers[0].session.send(cause)
-        (run,) = workers[0].lane.core._roster.runs.values()
-        (stream,) = run.job.streams
+        (members,) = workers[0].lane.core._roster.runs.values()
+        (stream,) = members.run.streams
         assert len(stream.keys[key_id(key)].rounds) == (1 if chunks else count - 200)
         workers[0].session.send(heartbeat((key_id(key), 1 << 60), route=1))
         places = iter(range(1, 200))
@@ -752,7 +756,7 @@ def test_a_map_with_more_values_than_any_message_has_is_refused() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 64, 100])
 def test_stable_is_the_least_done_of_all_ranks(world: int) -> None:
-    key, done, rng = KeyProgress(1, world), [0] * world, random.Random(world)
+    key, done, rng = KeyRounds(1, world), [0] * world, random.Random(world)
     for _ in range(2_000):
         rank, position = rng.randrange(world), rng.randrange(1, 60)
         before = min(done)
@@ -766,7 +770,7 @@ def test_what_one_rank_reports_costs_no_more_for_all_the_others() -> None:
     """The last rank moves stable with every entry: the minimum of all was sought each time."""
 
     def last_of(world: int) -> float:
-        key = KeyProgress(1, world)
+        key = KeyRounds(1, world)
         for rank in range(1, world):
             key.report(rank, 1 << 60)
         numbers = iter(range(1, 1 << 30))
@@ -784,8 +788,8 @@ def test_heartbeats_that_say_nothing_new_leave_nothing_behind() -> None:
         entries.append((key_id(f"key-{number}"), 1))
     for _ in range(50):
         workers[0].session.send(heartbeat(*entries))
-    (run,) = lane.core._roster.runs.values()
-    (stream,) = run.job.streams
+    (members,) = lane.core._roster.runs.values()
+    (stream,) = members.run.streams
     assert len(stream.keys._idle) == 100
 
 
@@ -796,8 +800,8 @@ def test_the_groups_of_one_job_show_a_number_of_ranks() -> None:
     for group in range(2 * MAX_RANKS_OF_JOB // MAX_RANKS):
         join_all(lane, 2, job="one", run_id=f"run#{group}")
     join_all(lane, 2, job="other")
-    for run in lane.core._roster.runs.values():
-        run.job.nonfinite = [1] * MAX_RANKS
+    for members in lane.core._roster.runs.values():
+        members.run.results.nonfinite = [1] * MAX_RANKS
     parts = [part for part in lane.core.parts(lane.now) if "run" in part]
     shown = {"one": 0, "other": 0}
     for part in parts:

@@ -19,12 +19,12 @@ from typing import Any, cast
 
 import pytest
 
-from reducer.core import events
-from reducer.core.credits import Budget
-from reducer.core.idle import IdleKeys
-from reducer.core.keytable import KeyTable
-from reducer.core.records import STREAM, Records
-from reducer.core.stream import Stream
+from reducer.core.limits.budget import Budget
+from reducer.core.limits.records import STREAM, Records
+from reducer.core.rounds.key import Untold
+from reducer.core.rounds.keytable import IdleKeys, KeyTable
+from reducer.core.rounds.stream import Stream
+from reducer.core.surface import events
 from reducer.server.slots import Store
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
@@ -53,9 +53,10 @@ def fails(use: Callable[[], object], call: int) -> bool:
 
 
 def a_key(before: int, call: int) -> bool:
-    records = Records("job", 1 << 20, IdleKeys())
+    idle = IdleKeys()
+    records = Records("job", 1 << 20, idle.take_apart)
     records.take(STREAM)
-    table = KeyTable("job", 2, 100, False, records)
+    table = KeyTable("job", 2, 100, False, records, idle, Untold())
     for id_ in range(before):
         table.open(id_, 0.0)
     used = records.used
@@ -79,14 +80,14 @@ def a_verdict(before: int, call: int) -> bool:
         round_.refuse(verdict)
     failed = fails(lambda: rounds[-1].refuse(verdict), call)
     for round_ in rounds:
-        stream.keys[round_.key].forget(round_)
+        stream.keys[round_.key.id].forget(round_)
     assert not len(stream.refused)
     return failed
 
 
 def stream_of(lane: SimLane) -> Stream:
-    (run,) = lane.core._roster.runs.values()
-    (stream,) = run.job.streams
+    (members,) = lane.core._roster.runs.values()
+    (stream,) = members.run.streams
     return stream
 
 
@@ -165,7 +166,7 @@ def test_keys_that_cannot_be_forgotten_are_given_up_with_their_run_alone() -> No
     """They ended the tick, and with it the lane and all its runs."""
     lane = SimLane()
     workers = [a_run(lane, run_id) for run_id in ("a", "b")]
-    jobs = [run.job for run in lane.core._roster.runs.values()]
+    jobs = [members.run for members in lane.core._roster.runs.values()]
     for worker in workers:
         worker.bye()
     jobs[0].idle._over[0].listing._all.clear()
@@ -175,7 +176,7 @@ def test_keys_that_cannot_be_forgotten_are_given_up_with_their_run_alone() -> No
         worker.session.lose()
     lane.tick()
     assert not jobs[1].records.keys and not lane.core._roster.budget.reserved
-    assert not lane.core._roster.ended_of("job")
+    assert not lane.core._roster.ended.of("job")
 
 
 def test_a_run_whose_keys_cannot_be_forgotten_ends_for_every_rank() -> None:
@@ -200,18 +201,18 @@ def test_a_run_whose_buffers_cannot_be_dropped_keeps_its_room_until_they_are(
     workers = join_all(lane, 2)
     for number in range(3):
         workers[0].contribute(Spec(number=number), data=bytes(32))
-    (run,) = lane.core._roster.runs.values()
+    (members,) = lane.core._roster.runs.values()
     reserved = lane.core._roster.budget.reserved
-    run.job._moved.append(cast(Any, "no stream"))  # behind the one with the buffers
+    members.run.moves.streams.append(cast(Any, "no stream"))  # behind the one with the buffers
     with pytest.raises((TypeError, AttributeError)):
-        lane.core._roster.end(run)
+        lane.core._endings.end(members)
     for worker in workers:
         worker.session.lose()
     assert len(lane.held) == 3 and lane.core._roster.budget.reserved == reserved
     if not fails_again:
-        run.job._moved.clear()
+        members.run.moves.streams.clear()
     lane.tick()
-    assert not lane.core._roster.budget.reserved and not lane.core._roster.ended_of("job")
+    assert not lane.core._roster.budget.reserved and not lane.core._roster.ended.of("job")
     assert len(lane.held) == (3 if fails_again else 0)
     assert any("given up" in text for text in lane.logs) == fails_again
 

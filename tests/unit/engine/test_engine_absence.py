@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from reducer.core.credits import Window
-from reducer.core.job import Job
-from reducer.core.route import Route
-from reducer.core.run import Run
-from reducer.core.settings import MOST_SUMMED
+from reducer.core.limits.budget import Window
+from reducer.core.members.roster import Members
+from reducer.core.rounds.route import Route
+from reducer.core.runs.run import Run
+from reducer.core.runs.terms import Terms
+from reducer.core.surface.settings import LaneSettings
 from reducer.wire import messages
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import ErrorCode, MessageKind
@@ -29,12 +30,10 @@ from tests.support.one_worker import (
 )
 
 
-def _job(world_size: int) -> Job:
+def _run(world_size: int) -> Run:
     route, window = Route.first((1,)), Window(ROOMY, ROOMY, CHUNK, ROOMY, ROOMY)
-    return Job(
-        1, "job", "run", 0, 0, route, world_size, TABLE, window, 100, crc32c, lambda *_: 4,
-        MOST_SUMMED, False,
-    )  # fmt: skip
+    settings = LaneSettings(0, 1, bytes(16), ROOMY, crc32c, lambda *_: 4)
+    return Run(Terms(1, "job", "run", 0, world_size, TABLE), settings, route, window)
 
 
 def absent(*ranks: int, left: tuple[int, ...] = (), why: str = "the worker closed it") -> bytes:
@@ -114,19 +113,19 @@ def test_a_rank_that_left_while_it_is_needed_is_lost() -> None:
 @pytest.mark.parametrize("others", [8_191, 8_190])
 def test_the_largest_run_ends_when_all_others_have_left(others: int) -> None:
     """Rank 0 goes last: a lane names 4,096 ranks that left, and counts the rest."""
-    run = Run(_job(8_192), {}, 0, 5.0, 0.0)
-    run.left.update(range(1, 1 + others))
-    message = run.absence(0.0)
+    members = Members(_run(8_192), {}, 0, 5.0, 0.0)
+    members.left.update(range(1, 1 + others))
+    message = members.absence(0.0)
     assert message is not None
     assert len(message.left) == 4_096
-    assert run.absence(0.0) is None
+    assert members.absence(0.0) is None
     worker = joined(world_size=8_192)
     worker.get(control(message))
     worker.state.leave(worker.now)
     assert worker.state.error is None
     assert worker.state.left == (others == 8_191)
-    run.left.add(0)
-    assert run.absence(0.0) is not None  # though the list says nothing new
+    members.left.add(0)
+    assert members.absence(0.0) is not None  # though the list says nothing new
 
 
 def test_open_rounds_wait_for_a_reducer_that_they_need_and_no_longer() -> None:

@@ -11,7 +11,7 @@ ROWS = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \| (.*?) ?\|$", README, re.M)
 ENGINE = ("reconnect", "routes", "suspicion", "absence")
 NAMES = {
     "bars": ["e2e/test_bars.py"],
-    "core": ["unit/core/test_core_failover.py"],
+    "core": ["unit/core/runs/test_failover.py"],
     "engine": [f"unit/engine/test_engine_{part}.py" for part in ENGINE],
     "proxy": ["net/test_proxy.py"],
     "sim": ["unit/sim/test_storm.py"],

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from reducer.core import events
+from reducer.core.surface import events
 from reducer.server.buffers import BufferPool
 from reducer.server.outbox import BYTES_AT_ONCE, JOINED_PIECES
 from reducer.server.protocol import Connection

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from reducer.core.permit import Permit
+from reducer.core.surface.permit import Permit
 from reducer.server import gate
 from reducer.server.gate import Gate, Newcomer
 from reducer.server.protocol import Connection

@@ -194,7 +194,9 @@ def test_an_end_that_cannot_give_a_buffer_back_is_an_end() -> None:
         await lane.join()
         header = contribution(0, 0, 0, 1, bytes(4_096))
         receive(lane.connection, memoryview(pack_header(header, KERNELS.crc32c) + bytes(100)))
-        lane.shell._pool.give_back(lane.connection._placed[0])
+        arriving = lane.connection._arriving
+        assert arriving is not None
+        lane.shell.release(arriving)
         with pytest.raises(InternalError, match="twice"):
             lane.connection.abort("over")
         assert lane.line.ended

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 
-from reducer.core import events
+from reducer.core.surface import events
 from reducer.kernels import load
 from reducer.server import log_shares
 from reducer.server.buffers import BufferPool
@@ -45,8 +44,7 @@ def test_many_names_share_what_the_lane_may_write(monkeypatch: pytest.MonkeyPatc
 def test_lines_of_every_level_are_counted(level: int, caplog: pytest.LogCaptureFixture) -> None:
     """A job that joins, sends an ERROR and comes again wrote 25 MB in 7 s."""
     counters = ShellCounters()
-    feed: Any = None
-    executor = Executor(load(), BufferPool(0), {}, lambda session: 0, counters, feed)
+    executor = Executor(load(), BufferPool(0), {}, counters)
     with caplog.at_level(logging.INFO, "reducer.lane"):
         for _ in range(BURST + 1_000):
             executor.run([events.Log(1, level, "job 'a': failed", {"job": "a"})])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from reducer.core.durations import BOUNDS
-from reducer.core.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
+from reducer.core.measures.durations import BOUNDS
+from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
 from reducer.server import metrics
 from reducer.server.snapshot import Snapshot
 from tests.support.scripted import Spec, join_all

@@ -19,9 +19,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from reducer.core import events
 from reducer.core.lane import Lane
-from reducer.core.settings import LaneSettings
+from reducer.core.surface import events
+from reducer.core.surface.settings import LaneSettings
 from reducer.server import buffers
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from reducer.core.permit import ANY_RANK, Permit
+from reducer.core.surface.permit import ANY_RANK, Permit
 from reducer.server.buffers import BufferPool
 from reducer.server.shell import NEWCOMERS_AT_ONCE, LaneShell
 from reducer.server.silent import MAX_SILENT, Silent

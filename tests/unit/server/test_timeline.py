@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from reducer.core.events import Traced
-from reducer.core.round import Wait
+from reducer.core.surface.events import Traced, Wait
 from reducer.server import timeline
 from reducer.server.timeline import Timeline
 from tests.support.cluster import run_cli

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reducer.core.permit import ANY_RANK, Permit
+from reducer.core.surface.permit import ANY_RANK, Permit
 from reducer.server.buffers import BufferPool
 from reducer.server.leftovers import AT_ONCE, MOST_BYTES, READ_BYTES
 from reducer.server.protocol import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reducer.core import events
+from reducer.core.surface import events
 from reducer.server.buffers import BufferPool
 from reducer.server.outbox import BYTES_AT_ONCE
 from reducer.server.shell import ENDED_AT_ONCE, LATER_BYTE_SECONDS, LaneShell
@@ -119,7 +119,7 @@ def test_a_large_result_counts_where_its_last_byte_is_unread(then: str) -> None:
             await asyncio.sleep(0)
         socket.read = socket.taken - 1
         if then == "it is told something":
-            shell.executor.run([events.Send(0, (connection.session,), bytes(8_192), None, 0)])
+            shell.carry_out([events.Send(0, (connection.session,), bytes(8_192), None, 0)])
         else:
             receive(connection, memoryview(named if then == "it names a key" else contributed))
         return connection.is_closing()

@@ -10,7 +10,7 @@ import msgpack  # type: ignore[import-untyped]  # ships no stubs
 import numpy as np
 import pytest
 
-from reducer.core import events
+from reducer.core.surface import events
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import Collective, DType, ErrorCode, MessageKind, ReduceOp
 from reducer.wire.header import HEADER_SIZE, Header, pack_header, unpack_header

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
+from reducer.core.limits.budget import SHARES_BESIDE_RANKS, share_of
 from reducer.wire.codes import MessageKind
 from tests.support.counts import draws
 from tests.support.simcluster import SimCluster, StuckError

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from reducer.core.credits import SHARES_BESIDE_RANKS, share_of
+from reducer.core.limits.budget import SHARES_BESIDE_RANKS, share_of
 from reducer.wire.codes import DType, ErrorCode
 from tests.support import oracle
 from tests.support.counts import draws

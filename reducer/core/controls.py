@@ -1,0 +1,176 @@
+"""What a worker says in control frames, and what becomes of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from reducer.core.members.endings import Endings, Refusals
+from reducer.core.members.joining import Joining
+from reducer.core.members.roster import Roster
+from reducer.core.members.session import Session, SessionState
+from reducer.core.rounds.route import Route
+from reducer.core.runs.run import Run
+from reducer.core.surface.events import ControlReceived, Log, Output
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode, MessageKind
+from reducer.wire.errors import PEER_ERRORS, ProtocolError
+
+# An ERROR with one of these codes names a rank, and every rank raises the same error.
+_VERDICTS: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
+_SLOTS_NAMED: Final = 8  # in a log line
+
+
+class Controls:
+    """One method for each kind of frame that workers send."""
+
+    def __init__(
+        self, roster: Roster, endings: Endings, refusals: Refusals, joining: Joining
+    ) -> None:
+        self._roster = roster
+        self._endings = endings
+        self._refusals = refusals
+        self._joining = joining
+        self._heartbeat_seconds = roster.settings.heartbeat
+        self._controls: dict[int, Callable[[Session, Any, float, list[Output]], None]] = {
+            MessageKind.HELLO: self._hello,
+            MessageKind.BYE: self._bye,
+            MessageKind.KEY: self._key,
+            MessageKind.STATS: self._stats,
+            MessageKind.ERROR: self._error,
+            MessageKind.ABANDON: self._abandon,
+            MessageKind.HEARTBEAT: self._heartbeat,
+            MessageKind.DESCRIBE: self._describe,
+            MessageKind.ROUTE: self._route,
+            MessageKind.SUSPECT: self._suspect,
+        }
+
+    def take(self, event: ControlReceived, now: float) -> list[Output]:
+        peer = self._roster.sessions[event.session]
+        if peer.state >= SessionState.LEFT:
+            return []
+        peer.heard_at = now
+        out: list[Output] = []
+        try:
+            self._dispatch(peer, event, now, out)
+        except PEER_ERRORS as error:
+            out += self._refusals.untaken(peer, error, now)
+        except Exception as bug:
+            members = self._roster.runs_by_number.get(peer.run_number)
+            if members is None:
+                raise
+            out += self._endings.fault(members, bug)
+        return out
+
+    def _dispatch(
+        self, peer: Session, event: ControlReceived, now: float, out: list[Output]
+    ) -> None:
+        kind = event.header.kind
+        handler = self._controls.get(kind)
+        if handler is None:
+            raise ProtocolError(f"{peer} sent {MessageKind(kind).name}, which only lanes send")
+        if kind == MessageKind.HELLO or peer.run is not None:
+            handler(peer, event, now, out)
+        elif kind in (MessageKind.ERROR, MessageKind.BYE):
+            out += self._refusals.close(peer, "left before it joined", now)
+        elif kind != MessageKind.HEARTBEAT or peer.state == SessionState.NEW:
+            raise ProtocolError(f"{peer} sent frames before the welcome")
+
+    def _hello(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
+        hello = messages.decode(messages.Hello, event.payload or b"")
+        out += self._joining.hello(peer, hello, now)
+
+    def _route(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
+        """A route that is new here moves streams, and goes on to all other ranks."""
+        message = messages.decode(messages.Route, event.payload or b"")
+        run = self._run_of(peer)
+        route = Route(message.route, message.since, message.live, message.lanes_by_slot)
+        if not len(route.since) == len(route.live) == len(route.lanes) == len(run.route.live):
+            raise ProtocolError(
+                f"{peer} sent a route of {len(route.live)} slots, the job has {len(run.route.live)}"
+            )
+        if route.number <= run.route.number:
+            return
+        text = f"job {run.title!r}: route {route.number}, {_slots(route)}"
+        out += run.move(route)
+        out.append(run.seats.to_others(peer.rank, message))
+        out.append(Log(run.number, logging.INFO, text, peer.about()))
+
+    def _suspect(
+        self, peer: Session, event: ControlReceived, now: float, out: list[Output]
+    ) -> None:
+        """Passes the suspicion on to rank 0, which decides."""
+        message = messages.decode(messages.Suspect, event.payload or b"")
+        if message.rank != peer.rank:
+            raise ProtocolError(f"{peer} sent a suspicion of rank {message.rank}")
+        out.append(self._run_of(peer).seats.to_rank(0, message))
+
+    def _key(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
+        message = messages.decode(messages.Key, event.payload or b"")
+        self._run_of(peer).notices.announce(peer.rank, event.header, message.name, now)
+
+    def _stats(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
+        run = self._run_of(peer)
+        stats = run.stats(run.stalls.waiting(now, self._heartbeat_seconds))
+        out.append(self._roster.send(run.number, stats, (peer.id,)))
+
+    def _heartbeat(
+        self, peer: Session, event: ControlReceived, now: float, out: list[Output]
+    ) -> None:
+        self._run_of(peer).positions.heartbeat(peer.rank, event.header, event.payload, now, out)
+
+    def _describe(
+        self, peer: Session, event: ControlReceived, now: float, out: list[Output]
+    ) -> None:
+        self._run_of(peer).notices.describe(peer.rank, event.header, now, out)
+
+    def _abandon(
+        self, peer: Session, event: ControlReceived, now: float, out: list[Output]
+    ) -> None:
+        cause = messages.decode(messages.Abandon, event.payload or b"")
+        self._run_of(peer).notices.abandon(peer.rank, event.header, cause, now, out)
+
+    def _error(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
+        """A member gives up: the run is over for all, for its reason or because of it."""
+        error = messages.decode(messages.Error, event.payload or b"")
+        if peer.state != SessionState.READY:
+            out += self._refusals.close(peer, error.message, now)
+            return
+        run = self._run_of(peer)
+        if error.code in _VERDICTS and error.rank >= 0:
+            code = ErrorCode(error.code)
+            out += self._endings.fail(run, code, error.message, error.rank, error.reason)
+            return
+        text = f"rank {peer.rank} of job {run.title!r} has failed: {error.message}"
+        # Where lanes welcomed it to different runs, nobody can join: no rank is to blame.
+        code = ErrorCode.JOIN if error.code == ErrorCode.JOIN else ErrorCode.PEER_LOST
+        out += self._endings.fail(run, code, text, peer.rank, "failed")
+
+    def _bye(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
+        """The rank leaves cleanly; whatever still needs it is lost."""
+        run = self._run_of(peer)
+        members = self._roster.runs[run.name, run.run_id]
+        members.leave(peer)
+        if len(members.left) == run.world_size:
+            out += self._endings.end(members)
+            return
+        waiting = run.open.that_wants(peer.rank)
+        if waiting is None:
+            return
+        text = f"rank {peer.rank} left job {run.title!r} before round {waiting.number} was complete"
+        out += self._endings.fail(run, ErrorCode.PEER_LOST, text, peer.rank, "left")
+
+    def _run_of(self, peer: Session) -> Run:
+        if peer.run is None:
+            raise ProtocolError(f"{peer} is not in a run")
+        return peer.run
+
+
+def _slots(route: Route) -> str:
+    dead = [slot for slot, live in enumerate(route.live) if not live]
+    text = f"{len(route.live) - len(dead)} of {len(route.live)} slots live"
+    if not dead:
+        return text
+    more = f" and {len(dead) - _SLOTS_NAMED} more" if len(dead) > _SLOTS_NAMED else ""
+    return f"{text}, without {', '.join(map(str, dead[:_SLOTS_NAMED]))}{more}"

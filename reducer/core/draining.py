@@ -1,0 +1,60 @@
+"""The end of a lane: it drains until its runs have gone elsewhere, or shuts down."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from reducer.core.members.endings import Endings, Refusals
+from reducer.core.members.roster import Roster
+from reducer.core.surface.events import Output
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode
+from reducer.wire.errors import ReductionError, UnavailableError
+
+# Seconds to wait for workers: after GOAWAY they leave within milliseconds, if they can.
+DRAIN_PATIENCE: Final = 1.0
+
+
+class Draining:
+    def __init__(self, roster: Roster, endings: Endings, refusals: Refusals) -> None:
+        self._roster = roster
+        self._endings = endings
+        self._refusals = refusals
+        self._since = 0.0
+
+    def begin(self, reason: str, now: float) -> list[Output]:
+        """Finish the open rounds, take no new run."""
+        self._roster.draining, self._since = reason, now
+        goaway = messages.Goaway(reason)
+        out: list[Output] = [
+            members.run.seats.to_all(goaway) for members in self._roster.runs.values()
+        ]
+        # A session that has said nothing yet may be about to rejoin a run.
+        error = UnavailableError(f"this reducer is draining ({reason})")
+        return out + self._refuse_forming(error, now)
+
+    def is_over(self, now: float) -> bool:
+        """Nothing is to be waited for: the runs have gone elsewhere, or cannot and are idle."""
+        runs = [members.run for members in self._roster.runs.values()]
+        if not any(run.streams.live for run in runs):
+            return True
+        return now - self._since >= DRAIN_PATIENCE and not any(run.open for run in runs)
+
+    def shut_down(self, reason: str, now: float) -> list[Output]:
+        """End every session now."""
+        self._roster.draining = reason
+        out: list[Output] = []
+        text = f"this reducer has shut down ({reason})"
+        for members in list(self._roster.runs.values()):
+            out += self._endings.end(members, messages.Error(int(ErrorCode.UNAVAILABLE), text))
+        out += self._refuse_forming(UnavailableError(text), now)
+        for peer in list(self._roster.sessions.values()):
+            out += self._refusals.refuse(peer, UnavailableError(text), now)
+        return out
+
+    def _refuse_forming(self, error: ReductionError, now: float) -> list[Output]:
+        """One frame and one line in the log for each run, however many wait for it."""
+        out: list[Output] = []
+        for forming in list(self._roster.forming.values()):
+            out += self._refusals.refuse_all(forming, error, now)
+        return out

@@ -1,0 +1,41 @@
+"""How many bytes the buffers of a run take."""
+
+from __future__ import annotations
+
+from reducer.core.surface.buffer import Buffer
+
+
+class HeldBytes:
+    """Bytes of the buffers that a run holds on a lane.
+
+    Each buffer is counted as it comes and goes: nobody walks them. `parked` are contributions that
+    no accumulator has yet, of `parts` ranks, `summed` accumulators and results. `unstable` is the
+    cost, in credit, of the chunks that are complete and not stable.
+    """
+
+    __slots__ = ("parked", "parts", "summed", "unstable")
+
+    def __init__(self) -> None:
+        self.parked = 0
+        self.parts = 0
+        self.summed = 0
+        self.unstable = 0
+
+    @property
+    def total(self) -> int:
+        return self.parked + self.summed
+
+    def park(self, size: int) -> None:
+        self.parked += size
+        self.parts += 1
+
+    def unpark(self, count: int, size: int) -> None:
+        """So many of one size."""
+        self.parked -= count * size
+        self.parts -= count
+
+    def keep(self, summed: Buffer) -> None:
+        self.summed += len(summed.view)
+
+    def release(self, summed: Buffer) -> None:
+        self.summed -= len(summed.view)

@@ -1,0 +1,109 @@
+"""How much of a lane one job may have beside memory: connections and runs.
+
+Law: what a job takes beyond its quota is refused to it alone, by name. So whoever may speak for
+one job (mode psk) cannot keep another one out.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from reducer.wire.errors import QuotaError
+
+# A worker has one connection, and may have old ones that have not ended yet.
+CONNECTIONS_PER_WORKER: Final = 4
+# Workers that come before their run is known, or with a hello that is refused.
+SPARE_CONNECTIONS: Final = 64
+# One job may hold 1/n of a lane's descriptors.
+PART_OF_DESCRIPTORS: Final = 2
+# A connection whose run forms takes memory that no budget holds. One job may have so many, and one
+# for so many bytes of its memory; a complete run reserves more for each worker. It is what one may
+# take in mode tls, with a frame and a record of TLS whose ends have not come; idle it takes 36 KB.
+FREE_CONNECTIONS: Final = 1_024
+# Runs of one job that have ended and are not forgotten yet, for each that it may have.
+ENDED_PER_RUN: Final = 4
+BYTES_PER_CONNECTION: Final = 65_536
+
+
+class Connections:
+    """The connections of each job that have said HELLO and have not ended."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, int] = {}
+
+    def enter(self, job: str) -> int:
+        """One more; how many there are now."""
+        count = self._of[job] = self._of.get(job, 0) + 1
+        return count
+
+    def leave(self, job: str) -> None:
+        self._of[job] -= 1
+        if not self._of[job]:
+            del self._of[job]
+
+
+def allowed_connections(workers: int) -> int:
+    """How many connections a job of so many workers may have, in all of its runs."""
+    return CONNECTIONS_PER_WORKER * workers + SPARE_CONNECTIONS
+
+
+class MostConnections:
+    """The most connections that one job may have on a lane, however many its workers are.
+
+    ``descriptors``: how many files the lane may open; ``memory``: the budget of the job.
+    """
+
+    def __init__(self, descriptors: int, memory: int) -> None:
+        self._descriptors = descriptors
+        self._memory = memory
+        self._by_memory = max(FREE_CONNECTIONS, memory // BYTES_PER_CONNECTION)
+        self.count = min(descriptors // PART_OF_DESCRIPTORS, self._by_memory)
+
+    def check_world(self, job: str, world_size: int) -> None:
+        """Raises QuotaError for a job that could not be complete."""
+        coming_back = min(world_size, SPARE_CONNECTIONS)
+        needed = PART_OF_DESCRIPTORS * (world_size + coming_back)
+        if needed > self._descriptors:
+            raise QuotaError(
+                f"job {job!r} has {world_size:,} workers, each with a connection to each lane; a "
+                f"lane may open {self._descriptors:,} files, half of them for one job, and this "
+                f"job needs a limit of {needed:,}: raise it (ulimit -n)"
+            )
+        if world_size > self._by_memory:
+            raise QuotaError(
+                f"job {job!r} has {world_size:,} workers; with {self._memory:,} bytes of memory a "
+                f"lane takes {self._by_memory:,} of one job: raise --memory or --job-memory"
+            )
+
+    def too_many(self, job: str, workers: int, count: int) -> QuotaError:
+        if allowed_connections(workers) <= self.count:
+            return QuotaError(
+                f"job {job!r} has {count:,} connections to this lane; with {workers:,} workers it "
+                f"may have {allowed_connections(workers):,}: does a worker connect again and again?"
+            )
+        return QuotaError(
+            f"job {job!r} has {count:,} connections to this lane, the most of one job is "
+            f"{self.count:,} ({self._descriptors:,} open files, {self._memory:,} bytes of memory): "
+            "raise ulimit -n and --memory, or make fewer groups"
+        )
+
+
+def too_many_jobs(runs: int) -> QuotaError:
+    return QuotaError(
+        f"this reducer serves {runs} runs of jobs already, its limit (--max-jobs): raise it; each "
+        "group of a job's workers is a run"
+    )
+
+
+def too_many_runs(job: str, runs: int) -> QuotaError:
+    return QuotaError(
+        f"job {job!r} has {runs} runs on this reducer, the limit for one job (--max-runs): raise "
+        "it, or end some of them; each group of the job's workers is a run"
+    )
+
+
+def too_many_ended(job: str, runs: int) -> QuotaError:
+    return QuotaError(
+        f"job {job!r} has {runs:,} runs that have ended and are not forgotten yet, the limit for "
+        "one job (four times --max-runs): try again soon, and begin fewer runs a second"
+    )

@@ -1,0 +1,1 @@
+"""What a lane counts of its runs for metrics and reports."""

@@ -1,0 +1,35 @@
+"""How long each rank of a run was waited for on this lane."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Seconds; below that it is traffic, and most chunks cost nothing here.
+SHORTEST_WAIT: Final = 0.001
+
+
+class Lateness:
+    """`waited[rank]`: seconds in which half of the ranks had sent a chunk that this rank had not.
+
+    Half of them, so that neither one early rank nor one late rank makes all others look late.
+    Chunks are waited for at the same time, and a second counts once: no rank is waited for longer
+    than the run has lasted. A chunk that came later than one that was begun after it may count for
+    less than its wait.
+    """
+
+    __slots__ = ("_counted_until", "waited")
+
+    def __init__(self, world_size: int) -> None:
+        self.waited = [0.0] * world_size
+        self._counted_until = [0.0] * world_size
+
+    def note(self, rank: int, since: float, now: float) -> None:
+        """A chunk has come from the rank for which it was waited since then."""
+        if now - since < SHORTEST_WAIT:
+            return
+        counted = self._counted_until[rank]
+        if counted > since:
+            since = counted
+        if now > since:
+            self.waited[rank] += now - since
+            self._counted_until[rank] = now

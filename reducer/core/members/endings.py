@@ -1,0 +1,291 @@
+"""How runs and sessions end: over, failed, faulty; lost, refused, broken."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from reducer.core.limits.records import ROUND
+from reducer.core.members.forming import Forming
+from reducer.core.members.roster import Ended, Members, Roster, fault_text, room_of
+from reducer.core.members.session import Session, SessionState
+from reducer.core.runs.run import Run
+from reducer.core.surface.buffer import Buffer
+from reducer.core.surface.events import NOTHING, Close, Failed, Free, Log, Output
+from reducer.wire import messages
+from reducer.wire.codes import ErrorCode
+from reducer.wire.errors import (
+    PEER_ERRORS,
+    IntegrityError,
+    InternalError,
+    PeerLostError,
+    RecordsError,
+    ReductionError,
+    UnstableError,
+)
+
+# Bytes of records that a run forgets when it ends: a small model has no more.
+FORGOTTEN_AT_ONCE: Final = 64 << 10
+# Runs without members that one HELLO ends, if it replaces them.
+REPLACED_AT_ONCE: Final = 64
+# Open rounds of all the runs that end at once, or of one run: each takes 3 us, and so do as many
+# bytes of records of its chunks and ranks; what a rank has sent of a chunk takes a part of that.
+ROUNDS_AT_ONCE: Final = 2_048
+PARTS_OF_ROUND: Final = 8
+STREAMS_OF_ROUND: Final = 4
+
+
+class Endings:
+    """`runs_ended` counts the runs that are over; `errors` counts, by code, sessions that were
+    refused and runs that were ended.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self.runs_ended = 0
+        self.errors = dict.fromkeys(ErrorCode, 0)
+        self._roster = roster
+        self._ended_now: list[Ended] = []  # since the last tick
+
+    def fail(self, run: Run, code: ErrorCode, text: str, rank: int, reason: str) -> list[Output]:
+        """The run is over for every rank, for one reason that all are told."""
+        members = self._roster.runs[run.name, run.run_id]
+        error = messages.Error(int(code), text[:4_000], rank, reason[:1_000])
+        self.errors[code] += 1
+        about = {**run.about(), "rank": rank, "code": code.name.lower()}
+        line = Log(run.number, logging.ERROR, f"job {run.title!r}: {text}", about)
+        return [line, *self.end(members, error)]
+
+    def fault(self, members: Members, error: Exception) -> list[Output]:
+        """A bug of ours, or no memory, where the run was served: nobody knows what it lacks now.
+
+        The run ends for every rank. The workers come back and send again what was not answered.
+        """
+        run = members.run
+        text = fault_text(error)
+        about = {**run.about(), "code": ErrorCode.INTERNAL.name.lower()}
+        line = Log(run.number, logging.ERROR, f"job {run.title!r}: {text}", about, error)
+        self.errors[ErrorCode.INTERNAL] += 1
+        out: list[Output] = [line]
+        try:
+            out.append(run.seats.to_all(messages.Error(int(ErrorCode.INTERNAL), text[:4_000])))
+        except Exception as worse:  # then the connections end without a word
+            text = f"{text}; and no ERROR could be made: {worse}"
+        return out + self._end(members, text)
+
+    def fault_in(
+        self, run: int, error: Exception, buffer: Buffer | None, out: list[Output]
+    ) -> None:
+        """A bug of ours while the run's state changed. `buffer` may be the run's or the event's."""
+        members = self._roster.runs_by_number.get(run)
+        if members is None:
+            out.append(Log(0, logging.ERROR, fault_text(error), NOTHING, error))
+        else:
+            out += self.fault(members, error)
+        given = [o.buffers for o in out if isinstance(o, Free)]
+        if buffer is not None and not any(buffer is b for buffers in given for b in buffers):
+            out.append(Free(0, (buffer,)))
+
+    def end(self, members: Members, error: messages.Error | None = None) -> list[Output]:
+        """The run is over; its members are told why, if there is a reason."""
+        run = members.run
+        if error is not None:
+            return [run.seats.to_all(error), *self._end(members, error.message)]
+        text = f"job {run.name!r} run {run.run_id!r}: all have left"
+        line = Log(run.number, logging.INFO, text, run.about())
+        return [*self._end(members, "the run is over"), line]
+
+    def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
+        """End some of the runs that this one replaces, those with the most room first."""
+        replaced = sorted(self._roster.deserted(job, run_id, now), key=room_of, reverse=True)
+        return [out for members in few(replaced, REPLACED_AT_ONCE) for out in self.end(members)]
+
+    def tell_again(self, out: list[Output]) -> None:
+        """Tell every session that is still open of the latest ends of runs; each tick does.
+
+        The first outputs are lost where something has failed after the run was dropped. For all
+        other sessions these outputs do nothing.
+        """
+        text = "internal error of the reducer: the run has ended, and its end could not be told"
+        for ended in self._ended_now:
+            number = ended.members.run.number
+            peers = [
+                peer
+                for id_ in ended.members.sessions
+                if (peer := self._roster.sessions.get(id_)) is not None
+            ]
+            open_ = tuple(peer.id for peer in peers if peer.state != SessionState.LEFT)
+            if open_:
+                out.append(
+                    self._roster.send(number, messages.Error(int(ErrorCode.INTERNAL), text), open_)
+                )
+                out += [Close(number, session, text) for session in open_]
+        self._ended_now.clear()
+
+    def _end(self, members: Members, reason: str) -> list[Output]:
+        """Drop what the run had, and close its connections.
+
+        The run gives its room back when the last connection has ended: until then connections may
+        hold results. The keys keep their room until they are forgotten, a part at each tick.
+        """
+        run = members.run
+        out: list[Output] = []
+        self.runs_ended += 1
+        ended = self._roster.ended.add(members)
+        self._ended_now.append(ended)
+        self._roster.remove(members)
+        peers = [self._roster.sessions[session] for session in members.sessions]
+        closed = [peer for peer in peers if peer.state == SessionState.READY]
+        for peer in closed:
+            peer.move(SessionState.CLOSED)
+        out += [Close(run.number, peer.id, reason) for peer in closed]
+        self._roster.ended.drop(ended, out)
+        self._roster.ended.forget(ended, FORGOTTEN_AT_ONCE, out)
+        return out
+
+
+def few(runs: list[Members], most: int) -> list[Members]:
+    """The first of them: as many as can end before other jobs have their turns."""
+    rounds, found = 0, list[Members]()
+    for members in runs[:most]:
+        if rounds >= ROUNDS_AT_ONCE:
+            break
+        run = members.run
+        rounds += run.records.of_rounds // ROUND + run.held.parts // PARTS_OF_ROUND
+        rounds += run.stream_count // STREAMS_OF_ROUND
+        found.append(members)
+    return found
+
+
+class Refusals:
+    """What one session has done ends this session, or its run where that is the law."""
+
+    def __init__(self, roster: Roster, endings: Endings) -> None:
+        self._roster = roster
+        self._endings = endings
+
+    def lose(self, session: int, reason: str, now: float) -> list[Output]:
+        """The connection of a session has ended; where this raises it can be said again."""
+        peer = self._roster.sessions.get(session)
+        if peer is None:
+            return []
+        if peer.forming is not None:
+            self._unjoin(peer, peer.forming)
+        if peer.state == SessionState.READY:
+            self._note_loss(peer, now, reason)
+        ended = self._roster.ended.get(peer.run_number)
+        members = (
+            self._roster.runs_by_number.get(peer.run_number) if ended is None else ended.members
+        )
+        if members is not None:
+            members.sessions.discard(session)
+        if ended is not None:
+            self._roster.ended.maybe_close_room(ended)
+        del self._roster.sessions[session]
+        if peer.named:
+            self._roster.connections.leave(peer.named)
+        text = f"{peer}: the connection has ended: {reason}"
+        return [Log(peer.run_number, logging.DEBUG, text, peer.about())]
+
+    def close(self, peer: Session, reason: str, now: float) -> list[Output]:
+        if peer.state == SessionState.READY:
+            self._note_loss(peer, now, reason)
+        if peer.forming is not None:  # else the run could be complete with who is gone
+            self._unjoin(peer, peer.forming)
+        peer.move(SessionState.CLOSED)
+        return [Close(peer.run_number, peer.id, reason)]
+
+    def refuse(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
+        """ERROR to one session, and the end of it."""
+        if peer.state == SessionState.CLOSED:
+            return []
+        message = messages.Error(int(error.code), str(error)[:4_000])
+        self._endings.errors[error.code] += 1
+        about = {**peer.about(), "code": error.code.name.lower()}
+        log = Log(peer.run_number, logging.WARNING, f"{peer}: {error}", about)
+        return [
+            log,
+            self._roster.send(peer.run_number, message, (peer.id,)),
+            *self.close(peer, str(error), now),
+        ]
+
+    def refuse_all(self, forming: Forming, error: ReductionError, now: float) -> list[Output]:
+        """The run cannot come about; whoever waits for it is told why."""
+        all_ = [self._roster.sessions[session] for session in forming.sessions.values()]
+        peers = [peer for peer in all_ if peer.state != SessionState.CLOSED]
+        self._endings.errors[error.code] += len(peers)
+        about = {"job": forming.job, "code": error.code.name.lower()}
+        text = f"job {forming.title!r}, {len(peers)} workers: {error}"
+        message = messages.Error(int(error.code), str(error)[:4_000])
+        out: list[Output] = [
+            Log(0, logging.WARNING, text, about),
+            self._roster.send(0, message, tuple(peer.id for peer in peers)),
+        ]
+        for peer in peers:
+            out += self.close(peer, str(error), now)
+        return out
+
+    def break_up(self, forming: Forming, error: Exception, now: float) -> list[Output]:
+        """A bug of ours, or no memory, while the run forms."""
+        text = fault_text(error)
+        line = Log(0, logging.ERROR, text, {"job": forming.job}, error)
+        return [line, *self.refuse_all(forming, InternalError(text), now)]
+
+    def untaken(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
+        """A frame could not be taken: end the session, or the run where that is the law."""
+        run = peer.run
+        if peer.state == SessionState.CLOSED or run is None:
+            return self.refuse(peer, error, now)
+        departed = run.seats.departed
+        if isinstance(error, PeerLostError) and departed is not None:
+            return self._endings.fail(run, ErrorCode.PEER_LOST, str(error), departed, "left")
+        if isinstance(error, IntegrityError):
+            return self._endings.fail(run, ErrorCode.INTEGRITY, str(error), peer.rank, "integrity")
+        if isinstance(error, RecordsError):
+            return self._endings.fail(run, ErrorCode.QUOTA, str(error), peer.rank, "records")
+        if isinstance(error, UnstableError):
+            return self._endings.fail(run, ErrorCode.QUOTA, str(error), error.rank, "unstable")
+        return self.refuse(peer, error, now)
+
+    def broken(self, session: int, error: Exception, now: float) -> list[Output]:
+        peer = self._roster.sessions.get(session)
+        if isinstance(error, PEER_ERRORS):
+            return [] if peer is None else self.untaken(peer, error, now)
+        if peer is None:  # nothing is lost but the connection
+            return [Log(0, logging.ERROR, fault_text(error), NOTHING, error)]
+        members = self._roster.runs_by_number.get(peer.run_number)
+        if members is not None:
+            return self._endings.fault(members, error)
+        text = fault_text(error)
+        out: list[Output] = [Log(0, logging.ERROR, f"{peer}: {text}", peer.about(), error)]
+        if peer.state == SessionState.CLOSED:
+            self._endings.tell_again(out)
+        return out + self.refuse(peer, InternalError(text), now)
+
+    def failed(self, event: Failed, now: float) -> list[Output]:
+        """An output could not be carried out: its run ends, or the sessions that it was for."""
+        members = self._roster.runs_by_number.get(event.run)
+        if members is not None:
+            return self._endings.fault(members, event.error)
+        text = fault_text(event.error)
+        peers = [p for s in event.sessions if (p := self._roster.sessions.get(s)) is not None]
+        out: list[Output] = [Log(event.run, logging.ERROR, text, NOTHING, event.error)]
+        for peer in peers:
+            self.close(peer, text, now)
+            out.append(Close(event.run, peer.id, text, at_once=True))
+        return out
+
+    def _unjoin(self, peer: Session, forming: Forming) -> None:
+        peer.forming = None
+        if forming.sessions.get(peer.rank) != peer.id:
+            return
+        forming.leave(peer.rank)
+        if not forming.sessions and self._roster.forming.get(forming.id) is forming:
+            del self._roster.forming[forming.id]
+
+    def _note_loss(self, peer: Session, now: float, reason: str) -> None:
+        """A member's connection is gone; the others hear of it unless it is back in time."""
+        if peer.run is None:
+            return
+        members = self._roster.runs.get((peer.run.name, peer.run.run_id))
+        if members is not None:
+            members.lose(peer, now, reason)

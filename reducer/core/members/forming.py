@@ -1,0 +1,112 @@
+"""A run that is forming: who has said hello, and what the first of them said (law 8)."""
+
+from __future__ import annotations
+
+from reducer.wire import messages
+from reducer.wire.errors import JoinError
+from reducer.wire.keys import run_title, split_run_id
+
+# Job, run id and whether it was complete before. The run id is "" where not every rank gives it:
+# of a job one such run forms at a time. Groups, and runs that were there before, form beside it.
+FormingId = tuple[str, str, bool]
+
+
+def forming_id(hello: messages.Hello) -> FormingId:
+    """What the hellos of a forming run have in common."""
+    named = hello.rejoin or bool(split_run_id(hello.run_id)[1])
+    return hello.job, hello.run_id if named else "", hello.rejoin
+
+
+class Forming:
+    """The ranks of a run until it is complete; `sessions` and `incarnations` by rank.
+
+    A rank whose connection has ended is forgotten, with all that it has said: a process that was
+    started again takes its place, rank 0 with a run id of its own.
+
+    Where the run was complete before, this lane has lost its state or never had it. Only the
+    processes that were in the run come back, so nobody else may take part.
+    """
+
+    def __init__(self, hello: messages.Hello) -> None:
+        self.job = hello.job
+        self.id = forming_id(hello)
+        self.title = run_title(self.job, self.id[1])
+        self.world_size = hello.world_size
+        self.reducers = hello.reducers
+        self.slot = -1
+        self.table: messages.ChunkTable = ()
+        self.digest_every = 0
+        self.worker_silence_ms = 0
+        self.sessions: dict[int, int] = {}
+        self.incarnations: dict[int, bytes] = {}
+        self.changed = False
+        self._run_ids: dict[int, str] = {}  # of the ranks that have given one
+        self._first_rank = hello.rank
+
+    def admit(self, hello: messages.Hello, session: int) -> int | None:
+        """The session that the rank had before, if any.
+
+        Raises JoinError where the hello does not fit, naming both sides.
+        """
+        who = f"rank {hello.rank} of job {self.title!r}"
+        self._agree(who, "world size", hello.world_size, self.world_size)
+        self._agree(who, "number of reducers", hello.reducers, self.reducers)
+        if hello.rank >= hello.world_size:
+            raise JoinError(f"{who} is outside its world size {hello.world_size}")
+        if self.incarnations.get(hello.rank, hello.incarnation) != hello.incarnation:
+            raise JoinError(f"{who} has joined already, from another process: start each rank once")
+        if hello.run_id and self.run_id and hello.run_id != self.run_id:
+            raise JoinError(
+                f"{who} asks for run {hello.run_id!r}, but run {self.run_id!r} is forming"
+            )
+        if hello.rank == 0:
+            self._take_rules(who, hello)
+        if hello.run_id:
+            self._run_ids[hello.rank] = hello.run_id
+        before = self.sessions.get(hello.rank)
+        self.sessions[hello.rank] = session
+        self.incarnations[hello.rank] = hello.incarnation
+        self.changed = True
+        return before
+
+    def _take_rules(self, who: str, hello: messages.Hello) -> None:
+        if not hello.run_id or not hello.chunk_table:
+            raise JoinError(f"{who} must name a run id and a chunk table")
+        if hello.slot >= hello.reducers:
+            raise JoinError(f"{who} gives slot {hello.slot} of {hello.reducers} reducers")
+        self.slot = hello.slot
+        self.table = hello.chunk_table
+        self.digest_every = hello.digest_every
+        self.worker_silence_ms = hello.worker_silence_ms
+
+    def _agree(self, who: str, what: str, got: int, expected: int) -> None:
+        if got != expected:
+            raise JoinError(
+                f"{who} says {what} {got}, rank {self._first_rank} says {expected}: "
+                "start all ranks with the same"
+            )
+
+    def leave(self, rank: int) -> None:
+        self.sessions.pop(rank, None)
+        self.incarnations.pop(rank, None)
+        self._run_ids.pop(rank, None)
+        self.changed = True
+
+    @property
+    def run_id(self) -> str:
+        """The run id that the ranks here have given; "" before any of them has given one."""
+        return next(iter(self._run_ids.values()), "")
+
+    @property
+    def complete(self) -> bool:
+        return len(self.sessions) == self.world_size
+
+    def absent(self, most: int) -> list[int]:
+        """The first ones: no walk over all ranks of a world size that is only claimed."""
+        found: list[int] = []
+        for rank in range(self.world_size):
+            if len(found) == most:
+                break
+            if rank not in self.sessions:
+                found.append(rank)
+        return found

@@ -1,0 +1,311 @@
+"""How workers come in: HELLO, the run that forms, WELCOME; and how they come back."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from reducer.core.limits.budget import Window
+from reducer.core.limits.quotas import (
+    ENDED_PER_RUN,
+    SPARE_CONNECTIONS,
+    MostConnections,
+    allowed_connections,
+    too_many_ended,
+    too_many_jobs,
+    too_many_runs,
+)
+from reducer.core.members.endings import Endings, Refusals
+from reducer.core.members.forming import Forming, forming_id
+from reducer.core.members.roster import Members, Roster, fault_text
+from reducer.core.members.session import Session, SessionState
+from reducer.core.rounds.route import Route
+from reducer.core.runs.run import Run
+from reducer.core.runs.terms import Terms
+from reducer.core.surface.events import Close, Log, Output, Send
+from reducer.wire import messages
+from reducer.wire.errors import (
+    PEER_ERRORS,
+    InternalError,
+    JoinError,
+    ProtocolError,
+    QuotaError,
+    UnavailableError,
+)
+
+PARTS_OF_BEAT: Final = 5  # ticks of a heartbeat
+# Bytes of records that ended runs forget when a new run needs their room: as many as at a tick.
+CUT_OFF_AT_ONCE: Final = 1 << 20
+
+
+class Founding:
+    """`_runs` counts the runs so far: each has the number that it was at."""
+
+    def __init__(self, roster: Roster, endings: Endings, refusals: Refusals) -> None:
+        self._roster = roster
+        self._endings = endings
+        self._refusals = refusals
+        self._settings = roster.settings
+        self._runs = 0
+
+    def complete(self, forming: Forming, now: float) -> list[Output]:
+        """All ranks are here: reserve the room, and welcome them."""
+        out = self._endings.end_deserted(forming.job, forming.run_id, now)
+        try:
+            members = self._found(forming, now, out)
+        except PEER_ERRORS as error:
+            return out + self._refusals.refuse_all(forming, error, now)
+        except Exception as bug:
+            return out + self._refusals.break_up(forming, bug, now)
+        try:
+            del self._roster.forming[forming.id]
+            self._roster.add(members)
+            return out + self._begin(members, forming, now)
+        except Exception as fault:
+            out += self._endings.fault(members, fault)
+            return out + self._refusals.refuse_all(forming, InternalError(fault_text(fault)), now)
+
+    def welcome(self, members: Members, sessions: tuple[int, ...]) -> Send:
+        settings, run, route = self._settings, members.run, members.run.route
+        moved = route.number > 0
+        welcome = messages.Welcome(
+            run.run_id, run.terms.slot, len(route.live), settings.lanes, settings.lane,
+            settings.incarnation, run.world_size, run.seats.epoch, route.number, run.terms.table,
+            run.ledger.window.credit, run.ledger.window.grant, int(settings.heartbeat * 1000),
+            instance=run.number,
+            since=route.since if moved else (),
+            live=route.live if moved else (),
+            lanes_by_slot=route.lanes if moved else (),
+            digest_every=members.digest_every,
+            worker_silence_ms=round(min(members.silence, 3_600) * 1000),
+        )  # fmt: skip
+        return self._roster.send(run.number, welcome, sessions)
+
+    def _begin(self, members: Members, forming: Forming, now: float) -> list[Output]:
+        run = members.run
+        # Each beat may have the positions of all keys of its run: not all runs at one tick.
+        part = run.number % PARTS_OF_BEAT / PARTS_OF_BEAT
+        members.next_beat = now + part * self._settings.heartbeat
+        for rank, session in forming.sessions.items():
+            members.seat(self._roster.sessions[session], rank)
+        text = f"job {run.name!r} run {run.run_id!r}: {run.world_size} workers joined"
+        welcome = self.welcome(members, tuple(forming.sessions.values()))
+        return [welcome, Log(run.number, logging.INFO, text, run.about())]
+
+    def _found(self, forming: Forming, now: float, out: list[Output]) -> Members:
+        """The run with its room; nothing is reserved where this raises."""
+        settings, budget = self._settings, self._roster.budget
+        if (forming.job, forming.run_id) in self._roster.runs:
+            raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
+        window = self._reserve(forming, now, out)
+        try:
+            # Until a ROUTE says more, the lanes of the other slots do not matter.
+            route = Route.first((settings.lanes,) * forming.reducers)
+            self._runs += 1
+            terms = Terms(
+                self._runs, forming.job, forming.run_id, forming.slot, forming.world_size,
+                forming.table,
+            )  # fmt: skip
+            run = Run(terms, settings, route, window)
+            silence = forming.worker_silence_ms / 1000 or settings.silence
+            return Members(run, forming.incarnations, forming.digest_every, silence, now)
+        except Exception:
+            budget.close(forming.job, window, forming.world_size)
+            raise
+
+    def _reserve(self, forming: Forming, now: float, out: list[Output]) -> Window:
+        """Reserve room for the run; if too little is free, ended runs of the job give theirs up.
+
+        Their keys keep room until ticks forget these keys, all but CUT_OFF_AT_ONCE bytes.
+        """
+        left = CUT_OFF_AT_ONCE
+        for ended in self._roster.ended.of(forming.job):
+            if left <= 0 and not ended.members.sessions:
+                continue
+            try:
+                return self._open(forming)
+            except QuotaError:
+                left -= self._roster.ended.cut_off(ended, left, out)
+        try:
+            return self._open(forming)
+        except QuotaError as error:
+            kept = sum(ended.room for ended in self._roster.ended.of(forming.job))
+            kept += self._roster.room_of_deserted(forming.job, forming.run_id, now)
+            if not kept:
+                raise
+            text = f"{error}; or try again soon: its ended runs still take {kept:,}"
+            raise QuotaError(text) from error
+
+    def _open(self, forming: Forming) -> Window:
+        return self._roster.budget.open(
+            forming.job, forming.world_size, forming.table, forming.reducers
+        )
+
+
+PENDING_RANKS: Final = 64
+
+
+class Joining:
+    """Brings sessions into the runs of a `Roster`."""
+
+    def __init__(self, roster: Roster, endings: Endings, refusals: Refusals) -> None:
+        self._roster = roster
+        self._endings = endings
+        self._refusals = refusals
+        self._founding = Founding(roster, endings, refusals)
+        self._settings = settings = roster.settings
+        self._most = MostConnections(settings.descriptors, settings.job_budget or settings.budget)
+
+    def hello(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
+        """Take the rank into its run, or refuse it; raises the ProtocolError family."""
+        if peer.state != SessionState.NEW:
+            raise ProtocolError(f"{peer} said HELLO twice")
+        if peer.permit is not None:
+            peer.permit.check(hello.job, hello.rank)
+        if not peer.named:
+            crowd = self._name(peer, hello.job)
+            if crowd is not None:
+                return crowd
+        members = self._members_of(hello)
+        if members is None:
+            return self._join(peer, hello, now)
+        if not self._is_dead(members, hello):
+            return self._rejoin(members, peer, hello, now)
+        return self._endings.end(members) + self._join(peer, hello, now)
+
+    def _members_of(self, hello: messages.Hello) -> Members | None:
+        """The complete run that the hello is for; whose WELCOME was lost cannot name it."""
+        runs = self._roster.runs
+        if hello.run_id:
+            return runs.get((hello.job, hello.run_id))
+        for (name, _), members in runs.items():
+            if name == hello.job and members.incarnations.get(hello.rank) == hello.incarnation:
+                return members
+        return None
+
+    def _join(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
+        """The run is not there yet: it forms, or is complete with this rank."""
+        out = self._make_place(hello, now)  # what that gives back is not lost with a refusal
+        try:
+            return out + self._admit(peer, hello, now)
+        except PEER_ERRORS as error:
+            return out + self._refusals.refuse(peer, error, now)
+
+    def _make_place(self, hello: messages.Hello, now: float) -> list[Output]:
+        """Where no other run may form, end runs that this one replaces."""
+        roster, settings = self._roster, self._settings
+        if forming_id(hello) in roster.forming:
+            return []
+        is_full = len(roster.forming) + len(roster.runs) >= settings.max_jobs
+        if is_full or self._run_count(hello.job) >= settings.max_runs:
+            return self._endings.end_deserted(hello.job, hello.run_id, now)
+        return []
+
+    def _admit(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
+        if self._roster.draining:
+            raise UnavailableError(f"this reducer is draining ({self._roster.draining})")
+        id_ = forming_id(hello)
+        forming = self._roster.forming.get(id_)
+        if forming is None:
+            self._most.check_world(hello.job, hello.world_size)
+            self._check_quota(hello.job)
+            forming = Forming(hello)
+        # First: whoever is admitted in part goes with the session.
+        peer.rank, peer.forming = hello.rank, forming
+        try:
+            replaced = forming.admit(hello, peer.id)
+        except PEER_ERRORS:
+            peer.forming = None
+            raise
+        peer.move(SessionState.JOINING)
+        self._roster.forming[id_] = forming
+        out = self._replace(replaced, now)
+        count = f"{len(forming.sessions)} of {forming.world_size} are here"
+        text = f"rank {peer.rank} of job {forming.title!r} joins: {count}"
+        out.append(Log(0, logging.DEBUG, text, {"job": hello.job, "rank": peer.rank}))
+        if forming.complete:
+            return out + self._founding.complete(forming, now)
+        return [*out, self.pending(forming, (peer.id,))]
+
+    def _check_quota(self, job: str) -> None:
+        roster, settings = self._roster, self._settings
+        if len(roster.forming) + len(roster.runs) >= settings.max_jobs:
+            raise too_many_jobs(settings.max_jobs)
+        if self._run_count(job) >= settings.max_runs:
+            raise too_many_runs(job, settings.max_runs)
+        ended = sum(not ended.members.run.idle.is_clean for ended in roster.ended.of(job))
+        if ended >= ENDED_PER_RUN * settings.max_runs:
+            raise too_many_ended(job, ENDED_PER_RUN * settings.max_runs)
+
+    def pending(self, forming: Forming, sessions: tuple[int, ...]) -> Send:
+        """Whom the run still waits for, to those who are there."""
+        settings = self._settings
+        absent = tuple(forming.absent(PENDING_RANKS))
+        count = forming.world_size - len(forming.sessions)
+        pending = messages.Pending(
+            settings.lanes, settings.lane, settings.incarnation, absent, count
+        )
+        return self._roster.send(0, pending, sessions)
+
+    def _name(self, peer: Session, job: str) -> list[Output] | None:
+        """Count the connection for its job; raises QuotaError for one too many.
+
+        Of those that are refused so, as many again may wait to read why; more end at once.
+        """
+        count = self._roster.connections.enter(job)
+        peer.named = job
+        runs = self._roster.runs.items()
+        workers = sum(members.run.world_size for (name, _), members in runs if name == job)
+        forming = [f for f in self._roster.forming.values() if f.job == job]
+        workers += sum(len(f.sessions) for f in forming) + 1
+        allowed = min(allowed_connections(workers), self._most.count)
+        if count > min(2 * allowed, self._most.count + SPARE_CONNECTIONS):
+            peer.move(SessionState.CLOSED)
+            reason = f"job {job!r} has {count:,} connections"
+            return [Close(0, peer.id, reason, at_once=True)]
+        if count > allowed:
+            raise self._most.too_many(job, workers, count)
+        return None
+
+    def _run_count(self, job: str) -> int:
+        """How many runs of the job are here or form."""
+        forming = sum(f.job == job for f in self._roster.forming.values())
+        return forming + sum(name == job for name, _ in self._roster.runs)
+
+    def _is_dead(self, members: Members, hello: messages.Hello) -> bool:
+        """All have gone, and a new process asks for the run: it was restarted at once."""
+        gone = not hello.rejoin and not members.run.seats.present
+        return gone and hello.incarnation not in members.incarnations.values()
+
+    def _rejoin(
+        self, members: Members, peer: Session, hello: messages.Hello, now: float
+    ) -> list[Output]:
+        """A complete run admits only its own members, back on a new connection."""
+        run = members.run
+        if members.incarnations.get(hello.rank) != hello.incarnation or hello.rank in members.left:
+            raise JoinError(
+                f"run {run.run_id!r} of job {run.name!r} is complete: rank {hello.rank} cannot "
+                "join it from a new process; start the job with a new run id"
+            )
+        run.reconnects += 1
+        out = self._replace(members.last[hello.rank], now)
+        members.seat(peer, hello.rank)
+        out.append(self._founding.welcome(members, (peer.id,)))
+        absent = members.absent(now - self._settings.lost_grace)
+        if absent.absent or absent.left:
+            out.append(self._roster.send(run.number, absent, (peer.id,)))
+        if self._roster.draining:
+            goaway = messages.Goaway(self._roster.draining)
+            out.append(self._roster.send(run.number, goaway, (peer.id,)))
+        text = f"{peer} is back on a new connection"
+        out.append(Log(run.number, logging.DEBUG, text, peer.about()))
+        return out + run.rejoined(peer.rank)
+
+    def _replace(self, session: int | None, now: float) -> list[Output]:
+        """End the connection that the rank had before, if any, and what waits for it there."""
+        old = None if session is None else self._roster.sessions.get(session)
+        if old is None:
+            return []
+        reason = "replaced by a new connection"
+        self._refusals.close(old, reason, now)
+        return [Close(old.run_number, old.id, reason, at_once=True)]

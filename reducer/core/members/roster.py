@@ -1,0 +1,317 @@
+"""Who is on a lane: sessions, runs that form, the members of runs, and runs that are over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeVar
+
+from reducer.core.limits.budget import Budget
+from reducer.core.limits.quotas import Connections
+from reducer.core.members.forming import Forming, FormingId
+from reducer.core.members.session import Session, SessionState
+from reducer.core.runs.run import Run
+from reducer.core.surface.events import Close, Log, Output, Send
+from reducer.core.surface.frames import control_frame
+from reducer.core.surface.settings import LaneSettings
+from reducer.wire import messages
+from reducer.wire.codes import MAX_CONTROL_ITEMS
+from reducer.wire.keys import split_run_id
+from reducer.wire.messages import Absent
+
+MAX_ABSENT: Final = 64
+
+
+class Members:
+    """The members of `run`; `left` are the ranks that said BYE.
+
+    `sessions` are all of its connections that have not ended, also those that were replaced.
+    """
+
+    __slots__ = (
+        "_last_lost_at", "_lost", "_told", "absence_from", "beat_at", "began_at", "digest_every",
+        "incarnations", "last", "left", "next_beat", "next_stall", "run", "sessions", "silence",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        run: Run,
+        incarnations: dict[int, bytes],
+        digest_every: int,
+        silence: float,
+        now: float,
+    ) -> None:
+        self.run = run
+        self.incarnations = incarnations
+        self.digest_every = digest_every  # for the ranks to agree on; nothing here reads it
+        self.silence = silence  # seconds without a byte before a rank counts as lost
+        # The session of each rank, open or not.
+        self.last: list[int | None] = [None] * run.world_size
+        self.left: set[int] = set()
+        self.sessions: set[int] = set()
+        self.began_at = now
+        self.next_stall = now
+        self.next_beat = now
+        self.beat_at = now  # when the last heartbeat was sent
+        self.absence_from = now  # when it may be told again
+        self._lost: dict[int, tuple[float, str]] = {}
+        self._last_lost_at = 0.0
+        self._told: tuple[int, ...] = ()
+
+    def seat(self, peer: Session, rank: int) -> None:
+        """The rank is here, on this session."""
+        self.sessions.add(peer.id)  # first: where this fails, nothing has changed
+        peer.move(SessionState.READY)
+        peer.rank, peer.run, peer.forming = rank, self.run, None
+        peer.silence = self.silence
+        self.run.seats.sessions[rank] = self.last[rank] = peer.id
+        self._lost.pop(rank, None)
+
+    def leave(self, peer: Session) -> None:
+        peer.move(SessionState.LEFT)
+        self.left.add(peer.rank)
+        self.run.seats.sessions[peer.rank] = None
+        if self.run.seats.departed is None:
+            self.run.seats.departed = peer.rank
+
+    def lose(self, peer: Session, since: float, reason: str) -> None:
+        """The connection of a member has ended; it may come back on another one."""
+        if self.run.seats.sessions[peer.rank] == peer.id:
+            self._lost[peer.rank] = (since, reason)  # first: where this fails, it is said again
+            self._last_lost_at = max(self._last_lost_at, since)
+            self.run.seats.sessions[peer.rank] = None
+
+    def shift_clocks(self, seconds: float, now: float) -> None:
+        """Nobody could come back for so long."""
+        for rank, (since, reason) in self._lost.items():
+            self._lost[rank] = (min(now, since + seconds), reason)
+        self._last_lost_at = min(now, self._last_lost_at + seconds)
+
+    @property
+    def complete(self) -> bool:
+        """Every rank that has not left is connected."""
+        return not self._lost
+
+    def deserted(self, before: float) -> bool:
+        """Nobody has been here since `before`."""
+        gone = len(self._lost) + len(self.left) == self.run.world_size
+        return gone and self._last_lost_at <= before
+
+    def absent(self, before: float) -> Absent:
+        """The ranks that have been gone since `before`, and why; those that have left."""
+        gone = tuple((rank, self._lost[rank][1][:200]) for rank in self._gone(before))
+        left = tuple(sorted(self.left)[:MAX_CONTROL_ITEMS])
+        return Absent(gone, left, len(self.left))
+
+    def absence(self, before: float) -> Absent | None:
+        """The same, when it is not what was last asked for."""
+        told = (*self._gone(before), -1, len(self.left))
+        if told == self._told or (not self._told and told == (-1, 0)):
+            return None
+        self._told = told
+        return self.absent(before)
+
+    def _gone(self, before: float) -> list[int]:
+        """MAX_ABSENT of them; each tick asks, and thousands may be gone for an hour."""
+        gone = []
+        for rank, (lost_at, _) in self._lost.items():
+            if lost_at <= before:
+                gone.append(rank)
+                if len(gone) == MAX_ABSENT:
+                    break
+        return gone
+
+
+# Forgetting a run takes as long as forgetting so many bytes of the records of its keys.
+RUN: Final = 16 << 10
+
+T = TypeVar("T")
+
+
+def in_turns(of_jobs: Mapping[str, list[T]], turn: int) -> list[list[T]]:
+    """The lists of all jobs; in each turn the list of another job comes first."""
+    lists = list(of_jobs.values())
+    first = turn % max(1, len(lists))
+    return lists[first:] + lists[:first]
+
+
+def fault_text(error: Exception) -> str:
+    return f"internal error of the reducer: {type(error).__name__}: {error}"
+
+
+class Ended:
+    """The members of a run that is over; `room` is what it still has of the lane's memory.
+
+    Until it `is_dropped` it has buffers, too: an allocation has failed.
+    """
+
+    __slots__ = ("is_dropped", "members", "room")
+
+    def __init__(self, members: Members) -> None:
+        self.members = members
+        self.is_dropped = False
+        self.room = members.run.ledger.window.reserve(members.run.world_size)
+
+
+class EndedRuns:
+    """By number. A run gives its room back when the last connection has ended, as until then
+    connections may hold results; its keys keep their room until they are forgotten.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._runs: dict[int, Ended] = {}
+        self._forgotten_first = 0  # the job that has the first turn of the next tick
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[Ended]:
+        return iter(self._runs.values())
+
+    def get(self, number: int) -> Ended | None:
+        return self._runs.get(number)
+
+    def add(self, members: Members) -> Ended:
+        """The run is over; nothing of it is dropped yet."""
+        ended = self._runs[members.run.number] = Ended(members)
+        return ended
+
+    def of(self, job: str) -> list[Ended]:
+        """The ended runs of the job that have room of the lane's memory."""
+        return [ended for ended in self._runs.values() if ended.members.run.name == job]
+
+    def drop(self, ended: Ended, out: list[Output]) -> None:
+        out += ended.members.run.drop_all()
+        ended.is_dropped = True
+
+    def forget_some(self, most: int, out: list[Output]) -> None:
+        """Forget keys of runs that have ended: `most` bytes of their records, and RUN for each.
+
+        The jobs take turns at being the first, however many runs of one have ended before.
+        """
+        by_job: dict[str, list[Ended]] = {}
+        for ended in self._runs.values():
+            if ended.is_dropped and ended.members.run.idle.is_clean:  # only connections are left
+                continue
+            by_job.setdefault(ended.members.run.name, []).append(ended)
+        took = 0
+        self._forgotten_first += 1
+        for of_one in in_turns(by_job, self._forgotten_first):
+            for ended in of_one:
+                if took >= most:
+                    return
+                took += self.forget(ended, most - took, out)
+
+    def forget(self, ended: Ended, most: int, out: list[Output]) -> int:
+        """Forget keys of the run; the bytes of their records, `most` at most, and RUN.
+
+        What fails here must keep neither the room of the run nor the others. So the rest of its
+        buffers and records gives its room back at once, and its memory as soon as the lane looks
+        for cycles.
+        """
+        took = RUN
+        try:
+            if not ended.is_dropped:
+                self.drop(ended, out)
+            took += ended.members.run.idle.take_apart(most)
+            self.maybe_close_room(ended)
+        except Exception as bug:
+            self._give_up(ended, bug, out)
+        return took
+
+    def cut_off(self, ended: Ended, most: int, out: list[Output]) -> int:
+        """The job needs the room of an ended run of its own: what was not read there is lost.
+
+        Of its keys only some are forgotten at once: returns the bytes of their records, `most` at
+        most, and RUN. The others keep their part of the room, as in each run that has ended.
+        """
+        run = ended.members.run
+        reason = "the run is over, and the next one needs its memory"
+        out += [
+            Close(run.number, session, reason, at_once=True) for session in ended.members.sessions
+        ]
+        ended.members.sessions.clear()
+        return self.forget(ended, most, out)
+
+    def maybe_close_room(self, ended: Ended) -> None:
+        """Give back what no connection holds, and no key that is not forgotten."""
+        if ended.members.sessions or not ended.is_dropped:
+            return
+        run = ended.members.run
+        room = 0 if run.idle.is_clean else run.records.used
+        self._budget.give(run.name, ended.room - room)
+        ended.room = room
+        if not room:
+            del self._runs[run.number]
+
+    def _give_up(self, ended: Ended, bug: Exception, out: list[Output]) -> None:
+        run = ended.members.run
+        run.idle.give_up()
+        ended.is_dropped = True
+        self.maybe_close_room(ended)
+        text = f"job {run.title!r}: what an ended run had is given up: {fault_text(bug)}"
+        out.append(Log(run.number, logging.ERROR, text, run.about(), bug))
+
+
+class Roster:
+    """Sessions by their numbers, runs by (job, run id) and by number; what they may take together.
+
+    `draining` is why nobody new is taken, if so.
+    """
+
+    def __init__(self, settings: LaneSettings) -> None:
+        self.settings = settings
+        self.budget = Budget(
+            settings.budget, settings.credit, settings.job_budget, settings.records
+        )
+        self.connections = Connections()
+        self.sessions: dict[int, Session] = {}
+        self.forming: dict[FormingId, Forming] = {}
+        self.runs: dict[tuple[str, str], Members] = {}
+        self.runs_by_number: dict[int, Members] = {}
+        self.ended = EndedRuns(self.budget)
+        self.draining = ""
+
+    def add(self, members: Members) -> None:
+        self.runs[members.run.name, members.run.run_id] = members
+        self.runs_by_number[members.run.number] = members
+
+    def remove(self, members: Members) -> None:
+        """The run is over."""
+        run = members.run
+        self.runs.pop((run.name, run.run_id), None)
+        self.runs_by_number.pop(run.number, None)
+
+    def deserted(self, job: str, run_id: str, now: float) -> list[Members]:
+        """Runs of the job that nobody is in, and that this one replaces.
+
+        A group does not replace the other groups of its run, whose ranks may be about to rejoin.
+        """
+        own, group = split_run_id(run_id)
+        runs = [
+            members
+            for (name, id_), members in self.runs.items()
+            if name == job and not (group and split_run_id(id_)[0] == own)
+        ]
+        return [members for members in runs if members.deserted(now)]
+
+    def room_of_deserted(self, job: str, run_id: str, now: float) -> int:
+        """Bytes that the runs which this one replaces still have of the lane's memory."""
+        return sum(map(room_of, self.deserted(job, run_id, now)))
+
+    def shift_clocks(self, seconds: float, now: float) -> None:
+        """This process stood still for so long: nobody is to blame for what it did not hear."""
+        for peer in self.sessions.values():
+            peer.opened_at = min(now, peer.opened_at + seconds)
+            peer.heard_at = min(now, peer.heard_at + seconds)
+        for members in self.runs.values():
+            members.shift_clocks(seconds, now)
+
+    def send(self, run: int, message: messages.Message, sessions: tuple[int, ...]) -> Send:
+        return Send(run, sessions, control_frame(message, self.settings.crc32c), None, 0)
+
+
+def room_of(members: Members) -> int:
+    """What the run has reserved."""
+    return members.run.ledger.window.reserve(members.run.world_size)

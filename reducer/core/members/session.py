@@ -1,0 +1,77 @@
+"""One connection of one worker to this lane."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from reducer.wire.errors import InternalError
+
+if TYPE_CHECKING:
+    from reducer.core.members.forming import Forming
+    from reducer.core.runs.run import Run
+    from reducer.core.surface.permit import Permit
+
+
+class SessionState(IntEnum):
+    NEW = 0  # waits for HELLO
+    JOINING = 1  # admitted; the run is forming
+    READY = 2  # welcomed: contributions may come
+    LEFT = 3  # said BYE
+    CLOSED = 4  # told to close; what still arrives is ignored
+
+
+# The states that may follow each state. A closed session may be closed again.
+TRANSITIONS: Final = {
+    SessionState.NEW: (SessionState.JOINING, SessionState.READY, SessionState.CLOSED),
+    SessionState.JOINING: (SessionState.READY, SessionState.CLOSED),
+    SessionState.READY: (SessionState.LEFT, SessionState.CLOSED),
+    SessionState.LEFT: (SessionState.CLOSED,),
+    SessionState.CLOSED: (SessionState.CLOSED,),
+}
+
+
+class Session:
+    """`named` is the job for which it is counted, from its HELLO on.
+
+    `silence` is how long it may send nothing once it is in a run, in seconds.
+    """
+
+    __slots__ = (
+        "forming", "heard_at", "id", "named", "opened_at", "permit", "rank", "run", "silence",
+        "state",
+    )  # fmt: skip
+
+    def __init__(self, id_: int, now: float, permit: Permit | None = None) -> None:
+        self.id = id_
+        self.permit = permit
+        self.state = SessionState.NEW
+        self.opened_at = now
+        self.heard_at = now
+        self.forming: Forming | None = None
+        self.run: Run | None = None
+        self.rank = -1
+        self.silence = 0.0
+        self.named = ""
+
+    def move(self, state: SessionState) -> None:
+        """Move along TRANSITIONS; anything else is a bug of ours."""
+        if state not in TRANSITIONS[self.state]:
+            raise InternalError(f"{self} went from {self.state.name} to {state.name}")
+        self.state = state
+
+    @property
+    def run_number(self) -> int:
+        """The number of its run, 0 before it is in one."""
+        return 0 if self.run is None else self.run.number
+
+    def about(self) -> dict[str, object]:
+        """The fields of log lines about the session."""
+        if self.run is None:
+            return {"session": self.id, **({"job": self.named} if self.named else {})}
+        return {**self.run.about(), "rank": self.rank}
+
+    def __str__(self) -> str:
+        if self.run is None:
+            return f"session {self.id}"
+        return f"rank {self.rank} of job {self.run.title!r}"

@@ -1,0 +1,130 @@
+"""Whether a contribution's header makes sense, decided before any memory is taken for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from reducer.core.limits.records import PLAN, Records
+from reducer.core.rounds.plan import Plan, make_plan
+from reducer.wire.codes import (
+    BITWISE,
+    BROADCAST,
+    FLOATS,
+    ITEM_SIZES,
+    MAX_CHUNKS,
+    Collective,
+    DType,
+    Flag,
+    ReduceOp,
+)
+from reducer.wire.errors import ProtocolError
+from reducer.wire.header import Header
+from reducer.wire.messages import ChunkTable
+
+# A position is round x 2^24 + chunk in 64 bits.
+MAX_ROUND: Final = (1 << 39) - 1
+MAX_ROUND_BYTES: Final = 1 << 50
+_PLANS_KEPT: Final = 1_024
+
+_REDUCES: Final = frozenset(
+    (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PROD, *BITWISE)
+)
+_OPS: dict[int, frozenset[ReduceOp]] = {
+    Collective.ALL_REDUCE: _REDUCES,
+    Collective.REDUCE_SCATTER: _REDUCES,
+    Collective.BROADCAST: frozenset((ReduceOp.COPY,)),
+    Collective.ALL_GATHER: frozenset((ReduceOp.COPY,)),
+    Collective.BARRIER: frozenset((ReduceOp.NONE,)),
+}
+_WIDE: Final = int(Flag.WIDE)
+_SIXTEEN_BIT: Final = frozenset((int(DType.FLOAT16), int(DType.BFLOAT16)))
+
+
+class Plans:
+    """The plans of a job's rounds, remembered by what they depend on."""
+
+    def __init__(self, world_size: int, table: ChunkTable, records: Records) -> None:
+        self._world_size = world_size
+        self._records = records
+        self._table = table
+        self._plans: dict[tuple[int, int, int, int], Plan] = {}
+        self._last = Header(kind=0)  # what `_of_last` was the plan of
+        self._of_last: Plan | None = None
+
+    def checked(self, header: Header, rank: int, epoch: int) -> Plan:
+        """As `of`, for a frame of `rank`; raises ProtocolError where its fields make no sense."""
+        _check_fields(header, rank, epoch, self._world_size)
+        return self.of(header)
+
+    def of(self, header: Header) -> Plan:
+        """The plan of a header's round; raises ProtocolError for one that makes no sense.
+
+        Raises RecordsError where there is no room to remember it.
+        """
+        last = self._last
+        if (
+            self._of_last is not None
+            and header.count == last.count
+            and header.op == last.op
+            and header.dtype == last.dtype
+            and header.collective == last.collective
+        ):
+            return self._of_last
+        known = (header.collective, header.op, header.dtype, header.count)
+        plan = self._plans.get(known)
+        if plan is None:
+            plan = self._make(header)
+            if len(self._plans) >= _PLANS_KEPT:
+                self._records.give(PLAN * len(self._plans))
+                self._plans.clear()
+            self._records.take(PLAN)
+            self._plans[known] = plan
+        self._last, self._of_last = header, plan
+        return plan
+
+    def _make(self, header: Header) -> Plan:
+        if header.dtype not in ITEM_SIZES:
+            raise ProtocolError(f"unknown dtype {header.dtype} in a contribution")
+        if header.op not in _OPS.get(header.collective, ()):
+            raise ProtocolError(f"op {header.op} does not belong to collective {header.collective}")
+        if header.op in BITWISE and header.dtype in FLOATS:
+            op, dtype = ReduceOp(header.op).name.lower(), DType(header.dtype).name.lower()
+            raise ProtocolError(f"op {op} is of integers, got {dtype}")
+        if header.collective == Collective.BARRIER and header.count:
+            raise ProtocolError(f"a barrier of {header.count} elements, expected 0")
+        if header.count * ITEM_SIZES[header.dtype] * self._world_size > MAX_ROUND_BYTES:
+            raise ProtocolError(f"a round of {header.count:,} elements a part is over the limit")
+        plan = make_plan(
+            header.collective, header.dtype, header.count, self._world_size, self._table
+        )
+        if plan.chunks > MAX_CHUNKS:
+            raise ProtocolError(
+                f"a round of {plan.chunks:,} chunks, the limit is {MAX_CHUNKS:,}: use larger chunks"
+            )
+        return plan
+
+
+def _check_fields(header: Header, rank: int, epoch: int, world_size: int) -> None:
+    """The rules that need no plan; raises ProtocolError."""
+    if header.rank != rank:
+        raise ProtocolError(f"a contribution of rank {header.rank} came from rank {rank}")
+    if header.epoch != epoch:
+        raise ProtocolError(f"rank {rank} sent epoch {header.epoch}, the view is {epoch}")
+    if header.flags and (header.flags != _WIDE or header.dtype not in _SIXTEEN_BIT):
+        raise ProtocolError(f"rank {rank} set flags {header.flags:#x} on dtype {header.dtype}")
+    root_limit = world_size if header.collective == BROADCAST else 1
+    if header.root >= root_limit:
+        raise ProtocolError(
+            f"rank {rank} named root {header.root} in a job of {world_size} workers"
+        )
+    if header.round > MAX_ROUND:
+        raise ProtocolError(f"rank {rank} sent round {header.round}, the limit is {MAX_ROUND}")
+
+
+def check_length(header: Header, plan: Plan, rank: int) -> None:
+    expected = plan.sends(header.chunk, rank, header.root)
+    if header.length != expected:
+        raise ProtocolError(
+            f"rank {rank} sent {header.length} bytes for chunk {header.chunk} of key "
+            f"{header.key:#x} round {header.round}, expected {expected}"
+        )

@@ -1,0 +1,128 @@
+"""Keys of a run: their names, how far each rank holds their results, and what no frame has told."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from reducer.core.containers.listing import Listed
+from reducer.core.containers.tables import OrderedSet
+from reducer.wire.header import HEADER_SIZE
+
+
+class Key(Listed):
+    """`stable` is the minimum of the ranks' done positions.
+
+    `_tree` has these in its second half, and in each place n before the lesser of places 2n and
+    2n + 1: so the minimum, in place 1, costs no more than the logarithm of the ranks, whatever the
+    ranks report. `unreported` is the cost of what became stable and no frame has told the ranks
+    yet. `idles`: the key is in the queue of its table for keys that may be forgotten.
+    """
+
+    __slots__ = (
+        "_tree", "_world_size", "id", "idles", "name", "stable", "touched_at", "unreported",
+    )  # fmt: skip
+
+    def __init__(self, id_: int, world_size: int) -> None:
+        super().__init__()
+        self.id = id_
+        self.name = ""
+        self._tree = [0] * (2 * world_size)
+        self._world_size = world_size
+        self.stable = 0
+        self.touched_at = 0.0
+        self.idles = False
+        self.unreported = 0
+
+    @property
+    def label(self) -> str:
+        return repr(self.name) if self.name else f"{self.id:#018x}"
+
+    def is_news(self, rank: int, position: int) -> bool:
+        """Whether the rank has not reported as much before."""
+        return position > self._tree[self._world_size + rank]
+
+    def report(self, rank: int, position: int) -> bool:
+        """Take a rank's done position; True when `stable` has risen."""
+        tree = self._tree
+        at = self._world_size + rank
+        if position <= tree[at]:
+            return False
+        tree[at] = position
+        while at > 1:
+            beside = tree[at ^ 1]
+            at >>= 1
+            least = beside if beside < position else position
+            if tree[at] == least:
+                return False
+            tree[at] = position = least
+        self.stable = position
+        return True
+
+    def slowest(self) -> int:
+        """The lowest of the ranks whose done position is `stable`."""
+        return self._tree.index(self.stable, self._world_size) - self._world_size
+
+
+ENTRY: Final = struct.Struct("<QQ")
+
+
+class Untold:
+    """`cost` is the cost of all chunks that became stable untold."""
+
+    def __init__(self) -> None:
+        # Those that give credit first.
+        self._credited: OrderedSet[Key] = OrderedSet()
+        self._changed: OrderedSet[Key] = OrderedSet()
+        self.cost = 0
+
+    def __bool__(self) -> bool:
+        return len(self._credited) + len(self._changed) > 0
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._changed or key in self._credited
+
+    def add(self, key: Key, gives_credit: bool) -> None:
+        if gives_credit:
+            self._credited.add(key)
+            self._changed.discard(key)
+        elif not key.unreported:
+            self._changed.add(key)
+
+    def charge(self, key: Key, cost: int) -> None:
+        """Chunks of the key that cost so much are stable."""
+        key.unreported += cost
+        self.cost += cost
+
+    def told(self, key: Key) -> None:
+        """A frame carries the key's stable position to every rank of the job."""
+        if self._credited.discard(key):
+            self.cost -= key.unreported
+            key.unreported = 0
+        else:
+            self._changed.discard(key)
+
+    def tell(self, most: int) -> bytes:
+        """`most` stable positions, from now on told."""
+        keys = self._credited.first(most)
+        keys += self._changed.first(most - len(keys))
+        for key in keys:
+            self.told(key)
+        return payload_of(keys)
+
+    def drop_last(self) -> None:
+        """The table is taken apart."""
+        for keys in (self._credited, self._changed):
+            if len(keys):
+                keys.pop_last()
+
+
+def payload_of(keys: Iterable[Key]) -> bytes:
+    """Stable positions for a HEARTBEAT."""
+    return b"".join([ENTRY.pack(key.id, key.stable) for key in keys])
+
+
+def entries_in(heartbeat: bytes) -> int:
+    """How many stable positions the frame tells."""
+    return (len(heartbeat) - HEADER_SIZE) // ENTRY.size

@@ -1,0 +1,477 @@
+"""The life of a chunk, and of its round, in a stream of one lane.
+
+Two laws: everything that changes the state of a chunk is in this file; this file never sees a
+socket, a clock or an array.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from reducer.core.containers.ascending import Ascending
+from reducer.core.containers.listing import Listed, Listing
+from reducer.core.containers.tables import Numbered, OrderedSet
+from reducer.core.limits.held import HeldBytes
+from reducer.core.limits.records import (
+    CHUNK,
+    LIST_PLACE,
+    MARK,
+    ROUND,
+    WORD,
+    Records,
+    text_bytes,
+)
+from reducer.core.rounds.descriptor import WIDE, Descriptor
+from reducer.core.rounds.key import Key, Untold
+from reducer.core.rounds.plan import Plan
+from reducer.core.rounds.route import Place
+from reducer.core.surface.buffer import Buffer
+from reducer.core.surface.events import Wait
+from reducer.wire.errors import InternalError
+from reducer.wire.header import NO_RANK, Header
+from reducer.wire.keys import position
+from reducer.wire.messages import Refused
+
+
+class Phase(IntEnum):
+    COLLECTING = 0  # ranks are missing, or there is more to sum than at once
+    FOLDING = 1  # all are in; the last kernel runs
+    COMPLETE = 2  # the result is sent and cached
+    STABLE = 3  # every rank holds the result; nothing is left here
+    FAILED = 4  # the round was refused or abandoned
+
+
+class Step(IntEnum):
+    CONTRIBUTED = 0
+    LAST_KERNEL = 1
+    REDUCED = 2
+    ALL_DONE = 3
+    VOIDED = 4
+
+
+TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
+    (Phase.COLLECTING, Step.CONTRIBUTED): Phase.COLLECTING,
+    (Phase.COLLECTING, Step.LAST_KERNEL): Phase.FOLDING,
+    (Phase.FOLDING, Step.REDUCED): Phase.COMPLETE,
+    (Phase.COMPLETE, Step.ALL_DONE): Phase.STABLE,
+    (Phase.COLLECTING, Step.VOIDED): Phase.FAILED,
+    # Its result is on its way to the ranks: it stays until they all have it.
+    (Phase.COMPLETE, Step.VOIDED): Phase.COMPLETE,
+}
+
+# The same for the data path: a pair of members is hashed, and a member looked up, by calls.
+_STEPS: Final = len(Step)
+_AFTER: Final = [TRANSITIONS.get((phase, step)) for phase in Phase for step in Step]
+_CONTRIBUTED: Final = Step.CONTRIBUTED
+
+
+class Chunk:
+    """One chunk on its owner: who has contributed, what is parked, what is folded.
+
+    `crcs[rank]` is the CRC of that rank's contribution, None before it: bitmap and duplicate
+    check in one. `parts` holds the contributions that are not in `acc`. A part leaves `parts` only
+    when a kernel has read it: the ranks that a kernel is `folding` are still there. Where the order
+    matters, ranks below `folded` are in `acc`. `half_at`: when half of the ranks had contributed.
+    `cost` is what each rank's contribution takes of its credit. `culprit` is the lowest rank whose
+    contribution is known not to be finite, else NO_RANK.
+    `part_bytes` is the memory of each part: the buffers of one chunk are of one size.
+    """
+
+    __slots__ = (
+        "acc", "cost", "crcs", "culprit", "flags", "folded", "folding", "half_at", "index",
+        "missing", "part_bytes", "parts", "phase", "result", "result_crc", "round",
+    )  # fmt: skip
+
+    def __init__(self, round_: Round, index: int, cost: int, world_size: int) -> None:
+        self.round = round_
+        self.index = index
+        self.cost = cost
+        self.phase = Phase.COLLECTING
+        self.crcs: list[int | None] = [None] * world_size
+        self.missing = world_size
+        self.half_at = 0.0
+        self.parts: dict[int, Buffer] = {}
+        self.part_bytes = 0
+        self.folded = 0
+        self.folding: list[int] = []
+        self.acc: Buffer | None = None
+        self.flags = 0
+        self.culprit = NO_RANK
+        self.result: Buffer | None = None
+        self.result_crc = 0
+
+    @property
+    def position(self) -> int:
+        return position(self.round.number, self.index)
+
+    def step(self, step: Step) -> None:
+        """Move along TRANSITIONS; anything else is a bug of ours."""
+        after = _AFTER[self.phase * _STEPS + step]
+        if after is None:
+            raise InternalError(
+                f"chunk {self.index} of key {self.round.key.id:#x} round {self.round.number}: "
+                f"{step.name} in phase {self.phase.name}"
+            )
+        self.phase = after
+
+    def contribute(self, rank: int, crc: int, buffer: Buffer | None, now: float) -> None:
+        round_ = self.round
+        round_.contributed[rank] += 1
+        self.crcs[rank] = crc
+        self.missing -= 1
+        if self.missing == len(self.crcs) // 2:
+            self.half_at = now
+        if not self.missing:
+            round_.last = rank
+        if buffer is not None:
+            if not self.parts:
+                self.part_bytes = len(buffer.view)
+            self.parts[rank] = buffer
+            round_.stream.held.park(self.part_bytes)
+        self.step(_CONTRIBUTED)
+
+    def ready(self, in_order: bool) -> list[int]:
+        """The ranks that may be folded now: the contiguous ones, or all where order is free."""
+        if not in_order:
+            return sorted(self.parts)
+        rank = self.folded
+        while rank in self.parts:
+            rank += 1
+        return list(range(self.folded, rank))
+
+    def begin_fold(self, ranks: list[int]) -> None:
+        """A kernel reads the parts of these ranks; `folded_into` follows."""
+        self.folding = ranks
+
+    def begin_last(self) -> None:
+        """All ranks are in, and the last kernel is to run; `complete` follows."""
+        self.step(Step.LAST_KERNEL)
+        self.round.left -= 1
+
+    def last_part(self) -> Buffer:
+        """The part of the highest rank."""
+        last = 0
+        for rank in self.parts:
+            if rank > last:
+                last = rank
+        return self.parts[last]
+
+    def folded_into(self, taken: Buffer | None) -> list[Buffer]:
+        """`folding` is in the accumulator, which is `taken` if that is new; the spent parts."""
+        ranks, self.folding = self.folding, []
+        spent = [self.parts.pop(rank) for rank in ranks]
+        held = self.round.stream.held
+        held.unpark(len(spent), self.part_bytes)
+        acc = taken
+        if acc is None and self.acc is None:
+            acc = spent.pop(0)
+        if acc is not None:
+            self.acc = acc
+            held.keep(acc)
+        self.folded = ranks[-1] + 1
+        return spent
+
+    def note(self, flags: int, culprit: int) -> None:
+        """A kernel has seen `flags`; `culprit` is the lowest of its ranks that is not finite."""
+        self.flags |= flags
+        if culprit < self.culprit:
+            self.culprit = culprit
+
+    def complete(self, result: Buffer | None, crc: int) -> list[Buffer]:
+        """`result` was one of the parts; the accumulator and the others are given up.
+
+        Nobody but the caller knows of them then: a fault cannot give them back a second time.
+        """
+        self.step(Step.REDUCED)
+        held = self.round.stream.held
+        held.unpark(len(self.parts), self.part_bytes)
+        spent = [part for part in self.parts.values() if part is not result]
+        self.parts.clear()
+        if self.acc is not None:
+            held.release(self.acc)
+            spent.append(self.acc)
+            self.acc = None
+        if result is not None:
+            held.keep(result)
+        held.unstable += self.cost
+        self.result = result
+        self.result_crc = crc
+        return spent
+
+    def release(self) -> Buffer | None:
+        """Every rank has the result: give it up."""
+        self.step(Step.ALL_DONE)
+        held = self.round.stream.held
+        held.unstable -= self.cost
+        result, self.result = self.result, None
+        if result is not None:
+            held.release(result)
+        return result
+
+    def pass_by(self, freed: list[Buffer]) -> None:
+        """Every rank holds its result from an earlier stream: give up what has come again."""
+        self.step(Step.VOIDED)
+        self.drop(freed)
+        self.round.forget_chunk(self)
+        self.round.left -= 1
+
+    def drop(self, freed: list[Buffer]) -> None:
+        """Give up everything that it holds: `freed` has it then, also where this raises."""
+        held = self.round.stream.held
+        if self.phase is Phase.COMPLETE:
+            held.unstable -= self.cost
+        freed += self.parts.values()
+        held.unpark(len(self.parts), self.part_bytes)
+        self.parts.clear()
+        if self.acc is not None:
+            freed.append(self.acc)
+            held.release(self.acc)
+            self.acc = None
+        if self.result is not None:
+            freed.append(self.result)
+            held.release(self.result)
+            self.result = None
+
+    def present(self) -> list[int]:
+        return [rank for rank, crc in enumerate(self.crcs) if crc is not None]
+
+    def absent(self) -> list[int]:
+        return [rank for rank, crc in enumerate(self.crcs) if crc is None]
+
+
+class Debt:
+    """What a rank has sent of a void round, since the rank began to send `times` times again."""
+
+    __slots__ = ("cost", "times")
+
+    def __init__(self, cost: int, times: int) -> None:
+        self.cost = cost
+        self.times = times
+
+
+class Round(Listed):
+    """One round of one key in a stream.
+
+    `owned` chunks of the round are this lane's, and `left` of them are not complete. `described`
+    are ranks that have described the round before they could send of it; `verdict` collects every
+    rank's descriptor once two of them differ. A void round only waits to be forgotten: `owed` is
+    each rank's cost that its ABANDON will settle (Debts), and `refused` is what the ranks are
+    `told`, once it is known. `last` is the rank whose contribution completed a chunk last; `wait`
+    is the longest wait of the round for a rank, where rounds are traced. `charged` is what its
+    records take of the run's room. `ascending` has the indexes of the chunks, where an earlier
+    stream may have had them. `opening` counts the rounds of the run in the order of their first
+    contributions; it is 0 before that.
+    """
+
+    __slots__ = (
+        "abandoned", "ascending", "charged", "chunks", "contributed", "described", "descriptor",
+        "key", "last", "left", "number", "opened_at", "opening", "owed", "owned", "plan",
+        "refused", "stream", "told", "touched_at", "verdict", "void", "wait",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        stream: StreamRounds,
+        key: Key,
+        number: int,
+        world_size: int,
+        now: float,
+    ) -> None:
+        """Raises RecordsError."""
+        super().__init__()
+        self.charged = 0
+        self.stream = stream
+        self.charge(ROUND + LIST_PLACE * world_size)
+        stream.records.rounds += 1
+        self.key = key
+        self.number = number
+        self.descriptor: Descriptor | None = None
+        self.plan: Plan | None = None
+        self.chunks: Numbered[Chunk] = Numbered()
+        self.ascending = Ascending() if stream.since else None
+        self.contributed = [0] * world_size
+        self.owned = 0
+        self.left = 0
+        self.last = 0
+        self.opened_at = now
+        self.touched_at = now
+        self.wait: Wait | None = None
+        self.opening = 0
+        self.void = False
+        self.refused: Refused | None = None
+        # Sets of ranks; dicts, which take less while they are empty.
+        self.told: dict[int, None] = {}
+        self.described: dict[int, None] = {}
+        self.abandoned: dict[int, None] = {}
+        self.verdict: dict[int, Descriptor] | None = None
+        self.owed: dict[int, Debt] = {}
+
+    def charge(self, size: int) -> None:
+        """Take room for one more record of the round; raises RecordsError."""
+        records = self.stream.records
+        records.take(size)
+        records.of_rounds += size
+        self.charged += size
+
+    def give_back(self) -> None:
+        """The round is forgotten, with all that it holds: its chunks, which know it, too."""
+        records = self.stream.records
+        self.chunks.clear()
+        self.stream.rounds.discard(self)
+        if self.refused is not None:
+            self.stream.refused.remove(self)
+        records.give(self.charged)
+        records.of_rounds -= self.charged
+        records.rounds -= 1
+
+    def mark(self, ranks: dict[int, None], rank: int) -> None:
+        """Note the rank in one of the round's sets; raises RecordsError."""
+        if rank not in ranks:
+            self.charge(MARK)
+            ranks[rank] = None
+
+    def refuse(self, refused: Refused) -> None:
+        """The verdict is known, and kept for ranks that may miss it; raises RecordsError."""
+        self.charge(text_bytes(refused.message))
+        self.stream.refused.add(self)
+        self.refused = refused
+
+    def describe(self, descriptor: Descriptor, plan: Plan, owned: int) -> None:
+        self.descriptor = descriptor
+        self.plan = plan
+        self.owned = self.left = owned
+
+    def agrees(self, header: Header, plan: Plan) -> bool:
+        """Whether a contribution describes the round as the first one did."""
+        described = self.descriptor
+        assert described is not None
+        # One plan object stands for collective, op, dtype and count.
+        if plan is self.plan and header.root == described.root:
+            return bool(header.flags & WIDE) == described.wide
+        return Descriptor(header) == described
+
+    def chunk(self, index: int, cost: int) -> Chunk:
+        """The record of a chunk, made when it is new; raises RecordsError."""
+        chunk = self.chunks.get(index)
+        if chunk is None:
+            world_size = len(self.contributed)
+            self.charge(CHUNK + LIST_PLACE * world_size)
+            self.chunks[index] = chunk = Chunk(self, index, cost, world_size)
+            self.stream.rounds.add(self)
+            if self.ascending is not None:
+                self.ascending.add(index, self.chunks)
+        return chunk
+
+    def forget_chunk(self, chunk: Chunk) -> None:
+        if self.chunks.pop(chunk.index) is not None:
+            if self.ascending is not None:
+                self.ascending.lost(self.chunks)
+            size = CHUNK + LIST_PLACE * len(self.contributed)
+            records = self.stream.records
+            records.give(size)
+            records.of_rounds -= size
+            self.charged -= size
+
+    def make_void(self) -> list[Buffer]:
+        """Free everything that is not on its way to the ranks."""
+        self.void = True
+        freed: list[Buffer] = []
+        for chunk in self._collecting():
+            chunk.step(Step.VOIDED)
+            chunk.drop(freed)
+            self.forget_chunk(chunk)
+        return freed
+
+    def speakers(self) -> set[int]:
+        """The ranks that have described the round."""
+        if self.verdict is not None:
+            return set(self.verdict)
+        return {r for r, n in enumerate(self.contributed) if n} | set(self.described)
+
+    def begin_verdict(self) -> None:
+        """Two descriptors differ: from now on every rank's descriptor is collected."""
+        assert self.descriptor is not None
+        speakers = self.speakers()
+        self.charge(MARK * len(speakers))
+        self.stream.rounds.add(self)
+        self.verdict = dict.fromkeys(speakers, self.descriptor)
+
+    def collect(self, rank: int, descriptor: Descriptor) -> bool:
+        """Take a rank's descriptor for the verdict; True when it was the last one."""
+        if self.verdict is None or rank in self.verdict:
+            return False
+        self.charge(WORD)
+        self.verdict[rank] = descriptor
+        return len(self.verdict) == len(self.contributed)
+
+    def note_wait(self, wait: Wait) -> None:
+        """Keep the longest."""
+        known = self.wait
+        if known is None or wait.until - wait.since > known.until - known.since:
+            self.wait = wait
+
+    def unanswered(self) -> dict[int, int]:
+        """The cost of what each rank has sent and was not answered: one walk for all ranks."""
+        owed: dict[int, int] = {}
+        for chunk in self._collecting():
+            cost = chunk.cost
+            for rank in chunk.present():
+                owed[rank] = owed.get(rank, 0) + cost
+        return owed
+
+    def _collecting(self) -> list[Chunk]:
+        return [chunk for chunk in self.chunks.values() if chunk.phase == Phase.COLLECTING]
+
+    def has_passed(self, index: int) -> bool:
+        """Whether chunks before `index` are to be told."""
+        return self.ascending is not None and self.ascending.has_below(index)
+
+    def passed(self, index: int, most: int) -> list[Chunk]:
+        """Incomplete chunks before `index`, which every rank holds already: so many at most, and
+        each once."""
+        below = [] if self.ascending is None else self.ascending.take_below(index, most)
+        found = [chunk for i in below if (chunk := self.chunks.get(i)) is not None]
+        return [chunk for chunk in found if chunk.phase == Phase.COLLECTING]
+
+    def wants(self, rank: int) -> bool:
+        """Whether something of the rank is still to come: chunks, or its description."""
+        if self.verdict is not None:
+            return rank not in self.verdict
+        return self.contributed[rank] < self.owned
+
+    def waiting_for(self) -> list[int]:
+        """The ranks that the verdict, or the lowest incomplete chunk, lacks."""
+        if self.verdict is not None:
+            return [rank for rank in range(len(self.contributed)) if self.wants(rank)]
+        for chunk in self.chunks.values():
+            if chunk.phase == Phase.COLLECTING:
+                return chunk.absent()
+        return [rank for rank in range(len(self.contributed)) if self.wants(rank)]
+
+
+class StreamRounds:
+    """The rounds of a stream: `place` says which chunks of home slot `home` are in the stream, and
+    frames about it carry `since`.
+
+    `records` and `held` count the records and the buffers of all streams of the run. `rounds` holds
+    each round that a rank has sent of, or that waits for a verdict; `refused` holds each round that
+    has its verdict. Only the keys know the other rounds.
+    """
+
+    __slots__ = (
+        "held", "home", "is_over", "place", "records", "refused", "rounds", "since", "untold",
+    )  # fmt: skip
+
+    def __init__(
+        self, home: int, since: int, place: Place, records: Records, held: HeldBytes
+    ) -> None:
+        self.home = home
+        self.since = since
+        self.place = place
+        self.records = records
+        self.held = held
+        self.untold = Untold()
+        self.rounds: OrderedSet[Round] = OrderedSet()
+        self.refused: Listing[Round] = Listing()
+        self.is_over = False

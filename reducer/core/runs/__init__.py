@@ -1,0 +1,1 @@
+"""One run on a lane: contributions, credit, sums, results, verdicts."""

@@ -1,0 +1,218 @@
+"""The way of a contribution: admitted before memory is taken for it, then added to its chunk."""
+
+from __future__ import annotations
+
+from reducer.core.measures.lateness import Lateness
+from reducer.core.rounds.admission import Plans, check_length
+from reducer.core.rounds.keytable import KeyRounds
+from reducer.core.rounds.plan import Plan
+from reducer.core.rounds.round import Chunk, Phase, Round
+from reducer.core.rounds.stream import Stream, Streams
+from reducer.core.runs.flow import Flow
+from reducer.core.runs.positions import Positions
+from reducer.core.runs.seats import Seats
+from reducer.core.runs.sums import FOLD_AT_ONCE, Sums
+from reducer.core.runs.verdicts import Verdicts
+from reducer.core.surface.buffer import Buffer
+from reducer.core.surface.events import Admission, Contributed, Free, Output, Wait
+from reducer.wire.errors import IntegrityError, PeerLostError, ProtocolError
+from reducer.wire.header import Header
+from reducer.wire.keys import position
+
+
+class Admitted(Admission):
+    """Where a contribution belongs: it is looked up once, before memory is taken."""
+
+    __slots__ = ("cost", "plan", "stream")
+
+    def __init__(self, stream: Stream, plan: Plan, cost: int) -> None:
+        self.stream = stream
+        self.plan = plan
+        self.cost = cost  # of its credit
+
+
+class Contributions:
+    """`taken` counts contributions, `bytes_in` their payloads, and `duplicates` second copies."""
+
+    def __init__(
+        self,
+        plans: Plans,
+        seats: Seats,
+        streams: Streams,
+        flow: Flow,
+        verdicts: Verdicts,
+        sums: Sums,
+        positions: Positions,
+    ) -> None:
+        self.taken = 0
+        self.bytes_in = 0
+        self.duplicates = 0
+        self._world_size = len(seats.sessions)
+        self.lateness = Lateness(self._world_size)
+        self._half = self._world_size // 2
+        self._plans = plans
+        self._seats = seats
+        self._streams = streams
+        self._ledger = flow.ledger
+        self._grants = flow.grants
+        self._verdicts = verdicts
+        self._sums = sums
+        self._results = sums.results
+        self._positions = positions
+        self._held = positions.held
+        self._most_unstable = positions.most_unstable
+
+    def admit(self, rank: int, header: Header, unread: int) -> Admitted | None:
+        """Refuse what makes no sense or has no room, before memory is taken (ProtocolError).
+
+        `unread` bytes wait in the lane for the rank to read them. None where no memory is to be
+        taken: a stream has moved away, or the contribution is here, or of a void round, and there
+        is no room for it.
+        """
+        plan = self._plans.checked(header, rank, self._seats.epoch)
+        stream = self._stream_of(rank, header)
+        owned = stream is None or stream.place.owns(header.key, header.chunk)
+        if header.chunk >= plan.chunks or not owned:
+            raise ProtocolError(
+                f"rank {rank} sent chunk {header.chunk} of key {header.key:#x} (a round of "
+                f"{plan.chunks} chunks) to a lane that does not own it"
+            )
+        check_length(header, plan, rank)
+        cost = plan.cost(header.chunk)
+        if stream is None:
+            return None
+        if self._ledger.fits(rank, cost, unread):
+            return Admitted(stream, plan, cost)
+        if not _takes_no_room(stream, rank, header):
+            raise self._ledger.over(rank, cost, unread)
+        return None
+
+    def take(self, rank: int, event: Contributed, now: float, out: list[Output]) -> None:
+        """Take one admitted contribution; outputs are added to `out`, also where it raises.
+
+        Raises PeerLostError (a rank that the round needs has left), IntegrityError (a duplicate
+        with other bytes), RecordsError or UnstableError; the buffer is then still the caller's.
+        """
+        header, buffer, admission = event.header, event.buffer, event.admission
+        if admission is None and not header.length:  # nobody has asked for memory
+            admission = self.admit(rank, header, 0)
+        stream: Stream | None
+        if isinstance(admission, Admitted):
+            stream, plan, cost = admission.stream, admission.plan, admission.cost
+        else:  # its bytes were thrown away
+            stream, plan = self._stream_of(rank, header), self._plans.of(header)
+            cost = plan.cost(header.chunk)
+        if stream is None or stream.is_over:  # a route has moved it while it was on its way
+            self._free(buffer, out)
+            return
+        self.taken += 1
+        self.bytes_in += header.length
+        key = stream.keys.open(header.key, now)
+        freed = stream.keys.report(key, rank, header.done)
+        if freed is not None:
+            self._positions.rise(stream, key, freed, out)
+            self._positions.tell_in_time(stream, out)
+        if position(header.round, header.chunk) < key.stable:
+            self._drop_duplicate(buffer, out)
+            stream.keys.maybe_idle(key)
+            return
+        if self._held.unstable > self._most_unstable:
+            raise self._positions.too_unstable()
+        round_ = key.described(stream, header, plan, now)
+        if not round_.void:
+            self._meet(round_, header, plan, now, out)
+        round_.touched_at = now
+        if round_.void:
+            self._verdicts.discard(round_, rank, header, buffer, cost, out)
+        else:
+            chunk = round_.chunk(header.chunk, cost)
+            if chunk.crcs[rank] is not None:
+                self._duplicate(key, chunk, rank, header, buffer, out)
+                return
+            self._add(key, chunk, rank, header, buffer, plan, now, out)
+        self._grants.maybe_grant(rank, out)
+
+    def _stream_of(self, rank: int, header: Header) -> Stream | None:
+        home = self._streams.route.home(header.key, header.chunk)
+        return self._streams.find(rank, home, header.route)
+
+    def _meet(
+        self, round_: Round, header: Header, plan: Plan, now: float, out: list[Output]
+    ) -> None:
+        """The first contribution of a round opens it; one that describes it otherwise voids it."""
+        if not round_.opening:
+            if self._seats.departed is not None:
+                raise PeerLostError(f"rank {self._seats.departed} has left the job")
+            self._grants.begin(round_, now, out)
+        if not round_.agrees(header, plan):
+            self._verdicts.mismatch(round_, out)
+
+    def _add(
+        self,
+        key: KeyRounds,
+        chunk: Chunk,
+        rank: int,
+        header: Header,
+        buffer: Buffer | None,
+        plan: Plan,
+        now: float,
+        out: list[Output],
+    ) -> None:
+        """The rank's first contribution to the chunk."""
+        if buffer is None and header.length:
+            raise ProtocolError(
+                f"rank {rank} sent a second copy of key {key.label} round {header.round} chunk "
+                f"{header.chunk} so slowly that the first is forgotten"
+            )
+        self._ledger.charge(rank, chunk.cost)
+        chunk.contribute(rank, header.payload_crc, buffer, now)
+        if chunk.missing < self._half:
+            self.lateness.note(rank, chunk.half_at, now)
+        if not chunk.missing and self._results.traced:
+            chunk.round.note_wait(Wait(rank, chunk.half_at, now))
+        has_turn = not chunk.missing or len(chunk.parts) >= FOLD_AT_ONCE
+        if has_turn and self._sums.add(key, chunk, header.op, header.dtype, plan, now, out):
+            self._seats.ask_for_turns(out)
+        if self._sums.behind:
+            self._sums.maybe_go_on(now, out)
+
+    def _duplicate(
+        self,
+        key: KeyRounds,
+        chunk: Chunk,
+        rank: int,
+        header: Header,
+        buffer: Buffer | None,
+        out: list[Output],
+    ) -> None:
+        """Exactly once: a second copy is dropped, or answered from the cache."""
+        if chunk.crcs[rank] != header.payload_crc:
+            raise IntegrityError(
+                f"rank {rank} sent two different contributions for key {key.label} round "
+                f"{header.round} chunk {header.chunk}"
+            )
+        self._drop_duplicate(buffer, out)
+        if chunk.phase is Phase.COMPLETE:
+            self._results.send(key, chunk, rank, 1, out)
+
+    def _drop_duplicate(self, buffer: Buffer | None, out: list[Output]) -> None:
+        self.duplicates += 1
+        self._free(buffer, out)
+
+    def _free(self, buffer: Buffer | None, out: list[Output]) -> None:
+        if buffer is not None:
+            out.append(Free(self._seats.run, (buffer,)))
+
+
+def _takes_no_room(stream: Stream, rank: int, header: Header) -> bool:
+    """Whether the contribution is a second copy, or of a void round."""
+    if header.key not in stream.keys:
+        return False
+    key = stream.keys[header.key]
+    if position(header.round, header.chunk) < key.stable:
+        return True
+    round_ = key.rounds.get(header.round)
+    if round_ is None or round_.void:
+        return round_ is not None
+    chunk = round_.chunks.get(header.chunk)
+    return chunk is not None and chunk.crcs[rank] is not None

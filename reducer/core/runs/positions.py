@@ -1,0 +1,202 @@
+"""What ranks report as done, and what they are told is stable (PROTOCOL.md, section 8)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from reducer.core.limits.budget import Window
+from reducer.core.limits.held import HeldBytes
+from reducer.core.rounds.keytable import KeyRounds
+from reducer.core.rounds.round import Round
+from reducer.core.rounds.stream import Stream, Streams
+from reducer.core.runs.flow import Grants, Ledger
+from reducer.core.runs.seats import Seats
+from reducer.core.runs.verdicts import Verdicts
+from reducer.core.surface.buffer import Buffer
+from reducer.core.surface.events import Free, Output, Send
+from reducer.wire.codes import MAX_CHUNKS, MAX_HEARTBEAT_ENTRIES
+from reducer.wire.errors import UnstableError
+from reducer.wire.header import Header
+
+# Rounds and chunks: 3 to 5 us each, and as much for so many ranks of a chunk, and for so many bytes
+# of the records of a round: what each rank has said of a void one.
+FORGOTTEN_AT_ONCE: Final = 256
+RANKS_AT_ONCE: Final = 8
+RECORDS_AT_ONCE: Final = 4_096
+
+
+class Passed:
+    """`_keys` have rounds of that kind, who has waited longest first; one frame may name many keys.
+
+    The rounds are not complete here. A rank that did not know how far the others are has sent
+    chunks of them here again.
+    """
+
+    def __init__(self, run: int, ledger: Ledger, verdicts: Verdicts, grants: Grants) -> None:
+        self._run = run
+        self._ledger = ledger
+        self._verdicts = verdicts
+        self._grants = grants
+        self._keys: OrderedDict[KeyRounds, Stream] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def add(self, stream: Stream, key: KeyRounds) -> None:
+        """The ranks have passed more of the key."""
+        if key.has_passed:
+            self._keys[key] = stream
+
+    def forget_more(self, out: list[Output]) -> None:
+        """The next part, of the keys that have waited longest."""
+        left = FORGOTTEN_AT_ONCE
+        while left > 0 and self._keys:
+            key, stream = next(iter(self._keys.items()))
+            if not stream.is_over:
+                left = self._forget_some(key, left, out)
+                stream.keys.maybe_idle(key)
+                if key.has_passed:
+                    break
+            del self._keys[key]
+            left -= 1
+
+    def clear(self) -> None:
+        self._keys.clear()
+
+    def _forget_some(self, key: KeyRounds, left: int, out: list[Output]) -> int:
+        """Forget `left` rounds and chunks at most; how many more might be."""
+        over = list[Round]()
+        while left > 0 and (round_ := key.first_passed()) is not None:
+            left -= 1 + self._drop(round_, MAX_CHUNKS, left, out)
+            if round_.has_passed(MAX_CHUNKS):
+                break
+            left -= round_.charged // RECORDS_AT_ONCE
+            self._verdicts.forget(round_)
+            key.forget(round_)
+            over.append(round_)
+        number, index = divmod(key.stable, MAX_CHUNKS)
+        under_way = key.rounds.get(number)
+        if left > 0 and under_way is not None:
+            left -= self._drop(under_way, index, left, out)
+            if under_way.left == 0:
+                over.append(under_way)
+        self._grants.end_all(over, out)
+        return left
+
+    def _drop(self, round_: Round, index: int, most: int, out: list[Output]) -> int:
+        """Drop chunks before `index` that are not complete, one or so many as `most` allows; what
+        they take of it."""
+        each = 1 + len(round_.contributed) // RANKS_AT_ONCE
+        chunks = round_.passed(index, max(1, most // each))
+        for chunk in chunks:
+            for rank in chunk.present():
+                self._ledger.settle(rank, chunk.cost)
+            freed: list[Buffer] = []
+            out.append(Free(self._run, freed))
+            chunk.pass_by(freed)
+        return len(chunks) * each
+
+
+class Positions:
+    """`_changed` are streams in which keys have become stable since the last beat."""
+
+    def __init__(
+        self, window: Window, seats: Seats, streams: Streams, held: HeldBytes, passed: Passed
+    ) -> None:
+        self._credit = window.credit
+        self.most_unstable = window.unstable
+        self._seats = seats
+        self._streams = streams
+        self.held = held
+        self._passed = passed
+        # A dict finds its first one behind all that were taken out before that.
+        self._changed: OrderedDict[Stream, None] = OrderedDict()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether stable positions may have changed that the ranks were not told."""
+        return bool(self._changed)
+
+    def heartbeat(
+        self,
+        rank: int,
+        header: Header,
+        payload: memoryview | None,
+        now: float,
+        out: list[Output],
+    ) -> None:
+        """HEARTBEAT of a worker: done positions of keys in a stream."""
+        if payload is None:
+            return
+        stream = self._streams.find(rank, header.chunk, header.route)
+        if stream is None:
+            return
+        for key, done in stream.keys.entries(payload, rank, now):
+            freed = stream.keys.report(key, rank, done)
+            if freed is not None:
+                self.rise(stream, key, freed, out)
+            stream.keys.maybe_idle(key)
+        self.tell_in_time(stream, out)
+
+    def rise(self, stream: Stream, key: KeyRounds, freed: list[Buffer], out: list[Output]) -> None:
+        """More of the key is stable now, so that these results are needed no more."""
+        self._changed[stream] = None
+        if freed:
+            out.append(Free(self._seats.run, freed))
+        if stream.since:
+            had_turns = bool(self._passed)
+            self._passed.add(stream, key)
+            if self._passed and not had_turns:
+                self._seats.ask_for_turns(out)
+
+    def tell_in_time(self, stream: Stream, out: list[Output]) -> None:
+        """Ranks that wait for half of their credit to be stable hear of it before the next beat.
+
+        In one frame: of the rest they hear in the next ones.
+        """
+        if 2 * stream.untold.cost >= self._credit:
+            out.append(self._tell(stream, MAX_HEARTBEAT_ENTRIES))
+
+    def beat(self, most: int) -> Send:
+        """A HEARTBEAT to every rank: `most` stable positions that have changed, or an empty one."""
+        while self._changed:
+            stream = next(iter(self._changed))
+            if stream.untold:
+                return self._tell(stream, most)
+            del self._changed[stream]
+        return self._seats.empty_heartbeat()
+
+    def drop(self, stream: Stream) -> None:
+        """The stream has moved away."""
+        self._changed.pop(stream, None)
+
+    def clear(self) -> None:
+        self._changed.clear()
+
+    def _tell(self, stream: Stream, most: int) -> Send:
+        send = self._seats.heartbeat(stream, stream.untold.tell(most), self._seats.present)
+        if not stream.untold:
+            self._changed.pop(stream, None)
+        return send
+
+    def too_unstable(self) -> UnstableError:
+        """Results that are not stable take too much.
+
+        The error names the key that keeps the most chunks, and the rank that has not reported
+        them.
+        """
+        keys = (key for stream in self._streams for key in stream.keys)
+        key = max(keys, key=_kept)
+        rank = key.slowest()
+        number, chunk = divmod(key.stable, MAX_CHUNKS)
+        text = (
+            f"rank {rank} has reported key {key.label} as done up to round {number} chunk {chunk}, "
+            f"and {len(key.held):,} chunks of it are complete since: results that are not stable "
+            f"take {self.held.unstable:,} bytes, the limit is {self.most_unstable:,}"
+        )
+        return UnstableError(text, rank)
+
+
+def _kept(key: KeyRounds) -> int:
+    return len(key.held)

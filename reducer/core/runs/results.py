@@ -1,0 +1,112 @@
+"""What a chunk's ranks are sent: one result, kept until every rank holds it."""
+
+from __future__ import annotations
+
+from reducer.core.measures.durations import Durations
+from reducer.core.rounds.keytable import KeyRounds
+from reducer.core.rounds.round import Chunk
+from reducer.core.runs.flow import Grants, Ledger
+from reducer.core.runs.seats import Seats
+from reducer.core.runs.terms import Terms
+from reducer.core.surface.buffer import Buffer
+from reducer.core.surface.events import Free, Output, Send, Traced
+from reducer.wire.codes import ALL_REDUCE, RESULT
+from reducer.wire.header import NO_RANK, Crc, Header, pack_header
+
+
+class Results:
+    """`late[rank]`: rounds that the rank was the last in. `nonfinite[rank]`: chunks that the rank
+    was the first to spoil. `sent` counts RESULT frames, `bytes_out` their payloads, `rounds` those
+    that are complete.
+    """
+
+    def __init__(
+        self, terms: Terms, seats: Seats, ledger: Ledger, grants: Grants, crc: Crc, traced: bool
+    ) -> None:
+        self.traced = traced  # every round is told of when it is over
+        self.sent = 0
+        self.bytes_out = 0
+        self.rounds = 0
+        self.late = [0] * terms.world_size
+        self.nonfinite = [0] * terms.world_size
+        self.durations = Durations()
+        self._terms = terms
+        self._world_size = terms.world_size
+        self._number = terms.number
+        self._seats = seats
+        self._ledger = ledger
+        self._grants = grants
+        self._crc = crc
+
+    def answer(
+        self,
+        key: KeyRounds,
+        chunk: Chunk,
+        crc: int,
+        result: Buffer | None,
+        now: float,
+        out: list[Output],
+    ) -> None:
+        """The chunk is reduced: answer every rank, and keep the result until it is stable."""
+        round_ = chunk.round
+        spent = chunk.complete(result, crc)
+        if spent:
+            out.append(Free(self._number, spent))
+        key.keep(chunk)
+        self._ledger.settle_all(chunk.cost)
+        # Lanes finish neighbouring chunks at the same time: not all at the same worker's NIC.
+        first = chunk.index % self._world_size
+        if self.send(key, chunk, first, self._world_size, out) == self._world_size:
+            round_.stream.untold.told(key)
+        if chunk.culprit != NO_RANK:
+            self.nonfinite[chunk.culprit] += 1
+        if round_.left == 0:
+            self.late[round_.last] += 1
+            self.rounds += 1
+            self.durations.note(now - round_.opened_at)
+            self._grants.end(round_, out)
+            if self.traced:
+                out.append(self._trace(key, chunk, now))
+
+    def send(self, key: KeyRounds, chunk: Chunk, first: int, count: int, out: list[Output]) -> int:
+        """RESULT to so many ranks, from one on and around: with the bytes to those that asked for
+        them, empty to others.
+
+        Returns to how many: those that are connected.
+        """
+        round_ = chunk.round
+        plan, described = round_.plan, round_.descriptor
+        assert plan is not None and described is not None
+        size = plan.bytes(chunk.index)
+        to_all = size > 0 and plan.collective == ALL_REDUCE
+        full: list[int] = []
+        empty: list[int] = []
+        for offset in range(count):
+            rank = (first + offset) % self._world_size
+            session = self._seats.sessions[rank]
+            if session is not None:
+                receives = to_all or plan.receives(chunk.index, rank, described.root)
+                (full if receives else empty).append(session)
+        header = Header(
+            RESULT, described.dtype, described.op, described.collective, chunk.flags,
+            chunk.culprit, described.root, self._seats.epoch, chunk.index, key.id, round_.number,
+            described.count, 0, key.stable, size, round_.stream.since, chunk.result_crc,
+        )  # fmt: skip
+        if full:
+            frame = pack_header(header, self._crc)
+            out.append(Send(self._number, full, frame, chunk.result, size))
+        if empty:
+            frame = pack_header(header.replace(length=0, payload_crc=0), self._crc)
+            out.append(Send(self._number, empty, frame, None, 0))
+        self.sent += len(full) + len(empty)
+        self.bytes_out += size * len(full)
+        return len(full) + len(empty)
+
+    def _trace(self, key: KeyRounds, chunk: Chunk, now: float) -> Traced:
+        round_ = chunk.round
+        assert round_.plan is not None and round_.wait is not None
+        size = round_.plan.count * round_.plan.item
+        return Traced(
+            self._number, self._terms.title, key.name or key.label, round_.number, size,
+            round_.opened_at, round_.wait, round_.touched_at, now,
+        )  # fmt: skip

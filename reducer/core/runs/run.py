@@ -1,0 +1,158 @@
+"""One complete run of a job on one lane: contributions in, results out.
+
+The run knows ranks, keys, rounds and credits; the lane above it knows sessions and members. Output
+order matters: a buffer is freed only after the last output that reads it.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from reducer.core.limits.budget import Window
+from reducer.core.limits.held import HeldBytes
+from reducer.core.limits.records import RANK, SLOT, Records
+from reducer.core.measures.ranking import most
+from reducer.core.rounds.admission import Plans
+from reducer.core.rounds.keytable import IdleKeys, KeyTable
+from reducer.core.rounds.route import Route
+from reducer.core.rounds.stream import Streams
+from reducer.core.runs.contributions import Contributions
+from reducer.core.runs.flow import Flow
+from reducer.core.runs.missed import Missed
+from reducer.core.runs.moves import Moves
+from reducer.core.runs.notices import Notices
+from reducer.core.runs.positions import Passed, Positions
+from reducer.core.runs.results import Results
+from reducer.core.runs.seats import Seats
+from reducer.core.runs.stalls import Stalls
+from reducer.core.runs.sums import Sums
+from reducer.core.runs.terms import Terms
+from reducer.core.runs.verdicts import Verdicts
+from reducer.core.surface.buffer import Buffer
+from reducer.core.surface.events import Free, Output
+from reducer.core.surface.settings import LaneSettings
+from reducer.wire import messages
+
+
+class Run:
+    """The lane keeps `seats`, and the run what the ranks there have sent."""
+
+    def __init__(self, terms: Terms, settings: LaneSettings, route: Route, window: Window) -> None:
+        self.terms = terms
+        self.number = number = terms.number
+        self.name = terms.job
+        self.run_id = terms.run_id
+        self.title = title = terms.title
+        self.world_size = world_size = terms.world_size
+        crc, max_keys = settings.crc32c, settings.job_keys
+        self.idle = idle = IdleKeys()
+        self.records = records = Records(
+            title, window.room_for_records(world_size), idle.take_apart
+        )
+        records.take(RANK * world_size + SLOT * len(route.live))
+        self.held = HeldBytes()
+        self.streams = Streams(
+            terms.slot, settings.lane, route, records, self.held,
+            lambda moved, records, untold: KeyTable(
+                title, world_size, max_keys, moved, records, idle, untold
+            ),
+        )  # fmt: skip
+        self.seats = Seats(number, world_size, 0, crc)
+        flow = Flow(window, world_size, self.seats, crc)
+        self.ledger, self.open = flow.ledger, flow.open
+        self.verdicts = Verdicts(terms, self.seats, flow)
+        self.passed = Passed(number, self.ledger, self.verdicts, flow.grants)
+        self.missed = Missed(self.seats, self.verdicts)
+        self.results = Results(terms, self.seats, self.ledger, flow.grants, crc, settings.traced)
+        self.sums = Sums(terms, settings, self.results)
+        self.positions = Positions(window, self.seats, self.streams, self.held, self.passed)
+        plans = Plans(world_size, terms.table, records)
+        self.contributions = Contributions(
+            plans, self.seats, self.streams, flow, self.verdicts, self.sums, self.positions
+        )
+        self.notices = Notices(plans, self.seats, self.streams, self.verdicts)
+        self.moves = Moves(number, flow, self.sums)
+        self.stalls = Stalls(terms, self.seats, self.open)
+        self.reconnects = 0
+        self.failovers = 0
+        self._flow = flow
+        self._freed: list[Buffer] = []  # by the end of the run
+
+    def about(self) -> dict[str, object]:
+        """The fields of log lines about the run."""
+        return self.terms.about()
+
+    @property
+    def route(self) -> Route:
+        return self.streams.route
+
+    @property
+    def stream_count(self) -> int:
+        """How many streams have tables that are in use."""
+        return len(self.streams) + len(self.moves.streams)
+
+    def move(self, route: Route) -> list[Output]:
+        """A newer route is known: streams that it moves are dropped."""
+        out: list[Output] = []
+        pairs = zip(self.route.live, route.live, strict=True)
+        self.failovers += sum(1 for before, after in pairs if before and not after)
+        moved = self.streams.move(route)
+        for stream in moved:
+            self.positions.drop(stream)
+            self.moves.add(stream)
+        self.moves.drop_some(out)
+        if self.moves:
+            self.seats.ask_for_turns(out)
+        if moved:
+            self._flow.grants.to_stuck(out)
+        return out
+
+    def rejoined(self, rank: int) -> list[Output]:
+        """After the WELCOME on its new connection the rank may have missed something."""
+        out: list[Output] = []
+        self._flow.debts.begin_again(rank)
+        self.missed.add(rank)
+        self._flow.grants.again(rank, out)
+        self.seats.ask_for_turns(out)
+        return out
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is work that waits for turns of the run."""
+        return bool(self.sums.behind or self.moves or self.passed or self.missed)
+
+    def catch_up(self, now: float) -> list[Output]:
+        """The next part: of a sum, of streams that have moved away, of what the ranks have passed,
+        or of what they have missed."""
+        out: list[Output] = []
+        if self.sums.behind:
+            self.sums.go_on(now, out)
+        elif self.moves:
+            self.moves.drop_some(out)
+        elif self.passed:
+            self.passed.forget_more(out)
+        else:
+            return self.missed.tell(self.streams, now)
+        return out
+
+    def stats(self, waiting: tuple[dict[str, Any], ...] = ()) -> messages.Stats:
+        came, sent = self.contributions, self.results
+        return messages.Stats(
+            came.bytes_in, sent.bytes_out, came.taken, sent.sent, came.duplicates, sent.rounds,
+            len(self.open), self.records.keys, self.held.total, most(sent.late), waiting,
+        )  # fmt: skip
+
+    def drop_all(self) -> list[Output]:
+        """The run is over: give every buffer back. Where this raises it can be called again."""
+        freed = self._freed
+        for stream in chain(self.streams, self.moves.streams):
+            stream.drop(freed)
+        self.streams.clear()
+        self.positions.clear()
+        self.moves.streams.clear()
+        self.open.clear()
+        self.sums.clear()
+        self.passed.clear()
+        self._freed = []
+        return [Free(self.number, freed)]

@@ -1,0 +1,1 @@
+"""What the shell hands to a lane and gets from it: events, outputs, settings, frames."""

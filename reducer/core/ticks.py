@@ -1,0 +1,281 @@
+"""What time does to a lane: heartbeats, silence, stalls, absence, and records to forget."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from reducer.core.members.endings import Endings, Refusals, few
+from reducer.core.members.forming import Forming
+from reducer.core.members.joining import Joining
+from reducer.core.members.roster import Members, Roster, in_turns
+from reducer.core.members.session import Session, SessionState
+from reducer.core.rounds.key import entries_in
+from reducer.core.surface.events import Log, Output, Send
+from reducer.core.surface.frames import payload_frame
+from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES, MessageKind
+from reducer.wire.errors import ProtocolError
+
+# What a tick tells all runs, in stable positions sent: to make one ready costs as much as to send
+# it to MADE ranks, and a frame as much as LEAST_TOLD positions. Runs that have more to tell, or
+# have waited less, have their turn at the next ticks. But each run has a heartbeat in every
+# interval, of TOLD_ANYWAY positions: workers give up a lane that they do not hear.
+MOST_TOLD: Final = 65_536
+MADE: Final = 16
+LEAST_TOLD: Final = 256
+TOLD_ANYWAY: Final = 16
+
+
+class Beats:
+    """`_told_at`: when there was news for each job."""
+
+    def __init__(
+        self, roster: Roster, endings: Endings, refusals: Refusals, joining: Joining
+    ) -> None:
+        self._roster = roster
+        self._endings = endings
+        self._refusals = refusals
+        self._joining = joining
+        self._settings = roster.settings
+        self._next_beat = 0.0  # of the runs that form
+        self._told_at: dict[str, float] = {}
+
+    def beat(self, now: float, out: list[Output]) -> None:
+        may_tell = MOST_TOLD
+        for members in self._due(now):
+            try:
+                told = self._beat_run(members, now, may_tell, out)
+                if told and may_tell > 0:
+                    self._told_at[members.run.name] = now
+                may_tell -= told
+            except Exception as bug:
+                out += self._endings.fault(members, bug)
+        if now >= self._next_beat:
+            self._next_beat = now + self._settings.heartbeat
+            self._beat_forming(now, out)
+
+    def _due(self, now: float) -> list[Members]:
+        """The runs whose heartbeat is due: of each job the one that has waited longest, then the
+        next one of each. The job that was told something last comes last."""
+        runs = self._roster.runs.values()
+        self._told_at = {
+            members.run.name: self._told_at.get(members.run.name, 0.0) for members in runs
+        }
+        due: dict[str, list[Members]] = {}
+        for members in sorted(runs, key=_next_beat):
+            if members.next_beat <= now:
+                due.setdefault(members.run.name, []).append(members)
+        waves: list[list[Members]] = []
+        for job in sorted(due, key=self._told_at.__getitem__):
+            for number, members in enumerate(due[job]):
+                if number == len(waves):
+                    waves.append([])
+                waves[number].append(members)
+        return [members for wave in waves for members in wave]
+
+    def _beat_run(self, members: Members, now: float, may_tell: int, out: list[Output]) -> int:
+        """HEARTBEATs of what there is to tell, or an empty one; what that takes of MOST_TOLD."""
+        run, interval = members.run, self._settings.heartbeat
+        if may_tell <= 0 and run.positions.has_news and now < members.beat_at + interval:
+            return 0
+        each = MADE + len(run.seats.present)
+        most = TOLD_ANYWAY
+        if may_tell > 0:
+            most = min(max(LEAST_TOLD, MOST_TOLD // each), MAX_HEARTBEAT_ENTRIES)
+        has_news, told = run.positions.has_news, 0
+        while has_news and (not told or told < may_tell):
+            beat = run.positions.beat(most)
+            out.append(beat)
+            told += max(LEAST_TOLD, entries_in(beat.frame)) * each
+            has_news = run.positions.has_news
+        if not told:
+            out.append(run.seats.empty_heartbeat())
+        members.beat_at = now
+        if not has_news:
+            members.next_beat += interval * ((now - members.next_beat) // interval + 1)
+        elif may_tell > 0:
+            members.next_beat = now  # behind those that have waited longer
+        return told
+
+    def _beat_forming(self, now: float, out: list[Output]) -> None:
+        for forming in list(self._roster.forming.values()):
+            try:
+                out.append(self._beat_of(forming))
+            except Exception as bug:
+                out += self._refusals.break_up(forming, bug, now)
+
+    def _beat_of(self, forming: Forming) -> Send:
+        """Whom the run waits for, where that has changed."""
+        sessions = tuple(forming.sessions.values())
+        if not forming.changed:
+            heartbeat = payload_frame(MessageKind.HEARTBEAT, b"", self._settings.crc32c)
+            return Send(0, sessions, heartbeat, None, 0)
+        forming.changed = False
+        return self._joining.pending(forming, sessions)
+
+
+def _next_beat(members: Members) -> float:
+    return members.next_beat
+
+
+# Seconds that the lane keeps an idle key beyond Members.silence: until then a rank whose connection
+# is dead may have missed a stable position, and it announces an idle key again after 1 s.
+KEY_IDLE_SECONDS: Final = 7.0
+# A tick that comes so many seconds after the one before is late: this process stood still. The
+# engine has the same limit.
+LATE_TICK: Final = 0.5
+# What a tick does of work that nobody waits for; the rest has its turn at the next ones. Bytes of
+# the records of keys that are idle, or whose run or stream is over, 0.5 ms; runs that nobody has
+# come back to; what runs are told of their rounds that wait, in frames and lines of the log; and
+# connections that have said nothing and are refused, a line each, which takes 0.1 to 0.2 ms.
+MOST_IDLE: Final = 1 << 20
+MOST_ENDED: Final = 16
+MOST_STALLED: Final = 32
+MOST_REFUSED: Final = 16
+# Ranks that one tick tells who is absent. A run is told once in a heartbeat interval at most.
+MOST_TOLD_ABSENCE: Final = 1_024
+
+
+class Ticks:
+    """`_sweeps` counts the ticks that have looked for idle keys."""
+
+    def __init__(self, roster: Roster, endings: Endings, refusals: Refusals, beats: Beats) -> None:
+        self._roster = roster
+        self._endings = endings
+        self._refusals = refusals
+        self._beats = beats
+        self._settings = roster.settings
+        self._ticked_at = 0.0
+        self._sweeps = 0
+
+    def tick(self, now: float) -> list[Output]:
+        if now - self._ticked_at > LATE_TICK:
+            self._roster.shift_clocks(now - self._ticked_at, now)
+        self._ticked_at = now
+        out: list[Output] = []
+        self._endings.tell_again(out)
+        self._beats.beat(now, out)
+        self._forget_idle(now, out)
+        self._check_runs(now, out)
+        self._tell_stalls(now, out)
+        may_refuse = MOST_REFUSED
+        for peer in list(self._roster.sessions.values()):
+            try:
+                if not self._is_overdue(peer, now):
+                    out += self._check_session(peer, now)
+                elif may_refuse > 0:
+                    may_refuse -= 1
+                    out += self._refuse_overdue(peer, now)
+            except Exception as bug:
+                out += self._refusals.broken(peer.id, bug, now)
+        return out
+
+    def _check_runs(self, now: float, out: list[Output]) -> None:
+        deserted = []
+        may_tell = MOST_TOLD_ABSENCE
+        for members in sorted(self._roster.runs.values(), key=_absence_from):
+            try:
+                if members.deserted(now - self._settings.deserted_after):
+                    deserted.append(members)
+                    continue
+                if may_tell > 0 and members.absence_from <= now:
+                    may_tell -= self._tell_absence(members, now, out)
+                if members.run.is_behind:  # whoever had its turns for that may have gone
+                    members.run.seats.ask_for_turns(out)
+            except Exception as bug:
+                out += self._endings.fault(members, bug)
+        self._end_deserted(few(deserted, MOST_ENDED), out)
+
+    def _forget_idle(self, now: float, out: list[Output]) -> None:
+        """At each tick the first turn is another job's, and in that another run's."""
+        self._roster.ended.forget_some(MOST_IDLE, out)
+        looked = 0
+        for members in self._to_sweep():
+            try:
+                looked += self._forget_idle_of(members, now)
+            except Exception as bug:
+                out += self._endings.fault(members, bug)
+            if looked >= MOST_IDLE:
+                break
+
+    def _to_sweep(self) -> list[Members]:
+        by_job: dict[str, list[Members]] = {}
+        for members in self._roster.runs_by_number.values():
+            by_job.setdefault(members.run.name, []).append(members)
+        self._sweeps += 1
+        order: list[Members] = []
+        for runs in in_turns(by_job, self._sweeps):
+            first = self._sweeps // len(by_job) % len(runs)
+            order += runs[first:] + runs[:first]
+        return order
+
+    def _forget_idle_of(self, members: Members, now: float) -> int:
+        idle = members.run.idle
+        if not members.complete:  # who is back must be told of idle keys
+            return idle.take_apart(MOST_IDLE)
+        return idle.forget(now - members.silence - KEY_IDLE_SECONDS, MOST_IDLE)
+
+    def _end_deserted(self, runs: list[Members], out: list[Output]) -> None:
+        for members in runs:
+            run = members.run
+            try:
+                text = f"job {run.name!r} run {run.run_id!r}: nobody has come back"
+                line = Log(run.number, logging.WARNING, text, run.about())
+                out += [*self._endings.end(members), line]
+            except Exception as bug:
+                out += self._endings.fault(members, bug)
+
+    def _tell_absence(self, members: Members, now: float, out: list[Output]) -> int:
+        """ABSENT to all its ranks, if it has changed; how many these are."""
+        absence = members.absence(now - self._settings.lost_grace)
+        if absence is None:
+            return 0
+        members.absence_from = now + self._settings.heartbeat
+        out.append(members.run.seats.to_all(absence))
+        return len(members.run.seats.present)
+
+    def _tell_stalls(self, now: float, out: list[Output]) -> None:
+        after = self._settings.stall_after
+        runs = self._roster.runs.values()
+        due = [
+            members for members in runs if members.next_stall <= now and not members.deserted(now)
+        ]
+        due.sort(key=_next_stall)
+        told = 0
+        for members in due:
+            if told >= MOST_STALLED:
+                break
+            try:
+                members.next_stall = now + after / 2
+                report = members.run.stalls.report(now, after)
+                out += report
+                told += len(report)
+            except Exception as bug:
+                out += self._endings.fault(members, bug)
+
+    def _is_overdue(self, peer: Session, now: float) -> bool:
+        """Whether it has not said HELLO in time."""
+        late = now - peer.opened_at > self._settings.hello_deadline
+        return late and peer.state == SessionState.NEW
+
+    def _refuse_overdue(self, peer: Session, now: float) -> list[Output]:
+        error = ProtocolError(f"no HELLO within {self._settings.hello_deadline:g} s")
+        return self._refusals.refuse(peer, error, now)
+
+    def _check_session(self, peer: Session, now: float) -> list[Output]:
+        silent = now - peer.heard_at
+        if peer.state == SessionState.READY and silent > peer.silence:
+            # No ERROR: it may only be this lane that does not hear it.
+            text = f"nothing was heard of it for {silent:.1f} s"
+            return self._refusals.close(peer, text, now - self._settings.lost_grace)
+        if peer.state == SessionState.LEFT and silent > peer.silence:
+            return self._refusals.close(peer, "has left and does not close", now)
+        return []
+
+
+def _absence_from(members: Members) -> float:
+    return members.absence_from
+
+
+def _next_stall(members: Members) -> float:
+    return members.next_stall

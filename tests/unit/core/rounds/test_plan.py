@@ -1,0 +1,90 @@
+"""Chunks of a round and their owners, against plain counting."""
+
+from __future__ import annotations
+
+import random
+
+from reducer.core.rounds.plan import make_plan
+from reducer.core.rounds.route import Holding, Route
+from reducer.wire.codes import Collective, DType
+from reducer.wire.keys import key_id
+
+
+def test_every_chunk_has_one_owner_and_every_lane_knows_its_number() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        lanes_by_slot = tuple(rng.randrange(1, 4) for _ in range(rng.randrange(1, 5)))
+        key, chunks = key_id(str(rng.random())), rng.randrange(1, 60)
+        live = tuple(rng.randrange(2) for _ in lanes_by_slot)
+        if not any(live):
+            live = (1,) * len(lanes_by_slot)
+        route = Route(1, (1,) * len(lanes_by_slot), live, lanes_by_slot)
+        owners = [route.owner(key, chunk) for chunk in range(chunks)]
+        for slot, lanes in enumerate(lanes_by_slot):
+            for lane in range(lanes):
+                mine: list[int] = []
+                holding = Holding(route, slot, lane)
+                for home in range(len(lanes_by_slot)):
+                    place = holding.place(home)
+                    if place is None:
+                        continue
+                    owned = [chunk for chunk in range(chunks) if place.owns(key, chunk)]
+                    assert all(route.home(key, chunk) == home for chunk in owned)
+                    assert place.owned(key, chunks) == len(owned)
+                    mine += owned
+                assert sorted(mine) == [c for c, who in enumerate(owners) if who == (slot, lane)]
+
+
+def test_owners_are_even_to_a_chunk() -> None:
+    for chunks in (64, 65, 127):
+        counts = [0] * 8
+        route = Route.first((1,) * 8)
+        for chunk in range(chunks):
+            counts[route.owner(key_id("bucket"), chunk)[0]] += 1
+        assert max(counts) - min(counts) <= 1
+
+
+def test_the_chunks_of_a_dead_slot_are_dealt_evenly_and_no_others_move() -> None:
+    before = Route.first((2,) * 8)
+    live = (1, 1, 0, 1, 1, 1, 1, 1)
+    after = Route(1, (0, 0, 1, 0, 0, 0, 0, 0), live, (2,) * 8)
+    key = key_id("bucket")
+    taken_over = [[0, 0] for _ in live]
+    for chunk in range(8_000):
+        old, new = before.owner(key, chunk), after.owner(key, chunk)
+        if old[0] == 2:
+            taken_over[new[0]][new[1]] += 1
+        else:
+            assert old == new
+    shares = [n for slot, lanes in enumerate(taken_over) for n in lanes if live[slot]]
+    assert max(shares) - min(shares) <= 1
+    assert taken_over[2] == [0, 0]
+
+
+def test_the_chunks_cover_every_element_once() -> None:
+    rng = random.Random(2)
+    for _ in range(300):
+        collective = rng.choice(list(Collective)[:4])
+        dtype = rng.choice(list(DType))
+        world, count = rng.randrange(1, 6), rng.choice((0, 1, 100, 70_001))
+        plan = make_plan(collective, dtype, count, world, ((0, 64), (5_000, 4_096)))
+        elements = [0] * plan.parts
+        for chunk in range(plan.chunks):
+            elements[plan.part(chunk)] += plan.elements(chunk)
+            sent = [plan.sends(chunk, rank, 0) for rank in range(world)]
+            received = [plan.receives(chunk, rank, 0) for rank in range(world)]
+            size = plan.bytes(chunk)
+            if collective == Collective.ALL_GATHER:
+                assert sum(sent) == size
+                assert sum(received) == size * (world - 1)
+            elif collective == Collective.REDUCE_SCATTER:
+                assert sum(sent) == size * world
+                assert sum(received) == size
+        assert elements == [count] * plan.parts
+
+
+def test_a_row_of_the_chunk_table_begins_at_its_size() -> None:
+    table = ((0, 64), (4_096, 1_024))
+    for count, chunk in ((1_023, 16), (1_024, 256)):
+        plan = make_plan(Collective.ALL_REDUCE, DType.FLOAT32, count, 2, table)
+        assert plan.chunk_elements == chunk

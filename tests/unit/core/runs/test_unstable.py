@@ -1,0 +1,88 @@
+"""Results that a rank does not say it holds are bounded: at the bound the run ends, for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from reducer.core.limits.budget import Window
+from reducer.wire.codes import Collective, DType, ErrorCode, ReduceOp
+from reducer.wire.keys import position
+from tests.support.scripted import Scripted, Spec, join_all
+from tests.support.simlane import SimLane
+
+CREDIT = 64 << 10
+CHUNK = 4_096
+
+
+def one_key(number: int) -> Spec:
+    return Spec(number=number, count=CHUNK // 4)
+
+
+def a_key_each(number: int) -> Spec:
+    return Spec(key=f"key-{number}", count=CHUNK // 4)
+
+
+def barriers(number: int) -> Spec:
+    return Spec(
+        number=number, collective=Collective.BARRIER, op=ReduceOp.NONE, dtype=DType.UINT8, count=0
+    )
+
+
+def play(workers: list[Scripted], spec: Spec, silent: int | None = None) -> None:
+    """One round; all ranks but the silent one say that they hold the result."""
+    for worker in workers:
+        worker.contribute_all(spec, bytes(worker.plan(spec).bytes(0)))
+    for worker in workers:
+        worker.results()
+        if worker.rank != silent:
+            worker.report(spec.key, position(spec.number + 1, 0))
+
+
+def window_of(lane: SimLane, name: str) -> Window:
+    (job,) = (
+        members.run for members in lane.core._roster.runs.values() if members.run.name == name
+    )
+    return job.ledger.window
+
+
+@pytest.mark.parametrize("spec", [one_key, a_key_each, barriers])
+@pytest.mark.parametrize(("world", "silent"), [(1, 0), (3, 1)])
+def test_results_that_a_rank_never_reports_end_its_run_alone(
+    spec: Callable[[int], Spec], world: int, silent: int
+) -> None:
+    """One rank with 15 MiB reserved held 600 MiB, and another job had no memory left."""
+    lane = SimLane(credit=CREDIT)
+    calm = join_all(lane, 2, job="calm")
+    workers = join_all(lane, world)
+    window = window_of(lane, "job")
+    number = 0
+    while workers[0].session.closed is None:
+        play(workers, spec(number), silent)
+        number += 1
+        assert number * CHUNK <= 4 * window.limit
+        assert sum(len(buffer.view) for buffer in lane.held) <= window.reserve(world)
+    assert number * CHUNK > 2 * window.limit + window.credit // 2  # what an honest rank may lag
+    for worker in workers:
+        error = worker.error()
+        assert error.code == ErrorCode.QUOTA and error.rank == silent
+        assert f"rank {silent} has reported key" in error.message
+        assert f"the limit is {window.unstable:,}" in error.message
+    assert not lane.held
+    play(calm, one_key(0))
+    assert all(worker.session.closed is None for worker in calm)
+
+
+@pytest.mark.parametrize("spec", [one_key, a_key_each, barriers])
+def test_ranks_that_report_late_go_on(spec: Callable[[int], Spec]) -> None:
+    """What lies between two reports is given back: two shares of it, again and again."""
+    lane = SimLane(credit=CREDIT)
+    workers = join_all(lane, 2)
+    lag = 2 * window_of(lane, "job").limit // CHUNK
+    for number in range(4 * lag):
+        play(workers, spec(number), silent=1)
+        if number % lag == 0:
+            for before in range(number + 1):
+                workers[1].report(spec(before).key, position(before + 1, 0))
+    assert all(worker.session.closed is None for worker in workers)
