@@ -120,6 +120,7 @@ lint: docs ## Linters, types, formats, the site, that benchmarks run, a little f
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/ty check --quiet
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/python -m pytest -q bench/micro --benchmark-disable
 	$(BIN)/python -m tests.fuzz.decoder --seconds $(FUZZ_SECONDS)

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from reducer.wire.handshake import JOB_KEY_BYTES, MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
 
@@ -95,7 +95,7 @@ def _read_text(path: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _opened(path: str, hint: str) -> Iterator[int]:
+def _opened(path: str, hint: str) -> Generator[int]:
     try:
         # Symbolic links are followed: secrets that Kubernetes mounts are links. What counts is
         # the file itself, and it is asked after it was opened. A pipe must not block us.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -25,14 +25,14 @@ class Site:
 
 
 @contextmanager
-def open_site(options: Options) -> Iterator[Site]:
+def open_site(options: Options) -> Generator[Site]:
     """Hosts that exist inside the block. Raises `LabError` where limited NICs cannot be had."""
     with _one_host(options) if options.loopback else _lab(options) as site:
         yield site
 
 
 @contextmanager
-def _lab(options: Options) -> Iterator[Site]:
+def _lab(options: Options) -> Generator[Site]:
     rate, reducer_rate = options.rates
     workers = [f"w{rank}" for rank in range(options.workers)]
     reducers = [f"r{slot}" for slot in range(options.reducers)]
@@ -44,7 +44,7 @@ def _lab(options: Options) -> Iterator[Site]:
 
 
 @contextmanager
-def _one_host(options: Options) -> Iterator[Site]:
+def _one_host(options: Options) -> Generator[Site]:
     """A namespace if that is allowed, for the congestion control; else this machine."""
     place: Place = ThisMachine()
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from bench.netlab import Nic
 from bench.training.case import Case, parse_contender
-from bench.training.report import Line, Row, ring_bound, ring_overhead, summarize
+from bench.training.summary import Line, Row, ring_bound, ring_overhead, summarize
 
 _MARKERS = "os^Dv"
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(what: str, turns: int) -> Iterator[Callable[[str, int], None]]:
+def progress_bar(what: str, turns: int) -> Generator[Callable[[str, int], None]]:
     """Gives what is to be called with (contender, turn) after each turn; turn 0 warms up."""
     if not sys.stderr.isatty():
         yield lambda contender, turn: None

@@ -7,90 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.netlab import PAYLOAD_SHARE, Nic
-from bench.training.case import COMPUTE, Case, from_json
+from bench.training.case import Case, from_json
+from bench.training.summary import Line, Row, ring_bound, ring_overhead, summarize
 from reducer.units import format_size
-
-Line = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One contender in numbers; seconds are of a step, medians of blocks."""
-
-    name: str
-    samples_per_second: float
-    step: float
-    fastest: float
-    slowest: float
-    compute: float
-    first_loss: float
-    loss: float
-    difference: float
-    speedup: float
-    lowest_speedup: float
-    highest_speedup: float
-
-    @property
-    def exposed(self) -> float:
-        return self.step - self.compute
-
-    @property
-    def efficiency(self) -> float:
-        return self.compute / self.step
-
-
-def summarize(case: Case, lines: Sequence[Line]) -> list[Row]:
-    """One row for each contender that communicates. The speed-up is that of the medians over the
-    first of them (gloo); its lowest and highest are of blocks measured side by side."""
-    blocks = {line["contender"]: [statistics.fmean(b) for b in line["seconds"]] for line in lines}
-    compute = statistics.median(blocks[COMPUTE])
-    trained = [line for line in lines if line["contender"] != COMPUTE]
-    theirs = blocks[trained[0]["contender"]]
-    rows = []
-    for line in trained:
-        ours = blocks[line["contender"]]
-        step = statistics.median(ours)
-        ratios = [t / o for t, o in zip(theirs, ours, strict=True)]
-        rows.append(
-            Row(
-                line["contender"],
-                case.samples / step,
-                step,
-                min(ours),
-                max(ours),
-                compute,
-                line["losses"][0],
-                statistics.fmean(line["losses"][-case.steps :]),
-                line["largest_difference_from_gloo"],
-                statistics.median(theirs) / step,
-                min(ratios),
-                max(ratios),
-            )
-        )
-    return rows
-
-
-def ring_overhead(ranks: int) -> float:
-    """What a ring moves through every NIC, over what reducers do: 2(n-1)/n."""
-    return 2 * (ranks - 1) / ranks
-
-
-def ring_bound(case: Case, gradient_bytes: int, compute: float) -> float | None:
-    """The speed-up over an ideal ring with this computation, if none of it hides communication."""
-    rate = None if case.rate is None else Nic(case.rate).bytes_per_second
-    if rate is None:
-        return None
-    wire = gradient_bytes / (rate * PAYLOAD_SHARE)
-    return (compute + ring_overhead(case.workers) * wire) / (compute + wire)
-
 
 _HEAD = (
     *("", "samples/s", "step s", "(of blocks)", "compute s", "exposed s", "efficiency"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ def as_array(value: object) -> Array:
     if isinstance(value, np.ndarray):
         return value
     try:
-        return np.asarray(memoryview(value))  # type: ignore[arg-type]  # TypeError: no buffer
+        return np.asarray(memoryview(cast(Any, value)))  # TypeError where it is no buffer
     except TypeError:
         if hasattr(value, "__array__"):
             return np.asarray(value)

@@ -192,7 +192,8 @@ class _Reducing:
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         given = trainable_variables
         variables = self._trainable_variables if given is None else list(given)
-        return super().apply(self._reduced(grads, variables), given)  # type: ignore[misc]
+        base: Any = super()
+        return base.apply(self._reduced(grads, variables), given)
 
     def _reduced(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The reduced gradients. None stays None, and must be None on all ranks."""
@@ -217,8 +218,9 @@ class _ReducingScaled(_Reducing):
     """
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, variables: Any) -> Any:
-        applied: Any = super().stateless_apply  # type: ignore[misc]  # the next class has it
-        return applied(optimizer_variables, self._reduced(grads, variables), variables)
+        base: Any = super()
+        reduced = self._reduced(grads, variables)
+        return base.stateless_apply(optimizer_variables, reduced, variables)
 
 
 def _find_reduce(group: Group, op: Op, options: dict[str, Any]) -> Reduce:

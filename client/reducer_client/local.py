@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any
 
@@ -40,7 +40,7 @@ def local_reducers(
     congestion: str = "",
     key_file: str | None = None,
     start_timeout: float = 30.0,
-) -> Iterator[list[str]]:
+) -> Generator[list[str]]:
     """Start reducers on 127.0.0.1 and yield their addresses. The reducers end with the block.
 
     The reducers also end when this process ends in any way, or the thread that entered the block.

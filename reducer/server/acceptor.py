@@ -16,6 +16,7 @@ import select
 import socket
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from reducer.log import RateLimit
 from reducer.server import descriptors
@@ -331,7 +332,7 @@ class Acceptor:
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, object]:
     """As `accept`, which loses the descriptor where there is no memory for the socket."""
-    fd, address = listener._accept()  # type: ignore[attr-defined]  # it has no public name
+    fd, address = cast(Any, listener)._accept()  # has no public name
     try:
         return socket.socket(listener.family, listener.type, listener.proto, fileno=fd), address
     except Exception:

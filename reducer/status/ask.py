@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,7 +84,7 @@ def ask(address: str, seconds: float) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _deadline(sock: socket.socket, seconds: float) -> Iterator[None]:
+def _deadline(sock: socket.socket, seconds: float) -> Generator[None]:
     """Of all that is received: the socket's own is of each part, and a byte a second is endless."""
 
     def end() -> None:

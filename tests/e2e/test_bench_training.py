@@ -17,8 +17,9 @@ import torch  # only where it is installed
 
 from bench.training.case import COMPUTE, Case, from_json, parse_contender
 from bench.training.plot import draw
-from bench.training.report import Line, load, summarize
+from bench.training.report import load
 from bench.training.run import Outcome, TrainingError, check_outcomes, step_seconds
+from bench.training.summary import Line, summarize
 from bench.training.text import Passages
 from tests.support.cluster import ROOT, environment
 

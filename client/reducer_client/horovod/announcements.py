@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped]  # ships no annotations
 
@@ -37,7 +38,7 @@ class RequestCache:
 
     def encode(self, requests: Iterable[Request]) -> bytes:
         """A list of requests and of ``[first, count]``: so many known ones from that number on."""
-        items: list[list[object]] = []
+        items: list[list[Any]] = []
         run: list[int] = []
         for request in requests:
             number = self._numbers.get(request)
@@ -48,7 +49,7 @@ class RequestCache:
                 run[1] += 1
             else:
                 run = [number, 1]
-                items.append(run)  # type: ignore[arg-type]  # it grows in its place
+                items.append(run)  # grows in its place
         packed: bytes = msgpack.packb(items)
         return packed
 

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -59,7 +59,7 @@ def run_workers(settings: Settings, sweep: Sweep, emit: Emit, progress: bool) ->
 
 
 @contextmanager
-def _started(settings: Settings, sweep: Sweep, progress: bool) -> Iterator[list[_Worker]]:
+def _started(settings: Settings, sweep: Sweep, progress: bool) -> Generator[list[_Worker]]:
     """Start the worker processes; on any exit from the block they are killed and reaped."""
     context = multiprocessing.get_context("spawn")
     workers: list[_Worker] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -78,7 +79,7 @@ def render_command(
     worker_image: str,
     gpus: int,
     worker_command: tuple[str, ...],
-    **options: object,
+    **options: Any,
 ) -> None:
     """Print the manifests of a deployment as YAML.
 
@@ -87,7 +88,7 @@ def render_command(
     """
     _check_kind(context, kind)
     try:
-        reducers = Reducers(**options)  # type: ignore[arg-type]  # by name, from the options above
+        reducers = Reducers(**options)
         crew = Workers(workers, worker_image, gpus, worker_command or Workers.command)
     except SettingsError as error:
         raise click.UsageError(str(error)) from None

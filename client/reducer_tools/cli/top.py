@@ -8,7 +8,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -108,7 +108,7 @@ def _no_key(seconds: float) -> str:
 
 
 @contextmanager
-def _keys() -> Iterator[Callable[[float], str]]:
+def _keys() -> Generator[Callable[[float], str]]:
     """A function that waits for a key for some seconds and returns it, or "".
 
     On exit the terminal gets its settings back.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -20,7 +20,7 @@ class Display(Protocol):
 
 
 @contextmanager
-def open_display(stream: TextIO, runs: Sequence[str], epochs: int) -> Iterator[Display]:
+def open_display(stream: TextIO, runs: Sequence[str], epochs: int) -> Generator[Display]:
     """Draw bars if the stream is a terminal, else print lines."""
     if not stream.isatty():
         yield _Lines(stream, epochs)

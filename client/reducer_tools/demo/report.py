@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from reducer_tools.demo.messages import RUNS, RunResult
 
@@ -48,11 +49,14 @@ def draw_losses(results: Results, path: Path) -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    styles = {"reducers": {"lw": 4.0, "alpha": 0.45}, "gloo": {"lw": 1.2, "ls": "--", "c": "black"}}
+    styles: dict[str, dict[str, Any]] = {
+        "reducers": {"lw": 4.0, "alpha": 0.45},
+        "gloo": {"lw": 1.2, "ls": "--", "c": "black"},
+    }
     for run in RUNS:
         curve = _smooth(results[run][0].losses)
         label = f"{run}: {results[run][0].accuracy:.1%} on the test set"
-        axes.plot(range(1, len(curve) + 1), curve, label=label, **styles[run])  # type: ignore[arg-type]  # mixed kinds of options
+        axes.plot(range(1, len(curve) + 1), curve, label=label, **styles[run])
     axes.set(xlabel="step", ylabel="training loss, mean of the workers", ylim=(0, None))
     axes.set_title(f"Handwritten digits, {len(results[RUNS[0]])} DDP workers")
     axes.grid(alpha=0.3)

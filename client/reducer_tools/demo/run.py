@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -48,7 +48,7 @@ def run(out: Path, *, workers: int = 4, reducers: int = 2, epochs: int = 15) -> 
 
 
 @contextmanager
-def _start(plans: list[Plan]) -> Iterator[_Workers]:
+def _start(plans: list[Plan]) -> Generator[_Workers]:
     """Start the worker processes; on any exit from the block they are killed and reaped."""
     context = multiprocessing.get_context("spawn")
     started: _Workers = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -87,7 +87,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.staircase = staircase or not callable(multiplier)
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
-        self.multiplier = multiplier if callable(multiplier) else lambda epoch: float(multiplier)
+        if callable(multiplier):
+            self.multiplier = cast(Callable[[float], float], multiplier)
+        else:
+            self.multiplier = lambda epoch: float(multiplier)
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:

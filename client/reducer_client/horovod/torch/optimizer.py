@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -121,7 +121,7 @@ class _Distributed(torch.optim.Optimizer):
         self._is_synchronized = True
 
     @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> Generator[None]:
         """``step`` in this context waits for nothing: ``synchronize`` has been called."""
         self._skips = True
         try:
@@ -144,7 +144,7 @@ class _Distributed(torch.optim.Optimizer):
             self._is_synchronized = False
 
     # Hooks of steps run once, when the gradients are there: in the step of the optimizer's class.
-    step.hooked = True  # type: ignore[attr-defined]
+    cast(Any, step).hooked = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As usual; AssertionError while gradients are being reduced."""
@@ -218,7 +218,7 @@ def _distributed(
     distributed: _Distributed = object.__new__(made)
     # A learning-rate scheduler may have put a step of its own on the object: of the old class.
     kept = {name: value for name, value in vars(optimizer).items() if name != "step"}
-    vars(distributed).update(kept)
+    distributed.__dict__.update(kept)
     distributed._optimizer_number = number
     distributed._parameter_names = names
     distributed._gradients = gradients

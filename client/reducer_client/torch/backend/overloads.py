@@ -56,7 +56,7 @@ def overloads(*forms: Form) -> Callable[[Method], Method]:
                 if _fits(signature, args, kwargs):
                     return method(self, *form(*args, **kwargs))
             signatures = [own, *(signature for _, signature in others)]
-            raise TypeError(_refusal(method.__name__, signatures, args, kwargs))
+            raise TypeError(_refusal(call.__name__, signatures, args, kwargs))
 
         return call
 

@@ -16,7 +16,7 @@ in one order on all ranks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from reducer_client.config import DEFAULT_STEP_TIMEOUT
@@ -91,7 +91,7 @@ class Scope:
         self._calls: dict[str, int] = {}
 
     @contextmanager
-    def next_call(self, group: str) -> Iterator[tuple[str, Scope]]:
+    def next_call(self, group: str) -> Generator[tuple[str, Scope]]:
         """Name the next call that a callback makes on a group: its key, and its own scope."""
         if self._uses is not None:
             self._uses.take_turn(self._call)
@@ -130,7 +130,7 @@ class MainScope:
         self._keys: dict[str, KeysInTurn] = {}
 
     @contextmanager
-    def next_call(self, place: str) -> Iterator[tuple[str, Scope]]:
+    def next_call(self, place: str) -> Generator[tuple[str, Scope]]:
         """Name the call that is made inside the block: its key, and the scope of its callbacks.
 
         Calls of other places ("cpu", "cuda") are other rounds: they reach the engine by other ways.
@@ -141,7 +141,7 @@ class MainScope:
             yield call
 
     @contextmanager
-    def _next_call(self, place: str) -> Iterator[tuple[str, Scope]]:
+    def _next_call(self, place: str) -> Generator[tuple[str, Scope]]:
         with self._lock:
             number = self._number
             self._number += 1
@@ -165,7 +165,7 @@ _entered = threading.local()
 
 
 @contextmanager
-def entered(scope: Scope) -> Iterator[None]:
+def entered(scope: Scope) -> Generator[None]:
     """What this thread calls meanwhile belongs to the scope."""
     before = getattr(_entered, "scope", None)
     _entered.scope = scope

@@ -210,10 +210,12 @@ def _torch_timeout(group: dist.ProcessGroup | None) -> float | None:
     """The seconds of a process group, the least of its backends'; torch says so nowhere else."""
     if group is None and dist.is_initialized():
         group = dist.group.WORLD
+    if group is None:
+        return None
     found = []
     for device in ("cpu", "cuda"):
         with contextlib.suppress(AttributeError, RuntimeError):
-            backend = group._get_backend(torch.device(device))  # type: ignore[union-attr]
+            backend = group._get_backend(torch.device(device))
             found.append(backend.options._timeout.total_seconds())
     return min(found, default=None)
 
