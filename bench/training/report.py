@@ -1,4 +1,4 @@
-"""Table and picture of what `bench.training` has measured.
+"""Table and plot of the results of `bench.training`.
 
 python -m bench.training.report results.jsonl ... --plot training.png
 """
@@ -23,7 +23,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One contender in numbers; seconds are of a step, medians of blocks."""
+    """The figures of one contender; seconds are per step, medians over blocks."""
 
     name: str
     samples_per_second: float
@@ -48,8 +48,11 @@ class Row:
 
 
 def summarize(case: Case, lines: Sequence[Line]) -> list[Row]:
-    """One row for each contender that communicates. The speed-up is that of the medians over the
-    first of them (gloo); its lowest and highest are of blocks measured side by side."""
+    """One row for each contender that communicates.
+
+    The speed-up compares medians with the first contender (gloo). Its minimum and maximum compare
+    blocks that were measured next to each other.
+    """
     blocks = {line["contender"]: [statistics.fmean(b) for b in line["seconds"]] for line in lines}
     compute = statistics.median(blocks[COMPUTE])
     trained = [line for line in lines if line["contender"] != COMPUTE]
@@ -79,7 +82,7 @@ def summarize(case: Case, lines: Sequence[Line]) -> list[Row]:
 
 
 def ring_overhead(ranks: int) -> float:
-    """What a ring moves through every NIC, over what reducers do: 2(n-1)/n."""
+    """Bytes that a ring moves through a NIC, relative to reducers: 2(n-1)/n."""
     return 2 * (ranks - 1) / ranks
 
 
@@ -99,7 +102,7 @@ _HEAD = (
 
 
 def format_table(case: Case, lines: Sequence[Line]) -> str:
-    """What was run, one line for each contender, and the bound."""
+    """The case, one line for each contender, and the bound."""
     rows = summarize(case, lines)
     size = lines[0]["gradient_bytes"]
     cells = [_HEAD, *(_cells(row) for row in rows)]
@@ -149,7 +152,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def load(paths: Sequence[Path]) -> list[tuple[Case, list[Line]]]:
-    """The results of files, by case. Raises ValueError for a line that is no result of ours."""
+    """The results in files, by case. Raises ValueError for a line that is no result."""
     found: dict[Case, dict[str, Line]] = {}
     for path in paths:
         for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
