@@ -42,7 +42,7 @@ WORKER_CPU_S_PER_GB = 0.33
 WORKER_FRAME_US = 1.0
 CORES = 16
 LANE_COUNTS = (1, 2, 4, 8, 16)
-# Where the lanes of one host are counted: few enough hosts that the round is not too small.
+# Sizes for the table of lanes per host: few hosts, so that a lane's part is not too small.
 LANES_WORKERS = 16
 LANES_BYTES = 400_000_000
 
