@@ -3,7 +3,7 @@ PYTHON ?= python3
 export PYTHON
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Stamps: the compilers; the demo's packages; the package; the developers' packages; the frameworks.
+# Stamps: the build tools; the demo's packages; the package; the developers' packages; the frameworks.
 TOOLS := $(VENV)/tools-installed
 DEMO := $(VENV)/demo-installed
 PACKAGE := $(VENV)/package-installed
