@@ -3,13 +3,13 @@ PYTHON ?= python3
 export PYTHON
 VENV ?= .venv
 BIN := $(VENV)/bin
-# What compiles; what the demo takes; the package; what developers take on top; the frameworks.
+# Stamps: the build tools; the demo's packages; the package; the developers' packages; the frameworks.
 TOOLS := $(VENV)/tools-installed
 DEMO := $(VENV)/demo-installed
 PACKAGE := $(VENV)/package-installed
 STAMP := $(VENV)/installed
 FRAMEWORKS := $(VENV)/frameworks-installed
-# Thousands of processes import the same: the first one writes bytecode for all others.
+# Tests start thousands of Python processes: the first one writes bytecode for all others.
 unexport PYTHONDONTWRITEBYTECODE
 # The first time pip shows its progress. Python compiles what it imports: pip would spend half a
 # minute on modules that nobody does. Without MAKEFLAGS: ninja would look for make's job server, find
@@ -26,7 +26,7 @@ FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
 COMMA := ,
 FUZZ_SECONDS ?= 5
 TSAN := halt_on_error=1 suppressions=$(CURDIR)/client/engine/tests/tsan.supp
-# CMake reads these; what was compiled once is not compiled again in another folder.
+# CMake reads these: ccache avoids compiling the same file again in another folder.
 ifneq ($(shell command -v ccache),)
 export CMAKE_C_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
@@ -40,7 +40,7 @@ endif
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-# The package is compiled while what it needs is fetched.
+# The package is compiled while its dependencies are downloaded.
 venv: ## Make or refresh .venv with the project in it
 	@$(MAKE) --no-print-directory -j2 $(PACKAGE) $(DEMO)
 	@$(MAKE) --no-print-directory $(STAMP)
@@ -81,7 +81,7 @@ nccl-plugin: $(STAMP) ## The plugin for NCCL, build/native/nccl_plugin/libnccl-n
 	$(call NATIVE_BUILD,native,)
 	test -e build/native/nccl_plugin/libnccl-net-reducer.so
 
-# On a machine that has everything no test may skip but for a reason in tests/support/skips.py.
+# On a complete machine a test may skip only for a reason in tests/support/skips.py.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 STRICT = $(shell test $$(id -u) = 0 && tests/machine.sh complete test && echo -p tests.support.skips)
 

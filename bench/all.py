@@ -1,8 +1,8 @@
-"""The tables of three minutes: limited NICs and loopback, large and small arrays, beside gloo.
+"""Tables in three minutes: limited NICs and loopback, large and small arrays, compared with gloo.
 
     python -m bench.all --json results.jsonl --plot results.png
 
-Limited NICs need root; without it that part is left out, and a line says so.
+Limited NICs need root. Without root this part is left out, and a line says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reducers and worker processes of a benchmark, on the hosts of a lab or on this machine.
 
-A worker is ``python -m MODULE`` that reads one JSON object (its case) from its standard input and
-prints JSON lines; what it writes to stderr goes through. All programs end with the fleet.
+A worker is ``python -m MODULE``. It reads one JSON object (its case) from standard input and prints
+JSON lines; its stderr is ours. All programs end with the fleet.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _STOP_SECONDS = 10.0
 
 
 class Place(Protocol):
-    """Where programs run: a `Lab`, or `ThisMachine`."""
+    """The hosts of programs: a `Lab` or `ThisMachine`."""
 
     def address(self, host: str) -> str: ...
     def command(self, host: str, arguments: Sequence[str]) -> list[str]: ...
 
 
 class ThisMachine:
-    """Every host is this machine's loopback, with the kernel's own congestion control."""
+    """Every host is this machine's loopback, with the kernel's default congestion control."""
 
     def address(self, host: str) -> str:
         return "127.0.0.1"
@@ -56,7 +56,7 @@ class OneHost:
 
 
 class FleetError(Exception):
-    """A program of the fleet failed; its own words are on stderr."""
+    """A program of the fleet failed; its output is on stderr."""
 
 
 class Fleet:
@@ -83,7 +83,7 @@ class Fleet:
         return self._place.address(host)
 
     def start_reducers(self, hosts: Sequence[str], *options: str, lanes: int = 1) -> list[str]:
-        """One ``reducer serve`` on each host; gives their addresses once they accept."""
+        """Start ``reducer serve`` on each host; returns the addresses once all accept."""
         started = [self._start_reducer(host, lanes, options) for host in hosts]
         addresses = []
         for host, daemon in zip(hosts, started, strict=True):
@@ -101,11 +101,12 @@ class Fleet:
         cases: Sequence[Mapping[str, Any]],
         seconds: float,
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Run one worker on each host, rank = position; gives (rank, line) as lines come.
+        """Run one worker on each host; yields (rank, line) as lines come.
+
+        The rank of a worker is the position of its host.
 
         Raises:
-            FleetError: a worker ended with an error, or they took longer than ``seconds`` between
-                two lines.
+            FleetError: a worker ended with an error, or no line came for ``seconds``.
         """
         command = [sys.executable, "-m", module]
         pipe = subprocess.PIPE
@@ -125,7 +126,7 @@ class Fleet:
     ) -> subprocess.Popen[str]:
         """Start any program on a host, with ``env`` added to its environment.
 
-        ``options`` go to `subprocess.Popen`; without them what it prints goes to stderr.
+        ``options`` go to `subprocess.Popen`; by default the program's output goes to stderr.
         """
         process = subprocess.Popen(
             self._place.command(host, command),
@@ -160,8 +161,8 @@ class Fleet:
 
 
 def cpu_seconds(pid: int, with_children: bool = False) -> float:
-    """User and system time of a process, with that of its living children if wanted."""
-    # clock_getcpuclockid(3): nanoseconds, where /proc/PID/stat counts ticks of 10 ms.
+    """User and system time of a process, and of its living children if wanted."""
+    # clock_getcpuclockid(3) has nanoseconds; /proc/PID/stat has ticks of 10 ms.
     total = time.clock_gettime((~pid << 3) | 2)
     if with_children:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
@@ -170,7 +171,7 @@ def cpu_seconds(pid: int, with_children: bool = False) -> float:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without REDUCER_*: a benchmark says what it measures."""
+    """Our environment without REDUCER_*, which must not change a benchmark."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("REDUCER_")}
     paths = [str(ROOT), str(ROOT / "client"), kept.get("PYTHONPATH", "")]
     kept["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -181,7 +182,7 @@ def _environment() -> dict[str, str]:
 def _lines(
     workers: Sequence[subprocess.Popen[str]], seconds: float
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Lines of all workers as they come, until every one has ended."""
+    """Yield the lines of all workers as they come, until all workers have ended."""
     with selectors.DefaultSelector() as selector:
         for rank, worker in enumerate(workers):
             selector.register(worker.stdout.fileno(), selectors.EVENT_READ, rank)  # type: ignore[union-attr]

@@ -1,10 +1,10 @@
-"""Sums over several ranks a host: in two levels beside flat, over hosts with limited NICs.
+"""Compares all-reduce in two levels with flat all-reduce: several ranks per host, limited NICs.
 
     python -m bench.hierarchy                                   # 2 hosts x 2 ranks, 64 MiB; root
     python -m bench.hierarchy --local 4 --size-kib 1024 --json
 
-Both run in the same processes and take turns. A time is that of the slowest rank, from when the
-last one has begun; every sum is checked.
+Both run in the same processes and take turns. A time is measured from the start of the last rank to
+the end of the slowest rank. Every sum is checked.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _measure(options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def _slowest(lines: Iterator[tuple[int, dict[str, Any]]], world: int) -> Iterator[dict[str, Any]]:
-    """One line for each measurement, once all ranks have given theirs."""
+    """One line for each measurement, when all ranks have reported the measurement."""
     open_: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for _, line in lines:
         found = open_[line["turn"], line["contender"]]

@@ -1,4 +1,4 @@
-"""One rank of `bench.hierarchy`: reads its case from stdin, prints a JSON line a measurement."""
+"""One rank of `bench.hierarchy`: reads its case from stdin, prints a JSON line per measurement."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _groups(case: dict[str, Any]) -> dict[str, Any]:
-    """The process group of each contender; all ranks are in both."""
+    """The process group of each contender; each group has all ranks."""
     import torch.distributed as dist
 
     from reducer_client.torch import Options

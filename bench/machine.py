@@ -1,4 +1,4 @@
-"""What a result must say of the machine that it was measured on."""
+"""Facts about the machine, which every result contains."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class CpuTime(NamedTuple):
     total: float
 
     def since(self, earlier: CpuTime) -> CpuTime:
-        """What has passed since then."""
+        """The time between an earlier value and this one."""
         return CpuTime(self.busy - earlier.busy, self.total - earlier.total)
 
 
 def cpu_time() -> CpuTime:
-    """Busy is everything but idle and waiting for disks; what a hypervisor stole counts."""
+    """CPU time so far. Busy is all time except idle and iowait; stolen time counts as busy."""
     line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
     ticks = [int(field) for field in line.split()[1:9]]
     total = sum(ticks)
@@ -33,7 +33,7 @@ def cpu_time() -> CpuTime:
 
 
 def facts() -> dict[str, Any]:
-    """Commit, CPU, kernel, versions and load, for the context line of a run."""
+    """Commit, CPU, kernel, versions and load for the context line of a run."""
     return {
         "commit": commit(),
         "cpu": _cpu_model(),
@@ -46,12 +46,12 @@ def facts() -> dict[str, Any]:
 
 
 def load() -> list[float]:
-    """Runnable processes, mean of 1, 5 and 15 minutes."""
+    """The mean number of runnable processes over 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()]
 
 
 def commit() -> str:
-    """Short hash of the commit, with ``-dirty`` where tracked files differ from it."""
+    """The short hash of the commit, with ``-dirty`` if tracked files differ from the commit."""
     command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)

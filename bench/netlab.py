@@ -3,18 +3,19 @@
     with Lab({"w0": Nic("1gbit"), "r0": Nic("1gbit")}) as lab:
         lab.popen("r0", ["reducer", "serve", "--host", lab.address("r0"), "--insecure"])
 
-    python -m bench.netlab --hosts 4 --rate 1gbit     # calibrate: what one TCP flow reaches
-    python -m bench.netlab --clean                    # remove what a killed run has left
+    python -m bench.netlab --hosts 4 --rate 1gbit     # calibrate: the rate of one TCP flow
+    python -m bench.netlab --clean                    # remove namespaces that a killed run left
 
-Each host is a namespace with ``eth0``; the bridge has a namespace of its own, so nothing of the
-machine's own network is touched, and deleting the namespaces deletes everything. A token bucket
-sits at **both** ends of every link, because a qdisc shapes only what leaves its device: the end in
-the host limits what it sends, the end at the bridge what it receives, incast included.
+Each host is a namespace with ``eth0``. The bridge has a namespace of its own, so a lab does not
+touch the machine's own network, and deleting the namespaces deletes everything. **Both** ends of
+every link have a token bucket, because a qdisc shapes only the traffic that leaves its device: the
+end in the host limits what the host sends, the end at the bridge what the host receives, including
+incast.
 
-Every host gets the same TCP congestion control, so it is alike for all programs that are compared.
-A namespace may only choose what the machine allows (``tcp_allowed_congestion_control``); a lab adds
-its choice to that list first. Where the list is read-only, as in a container, all hosts keep the
-kernel's default, and `Lab.congestion` names it.
+Every host has the same TCP congestion control, and so have all compared programs. A namespace may
+use only the machine's ``tcp_allowed_congestion_control``; a lab adds its choice to that list first.
+If the list is read-only, as in a container, all hosts keep the kernel's default, and
+`Lab.congestion` names it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _PREFIX = "orslab"
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-# A switch has no firewall. Where the machine has br_netfilter, every frame would pass through one,
-# for a twentieth of the CPU time of a reducer.
+# A switch has no firewall. With br_netfilter, every frame would pass the machine's firewall, which
+# takes a twentieth of a reducer's CPU time.
 _NO_FIREWALL = (
     'for f in /proc/sys/net/bridge/bridge-nf-call-*tables; do test ! -e "$f" || echo 0 > "$f"; done'
 )
@@ -49,7 +50,7 @@ PAYLOAD_SHARE = 1448 / 1514
 
 @dataclass(frozen=True)
 class Nic:
-    """``rate`` in tc's words (``1gbit``), None for no limit. The queue before it is ``limit``."""
+    """A NIC. ``rate`` has tc's syntax (``1gbit``), None for no limit; ``limit`` is the queue."""
 
     rate: str | None = None
     limit: str = "4mb"
@@ -60,7 +61,7 @@ class Nic:
 
     @property
     def bits_per_second(self) -> float | None:
-        """None where there is no limit. Raises ValueError for a rate that tc would not take."""
+        """The rate, None for no limit. Raises ValueError for a rate that tc does not accept."""
         if self.rate is None:
             return None
         match = re.fullmatch(r"([0-9.]+)([kmg]?)bit", self.rate.lower())
@@ -75,7 +76,7 @@ class Nic:
 
 
 class LabError(Exception):
-    """The lab cannot be built here; says why."""
+    """The lab cannot be built here; the text gives the reason."""
 
 
 class Lab:
@@ -122,7 +123,7 @@ class Lab:
         return ["ip", "netns", "exec", self.namespace(host), *arguments]
 
     def popen(self, host: str, arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """Start a program on the host; ``ip`` becomes the program, so the pid is right."""
+        """Start a program on the host. The pid is the program's, since ``ip`` executes it."""
         return subprocess.Popen(self.command(host, arguments), text=True, **options)
 
     def namespace(self, host: str) -> str:
@@ -152,7 +153,7 @@ class Lab:
 
     def _add_namespace(self, name: str) -> None:
         run_tool("ip", "netns", "add", name)
-        # A new namespace has the kernel's default, which it could not choose unless it is allowed.
+        # A new namespace has the kernel's default already, and may not be allowed to set it.
         set_default = 'test "$0" = "$(cat "$1")" || echo "$0" > "$1"'
         command = ("sh", "-c", set_default, self.congestion, str(_DEFAULT))
         run_tool("ip", "netns", "exec", name, *command)
@@ -160,7 +161,7 @@ class Lab:
 
 
 def clean() -> None:
-    """Delete the namespaces of labs whose process is gone."""
+    """Delete the namespaces of labs whose process has ended."""
     for name in _namespaces():
         match = re.match(rf"{_PREFIX}-(\d+)-", name)
         if match and not Path("/proc", match[1]).exists():
@@ -168,7 +169,8 @@ def clean() -> None:
 
 
 def _limit(namespace: str, device: str, nic: Nic) -> None:
-    """256 KB of bucket do up to 1 Gbit/s: smaller ones throttle, larger ones let bursts by."""
+    """Limit a device. A bucket of 256 KB suits up to 1 Gbit/s: a smaller one throttles, a larger
+    one admits bursts."""
     bits = nic.bits_per_second
     if bits is None:
         return
@@ -193,10 +195,10 @@ def _require_root() -> None:
 
 
 def allow_congestion(name: str, list_: Path = _ALLOWED) -> str:
-    """Let namespaces choose ``name``, and return it; return the default where they may not.
+    """Allow namespaces to use ``name`` and return it; return the default if that is not possible.
 
-    The name stays in the list: another lab may be about to choose it. Raises `LabError` for a name
-    that this kernel does not have.
+    The name stays in the list, since another lab may be about to use it. Raises `LabError` if the
+    kernel does not have ``name``.
     """
     available = _AVAILABLE.read_text(encoding="ascii").split()
     if name not in available:
@@ -255,7 +257,7 @@ def _sink(host: str) -> None:
         peer, _ = server.accept()
         buffer = bytearray(1 << 20)
         total = peer.recv_into(buffer)
-        # The bucket is full at first: what it lets by is not the rate.
+        # The bucket is full at first, so the first bytes pass faster than the rate.
         started, skipped = time.perf_counter(), 0
         while size := peer.recv_into(buffer):
             total += size

@@ -1,17 +1,19 @@
-"""What a GB costs the reducer: ours beside a minimal C reducer, and that beside a C echo.
+"""CPU time of a reducer per GB: ours, a minimal reducer in C, and an echo in C.
 
     python -m bench.reducer_cpu                      # 64 MiB rounds, 4 workers, 1 MiB chunks
     python -m bench.reducer_cpu --chunk-kib 64 --json
     python -m bench.reducer_cpu --rate 1gbit --chunk-kib 64 --window-kib 512
 
-CPU seconds (user and system, all threads and processes of the server) for each GB of contributions
-that it receives; each GB in is also a GB out. All servers live for the whole run, in a namespace of
-their own with one congestion control for both sides, and take turns. Every sum is checked. Over
-loopback; with ``--rate`` every worker and the server have a NIC of that rate, and what counts is
-the time of a round: what rank order, exactly once, CRC and retention cost where the network is the
-limit.
- ``ours`` is `reducer serve --lanes 1` with every check on and our Python client; the C
-programs of bench/reference check nothing. Needs root (see `bench.netlab`), make and a C compiler.
+The figures are CPU seconds (user and system, all threads and processes of the server) per GB of
+contributions received; for each GB received, the server sends a GB. All servers live for the whole
+run, in a namespace with one congestion control, and take turns. Every sum is checked.
+
+The traffic uses loopback. With ``--rate`` every worker and the server have a NIC of that rate, and
+the result is the time of a round. This shows the cost of rank order, exactly once, CRC and
+retention when the network is the limit.
+
+``ours`` is `reducer serve --lanes 1` with every check on and our Python client; the C programs of
+bench/reference check nothing. Needs root (see `bench.netlab`), make and a C compiler.
 """
 
 from __future__ import annotations
@@ -28,17 +30,17 @@ from bench.fleet import ROOT, Fleet, FleetError, OneHost, Place, cpu_seconds
 from bench.netlab import Lab, LabError, Nic, allow_congestion
 
 BUILT = ROOT / "build" / "reference"
-SERVER = "reducer"  # the host of all servers; without a rate also of the workers
+SERVER = "reducer"  # the host of all servers, and without a rate of the workers, too
 SIDES = ("echo", "C reducer", "ours")
-# What a side may cost, as a multiple of another, with 4 workers and chunks of 1 MiB.
+# Limits for the CPU cost of a side relative to another, with 4 workers and chunks of 1 MiB.
 LIMITS = (("C reducer", "echo", 1.15), ("ours", "C reducer", 1.25))
-# What a round may take with limited NICs, as a multiple of the C reducer's.
+# The limit for the time of a round with limited NICs, relative to the C reducer's.
 TIME_LIMIT = 1.03
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured. ``rounds`` of ``mib`` are one measurement."""
+    """The parameters of a run. One measurement has ``rounds`` rounds of ``mib`` MiB."""
 
     workers: int
     mib: int
@@ -56,13 +58,13 @@ class Case:
 
     @property
     def gigabytes(self) -> float:
-        """What the server receives in one measurement."""
+        """GB that the server receives in one measurement."""
         return self.workers * self.rounds * self.mib * (1 << 20) / 1e9
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of one side in one turn; ``seconds`` is what a round took the slowest worker."""
+    """The result of one side in one turn; ``seconds`` is the slowest worker's time per round."""
 
     cpu_per_gb: float
     seconds: float
@@ -70,14 +72,14 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Side:
-    """A running server and its workers; ``cpu_seconds`` are the server's so far."""
+    """A running server and its workers; ``cpu_seconds`` returns the server's CPU time so far."""
 
     case: Case
     cpu_seconds: Callable[[], float]
     workers: list[subprocess.Popen[str]]
 
     def expect(self, word: str) -> list[str]:
-        """Wait for ``word`` of every worker; gives what each says after it."""
+        """Wait until every worker has printed ``word``; returns the rest of each line."""
         rests = []
         for worker in self.workers:
             line = _read_line(worker)
@@ -99,7 +101,7 @@ class Side:
 
 
 def start_reference(case: Case, fleet: Fleet, program: str) -> Side:
-    """``program`` of bench/reference and its workers."""
+    """Start ``program`` of bench/reference and its workers."""
     chunk, world = str(case.chunk_kib << 10), str(case.workers)
     address = fleet.address(SERVER)
     server = _start(fleet, SERVER, [str(BUILT / program), address, world, chunk, case.congestion])
@@ -145,7 +147,7 @@ def _measure(case: Case, as_json: bool) -> dict[str, list[Measurement]]:
         for side in sides.values():
             side.expect("ready")
         for turn in range(case.warmup + case.repeats):
-            # Who goes first changes, so that nobody always follows the same neighbour.
+            # The order changes, so that no side always runs after the same other side.
             for name in SIDES if turn % 2 == 0 else SIDES[::-1]:
                 one = sides[name].measure()
                 if turn >= case.warmup:

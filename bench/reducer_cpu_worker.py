@@ -2,9 +2,9 @@
 
     python -m bench.reducer_cpu_worker ADDRESS RANK WORKERS BYTES CHUNK_BYTES
 
-Prints "ready", then reads numbers of rounds from stdin, one a line, runs and checks them, and
-prints "done SECONDS" after each batch: what the exchanges took, without making and checking the
-numbers. It ends with stdin.
+Prints "ready", then reads numbers of rounds from stdin, one per line. It runs and checks each batch
+of rounds, and prints "done SECONDS": the time of the exchanges, without making and checking the
+numbers. It ends at the end of stdin.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
         for line in sys.stdin:
             exchanging = 0.0
             for _ in range(int(line)):
-                # Small integers, other ones in each round and rank: exact in every order.
+                # Small integers, different in each round and rank: sums are exact in every order.
                 factor = 1 + number % 5
                 np.multiply(base, factor * (rank + 1), out=given)
                 begun = time.perf_counter()

@@ -2,11 +2,11 @@
 #
 #   docker build -f deploy/worker.Dockerfile --build-arg BASE=my-training -t my-training-reducer .
 #
-# BASE is a Debian or Ubuntu with root as its user, whose python3 is 3.11 or later. What is built is
-# built on it: it needs this glibc and this Python, and no others.
+# BASE is a Debian or Ubuntu with root as its user, whose python3 is 3.11 or later. The build uses
+# BASE, so the client and the plugin need only the glibc and the Python of BASE.
 ARG BASE=python:3.11-slim-bookworm
 
-# This stage begins as that of Dockerfile does: on one BASE it is built once for both.
+# This stage begins like the first stage of Dockerfile, so that both share its layers.
 FROM ${BASE} AS build
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
@@ -25,7 +25,7 @@ RUN cmake -G Ninja -S /src/nccl_plugin -B /plugin -DCMAKE_BUILD_TYPE=Release \
 
 FROM ${BASE}
 COPY --from=build /installed/ /
-# Packages that BASE has stay as they are where they will do.
+# Packages of BASE are not upgraded if their versions suffice.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     if ! python3 -m pip --version > /dev/null; then apt-get update \
      && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-pip \

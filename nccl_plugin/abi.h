@@ -1,8 +1,8 @@
-// What NCCL and a net plugin agree on: numbers, structs and tables of versions 6 to 12, written
-// anew from the documented interface (NCCL 2.18 to 2.32). No header of NCCL or CUDA is needed.
+// The ABI between NCCL and a net plugin: numbers, structs and tables of versions 6 to 12, written
+// from the documented interface (NCCL 2.18 to 2.32). No header of NCCL or CUDA is needed.
 //
-// Law: layouts never change; the static_asserts below hold them. What differs between versions is a
-// template's argument or a struct of its own, and nothing here has behaviour.
+// Law: layouts never change; the static_asserts below check them. A difference between versions is
+// an argument of a template or a separate struct. This file has no behaviour.
 #pragma once
 
 #include <cstddef>
@@ -40,20 +40,20 @@ enum RedOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kRedOps = 4 };
 
 enum LogLevel : int { kLogNone = 0, kLogVersion, kLogWarn, kLogInfo, kLogAbort, kLogTrace };
 
-// Subsystems, as bits.
+// Subsystems of the log, as bits.
 constexpr unsigned long kLogInit = 1, kLogNet = 16;
 
 using Logger = void (*)(LogLevel level, unsigned long flags, const char* file, int line,
                         const char* format, ...);
-// Of the profiler, which a plugin may call; this one never does.
+// The callback of NCCL's profiler. This plugin does not call it.
 using ProfilerCallback = Result (*)(void** handle, int type, void* phandle, int64_t id, void* data);
 
 enum Pointer : int { kHost = 1, kCuda = 2, kDmaBuf = 4 };
 
 constexpr size_t kHandleBytes = 128;
-constexpr size_t kMaxNetBytes = size_t{1} << 30;  // of one transfer: what NCCL's own nets say
+constexpr size_t kMaxNetBytes = size_t{1} << 30;  // limit of one transfer, as in NCCL's own nets
 
-// Offload to the GPU: this plugin has none, and gives null handles.
+// Offload to the GPU. This plugin has none, and returns null handles.
 enum DeviceType : int { kDeviceHost = 0 };
 struct DeviceHandle;
 
@@ -343,7 +343,7 @@ struct CollNetV6 {  // and 7
   Result (*close_listen)(void* comm);
 };
 
-// 8 to 12 have these in one row, with the types of their version.
+// Versions 8 to 12 have these members in this order, with the types of the version.
 template <class Count>
 using AllReduceOf = Result (*)(void* comm, void* send, void* receive, Count count, DataType type,
                                RedOp op, void* send_mhandle, void* receive_mhandle, void** request);
@@ -423,7 +423,7 @@ struct CollNetV11 {  // and 12
   Result (*finalize)(void* context);
 };
 
-// Sizes and offsets of the interface on 64-bit machines: 8 bytes a pointer, in the order above.
+// Sizes and offsets on 64-bit machines, where a pointer has 8 bytes; in the order above.
 static_assert(sizeof(PropertiesV6) == 48 && sizeof(PropertiesV7) == 56);
 static_assert(sizeof(PropertiesV8) == 64 && offsetof(PropertiesV8, reg_is_global) == 28);
 static_assert(sizeof(PropertiesV9) == 104 && offsetof(PropertiesV9, virtual_device) == 64);

@@ -1,4 +1,4 @@
-// What NCCL and a tuner agree on: versions 1 to 6 (NCCL 2.19 to 2.32), as abi.h says it of nets.
+// The ABI between NCCL and a tuner: versions 1 to 6 (NCCL 2.19 to 2.32). Law: as in abi.h.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace ors::nccl {
 enum Function : int { kFunctionAllReduce = 4 };
 enum Algorithm : int { kCollNetDirect = 2, kCollNetChain = 3 };
 enum Protocol : int { kSimple = 2 };
-constexpr float kIgnored = -1;  // of a cost: NCCL does not have this way
+constexpr float kIgnored = -1;  // a cost: NCCL does not offer this algorithm and protocol
 
 struct NvlDomains;
 struct TunerConstants;
@@ -32,7 +32,7 @@ struct TunerV2 {
   Result (*destroy)(void* context);
 };
 
-// `costs`: microseconds, [algorithms][protocols] in one row, whatever its type says.
+// `costs` points to one array [algorithms][protocols] of microseconds, in spite of its type.
 struct TunerV3 {
   const char* name;
   Result (*init)(size_t ranks, size_t nodes, Logger log, void** context);

@@ -17,7 +17,7 @@ using Strings = std::vector<std::string>;
 constexpr const char* kDefaultPort = "2222";
 constexpr const char* kSpaces = " \t\n\r\f\v";
 
-// The texts are those of reducer/cluster; tests/vectors/cluster holds both to the same cases.
+// The texts must equal those of reducer/cluster; tests/vectors/cluster tests both.
 struct Refused : std::runtime_error {
   Refused(const std::string& where, const std::string& text)
       : std::runtime_error(where + ": " + text) {}
@@ -54,7 +54,7 @@ std::string replace_all(std::string text, const std::string& what, const std::st
   return text;
 }
 
-// Host and port as they are written, the host without the brackets of IPv6.
+// Host and port as text; the host has no brackets if it is an IPv6 address.
 std::pair<std::string, std::string> split_address(const std::string& where,
                                                   const std::string& text) {
   if (text.front() == '[') {
@@ -89,7 +89,7 @@ std::string normalize(const std::string& where, const std::string& written) {
   return (text.front() == '[' ? "[" + host + "]" : host) + ":" + std::to_string(number);
 }
 
-void refuse_twins(const std::string& where, const Strings& addresses) {
+void refuse_duplicates(const std::string& where, const Strings& addresses) {
   for (const std::string& address : addresses) {
     if (std::count(addresses.begin(), addresses.end(), address) > 1) {
       throw Refused(where, address + " is listed twice; name each reducer once");
@@ -105,7 +105,7 @@ Refused unexpected(const std::string& where, const std::string& expected, const 
   return Refused(where, "expected " + expected + ", got " + got);
 }
 
-// Null where it is absent or null.
+// The member `name`; null if it is absent or null.
 const Json* member(const std::string& where, const Json& object, const char* name) {
   if (!object.is_object()) throw unexpected(where, "an object", object);
   const auto found = object.find(name);
@@ -126,11 +126,11 @@ Strings of_list(const char* variable, const std::string& text, const Environment
   Strings addresses = split(text);
   if (addresses.empty()) throw Refused(variable, "expected host:port,host:port, got no address");
   for (std::string& address : addresses) address = normalize(variable, address);
-  refuse_twins(variable, addresses);
+  refuse_duplicates(variable, addresses);
   return addresses;
 }
 
-// cluster / `pool` of a variable in JSON; an empty object stands for a pool that is not used.
+// The addresses at cluster / `pool` of a variable in JSON; an empty object is an unused pool.
 Strings of_pool(const char* variable, const std::string& text, const char* pool) {
   const Json json = parse(variable, text);
   const Json* cluster = member(variable, json, "cluster");
@@ -145,7 +145,7 @@ Strings of_pool(const char* variable, const std::string& text, const char* pool)
     if (!address.is_string()) throw unexpected(element, "host:port", address);
     addresses.push_back(normalize(element, address.get<std::string>()));
   }
-  refuse_twins(where, addresses);
+  refuse_duplicates(where, addresses);
   return addresses;
 }
 
@@ -157,7 +157,7 @@ Strings of_tf_config(const char* variable, const std::string& text, const Enviro
   return of_pool(variable, text, "ps");
 }
 
-// Who has a Service named reducer wants reducers, but its address is one for all of them.
+// Throws Refused for a Service named reducer: its one address stands for all pods.
 Strings of_service_link(const char* variable, const std::string& text, const Environment&) {
   for (const char* protocol : {"tcp://", "udp://", "sctp://"}) {
     if (text.compare(0, std::strlen(protocol), protocol) != 0) continue;
@@ -180,7 +180,7 @@ int64_t read_replicas(const std::string& count) {
   return replicas;
 }
 
-// The pods of a StatefulSet behind a headless Service, or of a template with {} for their number.
+// The pods of a StatefulSet behind a headless Service; {} in the text stands for a pod's number.
 Strings of_service(const char* variable, const std::string& text, const Environment& environment) {
   const std::string count = environment("REDUCER_REPLICAS");
   if (count.empty()) {

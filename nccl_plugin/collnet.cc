@@ -15,15 +15,15 @@ namespace {
 
 constexpr char kMagic[8] = {'O', 'R', 'S', 'C', 'O', 'L', 'L', '1'};
 
-// What the ranks of a group know of each other before they meet at the reducers.
+// The handle that NCCL passes from each rank of a group to all ranks before they connect.
 struct Handle {
   char magic[8];
   uint8_t id[16];        // random
-  uint8_t reducers[32];  // SHA-256 of their addresses
+  uint8_t reducers[32];  // SHA-256 of the reducers' addresses
 };
 static_assert(sizeof(Handle) <= kHandleBytes);
 
-// By NCCL's numbers.
+// Wire numbers, indexed by NCCL's numbers.
 constexpr uint8_t kWireTypes[kDataTypes] = {
     ors::kInt8,    ors::kUInt8,   ors::kInt32,   ors::kUInt32,   ors::kInt64,      ors::kUInt64,
     ors::kFloat16, ors::kFloat32, ors::kFloat64, ors::kBFloat16, ors::kFloat8E4M3, ors::kFloat8E5M2,
@@ -34,8 +34,8 @@ bool known(DataType type, RedOp op) {
   return type >= 0 && type < kDataTypes && op >= 0 && op < kRedOps;
 }
 
-// Whether a request is one that NCCL may make (max_coll_bytes of the properties); a count that was
-// negative is none. Below these limits no sum or product of sizes wraps.
+// Whether NCCL may make a request of this size (max_coll_bytes of the properties). A negative count
+// becomes too large as size_t. Within these limits no sum or product of sizes wraps.
 bool fits(const char* what, size_t count, size_t item_bytes) {
   if (count <= kMaxNetBytes / item_bytes) return true;
   log_warning(std::string(what) + " of " + std::to_string(count) + " elements of " +
@@ -73,7 +73,7 @@ std::string hex(const Digest& digest, size_t bytes) {
   return text;
 }
 
-// Whether there can be such a rank; what it is given can be read.
+// Whether the arguments of connect are valid, so that `handles` and `listen_comm` can be read.
 bool is_rank(void* const handles[], int ranks, int rank, const void* listen_comm) {
   const bool given = handles != nullptr && listen_comm != nullptr;
   if (given && rank >= 0 && rank < ranks) return true;
@@ -83,7 +83,7 @@ bool is_rank(void* const handles[], int ranks, int rank, const void* listen_comm
   return false;
 }
 
-// What is wrong with a rank's handle, beside this rank's; empty: nothing.
+// What is wrong with the handle of another rank; empty if nothing is.
 std::string mismatch(const Handle& theirs, const Handle& ours) {
   if (std::memcmp(theirs.magic, ours.magic, sizeof theirs.magic) != 0) {
     return "is of another version of the plugin";
@@ -128,7 +128,8 @@ std::string start(const Settings& settings, const Digest& id, int rank, int rank
   return (*group)->join().value_or("");
 }
 
-// The request for a call, which ends with it unless it succeeds; null: none is free.
+// Takes a request for a call, and gives the request back unless the call succeeds. `request` is
+// null if no request is free.
 struct Begun {
   Begun(void* comm, size_t size) : group(static_cast<Group*>(comm)), request(group->take()) {
     if (request != nullptr) request->size = size;
@@ -148,7 +149,7 @@ struct Begun {
   CollRequest* request;
 };
 
-// The part of the window [offset, offset + size) that is `rank`'s.
+// The part of the window [offset, offset + size) that belongs to `rank`.
 struct Part {
   size_t begin;  // in the window
   size_t size;
@@ -159,7 +160,7 @@ Part part_of(size_t rank, size_t bytes_per_rank, size_t offset, size_t size) {
   return first < last ? Part{first - offset, last - first} : Part{0, 0};
 }
 
-// Each rank's part goes from it to all others.
+// One broadcast from each rank that has a part in the window.
 Result gather(const Begun& begun, const uint8_t* send, uint8_t* receive, size_t bytes_per_rank,
               size_t offset, size_t size) {
   Group* group = begun.group;
@@ -260,8 +261,8 @@ Result coll_all_gather(void* comm, const void* send, void* receive, size_t bytes
   });
 }
 
-// All of the window comes back, and this rank's part of it is kept: one round, whose traffic is
-// that of an all-reduce.
+// One round, with the traffic of an all-reduce: the sum of the whole window comes back, and this
+// rank keeps its part.
 Result coll_reduce_scatter(void* comm, const void* send, void* receive, size_t bytes_per_rank,
                            size_t offset, size_t size, DataType type, RedOp op, void** request) {
   return guarded([&] {
@@ -295,7 +296,7 @@ Result coll_test(void* request, int* done, int* size) {
 Result coll_close(void* comm) {
   return guarded([&] {
     const std::unique_ptr<Group> group(static_cast<Group*>(comm));
-    if (group != nullptr) group->leave();  // null: of a connect that failed
+    if (group != nullptr) group->leave();  // null after a connect that failed
     return kSuccess;
   });
 }

@@ -1,10 +1,11 @@
-// Collectives through the reducers: what ncclCollNet is made of, for every version of its table.
+// Collectives through the reducers: the functions behind ncclCollNet, for every version of the
+// table.
 //
-// A communicator's ranks are one run of a job at the reducers, on a client engine of its own. Law:
-// nothing here throws, and but for connecting and closing nothing waits for a peer: the engine's
-// thread moves the bytes, but for requests of one chunk, which the caller copies and sends as far
-// as the sockets take them. NCCL issues the requests of a communicator in one order on all ranks,
-// so that the n-th of each is the same one.
+// The ranks of a communicator are one run of a job at the reducers; each communicator has a client
+// engine of its own. Law: no function throws, and only connect and close wait for a peer. The
+// engine's thread moves the bytes. Exception: the caller copies a request of one chunk and sends it
+// as far as the sockets accept bytes. NCCL issues the requests of a communicator in the same order
+// on all ranks, so the n-th requests of the ranks belong together.
 #pragma once
 
 #include <cstddef>
@@ -14,35 +15,39 @@
 
 namespace ors::nccl {
 
-// Fills kHandleBytes, for all ranks of the group to know.
+// Writes kHandleBytes, which NCCL passes to all ranks of the group.
 Result coll_listen(const Settings& settings, void* handle, void** listen_comm);
 
-// Returns when all ranks are there, or fails: within the connect timeout. No rank gets in before
-// all have joined; see Group::join for the rank that fails alone.
+// Returns when all ranks have connected, or fails within the connect timeout. No rank returns
+// before all have joined; see Group::join for a rank that fails alone.
 Result coll_connect(const Settings& settings, void* handles[], int ranks, int rank,
                     void* listen_comm, void** comm);
 
 bool coll_supports(DataType type, RedOp op);
 
-// kSuccess without a request: too many are in flight, call again after a coll_test. The memory must
-// stay, unchanged but by the result, until coll_test has said done. Garbage in it is summed, too.
+// kSuccess without a request: too many are in flight; call again after a coll_test. The caller must
+// neither free nor change the memory until coll_test sets *done.
 Result coll_all_reduce(void* comm, const void* send, void* receive, size_t count, DataType type,
                        RedOp op, void** request);
 
-// Part of an all-gather whose result is `bytes_per_rank` of each rank in a row: `receive` becomes
-// the bytes [offset, offset + size) of that row. `send`: what of them is this rank's.
+// A window of an all-gather, whose whole result is `bytes_per_rank` of each rank, in order of
+// ranks. `receive` gets the bytes [offset, offset + size) of the result. `send` has this rank's
+// part of the window.
 Result coll_all_gather(void* comm, const void* send, void* receive, size_t bytes_per_rank,
                        size_t offset, size_t size, void** request);
 
-// Part of a reduce-scatter of `bytes_per_rank` for each rank in a row: `send` is the bytes
-// [offset, offset + size) of that row. `receive` becomes what of their sum is this rank's.
+// A window of a reduce-scatter, whose whole input is `bytes_per_rank` for each rank, in order of
+// ranks. `send` has the bytes [offset, offset + size) of the input. `receive` gets this rank's part
+// of their sum.
 Result coll_reduce_scatter(void* comm, const void* send, void* receive, size_t bytes_per_rank,
                            size_t offset, size_t size, DataType type, RedOp op, void** request);
 
-// Once *done is 1 the request is no more; `size`, unless null, is its result's in bytes.
+// Once *done is 1 the request is no longer valid. `size`, unless null, gets the bytes of the
+// result.
 Result coll_test(void* request, int* done, int* size);
 
-// At most some seconds, with requests in flight too: they are no more, and no memory is touched.
+// Takes a few seconds at most, also with requests in flight. Afterwards the requests are no longer
+// valid, and their memory is not touched.
 Result coll_close(void* comm);
 Result coll_close_listen(void* listen_comm);
 

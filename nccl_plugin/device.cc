@@ -14,7 +14,7 @@
 namespace ors::nccl {
 namespace {
 
-constexpr int kUnknownSpeed = 10'000;  // what NCCL takes where a NIC does not say
+constexpr int kUnknownSpeed = 10'000;  // NCCL's default if a NIC reports no speed
 
 bool begins(const std::string& text, const std::string& with) {
   return text.compare(0, with.size(), with) == 0;
@@ -60,7 +60,8 @@ std::optional<SocketAddress> address_of(const sockaddr* from) {
   return address;
 }
 
-// One for each interface that is up and has an address; the system's order, IPv4 before IPv6.
+// One device for each interface that is up and has an address. IPv4 comes first; otherwise the
+// order is the system's.
 std::vector<Device> all_devices() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
@@ -81,8 +82,9 @@ std::vector<Device> all_devices() {
   return found;
 }
 
-// Which interfaces NCCL_SOCKET_IFNAME means: "eth,ib" begin so, "=eth0,eth1" are these, "^docker"
-// all others. Empty: all but loopback and docker, and these where there is nothing else.
+// Whether NCCL_SOCKET_IFNAME selects an interface: "eth,ib" are prefixes, "=eth0,eth1" exact names,
+// and "^docker" excludes a prefix. An empty value selects all but loopback and docker; the caller
+// takes those two if nothing else is left.
 bool matches(const std::string& interface, const std::string& wish) {
   if (wish.empty()) return !is_loopback(interface) && !is_docker(interface);
   const bool all_but = wish.front() == '^';

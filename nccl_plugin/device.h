@@ -1,5 +1,5 @@
-// The NICs of this host, as NCCL is told of them: one list for ncclNet and ncclCollNet alike, since
-// NCCL merges the two by name.
+// The NICs of this host that the plugin reports to NCCL. ncclNet and ncclCollNet report the same
+// list, since NCCL merges the two by name.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 namespace ors::nccl {
 
 struct Device {
-  std::string name;      // of the interface
-  std::string pci_path;  // below /sys/devices; empty: it has none
-  uint64_t guid = 0;     // of the chip: its MAC address
+  std::string name;      // the name of the interface
+  std::string pci_path;  // below /sys/devices; empty if there is none
+  uint64_t guid = 0;     // the MAC address
   int speed = 0;         // Mbit/s
   SocketAddress address;
 };
 
-// Those that NCCL_SOCKET_IFNAME means; looked up once in a process, never changes.
+// The NICs selected by NCCL_SOCKET_IFNAME. The list is read once per process and never changes.
 const std::vector<Device>& devices();
 
 }  // namespace ors::nccl

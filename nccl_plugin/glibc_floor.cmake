@@ -1,4 +1,4 @@
-# The oldest glibc that a library runs with, from the versions of the symbols that it takes:
+# Prints the oldest glibc that a library can run with, from the versions of the symbols it uses:
 #   cmake -D READELF=readelf -D LIBRARY=libnccl-net-reducer.so -P glibc_floor.cmake
 execute_process(COMMAND "${READELF}" --wide --dyn-syms "${LIBRARY}"
   OUTPUT_VARIABLE symbols RESULT_VARIABLE failed)

@@ -10,11 +10,12 @@ namespace ors::nccl {
 namespace {
 
 constexpr double kLeaveSeconds = 2.0;
-constexpr double kLeastBarrierSeconds = 1.0;  // to meet the others, who came as late as this rank
-constexpr double kStallInterval = 1.0;        // seconds between looks at what the reducers say
+constexpr double kLeastBarrierSeconds = 1.0;  // time for the barrier if joining took the timeout
+constexpr double kStallInterval = 1.0;        // seconds between logs of the reducers' reports
 
-// The i-th key starts at reducer i, in turns, so that requests of a chunk or two are spread evenly:
-// a round's chunk 0 belongs to the key's low 32 bits modulo the reducers (PROTOCOL.md, section 6).
+// Names of keys such that chunk 0 of the i-th key belongs to reducer i modulo the reducers, so that
+// requests of one or two chunks are spread evenly. The owner of chunk 0 is the low 32 bits of the
+// key id modulo the reducers (PROTOCOL.md, section 6).
 std::vector<std::string> spread_keys(size_t count, size_t reducers) {
   std::vector<std::string> keys;
   for (size_t i = 0; i < count; ++i) {
@@ -38,7 +39,7 @@ Group::Group(const Options& options, Secret key)
   for (CollRequest& request : requests_) request.group = this;
 }
 
-// The second phase is a barrier: who passes it knows that every rank has joined.
+// Joins, then waits at a barrier: a rank behind the barrier knows that every rank has joined.
 std::optional<std::string> Group::join() {
   const double deadline = monotonic() + options_.connect_timeout;
   engine_.start();
@@ -51,7 +52,7 @@ std::optional<std::string> Group::join() {
   auto failure = engine_.submit(all_here, &operation);
   const double end = std::max(deadline, monotonic() + kLeastBarrierSeconds);
   while (!failure && !engine_.wait(operation, end - monotonic())) {
-    if (monotonic() < end) continue;  // a signal came
+    if (monotonic() < end) continue;  // a signal interrupted the wait
     return "the other ranks did not connect within " + std::to_string(options_.connect_timeout) +
            " s";
   }
@@ -90,7 +91,7 @@ Result Group::begin(CollRequest* request, const Descriptor& round, const uint8_t
     log_warning(*wrong);
     return kInvalidArgument;
   }
-  request->operations.emplace_back();  // what is submitted is not lost for want of memory
+  request->operations.emplace_back();  // allocate before submit: no memory error may lose a round
   if (const auto failure = engine_.submit(submission, &request->operations.back())) {
     request->operations.pop_back();
     return failed(*failure);
@@ -102,7 +103,7 @@ Result Group::test(CollRequest* request, int* done, int* size) {
   *done = 0;
   for (const OperationRef& operation : request->operations) {
     if (!operation->done()) {
-      tell_stalls();
+      log_stalls();
       return kSuccess;
     }
     if (operation->failure()) return failed(*operation->failure());
@@ -132,10 +133,10 @@ Result Group::failed(const Failure& failure) {
   }
 }
 
-void Group::tell_stalls() {
+void Group::log_stalls() {
   const double now = monotonic();
-  if (now - stalls_told_ < kStallInterval) return;
-  stalls_told_ = now;
+  if (now - stalls_logged_ < kStallInterval) return;
+  stalls_logged_ = now;
   for (const std::string& report : engine_.take_reports()) log_warning(report);
 }
 

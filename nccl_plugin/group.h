@@ -1,4 +1,4 @@
-// One communicator of CollNet: an engine that has joined a run with all other ranks, and requests.
+// One communicator of CollNet: its requests, and an engine that joins a run with all other ranks.
 #pragma once
 
 #include <array>
@@ -16,14 +16,15 @@ constexpr size_t kCollRequests = 64;  // 8 for each of NCCL's 8 groups of channe
 
 class Group;
 
-// A call of NCCL's: the rounds that it became, and what is left to do when they are over.
+// A collective that NCCL requested: its rounds, and the copy to do when the rounds are complete.
 struct CollRequest {
   Group* group = nullptr;
   bool busy = false;
   std::vector<OperationRef> operations;
-  size_t size = 0;  // of the result, bytes
+  size_t size = 0;  // bytes of the result
 
-  // A result that nobody but us has room for: bytes [begin, begin + size) of it go to `receive`.
+  // Holds a result that is larger than the caller's buffer: its bytes [begin, begin + size) are
+  // copied to `receive`.
   std::vector<uint8_t> scratch;
   uint8_t* receive = nullptr;
   size_t begin = 0;
@@ -35,33 +36,33 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // Meets all ranks within the connect timeout; what went wrong, else nullopt. No rank gets in
-  // before all have joined. One that loses its reducers in that very moment fails alone: the
-  // others' first request then fails with kRemoteError.
+  // Joins the run and waits for all ranks, within the connect timeout. Returns the error, or
+  // nullopt. No rank returns before all have joined. A rank that loses its reducers at that moment
+  // fails alone; the first request of the others then fails with kRemoteError.
   std::optional<std::string> join();
 
   const std::string& run() const { return options_.run_id; }
   uint32_t rank() const { return options_.rank; }
   uint32_t world_size() const { return options_.world_size; }
 
-  CollRequest* take();  // null: all are in use
+  CollRequest* take();  // null if all are in use
   Result begin(CollRequest* request, const Descriptor& round, const uint8_t* source,
                size_t source_bytes, uint8_t* target, size_t target_bytes);
   Result test(CollRequest* request, int* done, int* size);
   void give_back(CollRequest* request);
 
-  void leave();  // cleanly, unless requests are in flight
+  void leave();  // says BYE to the reducers unless requests are in flight or the engine failed
 
  private:
   Result failed(const Failure& failure);
-  void tell_stalls();
+  void log_stalls();
 
   const Options options_;
   std::array<CollRequest, kCollRequests> requests_;
-  Engine engine_;  // ends before the scratch memory that its thread writes to
+  Engine engine_;  // destroyed before the scratch memory, to which its thread writes
   std::vector<std::string> keys_;
   uint64_t begun_ = 0;
-  double stalls_told_ = 0;
+  double stalls_logged_ = 0;
   bool told_ = false;
 };
 

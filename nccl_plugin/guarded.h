@@ -1,4 +1,4 @@
-// The border to C: an exception becomes a result and a line in the log.
+// The boundary to C: turns an exception into a result and a line in the log.
 #pragma once
 
 #include <exception>
@@ -15,7 +15,7 @@ Result guarded(Call call) noexcept {
   } catch (const std::exception& error) {
     try {
       log_warning(error.what());
-    } catch (...) {  // no memory for a text
+    } catch (...) {  // no memory for the text
     }
     return kSystemError;
   }

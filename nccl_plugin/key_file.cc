@@ -17,8 +17,8 @@ namespace {
 constexpr char kJobPrefix[] = "job-key:";
 constexpr size_t kMaxText = sizeof kJobPrefix + kMaxMasterBytes * 4 / 3 + 8;
 
-// Whether nobody but its owner, and root, can read or change it. Root may give a file of its own to
-// a group to read: so Kubernetes mounts a secret for a pod with fsGroup.
+// Whether only the owner and root can read or change the file. A group may read a file of root:
+// this is how Kubernetes mounts a secret for a pod with fsGroup.
 bool is_private(const struct stat& found, std::string* why) {
   if (!S_ISREG(found.st_mode)) {
     *why = "expected a regular file";
@@ -53,7 +53,7 @@ std::optional<std::string> read_text(const std::string& path, std::string* why) 
   return text;
 }
 
-// nullopt for what is no base64url text.
+// nullopt if `text` is no base64url text.
 std::optional<std::string> decode(std::string_view text) {
   while (!text.empty() && text.back() == '=') text.remove_suffix(1);
   static constexpr char kDigits[] =

@@ -1,7 +1,7 @@
-// Key files as `reducer keygen` writes them: a line of base64url text, of the reducers' key or,
-// behind "job-key:", of one job's.
+// Key files as `reducer keygen` writes them: one line of base64url text, with the reducers' key or,
+// behind "job-key:", the key of one job.
 //
-// Law: no text of this module has a byte of a key.
+// Law: no text of this module contains a byte of a key.
 #pragma once
 
 #include <optional>
@@ -11,8 +11,8 @@
 
 namespace ors::nccl {
 
-// The key of `job`. nullopt, and *why, for a file that is not there, that others can read, or that
-// holds no key.
+// The key of `job`. Returns nullopt, with the reason in *why, if the file is missing, if others can
+// access it, or if it has no key.
 std::optional<Secret> read_key(const std::string& path, const std::string& job, std::string* why);
 
 }  // namespace ors::nccl

@@ -1,4 +1,4 @@
-// Lines through NCCL's own logger, so that NCCL_DEBUG governs them.
+// Logs through NCCL's own logger, so that NCCL_DEBUG controls the lines.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace ors::nccl {
 
-// The last one that NCCL gave; null: nothing is logged.
+// Sets the logger. Each init of NCCL passes one, and the last one counts. Null logs nothing.
 void set_logger(Logger logger);
 
 void log_info(const std::string& text);

@@ -1,7 +1,7 @@
-// The listener, and the calls on connections that stand.
+// The listener, and the calls on established connections.
 //
-// Law: who does not show the listener's identity is a stranger. Strangers cost a bounded number of
-// sockets, and nobody waits for them.
+// Law: a socket that has not sent the listener's identity is a stranger. The number of strangers is
+// limited, and nothing waits for a stranger.
 #include "net.h"
 
 #include <netinet/in.h>
@@ -28,10 +28,10 @@ namespace ors::nccl {
 namespace {
 
 constexpr int kBacklog = 1024;          // the kernel may have a lower limit
-constexpr int kNewcomers = 64;          // most that one call accepts
-constexpr size_t kMostStrangers = 256;  // without a whole hello
+constexpr int kMostAccepts = 64;        // sockets that one call accepts
+constexpr size_t kMostStrangers = 256;  // sockets without a whole hello
 constexpr size_t kMostArriving = 256;   // connections that lack sockets
-constexpr int kMostWarnings = 8;        // about strangers, of one listener
+constexpr int kMostWarnings = 8;        // about refused sockets, per listener
 
 [[noreturn]] void throw_error(int error, const std::string& what) {
   throw std::system_error(error, std::system_category(), "net: " + what);
@@ -45,8 +45,9 @@ void set_any_port(SocketAddress* address) {
   }
 }
 
-// Accepted sockets inherit these. A receiver never sends, so that nothing else would tell it of a
-// host that is gone; the same values as begin_connect gives the other end.
+// Sets keepalive, which accepted sockets inherit, with the values of begin_connect at the other
+// end. A receiver never sends, so without keepalive it would not notice that the sender's host is
+// gone.
 void keep_alive(int fd) {
   const auto set = [fd](int level, int name, int value) {
     (void)::setsockopt(fd, level, name, &value, sizeof value);
@@ -62,7 +63,7 @@ class Listener {
   explicit Listener(const Device& device);
 
   Handle handle() const;
-  // Null: no connection is whole yet.
+  // Null if no connection has all of its sockets yet.
   Comm* accept();
 
  private:
@@ -79,9 +80,9 @@ class Listener {
     size_t missing = 0;
   };
 
-  void take_newcomers();
+  void accept_pending();
   void drop_oldest();
-  bool hear(Stranger* stranger);
+  bool read_hello(Stranger* stranger);
   void arrive(Stranger* stranger);
   Arriving* find(const Hello& hello, const std::string& name);
   void refuse(const std::string& name, const std::string& why);
@@ -119,9 +120,9 @@ Handle Listener::handle() const {
 }
 
 Comm* Listener::accept() {
-  take_newcomers();
+  accept_pending();
   for (Stranger& stranger : strangers_) {
-    if (!hear(&stranger)) stranger.fd.reset();
+    if (!read_hello(&stranger)) stranger.fd.reset();
   }
   const auto gone = [](const Stranger& stranger) { return !stranger.fd.open(); };
   strangers_.erase(std::remove_if(strangers_.begin(), strangers_.end(), gone), strangers_.end());
@@ -134,8 +135,8 @@ Comm* Listener::accept() {
   return nullptr;
 }
 
-void Listener::take_newcomers() {
-  for (int i = 0; i < kNewcomers; ++i) {
+void Listener::accept_pending() {
+  for (int i = 0; i < kMostAccepts; ++i) {
     SocketAddress from;
     from.size = sizeof from.storage;
     const int fd = open_guarded([&] {
@@ -146,7 +147,7 @@ void Listener::take_newcomers() {
     const bool full = fd < 0 && (errno == EMFILE || errno == ENFILE);
     if (full && strangers_.empty()) throw_error(errno, "accept");
     if (full || strangers_.size() == kMostStrangers) drop_oldest();
-    if (fd < 0) continue;  // full, or the newcomer is gone again
+    if (fd < 0) continue;  // out of descriptors, or the peer has closed the socket already
     Stranger stranger;
     stranger.fd = Descriptor(fd);
     stranger.name = address_text(from);
@@ -155,12 +156,13 @@ void Listener::take_newcomers() {
 }
 
 void Listener::drop_oldest() {
-  refuse(strangers_.front().name, "it is the oldest of too many that have said nothing");
+  refuse(strangers_.front().name,
+         "it is the oldest socket without a hello, and there are too many of them");
   strangers_.pop_front();
 }
 
-// Whether this socket still has something to say here.
-bool Listener::hear(Stranger* stranger) {
+// Reads the hello of a stranger. Returns whether the stranger must stay in the list.
+bool Listener::read_hello(Stranger* stranger) {
   const ssize_t n = ::recv(stranger->fd.get(), stranger->hello.data() + stranger->got,
                            kHelloBytes - stranger->got, MSG_DONTWAIT);
   if (n < 0) return errno == EAGAIN || errno == EINTR;
@@ -175,13 +177,15 @@ void Listener::arrive(Stranger* stranger) {
   Hello hello;
   const std::string wrong = unpack_hello(stranger->hello.data(), &hello);
   if (!wrong.empty()) return refuse(stranger->name, wrong);
-  if (hello.listener != identity_) return refuse(stranger->name, "it seeks another listener");
+  if (hello.listener != identity_) {
+    return refuse(stranger->name, "its hello has the identity of another listener");
+  }
   Arriving* to = find(hello, stranger->name);
   if (to->sockets.size() != hello.count || to->sockets[hello.index].open()) {
-    return refuse(stranger->name, "its connection has " + std::to_string(to->sockets.size()) +
-                                      " sockets, and it would be number " +
-                                      std::to_string(hello.index) + " of " +
-                                      std::to_string(hello.count));
+    return refuse(stranger->name, "it is socket " + std::to_string(hello.index) + " of " +
+                                      std::to_string(hello.count) +
+                                      ", expected a new socket of a connection of " +
+                                      std::to_string(to->sockets.size()));
   }
   to->sockets[hello.index] = std::move(stranger->fd);
   --to->missing;
@@ -192,7 +196,8 @@ Listener::Arriving* Listener::find(const Hello& hello, const std::string& name) 
     if (candidate.connection == hello.connection) return &candidate;
   }
   if (arriving_.size() == kMostArriving) {
-    refuse(arriving_.front().name, "too many connections lack sockets, and it is the oldest");
+    refuse(arriving_.front().name,
+           "it is the oldest connection that lacks sockets, and there are too many of them");
     arriving_.pop_front();
   }
   arriving_.push_back({hello.connection, name, std::vector<Descriptor>(hello.count), hello.count});
@@ -205,8 +210,8 @@ void Listener::refuse(const std::string& name, const std::string& why) {
 
 bool too_large(size_t size) {
   if (size <= kMaxNetBytes) return false;
-  log_warning("net: a message may have " + std::to_string(kMaxNetBytes) + " bytes, got " +
-              std::to_string(size));
+  log_warning("net: a message of " + std::to_string(size) + " bytes: expected at most " +
+              std::to_string(kMaxNetBytes));
   return true;
 }
 
@@ -215,7 +220,7 @@ bool too_large(size_t size) {
 const Device* find_device(int index) {
   const std::vector<Device>& all = devices();
   if (index >= 0 && static_cast<size_t>(index) < all.size()) return &all[index];
-  log_warning("net: there are " + std::to_string(all.size()) + " devices, got number " +
+  log_warning("net: expected a device number below " + std::to_string(all.size()) + ", got " +
               std::to_string(index));
   return nullptr;
 }
@@ -255,7 +260,7 @@ Result net_close_listen(void* listen_comm) {
 Result net_isend(void* send_comm, const void* data, size_t size, void** request) {
   return guarded([&] {
     if (too_large(size)) return kInvalidArgument;
-    // Only ever read: the other end of the class writes.
+    // A SendComm only reads the memory.
     return static_cast<Comm*>(send_comm)->start(const_cast<void*>(data), size, request);
   });
 }

@@ -1,12 +1,12 @@
-// Point to point over TCP: what ncclNet is made of, for every version of its table.
+// Point to point over TCP: the functions behind ncclNet, for every version of the table.
 //
-// Law: no function blocks, throws or starts a thread. A connection makes progress inside net_isend,
-// net_irecv and net_test of its own requests and nowhere else, on the caller's thread, and each
-// call moves a bounded number of bytes. Different connections may be used from different threads at
-// once; one connection, like one listener, from one thread at a time.
+// Law: no function blocks, throws or starts a thread. A connection makes progress only inside
+// net_isend, net_irecv and net_test of its own requests, on the caller's thread, and each call
+// moves a bounded number of bytes. Different threads may use different connections at the same
+// time. Only one thread at a time may use a connection or a listener.
 //
 // Messages of a connection are matched in order: the n-th net_isend to the n-th net_irecv. After a
-// failure, every request that is not complete returns it, and so does every later call.
+// failure, every incomplete request and every later call return the failure.
 #pragma once
 
 #include <cstddef>
@@ -15,39 +15,40 @@
 
 namespace ors::nccl {
 
-constexpr size_t kNetRequests = 32;  // NCCL_NET_MAX_REQUESTS: of one connection, at a time
+constexpr size_t kNetRequests = 32;  // NCCL_NET_MAX_REQUESTS: in flight on one connection
 constexpr size_t kMaxNetSockets = 16;
 
 struct NetSettings {
-  int sockets = 4;           // of one connection: 1 to kMaxNetSockets
-  size_t piece = 128 << 10;  // most bytes that a message gives to one socket at once
+  int sockets = 4;           // per connection, 1 to kMaxNetSockets
+  size_t piece = 128 << 10;  // maximum bytes of a message that go to one socket at a time
 };
 
-// Of the connecting side, which tells the other. Written before the first net_connect, never after:
-// nothing locks it.
+// Settings of the connecting side, which sends them to the listener. No lock protects them: write
+// them only before the first net_connect.
 NetSettings& net_settings();
 
-// Fills kHandleBytes, for those who are to connect.
+// Writes kHandleBytes, which the connecting side needs.
 Result net_listen(int device, void* handle, void** listen_comm);
 
-// kSuccess without a comm: call again, with the same memory as the handle, which keeps the attempt.
-// After a failure the memory is as the listener made it.
+// kSuccess without a comm: call again with the same memory as handle, since the handle keeps the
+// state of the attempt. After a failure the handle is as the listener made it.
 Result net_connect(int device, void* handle, void** send_comm);
 
-// kSuccess without a comm: nobody is here yet. A listener takes any number of connections.
+// kSuccess without a comm: no connection is complete yet. A listener accepts any number of
+// connections.
 Result net_accept(void* listen_comm, void** receive_comm);
 
-// kSuccess without a request: kNetRequests are in use, call again after a net_test.
-// The caller's memory is not touched once net_test has said done, or after the comm is closed.
+// kSuccess without a request: kNetRequests are in flight; call again after a net_test. The caller's
+// memory is not touched once net_test has set *done or the comm is closed.
 Result net_isend(void* send_comm, const void* data, size_t size, void** request);
 Result net_irecv(void* receive_comm, void* data, size_t size, void** request);
 
-// Once *done is 1 the request is no more. `size`, unless null, becomes the size of the message as
-// it was sent. kRemoteError: the peer is gone, or broke the protocol. kInternalError: a message was
-// larger than the memory that was posted for it.
+// Once *done is 1 the request is no longer valid. `size`, unless null, gets the size of the message
+// that was sent. kRemoteError: the peer is gone or broke the protocol. kInternalError: a message
+// was larger than the memory of its receive.
 Result net_test(void* request, int* done, size_t* size);
 
-// At once, with requests in flight too: they are no more.
+// Closes at once, also with requests in flight; the requests are then no longer valid.
 Result net_close_send(void* send_comm);
 Result net_close_receive(void* receive_comm);
 Result net_close_listen(void* listen_comm);

@@ -12,12 +12,12 @@
 namespace ors::nccl {
 namespace {
 
-// Bytes that one call moves at most: what a core copies in well under a millisecond, since NCCL's
-// thread has other connections to serve.
+// Maximum bytes that one call moves. A core copies them in well under a millisecond; NCCL's thread
+// has other connections to serve.
 constexpr size_t kBudget = 1 << 20;
 
-// How far a message may be ahead of the last request: more than there is room for in the kernels'
-// buffers of 16 sockets, were each message a header alone.
+// How many messages a sender may be ahead of the last request: more than the kernel buffers of 16
+// sockets can hold, even if each message is only a header.
 constexpr uint64_t kMostAhead = uint64_t{1} << 26;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
@@ -110,7 +110,7 @@ Result Comm::take_turns() {
 
 Result Comm::fail(Result code, const std::string& what) {
   result_ = code;
-  hang_up();
+  close_sockets();
   log_warning("net: the connection with " + peer_ + " failed: " + what);
   return code;
 }
@@ -127,32 +127,32 @@ SendComm::SendComm(std::vector<Descriptor> sockets, std::string peer, size_t pie
       piece_(piece),
       sockets_(adopt<Socket>(std::move(sockets))) {}
 
-void SendComm::hang_up() {
+void SendComm::close_sockets() {
   for (Socket& socket : sockets_) socket.fd.reset();
 }
 
 Result SendComm::move() {
-  const Result result = look_for_the_end();
+  const Result result = check_peer();
   return result != kSuccess ? result : take_turns();
 }
 
-// A socket whose peer has closed it still takes bytes, once. One socket a call is enough: a peer
-// that goes closes them all.
-Result SendComm::look_for_the_end() {
+// Detects that the receiver has closed the connection: the first send on a socket that the peer has
+// closed still succeeds. One socket per call is enough, since a peer closes all sockets together.
+Result SendComm::check_peer() {
   looked_at_ = (looked_at_ + 1) % sockets_.size();
   uint8_t byte;
   const ssize_t n = ::recv(sockets_[looked_at_].fd.get(), &byte, sizeof byte, MSG_DONTWAIT);
-  if (n == 0) return fail(kRemoteError, "the receiver has closed it");
-  if (n > 0) return fail(kRemoteError, "bytes from a receiver, which has nothing to say");
+  if (n == 0) return fail(kRemoteError, "the receiver has closed the connection");
+  if (n > 0) return fail(kRemoteError, "the receiver sent bytes, expected none");
   return would_block() ? kSuccess : fail(kRemoteError, error_text(errno));
 }
 
-// The next piece, for a socket that has none. It is given only when the socket takes a byte of it:
-// until then it is open to the others.
+// Prepares the next piece on a socket that has none. The piece is assigned only when the socket
+// accepts a byte of it; until then another socket may take the piece.
 bool SendComm::offer(Socket* socket) {
-  if (giving_ == posted_) return false;
-  const Request& message = request(giving_);
-  socket->piece.message = giving_;
+  if (next_ == posted_) return false;
+  const Request& message = request(next_);
+  socket->piece.message = next_;
   socket->piece.total = message.size;
   socket->piece.offset = message.promised;
   socket->piece.length = static_cast<uint32_t>(std::min(piece_, message.size - message.promised));
@@ -199,7 +199,7 @@ void SendComm::sent(Socket* socket, size_t size) {
   Request& message = request(socket->piece.message);
   if (socket->written == 0) {
     message.promised += socket->piece.length;
-    if (message.promised == message.size) ++giving_;
+    if (message.promised == message.size) ++next_;
   }
   socket->written += size;
   if (socket->written < kPieceBytes + socket->piece.length) return;
@@ -215,12 +215,13 @@ void SendComm::sent(Socket* socket, size_t size) {
 ReceiveComm::ReceiveComm(std::vector<Descriptor> sockets, std::string peer)
     : Comm(std::move(peer), sockets.size()), sockets_(adopt<Socket>(std::move(sockets))) {}
 
-void ReceiveComm::hang_up() {
+void ReceiveComm::close_sockets() {
   for (Socket& socket : sockets_) socket.fd.reset();
 }
 
-// A sender that is gone may have left whole messages behind, so one that ends is no failure yet.
-// Pieces are given in the order of messages: a socket that is parked has no more for the oldest.
+// A sender that closes may have sent whole messages before, so the end of a socket is no failure as
+// long as the oldest message can still be completed. A parked socket cannot complete it: a socket
+// carries pieces in the order of messages.
 Result ReceiveComm::move() {
   if (const Result result = take_turns(); result != kSuccess) return result;
   if (oldest_ == posted_) return kSuccess;
@@ -228,11 +229,12 @@ Result ReceiveComm::move() {
     const bool parked = socket.step == Step::kParked && socket.piece.message >= posted_;
     if (!parked && socket.step != Step::kEnded) return kSuccess;
   }
-  return fail(kRemoteError, "the sender is gone, and of message " + std::to_string(oldest_) +
-                                " there are " + std::to_string(request(oldest_).moved) + " bytes");
+  return fail(kRemoteError, "the sender is gone, and only " +
+                                std::to_string(request(oldest_).moved) + " bytes of message " +
+                                std::to_string(oldest_) + " have arrived");
 }
 
-// The rest of a payload and, where the budget reaches behind it, the header of the next piece.
+// Buffers for the rest of a payload and, if the budget allows, for the header of the next piece.
 int ReceiveComm::prepare(Socket* socket, size_t budget, iovec* parts) {
   int count = 0;
   if (socket->step == Step::kPayload) {
@@ -269,8 +271,8 @@ Comm::Turn ReceiveComm::turn(size_t index, size_t* budget) {
 
 Comm::Turn ReceiveComm::end(Socket* socket) {
   if (socket->step == Step::kPayload) {
-    fail(kRemoteError, "the sender is gone, with " + std::to_string(socket->got) +
-                           " bytes sent of a piece: " + shown(socket->piece));
+    fail(kRemoteError, "the sender is gone after " + std::to_string(socket->got) +
+                           " bytes of a piece: " + shown(socket->piece));
     return Turn::kFailed;
   }
   if (socket->header_got > 0) {
@@ -298,11 +300,11 @@ bool ReceiveComm::begin_piece(Socket* socket) {
   std::string wrong = unpack_piece(socket->header.data(), &socket->piece);
   const uint64_t message = socket->piece.message;
   if (wrong.empty() && (message < before || message < oldest_)) {
-    wrong = "a piece that comes too late: " + shown(socket->piece);
+    wrong = "the sender sent a piece of an earlier message than expected: " + shown(socket->piece);
   }
   if (wrong.empty() && message >= posted_ && message - posted_ > kMostAhead) {
-    wrong = "a piece of a message that cannot be yet, after " + std::to_string(posted_) + ": " +
-            shown(socket->piece);
+    wrong = "the sender sent a piece too far ahead of " + std::to_string(posted_) +
+            " receives: " + shown(socket->piece);
   }
   if (!wrong.empty()) {
     fail(kRemoteError, wrong);
@@ -318,13 +320,13 @@ bool ReceiveComm::place(Socket* socket) {
   Request& message = request(piece.message);
   if (piece.total > message.size) {
     fail(kInternalError, "message " + std::to_string(piece.message) + " has " +
-                             std::to_string(piece.total) + " bytes, the receive posted for it " +
+                             std::to_string(piece.total) + " bytes, its receive has only " +
                              std::to_string(message.size));
     return false;
   }
   if (message.done || (message.announced && message.total != piece.total) ||
       piece.length > piece.total - message.promised) {
-    fail(kRemoteError, "pieces that do not fit together: " + shown(piece) + ", after " +
+    fail(kRemoteError, "the sender's pieces do not fit together: " + shown(piece) + ", after " +
                            std::to_string(message.promised) + " bytes of " +
                            std::to_string(message.total));
     return false;

@@ -1,7 +1,7 @@
-// The two ends of one connection after it stands: requests, pieces, sockets.
+// The two ends of one established connection: requests, pieces, sockets.
 //
-// Law: nothing here allocates after a comm is made, but for the words of its failure. Bytes go
-// between the caller's memory and the kernel; there is no copy between.
+// Law: a comm allocates no memory after its construction, except for the text of a failure. Bytes
+// are not copied between the caller's memory and the kernel.
 #pragma once
 
 #include <sys/uio.h>
@@ -20,8 +20,8 @@
 
 namespace ors::nccl {
 
-// A socket of this process. In a forked child fork.h has closed it, and its number may by then be
-// another's: there it is left alone.
+// Owns a socket of this process. In a forked child fork.h has closed the socket, and the number may
+// belong to another file, so the child does not close it again.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -41,17 +41,17 @@ class Descriptor {
 
 class Comm;
 
-// One message. Number n of a comm lives in place n modulo kNetRequests.
+// One message. Message n of a comm is in requests_[n % kNetRequests].
 struct Request {
   Comm* comm = nullptr;
   uint8_t* data = nullptr;
-  size_t size = 0;         // of the caller's memory
-  size_t total = 0;        // of the message, once it is known
-  size_t promised = 0;     // bytes in headers that were sent or have come
-  size_t moved = 0;        // bytes of the payloads behind them
-  bool announced = false;  // a header has come
+  size_t size = 0;         // bytes of the caller's memory
+  size_t total = 0;        // bytes of the message, once known
+  size_t promised = 0;     // payload bytes of the headers sent or received
+  size_t moved = 0;        // payload bytes sent or received
+  bool announced = false;  // a header has been received
   bool done = false;
-  bool used = false;  // until net_test has said done
+  bool used = false;  // until net_test has set *done
 };
 
 class Comm {
@@ -67,26 +67,26 @@ class Comm {
  protected:
   enum class Turn { kMore, kBlocked, kFailed };
 
-  // Moves bytes of one socket, once; takes them from the budget.
+  // Sends or receives once on one socket, and subtracts the bytes from the budget.
   virtual Turn turn(size_t index, size_t* budget) = 0;
   virtual Result move() = 0;
-  virtual void hang_up() = 0;
+  virtual void close_sockets() = 0;
 
-  // Turns for all sockets, until none can go on or the budget is spent.
+  // Gives turns to all sockets until all block or the budget is used up.
   Result take_turns();
   Result fail(Result code, const std::string& what);
   void complete(Request* request);
   Request& request(uint64_t message) { return requests_[message % kNetRequests]; }
 
-  uint64_t posted_ = 0;  // messages so far
-  uint64_t oldest_ = 0;  // the first that is not done
+  uint64_t posted_ = 0;  // number of messages so far
+  uint64_t oldest_ = 0;  // the first message that is not done
 
  private:
   Result progress();
 
   const std::string peer_;
   const size_t sockets_;
-  size_t first_ = 0;  // who has the next first turn
+  size_t first_ = 0;  // the socket that had the first turn
   Result result_ = kSuccess;
   std::array<Request, kNetRequests> requests_;
 };
@@ -100,13 +100,13 @@ class SendComm final : public Comm {
     Descriptor fd;
     Piece piece;
     std::array<uint8_t, kPieceBytes> header{};
-    size_t written = 0;  // of header and payload; 0: this socket has no piece
+    size_t written = 0;  // bytes of header and payload; 0: this socket has no piece
   };
 
   Turn turn(size_t index, size_t* budget) override;
   Result move() override;
-  void hang_up() override;
-  Result look_for_the_end();
+  void close_sockets() override;
+  Result check_peer();
   bool offer(Socket* socket);
   int prepare(Socket* socket, size_t budget, iovec* parts);
   void sent(Socket* socket, size_t size);
@@ -114,7 +114,7 @@ class SendComm final : public Comm {
   const size_t piece_;
   std::vector<Socket> sockets_;
   size_t looked_at_ = 0;
-  uint64_t giving_ = 0;  // the message that the next piece is of
+  uint64_t next_ = 0;  // the message of the next piece
 };
 
 class ReceiveComm final : public Comm {
@@ -122,7 +122,7 @@ class ReceiveComm final : public Comm {
   ReceiveComm(std::vector<Descriptor> sockets, std::string peer);
 
  private:
-  // kParked: the header is of a message without a request, and nothing is read behind it.
+  // kParked: the header names a message without a request, so the payload is not read yet.
   enum class Step { kHeader, kParked, kPayload, kEnded };
   struct Socket {
     Descriptor fd;
@@ -130,12 +130,12 @@ class ReceiveComm final : public Comm {
     std::array<uint8_t, kPieceBytes> header{};
     size_t header_got = 0;
     Piece piece;
-    size_t got = 0;  // of its payload
+    size_t got = 0;  // received bytes of the piece's payload
   };
 
   Turn turn(size_t index, size_t* budget) override;
   Result move() override;
-  void hang_up() override;
+  void close_sockets() override;
   int prepare(Socket* socket, size_t budget, iovec* parts);
   Turn end(Socket* socket);
   bool received(Socket* socket, size_t size);
@@ -146,7 +146,7 @@ class ReceiveComm final : public Comm {
   std::vector<Socket> sockets_;
 };
 
-// Null, and a warning: there is no device of this number.
+// Null, with a warning in the log, if there is no device of this number.
 const Device* find_device(int index);
 
 }  // namespace ors::nccl

@@ -1,4 +1,4 @@
-// An attempt to connect, which lives in the memory of the handle between the calls.
+// An attempt to connect. Between calls, the handle holds a pointer to it.
 #include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -21,7 +21,7 @@
 namespace ors::nccl {
 namespace {
 
-// A scope is the number of an interface, on its own host.
+// Sets the scope of a link-local address: the number of an interface on this host.
 void set_scope(SocketAddress* address, const Device& device) {
   if (address->storage.ss_family != AF_INET6) return;
   auto& in = reinterpret_cast<sockaddr_in6&>(address->storage);
@@ -29,18 +29,19 @@ void set_scope(SocketAddress* address, const Device& device) {
     in.sin6_scope_id = ::if_nametoindex(device.name.c_str());
 }
 
-// Bytes that a socket takes beyond those in flight. Without it a slow socket swallows megabytes of
-// pieces that a fast one could carry, and four sockets over loopback were slower than one (3.1
-// against 4.2 GB/s with it). It bounds nothing that the network has taken, as SO_SNDBUF would.
+// Maximum bytes that a socket accepts beyond those in flight. Without this limit a slow socket
+// accepts megabytes of pieces that a fast socket could carry: four sockets over loopback
+// reached 3.1 GB/s, less than one socket, and 4.2 GB/s with the limit. SO_SNDBUF would also limit
+// the bytes in flight.
 constexpr int kUnsentBytes = 512 << 10;
 
-// A number of sockets, each of which says hello as soon as it stands.
+// Connects several sockets; each sends its hello as soon as it is connected.
 class Attempt {
  public:
   Attempt(const Handle& handle, const NetSettings& settings);
 
-  // kSuccess without a comm: not yet.
-  Result go_on(Comm** comm);
+  // kSuccess without a comm: the attempt is not complete yet.
+  Result advance(Comm** comm);
 
  private:
   struct Socket {
@@ -50,7 +51,7 @@ class Attempt {
     size_t said = 0;
   };
 
-  Result go_on(Socket* socket);
+  Result advance(Socket* socket);
   Result failed(const char* what, int error) const;
 
   const Handle handle_;
@@ -70,10 +71,10 @@ Attempt::Attempt(const Handle& handle, const NetSettings& settings)
   }
 }
 
-Result Attempt::go_on(Comm** comm) {
+Result Attempt::advance(Comm** comm) {
   bool ready = true;
   for (Socket& socket : sockets_) {
-    if (const Result result = go_on(&socket); result != kSuccess) return result;
+    if (const Result result = advance(&socket); result != kSuccess) return result;
     ready = ready && socket.said == kHelloBytes;
   }
   if (!ready) return kSuccess;
@@ -81,12 +82,12 @@ Result Attempt::go_on(Comm** comm) {
   for (Socket& socket : sockets_) descriptors.push_back(std::move(socket.fd));
   const std::string peer = address_text(handle_.address);
   const size_t count = descriptors.size();
-  log_info("net: connected to " + peer + " by " + std::to_string(count) + " sockets");
+  log_info("net: connected to " + peer + " with " + std::to_string(count) + " sockets");
   *comm = new SendComm(std::move(descriptors), peer, piece_);
   return kSuccess;
 }
 
-Result Attempt::go_on(Socket* socket) {
+Result Attempt::advance(Socket* socket) {
   if (!socket->fd.open()) {
     int error = 0;
     socket->fd = Descriptor(begin_connect(handle_.address, "", nullptr, &error));
@@ -137,7 +138,7 @@ Result net_connect(int device, void* handle, void** send_comm) {
     *send_comm = nullptr;
     void* state = nullptr;
     if (!load_state(handle, &state)) {
-      log_warning("net: cannot connect: a handle with the state of another process");
+      log_warning("net: cannot connect: the handle has a state that this process did not store");
       return kInvalidArgument;
     }
     std::unique_ptr<Attempt> attempt(static_cast<Attempt*>(state));
@@ -146,7 +147,7 @@ Result net_connect(int device, void* handle, void** send_comm) {
       if (const Result result = begin(device, handle, &attempt); result != kSuccess) return result;
     }
     Comm* comm = nullptr;
-    const Result result = attempt->go_on(&comm);
+    const Result result = attempt->advance(&comm);
     if (result == kSuccess && comm == nullptr) store_state(handle, attempt.release());
     *send_comm = comm;
     return result;

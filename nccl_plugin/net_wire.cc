@@ -18,7 +18,8 @@ constexpr uint32_t kHandleMagic = 0x4853524F;  // "ORSH"
 constexpr uint32_t kHelloMagic = 0x4E53524F;   // "ORSN"
 constexpr uint32_t kPieceMagic = 0x4D53524F;   // "ORSM"
 
-// Of a handle: magic, version, size of the address, address, identity, state, seal of the state.
+// Layout of a handle: magic, version, size of the address, address, identity, state, seal of the
+// state.
 constexpr size_t kAddressAt = 8;
 constexpr size_t kAddressBytes = sizeof(sockaddr_in6);
 constexpr size_t kListenerAt = kAddressAt + kAddressBytes;
@@ -45,7 +46,7 @@ std::string check_start(const uint8_t* in, uint32_t magic, const char* what) {
   return {};
 }
 
-// Only this process can make it, so that no bytes of a peer become an address of our memory.
+// Only this process can make the seal of a state, so bytes from a peer never become a pointer.
 uint64_t seal_of(const void* state) {
   static const Identity secret = random_identity();
   return state == nullptr ? 0 : reinterpret_cast<uintptr_t>(state) ^ load<uint64_t>(secret.data());

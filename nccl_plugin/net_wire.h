@@ -1,8 +1,8 @@
-// The records of the point-to-point transport: the handle, which NCCL carries from a listener to
-// those who connect; the hello, which is first on every socket; the header of every piece.
+// The records of the point-to-point transport: the handle, which NCCL passes from a listener to the
+// connecting side; the hello, which is the first record on every socket; the header of a piece.
 //
-// Law: every field of a peer is checked before it is believed. `unpack_*` return what is wrong, in
-// words, or an empty string.
+// Law: every field from a peer is checked before it is used. `unpack_*` return the error as text,
+// or an empty string.
 #pragma once
 
 #include <array>
@@ -29,27 +29,27 @@ struct Handle {
   Identity listener{};
 };
 
-// Fills kHandleBytes. The state is null.
+// Writes kHandleBytes, with a null state.
 void pack_handle(const Handle& handle, void* out);
 std::string unpack_handle(const void* in, Handle* handle);
 
-// What the connecting side keeps in a handle between its calls, null where there is nothing. The
-// handle need not be aligned. Handles come from peers: false for a state that this process did not
-// store.
+// The state that the connecting side keeps in a handle between calls; null if there is none. The
+// handle may have any alignment. A handle comes from a peer, so load_state returns false if this
+// process did not store the state.
 bool load_state(const void* handle, void** state);
 void store_state(void* handle, void* state);
 
 struct Hello {
-  Identity listener{};    // whom this connection is for
-  Identity connection{};  // the same on all of its sockets
-  uint8_t index = 0;      // of this socket
-  uint8_t count = 0;      // of sockets
+  Identity listener{};    // the listener that this connection is for
+  Identity connection{};  // the same on all sockets of the connection
+  uint8_t index = 0;      // index of this socket
+  uint8_t count = 0;      // number of sockets
 };
 
 void pack_hello(const Hello& hello, uint8_t* out);
 std::string unpack_hello(const uint8_t* in, Hello* hello);
 
-// A piece may be empty only where the message is.
+// A piece may be empty only if the message is empty.
 struct Piece {
   uint64_t message = 0;  // counted from 0 in each connection
   uint64_t total = 0;    // bytes of the message

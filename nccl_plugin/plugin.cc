@@ -12,7 +12,7 @@ namespace ors::nccl {
 namespace {
 
 std::mutex mutex;
-std::optional<Settings> current;  // by mutex until it is set, then constant
+std::optional<Settings> current;  // guarded by mutex until it is set, then constant
 
 Result decline(const std::string& why, bool wrong) {
   const std::string text = "the reducers are not used: " + why;

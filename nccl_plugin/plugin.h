@@ -1,4 +1,4 @@
-// The plugin as a whole: whether this process wants it, and what its settings are.
+// The plugin as a whole: whether it is enabled in this process, and its settings.
 #pragma once
 
 #include "abi.h"
@@ -6,11 +6,12 @@
 
 namespace ors::nccl {
 
-// Of ncclNet and ncclCollNet alike, any number of times. Not kSuccess where the plugin is not
-// wanted, or cannot be had: NCCL then takes a net of its own, and a line in its log says why.
+// The init of ncclNet, ncclCollNet and the tuner; NCCL calls it any number of times. Fails if the
+// plugin is not enabled or a setting is invalid: NCCL then uses a net of its own, and a line in
+// NCCL's log gives the reason.
 Result init(Logger log);
 
-// Throws std::logic_error before a successful init().
+// Throws std::logic_error if init() has not succeeded before.
 const Settings& settings();
 
 }  // namespace ors::nccl

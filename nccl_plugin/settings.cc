@@ -15,7 +15,7 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// What a text must be, where it is not that; else empty.
+// Parses a value into the settings. Returns what was expected if the value is invalid, else "".
 using Parse = std::function<std::string(Settings*, const std::string&)>;
 using Show = std::function<std::string(const Settings&)>;
 
@@ -87,7 +87,7 @@ const std::vector<Parameter>& parameters() {
   static const std::vector<Parameter> all = {
       {"REDUCER_JOB", "name of the job at the reducers; equal on all ranks", text(&S::job),
        shown(&S::job)},
-      {"REDUCER_KEY_FILE", "file with the reducers' key or that of the job; empty: none",
+      {"REDUCER_KEY_FILE", "file with the reducers' key or the job's key; empty: none",
        text(&S::key_file), shown(&S::key_file)},
       {"REDUCER_TRANSPORT", "auto: Unix sockets to reducers on this machine; tcp", parse_transport,
        [](const S& s) { return std::string(s.local_sockets ? "auto" : "tcp"); }},
@@ -101,21 +101,21 @@ const std::vector<Parameter>& parameters() {
        seconds(&S::silence), shown(&S::silence)},
       {"REDUCER_WORKER_SILENCE", "seconds without a byte before a rank is lost; rank 0's counts",
        seconds(&S::worker_silence), shown(&S::worker_silence)},
-      {"REDUCER_WAIT", "seconds that requests wait for a reducer when there is no other",
+      {"REDUCER_WAIT", "seconds that requests wait for a reducer when none is left",
        seconds(&S::reducer_wait), shown(&S::reducer_wait)},
       {"REDUCER_CHUNK_BYTES", "bytes that go to one reducer at a time, a multiple of 64",
        integer(&S::chunk_bytes, 4'096, 4 * kMiB, 64), shown(&S::chunk_bytes)},
       {"REDUCER_MIN_BYTES", "all-reduces from this size on go to the reducers (NCCL_ALGO unset)",
        integer(&S::min_bytes, 0, uint64_t{1} << 50), shown(&S::min_bytes)},
-      {"REDUCER_NSOCKS", "sockets of each connection between two ranks",
+      {"REDUCER_NSOCKS", "number of sockets per connection between two ranks",
        integer(&S::sockets, 1, 16), shown(&S::sockets)},
-      {"REDUCER_PIECE_BYTES", "bytes that one of these sockets is given at a time",
+      {"REDUCER_PIECE_BYTES", "maximum bytes of a message that go to one socket at a time",
        integer(&S::piece_bytes, 4'096, 4 * kMiB), shown(&S::piece_bytes)},
   };
   return all;
 }
 
-// The variables of the other clients' mode tls; one that is set, else null.
+// The name of a variable of mode tls that is set, else null. The plugin has no mode tls.
 const char* tls_variable() {
   for (const char* name : {"REDUCER_TLS_CERT", "REDUCER_TLS_KEY", "REDUCER_TLS_CA"}) {
     if (!environment(name).empty()) return name;

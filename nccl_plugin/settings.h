@@ -1,4 +1,4 @@
-// What the environment says: parameters in one table (settings.cc), and where the reducers are.
+// The settings from the environment: the parameters (one table, in settings.cc) and the reducers.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace ors::nccl {
 
 struct Settings {
   std::vector<std::string> addresses;  // host:port, in the order given
-  std::string found_in;                // the variable that they are from
+  std::string found_in;                // the variable that has the addresses
   std::string job = "nccl";
   std::string key_file;
   std::string congestion;
@@ -27,11 +27,11 @@ struct Settings {
   size_t piece_bytes = 128 << 10;
 };
 
-// Of this process, read once. nullopt: the plugin is not wanted or cannot be had, and *why says so;
-// *wrong: because something that was set is no good.
+// Reads the environment of this process. Returns nullopt, with the reason in *why, if the plugin is
+// not enabled or cannot run; *wrong tells whether the reason is an invalid setting.
 std::optional<Settings> read_settings(std::string* why, bool* wrong);
 
-// A line for each parameter: name, value, and what it is.
+// A line for each parameter: name, value and meaning.
 std::vector<std::string> describe(const Settings& settings);
 
 }  // namespace ors::nccl

@@ -1,7 +1,7 @@
-// The tables that NCCL looks for, of versions 6 to 12, each over net.h and collnet.h.
+// The tables that NCCL looks for, versions 6 to 12, on top of net.h and collnet.h.
 //
-// Law: what a version has is written out for it; a function that fits several is written once, as a
-// template where only its types differ. Optional entries that this plugin lacks are null.
+// Law: each version has its own table. A function that fits several versions is written once, as a
+// template if only types differ. Optional entries that this plugin lacks are null.
 #include <array>
 #include <cstdint>
 #include <string>
@@ -22,7 +22,7 @@ namespace {
 constexpr char kName[] = "REDUCER";
 constexpr int kMostComms = 65'536;
 
-// --- of both ---
+// --- both tables ---
 
 template <class Properties>
 void fill(Properties* out, const Device& device) {
@@ -56,7 +56,7 @@ void fill_rest(PropertiesV11* out, int number) {
 void fill_rest(PropertiesV12* out, int number) {
   fill_sizes(out, number);
   out->max_multi_request = 1;
-  out->rail_id = out->plane_id = -1;  // not known
+  out->rail_id = out->plane_id = -1;  // unknown
 }
 
 template <class Properties>
@@ -72,7 +72,7 @@ Result count_devices(int* count) {
   return kSuccess;
 }
 
-// Host memory needs no registration, and there is no other.
+// Does nothing: the plugin uses only host memory, which needs no registration.
 template <class Size>
 Result reg_mr(void*, void*, Size, int type, void** mhandle) {
   *mhandle = nullptr;
@@ -126,7 +126,7 @@ Result isend_profiled(void* comm, void* data, size_t size, int, void*, void*, vo
   return net_isend(comm, data, size, request);
 }
 
-// max_receives is 1: NCCL asks for no more at once.
+// max_receives in the properties is 1, so NCCL posts one receive per call.
 template <class Size>
 Result irecv(void* comm, int n, void** data, Size* sizes, int*, void**, void** request) {
   if (n != 1) return kInvalidArgument;
@@ -139,7 +139,7 @@ Result irecv_profiled(void* comm, int n, void** data, size_t* sizes, int*, void*
   return net_irecv(comm, data[0], sizes[0], request);
 }
 
-// What was received is in host memory already.
+// Nothing to flush: received data is already in host memory.
 Result net_iflush(void*, int, void**, int*, void**, void** request) {
   *request = nullptr;
   return kSuccess;
@@ -235,7 +235,7 @@ template <class Size>
 bool is_whole(int parts, const Sge<Size>* part, size_t size) {
   if (parts == 1 && part->size >= size) return true;
   log_warning("a window of " + std::to_string(size) + " bytes in " + std::to_string(parts) +
-              " parts: expected one part, of the whole window");
+              " parts: expected one part that is the whole window");
   return false;
 }
 
@@ -326,7 +326,7 @@ constexpr CollNetV11<Properties, VirtualDevice> coll_net_v11() {
 
 }  // namespace
 
-// NCCL finds them by name, and writes to none.
+// NCCL finds the tables by name, and does not write to them.
 EXPORTED const NetV6 ncclNetPlugin_v6 = {
     kName,           init,        count_devices,  get_properties<PropertiesV6>,
     net_listen,      net_connect, net_accept,     reg_mr<int>,

@@ -1,10 +1,10 @@
-// The tables of the tuner: all-reduces of REDUCER_MIN_BYTES and more go through the reducers,
-// smaller ones and other collectives never do. NCCL looks for a tuner in the library of its net;
-// its own model of costs knows nothing of reducers. Left alone it may never choose them, or choose
-// CollNetDirect for an all-gather, which they make no faster.
+// The tables of the tuner: all-reduces of REDUCER_MIN_BYTES and more go through the reducers;
+// smaller ones and other collectives do not. NCCL looks for a tuner in the library of its net.
+// NCCL's own cost model does not know reducers: it may never choose them, or it may choose
+// CollNetDirect for an all-gather, which reducers do not speed up.
 //
-// Law: a tuner that fails ends the communicator, so none of this ever does; where the plugin is not
-// wanted it changes nothing.
+// Law: no function fails, since a tuner that fails ends the communicator. If the plugin is not
+// enabled, the tuner changes nothing.
 #include <atomic>
 
 #include "abi_tuner.h"
@@ -22,7 +22,7 @@ bool for_reducers(Function function, size_t bytes) {
   return function == kFunctionAllReduce && bytes >= settings().min_bytes;
 }
 
-// Of a communicator: null where the plugin is not wanted.
+// The context of a communicator: null if the plugin is not enabled.
 void* new_context(Logger log) {
   static char wanted;
   return init(log) == kSuccess ? &wanted : nullptr;
@@ -41,7 +41,7 @@ Result start_comm(void** context, uint64_t, size_t, size_t, Logger log, NvlDomai
 
 Result end(void*) { return kSuccess; }
 
-// Writes to no way that NCCL does not have.
+// Leaves a cost that is kIgnored unchanged.
 Result set_costs(void* context, Function function, size_t bytes, int, float** costs, int algorithms,
                  int protocols, int*) {
   if (context == nullptr || protocols <= kSimple) return kSuccess;
@@ -62,7 +62,7 @@ Result set_costs_registered(void* context, Function function, size_t bytes, int 
   return set_costs(context, function, bytes, operations, costs, algorithms, protocols, channels);
 }
 
-// What is left unset is for NCCL to choose.
+// NCCL chooses what the tuner leaves unset.
 Result choose(void* context, Function function, size_t bytes, int coll_net, int, int,
               int* algorithm, int* protocol, int*) {
   if (context == nullptr || !coll_net || !for_reducers(function, bytes)) return kSuccess;
@@ -71,7 +71,7 @@ Result choose(void* context, Function function, size_t bytes, int coll_net, int,
   return kSuccess;
 }
 
-std::atomic<void*> only_context{nullptr};  // version 1 has none of its own; alike for all
+std::atomic<void*> only_context{nullptr};  // version 1 has no contexts; shared by communicators
 
 Result start_v1(size_t, size_t, Logger log) {
   only_context = new_context(log);

@@ -1,7 +1,8 @@
-"""Whether the path of a contribution runs compiled, and from the sources that lie here.
+"""Checks whether the data path runs compiled, and whether the compiled modules match the sources.
 
-The build compiles it with mypyc (reducer/native/mypyc.cmake says what); without native parts the
-same files are interpreted. In an editable install a source can change under its compiled module.
+The build compiles the modules that handle contributions with mypyc (reducer/native/mypyc.cmake
+lists them). A build without native parts interprets the same files. In an editable install a source
+can change after it was compiled.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from reducer.wire.errors import InternalError
 
 
 def is_compiled() -> bool:
-    """Of a build without native parts, or with a plain checkout: False."""
+    """False for a build without native parts and for a plain checkout."""
     return bool(_sources())
 
 
 def check_sources() -> None:
-    """Raises InternalError where the compiled modules are not those of the sources."""
+    """Raises InternalError if a source has changed since it was compiled."""
     folder = Path(reducer.__file__).parents[1]
     for name, digest in _sources().items():
         path = folder / name
@@ -29,7 +30,7 @@ def check_sources() -> None:
 
 
 def _sources() -> dict[str, str]:
-    """SHA-256 of each compiled source, by its path."""
+    """The SHA-256 of each compiled source by path."""
     try:
         generated = import_module("reducer._compiled")
     except ModuleNotFoundError:

@@ -1,8 +1,8 @@
-"""Key files: a line of base64url text, of the master key or, behind ``job-key:``, of one job's.
+"""Key files: one line of base64url text, with the master key or, behind ``job-key:``, a job's key.
 
-A reducer needs the master key. A worker can do with the key of its job, derived from it, and can
-then prove nothing for another job. A key is never shown: no message, log line or exception of this
-module has a byte of it.
+A reducer needs the master key. A worker needs only the key of its job, which is derived from the
+master key and is valid for no other job. No message, log line or exception of this module contains
+a byte of a key.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from reducer.wire.handshake import JOB_KEY_BYTES, MAX_KEY_BYTES, MIN_KEY_BYTES, 
 
 NEW_KEY_BYTES = 32
 _JOB_PREFIX = b"job-key:"
-# Text of the largest key, line ends, and one byte more to see that there is more.
+# The text of the largest key and line ends. A longer file still gives a key that is too long.
 _MAX_TEXT = len(_JOB_PREFIX) + MAX_KEY_BYTES * 4 // 3 + 8
 _BASE64 = re.compile(rb"[A-Za-z0-9_-]+={0,2}")
 
 
 class KeyFileError(ValueError):
-    """A key file cannot be used or written; the text says which, why, and what to do."""
+    """A key file cannot be used or written; the text names the file, the reason and what to do."""
 
 
 def make(path: str) -> None:
-    """A random master key in a new file of mode 0600; raises KeyFileError."""
+    """Write a random master key to a new file of mode 0600; raises KeyFileError."""
     _write_new(path, base64.urlsafe_b64encode(secrets.token_bytes(NEW_KEY_BYTES)))
 
 
 def make_for_job(path: str, job: str, master: str) -> None:
-    """The key of one job in a new file, from the master key in another; raises KeyFileError."""
+    """Derive the key of `job` from the key file `master`, and write it to a new file.
+
+    Raises KeyFileError.
+    """
     _write_new(path, _JOB_PREFIX + base64.urlsafe_b64encode(job_key(read(master), job)))
 
 
@@ -44,8 +47,8 @@ def _write_new(path: str, text: bytes) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise KeyFileError(
-            f"key file {path} is there already and is not overwritten: remove it first, or name "
-            "another (every worker and reducer must get the new one)"
+            f"key file {path} exists and is not overwritten: remove it first, or name another file "
+            "(every worker and reducer must get the new key)"
         ) from None
     except OSError as error:
         raise KeyFileError(f"key file {path}: {error.strerror}") from None
@@ -59,32 +62,35 @@ def _write_new(path: str, text: bytes) -> None:
 
 
 def read(path: str) -> bytes:
-    """The master key in a file; raises KeyFileError, also for a file that others can use."""
+    """Read the master key from a file. Raises KeyFileError, also if others can access the file."""
     text = _read_text(path)
     if text.startswith(_JOB_PREFIX):
         raise KeyFileError(
-            f"key file {path} has the key of one job, for its workers; this needs the master key "
-            "that it was made from"
+            f"key file {path} has the key of one job, which is for workers; expected the master "
+            "key from which it was made"
         )
     return _decode(path, text)
 
 
 def read_for_job(path: str, job: str) -> bytes:
-    """The key of ``job`` from a file with the master key, or with a job's; raises KeyFileError."""
+    """Read the key of ``job`` from a file with the master key or with a job's key.
+
+    Raises KeyFileError.
+    """
     text = _read_text(path)
     if not text.startswith(_JOB_PREFIX):
         return job_key(_decode(path, text), job)
     key = _decode(path, text[len(_JOB_PREFIX) :])
     if len(key) != JOB_KEY_BYTES:
         raise KeyFileError(
-            f"key file {path}: a job's key of {len(key)} bytes, expected {JOB_KEY_BYTES}"
+            f"key file {path}: the job's key has {len(key)} bytes, expected {JOB_KEY_BYTES}; "
+            "`reducer keygen --job` makes one"
         )
     return key
 
 
 def check_private(path: str) -> None:
-    """Raises KeyFileError for a file, with a key of any kind, that is not there or that others can
-    use."""
+    """Raises KeyFileError if a file with a key of any kind is missing or others can access it."""
     with _opened(path, ""):
         pass
 
@@ -97,8 +103,8 @@ def _read_text(path: str) -> bytes:
 @contextlib.contextmanager
 def _opened(path: str, hint: str) -> Generator[int]:
     try:
-        # Symbolic links are followed: secrets that Kubernetes mounts are links. What counts is
-        # the file itself, and it is asked after it was opened. A pipe must not block us.
+        # Follow symbolic links: Kubernetes mounts secrets as links. Check the opened file itself,
+        # which nobody can exchange. O_NONBLOCK: opening a named pipe must not wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise KeyFileError(f"key file {path}: {error.strerror}{hint}") from None
@@ -119,8 +125,8 @@ def _check_access(path: str, found: os.stat_result) -> None:
             f"key file {path} belongs to user {found.st_uid}, expected {os.geteuid()} or root: "
             "its owner could read and replace the key (chown it)"
         )
-    # Root gives a file of its own to a group so that a daemon of another user can read it: that is
-    # how Kubernetes mounts a secret for a pod with fsGroup. A user needs no group for own files.
+    # Root may give a group read access, so that a daemon of another user can read the file. This is
+    # how Kubernetes mounts a secret for a pod with fsGroup.
     allowed = 0o740 if found.st_uid == 0 else 0o700
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o777 & ~allowed:
@@ -145,7 +151,7 @@ def _decode(path: str, text: bytes) -> bytes:
         ) from None
     if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
         raise KeyFileError(
-            f"key file {path}: a key of {len(key)} bytes, expected {MIN_KEY_BYTES} to "
+            f"key file {path}: the key has {len(key)} bytes, expected {MIN_KEY_BYTES} to "
             f"{MAX_KEY_BYTES}; `reducer keygen` makes one of {NEW_KEY_BYTES}"
         )
     return key

@@ -1,6 +1,6 @@
 """Logging set-up: stdlib ``logging`` to stderr, as key=value text or as JSON lines.
 
-``REDUCER_DEBUG``, of daemon and client alike: ``LEVEL`` or ``LEVEL:SUBSYSTEM,...``.
+Daemon and client read ``REDUCER_DEBUG``: ``LEVEL`` or ``LEVEL:SUBSYSTEM,...``.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 ROOT = "reducer"
-# What REDUCER_DEBUG calls them, as NCCL_DEBUG does.
+# The names of the levels in REDUCER_DEBUG, as in NCCL_DEBUG.
 DEBUG_LEVELS = {"warn": logging.WARNING, "info": logging.INFO, "trace": logging.DEBUG}
-# Loggers below `reducer` in the daemon, and below `reducer_client`: one variable is for both.
+# Loggers below `reducer` in the daemon and below `reducer_client`; REDUCER_DEBUG sets both.
 SUBSYSTEMS = ("acceptor", "admin", "auth", "lane", "lanes", "server", "join", "rounds", "horovod")
 
 
 class Debug(NamedTuple):
-    """What is to be logged in more (or less) detail; no ``subsystems``: all."""
+    """The level for some subsystems; without ``subsystems``, for all."""
 
     level: int
     subsystems: tuple[str, ...]
 
     def apply(self, root: str) -> None:
-        """To the logger ``root``, or to those of the subsystems below it."""
+        """Set the level of the logger ``root``, or of the subsystems' loggers below ``root``."""
         for name in [f"{root}.{each}" for each in self.subsystems] or [root]:
             logging.getLogger(name).setLevel(self.level)
 
 
 def parse_debug(text: str) -> Debug | None:
-    """None for ""; ValueError for what is no value of REDUCER_DEBUG."""
+    """Parse a value of REDUCER_DEBUG: None for "", ValueError for a bad value."""
     if not text.strip():
         return None
     level, _, names = text.strip().lower().partition(":")
@@ -50,15 +50,18 @@ def parse_debug(text: str) -> Debug | None:
 
 
 def unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """The event loop's exception handler: nothing that goes wrong in a callback is lost."""
+    """The event loop's exception handler: logs the exception of a callback."""
     logging.getLogger(ROOT).error(
         "unhandled: %s", context.get("message"), exc_info=context.get("exception")
     )
 
 
 class _Formatter(logging.Formatter):
-    """Fields of one record: time, level, logger, the fixed context, what it is about (job, run,
-    rank, key, round, code), message, stack."""
+    """Collects the fields of a record.
+
+    The fields are time, level, logger, the fixed context, the record's ``about`` (job, run, rank,
+    key, round, code), message and stack.
+    """
 
     def __init__(self, context: Mapping[str, object]) -> None:
         super().__init__()
@@ -90,7 +93,7 @@ class JsonFormatter(_Formatter):
 
 
 def formatter(form: str, context: Mapping[str, object]) -> logging.Formatter:
-    """``form``: text or json; every line has the fields of ``context``."""
+    """A formatter; ``form`` is text or json. Every line has the fields of ``context``."""
     return JsonFormatter(context) if form == "json" else TextFormatter(context)
 
 
@@ -102,12 +105,12 @@ def _quoted(value: object) -> str:
 
 
 def _as_json(value: object) -> str:
-    """One line, of which no letter does anything to a terminal, or ends the line for anybody."""
+    """JSON on one line, without control characters for a terminal or any kind of line break."""
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isprintable() else json.dumps(value)
 
 
-# Lines kept for a reader that is slow; a burst of state changes fits, and no more.
+# The queue for a slow reader; a burst of state changes fits.
 _QUEUED_LINES = 1_000
 _LAST_WORDS_SECONDS = 1.0
 
@@ -115,10 +118,11 @@ _LAST_WORDS_SECONDS = 1.0
 class LineWriter(logging.Handler):
     """Writes lines to a descriptor on a thread of its own.
 
-    A terminal that is stopped, or a pipe that nobody reads, would else stop the event loop, and
-    with it the reducer. A line that cannot be kept or written is dropped and counted.
+    Otherwise a stopped terminal, or a pipe that nobody reads, would block the event loop and so the
+    reducer. A line that cannot be queued or written is dropped and counted.
 
-    The lock of a `queue.Queue` may stay taken for ever where memory ends while it is given back.
+    SimpleQueue instead of Queue: if memory runs out while a Queue releases its lock, the lock may
+    stay locked for ever.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -140,7 +144,7 @@ class LineWriter(logging.Handler):
             self.dropped += 1
 
     def close(self) -> None:
-        """Write what is queued, for a second at most; the logging module does so at exit."""
+        """Write the queued lines for at most one second. The logging module calls this at exit."""
         self._lines.put(None)
         self._thread.join(_LAST_WORDS_SECONDS)
         super().close()
@@ -150,11 +154,11 @@ class LineWriter(logging.Handler):
         while goes_on:
             try:
                 goes_on = self._write_next()
-            except Exception:  # there is no memory to count it with
+            except Exception:  # no memory is left to count the line
                 continue
 
     def _write_next(self) -> bool:
-        """False at the end."""
+        """Write the next line; False after `close`."""
         line = self._lines.get()
         try:
             while line:
@@ -168,9 +172,9 @@ _writer: LineWriter | None = None
 
 
 def set_up(level: str, form: str, debug: str = "", **context: object) -> None:
-    """Send everything under the logger ``reducer`` to stderr; ``form``: text or json.
+    """Send the records of the logger ``reducer`` to stderr; ``form`` is text or json.
 
-    ``debug``, as in REDUCER_DEBUG, wins over ``level``.
+    ``debug`` has the syntax of REDUCER_DEBUG and overrides ``level``.
     """
     global _writer
     if _writer is not None:
@@ -187,14 +191,14 @@ def set_up(level: str, form: str, debug: str = "", **context: object) -> None:
 
 
 def dropped_lines() -> int:
-    """How many lines could not be written since `set_up`."""
+    """The number of lines that were dropped since `set_up`."""
     return _writer.dropped if _writer else 0
 
 
 class RateLimit:
-    """Lets one event through per ``interval`` seconds and says how many were held back.
+    """Admits one event per ``interval`` seconds and counts the suppressed events.
 
-    After a rest, ``burst`` of them at once.
+    After a pause it admits up to ``burst`` events at once.
     """
 
     def __init__(self, interval: float, burst: int = 1) -> None:
@@ -204,9 +208,9 @@ class RateLimit:
         self._held = 0
 
     def admit(self, now: float, cost: int = 1) -> int | None:
-        """The number of events suppressed since the last one let through, or None: stay silent.
+        """None if the event is suppressed, else the number suppressed since the last admitted one.
 
-        An event may cost as much as several.
+        An event of ``cost`` n counts as n events.
         """
         if now < self._next:
             self._held += 1
@@ -216,5 +220,5 @@ class RateLimit:
         return held
 
     def hold(self, count: int) -> None:
-        """Count events that were let through here and are suppressed all the same."""
+        """Count ``count`` events as suppressed that the caller suppresses after `admit`."""
         self._held += count

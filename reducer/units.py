@@ -1,6 +1,6 @@
-"""How sizes, times and switches are written: parsed from text, and back to the shortest text.
+"""Parses and formats sizes, times and switches.
 
-Every `parse_*` raises ValueError that says what was expected.
+Every `parse_*` raises a ValueError whose text says what was expected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """The shortest exact spelling in binary units."""
+    """The shortest exact text, in binary units."""
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size and size % unit == 0:
             return f"{size // unit}{name}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a machine must have: the one list, for the Makefile and for CI.
+# The list of programs and packages that a machine needs, for the Makefile and for CI.
 #
 #   tests/machine.sh install build   install what `make venv` and `make demo` lack
 #   tests/machine.sh install test    install what `make test` lacks, too
@@ -24,7 +24,7 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
 helper() { test -e "/usr/lib/podman/$1" || test -e "/usr/libexec/podman/$1"; }
 browser() { has chromium-headless-shell || has chromium || has chromium-browser; }
 
-# For, probe, Debian's package, what needs it.
+# Stage, probe, Debian package, the part that needs the package.
 list() {
     cat << END
 build|recent|$named|Python 3.11 or later (make PYTHON=python3.12 ...)

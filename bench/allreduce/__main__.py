@@ -1,4 +1,4 @@
-"""``python -m bench.allreduce``: measure, keep the lines, print the table."""
+"""``python -m bench.allreduce``: measures, writes the lines to a file and prints the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reduced: sizes, types, and arrays whose sum is exact in every order."""
+"""The arrays that are reduced: sizes, types, and values whose sum is exact in every order."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ TYPES = {
     "fp16": ("float16", "float16"),
     "fp32-bf16": ("float32", "bfloat16"),
 }
-# Integers up to this are exact in every dtype above; so are all partial sums.
+# Integers up to this are exact in every dtype above, and so are all partial sums.
 _EXACT = 256
-# Elements after which an array repeats: a prime, so that a chunk in the wrong place is found.
+# An array repeats after so many elements. It is a prime, so that a check finds a misplaced chunk.
 _PERIOD = 65_537
-# Bytes that the rounds of one turn of one contender have together at most, and their number.
+# Limits of one turn of one contender: total bytes of its rounds, and number of rounds.
 _TURN_BYTES = 4 << 20
 _TURN_ROUNDS = 30
 
 
 @dataclass(frozen=True)
 class Case:
-    """One size and type. ``size`` is in bytes of the array, whatever travels."""
+    """One size and type. ``size`` is in bytes of the array; the wire may have another dtype."""
 
     size: int
     type: str
@@ -49,16 +49,16 @@ class Case:
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return self.size // self.dtype.itemsize
 
     @property
     def rounds(self) -> int:
-        """Measurements of each contender in each turn."""
+        """Number of measurements of each contender in each turn."""
         return max(1, min(_TURN_ROUNDS, _TURN_BYTES // max(1, self.size)))
 
     def array(self, rank: int, workers: int) -> Array:
-        """What a rank contributes, of shape (count,)."""
+        """The contribution of a rank, shape (count,)."""
         return self._repeat(_draw(rank, workers))
 
     def total(self, workers: int) -> Array:
@@ -75,5 +75,5 @@ def _draw(rank: int, workers: int) -> Array:
 
 
 def as_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of that name; bfloat16 is that of ml_dtypes."""
+    """The NumPy dtype of this name; ml_dtypes has bfloat16."""
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)

@@ -1,4 +1,4 @@
-"""The contenders, as a worker sees them. Each is imported only where it takes part."""
+"""The contenders in a worker. The library of a contender is imported only if it takes part."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 Action = Callable[[], object]
 REDUCERS, PLUGIN, GLOO, MPI = "reducers", "plugin", "gloo", "mpi"
 PEERS = (GLOO, MPI, PLUGIN)
-# Pieces of an array that a caller has under way: NCCL's requests of a group.
+# Pieces of an array in flight: as many as NCCL's requests of a group.
 _UNDER_WAY = 8
 
 
 class Contender(Protocol):
-    """A way to sum arrays over all ranks; making one joins the other ranks."""
+    """A way to sum arrays over all ranks. The constructor joins the other ranks."""
 
     def bind(self, array: Array, case: Case) -> Action:
-        """An action that sums ``array`` in place; all ranks must call theirs."""
+        """A function that sums ``array`` in place; all ranks must call it."""
         ...
 
     def close(self) -> None: ...
 
 
 def can_reduce(name: str, case: Case) -> bool:
-    """MPI has no 16-bit floats, and NCCL sends no type as another."""
+    """Whether a contender supports a case: MPI has no 16-bit floats, and NCCL converts no types."""
     return case.type == "fp32" if name == MPI else name != PLUGIN or not case.narrows
 
 
 def open_contender(name: str, setup: Mapping[str, Any], rank: int) -> Contender:
-    """``setup``: what the coordinator sends to all workers, see `run`."""
+    """Join a contender; ``setup`` is what the coordinator sends to all workers (see `run`)."""
     kinds: dict[str, Callable[[Mapping[str, Any], int], Contender]]
     kinds = {REDUCERS: _Reducers, PLUGIN: _Plugin, GLOO: _Gloo, MPI: _Mpi}
     return kinds[name](setup, rank)
 
 
 def _split(array: Array, bytes_: int) -> list[Array]:
-    """Views of at most so many bytes; 0: one of all."""
+    """Views of at most ``bytes_`` bytes; 0 gives one view of the whole array."""
     step = bytes_ // array.itemsize or array.size
     return [array[at : at + step] for at in range(0, array.size, step)]
 
@@ -85,10 +85,10 @@ class _Reducers:
 
 
 class _Plugin:
-    """The plugin for NCCL, as NCCL's proxy thread calls it.
+    """The plugin for NCCL, called as NCCL's proxy thread calls it.
 
-    NCCL polls without a pause, on a core of its own. A lab's workers share cores, so this one
-    sleeps half of what a request will still take if it takes as long as the one before it.
+    NCCL polls without a pause on a core of its own. Workers of a lab share cores, so this class
+    sleeps for half of the expected rest of a request, from the duration of the request before.
     """
 
     _LEAST_PAUSE = 0.0001
@@ -136,7 +136,7 @@ class _Plugin:
 
 
 def _exchange(folder: Path, rank: int, ranks: int, handle: bytes) -> list[bytes]:
-    """Every rank's handle, through files."""
+    """Exchange the handles of all ranks through files."""
     folder.mkdir(exist_ok=True)
     fresh = folder / f"{rank}.new"
     fresh.write_bytes(handle)
@@ -154,7 +154,7 @@ class _Gloo:
 
         torch.set_num_threads(1)
         world = setup["workers"]
-        # A file crosses network namespaces, and needs no port.
+        # A file works across network namespaces and needs no port.
         where = f"file://{setup['gloo_store']}"
         dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world)
 
@@ -170,7 +170,7 @@ class _Gloo:
             return lambda: dist.all_reduce(tensor)
 
         def reduce_narrowed() -> None:
-            """What torch's bf16_compress_hook does."""
+            """Sum in bfloat16, as torch's bf16_compress_hook does."""
             narrow = tensor.to(torch.bfloat16)
             dist.all_reduce(narrow)
             tensor.copy_(narrow)
@@ -187,7 +187,7 @@ class _Mpi:
     def __init__(self, setup: Mapping[str, Any], rank: int) -> None:
         import mpi4py
 
-        mpi4py.rc.thread_level = "serialized"  # Open MPI is faster without locks of its own
+        mpi4py.rc.thread_level = "serialized"  # Open MPI is faster without its own locks
         from mpi4py import MPI
 
         self._mpi = MPI

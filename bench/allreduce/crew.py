@@ -1,7 +1,7 @@
 """Orders and answers between the coordinator and its workers: JSON lines over a Unix socket.
 
-A Unix socket on a path crosses network namespaces and loads none of the NICs that are measured.
-Every order goes to all workers; every worker answers every order with one line.
+A Unix socket with a path works across network namespaces and uses none of the measured NICs. Every
+order goes to all workers, and every worker answers every order with one line.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _CHECK_SECONDS = 0.5
 
 
 class CrewError(Exception):
-    """A worker is gone or silent; its own words are on stderr."""
+    """A worker has ended or does not answer; its output is on stderr."""
 
 
 class Crew:
-    """The coordinator's end."""
+    """The coordinator's end of the sockets."""
 
     def __init__(self, workers: int, path: Path) -> None:
         self._workers = workers
@@ -49,9 +49,9 @@ class Crew:
         self._stack.close()
 
     def meet(self, seconds: float, check: Callable[[], None]) -> list[Message]:
-        """Wait for all workers; gives their first words by rank.
+        """Wait for all workers; returns their first messages by rank.
 
-        ``check`` is called meanwhile, and raises if one cannot come any more.
+        ``check`` is called while waiting, and raises if a worker cannot connect any more.
         """
         met: dict[int, tuple[_Channel, Message]] = {}
         deadline = time.monotonic() + seconds
@@ -74,15 +74,15 @@ class Crew:
         return [met[rank][1] for rank in range(self._workers)]
 
     def order(self, what: str, **details: Any) -> list[Message]:
-        """Send an order to all workers; gives their answers by rank. Raises `CrewError`."""
+        """Send an order to all workers; returns their answers by rank. Raises `CrewError`."""
         for channel in self._channels:
-            with suppress(ConnectionError):  # reading says it better
+            with suppress(ConnectionError):  # the read below reports it
                 channel.send({"order": what, **details})
         return [_answer(rank, channel, what) for rank, channel in enumerate(self._channels)]
 
 
 class Duty:
-    """A worker's end."""
+    """A worker's end of the socket."""
 
     def __init__(self, path: str, rank: int, **facts: Any) -> None:
         connection = socket.socket(socket.AF_UNIX)
@@ -97,7 +97,7 @@ class Duty:
         self._channel.close()
 
     def orders(self) -> Iterator[Message]:
-        """The orders until the coordinator is gone."""
+        """Yield orders until the coordinator closes the socket."""
         return self._channel.messages()
 
     def answer(self, **details: Any) -> None:

@@ -1,4 +1,4 @@
-"""What happens to the lines of a run on their way to the report."""
+"""Filters for the lines of a run on their way to the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLEAR = "\r\x1b[K"
 
 
 def keep(lines: Iterable[Line], path: Path | None) -> Iterator[Line]:
-    """Append them to a file as they come."""
+    """Append the lines to a file as they come, and pass them on."""
     for line in lines:
         if path is not None:
             with path.open("a", encoding="utf-8") as file:
@@ -21,7 +21,7 @@ def keep(lines: Iterable[Line], path: Path | None) -> Iterator[Line]:
 
 
 def show(lines: Iterable[Line], stream: TextIO) -> Iterator[Line]:
-    """Say on a terminal what was measured last."""
+    """Show the last measurement on a terminal, and pass the lines on."""
     for line in lines:
         if stream.isatty() and line["what"] == "all-reduce":
             names = "{bytes} bytes of {dtype} as {wire_dtype}, {contender}, turn {turn}"

@@ -30,7 +30,7 @@ class Options:
     warmup: int = 2
     loopback: bool = False
     rate: str = "1gbit"
-    reducer_rate: str = ""  # as the workers'
+    reducer_rate: str = ""  # empty: as the workers'
     congestion: str = "cubic"
     chunk_table: tuple[tuple[int, int], ...] = ()
     credit: str = ""
@@ -40,22 +40,22 @@ class Options:
 
     @property
     def rates(self) -> tuple[str, str]:
-        """Of the workers' NICs, and of the reducers'."""
+        """The rates of the workers' NICs and of the reducers' NICs."""
         return self.rate, self.reducer_rate or self.rate
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        """In the order in which they connect; the reducers first, unless they are listed."""
+        """The contenders in the order in which they connect; reducers come first unless listed."""
         return self.peers if REDUCERS in self.peers else (REDUCERS, *self.peers)
 
     @property
     def cases(self) -> list[Case]:
-        """By type, then by size."""
+        """The cases, by type and then by size."""
         return [Case(size, type_) for type_ in self.types for size in self.sizes]
 
 
 def parse_options(arguments: list[str] | None = None) -> Options:
-    """Ends the program with a message where an argument is bad."""
+    """Parse the command line; a bad argument ends the program with a message."""
     return Options(**vars(_parser().parse_args(arguments)))
 
 
@@ -129,7 +129,7 @@ def _one_of(*names: str) -> Callable[[str], str]:
 
 
 def _size(text: str) -> int:
-    """``4K`` and ``4KiB`` alike."""
+    """Bytes of a size such as ``4K`` or ``4KiB``."""
     unit = "iB" if text[-1:].upper() in tuple("KMG") else ""
     try:
         size = parse_size(text + unit)

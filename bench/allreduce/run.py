@@ -1,4 +1,4 @@
-"""One run: hosts, daemons and workers; then turn after turn of every case. Gives JSON lines."""
+"""One run: starts hosts, daemons and workers, then runs all turns of every case; yields lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _START_SECONDS = 120.0
 
 
 def measure(options: Options) -> Iterator[Line]:
-    """The lines of a run as they come: a context, all measurements, an end."""
+    """Yield the lines of a run as they come: a context, all measurements, an end."""
     run = f"{time.time_ns() // 1_000_000:x}"
     facts = machine.facts()
     command = shlex.join(["python", *sys.orig_argv[1:]])
@@ -52,7 +52,7 @@ def _measure_case(options: Options, case: Case, crew: Crew, fleet: Fleet) -> Ite
     crew.order("take", size=case.size, type=case.type)
     names = [name for name in options.contenders if can_reduce(name, case)]
     for turn in range(-options.warmup, options.repeats):
-        # Who goes first changes, so that no contender always finds the same state of the machine.
+        # The order changes, so that no contender always finds the same state of the machine.
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             line = _take_turn(case, name, crew, fleet)
@@ -83,7 +83,7 @@ def _take_turn(case: Case, contender: str, crew: Crew, fleet: Fleet) -> Line:
 
 
 def _setup(options: Options, site: Site, addresses: list[str], folder: Path) -> Line:
-    """What every worker needs to join the contenders."""
+    """The data that every worker needs to join the contenders."""
     connect: dict[str, Any] = {}
     if options.chunk_table:
         connect["chunk_table"] = options.chunk_table
@@ -102,7 +102,7 @@ def _setup(options: Options, site: Site, addresses: list[str], folder: Path) -> 
 
 
 def _topology(options: Options, site: Site, words: list[Line]) -> Line:
-    """What all measurements of the run have in common."""
+    """The fields that all measurements of the run have in common."""
     rate, reducer_rate = (None, None) if options.loopback else options.rates
     controls = sorted({word["congestion"] for word in words})
     return {

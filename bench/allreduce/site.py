@@ -1,4 +1,4 @@
-"""The hosts of a run: one for each program in a lab, or one for all."""
+"""The hosts of a run: one for each program in a lab, or one host for all programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.netlab import Lab, LabError, Nic
 
 @dataclass(frozen=True)
 class Site:
-    """Where the programs run. ``interface`` carries their traffic."""
+    """The hosts of the programs. ``interface`` carries their traffic."""
 
     place: Place
     workers: list[str]
@@ -26,7 +26,7 @@ class Site:
 
 @contextmanager
 def open_site(options: Options) -> Generator[Site]:
-    """Hosts that exist inside the block. Raises `LabError` where limited NICs cannot be had."""
+    """Hosts that exist inside the block. Raises `LabError` if limited NICs are impossible here."""
     with _one_host(options) if options.loopback else _lab(options) as site:
         yield site
 
@@ -45,7 +45,7 @@ def _lab(options: Options) -> Generator[Site]:
 
 @contextmanager
 def _one_host(options: Options) -> Generator[Site]:
-    """A namespace if that is allowed, for the congestion control; else this machine."""
+    """A namespace, which has its own congestion control, if that is allowed; else this machine."""
     place: Place = ThisMachine()
     with ExitStack() as stack:
         try:

@@ -1,4 +1,4 @@
-"""One rank: joins every contender, then sums arrays as the coordinator orders.
+"""One rank: joins every contender, then sums arrays on orders of the coordinator.
 
 python -m bench.allreduce.worker --rank 0 --coordinator PATH
 """
@@ -20,14 +20,14 @@ from bench.allreduce.crew import Duty
 
 
 class Worker:
-    """Carries out orders; each method is one of them and gives the answer."""
+    """Carries out orders: each method is an order and returns the answer."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._workers = 0
         self._interface = ""
         self._contenders: dict[str, Contender] = {}
-        # Of the case and turn at hand
+        # State of the current case and turn
         self._case = Case(0, "fp32")
         self._given: Array = np.empty(0)
         self._total: Array = np.empty(0)
@@ -59,7 +59,7 @@ class Worker:
         return {}
 
     def go(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """The rounds of the turn: seconds of each, then CPU seconds and bytes sent of all."""
+        """Run the turn; returns seconds of each round, and CPU seconds and bytes sent of all."""
         sent = bytes_sent(self._interface)
         used = time.process_time()
         clock = time.perf_counter
@@ -92,7 +92,7 @@ class Worker:
 
 
 def bytes_sent(interface: str) -> int:
-    """Bytes that left an interface of this namespace; segments made after it share a header."""
+    """Bytes sent by an interface of this namespace; offloaded segments count one header."""
     for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == interface:
@@ -101,7 +101,7 @@ def bytes_sent(interface: str) -> int:
 
 
 def congestion_control() -> str:
-    """What new connections of this namespace use."""
+    """The congestion control of new connections in this namespace."""
     return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
 
 

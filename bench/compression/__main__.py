@@ -1,4 +1,4 @@
-"""`python -m bench.compression`: what bench/compression/__init__.py says, on loopback."""
+"""`python -m bench.compression`: runs the comparison of bench/compression on loopback."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def format_table(runs: Runs, names: Sequence[str]) -> str:
-    """One line for each method; means over the seeds."""
+    """A table with one line per method; values are means over the seeds."""
     lines = [f"{'method':22}{'KB/step':>9}{'saved':>8}{'accuracy':>10}{'ms/step':>9}"]
     whole = runs[0][names[0]]
     for name in names:

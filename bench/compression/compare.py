@@ -16,18 +16,18 @@ from reducer_client import Group
 from reducer_client.torch import ReductionState
 from reducer_client.torch.backend.process_group import ReducerProcessGroup
 
-# Small enough for several buckets: hooks that block in callbacks then do so beside each other.
+# Small enough for several buckets, so that hooks that block in callbacks block at the same time.
 _BUCKET_MIB = 0.2
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One method, as one rank saw it.
+    """The measurements of one rank with one method.
 
     Args:
-        bytes_moved: sent and received while training, whatever they were for.
-        bytes_on_wire: those that the state of our own hooks tells of; None for others.
-        digest: of the bits of all parameters.
+        bytes_moved: all bytes sent and received during the training.
+        bytes_on_wire: bytes counted by the state of our own hooks; None for other hooks.
+        digest: a hash of the bits of all parameters.
     """
 
     accuracy: float
@@ -42,7 +42,7 @@ class Outcome:
 def compare(
     methods: Mapping[str, Attach], digits: Digits, seed: int, epochs: int = EPOCHS
 ) -> dict[str, Outcome]:
-    """Train with each method; the default process group is one of the backend "reducer"."""
+    """Train with each method; the default process group must have the backend "reducer"."""
     return {name: _run(attach, digits, seed, epochs) for name, attach in methods.items()}
 
 

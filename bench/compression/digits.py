@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-# 1,000 of the 1,797 train; the 797 that test tell accuracies apart by an eighth of a point.
+# 1,000 of the 1,797 images train. The 797 test images resolve an eighth of a percentage point.
 _TRAINING_IMAGES = 1000
 _BATCH = 64  # over all workers
 _WIDTH = 512
@@ -23,7 +23,7 @@ Examples = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Trained:
-    """How one training ended; ``seconds`` are those of its steps."""
+    """The result of one training; ``seconds`` is the time of its steps."""
 
     accuracy: float
     steps: int
@@ -31,7 +31,7 @@ class Trained:
 
 
 class Digits:
-    """The images, split for good, and this rank's part of each batch."""
+    """The images, with a fixed split into training and test, and this rank's part of each batch."""
 
     def __init__(self, rank: int, world_size: int, path: Path) -> None:
         self._rank, self._world_size = rank, world_size
@@ -45,7 +45,7 @@ class Digits:
         self._test: Examples = pixels[part:], labels[part:]
 
     def train(self, model: DistributedDataParallel, seed: int, epochs: int = EPOCHS) -> Trained:
-        """Train a model that has its hook; ``seed`` gives the order of the images."""
+        """Train a model whose hook is registered; ``seed`` gives the order of the images."""
         optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
         began, steps = time.perf_counter(), 0
         for epoch in range(epochs):
@@ -71,15 +71,15 @@ class Digits:
 
 
 def save_digits(path: Path) -> None:
-    """1,797 handwritten digits that ship inside scikit-learn, for all workers."""
-    from sklearn.datasets import load_digits  # two seconds, which the workers need not spend
+    """Save the 1,797 handwritten digits of scikit-learn to a file for all workers."""
+    from sklearn.datasets import load_digits  # takes two seconds; workers do without
 
     digits = load_digits()
     np.savez(path, images=digits.data, labels=digits.target)
 
 
 def make_net(seed: int) -> nn.Module:
-    """The same parameters for the same seed."""
+    """Make the model; the same seed gives the same parameters."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(64, _WIDTH),

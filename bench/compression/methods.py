@@ -1,4 +1,4 @@
-"""The ways to send gradients that are compared, by name."""
+"""The compared methods to send gradients, by name."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Attach = Callable[[DistributedDataParallel, Group], object]
 
 
 def _power_sgd(model: DistributedDataParallel, group: Group) -> None:
-    """torch's own, over the module's process group; the first steps are whole, as it demands."""
+    """torch's PowerSGD, over the module's process group; it requires uncompressed first steps."""
     state = PowerSGDState(dist.group.WORLD, matrix_approximation_rank=2, start_powerSGD_iter=2)
     model.register_comm_hook(state, powerSGD_hook)
 
 
 def _torchs_float16(model: DistributedDataParallel, group: Group) -> None:
-    """Sums float16 after it has divided by the number of ranks."""
+    """torch's hook, which divides by the number of ranks and then sums in float16."""
     model.register_comm_hook(None, fp16_compress_hook)
 
 
-# The one that the others are compared with.
+# The method with which the others are compared.
 WHOLE = "float32"
 METHODS: dict[str, Attach] = {
     WHOLE: attach,

@@ -1,4 +1,4 @@
-"""Reducers and workers of a comparison, on this machine."""
+"""Runs the reducers and workers of a comparison on this machine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from reducer_client import local_reducers
 from reducer_client.config import keep_gloo_on_loopback
 from reducer_client.torch import Options
 
-# What rank 0 saw, one for each seed.
+# The outcomes of rank 0, one for each seed.
 Runs: TypeAlias = list[dict[str, Outcome]]
 
 
 def run(names: Sequence[str], workers: int, reducers: int, seeds: int, epochs: int) -> Runs:
-    """Train with each method and seed; raises RuntimeError where ranks end with other bits."""
+    """Train with each method and seed; raises RuntimeError if ranks end with different bits."""
     with (
         tempfile.TemporaryDirectory() as folder,
         local_reducers(reducers) as addresses,

@@ -1,7 +1,7 @@
-"""From the SIGKILL of a reducer to the next result at every worker, on this machine's loopback.
+"""Measures the time from a reducer's SIGKILL to the next result at every worker, on loopback.
 
-The victim is started again at once, and taken in before the next one is killed. The first result
-after a kill may be one that no longer needed the victim: with large buckets that is rare.
+The killed reducer is restarted at once, and joins again before the next kill. The first result
+after a kill may be one that did not need the killed reducer; with large buckets this is rare.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOST = "this machine"
 
 
 class Victims:
-    """Reducers at ports of their own, killed one after another."""
+    """Reducers on fixed ports, which are killed one after another."""
 
     def __init__(self, fleet: Fleet, count: int) -> None:
         self._fleet = fleet
@@ -40,7 +40,7 @@ class Victims:
         return [f"127.0.0.1:{port}" for port in self._ports]
 
     def kill(self, index: int) -> float:
-        """When it was killed; it is started again before this returns."""
+        """Kill a reducer and start it again; returns the time of the kill."""
         daemon = self._daemons[index]
         at = time.monotonic()
         daemon.kill()
@@ -57,7 +57,7 @@ class Victims:
 
 
 def kill_in_turn(victims: Victims, count: int, pause: float, kills: list[float]) -> None:
-    """`count` kills, about `pause` seconds apart; their times are added to `kills`."""
+    """Kill `count` times, about `pause` seconds apart, and append the times to `kills`."""
     rng = random.Random(1)
     for _ in range(count):
         time.sleep(pause * rng.uniform(0.8, 1.2))
@@ -65,7 +65,7 @@ def kill_in_turn(victims: Victims, count: int, pause: float, kills: list[float])
 
 
 def measure(workers: int, reducers: int, size: int, kills: int, pause: float) -> list[float]:
-    """Seconds from each kill to the next result at the last worker."""
+    """Seconds from each kill until every worker has its next result."""
     with Fleet(ThisMachine()) as fleet:
         victims = Victims(fleet, reducers)
         seconds = kills * (pause * 1.2 + 1.5) + 2

@@ -1,4 +1,4 @@
-"""One worker of ``bench.failover``: all-reduces bucket after bucket and says when each came."""
+"""One worker of ``bench.failover``: reduces bucket after bucket and prints the time of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 import reducer_client
 
-CHECKED = 997  # every so many elements: a look at all of them would be half of the time
+CHECKED = 997  # checks every 997th element; checking all would take half of the time
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The client: what a small all-reduce takes through a real reducer, with one worker."""
+"""The client: time of a small all-reduce over a real reducer, with one worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_all_reduce_4_kib(measure: Measure, group: reducer_client.Group) -> None
 
 
 def test_submit_4_kib(measure: Measure, group: reducer_client.Group) -> None:
-    """The call alone: what the training thread pays."""
+    """Only the call of submit: the cost for the training thread."""
     given = np.arange(COUNT, dtype=np.float32)
     works: list[reducer_client.Work[np.ndarray[tuple[int, ...], np.dtype[np.generic]]]] = []
 

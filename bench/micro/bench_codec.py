@@ -44,7 +44,7 @@ def test_unpack_header(measure: Measure) -> None:
 
 @pytest.mark.parametrize("kib", [4, 64, 1024])
 def test_decoder(measure: Measure, kib: int) -> None:
-    """A stream of chunks that is always ahead; with the copy that the kernel would make."""
+    """A stream of chunks that always has data; includes the copy that the kernel would make."""
     payload = bytes(range(256)) * (kib << 2)
     frames = [pack_header(contribution(c, payload), CRC) + payload for c in range(CHUNKS)]
     target = memoryview(bytearray(len(payload) + HEADER_SIZE))

@@ -19,7 +19,7 @@ def kernels() -> KernelSet:
 
 
 def contributions(dtype: DType) -> list[bytes]:
-    """Small numbers of the dtype: bits without an exponent are tiny floats."""
+    """Small numbers of the dtype."""
     item = ITEM_SIZES[dtype]
     return [bytes([rank + 1, *bytes(item - 1)]) * (SIZE // item) for rank in range(WORLD)]
 

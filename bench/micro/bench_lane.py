@@ -1,4 +1,4 @@
-"""What a contribution costs the lane in Python: the core, the whole shell, and the credit alone."""
+"""The cost of a contribution in a lane's Python: the core, the whole shell, and credit alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_core(measure: Measure, world: int) -> None:
 
 @pytest.mark.parametrize(("world", "kib"), [(4, 4), (32, 4), (4, 64), (4, 1024)])
 def test_shell(measure: Measure, world: int, kib: int) -> None:
-    """From the bytes of a contribution to the bytes of the results; 4 KiB show Python alone."""
+    """From the bytes of a contribution to the bytes of the results; 4 KiB show Python's cost."""
     payload = bytes(kib << 10)
     chunks = min(CHUNKS, (16 << 20) // len(payload))
     numbers = count()

@@ -1,6 +1,6 @@
-"""What a benchmark measures: time of an event, and GB/s where an event has bytes.
+"""Measures the time of an event, and GB/s if an event has bytes.
 
-An event is what the benchmark counts: one fold, one header, one contribution.
+An event is the unit of the benchmark: one fold, one header, one contribution.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ LINES: list[Line] = []
 
 
 class Measure:
-    """The pytest-benchmark fixture, told how many events a call is."""
+    """The pytest-benchmark fixture, with the number of events per call."""
 
     def __init__(self, benchmark: BenchmarkFixture) -> None:
         self._benchmark = benchmark
 
     def __call__(self, action: Callable[[], Any], *, events: int = 1, size: int = 0) -> Any:
-        """Time ``action``, which may run any number of times; ``size`` is of one event."""
+        """Time ``action``, which may run any number of times; ``size`` is bytes per event."""
         result = self._benchmark(action)
         self._note(events, size)
         return result
@@ -47,7 +47,7 @@ class Measure:
         events: int = 1,
         size: int = 0,
     ) -> None:
-        """Time every single call; ``setup`` gives each its arguments, as (args, kwargs)."""
+        """Time each call alone; ``setup`` returns its arguments as (args, kwargs)."""
         self._benchmark.pedantic(  # type: ignore[no-untyped-call]
             action, setup=setup, rounds=rounds, warmup_rounds=rounds // 10
         )

@@ -1,4 +1,4 @@
-/* The floor: every worker gets its own bytes back, and nothing is summed. */
+/* The lower bound: every worker gets its own bytes back, and nothing is summed. */
 #include "server.h"
 
 static void on_chunk(struct connection* from, struct buffer* part) {

@@ -2,9 +2,9 @@
  *
  *     load ADDRESS PORT RANK WORKERS BYTES CHUNK_BYTES WINDOW_BYTES SUM [CONGESTION]
  *
- * SUM is 1 before a reducer and 0 before an echo. It prints "ready", then reads numbers of rounds
- * from stdin, one a line, and prints "done SECONDS" after each batch: what the exchanges took,
- * without making and checking the numbers. It ends with stdin. */
+ * SUM is 1 for a reducer and 0 for an echo. The program prints "ready", then reads numbers of
+ * rounds from stdin, one per line. After each batch of rounds it prints "done SECONDS": the time of
+ * the exchanges, without making and checking the numbers. It ends at the end of stdin. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -26,7 +26,7 @@ static size_t count, chunk_bytes, window; /* elements; bytes; chunks */
 static uint32_t chunks;                   /* of a round */
 static float *base, *given, *result;
 
-/* Progress of one round: chunks begun and received, and bytes of the frames under way. */
+/* Progress of one round: chunks begun and received, and bytes of the current frames. */
 struct progress {
   uint32_t first; /* number of the round's first chunk */
   uint32_t begun, received;
@@ -42,7 +42,7 @@ static size_t length_of(uint32_t index) {
 
 static char* at(float* array, uint32_t index) { return (char*)array + (size_t)index * chunk_bytes; }
 
-/* Whether the socket took anything. */
+/* Returns whether the socket accepted any bytes. */
 static bool send_some(struct progress* p) {
   if (!p->sending) {
     if (p->begun == chunks || p->begun - p->received >= window) return false;
@@ -66,7 +66,7 @@ static bool send_some(struct progress* p) {
   return true;
 }
 
-/* Whether anything had come. */
+/* Returns whether any bytes were received. */
 static bool receive_some(struct progress* p) {
   const bool inside = p->in_have == sizeof p->in;
   struct iovec part = {(char*)&p->in + p->in_have, sizeof p->in - p->in_have};
@@ -99,7 +99,7 @@ static void run_round(uint32_t first) {
   }
 }
 
-/* Small integers, other ones in each round and rank: every order of summing is exact. */
+/* Small integers, different in each round and rank: a sum is exact in every order. */
 static void check_round(uint32_t number, float my_scale, float result_scale, bool prepare) {
   const float factor = (float)(1 + number % 5);
   for (size_t i = 0; prepare && i < count; ++i) given[i] = base[i] * (factor * my_scale);

@@ -1,10 +1,10 @@
 /* A minimal reducer: sums float32 chunks in the order of their arrival and sends each sum to all
- * workers. Nothing is checked, nothing is kept: no CRC, rank order, credits, names or faults. */
+ * workers. It has no CRC, rank order, credits, names or fault tolerance. */
 #include "server.h"
 
 enum { kSlots = 1024 };
 
-/* Chunks that some workers have contributed to, by number modulo kSlots. */
+/* Chunks with contributions from some of the workers, by number modulo kSlots. */
 static struct slot {
   struct buffer* sum;
   int missing;

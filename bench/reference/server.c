@@ -17,18 +17,18 @@
 enum {
   kQueue = 1024,
   kParts = 16,
-  /* Bytes that are sent at once; fewer wait until all that has come is read, and go together. */
+  /* So many bytes are sent immediately; fewer wait until all received bytes are handled. */
   kSendAtOnce = 1 << 20,
 };
 
 struct connection {
   int fd;
   bool watches_write;
-  /* What is coming: a header until it is whole, then the payload in `incoming`. */
+  /* Receiving: first a header, then its payload in `incoming`. */
   struct header header;
   size_t header_have, payload_have;
   struct buffer* incoming;
-  /* What goes out: a ring of buffers, and the bytes of the first that are sent. */
+  /* Sending: a ring of buffers, and the number of bytes sent of the first one. */
   struct buffer* queue[kQueue];
   unsigned first, end;
   size_t sent, waiting;
@@ -126,7 +126,7 @@ static void begin_payload(struct connection* c) {
   c->header_have = c->payload_have = 0;
 }
 
-/* Whether more may be waiting. */
+/* Returns whether more bytes may be waiting. */
 static bool read_once(struct connection* c) {
   struct iovec parts[2];
   int count = 0;

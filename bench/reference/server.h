@@ -1,6 +1,6 @@
-/* A one-thread epoll server of chunks: what the minimal reducer and its floor, the echo, share.
- * A chunk is read straight into a pooled buffer, with the next header behind it in the same call,
- * and sent from there to any number of workers. No CRC and no checks of what a peer says. */
+/* An epoll server of chunks with one thread, used by the minimal reducer and by the echo. It reads
+ * a chunk and the next header straight into a pooled buffer with one call, and sends the chunk from
+ * there to any number of workers. It has no CRC and checks nothing that a peer sends. */
 #ifndef REFERENCE_SERVER_H
 #define REFERENCE_SERVER_H
 
@@ -11,7 +11,7 @@
 /* One chunk. `data` is 64-byte aligned, `header` lies right before it: both go out in one part. */
 struct buffer {
   struct buffer* next; /* in the pool */
-  int users;           /* 0 gives it back to the pool */
+  int users;           /* at 0 the buffer goes back to the pool */
   char padding[44];
   struct header header;
   char data[];
@@ -19,13 +19,13 @@ struct buffer {
 
 struct connection;
 
-/* What the two programs do differently. `part` is the handler's, until it calls `release`. */
+/* Handles a chunk; each program has its own handler. It owns `part` until it calls `release`. */
 typedef void handler(struct connection* from, struct buffer* part);
 
 extern struct connection* connections[MAX_WORKERS];
 extern int workers;
 
-/* Sends header and data to a worker, soon; counts as a user until they are sent. */
+/* Queues header and data for a worker; counts as a user of the buffer until they are sent. */
 void send_to(struct connection* to, struct buffer* buffer);
 void release(struct buffer* buffer);
 

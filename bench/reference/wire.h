@@ -1,5 +1,5 @@
-/* What the reference programs speak: a header of 8 bytes, then the floats of one chunk. Both ends
- * run on one machine, so the byte order is its own. */
+/* The protocol of the reference programs: a header of 8 bytes, then the floats of one chunk, in the
+ * byte order of the machine, since both ends run on one machine. */
 #ifndef REFERENCE_WIRE_H
 #define REFERENCE_WIRE_H
 
@@ -11,13 +11,13 @@ struct header {
   uint32_t length; /* bytes of payload */
 };
 
-/* Ends the program with a line on stderr; with errno's text if it is not 0. */
+/* Ends the program with a line on stderr, with the text of `errno` unless `errno` is 0. */
 _Noreturn void die(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-/* NODELAY, and the congestion control unless it is empty. */
+/* Sets TCP_NODELAY, and the congestion control unless it is empty. */
 void tune(int fd, const char* congestion);
 
-/* The integer in text, at least 1; ends the program where it is none. */
+/* The integer in `text`, which must be at least 1; ends the program if it is not. */
 long positive(const char* text);
 
 #endif

@@ -1,4 +1,4 @@
-"""Tables and plots of what `bench.allreduce` has measured.
+"""Tables and plots of the results of `bench.allreduce`.
 
 python -m bench.report results.jsonl --plot out.png
 """

@@ -1,4 +1,4 @@
-"""``python -m bench.report``: tables, and a plot if one is wanted."""
+"""``python -m bench.report``: prints tables, and draws a plot if wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs as a picture: time against what a NIC needs, by size and for the largest cases."""
+"""Plots of runs: time relative to the time that a NIC needs, by size and for the largest cases."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bench.report.table import describe, short_size, short_type
 
 _COLORS = {REDUCERS: "#0b6e4f", "gloo": "#c8553d", "mpi": "#6c6f7d", "plugin": "#3a5a9b"}
 _MARKERS = {REDUCERS: "o", "gloo": "s", "mpi": "^", "plugin": "D"}
-# Sizes that make a curve.
+# The least number of sizes for a curve.
 _LEAST_POINTS = 3
 _PANEL = (6.0, 3.8)
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """One panel for each run: curves by size, or bars where it has few sizes. PNG."""
+    """Write a PNG with one panel for each run: curves by size, or bars if there are few sizes."""
     measured = [run for run in runs if run.series]
     curves = [run for run in measured if len(_sizes(run)) >= _LEAST_POINTS]
     bars = [run for run in measured if run not in curves and run.series[0].to_line is not None]
@@ -47,7 +47,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
 
 
 def _draw_curves(run: Run, axes: Axes) -> None:
-    """Time by size of fp32, against N/BW where there is a NIC."""
+    """Time by size for fp32, with N/BW if a NIC limits."""
     limited = run.series[0].to_line is not None
     for contender in run.contenders:
         points = [s for s in run.series if s.contender == contender and short_type(s) == "fp32"]

@@ -1,4 +1,4 @@
-"""Lines of `bench.allreduce` as series, and everything that follows from their times.
+"""Lines of `bench.allreduce` as series, and the figures computed from their times.
 
 GB is 1e9 bytes; N is the size of the array; n is the number of workers.
 """
@@ -26,12 +26,12 @@ _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class ResultsError(ValueError):
-    """A file holds something else than results; says which and where."""
+    """A file has a line that is no result; the text names the file and the line."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts and settings of a run. Rates are tc's words; None where no NIC limits."""
+    """Hosts and settings of a run. Rates have tc's syntax; None if no NIC limits."""
 
     workers: int
     reducers: int
@@ -45,7 +45,7 @@ class Topology:
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes per second of a worker's NIC, each way."""
+        """Bytes per second of a worker's NIC in each direction."""
         return Nic(self.rate).bytes_per_second
 
     @property
@@ -54,7 +54,7 @@ class Topology:
 
     @property
     def ring_share(self) -> float:
-        """What each worker of a ring sends, in arrays: the least without reducers."""
+        """Number of arrays that each worker of a ring sends: the minimum without reducers."""
         return 2 * (self.workers - 1) / self.workers
 
 
@@ -80,22 +80,22 @@ class Series:
 
     @property
     def count(self) -> int:
-        """Elements of the array."""
+        """Number of elements of the array."""
         return self.size // _WIDTHS[self.dtype]
 
     @property
     def wire_size(self) -> float:
-        """Bytes of the array as it travels."""
+        """Bytes of the array on the wire."""
         return self.size * _WIDTHS[self.wire_dtype] / _WIDTHS[self.dtype]
 
     @property
     def median(self) -> float:
-        """Seconds."""
+        """The median time in seconds."""
         return statistics.median(self.seconds)
 
     @property
     def spread(self) -> tuple[float, float, float, float]:
-        """Least, quartiles and most, in seconds."""
+        """Minimum, quartiles and maximum in seconds."""
         low, high = min(self.seconds), max(self.seconds)
         if len(self.seconds) < 2:
             return low, low, high, high
@@ -109,26 +109,26 @@ class Series:
 
     @property
     def busbw(self) -> float:
-        """As nccl-tests: what each link of a ring would carry in this time."""
+        """GB/s that each link of a ring would carry in this time, as in nccl-tests."""
         return self.algbw * self.topology.ring_share
 
     @property
     def wire_rate(self) -> float | None:
-        """GB/s that left a worker's NIC while it reduced; None on loopback."""
+        """GB/s sent by a worker's NIC during the reductions; None on loopback."""
         return self.nic_sent / sum(self.seconds) / 1e9 if self.topology.rate else None
 
     @property
     def to_line(self) -> float | None:
-        """Time / (N/BW), whatever travels; None without a limited NIC."""
+        """Time / (N/BW), with N in bytes of the array; None without a limited NIC."""
         bandwidth = self.topology.bandwidth
         return self.median * bandwidth / self.size if bandwidth else None
 
     @property
     def bound(self) -> float | None:
-        """Seconds that the NICs need at least, headers included; None without a limit.
+        """Minimum time that the NICs need, including headers; None without a limit.
 
-        For reducers max(N/BW, n N/(R BW of a reducer)), for others a ring's 2(n-1)/n N/BW, each
-        with N as it travels.
+        For reducers max(N/BW, n N/(R BW of a reducer)), for others a ring's 2(n-1)/n N/BW, with N
+        in bytes on the wire.
         """
         at = self.topology
         if at.bandwidth is None:
@@ -150,12 +150,12 @@ class Series:
 
     @property
     def worker_cost(self) -> float:
-        """CPU seconds of a worker for 1 GB of its arrays, as they travel."""
+        """CPU seconds of a worker for 1 GB of its arrays on the wire."""
         return self._cost(self.worker_cpu)
 
     @property
     def busy(self) -> float | None:
-        """Share of all cores; None where all turns were shorter than the kernel counts (10 ms)."""
+        """Share of all cores; None if all turns were shorter than the kernel's tick of 10 ms."""
         return self.cpu_busy / self.cpu_total if self.cpu_total else None
 
     def _cost(self, cpu: float) -> float:
@@ -164,28 +164,28 @@ class Series:
 
 @dataclass
 class Run:
-    """What one command has measured. ``end`` is empty for a run that was broken off."""
+    """The results of one command. ``end`` is empty if the run was interrupted."""
 
     context: Line
     series: list[Series] = field(default_factory=list)
     end: Line = field(default_factory=dict)
 
     def peer(self, series: Series, contender: str) -> Series | None:
-        """What another contender has measured in the same case."""
+        """The series of another contender in the same case."""
         same = (s for s in self.series if s.case == series.case and s.contender == contender)
         return next(same, None)
 
     def speed_over(self, series: Series, contender: str) -> float | None:
-        """How many times as fast as that contender; None where it did not take part."""
+        """The speed relative to another contender; None if that one did not take part."""
         peer = self.peer(series, contender)
         return peer.median / series.median if peer else None
 
     def starves(self, series: Series) -> bool:
-        """Whether the cores, and not the network, decided the time.
+        """Whether the cores, not the network, limited the time.
 
-        Where workers share cores, threads of gloo and MPI that wait take them from those that
-        work: seen up to 1 MiB, and wherever the cores are full. Who is near what the NICs need
-        has had cores enough.
+        If workers share cores, waiting threads of gloo and MPI take cores from working threads.
+        This was seen up to 1 MiB, and wherever the cores are full. A contender whose time is near
+        the minimum of the NICs had enough cores.
         """
         if series.to_bound is not None and series.to_bound < _NEAR:
             return False

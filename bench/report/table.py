@@ -19,7 +19,7 @@ for headers): max(N/BW, W N/(R BW of a reducer)), without reducers 2(W-1)/W N/BW
 reducer, worker: CPU seconds of all reducers for 1 GB received, of a worker for 1 GB of its arrays
 busy: share of all cores, whatever ran"""
 
-# Two lines of heading, and the cell of a series.
+# A column: two lines of heading, and the function that gives the cell of a series.
 Column = tuple[str, str, Callable[[Run, Series], str]]
 _COLUMNS: Sequence[Column] = (
     ("", "size", lambda run, s: short_size(s.size)),
@@ -44,7 +44,7 @@ _LEFT = ("type", "contender")
 
 
 def format_runs(runs: Sequence[Run]) -> str:
-    """A table for each run that has measured something, then what the columns mean."""
+    """A table for each run that has results, then the meaning of the columns."""
     tables = [format_run(run) for run in runs if run.series]
     return "\n\n".join([*tables, LEGEND]) if tables else "nothing was measured"
 
@@ -65,7 +65,7 @@ def format_run(run: Run) -> str:
 
 
 def describe(at: Topology) -> str:
-    """Hosts and their NICs in words."""
+    """The hosts and their NICs as text."""
     nics = "loopback" if at.rate is None else f"{at.rate} NICs"
     if at.reducer_rate != at.rate:
         nics += f", reducers' {at.reducer_rate}"
@@ -74,12 +74,12 @@ def describe(at: Topology) -> str:
 
 
 def short_size(size: int) -> str:
-    """As on the command line: 64M."""
+    """A size as on the command line, such as 64M."""
     return format_size(size).removesuffix("iB")
 
 
 def short_type(series: Series) -> str:
-    """As on the command line: fp32, or fp32-bf16 where the wire has another dtype."""
+    """A type as on the command line: fp32, or fp32-bf16 if the wire has another dtype."""
     name = _SHORT[series.dtype]
     if series.dtype == series.wire_dtype:
         return name
@@ -103,7 +103,7 @@ def _align(row: Sequence[str], widths: Sequence[int], left: Sequence[bool]) -> s
 
 
 def _format_count(count: int) -> str:
-    """Three digits at most: 16.8M."""
+    """A count with at most three digits, such as 16.8M."""
     for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if count >= unit:
             return f"{count / unit:.3g}{name}"
@@ -125,7 +125,7 @@ def _format_speed(run: Run, series: Series, contender: str) -> str:
 
 
 def _decimals(value: float | None, digits: int) -> str:
-    """One digit less for each power of ten."""
+    """The number of decimals: one fewer for each power of ten."""
     if value is None:
         return _NONE
     return f"{value:.{max(0, digits - (value >= 10) - (value >= 100))}f}"

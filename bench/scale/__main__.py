@@ -2,21 +2,22 @@
 
     python -m bench.scale                                   # the tables; about three minutes
     python -m bench.scale --workers 8,64 --sizes 64MiB --json out.jsonl --plot out.png
-    python -m bench.scale --check                           # the model against what it stands for
+    python -m bench.scale --check                           # compare the model with measurements
 
-The lanes are the real core (`reducer.core.lane.Lane`) with sizes in the place of memory. Network
-and CPU are modelled: NICs with a rate both ways, latency, turns and queues, 66 bytes of headers
-for each packet; a price for each GB and each frame of lanes and of workers. Times are those of the
-last of all workers, from a common barrier, as multiples of N/BW.
+The lanes run the real core (`reducer.core.lane.Lane`) with sizes instead of memory. Network and
+CPU are modelled: NICs have a rate in each direction, latency, turns, queues, and 66 bytes of
+headers per packet; lanes and workers have a price per GB and per frame. Times are measured from a
+common barrier to the last worker, as multiples of N/BW.
 
-In a symmetric round all lanes are alike, so `--real-lanes` of them are simulated, each with the
-sessions of all workers, and the rest only weighs on the workers' NICs and CPUs. That assumes that
-all lanes do the same at the same time: it is too dark where a lane has only one or two chunks.
+In a symmetric round all lanes are alike. So only `--real-lanes` of them are simulated, each with
+the sessions of all workers; the other lanes are only load on the workers' NICs and CPUs. This
+assumes that all lanes do the same at the same time, which is pessimistic if a lane has only one or
+two chunks.
 
-The core's own time is measured around each call and reported; the clock of the simulation knows
-prices only, so that a run gives the same times anywhere. The prices come from `bench.reducer_cpu`
+The core's real time is measured around each call and reported. The clock of the simulation uses
+only prices, so a run gives the same times on any machine. The prices come from `bench.reducer_cpu`
 (float32, 4 workers, loopback, cubic), fitted over its chunk sizes, and from the CPU time of ranks
-in the same case: README.md here has the figures.
+in the same case; README.md in this folder has the figures.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ WORKER_CPU_S_PER_GB = 0.33
 WORKER_FRAME_US = 1.0
 CORES = 16
 LANE_COUNTS = (1, 2, 4, 8, 16)
-# Where the lanes of one host are counted: few enough hosts that the round is not too small.
+# Sizes for the table of lanes per host: few hosts, so that a lane's part is not too small.
 LANES_WORKERS = 16
 LANES_BYTES = 400_000_000
 
@@ -82,7 +83,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
 
 def _lanes_case(options: argparse.Namespace) -> Case:
     case = _case(options, LANES_WORKERS, LANES_BYTES, 1, options.host_gbit)
-    return replace(case, worker_prices=Prices())  # the hosts are asked here, not the workers
+    return replace(case, worker_prices=Prices())  # measures the reducers' hosts, not the workers
 
 
 def _case(options: argparse.Namespace, workers: int, size: int, lanes: int, gbit: float) -> Case:

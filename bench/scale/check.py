@@ -1,4 +1,4 @@
-"""The model against what it stands for: the engine, all lanes real, measured prototypes."""
+"""Compares the model with the engine, with all lanes real, and with measured prototypes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKED_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The same quantity, by the model and by what it is checked against."""
+    """One quantity, from the model and from the reference."""
 
     what: str
     model: float
@@ -35,7 +35,7 @@ class Pair:
 
 
 def against_engine(workers: Sequence[int]) -> list[Pair]:
-    """Every lane real; the client's rules of worker.py beside the client's own engine."""
+    """Compare the client's rules in worker.py with the client's engine; every lane is real."""
     pairs = []
     for count in workers:
         case = Case(count, count, real_lanes=count, round_bytes=CHECKED_BYTES)
@@ -50,7 +50,7 @@ def against_engine(workers: Sequence[int]) -> list[Pair]:
 
 
 def against_all_lanes(workers: Sequence[int], real_lanes: int) -> list[Pair]:
-    """A few lanes and symmetry, beside all lanes."""
+    """Compare a few real lanes and symmetry with all lanes real."""
     pairs = []
     for count in workers:
         case = Case(count, count, real_lanes=real_lanes)
@@ -61,7 +61,7 @@ def against_all_lanes(workers: Sequence[int], real_lanes: int) -> list[Pair]:
 
 
 def against_measured() -> list[Pair]:
-    """CPU costs nothing here, as it did not limit the prototypes."""
+    """Compare with measured prototypes; CPU has no price, since it did not limit the prototypes."""
     pairs = []
     for hosts, gbit, chunk, window, measured in MEASURED:
         case = Case(

@@ -1,4 +1,4 @@
-"""Simulated time: what happens when, in order."""
+"""Simulated time: runs actions in the order of their times."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Action = Callable[..., None]
 
 
 class StuckError(Exception):
-    """The simulation has passed its time limit without reaching its end."""
+    """The simulation reached its time limit before its end."""
 
 
 class Clock:
-    """`now` in seconds; actions of one time run in the order in which they were given."""
+    """The clock; `now` is in seconds. Actions with the same time run in the order of submission."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +28,7 @@ class Clock:
         heapq.heappush(self._queue, (time, next(self._numbers), action, arguments))
 
     def run(self, limit: float) -> None:
-        """Until an action sets `stopped`; StuckError beyond `limit` seconds."""
+        """Run until an action sets `stopped`; raises StuckError beyond `limit` seconds."""
         self.stopped = False
         queue = self._queue
         while not self.stopped:
@@ -41,7 +41,7 @@ class Clock:
 class Core:
     """One CPU core: jobs one after the other, each with a price in seconds.
 
-    What a job does may spend more: the next one begins only after that.
+    A job may spend more time while it runs; the next job begins after that time.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -59,7 +59,7 @@ class Core:
             self._begin()
 
     def spend(self, seconds: float) -> float:
-        """Inside an action: the time at which that much more work is done."""
+        """Spend more time inside an action; returns the time when the work is done."""
         self.busy += seconds
         self._free_at = max(self._free_at, self._clock.now) + seconds
         return self._free_at

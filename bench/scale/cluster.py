@@ -1,9 +1,9 @@
 """Workers, lanes and the network between them; one case, simulated.
 
-In a symmetric round all lanes do the same at the same time, so only the first `real_lanes` of them
-(by the chunks that they own) are simulated, each with the sessions of all workers. The others are
-there as load: where a worker sends a chunk to a simulated lane, its NIC and its CPU carry the
-chunks of the same row that go to the other lanes, too. With all lanes real nothing is assumed.
+In a symmetric round all lanes do the same at the same time. So only the first `real_lanes` of them
+(by the chunks that they own) are simulated, each with the sessions of all workers. The other lanes
+are load: when a worker sends a chunk to a simulated lane, its NIC and CPU also carry the chunks of
+the same row for the other lanes. With all lanes real there is no such assumption.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ RUN_LIMIT_SECONDS = 3_600.0  # of simulated time
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is simulated. Sizes in bytes, rates in bytes a second, times in seconds.
+    """The parameters of a simulation, in bytes, bytes per second and seconds.
 
-    `memory` and `rate` are those of one host; `rate` is also that of a worker.
+    `memory` and `rate` are for one host of a reducer; a worker has the same `rate`.
     """
 
     workers: int
@@ -59,7 +59,7 @@ class Case:
 
     @property
     def ideal(self) -> float:
-        """N / BW: the time of a round if only its bytes counted, once out and once in."""
+        """N / BW: the time to send N bytes, while receiving N bytes, at the rate of a NIC."""
         return self.round_bytes / self.rate
 
 
@@ -156,7 +156,7 @@ class Cluster:
         return Flow(source, target, ends=lambda frame: self._arrived(rank, lane, frame))
 
     def _load(self, frame: Frame) -> float:
-        """How many lanes do what a simulated one does with this frame."""
+        """The number of lanes for which this frame of a simulated lane stands."""
         simulated, lanes = len(self.places), self.case.all_lanes
         if frame.header.kind not in (MessageKind.CONTRIBUTION, MessageKind.RESULT):
             return lanes / simulated
@@ -167,7 +167,7 @@ class Cluster:
     # --- what moves it --------------------------------------------------------------------------
 
     def _pump(self, rank: int, lane: int) -> None:
-        """Send what the worker may send to the lane."""
+        """Send the frames that the worker may send to the lane."""
         core, flow = self._worker_cores[rank], self._up[rank][lane]
         for frame in self.workers[rank].take(lane, self.clock.now):
             frame.load = self._load(frame)
@@ -204,13 +204,13 @@ class Cluster:
     def _submit(self, rank: int) -> None:
         self.workers[rank].submit(self.clock.now)
         lanes = len(self.places)
-        for lane in range(lanes):  # each rank begins at another one, as the engine does
+        for lane in range(lanes):  # each rank begins at another lane, as in the engine
             self._pump(rank, (rank + lane) % lanes)
 
     # --- the run --------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Join, then `rounds` rounds one after the other, each from a barrier."""
+        """Join, then run `rounds` rounds one after the other, each from a barrier."""
         for rank in range(self.case.workers):
             self.clock.at(0.0, self._connect, rank)
         self._run_until_all(lambda worker: worker.joined)

@@ -25,9 +25,9 @@ TICK_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What the shell and the kernel cost a CPU core.
+    """CPU time that the shell and the kernel take.
 
-    `s_per_gb`: of 1e9 bytes received and sent back; `frame`: seconds for each frame, in or out.
+    `s_per_gb`: seconds for 1e9 bytes received and sent back; `frame`: seconds per frame, in or out.
     """
 
     s_per_gb: float = 0.0
@@ -39,7 +39,7 @@ class Prices:
 
 
 class SizedBuffer:
-    """A Buffer of the core without memory of its own."""
+    """A Buffer of the core without memory: only a size."""
 
     __slots__ = ("size", "view")
 
@@ -50,10 +50,10 @@ class SizedBuffer:
 
 @dataclass
 class CoreTimes:
-    """CPU seconds that the real core took on this machine, and how often it was called.
+    """CPU seconds of the real core on this machine, and the number of calls.
 
-    They are of the thread, so that other processes do not count; reading that clock costs half a
-    microsecond a call, which is in them.
+    The time is the thread's, so that other processes do not count. It includes half a microsecond
+    per call for reading the clock.
     """
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -65,7 +65,7 @@ class CoreTimes:
 
 
 class LaneHost:
-    """One lane. Sessions are numbered as the ranks are; `send(session, frame)` puts one out."""
+    """One lane. A rank's session has the rank's number; `send(session, frame)` sends a frame."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class LaneHost:
         self.lane = Lane(settings)
         self.core = Core(clock)
         self.times = CoreTimes()
-        self.held = 0  # bytes of buffers that are out
+        self.held = 0  # bytes of buffers in use
         self.peak = 0
         self.frames_in: Counter[int] = Counter()  # by kind
         self.frames_out: Counter[int] = Counter()
@@ -105,7 +105,7 @@ class LaneHost:
         self._feed(events.Opened(session))
 
     def begins(self, session: int, frame: Frame) -> None:
-        """The header is there: memory is taken, as the shell does before it reads on."""
+        """The header has arrived: take memory, as the shell does before it reads the payload."""
         if frame.header.kind != MessageKind.CONTRIBUTION or not frame.header.length:
             return
         since = thread_time()
@@ -115,7 +115,7 @@ class LaneHost:
         self._placed[session].append(events.Contributed(session, frame.header, buffer, admission))
 
     def ends(self, session: int, frame: Frame) -> None:
-        """The whole frame is there; it is handled when the core comes to it."""
+        """The whole frame has arrived; the lane handles it when its core is free."""
         self.core.submit(self._prices.of(frame.size), self._handle, session, frame)
 
     def _handle(self, session: int, frame: Frame) -> None:

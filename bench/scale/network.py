@@ -1,8 +1,8 @@
 """Hosts' NICs and the flows between them: rates both ways, latency, queues, header overhead.
 
-TCP itself is not modelled: no slow start, no loss, no acknowledgements. A frame is cut into
-segments; the flows of a NIC take turns with a segment each, and what arrives at a NIC waits in one
-queue without bound, whose peak is kept: a switch must hold that many bytes, or drop them.
+TCP is not modelled: there is no slow start, no loss, no acknowledgement. A frame is cut into
+segments, and the flows of a NIC take turns with one segment each. Arriving segments wait in one
+unbounded queue. Its peak is recorded: a switch must buffer that many bytes, or drop them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ PACKET_HEADERS = 66
 
 
 def wire_bytes(stream_bytes: int) -> int:
-    """What the bytes of a TCP stream take on the wire."""
+    """Bytes on the wire for the bytes of a TCP stream, with headers."""
     return stream_bytes + -(-stream_bytes // PACKET_PAYLOAD) * PACKET_HEADERS
 
 
 @dataclass(slots=True)
 class Frame:
-    """A frame on its way; data frames have a `header.length` and no `payload`.
+    """A frame in flight; data frames have a `header.length` and no `payload`.
 
-    `load` is how many frames of that size a worker's NIC and CPU carry while the simulation
-    carries this one: those of the lanes that are not simulated are like it (see cluster.py).
+    `load` is the number of frames of this size that a worker's NIC and CPU carry for this frame:
+    it also stands for the frames of lanes that are not simulated (see cluster.py).
     """
 
     header: Header
@@ -53,7 +53,7 @@ class Flow:
         ends: Callable[[Frame], None],
         begins: Callable[[Frame], None] | None = None,
     ) -> None:
-        """`begins` is told when the first segment of a frame is there, `ends` after the last."""
+        """`begins` is called when the first segment of a frame arrives, `ends` after the last."""
         self.begins = begins
         self.ends = ends
         self._source = source
@@ -67,7 +67,7 @@ class Flow:
             self._source.wake(self)
 
     def take(self, most: int) -> tuple[Frame, int, bool, bool]:
-        """The next segment: (its frame, bytes, whether it is the first, the last of it)."""
+        """The next segment: its frame, its bytes, whether it is the frame's first, and its last."""
         frame = self._frames[0]
         begun = self._at
         size = min(most, frame.size - begun)
@@ -87,9 +87,9 @@ class Flow:
 
 
 class Egress:
-    """What a NIC sends; `rate` in bytes a second, `latency` in seconds to the other NIC.
+    """The sending side of a NIC; `rate` in bytes per second, `latency` to the other NIC in seconds.
 
-    `shared`: the frames' load counts here, that is, it is the NIC of a worker.
+    `shared`: this is the NIC of a worker, where the load of frames counts.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Egress:
         self._running = False
 
     def wake(self, flow: Flow) -> None:
-        """The flow has something to send."""
+        """Start sending: the flow has something to send."""
         self._turns.append(flow)
         if not self._running:
             self._running = True
@@ -125,7 +125,7 @@ class Egress:
 
 
 class Ingress:
-    """What a NIC receives, first in, first out."""
+    """The receiving side of a NIC, first in, first out."""
 
     def __init__(self, clock: Clock, rate: float, shared: bool) -> None:
         self.peak = 0.0  # most bytes that waited

@@ -1,4 +1,4 @@
-"""What came of a case, read from the lanes that were simulated."""
+"""The outcome of a case, read from the simulated lanes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reducer.wire.header import HEADER_SIZE
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Of the last round: seconds, and the share of it in which the busiest core worked."""
+    """The last round: its seconds, and the share of them in which the busiest core worked."""
 
     seconds: float
     lane_busy: float
@@ -22,10 +22,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Bytes, seconds and counts; of several simulated lanes, the one that had most.
+    """Bytes, seconds and counts; with several simulated lanes, the maximum over the lanes.
 
-    `refused` is why the lane did not admit the job; nothing else is known then. Counts are of one
-    lane over all rounds. `core_us` is what a call of the real core took here, by event.
+    `refused` is the reason if the lane did not admit the job; the other fields are then unset.
+    Counts are for one lane over all rounds. `core_us` is the time of a call of the real core on
+    this machine, by event.
     """
 
     refused: str = ""
@@ -51,7 +52,7 @@ class Outcome:
         return self.timing.seconds
 
 
-# What the core does on the data path; the rest (ticks, the join) is counted apart.
+# Calls of the core on the data path. The other calls (ticks, the join) are counted apart.
 _DATA_EVENTS = ("admit", "Contributed", "Reduced")
 
 

@@ -24,7 +24,7 @@ LANES = (
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """Two tables for each size: times, then what a lane and a worker hold."""
+    """Print two tables for each size: times, then memory and connections of lanes and workers."""
     for size, group in groupby(rows, key=lambda row: row.case.round_bytes):
         of_size = list(group)
         print(f"\nall-reduce of {format_bytes(size)}: time / (N/BW), CPU as shares of one core\n")
@@ -63,7 +63,7 @@ def _x(row: Row, outcome: Outcome) -> str:
 
 
 def print_lanes(found: Sequence[LaneCount], cores: int) -> None:
-    """What the lanes of one host reach, and the statement that follows."""
+    """Print the speed of the lanes of one host, and the conclusion."""
     case = found[0].case
     gbit, price = case.rate * 8 / 1e9, case.lane_prices.s_per_gb
     print(
@@ -92,7 +92,7 @@ def _lanes(one: LaneCount) -> Iterable[object]:
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Columns as wide as their widest cell."""
+    """Print a table; a column is as wide as its widest cell."""
     cells = [list(titles), *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
@@ -100,6 +100,6 @@ def print_table(titles: Sequence[str], rows: Iterable[Iterable[object]]) -> None
 
 
 def format_bytes(size: int) -> str:
-    """In MB where binary units would hide what was asked for."""
+    """A size in MB if it is a multiple of 1 MB, else in binary units."""
     is_decimal = size >= 10**6 and size % 10**6 == 0
     return f"{size // 10**6} MB" if is_decimal else format_size(size)

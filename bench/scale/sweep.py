@@ -1,4 +1,4 @@
-"""Which cases are run, and what is kept of them: one Row for each number of workers and size."""
+"""Runs the cases; the result is one Row for each number of workers and size."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from reducer_client.config import default_chunk_table
 _SMALLEST, _LARGEST = 4 << 10, 1 << 20
 _MOST_CONTRIBUTIONS = 16_384  # to a lane, of one round
 HEARTBEATS_A_SECOND = 4.0
-# A host has enough lanes when free ones would be faster by no more.
+# A host has enough lanes if lanes without CPU time would be faster by at most this factor.
 ENOUGH = 1.02
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number of workers and size: the default chunk table without and with the price of CPU,
-    and the chunk size that is fastest with it."""
+    """The results for one number of workers and size.
+
+    They are: the default chunk table without and with the price of CPU, and the chunk size that is
+    fastest with that price.
+    """
 
     case: Case
     free: Outcome
@@ -32,17 +35,17 @@ class Row:
     best: Outcome
 
     def relative(self, outcome: Outcome) -> float:
-        """Time as a multiple of N / BW; 0 where the job was refused."""
+        """Time as a multiple of N / BW; 0 if the job was refused."""
         return outcome.timing.seconds / self.case.ideal
 
     @property
     def idle_lane_busy(self) -> float:
-        """Share of a core that heartbeats of an idle job cost a lane, both ways."""
+        """Share of a lane's core for the heartbeats of an idle job, in both directions."""
         return 2 * HEARTBEATS_A_SECOND * self.case.workers * self.case.lane_prices.frame
 
     @property
     def idle_worker_frames(self) -> float:
-        """Heartbeats a second of one worker of an idle job, both ways."""
+        """Heartbeats per second of one worker of an idle job, in both directions."""
         return 2 * HEARTBEATS_A_SECOND * self.case.all_lanes
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def rows(cases: Sequence[Case]) -> Iterator[Row]:
 
 
 def free(case: Case) -> Case:
-    """The same on CPUs that take no time."""
+    """The same case on CPUs that take no time."""
     return replace(case, lane_prices=Prices(), worker_prices=Prices())
 
 
@@ -79,7 +82,7 @@ def run(case: Case) -> Outcome:
 
 
 def best_chunk(case: Case) -> int:
-    """The chunk size, a power of two, that is fastest; the smallest if all are refused."""
+    """The fastest chunk size that is a power of two; the smallest if all are refused."""
     found: dict[int, float] = {}
     for chunk in _candidates(case):
         outcome = run(replace(case, table=one_size(chunk), rounds=1))
@@ -93,7 +96,7 @@ def one_size(chunk: int) -> messages.ChunkTable:
 
 
 def _candidates(case: Case) -> list[int]:
-    """From where a lane would have too many contributions to simulate, to one chunk a lane."""
+    """Chunk sizes: from the smallest that gives few enough contributions to one chunk per lane."""
     per_lane = case.round_bytes / case.all_lanes
     least = min(per_lane * case.workers / _MOST_CONTRIBUTIONS, _LARGEST)
     sizes = [1 << power for power in range(12, 21)]
@@ -102,7 +105,7 @@ def _candidates(case: Case) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class LaneCount:
-    """What a number of lanes on each host reaches, at the chunk size that is best for it."""
+    """The result of a number of lanes per host, at the best chunk size for that number."""
 
     case: Case
     chunk: int
@@ -130,7 +133,7 @@ class LaneCount:
 
     @property
     def is_enough(self) -> bool:
-        """Lanes whose CPU costs nothing would hardly be faster."""
+        """Whether lanes whose CPU takes no time would hardly be faster."""
         return self.paid_x <= ENOUGH * self.free_x
 
 

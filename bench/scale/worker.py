@@ -1,9 +1,8 @@
-"""Workers of the simulation: the rules of the client by themselves, or its real engine.
+"""Workers of the simulation: a model of the client's rules, or the client's real engine.
 
 `ModelWorker` follows PROTOCOL.md, sections 4 to 8, and client/engine/protocol/sending.cc, for one
-key and one round at a time. It knows sizes only, and only the lanes that are simulated.
-`EngineWorker` is the engine's own protocol state, which moves real bytes and needs every lane to be
-simulated.
+key and one round at a time. It uses sizes instead of bytes, and only the simulated lanes.
+`EngineWorker` is the engine's own protocol state; it moves real bytes and needs all lanes real.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from reducer.wire.keys import key_id, position
 from reducer_client import _engine
 
 KEY = "bench"
-# What a round may have unanswered on one lane outside of a grant (engine/protocol/sending.cc).
+# Limit of a round's unacknowledged bytes on one lane without a grant
+# (client/engine/protocol/sending.cc).
 ROUND_WINDOW = 512 << 10
 ROUND_WINDOW_CHUNKS = 4
 _ENTRY = struct.Struct("<QQ")
@@ -40,7 +40,7 @@ class Worker(Protocol):
     @property
     def joined(self) -> bool: ...
     def wanted(self) -> list[int]:
-        """Lanes to open a connection to now; each is named once."""
+        """Lanes to connect to now; each lane is returned once."""
         ...
 
     def opened(self, lane: int, now: float) -> None: ...
@@ -56,7 +56,7 @@ class Worker(Protocol):
     def tick(self, now: float) -> None: ...
     @property
     def finished(self) -> int:
-        """Rounds that are done."""
+        """The number of finished rounds."""
         ...
 
 
@@ -71,7 +71,7 @@ class _Account:
 
 @dataclass(slots=True)
 class _Connection:
-    """What a worker knows of one lane; `chunks` are those of a round that the lane owns."""
+    """The worker's state for one lane; `chunks` are the chunks of a round that the lane owns."""
 
     chunks: Sequence[int]
     control: list[Frame] = field(default_factory=list)
@@ -83,9 +83,9 @@ class _Connection:
     granted_round: int = -1
     on_grant: set[int] = field(default_factory=set)
     held: set[int] = field(default_factory=set)
-    unanswered: int = 0  # cost of what was sent of the round and is not held
-    sent: int = 0  # the first so many chunks of the round were sent
-    prefix: int = 0  # the results of the first so many are held
+    unanswered: int = 0  # cost of the round's chunks sent without a result yet
+    sent: int = 0  # number of the round's chunks sent
+    prefix: int = 0  # number of leading chunks whose results are held
     done: int = 0
     reported: int = 0
     unreported_cost: int = 0
@@ -94,7 +94,7 @@ class _Connection:
 
 
 class ModelWorker:
-    """The client's rules with sizes in the place of bytes."""
+    """The client's rules with sizes instead of bytes."""
 
     def __init__(
         self, rank: int, hellos: Sequence[messages.Hello], plan: Plan, owned: Sequence[range]
@@ -161,7 +161,7 @@ class ModelWorker:
         return frames
 
     def _account(self, connection: _Connection, cost: int) -> _Account | None:
-        """What the next chunk may be charged to: the granted round's grant, then the credit."""
+        """The account for the next chunk: the grant of the granted round first, then the credit."""
         if connection.granted_round == self._round and connection.grant.fits(cost):
             return connection.grant
         in_window = connection.unanswered < self._window
@@ -238,7 +238,7 @@ class ModelWorker:
 
 
 class EngineWorker:
-    """The client engine's real state; `places` gives (reducer, lane) of each lane."""
+    """The client engine's real state; `places` has (reducer, lane) for each lane."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`python -m bench.training`: what bench/training/__init__.py says."""
+"""`python -m bench.training`: the command line of the benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured, as given on the command line and written into every line of the results."""
+"""The case, as given on the command line and written into every line of the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Contender:
 
     @property
     def is_exact(self) -> bool:
-        """float32 gradients travel as float32."""
+        """Whether float32 gradients are sent as float32."""
         return not self.kind.endswith("-bf16")
 
 
@@ -39,10 +39,10 @@ def parse_contender(name: str) -> Contender:
 
 @dataclass(frozen=True)
 class Case:
-    """One run. ``batch`` passages of ``sequence`` tokens are a worker's part of a step.
+    """One run. A worker's part of a step is ``batch`` passages of ``sequence`` tokens.
 
-    ``rate`` is in tc's words, None for loopback; ``chunk`` (bytes) and ``credit`` are None for what
-    client and daemon choose; the contenders end with ``COMPUTE``.
+    ``rate`` has tc's syntax, None for loopback. ``chunk`` (bytes) and ``credit`` are None for the
+    defaults of client and daemon. The last contender is ``COMPUTE``.
     """
 
     size: str
@@ -62,12 +62,12 @@ class Case:
 
     @property
     def samples(self) -> int:
-        """Passages of one step, over all workers."""
+        """Number of passages per step, over all workers."""
         return self.workers * self.batch
 
     @property
     def turns(self) -> int:
-        """Blocks of the whole run, warm-up included, over all contenders."""
+        """Number of blocks of the run, including warm-up, over all contenders."""
         return (1 + self.blocks) * len(self.contenders)
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""BERT in its published sizes, with a head that predicts masked words, and random weights."""
+"""BERT in its published sizes, with random weights and a head that predicts masked words."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import nn
 _WORDS = 30_522
 POSITIONS = 512
 _SEGMENTS = 2
-# The most frequent words, which alone are predicted. BERT predicts all, by its embedding table; on
-# CPUs that would take longer than all its layers for the few tokens of a step.
+# Only the most frequent words are predicted. BERT predicts all words with its embedding table; with
+# the few tokens of a step, this would take longer on CPUs than all layers together.
 ANSWERS = 1024
 # Width of one attention head in every published size.
 _HEAD = 64
@@ -19,7 +19,7 @@ _HEAD = 64
 
 @dataclass(frozen=True)
 class Shape:
-    """``words`` is the height of the embedding table, whatever the text uses of it."""
+    """The size of a model. ``words`` is the height of the embedding table."""
 
     width: int
     layers: int
@@ -35,7 +35,7 @@ SHAPES = {
 
 
 class Bert(nn.Module):
-    """Without dropout: the losses of two contenders could not be compared."""
+    """BERT without dropout, since with dropout the losses of contenders could not be compared."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Bert(nn.Module):
         self.apply(_initialize)
 
     def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Logits of the words that belong at the places.
+        """Logits for the masked words.
 
         Args:
             tokens: shape (batch, sequence).
@@ -77,7 +77,7 @@ class Bert(nn.Module):
 
 
 def _initialize(module: nn.Module) -> None:
-    """BERT's own: normal, 0.02 wide. TransformerEncoder starts its layers as copies of one."""
+    """BERT's initialization: normal with deviation 0.02. Without this, all layers are copies."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.MultiheadAttention):

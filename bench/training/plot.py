@@ -1,4 +1,4 @@
-"""The picture: speed-up over gloo by link rate and number of workers, below what a ring allows."""
+"""The plot: speed-up over gloo by link rate and number of workers, with the bound of a ring."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class _Point(NamedTuple):
     row: Row
 
 
-# Number of workers, size and batch in words, and contender.
+# Number of workers, size and batch as text, and contender.
 _Key = tuple[int, str, str]
 _Series = dict[_Key, list[_Point]]
 
 
 def draw(results: Sequence[tuple[Case, Sequence[Line]]], path: Path) -> None:
-    """Write a PNG; runs over loopback, which has no rate, are left out."""
+    """Write a PNG. Runs over loopback are left out, since they have no rate."""
     series = _series(results)
     figure = Figure(figsize=(8.5, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -78,7 +78,7 @@ def _draw_ceiling(axes: Axes, color: str, workers: int) -> None:
 
 
 def _draw_series(axes: Axes, style: str, key: _Key, points: Sequence[_Point]) -> None:
-    """Medians with the range of blocks, and dotted what computation leaves of the ceiling."""
+    """Draw medians with the range of blocks, and as a dotted line the bound with computation."""
     workers, size, contender = key
     rates = [point.rate for point in points]
     rows = [point.row for point in points]

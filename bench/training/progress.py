@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar if it is a terminal, nothing if it is not."""
+"""Progress on stderr: a bar if stderr is a terminal, else nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(what: str, turns: int) -> Generator[Callable[[str, int], None]]:
-    """Gives what is to be called with (contender, turn) after each turn; turn 0 warms up."""
+    """Yields a function to call with (contender, turn) after each turn; turn 0 is the warm-up."""
     if not sys.stderr.isatty():
         yield lambda contender, turn: None
         return

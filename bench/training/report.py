@@ -1,4 +1,4 @@
-"""Table and picture of what `bench.training` has measured.
+"""Table and plot of the results of `bench.training`.
 
 python -m bench.training.report results.jsonl ... --plot training.png
 """
@@ -22,7 +22,7 @@ _HEAD = (
 
 
 def format_table(case: Case, lines: Sequence[Line]) -> str:
-    """What was run, one line for each contender, and the bound."""
+    """The case, one line for each contender, and the bound."""
     rows = summarize(case, lines)
     size = lines[0]["gradient_bytes"]
     cells = [_HEAD, *(_cells(row) for row in rows)]
@@ -72,7 +72,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def load(paths: Sequence[Path]) -> list[tuple[Case, list[Line]]]:
-    """The results of files, by case. Raises ValueError for a line that is no result of ours."""
+    """The results in files, by case. Raises ValueError for a line that is no result."""
     found: dict[Case, dict[str, Line]] = {}
     for path in paths:
         for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

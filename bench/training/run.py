@@ -1,4 +1,4 @@
-"""One case from end to end: hosts, reducers, workers, and the checks of what they report."""
+"""Runs one case: hosts, reducers and workers, and the checks of the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.fleet import Fleet, Place, ThisMachine
 from bench.netlab import Lab, Nic
 from bench.training.case import COMPUTE, Case, parse_contender
 
-# Of the mean loss of the last block, relative to gloo's.
+# Limit for the difference of the last block's mean loss, relative to gloo's.
 _LOSS_TOLERANCE = 0.01
 _NARROW_LOSS_TOLERANCE = 0.05
 _SILENCE_SECONDS = 300.0
@@ -22,12 +22,12 @@ OnTurn = Callable[[str, int], None]
 
 
 class TrainingError(Exception):
-    """The contenders did not compute the same; says who and what."""
+    """The contenders computed different results; the text names them and the difference."""
 
 
 @dataclass
 class Outcome:
-    """Of one contender: for each measured block seconds of each step; losses of all steps."""
+    """The results of one contender: seconds of each step by measured block, losses of all steps."""
 
     name: str
     blocks: list[list[float]] = field(default_factory=list)
@@ -107,14 +107,14 @@ def _add_block(outcome: Outcome, turn: int, ranks: Sequence[dict[str, Any]]) -> 
 
 
 def step_seconds(ranks: Sequence[dict[str, Any]]) -> list[float]:
-    """From the slowest rank's end of one step to that of the next; they add up to the block."""
+    """Seconds from the slowest rank's end of a step to that of the next; their sum is the block."""
     ends = [max(of_ranks) for of_ranks in zip(*(rank["ended"] for rank in ranks), strict=True)]
     begins = [max(rank["began"] for rank in ranks), *ends[:-1]]
     return [end - begin for begin, end in zip(begins, ends, strict=True)]
 
 
 def check_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Raises TrainingError unless all ranks agree, and all contenders with the first."""
+    """Raises TrainingError unless all ranks agree and all contenders agree with the first."""
     trained = [outcome for outcome in outcomes if outcome.name != COMPUTE]
     for outcome in trained:
         if len(different := set(outcome.digests)) != 1:

@@ -15,7 +15,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One contender in numbers; seconds are of a step, medians of blocks."""
+    """The figures of one contender; seconds are per step, medians over blocks."""
 
     name: str
     samples_per_second: float
@@ -40,8 +40,11 @@ class Row:
 
 
 def summarize(case: Case, lines: Sequence[Line]) -> list[Row]:
-    """One row for each contender that communicates. The speed-up is that of the medians over the
-    first of them (gloo); its lowest and highest are of blocks measured side by side."""
+    """One row for each contender that communicates.
+
+    The speed-up compares medians with the first contender (gloo). Its minimum and maximum compare
+    blocks that were measured next to each other.
+    """
     blocks = {line["contender"]: [statistics.fmean(b) for b in line["seconds"]] for line in lines}
     compute = statistics.median(blocks[COMPUTE])
     trained = [line for line in lines if line["contender"] != COMPUTE]
@@ -71,7 +74,7 @@ def summarize(case: Case, lines: Sequence[Line]) -> list[Row]:
 
 
 def ring_overhead(ranks: int) -> float:
-    """What a ring moves through every NIC, over what reducers do: 2(n-1)/n."""
+    """Bytes that a ring moves through a NIC, relative to reducers: 2(n-1)/n."""
     return 2 * (ranks - 1) / ranks
 
 

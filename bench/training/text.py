@@ -1,4 +1,4 @@
-"""Passages of English that every Python has, the topics of its help(), with masked words."""
+"""Passages of English with masked words, from the topics of Python's help()."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ _MASKED = 0.15
 
 
 class Batch(NamedTuple):
-    """``tokens``, shape (size, length), with masks at ``places``, shape (size, masked); ``words``,
-    shape (size * masked,), are the tokens that they hide if those are among the answers."""
+    """Masked passages.
+
+    ``tokens``, shape (size, length), has masks at ``places``, shape (size, masked). ``words``,
+    shape (size * masked,), has the hidden tokens if they are among the answers.
+    """
 
     tokens: torch.Tensor
     places: torch.Tensor
@@ -28,8 +31,8 @@ class Batch(NamedTuple):
 class Passages:
     """Random passages of ``length`` tokens.
 
-    A token is a word or a sign; the ``vocabulary`` most frequent have a number, and of those the
-    ``answers`` most frequent are to be predicted where they are masked; the others are one unknown.
+    A token is a word or a sign. The ``vocabulary`` most frequent tokens have a number each; all
+    others share one. Only masked tokens among the ``answers`` most frequent are to be predicted.
     """
 
     def __init__(self, length: int, vocabulary: int, answers: int) -> None:
@@ -44,7 +47,7 @@ class Passages:
         self._tokens = np.array([numbers.get(token, _UNKNOWN) for token in tokens])
 
     def batch(self, size: int, step: int, rank: int) -> Batch:
-        """A function of step and rank, so that all contenders see the same."""
+        """The batch of a step and rank, which is the same for all contenders."""
         random = np.random.default_rng((step, rank))
         begins = random.integers(len(self._tokens) - self._length + 1, size=(size, 1))
         tokens = self._tokens[begins + np.arange(self._length)]
@@ -55,6 +58,6 @@ class Passages:
         return Batch(*map(torch.from_numpy, (tokens, places, words)))
 
     def _choose_places(self, size: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
-        """As many in every passage: the mean of the ranks' losses is that of their batches."""
+        """Choose the same number in every passage, so that ranks' losses have equal weights."""
         masked = max(1, round(_MASKED * self._length))
         return random.random((size, self._length)).argsort(axis=1)[:, :masked]

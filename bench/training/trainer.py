@@ -1,4 +1,4 @@
-"""One contender's model, wrapped in DDP as a user of it would."""
+"""One contender's model, wrapped in DDP as a user would do."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from reducer_client import Group
 from reducer_client.torch import ReductionState
 
 _SEED = 2
-# Of the step for a width of 1: wider models diverge with a larger one.
+# Learning rate for a width of 1; wider models need a smaller one, or they diverge.
 _LEARNING_RATE = 12.8
 
 
 class Trainer:
-    """Trains one model; all contenders start alike and see the same passages."""
+    """Trains one model; all contenders start with the same parameters and see the same passages."""
 
     def __init__(self, case: Case, contender: Contender, rank: int, group: Group | None) -> None:
         self.contender = contender
@@ -33,7 +33,7 @@ class Trainer:
         torch.manual_seed(_SEED)
         self._model = DistributedDataParallel(
             Bert(SHAPES[case.size]),
-            # The seed has made them equal; the digests at the end would tell if it had not.
+            # The seed makes the parameters equal; the digests at the end check this.
             init_sync=False,
             gradient_as_bucket_view=True,
             **_bucket_options(contender),
@@ -44,7 +44,7 @@ class Trainer:
         self._steps = 0
 
     def step(self) -> float:
-        """Train on the next batch; gives this rank's loss."""
+        """Train on the next batch; returns this rank's loss."""
         batch = self._passages.batch(self._batch, self._steps, self._rank)
         self._steps += 1
         silent = self.contender.kind == COMPUTE
@@ -62,11 +62,11 @@ class Trainer:
         return self._state.bytes_reduced if self._state else 0
 
     def parameters(self) -> torch.Tensor:
-        """All parameters in a row."""
+        """All parameters in one array."""
         return torch.cat([p.detach().flatten() for p in self._model.parameters()])
 
     def digest(self) -> str:
-        """Of the bits of all parameters."""
+        """A hash of the bits of all parameters."""
         digest = hashlib.sha256()
         for parameter in self._model.parameters():
             digest.update(parameter.detach().numpy().tobytes())
@@ -81,7 +81,7 @@ def _bucket_options(contender: Contender) -> dict[str, Any]:
 def _register_hook(
     model: DistributedDataParallel, contender: Contender, group: Group | None
 ) -> ReductionState | None:
-    """gloo and compute have none: DDP's own all-reduce."""
+    """Register the contender's hook; gloo and compute use DDP's own all-reduce."""
     if contender.uses_reducers:
         assert group is not None
         return reducer_client.torch.attach(model, group, **attach_options(contender))
@@ -90,14 +90,14 @@ def _register_hook(
     return None
 
 
-# DDP refuses torch's own hook by its name unless it finds CUDA and NCCL; gloo can sum bfloat16. No
-# string annotations: DDP compares them with real classes.
+# Wraps torch's hook, which DDP refuses by its name without CUDA and NCCL, though gloo can sum
+# bfloat16. No annotations: DDP compares them with classes, and in this module they are strings.
 def _narrow_hook(state, bucket):  # type: ignore[no-untyped-def]
     return bf16_compress_hook(state, bucket)
 
 
 def attach_options(contender: Contender) -> dict[str, Any]:
-    """Raises ValueError where this client cannot do what the contender is about."""
+    """The options of `attach`. Raises ValueError if this client does not support the contender."""
     if contender.kind == "reducers-bf16":
         return {"wire_dtype": "bfloat16"}
     if contender.kind == "reducers-priority":

@@ -1,9 +1,10 @@
 """One worker: reads its case from standard input, trains all contenders, prints JSON lines.
 
-{"turn", "contender", "began", "ended": [one for each step], "losses"} after each block, in seconds
-of the machine's monotonic clock, which all workers share, and {"contender", "digest",
-"difference", "reduced_bytes"} for each contender at the end: of its parameters, their largest
-difference from gloo's, and the bytes of gradients that went through the reducers.
+After each block it prints {"turn", "contender", "began", "ended": [one for each step], "losses"},
+with times in seconds of the machine's monotonic clock, which all workers share. At the end it
+prints {"contender", "digest", "difference", "reduced_bytes"} for each contender: a hash of the
+parameters, their largest difference from gloo's, and the bytes of gradients that went through the
+reducers.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _join(case: Case, rank: int, addresses: list[str], stack: ExitStack) -> Grou
 
 
 def _train(case: Case, trainers: list[Trainer]) -> None:
-    """Turn 0 is the warm-up; the order turns round so that nobody always follows the same."""
+    """Train in turns; turn 0 is the warm-up. The order is reversed from turn to turn."""
     for turn in range(1 + case.blocks):
         steps = case.steps if turn else case.warmup
         for trainer in trainers if turn % 2 else trainers[::-1]:

@@ -1,4 +1,4 @@
-// Where the plugin finds reducers, by the cases that hold for Python, too:
+// Tests how the plugin finds reducers, with the cases that the Python implementation passes, too:
 //   nccl_addresses tests/vectors/cluster/addresses.json
 #include "addresses.h"
 
@@ -11,7 +11,7 @@ using Json = nlohmann::json;
 
 namespace {
 
-// A variable's text; an object stands for the JSON of it.
+// The text of a variable; an object in a case stands for its JSON text.
 std::string text(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }

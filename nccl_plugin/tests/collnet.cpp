@@ -1,5 +1,5 @@
-// Ranks as threads of one process, through the tables of the plugin and over real reducers, so that
-// sanitizers see all of it: nccl_collnet ranks rounds, with REDUCER_ADDRS set.
+// Runs ranks as threads of one process through the plugin's tables and over real reducers, so that
+// sanitizers see all of the plugin. Usage: nccl_collnet ranks rounds, with REDUCER_ADDRS set.
 #include <condition_variable>
 #include <cstdarg>
 #include <cstdlib>
@@ -31,7 +31,7 @@ void log(nccl::LogLevel level, unsigned long, const char*, int, const char* form
 
 using Handle = std::vector<uint8_t>;
 
-// NCCL's own bootstrap: everybody's handle for everybody.
+// Stands for NCCL's bootstrap: passes the handle of each rank to all ranks.
 class Exchange {
  public:
   explicit Exchange(size_t ranks) : handles_(ranks) {}
@@ -82,7 +82,7 @@ void all_reduces(void* comm, size_t rank, size_t ranks) {
   }
 }
 
-// A row of 1,000 elements for each rank, in windows that do not end where a rank's part does.
+// 1,000 elements per rank, in windows whose ends are not the ends of the parts of ranks.
 void windows(void* comm, size_t rank, size_t ranks) {
   constexpr size_t kPerRank = 1'000, kWindow = 1'536;
   std::vector<int32_t> row(kPerRank * ranks), given(row.size()), mine(kPerRank), sums(kPerRank);
@@ -109,8 +109,8 @@ void windows(void* comm, size_t rank, size_t ranks) {
   }
 }
 
-// With results on their way into memory of the plugin's own: for the sums of the other ranks' parts
-// nobody else has room.
+// Closes while results arrive in the plugin's own memory, which holds the sums of other ranks'
+// parts.
 void close_in_flight(void* comm, size_t rank, size_t ranks, Exchange* exchange) {
   constexpr size_t kPerRank = 20'000;
   std::vector<float> given(kPerRank * ranks, 1), sums(kPerRank);
@@ -121,11 +121,11 @@ void close_in_flight(void* comm, size_t rank, size_t ranks, Exchange* exchange) 
                                nccl::kFloat32, nccl::kSum, nullptr, &request) == nccl::kSuccess);
     CHECK(request != nullptr);
   }
-  (void)exchange->all(rank, {});  // who closes ends the requests of all
+  (void)exchange->all(rank, {});  // wait for all: a rank that closes ends the requests of all ranks
   CHECK(table.close_coll(comm) == nccl::kSuccess);
 }
 
-// Nobody connects before all have closed what they had.
+// A rank connects again only when all ranks have closed.
 void* meet(void* context, size_t rank, size_t ranks, Exchange* exchange) {
   Handle handle(nccl::kHandleBytes);
   void* listen = nullptr;

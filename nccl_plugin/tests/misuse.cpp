@@ -1,5 +1,6 @@
-// Calls that NCCL would not make, and handles that no listener made: each is an error or nothing,
-// never a crash. Without reducers: what needs a communicator is in ../../tests/nccl/test_misuse.py.
+// Calls that NCCL does not make, and handles that no listener made, fail or do nothing; they do not
+// crash. These tests need no reducers; ../../tests/nccl/test_misuse.py has those with
+// communicators.
 #include <unistd.h>
 
 #include <array>
@@ -44,7 +45,7 @@ void test_before_init() {
   CHECK(coll.listen(nullptr, 0, handle.data(), &comm) == kSystemError && comm == nullptr);
 }
 
-// As the threads of several communicators do it, at once.
+// Several threads call at the same time, as the threads of several communicators do.
 void test_init_by_many() {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
@@ -97,7 +98,7 @@ void test_closing_nothing() {
   CHECK(net_close_listen(nullptr) == kSuccess);
 }
 
-// How an attempt to connect ends.
+// Calls net_connect until the attempt ends, and returns its result.
 Result outcome_of(HandleBytes handle) {
   void* comm = nullptr;
   Result result = kSuccess;
@@ -109,9 +110,9 @@ Result outcome_of(HandleBytes handle) {
   return result;
 }
 
-// Whatever a handle says, no byte of it is taken for an address of our memory.
+// No bytes of a handle make the plugin use them as a pointer.
 void test_foreign_handles_of_net() {
-  constexpr size_t kHost = 12;  // of IPv4: another would be somebody's
+  constexpr size_t kHost = 12;  // the IPv4 host: unchanged, so that no other host is dialled
   constexpr size_t kListener = 36;
   constexpr size_t kState = 52;
   const Listening listening;
@@ -137,7 +138,7 @@ void test_sizes_that_no_message_has() {
     CHECK(net_irecv(pair.receive, &byte, size, &request) == kInvalidArgument);
     CHECK(request == nullptr);
   }
-  exchange(pair, 1000, 1, true);  // no harm was done
+  exchange(pair, 1000, 1, true);  // the connection still works
 }
 
 void test_all() {

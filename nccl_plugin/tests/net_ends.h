@@ -1,5 +1,5 @@
-// Both ends of a connection of the point-to-point transport, for its tests: most of them hold both,
-// and serve them in turns.
+// Both ends of a connection of the point-to-point transport. Most tests hold both ends and poll
+// them in turn.
 #pragma once
 
 #include <dirent.h>
@@ -20,7 +20,7 @@ namespace ors::nccl {
 using Clock = std::chrono::steady_clock;
 using Bytes = std::vector<uint8_t>;
 
-constexpr double kPatience = 30;  // seconds, for what should be at once: the machine is shared
+constexpr double kPatience = 30;  // seconds; generous, since the machine is shared
 
 inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -113,14 +113,14 @@ inline bool is_done(void* request, size_t* size = nullptr) {
   return done == 1;
 }
 
-// The size that the test reported.
+// Polls until a request is done, and returns the reported size.
 inline size_t finish(void* request) {
   size_t size = ~size_t{0};
   wait_until([&] { return is_done(request, &size); });
   return size;
 }
 
-// Polls until a request fails, and returns how.
+// Polls until a request fails, and returns the result.
 inline Result failure_of(void* request, double seconds = kPatience) {
   Result result = kSuccess;
   wait_until(
@@ -142,7 +142,7 @@ inline void check_dead(void* send, void* receive, Result how) {
   CHECK(request == nullptr);
 }
 
-// Sends one message and receives it, posted in either order.
+// Sends and receives one message; either side may be posted first.
 inline void exchange(const Pair& pair, size_t size, uint64_t seed, bool send_first) {
   const Bytes source = pattern(size, seed);
   Bytes target(size, 0xAA);

@@ -1,4 +1,5 @@
-// Messages over loopback: the list of aws-ofi-nccl's functional tests, within one process.
+// Messages over loopback, within one process; the cases are those of aws-ofi-nccl's functional
+// tests.
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,7 +37,7 @@ void test_sizes() {
   net_settings() = NetSettings();
 }
 
-// Both directions of two connections at once.
+// Both directions of two connections at the same time.
 void test_both_directions() {
   const Pair there;
   const Pair back;
@@ -58,7 +59,8 @@ void test_both_directions() {
   CHECK(sources == targets);
 }
 
-// All requests in flight, polled in an order of no sense; one more is not taken until one is done.
+// All requests are in flight and are polled in a mixed order. One more request is not accepted
+// until one is done.
 void test_many_in_flight(size_t size) {
   const Pair pair;
   std::vector<Bytes> sources;
@@ -97,7 +99,7 @@ void test_many_in_flight(size_t size) {
   exchange(pair, 1000, 99, true);
 }
 
-// Sends run ahead of the receives, by more messages than there are requests.
+// The sender is ahead of the receiver by more messages than there are requests.
 void test_early_messages() {
   const Pair pair;
   constexpr size_t kCount = 500;
@@ -146,7 +148,7 @@ void test_send_larger_than_receive() {
   CHECK(failure_of(other) == kInternalError);
   CHECK(small == Bytes(100, 0x55));
   check_dead(nullptr, pair.receive, kInternalError);
-  void* request = nullptr;  // the sender is told too
+  void* request = nullptr;  // the sender fails, too
   if (net_isend(pair.send, large.data(), large.size(), &request) == kSuccess) {
     CHECK(failure_of(request) == kRemoteError);
   }
@@ -171,7 +173,7 @@ void test_bad_arguments() {
     handle = listening.handle;
     CHECK(net_connect(-1, handle.data(), &comm) == kInvalidArgument);
   }
-  Result result = kSuccess;  // nobody listens there any more
+  Result result = kSuccess;  // the listener is closed
   wait_until([&] { return (result = net_connect(0, handle.data(), &comm)) != kSuccess; });
   void* state = &comm;
   CHECK(result == kRemoteError && comm == nullptr);
@@ -181,7 +183,7 @@ void test_bad_arguments() {
 void test_reuse_of_a_listener() {
   const Listening listening;
   for (uint64_t i = 0; i < 3; ++i) exchange(Pair(listening), 300000, i, true);
-  // At once, with their sockets interleaved.
+  // Connect at the same time, with interleaved sockets.
   std::array<HandleBytes, 3> handles = {listening.handle, listening.handle, listening.handle};
   std::array<void*, 3> senders{};
   wait_until([&] {
@@ -211,7 +213,7 @@ void test_reuse_of_a_listener() {
   for (void* sender : senders) CHECK(net_close_send(sender) == kSuccess);
 }
 
-// What was sent before the close arrives, also for receives that are posted after it.
+// Messages sent before the close arrive, also if their receives are posted after the close.
 void test_close_after_send() {
   Pair pair;
   for (size_t i = 0; i < 8; ++i) finish(post_send(pair.send, pattern(20000 * i, i)));
@@ -225,7 +227,7 @@ void test_close_after_send() {
   check_dead(nullptr, pair.receive, kRemoteError);
 }
 
-// A close that finds requests in flight is at once, and the memory is the caller's again.
+// A close with requests in flight returns at once, and the plugin does not touch the memory again.
 void test_close_in_flight(bool sender_first) {
   Pair pair;
   const Bytes source = pattern(64 << 20, 3);
@@ -262,13 +264,13 @@ void test_cycles_leak_nothing() {
     const Pair pair;
     if (i % 2 == 0) exchange(pair, 1000, 1, i % 4 == 0);
   }
-  const Listening listening;  // attempts that nobody accepted
+  const Listening listening;  // its attempts are not accepted
   void* sender = connect_now(listening.handle);
   CHECK(net_close_send(sender) == kSuccess);
   CHECK(count_fds() == before + 1);
 }
 
-// Two threads at each connection, one for each end.
+// Two threads per connection, one for each end.
 void test_threads() {
   std::vector<std::thread> threads;
   for (uint64_t t = 0; t < 3; ++t) {

@@ -1,4 +1,4 @@
-// Strangers and liars at both ends of the transport, and what it makes of them.
+// Strangers and peers that break the protocol, at both ends of the transport.
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -51,7 +51,7 @@ Bytes packed(uint64_t message, uint64_t total, uint64_t offset, uint32_t length)
   return bytes;
 }
 
-// The hello of a whole connection of one socket, but for one thing each.
+// Hellos of a connection of one socket, each with one error.
 std::vector<Bytes> bad_hellos(const Identity& listener) {
   const Hello good{listener, random_identity(), 0, 1};
   std::vector<Bytes> all;
@@ -96,7 +96,7 @@ void test_strangers() {
   while (seconds_since(start) < 0.2) {
     CHECK(net_accept(listening.comm, &nobody) == kSuccess && nobody == nullptr);
   }
-  // All but the half hello.
+  // The listener refuses all of them except the half hello.
   CHECK(std::count_if(fds.begin(), fds.end(), was_closed) ==
         static_cast<ptrdiff_t>(fds.size()) - 1);
   for (int i = 0; i < 300; ++i) {
@@ -105,7 +105,7 @@ void test_strangers() {
   }
   CHECK(count_fds() <= before + fds.size() + 256);
   const Hello twice{identity_of(listening), random_identity(), 0, 2};
-  for (int i = 0; i < 2; ++i) {  // the same socket twice is no connection
+  for (int i = 0; i < 2; ++i) {  // the same socket twice does not complete a connection
     fds.push_back(raw_connect(address_of(listening)));
     raw_write(fds.back(), packed(twice).data(), kHelloBytes);
   }
@@ -115,7 +115,7 @@ void test_strangers() {
   for (const int fd : fds) ::close(fd);
 }
 
-// A sender of our own making, which knows the listener's identity and then does what it likes.
+// A scripted sender, which knows the listener's identity and may break the protocol.
 struct Liar {
   explicit Liar(size_t count) : fds(count) {
     const Listening listening;
@@ -138,8 +138,8 @@ struct Liar {
   void* receive = nullptr;
 };
 
-// Receives of 100 bytes; the last words are wrong, what was said before is not. The other socket
-// could still bring what is missing: nothing but the lie ends the connection.
+// Receives of 100 bytes. The last bytes break the protocol; all bytes before are right. The other
+// socket is still open, so only the broken bytes can end the connection.
 void check_lie(const std::vector<Bytes>& words) {
   Liar liar(2);
   Bytes target(100);
@@ -177,7 +177,7 @@ void test_lies() {
   check_lie({packed(1, 20, 0, 10), ten, packed(0, 10, 0, 10)});
 }
 
-// Pieces of two messages over two sockets, the end first, one of them before its receive is there.
+// Pieces of two messages over two sockets, the last piece first, and one piece before its receive.
 void test_pieces_out_of_order() {
   Liar liar(2);
   const Bytes whole = pattern(100, 1);
@@ -205,7 +205,7 @@ void test_pieces_out_of_order() {
   CHECK(finish(second) == 100 && later == whole);
 }
 
-// A later message is whole before an earlier one has begun.
+// A later message is complete before an earlier message begins.
 void test_messages_out_of_order() {
   Liar liar(2);
   std::array<Bytes, 2> targets = {Bytes(10), Bytes(10)};
@@ -220,7 +220,7 @@ void test_messages_out_of_order() {
   CHECK(finish(first) == 10 && targets[0] == pattern(10, 0));
 }
 
-// A piece of a message whose place another has taken since.
+// A piece of a message whose place in requests_ belongs to a later message already.
 void test_a_late_piece() {
   Liar liar(2);
   Bytes target(10);
@@ -235,7 +235,7 @@ void test_a_late_piece() {
   CHECK(target == Bytes(10));
 }
 
-// The end of all sockets before a message is whole, or of one within a header or a piece.
+// All sockets end before a message is complete, or one socket ends inside a header or a piece.
 void test_ends() {
   for (const size_t said : {size_t{0}, size_t{1}, kPieceBytes, kPieceBytes + 9}) {
     Liar liar(2);
@@ -251,7 +251,7 @@ void test_ends() {
   }
 }
 
-// Bytes may be lost with it, whatever the other socket brings.
+// A reset socket fails the connection, since bytes may be lost with it.
 void test_reset() {
   Liar liar(2);
   Bytes target(100);
@@ -265,7 +265,7 @@ void test_reset() {
   CHECK(failure_of(request, 2) == kRemoteError);
 }
 
-// A socket that is parked at a later message cannot bring the rest of an earlier one.
+// A socket that is parked at a later message cannot carry the rest of an earlier message.
 void test_end_beside_a_parked_socket() {
   Liar liar(2);
   Bytes target(100);
@@ -276,7 +276,7 @@ void test_end_beside_a_parked_socket() {
   CHECK(failure_of(request, 2) == kRemoteError);
 }
 
-// A receiver of our own making that reads only one of two sockets: most pieces come there.
+// A scripted receiver reads only one of two sockets, and most pieces use that socket.
 void test_slow_socket() {
   const Listening address;
   const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -1,4 +1,4 @@
-// The transport between processes, some of which die or stand still.
+// The transport between processes that die or are stopped.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -21,8 +21,8 @@ namespace {
 
 using Body = std::function<void()>;
 
-// A child that ends with 0 if its body returns, and with its parent at the latest, though it stands
-// still.
+// A child process that exits with 0 if its body returns. It ends with its parent at the latest,
+// even if it is stopped.
 pid_t start(const Body& body) {
   const pid_t child = ::fork();
   CHECK(child >= 0);
@@ -44,7 +44,7 @@ void kill_now(pid_t child) {
   CHECK(::waitpid(child, nullptr, 0) == child);
 }
 
-// Memory that children share.
+// Memory shared with child processes.
 struct Board {
   std::atomic<int> ready{0};
   std::array<HandleBytes, 8> handles;
@@ -112,7 +112,7 @@ void test_killed_sender() {
   kill_now(child);
   const auto dead = Clock::now();
   size_t failed = 0;
-  for (void* request : requests) {  // some may have come whole
+  for (void* request : requests) {  // some messages may be complete
     int done = 0;
     Result result = kSuccess;
     wait_until([&] { return (result = net_test(request, &done, nullptr)) != kSuccess || done; });
@@ -124,7 +124,7 @@ void test_killed_sender() {
   CHECK(net_close_receive(receive) == kSuccess);
 }
 
-// The child dies while it sends nothing: the only sign is the end of its sockets.
+// The child dies while it sends nothing: only the end of its sockets shows the death.
 void test_killed_idle_sender() {
   const Listening listening;
   const pid_t child = start([&] {
@@ -143,7 +143,7 @@ void test_killed_idle_sender() {
   CHECK(net_close_receive(receive) == kSuccess);
 }
 
-// A child that accepts one connection and reads `messages` of 10 bytes, then nothing.
+// A child that accepts one connection and receives `messages` messages of 10 bytes, then nothing.
 pid_t start_receiver(Board* board, int messages) {
   const pid_t child = start([=] {
     void* listener = nullptr;
@@ -178,7 +178,7 @@ void test_killed_receiver() {
   }
 }
 
-// Times calls, for the law that none blocks.
+// Measures the duration of calls, to test that no call blocks.
 class Stopwatch {
  public:
   template <class Call>
@@ -194,7 +194,7 @@ class Stopwatch {
   void judge(const char* what) const {
     std::printf("%s: %d calls, %d above 1 ms, longest %.2f ms\n", what, calls_, slow_,
                 longest_ * 1000);
-    CHECK(longest_ < 0.5);  // the machine is shared; a call that blocks would never end
+    CHECK(longest_ < 0.5);  // generous, since the machine is shared; a blocked call would not end
   }
 
  private:

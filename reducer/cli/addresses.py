@@ -10,14 +10,17 @@ from reducer.status.ask import DEFAULT_PORT, parse_address
 
 
 def status_addresses(given: Sequence[str]) -> list[str]:
-    """Metrics ports to ask, each once: this machine's by default; exit status 2 for a bad one."""
+    """The addresses to ask, without duplicates; by default this machine's metrics port.
+
+    A bad address ends the command with exit status 2.
+    """
     asked = list(dict.fromkeys(given)) or [f"127.0.0.1:{DEFAULT_PORT}"]
     refuse_bad(asked)
     return asked
 
 
 def refuse_bad(addresses: Sequence[str]) -> None:
-    """Exit status 2 for one that is no address."""
+    """End the command with exit status 2 if an address is bad."""
     try:
         for address in addresses:
             parse_address(address)

@@ -1,4 +1,4 @@
-"""``reducer config``: what is in force, and where it came from."""
+"""``reducer config``: the options in force, and the source of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``reducer env``: where the reducers are and which rank this is, as everything here finds it."""
+"""``reducer env``: the reducers and the rank found in the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``reducer keygen``: make the key that workers and reducers share."""
+"""``reducer keygen``: makes the key that workers and reducers share."""
 
 from __future__ import annotations
 

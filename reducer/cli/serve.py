@@ -33,7 +33,7 @@ def command(file: str | None, **given: Any) -> None:
     from reducer.server.tls import TlsFiles, TlsFilesError, make_context
 
     if found.config.mode == "tls":
-        try:  # the lanes do the same; what is wrong with a file is said once, and at once
+        try:  # each lane does the same; checking here reports a bad file once, before lanes start
             make_context(TlsFiles(found.config.tls_cert, found.config.tls_key, found.config.tls_ca))
         except TlsFilesError as error:
             raise click.UsageError(str(error)) from None

@@ -1,4 +1,4 @@
-"""``reducer status``: what running reducers do, and who is late."""
+"""``reducer status``: shows what running reducers do and which ranks are late."""
 
 from __future__ import annotations
 

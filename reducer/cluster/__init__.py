@@ -1,13 +1,14 @@
-"""Where the reducers are and which rank this is, from what launchers and clusters set.
+"""Finds the reducers and the rank of this process in the variables of launchers and clusters.
 
-One rule for daemon, client and NCCL plugin; of each value the first source that is set counts:
+Daemon, client and NCCL plugin use one rule. For each value, the first source that is set counts:
 
     addresses   argument > REDUCER_ADDRS > CLUSTER_SPEC > TF_CONFIG > REDUCER_SERVICE (Kubernetes)
     rank        argument > REDUCER_RANK > torchrun > Horovod > Open MPI > Slurm > CLUSTER_SPEC >
-                TF_CONFIG; so are the world size and the local ones
+                TF_CONFIG; the same for the world size, the local rank and the local world size
 
-Pure functions over a mapping of variables; what comes behind in the order is not even parsed. The
-plugin has the part of the addresses in C++; tests/vectors/cluster holds both to the same cases.
+The functions are pure; they take a mapping of variables. Sources behind the first one that is set
+are not parsed. The plugin finds addresses in C++; tests/vectors/cluster tests both implementations
+with the same cases.
 """
 
 from __future__ import annotations

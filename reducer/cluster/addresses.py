@@ -1,4 +1,4 @@
-"""Addresses as people write them: host, host:port, [ipv6]:port; lists of them at commas."""
+"""Addresses as users write them: host, host:port or [ipv6]:port; lists are separated by commas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEFAULT_PORT = 2222
 
 
 def normalize_address(text: str) -> str:
-    """``host:port`` of one address: port 2222 by default, IPv6 in brackets.
+    """An address as ``host:port``, with port 2222 by default and IPv6 in brackets.
 
     >>> normalize_address("reducer-0"), normalize_address("[::1]:4000")
     ('reducer-0:2222', '[::1]:4000')
@@ -20,7 +20,7 @@ def normalize_address(text: str) -> str:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host, in brackets if it is IPv6, and port. Raises ClusterError."""
+    """The host, in brackets if it is an IPv6 address, and the port. Raises ClusterError."""
     text = text.strip()
     host, colon, port = _split(text)
     if not colon:
@@ -38,7 +38,7 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def refuse_twins(addresses: Sequence[str], where: str) -> None:
+def refuse_duplicates(addresses: Sequence[str], where: str) -> None:
     twice = sorted({address for address in addresses if addresses.count(address) > 1})
     if twice:
         raise ClusterError(f"{where}: {', '.join(twice)} is listed twice; name each reducer once")

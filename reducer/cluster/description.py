@@ -1,10 +1,10 @@
-"""CLUSTER_SPEC (Vertex) and TF_CONFIG: JSON with every replica's address, and which one this is.
+"""CLUSTER_SPEC (Vertex) and TF_CONFIG: JSON with the addresses of all replicas and the own task.
 
     {"cluster": {"workerpool0": ["a:2222"], "workerpool2": ["b:2222"]},
      "task": {"type": "workerpool0", "index": 0, "trial": "1"}, "environment": "cloud", "job": {}}
 
-Pools may be absent, null or empty. ``environment`` and ``job`` (an object, or JSON in a string) say
-nothing that is needed here, and are not read.
+Pools may be absent, null or empty. ``environment`` and ``job`` (an object, or JSON in a string) are
+not read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from reducer.cluster.addresses import normalize_address, refuse_twins
+from reducer.cluster.addresses import normalize_address, refuse_duplicates
 from reducer.cluster.fields import Field, parse
 from reducer.cluster.found import ClusterError, Environment
 
@@ -22,8 +22,11 @@ Role = Literal["worker", "reducer", "evaluator"]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a variable names its pools. ``workers``: in the order of ranks; of the names of one
-    place only one may have replicas."""
+    """The names of the pools in a variable.
+
+    ``workers`` is in the order of ranks. An item has alternative names of one pool, and only one of
+    these may have replicas.
+    """
 
     variable: str
     workers: tuple[tuple[str, ...], ...]
@@ -43,7 +46,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class Task:
-    """This replica. Evaluators take no part: they have neither rank nor address."""
+    """The task of this replica. Evaluators take no part: they have neither rank nor address."""
 
     role: Role
     rank: int | None = None
@@ -51,7 +54,7 @@ class Task:
 
 
 class Description:
-    """What one of the variables says; fields are checked when they are asked for."""
+    """The parsed text of one variable. A field is checked when it is read."""
 
     def __init__(self, layout: Layout, text: str) -> None:
         self.variable = layout.variable
@@ -59,17 +62,17 @@ class Description:
         self._root = parse(layout.variable, text)
 
     def reducers(self) -> tuple[str, ...]:
-        """Their addresses; empty where the cluster has none."""
+        """The addresses of the reducers; empty if the cluster has none."""
         found = self._pool(self._layout.reducers)
-        refuse_twins(found, f"{self.variable}: cluster.{self._layout.reducers}")
+        refuse_duplicates(found, f"{self.variable}: cluster.{self._layout.reducers}")
         return found
 
     def workers(self) -> tuple[str, ...]:
-        """Their addresses in the order of ranks."""
+        """The addresses of the workers in the order of ranks."""
         return tuple(address for name in self._worker_pools() for address in self._pool(name))
 
     def task(self) -> Task | None:
-        """None where the variable does not say which replica this is."""
+        """The task of this replica; None if the variable has none."""
         task = self._root.get("task")
         kind = None if task is None else task.get("type")
         if task is None or kind is None:
@@ -89,7 +92,7 @@ class Description:
         return Task("worker", self._first_rank(name) + index, pool[index])
 
     def trial(self) -> str:
-        """The id of the trial of hyperparameter tuning, "" where there is none."""
+        """The id of the trial of hyperparameter tuning; "" if there is none."""
         task = self._root.get("task")
         trial = None if task is None else task.get("trial")
         return "" if trial is None else trial.text("a string")
@@ -103,7 +106,7 @@ class Description:
         return first
 
     def _worker_pools(self) -> list[str]:
-        """The names that have replicas, in the order of ranks."""
+        """The names of the pools that have replicas, in the order of ranks."""
         pools = []
         for names in self._layout.workers:
             used = [name for name in names if self._pool(name)]
@@ -121,7 +124,7 @@ class Description:
 
 
 def descriptions(env: Environment) -> Iterator[Description]:
-    """Of the variables that are set, in their order; a later one is parsed when it is asked for."""
+    """The variables that are set, in the order of LAYOUTS. A variable is parsed when yielded."""
     for layout in LAYOUTS:
         if env.get(layout.variable, ""):
             yield Description(layout, env[layout.variable])

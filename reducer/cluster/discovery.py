@@ -1,11 +1,16 @@
-"""The rule: in which order the sources of each value are asked."""
+"""The rule: the order of the sources for each value."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reducer.cluster.addresses import normalize_address, refuse_twins, split_address, split_list
+from reducer.cluster.addresses import (
+    normalize_address,
+    refuse_duplicates,
+    split_address,
+    split_list,
+)
 from reducer.cluster.description import Task, descriptions
 from reducer.cluster.found import (
     ARGUMENT,
@@ -26,15 +31,15 @@ from reducer.cluster.launchers import (
 )
 from reducer.wire.codes import MAX_WORLD_SIZE
 
-# In a cluster of its own a job needs no name that tells it from others.
+# The default name of a job whose cluster has reducers of its own: it cannot meet another job there.
 OWN_CLUSTER_JOB = "training"
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Everything that the environment says; None is what it does not say.
+    """Everything found in the environment; None for a value that no variable gives.
 
-    ``master_addr`` and ``master_port`` are where torch.distributed meets, on the host of rank 0.
+    ``master_addr`` and ``master_port`` are the rendezvous of torch.distributed on rank 0's host.
     """
 
     task: Found[Task] | None
@@ -51,7 +56,7 @@ class Cluster:
 
 
 def discover(env: Environment) -> Cluster:
-    """All of it. Raises ClusterError for the first value that cannot be used."""
+    """Find every value. Raises ClusterError for the first value that cannot be used."""
     addresses = find_addresses(env)
     rank, world_size = find_ranks(env)
     local_rank, local_world_size = find_local_ranks(env)
@@ -74,7 +79,11 @@ def discover(env: Environment) -> Cluster:
 def find_addresses(
     env: Environment, given: str | Sequence[str] | None = None
 ) -> Found[tuple[str, ...]] | None:
-    """The reducers; a source that names none is passed over, except an argument."""
+    """The addresses of the reducers.
+
+    A source without reducers is skipped. An argument counts even if it has none: the result is then
+    None.
+    """
     if given is not None:
         parts = split_list(given) if isinstance(given, str) else list(given)
         return _listed(parts, ARGUMENT) if parts else None
@@ -96,14 +105,14 @@ def _listed(parts: Sequence[str], source: str) -> Found[tuple[str, ...]]:
         addresses = tuple(map(normalize_address, parts))
     except ClusterError as error:
         raise ClusterError(f"{where}: {error}") from None
-    refuse_twins(addresses, where)
+    refuse_duplicates(addresses, where)
     return Found(addresses, source)
 
 
 def find_ranks(
     env: Environment, rank: int | None = None, world_size: int | None = None
 ) -> tuple[Found[int] | None, Found[int] | None]:
-    """Rank and world size. Raises ClusterError where they do not fit together."""
+    """Rank and world size. Raises ClusterError if they do not fit together."""
     found_rank, by_rank = _find_number(env, "rank", rank)
     found_size, by_size = _find_number(env, "world_size", world_size)
     if found_rank is None or found_size is None:
@@ -128,7 +137,7 @@ def find_ranks(
 def _find_number(
     env: Environment, what: str, given: int | None
 ) -> tuple[Found[int] | None, str | None]:
-    """``rank`` or ``world_size``, and the launcher that says so; None for what the user sets."""
+    """``rank`` or ``world_size``, and the launcher that set it; None if the user set it."""
     if given is not None:
         return Found(int(given), ARGUMENT), None
     of_launcher = find_of_launcher(env, what)
@@ -147,7 +156,7 @@ def _find_number(
 
 
 def find_local_ranks(env: Environment) -> tuple[Found[int] | None, Found[int] | None]:
-    """Number of this rank on its host, and how many ranks the host has."""
+    """The number of this rank on its host, and the number of ranks on the host."""
     return _find_local_rank(env), _find_local_world_size(env)
 
 
@@ -164,14 +173,14 @@ def _find_local_world_size(env: Environment) -> Found[int] | None:
 
 
 def _one_process_for_each_replica(env: Environment, value: int) -> Found[int] | None:
-    """Where the rank is the replica's."""
+    """``value`` if each replica runs one process, which means that no launcher sets the rank."""
     of_launcher = find_of_launcher(env, "rank")
     task = None if of_launcher else find_task(env)
     return None if task is None or task.value.rank is None else Found(value, task.source)
 
 
 def find_task(env: Environment) -> Found[Task] | None:
-    """Which replica of a CLUSTER_SPEC or TF_CONFIG this is."""
+    """The task of this replica from CLUSTER_SPEC or TF_CONFIG."""
     for description in descriptions(env):
         task = description.task()
         if task is not None:
@@ -182,8 +191,11 @@ def find_task(env: Environment) -> Found[Task] | None:
 def find_job(
     env: Environment, given: str | None, addresses: Found[tuple[str, ...]] | None
 ) -> Found[str] | None:
-    """The job's name. A cluster's variable gives one only where the reducers are the cluster's own:
-    others may have other jobs, which must not meet ours."""
+    """The job's name.
+
+    CLUSTER_SPEC and TF_CONFIG give a name only if they also list the reducers: reducers outside the
+    cluster may have other jobs, which must not have the same name.
+    """
     if given is not None:
         return Found(given, ARGUMENT) if given else None
     found = find_text(env, "REDUCER_JOB") or find_elastic_run(env) or find_slurm_step(env)
@@ -198,7 +210,7 @@ def find_job(
 
 
 def find_run_id(env: Environment, given: str | None = None) -> Found[str] | None:
-    """Equal on all ranks, another one after a restart; None where rank 0 is to make one."""
+    """The run id: equal on all ranks and new after a restart; None if rank 0 has to make one."""
     if given:
         return Found(given, ARGUMENT)
     elastic = find_elastic_run(env)

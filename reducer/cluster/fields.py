@@ -1,4 +1,4 @@
-"""JSON in a variable, read field by field: an error names the path of the field."""
+"""Reads JSON in a variable field by field; errors name the path of the field."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from reducer.cluster.found import ClusterError
 
 @dataclass(frozen=True)
 class Field:
-    """A value in the JSON text of a variable, and the path that leads to it."""
+    """A value in the JSON text of a variable, and the path of the value."""
 
     variable: str
     path: str
     value: object
 
     def get(self, name: str) -> Field | None:
-        """The field of that name; None where it is absent or null."""
+        """The field ``name``; None if it is absent or null."""
         field = self._field(name)
         return None if field.value is None else field
 
     def need(self, name: str, expected: str) -> Field:
-        """The field of that name, which must be there."""
+        """The field ``name``; raises ClusterError if it is absent or null."""
         field = self._field(name)
         if field.value is None:
             raise field.error(f"expected {expected}, got none")
         return field
 
     def elements(self, what: str) -> list[Field]:
-        """Those of a list of ``what``; none of an empty object, which stands for an unused pool."""
+        """The elements of a list of ``what``; an empty object (an unused pool) has none."""
         if self.value == {}:
             return []
         if not isinstance(self.value, list):
@@ -64,7 +64,7 @@ class Field:
 
 
 def parse(variable: str, text: str) -> Field:
-    """The whole of a JSON text. Raises ClusterError where it is none, or no object."""
+    """Parse the JSON text of a variable. Raises ClusterError unless it is a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""A value and where it was found; the error for one that is no good."""
+"""A value with its source, and the error for a value that cannot be used."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ ARGUMENT = "argument"
 
 
 class ClusterError(ValueError):
-    """What was found cannot be used; the text has the variable, the field, expected and got."""
+    """A value cannot be used. The text has the variable, the field, and expected and got."""
 
 
 @dataclass(frozen=True)
 class Found(Generic[Value]):
-    """`source`: the name of the variable, or "argument"."""
+    """`source` is the name of the variable, or "argument"."""
 
     value: Value
     source: str
 
 
 def find_text(env: Environment, *variables: str) -> Found[str] | None:
-    """Of the first variable that is set; an empty one counts as not set."""
+    """The value of the first variable that is set and not empty."""
     for variable in variables:
         if env.get(variable, ""):
             return Found(env[variable], variable)
@@ -33,7 +33,7 @@ def find_text(env: Environment, *variables: str) -> Found[str] | None:
 
 
 def find_integer(env: Environment, *variables: str) -> Found[int] | None:
-    """Of the first variable that is set; raises ClusterError where it is no integer."""
+    """The value of the first variable that is set; raises ClusterError if it is no integer."""
     found = find_text(env, *variables)
     if found is None:
         return None

@@ -1,8 +1,8 @@
-"""Kubernetes: pods of a StatefulSet, each with a name of its own below a headless Service.
+"""Kubernetes: pods of a StatefulSet, each with a DNS name below a headless Service.
 
-``REDUCER_SERVICE=reducer.ml.svc`` and ``REDUCER_REPLICAS=2`` are reducer-0.reducer.ml.svc and
-reducer-1.reducer.ml.svc: the StatefulSet has the Service's name. Where pods are called otherwise,
-``{}`` stands for their number: ``train-reducers-0-{}.train`` for the first job of a JobSet.
+``REDUCER_SERVICE=reducer.ml.svc`` with ``REDUCER_REPLICAS=2`` stands for reducer-0.reducer.ml.svc
+and reducer-1.reducer.ml.svc, where the StatefulSet has the name of the Service. For other names of
+pods, ``{}`` stands for the number: ``train-reducers-0-{}.train`` for the first job of a JobSet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from reducer.wire.codes import MAX_REDUCERS
 
 
 def find_pods(env: Environment) -> Found[tuple[str, ...]] | None:
-    """Their addresses; None without REDUCER_SERVICE."""
+    """The addresses of the pods; None without REDUCER_SERVICE."""
     service = find_text(env, "REDUCER_SERVICE")
     if service is None:
         _refuse_service_link(env.get("REDUCER_PORT", ""))
@@ -39,12 +39,12 @@ def find_pods(env: Environment) -> Found[tuple[str, ...]] | None:
 
 
 def is_service_link(text: str) -> bool:
-    """Whether Kubernetes has set a variable to this, for a Service whose name is like ours."""
+    """Whether Kubernetes has set a variable to `text`, as it does for each Service by its name."""
     return re.match(r"(tcp|udp|sctp)://", text) is not None
 
 
 def _refuse_service_link(port: str) -> None:
-    """Who has a Service named reducer wants reducers, but its address is one for all of them."""
+    """Raises ClusterError for a Service named reducer: its one address stands for all pods."""
     if is_service_link(port):
         raise ClusterError(
             f"REDUCER_PORT: got {port!r}, which Kubernetes sets for a Service named reducer; it "

@@ -1,4 +1,4 @@
-"""The variables of launchers: who starts one process for each rank tells it which one it is."""
+"""The variables by which launchers tell each process its rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reducer.cluster.found import ClusterError, Environment, Found, find_integer
 
 @dataclass(frozen=True)
 class Launcher:
-    """For each value the names of its variables, the better ones first."""
+    """The variables of a launcher for each value; the first one that is set counts."""
 
     name: str
     rank: tuple[str, ...]
@@ -19,7 +19,7 @@ class Launcher:
     local_world_size: tuple[str, ...] = ()
 
 
-# In the order of the rule. SLURM_NTASKS is of the whole job where a script is no step of srun.
+# In the order of the rule. SLURM_NTASKS counts the tasks of the whole job if srun made no step.
 LAUNCHERS = (
     Launcher("REDUCER_*", ("REDUCER_RANK",), ("REDUCER_WORLD_SIZE",)),
     Launcher("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
@@ -44,7 +44,7 @@ LAUNCHERS = (
 
 
 def find_of_launcher(env: Environment, what: str) -> tuple[Found[int], str] | None:
-    """``rank``, ``world_size``, ``local_rank`` or ``local_world_size``, and whose it is."""
+    """``rank``, ``world_size``, ``local_rank`` or ``local_world_size``, and its launcher's name."""
     for launcher in LAUNCHERS:
         found = find_integer(env, *getattr(launcher, what))
         if found is not None:
@@ -53,12 +53,12 @@ def find_of_launcher(env: Environment, what: str) -> tuple[Found[int], str] | No
 
 
 def variables(what: str) -> str:
-    """The names that are looked at, for a text."""
+    """The names of the variables for one value, as text."""
     return ", ".join(name for launcher in LAUNCHERS for name in getattr(launcher, what))
 
 
 def find_elastic_run(env: Environment) -> Found[str] | None:
-    """torchrun's name of this run; it calls every run "none" unless --rdzv-id or --standalone."""
+    """torchrun's name of this run; None for "none", as without --rdzv-id and --standalone."""
     found = find_text(env, "TORCHELASTIC_RUN_ID")
     return None if found is None or found.value == "none" else found
 
@@ -68,7 +68,7 @@ def find_restarts(env: Environment) -> Found[int] | None:
 
 
 def find_slurm_step(env: Environment) -> Found[str] | None:
-    """A name of the job step, which all of its tasks know and no other step of the cluster has."""
+    """A name of the job step: equal on all tasks of the step, and unique in the cluster."""
     job = find_text(env, "SLURM_JOB_ID")
     if job is None:
         return None
@@ -77,7 +77,7 @@ def find_slurm_step(env: Environment) -> Found[str] | None:
 
 
 def find_slurm_tasks_here(env: Environment) -> Found[int] | None:
-    """Tasks on this node, from such as ``8(x3),4``: 8 on each of three nodes and 4 on the last."""
+    """The number of tasks on this node. ``8(x3),4`` means 8 on each of three nodes, then 4."""
     counts = find_text(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     node = find_integer(env, "SLURM_NODEID")
     if counts is None or node is None:
@@ -86,7 +86,7 @@ def find_slurm_tasks_here(env: Environment) -> Found[int] | None:
     for part in counts.value.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
-            raise ClusterError(f"{counts.source}={counts.value!r}: expected such as 8(x3),4")
+            raise ClusterError(f"{counts.source}={counts.value!r}: expected a list like 8(x3),4")
         tasks += [int(match[1])] * int(match[2] or 1)
     if not 0 <= node.value < len(tasks):
         raise ClusterError(
@@ -97,12 +97,12 @@ def find_slurm_tasks_here(env: Environment) -> Found[int] | None:
 
 
 def find_slurm_master(env: Environment) -> tuple[Found[str], Found[int]] | None:
-    """Host of the first task, from such as ``gpu[07-09,12],big1``; and a port for this job."""
+    """The first host of a list like ``gpu[07-09,12],big1``, and a port for this job."""
     nodes = find_text(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     job = find_integer(env, "SLURM_JOB_ID")
     if nodes is None or job is None:
         return None
     first = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", nodes.value).partition(",")[0]
-    # Below the ports that Linux gives to clients, and another one for jobs that share a node.
+    # Below Linux's ephemeral ports. Different for most jobs, since jobs may share a node.
     port = 10_000 + job.value % 20_000
     return Found(first, nodes.source), Found(port, job.source)

@@ -1,4 +1,4 @@
-"""Where a reducer's replica serves: the others dial the address that the cluster lists for it."""
+"""Where a replica that is a reducer listens: workers connect to the address listed for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reducer.cluster.found import Environment, Found
 
 
 def find_listening(env: Environment) -> Found[tuple[str, int]] | None:
-    """Host to listen on, and port; None where this is no reducer's replica."""
+    """The host and port to listen on; None if this replica is no reducer."""
     task = find_task(env)
     if task is None or task.value.role != "reducer" or task.value.address is None:
         return None
@@ -19,7 +19,10 @@ def find_listening(env: Environment) -> Found[tuple[str, int]] | None:
 
 
 def _listen_for(host: str) -> str:
-    """All interfaces: behind the bridge of a container the listed host is no address of ours."""
+    """All interfaces, since a container behind a bridge does not have the listed address.
+
+    A loopback address stays as it is.
+    """
     if host == "localhost":
         return host
     try:

@@ -1,4 +1,4 @@
-"""What was found as a table, as JSON, and as lines for a shell."""
+"""Formats the values found: as a table, as JSON, or as lines for a shell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NONE = "-"
 
 
 def as_text(cluster: Cluster) -> str:
-    """One row a value, a reducer on each line; what is missing says how to give it."""
+    """One row per value, and one line per reducer; a missing value has a hint how to set it."""
     rows = [("VALUE", "", "FROM"), *_rows(cluster)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(
@@ -24,12 +24,12 @@ def as_text(cluster: Cluster) -> str:
 
 
 def as_json(cluster: Cluster) -> str:
-    """An object: for each value null, or an object with ``value`` and ``source``."""
+    """An object; each value is null or an object with ``value`` and ``source``."""
     return json.dumps({name: _plain(found) for name, found in _values(cluster).items()})
 
 
 def as_shell(cluster: Cluster) -> str:
-    """``export`` lines: torch.distributed's variables, and the list of reducers."""
+    """``export`` lines with torch.distributed's variables and the list of reducers."""
     return "\n".join(
         f"export {name}={shlex.quote(_text(found.value))}"
         for name, found in _exports(cluster).items()
@@ -38,7 +38,7 @@ def as_shell(cluster: Cluster) -> str:
 
 
 def not_exported(cluster: Cluster) -> list[str]:
-    """The variables that ``as_shell`` leaves out, because nothing says them."""
+    """The variables that ``as_shell`` leaves out, since no value was found."""
     return [name for name, found in _exports(cluster).items() if found is None]
 
 

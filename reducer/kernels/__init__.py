@@ -1,16 +1,20 @@
-"""Kernels: fold contributions, finish a result, cast, checksum.
+"""Kernels: fold contributions, finish a result, cast, compute checksums.
 
-Two sets with the same bits: ``_native`` (C, chosen whenever it was built) and ``_numpy`` (the
-reference twin, and what a reducer runs on after an install with ``REDUCER_NO_NATIVE=1``). Nothing
-here knows of rounds, sockets or time.
+There are two sets, and both give the same bits: ``_native`` (C, used wherever it was built) and
+``_numpy`` (the reference, and the fallback after an install with ``REDUCER_NO_NATIVE=1``). Kernels
+know nothing of rounds, sockets or time.
 
-The law that both hold: begin from the first operand, never from +0.0; operands in the order
-given, which is rank order; one rounding at the end (float16 is summed in float64, bfloat16 and
-float8 in float32); NaN results are one canonical quiet NaN; min and max propagate NaN, and -0 < +0;
-an integer mean truncates toward zero; integers wrap and say so; band, bor and bxor are of integers
-alone. Not finite is what holds NaN or
-Inf; for min and max NaN alone, since Inf is a number like others there. float8_e4m3fn has no Inf: a
-sum beyond 448 is NaN, as where PyTorch casts.
+Law of both sets:
+
+- Operands are folded in the order given, which is rank order, from the first operand and never
+  from +0.0.
+- A result is rounded once, at the end. float16 is summed in float64, bfloat16 and float8 in
+  float32.
+- A NaN in a result is the one canonical quiet NaN. min and max propagate NaN, and -0 < +0.
+- Integers wrap, and the kernel reports OVERFLOW. The mean of integers truncates toward zero.
+- band, bor and bxor take integers only.
+- NONFINITE reports NaN or Inf; with min and max only NaN, since Inf is an ordinary value there.
+- float8_e4m3fn has no Inf: a sum beyond 448 becomes NaN, as in a cast of PyTorch.
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ __all__ = ["PART_SHIFT", "KernelSet", "load"]
 
 
 def load(require_native: bool = False, no_native: bool = False) -> KernelSet:
-    """The native kernels, or the NumPy twin where they were not built or are not wanted.
+    """The native kernels; the NumPy kernels if there are no native ones, or with ``no_native``.
 
-    Raises ``ImportError`` with ``require_native`` if there are no native kernels.
+    With ``require_native``, raises ``ImportError`` instead of returning the NumPy kernels.
     """
     try:
         if no_native:

@@ -1,7 +1,8 @@
-"""The NumPy twin: the kernels written for reading, and the oracle of the native ones.
+"""The kernels in NumPy, written for readability: the reference for the native kernels.
 
-It shares no trick with the C code, and works in blocks, so that no temporary is as large as a
-chunk. About 20 times slower than C for the 16-bit types: never benchmark it by accident.
+They share no technique with the C code. They work in blocks, so that no temporary array is as large
+as a chunk. They are about 20 times slower than C for the 16-bit types: do not benchmark them by
+accident.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _BLOCK = 16_384  # elements: the widest accumulator block, 128 KiB, stays in the
 _CRC_BLOCK = 1 << 20  # bytes copied at a time, since google_crc32c takes only bytes
 
 _EXTREMA = frozenset((ReduceOp.MIN, ReduceOp.MAX))
-_OF_BITS = {
+_BITWISE_UFUNCS = {
     ReduceOp.BAND: np.bitwise_and,
     ReduceOp.BOR: np.bitwise_or,
     ReduceOp.BXOR: np.bitwise_xor,
 }
 
-# Wire dtype -> how NumPy holds it on the wire, and the accumulator of sum, mean and prod.
+# By wire dtype: the NumPy dtype of the payload, and of the accumulator of sum, mean and prod.
 _WIRE: dict[int, np.dtype[Any]] = {
     DType.FLOAT32: np.dtype("<f4"),
     DType.FLOAT64: np.dtype("<f8"),
     DType.FLOAT16: np.dtype("<f2"),
-    DType.BFLOAT16: np.dtype("<u2"),  # its bits, as of all in NOT_IN_NUMPY
+    DType.BFLOAT16: np.dtype("<u2"),  # the bits, as for every dtype in NOT_IN_NUMPY
     DType.INT8: np.dtype("i1"),
     DType.UINT8: np.dtype("u1"),
     DType.INT32: np.dtype("<i4"),
@@ -84,7 +85,7 @@ def acc_itemsize(op: int, dtype: int) -> int:
 
 def fold(op: int, dtype: int, count: int, acc: Buffer, parts: Sequence[Buffer], first: bool) -> int:
     if first and not parts:
-        raise ValueError("fold: nothing to begin from: first=True and no parts")
+        raise ValueError("fold: nothing to begin from: expected a part with first=True, got none")
     total = _elements("acc", acc, _accumulator(op, dtype), count, writable=True)
     sources = _parts(dtype, count, parts)
     in_place = first and _begins_in_place(total, sources)
@@ -112,7 +113,7 @@ def finish(
     out: Buffer,
 ) -> int:
     if acc is None and not parts:
-        raise ValueError("finish: nothing to begin from: acc is None and no parts")
+        raise ValueError("finish: nothing to begin from: expected acc or a part, got neither")
     if world < 1:
         raise ValueError(f"finish: world must be at least 1, got {world}")
     kind = _accumulator(op, dtype)
@@ -165,7 +166,9 @@ def _accumulator(op: int, dtype: int) -> np.dtype[Any]:
     if dtype not in _WIRE:
         raise ValueError(f"no kernel for dtype {dtype}: expected a DType number, 1 to 12")
     if op in BITWISE and dtype in FLOATS:
-        raise ValueError(f"no kernel for op {op} of dtype {dtype}: bits are combined of integers")
+        raise ValueError(
+            f"no kernel for op {op} of dtype {dtype}: a bitwise op expects an integer dtype"
+        )
     if op in _EXTREMA or op in BITWISE:
         return _WIRE[dtype]
     if op in (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD):
@@ -209,7 +212,7 @@ def _begins_in_place(total: Array, sources: list[Array]) -> bool:
 
 
 def _contributed(op: int, dtype: int, parts: list[Array]) -> int:
-    """NONFINITE and the number of the first part that is not finite, or 0."""
+    """NONFINITE and, above PART_SHIFT, the number of the first part that is not finite; else 0."""
     for number, part in enumerate(parts, start=1):
         if any(_not_finite(op, dtype, part[block]).any() for block in _blocks(part.size)):
             return int(Flag.NONFINITE) | number << PART_SHIFT
@@ -217,7 +220,7 @@ def _contributed(op: int, dtype: int, parts: list[Array]) -> int:
 
 
 def _not_finite(op: int, dtype: int, values: Array) -> Array:
-    """Which elements of the wire dtype are NaN, or Inf where that is no number like others."""
+    """Mask of the elements that are NaN, or Inf unless the op is min or max."""
     if dtype in NOT_IN_NUMPY:
         values = to_float32(dtype, values)
     if values.dtype.kind != "f":
@@ -239,7 +242,7 @@ def _blocks(count: int) -> Iterator[slice]:
 
 
 def _widened(op: int, dtype: int, part: Array) -> Array:
-    """A new array in the accumulator's dtype."""
+    """A copy of ``part`` in the accumulator's dtype."""
     if dtype in NOT_IN_NUMPY and op not in _EXTREMA:
         return to_float32(dtype, part)
     return part.astype(_accumulator(op, dtype))
@@ -252,7 +255,7 @@ def _fold_block(op: int, dtype: int, total: Array, parts: list[Array]) -> int:
         if op in _EXTREMA:
             _fold_extremum(op, dtype, total, operand)
         elif op in BITWISE:
-            _OF_BITS[ReduceOp(op)](total, operand, out=total)
+            _BITWISE_UFUNCS[ReduceOp(op)](total, operand, out=total)
         elif total.dtype.kind == "f":
             (np.multiply if op == ReduceOp.PROD else np.add)(total, operand, out=total)
         elif op == ReduceOp.PROD:
@@ -270,7 +273,7 @@ def _fold_extremum(op: int, dtype: int, total: Array, part: Array) -> None:
         total[:] = from_float32(dtype, values)
         return
     chosen = choose(total, part)
-    if total.dtype.kind == "f":  # NumPy leaves the order of -0 and +0 open
+    if total.dtype.kind == "f":  # NumPy does not define the order of -0 and +0
         negative = np.signbit(total), np.signbit(part)
         sign = negative[0] | negative[1] if op == ReduceOp.MIN else negative[0] & negative[1]
         zeros = (total == 0) & (part == 0)
@@ -292,7 +295,7 @@ def _multiply_wrapping(total: Array, part: Array) -> bool:
     nonzero = part != 0
     divisor = np.where(nonzero, part, 1)
     wrapped = nonzero & (total // divisor != before)
-    if total.dtype.kind == "i":  # the one quotient that itself overflows
+    if total.dtype.kind == "i":  # min // -1 is the only quotient that overflows
         wrapped |= (part == -1) & (before == np.iinfo(total.dtype).min)
     return bool(wrapped.any())
 
@@ -308,7 +311,7 @@ def _divided(total: Array, world: int) -> Array:
 
 
 def _store(op: int, dtype: int, total: Array, out: Array) -> int:
-    """Round ``total`` to the wire dtype; canonical NaN, wrapped integers, and the flags."""
+    """Round ``total`` to the wire dtype, with canonical NaN and wrapped integers; returns flags."""
     if out.dtype.kind == "f":
         nan = np.isnan(total)
         out[:] = total

@@ -1,6 +1,6 @@
-"""Floats that NumPy has not, held as their bits: bfloat16 and the two float8 of the OCP's OFP8.
+"""Floats that NumPy lacks, held as their bits: bfloat16 and the two float8 formats of OCP OFP8.
 
-Written for reading, as the twin that uses it. Each is exact in float32.
+Written for readability, as the NumPy kernels are. float32 represents each of these values exactly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Float8:
     nan: int
 
     def magnitudes(self) -> Array:
-        """What the codes 0 to 127 mean, as if there were neither Inf nor NaN; float64, rising."""
+        """The values of codes 0 to 127 as if the format had no Inf or NaN; ascending float64."""
         mantissa_bits = 7 - self.exponent_bits
         codes = np.arange(128)
         exponents, fractions = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
@@ -52,7 +52,7 @@ class _Float8:
         levels = self.magnitudes()[: self.limit + 1]
         between = (levels[:-1] + levels[1:]) / 2
         magnitudes = np.abs(values.astype("<f8"))
-        codes = np.searchsorted(between, magnitudes)  # the level below a tie
+        codes = np.searchsorted(between, magnitudes)  # for a tie, the lower level
         tie = np.append(between, np.inf)[codes] == magnitudes
         codes += tie & (codes < self.limit) & (codes % 2 == 1)
         signed = codes | np.where(np.signbit(values), 0x80, 0)
@@ -68,16 +68,16 @@ _FLOAT8 = {
 
 
 def to_float32(dtype: int, bits: Array) -> Array:
-    """The values of ``bits``, a new array."""
+    """The values of ``bits`` as a new array."""
     if dtype == DType.BFLOAT16:
         return (bits.astype("<u4") << 16).view("<f4")
     return _FLOAT8[DType(dtype)].decode(bits)
 
 
 def from_float32(dtype: int, values: Array) -> Array:
-    """To nearest, ties to even, canonical NaN: the bits.
+    """The bits of ``values`` rounded to nearest, ties to even, with canonical NaN.
 
-    Beyond the finite numbers is Inf, or NaN where there is no Inf.
+    A value beyond the largest finite number becomes Inf, or NaN if the dtype has no Inf.
     """
     if dtype != DType.BFLOAT16:
         return _FLOAT8[DType(dtype)].encode(values)

@@ -1,4 +1,4 @@
-"""What a set of kernels offers: the names, the buffers they take, the numbers they return."""
+"""The interface of a set of kernels: functions, buffers, return values."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc.Buffer is of Python 3.12
 
-PART_SHIFT: Final = 16  # of the number of the first part that is not finite, above the Flag bits
+PART_SHIFT: Final = 16  # result >> PART_SHIFT is the number of the first part that is not finite
 
 
 class KernelSet(Protocol):
-    """What ``load`` returns: a module with these names.
+    """The module that ``load`` returns.
 
-    Buffers are C-contiguous objects with the buffer protocol, at any alignment, and may be longer
-    than needed. Errors, before a byte is written: ``ValueError`` for one that is too short, for
-    operands that overlap in a way not allowed below, and for an op or dtype without a kernel;
-    ``BufferError`` for one that is read-only or not contiguous; ``TypeError`` for no buffer.
-    ``op`` and ``dtype`` are ``ReduceOp`` and ``DType`` numbers; ``count`` is in elements.
+    Buffers are C-contiguous objects with the buffer protocol. They may have any alignment and may
+    be longer than needed. ``op`` and ``dtype`` are ``ReduceOp`` and ``DType`` numbers; ``count`` is
+    in elements.
+
+    A kernel raises before it writes a byte: ``ValueError`` if a buffer is too short, if operands
+    overlap in a way that is not allowed below, or if the op or dtype has no kernel; ``BufferError``
+    if a buffer is not contiguous, or read-only where it must be writable; ``TypeError`` if an
+    argument has no buffer protocol.
     """
 
     @property
@@ -26,7 +29,7 @@ class KernelSet(Protocol):
         """``"native"`` or ``"numpy"``."""
 
     def crc32c(self, data: Buffer, value: int = 0) -> int:
-        """CRC-32C (Castagnoli) of ``data``, going on from ``value``."""
+        """CRC-32C (Castagnoli) of ``data``; ``value`` is the CRC of the bytes before ``data``."""
 
     def acc_itemsize(self, op: int, dtype: int) -> int:
         """Bytes of one element of the accumulator."""
@@ -34,12 +37,14 @@ class KernelSet(Protocol):
     def fold(
         self, op: int, dtype: int, count: int, acc: Buffer, parts: Sequence[Buffer], first: bool
     ) -> int:
-        """Fold ``parts`` in order into ``acc``; ``first``: begin from ``parts[0]``, not ``acc``.
+        """Fold ``parts`` in order into ``acc``; with ``first``, begin from ``parts[0]`` instead.
 
-        ``acc`` holds ``count`` accumulator elements and overlaps no part; but with ``first`` it may
-        be ``parts[0]``, where its elements are as wide and another part follows. Returns ``Flag``
-        bits, OVERFLOW if an integer accumulator wrapped, NONFINITE if a part is not finite; and
-        above them, from PART_SHIFT on, the number of the first such part, from 1.
+        ``acc`` has ``count`` accumulator elements and overlaps no part. Exception: with ``first``,
+        ``acc`` may be ``parts[0]`` if accumulator and wire elements have the same size and another
+        part follows.
+
+        Returns ``Flag`` bits: OVERFLOW if an integer accumulator wrapped, NONFINITE if a part is
+        not finite. The bits from PART_SHIFT on hold the number of the first such part, from 1.
         """
 
     def finish(
@@ -52,16 +57,18 @@ class KernelSet(Protocol):
         parts: Sequence[Buffer],
         out: Buffer,
     ) -> int:
-        """Fold the last ``parts`` and write the result to ``out``: ``count`` elements of ``dtype``.
+        """Fold the last ``parts`` and write ``count`` elements of ``dtype`` to ``out``.
 
-        ``acc`` None: begin from ``parts[0]``. A mean is divided once, by ``world``. ``acc`` stays
-        as it was, unless ``out`` begins where ``acc`` begins; ``out`` may also begin where a part
-        does. Returns what ``fold`` returns: OVERFLOW (here or in the accumulator's last steps),
-        NAN, NONFINITE also where only the result is not finite.
+        If ``acc`` is None, folding begins from ``parts[0]``. A mean is divided once, by ``world``.
+        ``out`` may begin where ``acc`` or a part begins; otherwise ``acc`` does not change.
+
+        Returns the same bits as ``fold``. OVERFLOW also reports a result that does not fit
+        ``dtype``, NONFINITE also reports a result that is not finite, and NAN reports a NaN in the
+        result.
         """
 
     def narrow(self, dtype: int, count: int, source: Buffer, out: Buffer) -> int:
         """Round ``count`` float32 to a 16-bit ``dtype``, ties to even. Returns NAN or 0."""
 
     def widen(self, dtype: int, count: int, source: Buffer, out: Buffer) -> None:
-        """Write ``count`` elements of a 16-bit ``dtype`` as float32, exactly."""
+        """Convert ``count`` elements of a 16-bit ``dtype`` to float32; the conversion is exact."""

@@ -1,7 +1,8 @@
-/* CRC-32C, best first: carry-less multiplication that folds 256 bytes into the next 256; the
- * processor's instruction in three interleaved streams (each instruction waits for the one before
- * it, so three streams are three times as fast); tables, eight bytes at a time. The polynomial is
- * 0x1EDC6F41, bits reversed. */
+/* CRC-32C with polynomial 0x1EDC6F41, bits reversed. Three ways, the fastest first:
+ * - carry-less multiplication folds 256 bytes into the next 256;
+ * - the processor's CRC instruction runs on three interleaved streams: an instruction waits for the
+ *   previous one of its stream, so three streams are three times as fast;
+ * - tables, eight bytes at a time. */
 #include <string.h>
 
 #include "kernels.h"
@@ -30,10 +31,10 @@ static int has_wide(void) {
 static int has_instruction(void) { return (getauxval(AT_HWCAP) & (1UL << 7)) != 0; } /* CRC32 */
 #endif
 
-enum { LONG = 4096, SHORT = 256 }; /* bytes of a stream; a chunk is mostly long ones */
+enum { LONG = 4096, SHORT = 256 }; /* bytes per stream; most of a chunk goes in long streams */
 
 static uint32_t bytes_table[8][256];
-static uint32_t long_zeros[4][256], short_zeros[4][256]; /* a CRC after that many zero bytes */
+static uint32_t long_zeros[4][256], short_zeros[4][256]; /* append LONG or SHORT zero bytes */
 
 static uint32_t load_4(const unsigned char* data) {
   uint32_t word;
@@ -96,8 +97,9 @@ HARDWARE static uint32_t by_instruction(uint32_t crc, const unsigned char* data,
 #endif
 
 #if defined(WIDE)
-/* A CRC is a remainder, and so are the first 256 bytes times x^2048: each half of 16 bytes times
- * the remainder of its power of x lands on the 16 bytes that follow 256 later. */
+/* A CRC is a remainder modulo the polynomial. The first 256 bytes stand for a multiple of x^2048,
+ * so they can be replaced by its remainder: multiply each half of 16 bytes by the remainder of its
+ * power of x, and add the products to the 16 bytes that come 256 bytes later. */
 WIDE static uint32_t by_folding(uint32_t crc, const unsigned char* data, size_t length) {
   enum { LANE = sizeof(__m512i), LANES = 4, BLOCK = LANE * LANES };
   if (length >= 2 * BLOCK) {
@@ -125,7 +127,7 @@ WIDE static uint32_t by_folding(uint32_t crc, const unsigned char* data, size_t 
 
 typedef uint32_t updater(uint32_t crc, const unsigned char* data, size_t length);
 
-static updater* ways[3]; /* those of this machine, best first */
+static updater* ways[3]; /* that this machine supports, fastest first */
 static size_t way_count;
 static updater* update;
 
@@ -134,7 +136,7 @@ static void fill_zeros(uint32_t zeros[4][256], size_t length) {
   for (int bit = 0; bit < 32; ++bit) {
     zeros[bit / 8][1 << bit % 8] = by_table(UINT32_C(1) << bit, nothing, length);
   }
-  for (int byte = 0; byte < 4; ++byte) { /* a CRC is linear: the rest are sums of those */
+  for (int byte = 0; byte < 4; ++byte) { /* CRCs are linear: xor the entries of single bits */
     for (int value = 1; value < 256; ++value) {
       const int lowest = value & -value;
       zeros[byte][value] = zeros[byte][lowest] ^ zeros[byte][value ^ lowest];

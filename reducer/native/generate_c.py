@@ -12,8 +12,8 @@ from pathlib import Path
 
 from mypyc.build import mypycify
 
-# Neither the project's settings nor what else is installed may change the code: `make check`
-# is the place for types.
+# The generated code must not depend on the project's mypy settings or on installed packages.
+# `make check` checks types.
 _MYPY = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
 
 

@@ -1,5 +1,5 @@
-/* Whatever mode the calling thread is in (a library built with -ffast-math makes it flush
- * denormals to zero): the kernels compute with denormals and round to nearest even. */
+/* The kernels compute with denormals and round to nearest even in any floating-point mode of the
+ * calling thread. For instance, a library built with -ffast-math makes a thread flush denormals. */
 #ifndef RS_IEEE_H
 #define RS_IEEE_H
 

@@ -1,5 +1,5 @@
-/* The kernels: which instruction set, and blocks that stay in the L1 cache. The loops over
- * elements are in loops.inc; nothing here looks at an element. */
+/* The kernels: choose the instruction set and split the work into blocks that stay in the L1 cache.
+ * The loops over elements are in loops.inc. */
 #include "kernels.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 
 enum { MAX_LEVELS = 4 };
 
-static const rs_level_table* levels[MAX_LEVELS]; /* those of this machine, best first, then NULL */
+static const rs_level_table* levels[MAX_LEVELS]; /* supported here, fastest first, then NULL */
 static const rs_level_table* level;              /* the one in use */
 
 __attribute__((constructor)) static void choose_level(void) {
@@ -58,10 +58,10 @@ static size_t block_at(size_t start, size_t count) {
   return count - start < RS_BLOCK ? count - start : RS_BLOCK;
 }
 
-/* Flags, and of the parts that are not finite the first. */
+/* The flags so far, and the number of the first part that is not finite. */
 typedef struct {
   unsigned flags;
-  size_t part; /* from 1; 0: none so far */
+  size_t part; /* from 1; 0 if all parts were finite */
 } outcome;
 
 static void note(outcome* all, unsigned flags, size_t part) {
@@ -75,7 +75,8 @@ static unsigned answer(const outcome* all) {
   return all->flags | (unsigned)all->part << RS_PART_SHIFT;
 }
 
-/* `flags` of a step or begin, of which part number `part` (from 1) was the operand. */
+/* Notes the `flags` that step or begin returned for part number `part`, from 1. The flag NONFINITE
+ * of a loop with an inspect is only a hint, so inspect the operand. */
 static void note_step(outcome* all, unsigned flags, const rs_loops* loops, const void* operand,
                       size_t count, size_t part) {
   if (flags & RS_NONFINITE && loops->inspect) {
@@ -84,7 +85,7 @@ static void note_step(outcome* all, unsigned flags, const rs_loops* loops, const
   note(all, flags, part);
 }
 
-/* The first two parts, of which the accumulator is one. */
+/* Folds the first two parts; `acc` holds the first one. */
 static void begin_block(const rs_loops* loops, void* acc, const void* second, size_t start,
                         size_t count, outcome* all) {
   const void* part = (const char*)second + start * loops->item_size;

@@ -1,7 +1,7 @@
-// The kernels under sanitizers: every op, dtype, level and tail length on buffers of exactly the
-// size needed, at an odd address, so that one byte too far is a report. Results are checked
-// against the baseline level, and that against the CRC of all results: the same bits on every
-// machine. That they are the right ones is what tests/unit/kernels/test_kernels.py says.
+// The kernels under sanitizers: every op, dtype, level and tail length. Buffers have exactly the
+// needed size and an odd address, so the sanitizer reports one byte too far. The results of each
+// level must equal those of the baseline level, and the CRC of all results must equal a constant:
+// the bits are the same on every machine. tests/unit/kernels/test_kernels.py checks the values.
 #include "kernels.h"
 
 #include <cstdint>
@@ -30,7 +30,7 @@ void require(bool fine, const std::string& what) {
   }
 }
 
-// Bytes at an odd address, with nothing that may be touched behind them.
+// Bytes at an odd address; the allocation ends with the last byte.
 class Odd {
  public:
   explicit Odd(std::size_t size) : size_(size), memory_(new unsigned char[size + 1]) {
@@ -55,12 +55,12 @@ struct Outcome {
   unsigned whole_flags, split_flags;
 };
 
-// What a call says of parts that `begun` others come before.
+// The result of a call, with its part number counted from `begun` earlier parts on.
 unsigned shifted(unsigned said, unsigned begun) {
   return said >> RS_PART_SHIFT ? said + (begun << RS_PART_SHIFT) : said;
 }
 
-// What two calls say of one chunk, the earlier one first.
+// Combines the results of two calls on one chunk.
 unsigned together(unsigned earlier, unsigned later) {
   const unsigned part = earlier >> RS_PART_SHIFT ? earlier : later;
   return ((earlier | later) & ((1u << RS_PART_SHIFT) - 1)) | part >> RS_PART_SHIFT << RS_PART_SHIFT;
@@ -146,7 +146,7 @@ void check_crc(const std::vector<std::string>& levels) {
   }
 }
 
-// As a thread is after something that was linked with -ffast-math.
+// The mode of a thread in a process that has loaded a library linked with -ffast-math.
 void check_flush_to_zero() {
 #if defined(__x86_64__)
   constexpr rs_fp_mode kFlush = 0x9FC0;

@@ -1,26 +1,26 @@
-/* Inside the kernels: the table of loops that each instruction set's build of loops.inc fills. */
+/* Private to the kernels: the table of loops that loops.inc fills for each instruction set. */
 #ifndef RS_LOOPS_H
 #define RS_LOOPS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Elements that a loop is given at a time at most: the widest accumulator block is 16 KiB, so
- * that it and the operand stay in the L1 cache. */
+/* Maximum number of elements per call of a loop. The widest accumulator block is 16 KiB, so the
+ * block and the operand stay in the L1 cache. */
 #define RS_BLOCK 2048
 
-/* Returns flags. RS_NONFINITE of widen and begin and step: `from` is not finite; where there is an
- * inspect, it may be so. RS_NONFINITE of round: `to` is not finite. */
+/* Returns flags. RS_NONFINITE from widen, begin or step: `from` is not finite, or, if the entry has
+ * an inspect, `from` may be not finite. RS_NONFINITE from round: `to` is not finite. */
 typedef unsigned rs_loop(void* restrict to, const void* restrict from, size_t count);
 
-enum { RS_BEGAN_NONFINITE = 1 << 8 }; /* of begin: `to`, as it was, is not finite */
+enum { RS_BEGAN_NONFINITE = 1 << 8 }; /* from begin: `to` was not finite before the call */
 
 typedef struct {
   uint8_t item_size, acc_item_size;
   rs_loop* widen; /* wire to accumulator */
-  rs_loop* begin; /* as step, where acc is a contribution, too */
+  rs_loop* begin; /* as step, but acc holds a contribution and is checked, too */
   rs_loop* step;  /* acc = acc op part */
-  unsigned (*inspect)(const void* part, size_t count); /* RS_NONFINITE if it is so; may be NULL */
+  unsigned (*inspect)(const void* part, size_t count); /* RS_NONFINITE or 0; may be NULL */
   void (*divide)(void* acc, uint64_t world, size_t count);
   rs_loop* round; /* accumulator to wire */
 } rs_loops;
@@ -40,6 +40,6 @@ extern const rs_level_table rs_loops_avx512;
 #endif
 
 void rs_crc32c_init(void);       /* once, before main */
-void rs_crc32c_use(size_t rank); /* 0: the best way of this machine, 1: the next, ... */
+void rs_crc32c_use(size_t rank); /* 0: the fastest way on this machine, 1: the next, ... */
 
 #endif

@@ -1,4 +1,4 @@
-/* AVX2 and F16C: the compiler's flags are in CMakeLists.txt. */
+/* The loops for AVX2 and F16C; CMakeLists.txt sets the compiler's flags. */
 #if defined(__x86_64__)
 #define LEVEL avx2
 #include "loops.inc"

@@ -1,3 +1,3 @@
-/* Any machine: the compiler's flags are in CMakeLists.txt. */
+/* The loops for any machine; CMakeLists.txt sets the compiler's flags. */
 #define LEVEL baseline
 #include "loops.inc"

@@ -1,4 +1,4 @@
-// Binds the kernels for Python: checks every buffer before a byte is touched.
+// Binds the kernels for Python. Checks every buffer before a kernel reads or writes it.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -15,10 +15,10 @@ namespace nb = nanobind;
 
 namespace {
 
-// Below so many bytes the GIL stays: to drop and take it costs more than the work.
+// For less work than this, releasing and acquiring the GIL costs more than the work.
 constexpr std::size_t kWorthTheGil = 256 << 10;
 
-// Drops the GIL for as long as this lives, for work on so many bytes.
+// Releases the GIL for the lifetime of the object if the work is on at least kWorthTheGil bytes.
 class MaybeNoGil {
  public:
   explicit MaybeNoGil(std::size_t bytes) {
@@ -29,8 +29,8 @@ class MaybeNoGil {
   std::optional<nb::gil_scoped_release> release_;
 };
 
-// Bytes of a Python object, held as long as this lives. Made and destroyed with the GIL.
-// `index`: of a part of several, for the text of errors; -1: the only one.
+// Holds the buffer of a Python object. Construct and destroy with the GIL held.
+// `index` is the index in a list of parts, for the text of errors; -1 if there is no list.
 class Bytes {
  public:
   Bytes(const char* name, nb::handle object, bool writable, int index = -1)
@@ -47,7 +47,7 @@ class Bytes {
   }
   ~Bytes() { PyBuffer_Release(&view_); }
   Bytes(Bytes&& other) noexcept : name_(other.name_), index_(other.index_), view_(other.view_) {
-    other.view_.obj = nullptr;  // which makes its release do nothing
+    other.view_.obj = nullptr;  // PyBuffer_Release of `other` then does nothing
   }
   Bytes& operator=(Bytes&&) = delete;
 
@@ -57,7 +57,7 @@ class Bytes {
   void* data() const { return view_.buf; }
   std::size_t size() const { return static_cast<std::size_t>(view_.len); }
 
-  // From here on only the first `needed` bytes count.
+  // Cuts the view to the first `needed` bytes; throws if there are fewer.
   void require(std::size_t needed) {
     if (size() < needed) {
       const auto text = name() + ": expected at least " + std::to_string(needed) + " bytes, got " +
@@ -90,7 +90,7 @@ void require_kernel(int op, int dtype) {
   }
   if (rs_item_size(op, RS_INT8) != 0) {
     fail("no kernel for op " + std::to_string(op) + " of dtype " + std::to_string(dtype) +
-         ": bits are combined of integers");
+         ": a bitwise op expects an integer dtype");
   }
   fail("no kernel for op " + std::to_string(op) + ": expected a ReduceOp number that reduces");
 }
@@ -147,7 +147,7 @@ unsigned fold(int op, int dtype, std::int64_t count, nb::handle acc, nb::handle 
   total.require(checked(count, rs_acc_item_size(op, dtype)));
   const Parts sources(parts, checked(count, rs_item_size(op, dtype)));
   if (first && sources.size() == 0) {
-    fail("fold: nothing to begin from: first=True and no parts");
+    fail("fold: nothing to begin from: expected a part with first=True, got none");
   }
   const bool in_place = begins_in_place(op, dtype, first, total, sources);
   for (const Bytes& source : sources.all()) {
@@ -178,7 +178,7 @@ unsigned finish(int op, int dtype, std::int64_t count, std::int64_t world, nb::h
   const std::size_t size = checked(count, rs_item_size(op, dtype));
   const Parts sources(parts, size);
   if (!total && sources.size() == 0) {
-    fail("finish: nothing to begin from: acc is None and no parts");
+    fail("finish: nothing to begin from: expected acc or a part, got neither");
   }
   if (world < 1) {
     fail("finish: world must be at least 1, got " + std::to_string(world));

@@ -1,6 +1,6 @@
-# The Python that handles every contribution, compiled by mypyc: one library with all of the code,
-# and for each module a small one that Python finds before the .py file of that name. The names of
-# the generated files are mypyc's.
+# Compiles the Python code that handles every contribution with mypyc. One library has all of the
+# code. A small library for each module refers to it; Python finds that one before the .py file.
+# mypyc chooses the names of the generated files.
 get_filename_component(root "${CMAKE_CURRENT_SOURCE_DIR}/../.." ABSOLUTE)
 file(GLOB modules RELATIVE "${root}" CONFIGURE_DEPENDS
      "${root}/reducer/wire/*.py" "${root}/reducer/core/*.py" "${root}/reducer/core/*/*.py")
@@ -35,7 +35,7 @@ execute_process(
 
 python_add_library(reducer__mypyc MODULE WITH_SOABI ${library_sources})
 target_include_directories(reducer__mypyc PRIVATE "${mypyc}/lib-rt" "${made}")
-target_compile_options(reducer__mypyc PRIVATE -O3 -w) # generated: its warnings are nobody's
+target_compile_options(reducer__mypyc PRIVATE -O3 -w) # generated code: no warnings
 set_target_properties(reducer__mypyc PROPERTIES C_VISIBILITY_PRESET hidden)
 install(TARGETS reducer__mypyc LIBRARY DESTINATION .)
 install(FILES "${made}/_compiled.py" DESTINATION reducer)

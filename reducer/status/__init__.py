@@ -1,1 +1,1 @@
-"""What `reducer status` does: ask running reducers, put the answers together, show them."""
+"""The work of `reducer status`: ask running reducers, combine the answers, show them."""

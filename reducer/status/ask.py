@@ -1,4 +1,4 @@
-"""Asks running reducers for their numbers, on their metrics ports."""
+"""Asks running reducers for their statistics, on their metrics ports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def ask_all(addresses: Sequence[str], seconds: float) -> list[dict[str, Any] | StatusError]:
-    """The answer of each address, or why there is none; all are asked at the same time."""
+    """The answer of each address, or the error. Up to 32 addresses are asked at the same time."""
 
     def one(address: str) -> dict[str, Any] | StatusError:
         try:
@@ -53,7 +53,7 @@ def ask_all(addresses: Sequence[str], seconds: float) -> list[dict[str, Any] | S
 
 
 def ask(address: str, seconds: float) -> dict[str, Any]:
-    """The reducer's numbers; raises StatusError."""
+    """The reducer's statistics; raises StatusError."""
     host, port = parse_address(address)
     connection = http.client.HTTPConnection(host, port, timeout=seconds)
     try:
@@ -85,7 +85,10 @@ def ask(address: str, seconds: float) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _deadline(sock: socket.socket, seconds: float) -> Generator[None]:
-    """Of all that is received: the socket's own is of each part, and a byte a second is endless."""
+    """Raises TimeoutError if the block takes longer than `seconds` in total.
+
+    The socket's own timeout applies to each receive, so a peer could send a byte a second for ever.
+    """
 
     def end() -> None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Puts what the lanes of many reducers say together: each reducer, each run, each late rank.
+"""Combines the reports of the lanes of many reducers: each reducer, each run, each late rank.
 
 All lanes of all reducers see the same rounds at the same time, so times and numbers of rounds are
 not added up over lanes: the largest one tells. Bytes are.
@@ -13,12 +13,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ReducerStatus:
-    """One reducer; `workers` of `places` are connected to all of its lanes. Sizes in bytes.
+    """One reducer. Sizes are in bytes.
 
-    A worker has a place in each of its groups. `down` are lanes that have died and are not up
-    again: nothing else counts them.
-
-    `clock`: its own, in seconds, when it said so. `loop_lag`: of the lane where it is largest.
+    `workers` of `places` are connected to all lanes of the reducer; a worker has a place in each of
+    its groups. `down` has the lanes that died and have not restarted; the other numbers leave them
+    out. `clock` is the reducer's clock in seconds at the time of the answer. `loop_lag` is the
+    largest of all lanes.
     """
 
     address: str
@@ -41,7 +41,7 @@ class ReducerStatus:
 
     @property
     def state(self) -> str:
-        """What it does now, in a word or two."""
+        """The state in a word or two."""
         if self.down:
             return f"lane {', '.join(map(str, self.down))} down"
         return "serves" if self.ready else "drains"
@@ -49,7 +49,7 @@ class ReducerStatus:
 
 @dataclass(frozen=True)
 class Wait:
-    """A round that waits now."""
+    """A round that waits now, and how long it has waited."""
 
     key: str
     round: int
@@ -58,10 +58,11 @@ class Wait:
 
 @dataclass
 class RankStatus:
-    """`waited`: seconds in which others waited for this rank, `share` of the run's time.
+    """How late a rank is.
 
-    `lost_by`: reducers that have no connection of it; `absent_from`: the oldest round that waits
-    for it now.
+    The other ranks waited for this rank for `waited` seconds, which is the `share` of the run's
+    time. The reducers in `lost_by` have no connection of the rank. `absent_from` is the oldest
+    round that waits for the rank now.
     """
 
     rank: int
@@ -73,12 +74,12 @@ class RankStatus:
 
 @dataclass
 class RunStatus:
-    """One run of a job; `ranks` are those that were waited for, the latest first.
+    """One run of a job.
 
-    `title` is the job, and of a group of its workers, whose ranks are its own, the group.
-
-    `joined` counts the workers of a run that is still forming, and is None afterwards; `absent`
-    are ranks that it waits for.
+    `ranks` has the ranks that others waited for, the latest first. `title` is the job's name; for a
+    group it also has the group's name, since each group numbers its ranks from 0. `joined` counts
+    the workers while the run is forming, and is None afterwards; `absent` has the ranks that have
+    not joined yet.
     """
 
     job: str
@@ -102,7 +103,7 @@ class Summary:
 
 
 def summarize(answers: Mapping[str, dict[str, Any]]) -> Summary:
-    """Of /api/stats by address."""
+    """Combine the answers to /api/stats, given by address."""
     runs: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
     forming: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for address, answer in answers.items():
@@ -188,7 +189,7 @@ def _waits(rounds: Iterable[dict[str, Any]]) -> Iterable[tuple[int, Wait]]:
 
 
 def _lateness(rank: RankStatus) -> float:
-    """What a rank has kept the others waiting, and does so now."""
+    """Seconds that the others have waited for a rank, including the round that waits now."""
     return rank.waited + (rank.absent_from.seconds if rank.absent_from else 0.0)
 
 

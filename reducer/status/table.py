@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from reducer.status.summary import RankStatus, ReducerStatus, RunStatus, Summary
 
-# Below this share of its time a run has lost nothing that is worth a line.
+# A rank is listed as late if the others waited for it for at least this share of the run's time.
 _LEAST_SHARE = 0.01
 _RANKS_SHOWN = 8
-# Runs that have ended leave nothing behind.
 NO_RUN = "no job is running"
 
 
 def as_text(summary: Summary) -> str:
-    """Reducers first, then each run and who is late in it."""
+    """A table of the reducers, then each run with its late ranks."""
     lines = list(_reducers(summary.reducers))
     for run in summary.runs:
         lines += ["", *_run(run)]
@@ -65,7 +64,7 @@ def _run(run: RunStatus) -> Iterator[str]:
 
 
 def now_text(rank: RankStatus) -> str:
-    """What is wrong with it now, if anything."""
+    """What is wrong with the rank now; "" if nothing is."""
     texts = []
     if rank.lost_by:
         texts.append(f"not connected to {', '.join(rank.lost_by)}")
@@ -76,14 +75,14 @@ def now_text(rank: RankStatus) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """The first few by number."""
+    """The first few ranks, and how many more there are."""
     shown = ", ".join(str(rank) for rank in ranks[:_RANKS_SHOWN])
     more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}{more}"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int, rest: int = 0) -> Iterator[str]:
-    """The first `left` and the last `rest` columns to the left, the others to the right."""
+    """Align the first `left` and the last `rest` columns left, and the others right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     turned = len(widths) - rest
     for row in rows:
@@ -95,7 +94,7 @@ def aligned(rows: Sequence[Sequence[str]], left: int, rest: int = 0) -> Iterator
 
 
 def amount(size: float) -> str:
-    """Bytes in decimal units, three digits.
+    """A number of bytes in decimal units, with three digits.
 
     >>> amount(0), amount(12_345), amount(1.5e9)
     ('0 B', '12.3 kB', '1.50 GB')

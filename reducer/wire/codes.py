@@ -10,7 +10,7 @@ PROTOCOL_MINOR: Final = 1
 
 # Limits and their reasons: PROTOCOL.md, section 10.
 MAX_CONTROL_BYTES: Final = 65_536
-MAX_EARLY_BYTES: Final = 4_096  # of a control frame before the welcome; a HELLO has 1,000 at most
+MAX_EARLY_BYTES: Final = 4_096  # per control frame before WELCOME; a HELLO has at most 1,000
 MAX_CONTROL_DEPTH: Final = 8
 MAX_CONTROL_ITEMS: Final = 4_096
 MAX_CONTROL_VALUES: Final = 1_024
@@ -81,7 +81,7 @@ ITEM_SIZES: dict[int, int] = {
 }
 
 
-# Floats that NumPy has not: an array holds their bits, or is of a dtype of ml_dtypes.
+# NumPy lacks these floats: an array holds their bits, or has a dtype of ml_dtypes.
 NOT_IN_NUMPY: Final = (DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 FLOATS: Final = frozenset((DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, *NOT_IN_NUMPY))
 
@@ -99,7 +99,7 @@ class ReduceOp(IntEnum):
     BXOR = 9
 
 
-# Of the bits of integers; since minor 1.
+# Bitwise reductions, for integers only; since protocol minor 1.
 BITWISE: Final = frozenset((ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR))
 
 
@@ -111,8 +111,8 @@ class Collective(IntEnum):
     BARRIER = 5
 
 
-# What the data path compares with, as plain integers: a member of an enumeration is looked up, and
-# compared, by calls.
+# Plain integers for comparisons on the data path: enumeration members cost calls to look up and to
+# compare.
 CONTRIBUTION: Final = int(MessageKind.CONTRIBUTION)
 RESULT: Final = int(MessageKind.RESULT)
 HEARTBEAT: Final = int(MessageKind.HEARTBEAT)

@@ -1,9 +1,9 @@
-"""Incremental frame decoder: bytes in, frames out; it never copies a chunk's payload.
+"""Incremental frame decoder: bytes in, frames out; payloads of chunks are not copied.
 
-The event loop asks `get_buffer()` where to read next, reports the count to `received()` and takes
-the frames from `next_frame()`. The payload of a chunk is read straight into the buffer that
-`target(header)` hands out, with room for the next header behind it, so that a stream of chunks
-costs one read a chunk.
+The event loop reads into `get_buffer()`, passes the number of bytes to `received()` and takes
+frames from `next_frame()`. The payload of a chunk is read straight into the buffer that
+`target(header)` returns. The next header fits behind the payload in the same buffer, so a stream
+of chunks costs one read per chunk.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from reducer.wire.codes import CONTRIBUTION, MAX_EARLY_BYTES, RESULT, MessageKin
 from reducer.wire.errors import CorruptedError
 from reducer.wire.header import HEADER_SIZE, Crc, Header, unpack_header
 
-# Room for small frames: a burst of them is taken in one read, at the price of one copy each.
+# Buffer for headers and small frames: one read takes a burst of small frames and copies each once.
 SCRATCH_BYTES: Final = 16_384
-# Until a chunk has come: whoever is in no run yet takes little.
+# Size of the buffer until the first chunk: a connection that has joined no run takes little memory.
 FIRST_SCRATCH_BYTES: Final = 1_024
 
 _NOTHING: Final = memoryview(b"")
-# What a target gives for a payload that nobody needs: its bytes are thrown away as they come.
+# A target returns SKIP for a payload that nobody needs: the decoder discards the bytes.
 SKIP: Final = memoryview(bytearray(65_536))
 Target = Callable[[Header], memoryview]
 
@@ -33,8 +33,8 @@ def _no_target(header: Header) -> memoryview:
 class Frame:
     """A complete, checked frame.
 
-    `payload` is the view that `target` gave, cut to the length, for a chunk; memory of its own
-    for other frames; None without payload.
+    `payload` is the view that `target` returned, cut to the payload's length, or memory of its own
+    for small frames. It is None if the frame has no payload or the payload was skipped.
     """
 
     __slots__ = ("header", "payload")
@@ -47,20 +47,20 @@ class Frame:
 class Decoder:
     """One direction of one connection.
 
-    `target` is called once for every CONTRIBUTION or RESULT with payload, and for every other frame
-    of more than MAX_EARLY_BYTES, before a byte of the payload is taken; it returns a writable view
-    of at least length + HEADER_SIZE bytes, or SKIP: the frame then has no payload, and nobody looks
-    at its CRC. `next_frame` raises the ProtocolError family only; after that the decoder must not
-    be used again.
+    `target` is called once for each CONTRIBUTION or RESULT with a payload, and for each other frame
+    of more than MAX_EARLY_BYTES, before any byte of the payload is taken. It returns a writable
+    view of at least length + HEADER_SIZE bytes, or SKIP. A skipped frame has no payload, and its
+    payload CRC is not checked. `next_frame` raises only the ProtocolError family; after an error
+    the decoder must not be used again.
     """
 
     def __init__(self, crc32c: Crc, target: Target) -> None:
         self._crc = crc32c
         self._target = target
         self._scratch = memoryview(bytearray(FIRST_SCRATCH_BYTES))
-        self._room = FIRST_SCRATCH_BYTES  # that scratch should have
-        # Between frames: what of scratch is filled, and from where on it is not parsed yet.
-        # Inside a payload: its header, its memory, and how much has come.
+        self._room = FIRST_SCRATCH_BYTES  # wanted size of scratch
+        # Between frames: scratch[start:filled] is read and not parsed.
+        # Inside a payload: its header, its memory, and the number of bytes received.
         self._start = 0
         self._filled = 0
         self._header: Header | None = None
@@ -69,12 +69,12 @@ class Decoder:
 
     @property
     def inside_frame(self) -> bool:
-        """Whether the stream ended here would cut a frame."""
+        """Whether the end of the stream at this point would cut a frame."""
         return self._filled > 0 or self._header is not None
 
     @property
     def has_chunks(self) -> bool:
-        """Whether a chunk has come."""
+        """Whether a chunk has been received."""
         return self._room == SCRATCH_BYTES
 
     def get_buffer(self) -> memoryview:
@@ -86,17 +86,20 @@ class Decoder:
         return self._scratch[self._filled :] if self._filled else self._scratch
 
     def received(self, nbytes: int) -> None:
-        """So many bytes were read; take the frames until there is none before the next read."""
+        """Account for `nbytes` read into `get_buffer()`.
+
+        Before the next read, call `next_frame` until it returns None.
+        """
         if self._header is None:
             self._filled += nbytes
         else:
             self._have += nbytes
 
     def next_frame(self) -> Frame | None:
-        """The next frame that is complete.
+        """The next complete frame, or None.
 
-        A frame is given out before the header behind it is looked at: whoever decides in `target`
-        has acted on everything that was sent before.
+        A frame is returned before the following header is parsed. So when `target` decides about a
+        payload, the caller has already handled all earlier frames.
         """
         header = self._header
         if header is None:
@@ -116,12 +119,12 @@ class Decoder:
         return self._finish(header, payload)
 
     def end(self) -> None:
-        """Nothing more is read: let go of `target`, as who gave it holds the decoder."""
+        """Read nothing more. Drops `target`, whose owner holds the decoder: a reference cycle."""
         self._target = _no_target
         self._view = _NOTHING
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
-        """Copy `data` in, however it is cut: for tests and simulated links."""
+        """Decode `data`, which may begin and end inside a frame: for tests and simulated links."""
         frames: list[Frame] = []
         rest = memoryview(data)
         while rest:
@@ -157,7 +160,7 @@ class Decoder:
         return Frame(header, None) if view is SKIP else self._finish(header, view[:length])
 
     def _close_up(self, start: int) -> None:
-        """Make room behind the beginning of a header."""
+        """Move the beginning of a header to the start of scratch, and grow scratch if wanted."""
         left = self._filled - start
         if left and start:
             self._scratch[:left] = bytes(self._scratch[start : self._filled])

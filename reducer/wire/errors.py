@@ -1,10 +1,10 @@
-"""Errors in three families; each class knows its wire code and whether a retry can help.
+"""Errors in three families; each class has its wire code and says whether a retry can help.
 
-- ``ProtocolError``: the peer broke the rules. Reaction: close that connection.
-- ``RoundError``: this round or job failed. Reaction: tell every rank.
-- ``InternalError``: our bug. Reaction: log it with its stack and keep serving.
+- ``ProtocolError``: the peer broke the rules. Reaction: close the connection.
+- ``RoundError``: a round or a job failed. Reaction: tell every rank.
+- ``InternalError``: our bug. Reaction: log the error with its stack and keep serving.
 
-Nothing that a peer sends may raise anything outside the first two families.
+Input from a peer may raise only the first two families.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from reducer.wire.codes import ErrorCode
 
 
 class ReductionError(Exception):
-    """Base of all families; ``str()`` of it is the message that the peer is sent."""
+    """Base of all families; ``str(error)`` is the message sent to the peer."""
 
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
     retryable: ClassVar[bool] = False
@@ -28,7 +28,7 @@ class ProtocolError(ReductionError):
 
 
 class BadFrameError(ProtocolError):
-    """Bytes that are no frame of this version: magic, reserved field, kind, length, map."""
+    """The bytes are no frame of this version: bad magic, reserved field, kind, length or map."""
 
 
 class ProtocolVersionError(ProtocolError):
@@ -38,29 +38,29 @@ class ProtocolVersionError(ProtocolError):
 
 
 class AuthenticationError(ProtocolError):
-    """The peer could not prove that it has the key, or speaks for another job than its own."""
+    """The peer did not prove that it has the key, or it names a job whose key it did not prove."""
 
     code = ErrorCode.AUTHENTICATION
 
 
 class JoinError(ProtocolError):
-    """The hello does not fit the run that it asks for."""
+    """The HELLO does not fit the run that it names."""
 
     code = ErrorCode.JOIN
 
 
 class QuotaError(ProtocolError):
-    """More memory, keys or jobs than this reducer may give."""
+    """The peer needs more memory, keys or jobs than this reducer allows."""
 
     code = ErrorCode.QUOTA
 
 
 class RecordsError(QuotaError):
-    """A run has filled its room for keys, rounds and texts: it ends for all of its ranks."""
+    """A run has used up its memory for keys, rounds and texts: the run ends for all ranks."""
 
 
 class UnstableError(QuotaError):
-    """Results that `rank` does not say it holds have filled their room: the run ends for all."""
+    """Results that `rank` has not acknowledged fill the limit: the run ends for all ranks."""
 
     def __init__(self, text: str, rank: int) -> None:
         super().__init__(text)
@@ -68,14 +68,14 @@ class UnstableError(QuotaError):
 
 
 class CorruptedError(ProtocolError):
-    """A CRC does not match: bytes were changed in transit, and the connection is done for."""
+    """A CRC does not match: bytes were changed in transit. The connection must be closed."""
 
     code = ErrorCode.CORRUPTED
     retryable = True
 
 
 class IntegrityError(ProtocolError):
-    """Two copies of one contribution differ: nobody knows which one is right."""
+    """Two copies of one contribution differ, and the reducer cannot know which one is right."""
 
     code = ErrorCode.INTEGRITY
 
@@ -91,12 +91,13 @@ class RoundError(ReductionError):
     """A round, or all rounds of a job, cannot be completed."""
 
 
-# What a peer can cause. Whoever deals with peers catches these alone: a bug of ours must show.
+# The errors that a peer can cause. Code that handles peers catches only these, so that our own
+# bugs show.
 PEER_ERRORS: Final = (ProtocolError, RoundError)
 
 
 class PeerLostError(RoundError):
-    """A rank left or died while others need it."""
+    """A rank left or died while other ranks need its contributions."""
 
     code = ErrorCode.PEER_LOST
 

@@ -1,8 +1,8 @@
 """The psk handshake (PROTOCOL.md, section 12): two peers prove that they have a job's key.
 
-Law: before the proof nothing is parsed but fixed fields of fixed-size messages, and nothing is
-taken from a peer that was not asked for. Randomness is an argument; an object is good for one
-connection and one attempt.
+Law: before the proof, a lane parses only fixed fields of messages of fixed size, and reads no byte
+that it did not ask for. The caller passes the random nonce. One object serves one attempt on one
+connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reducer.wire.header import PREFACE_SIZE, PrefaceFlag, pack_preface
 NONCE_SIZE: Final = 32
 MAC_SIZE: Final = 32
 INCARNATION_SIZE: Final = 16
-# Below 128 bits a key can be searched for, offline, by whoever got one answer of a lane.
+# A peer that has one answer of a lane can try keys offline: below 128 bits that is feasible.
 MIN_KEY_BYTES: Final = 16
 MAX_KEY_BYTES: Final = 1_024
 JOB_KEY_BYTES: Final = 32
@@ -33,7 +33,7 @@ _PROOF: Final = struct.Struct("<4s4s")
 CHALLENGE_SIZE: Final = _CHALLENGE.size
 ANSWER_SIZE: Final = _ANSWER.size + MAC_SIZE
 PROOF_SIZE: Final = _PROOF.size + MAC_SIZE
-# What a lane receives before it believes anything, preface included.
+# Bytes that a lane receives before the worker is authenticated, including the preface.
 RECEIVED_BYTES: Final = PREFACE_SIZE + CHALLENGE_SIZE + PROOF_SIZE
 
 _SALT: Final = b"open-reduction-server psk %d" % PROTOCOL_MAJOR
@@ -42,14 +42,14 @@ _WORKER: Final = b"open-reduction-server worker\0"
 
 
 def extract(master: bytes) -> bytes:
-    """HKDF-Extract (RFC 5869) of the key in a key file; ValueError for one that is too short."""
+    """HKDF-Extract (RFC 5869) of the key in a key file; ValueError for a key of a bad length."""
     if not MIN_KEY_BYTES <= len(master) <= MAX_KEY_BYTES:
         raise ValueError(f"a key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes, got {len(master)}")
     return hmac.digest(_SALT, master, hashlib.sha256)
 
 
 def expand(extracted: bytes, job: str) -> bytes:
-    """The key of one job: HKDF-Expand to 32 bytes, the info is the job's name."""
+    """The key of one job: HKDF-Expand to 32 bytes with the job's name as info."""
     return hmac.digest(extracted, job.encode() + b"\x01", hashlib.sha256)
 
 
@@ -65,8 +65,8 @@ def _mac(key: bytes, label: bytes, transcript: bytes) -> bytes:
 class LaneHandshake:
     """The lane's side: challenge in, answer out, proof in.
 
-    `get_buffer` has room for the rest of one message and never for a byte behind it, so the first
-    frame stays where it is. `received` raises the ProtocolError family; there is no second try.
+    `get_buffer` has room only for the rest of one message, so the first frame stays in the socket.
+    `received` raises the ProtocolError family; after an error the connection must be closed.
     """
 
     __slots__ = ("_answer", "_extracted", "_have", "_key", "_message", "_transcript", "done", "job")
@@ -88,12 +88,12 @@ class LaneHandshake:
         return memoryview(self._message)[self._have :]
 
     def received(self, nbytes: int) -> bytes:
-        """What is to be sent now; nothing in most cases."""
+        """Account for `nbytes` read; returns the answer to send after the challenge, else b""."""
         self._have += nbytes
         magic = PROOF_MAGIC if self._key else CHALLENGE_MAGIC
         begin = bytes(self._message[: min(self._have, len(magic))])
         if not magic.startswith(begin):
-            raise BadFrameError(f"no handshake: got {begin!r}, expected {magic!r}")
+            raise BadFrameError(f"a handshake message begins with {begin!r}, expected {magic!r}")
         if self._have < len(self._message):
             return b""
         message = bytes(self._message)
@@ -124,7 +124,7 @@ class LaneHandshake:
 
 
 class WorkerHandshake:
-    """The worker's side, as the engine does it in C++: `opening` out, answer in, proof out."""
+    """The worker's side: `opening` out, answer in, proof out. The engine has the same in C++."""
 
     def __init__(self, key: bytes, job: str, lane: int, nonce: bytes) -> None:
         name = job.encode()
@@ -134,9 +134,12 @@ class WorkerHandshake:
         self._lane = lane
 
     def proof(self, answer: bytes) -> bytes:
-        """The last message for a lane that has proven the key; else AuthenticationError."""
+        """The proof to send to the lane; AuthenticationError unless `answer` proves the key."""
         if len(answer) != ANSWER_SIZE or not answer.startswith(ANSWER_MAGIC):
-            raise BadFrameError(f"no answer to the challenge: {answer[:16]!r}")
+            raise BadFrameError(
+                f"the answer to the challenge has {len(answer)} bytes and begins with "
+                f"{answer[:16]!r}, expected {ANSWER_SIZE} bytes that begin with {ANSWER_MAGIC!r}"
+            )
         _, lane, reserved, _, _ = _ANSWER.unpack_from(answer)
         expected = _mac(self._key, _LANE, self.opening + answer[: _ANSWER.size])
         if not hmac.compare_digest(answer[_ANSWER.size :], expected):
@@ -148,11 +151,14 @@ class WorkerHandshake:
 
 
 def _job_of(challenge: bytes) -> str:
-    """The name in a challenge; BadFrameError where its fixed fields are not as they must be."""
+    """The job's name in a challenge; BadFrameError if a field of the challenge is invalid."""
     _, size, reserved, name, _ = _CHALLENGE.unpack(challenge)
     if any(reserved) or not 1 <= size <= MAX_JOB_BYTES or any(name[size:]):
-        raise BadFrameError("a challenge with a bad job name or reserved bytes that are set")
+        raise BadFrameError(
+            f"a challenge has reserved bytes that are set, or a job name of {size} bytes, expected "
+            f"1 to {MAX_JOB_BYTES} and zeros behind it"
+        )
     try:
         return str(name[:size], "utf-8")
     except UnicodeDecodeError:
-        raise BadFrameError("a challenge whose job name is no UTF-8") from None
+        raise BadFrameError("the job name in a challenge is no UTF-8") from None

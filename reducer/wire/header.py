@@ -1,7 +1,6 @@
 """The preface and the fixed frame header (PROTOCOL.md, sections 1 and 2).
 
-The CRC function is an argument everywhere: this layer computes nothing heavy and imports nothing
-native.
+Callers pass the CRC function, so this layer needs no native code.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _PREFACE: Final = struct.Struct("<4sBBHH6s")
 _HEADER: Final = struct.Struct("<4sBBBBBBHHHIIQQQQQIII")
 _CRC: Final = struct.Struct("<I")
 _HEADER_AND_CRC: Final = struct.Struct(_HEADER.format + "I")
-_CRC_WITH_CRC: Final = 0x48674BC7  # of whatever is followed by its own CRC-32C
+_CRC_WITH_CRC: Final = 0x48674BC7  # CRC-32C of any bytes followed by their own CRC-32C
 assert _PREFACE.size == PREFACE_SIZE
 assert _HEADER.size + _CRC.size == HEADER_SIZE
 
@@ -47,7 +46,7 @@ _EMPTY_KINDS: Final = frozenset(
 
 class PrefaceFlag(IntFlag):
     PSK = 1  # the handshake of section 12 comes before the first frame
-    TLS = 2  # all that follows is TLS (section 13); never both
+    TLS = 2  # TLS begins after the preface (section 13); excludes PSK
 
 
 _MODES: Final = frozenset((0, int(PrefaceFlag.PSK), int(PrefaceFlag.TLS)))
@@ -71,7 +70,7 @@ _FIELDS: Final = (
 class Header:
     """One frame header; fields as in PROTOCOL.md, section 2, without magic, version and CRC.
 
-    No named tuple: a class of its own is a C struct where it is compiled.
+    A class instead of a named tuple, since mypyc compiles a class to a C struct.
     """
 
     __slots__ = _FIELDS
@@ -115,7 +114,7 @@ class Header:
         self.payload_crc = payload_crc
 
     def fields(self) -> dict[str, int]:
-        """By name, in the order of the arguments."""
+        """The value of each field by name, in the order of the constructor's arguments."""
         return {name: getattr(self, name) for name in _FIELDS}
 
     def replace(self, **changes: int) -> Header:
@@ -135,7 +134,10 @@ def pack_preface(lane: int, flags: int = 0) -> bytes:
 
 
 def unpack_preface(data: Buffer) -> Preface:
-    """Raises BadFrameError for what is no preface, ProtocolVersionError for another major."""
+    """Check and unpack the 16 bytes of `data`.
+
+    Raises BadFrameError if they are no preface, ProtocolVersionError for another major version.
+    """
     magic, major, minor, flags, lane, reserved = _PREFACE.unpack(data)
     if magic != PREFACE_MAGIC:
         raise BadFrameError(f"not a reducer client: the first bytes are {bytes(data[:8])!r}")
@@ -174,7 +176,7 @@ def unpack_header(data: Buffer, crc: Crc) -> Header:
     if magic != FRAME_MAGIC:
         raise BadFrameError(f"a frame begins with {magic!r}, expected {FRAME_MAGIC!r}")
     if version != PROTOCOL_MAJOR:
-        raise ProtocolVersionError(f"a frame of version {version}, expected {PROTOCOL_MAJOR}")
+        raise ProtocolVersionError(f"a frame has version {version}, expected {PROTOCOL_MAJOR}")
     if crc(data) != _CRC_WITH_CRC:
         raise CorruptedError("the CRC-32C of a frame header does not match: bytes were changed")
     _check_kind(kind, reserved, length)
@@ -197,5 +199,5 @@ def _check_kind(kind: int, reserved: int, length: int) -> None:
         limit = MAX_CONTROL_BYTES
     if length > limit:
         raise BadFrameError(
-            f"{MessageKind(kind).name} frame of {length} bytes, the limit is {limit}"
+            f"a {MessageKind(kind).name} frame has {length} bytes, the limit is {limit}"
         )

@@ -1,4 +1,4 @@
-"""Names of keys and positions in them, of runs and groups (PROTOCOL.md, sections 2, 4 and 8)."""
+"""Names of keys, runs and groups, and positions in a key (PROTOCOL.md, sections 2, 4 and 8)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from reducer.wire.codes import MAX_CHUNKS
 
-# Between the id of a run and the name of a group of its workers.
+# Separates the id of a run from the name of a group of its workers.
 GROUP_MARK: Final = "#"
 
 _FNV_OFFSET: Final = 0xCBF29CE484222325
@@ -23,12 +23,12 @@ def key_id(name: str) -> int:
 
 
 def position(round_: int, chunk: int) -> int:
-    """The place of a chunk in the order of its key."""
+    """The place of a chunk in the sequence of all chunks of its key."""
     return round_ * MAX_CHUNKS + chunk
 
 
 def split_run_id(run_id: str) -> tuple[str, str]:
-    """The id of the run, and the name of the group, "" for the run itself.
+    """The id of the run and the name of the group; "" if `run_id` names no group.
 
     >>> split_run_id("night-7"), split_run_id("night-7#rows#0")
     (('night-7', ''), ('night-7', 'rows#0'))
@@ -38,9 +38,9 @@ def split_run_id(run_id: str) -> tuple[str, str]:
 
 
 def run_title(job: str, run_id: str) -> str:
-    """A job and, for a group, its name: ranks are counted anew in each of these.
+    """The job's name and, for a group, the group's name. Ranks start at 0 in each job and group.
 
-    The mark is percent-encoded in the job's name, so that no job has the title of another's group.
+    The mark is percent-encoded in the job's name, so no job has the title of another job's group.
 
     >>> run_title("night", "7#rows"), run_title("night#rows", "7"), run_title("50%", "7")
     ('night#rows', 'night%23rows', '50%25')

@@ -1,7 +1,8 @@
-"""Control messages: one msgpack map each, as frozen dataclasses (PROTOCOL.md, sections 3 and 4).
+"""Control messages as frozen dataclasses; each is one msgpack map (PROTOCOL.md, sections 3 and 4).
 
-Input is untrusted: size, depth, item counts and every field's type and range are checked, and
-nothing but BadFrameError is raised. Unknown names are ignored: room for minor versions.
+Input is untrusted: `decode` checks the size, depth, number of items, and the type and range of
+every field, and raises only BadFrameError. It ignores unknown names, so that minor versions can
+add fields.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _incarnation(name: str, value: Any) -> bytes:
 
 
 def _chunk_table(name: str, value: Any) -> ChunkTable:
-    """Rows of (least bytes of a round, bytes of a chunk), ascending, the first from 0."""
+    """Rows of (smallest size of a round, size of a chunk) in bytes, ascending from size 0."""
     if type(value) not in (list, tuple) or len(value) > MAX_CHUNK_TABLE_ROWS:
         raise BadFrameError(f"{name} must be a list of at most {MAX_CHUNK_TABLE_ROWS} rows")
     rows: list[tuple[int, int]] = []
@@ -108,7 +109,7 @@ def _integers(low: int, high: int) -> Check:
     def check(name: str, value: Any) -> tuple[int, ...]:
         if type(value) not in (list, tuple) or len(value) > MAX_REDUCERS:
             raise BadFrameError(f"{name} must be a list of at most {MAX_REDUCERS} slots")
-        # All at once: a route has thousands. One by one only to say which is wrong.
+        # A route has thousands of items: check them at once, and one by one only for the error.
         if set(map(type, value)) == {int} and min(value) >= low and max(value) <= high:
             return tuple(value)
         return tuple(item(name, each) for each in value)
@@ -139,7 +140,7 @@ def _maps(limit: int) -> Check:
         if type(value) not in (list, tuple) or len(value) > limit:
             raise BadFrameError(f"{name} must be a list of at most {limit} maps")
         if any(type(item) is not dict for item in value):
-            raise BadFrameError(f"{name} must hold maps")
+            raise BadFrameError(f"{name} must be a list of maps")
         return tuple(value)
 
     return check
@@ -171,15 +172,16 @@ def _wire(check: Check, **kwargs: Any) -> Any:
 def _check_route(
     route: int, since: tuple[int, ...], live: tuple[int, ...], lanes_by_slot: tuple[int, ...]
 ) -> None:
-    """The lists agree: as long as each other, some slot is live, none is newer than the route."""
+    """The lists have one length, a slot is live, and no slot is newer than the route."""
     if not len(since) == len(live) == len(lanes_by_slot):
         raise BadFrameError(
-            f"route {route} has {len(since)} since, {len(live)} live, {len(lanes_by_slot)} lanes"
+            f"the lists of route {route} differ in length: {len(since)} since, {len(live)} live, "
+            f"{len(lanes_by_slot)} lanes_by_slot"
         )
     if not any(live):
         raise BadFrameError(f"route {route} has no live slot")
     if max(since) > route:
-        raise BadFrameError(f"route {route} has a slot since {max(since)}, which is newer")
+        raise BadFrameError(f"route {route} has a slot since route {max(since)}, which is newer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The hello is admitted; `absent` ranks are still missing."""
+    """The lane has admitted the HELLO and waits for the `absent` ranks."""
 
     lanes: int = _wire(_integer(1, MAX_LANES))
     lane: int = _wire(_integer(0, MAX_LANES - 1))
@@ -216,7 +218,7 @@ class Pending:
 class Welcome:
     """The run is complete: contributions may be sent.
 
-    Without lists by slot the route is the first: every slot is live since route 0.
+    Without `since`, `live` and `lanes_by_slot` the route is 0, in which every slot is live.
     """
 
     run_id: str = _wire(_text(MAX_RUN_ID_BYTES, empty=False))
@@ -243,16 +245,19 @@ class Welcome:
     def __post_init__(self) -> None:
         if not (self.since or self.live or self.lanes_by_slot):
             if self.route:
-                raise BadFrameError(f"route {self.route} without its slots")
+                raise BadFrameError(f"route {self.route} has no lists by slot")
             return
         if len(self.since) != self.reducers:
-            raise BadFrameError(f"a route of {len(self.since)} slots for {self.reducers} reducers")
+            raise BadFrameError(
+                f"route {self.route} has {len(self.since)} slots, expected {self.reducers}, one "
+                "for each reducer"
+            )
         _check_route(self.route, self.since, self.live, self.lanes_by_slot)
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """The last frame of its sender: why the session is over."""
+    """Why the session is over; the last frame that the peer sends."""
 
     code: int = _wire(_integer(1, 255))
     message: str = _wire(_text(MAX_TEXT_BYTES))
@@ -264,7 +269,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Goaway:
-    """The lane will end: its slot is to be put out of the route."""
+    """The lane is shutting down: rank 0 must take its slot out of the route."""
 
     reason: str = _wire(_text(MAX_TEXT_BYTES))
     epoch: int = _wire(_integer(0, (1 << 32) - 1), default=0)
@@ -272,14 +277,14 @@ class Goaway:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The name behind the key id in the header."""
+    """The name of the key whose id is in the header."""
 
     name: str = _wire(_text(MAX_KEY_BYTES, empty=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Rounds that have waited too long: maps of key, round, age_ms, absent, absent_count."""
+    """Rounds that have waited too long; maps with key, round, age_ms, absent and absent_count."""
 
     rounds: tuple[dict[str, Any], ...] = _wire(_maps(16))
 
@@ -294,7 +299,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """The rank has given the round up; code and text are those of the REFUSED that it follows."""
+    """The rank gives the round up; code and message are copied from the REFUSED that it got."""
 
     code: int = _wire(_integer(1, 255))
     message: str = _wire(_text(MAX_TEXT_BYTES))
@@ -302,7 +307,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Which slots are live, and since which route the chunks of each are where they are."""
+    """Which slots are live, and the route that put the streams of each slot on their lanes."""
 
     route: int = _wire(_ROUTE)
     since: tuple[int, ...] = _wire(_SINCE)
@@ -315,7 +320,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """`rank` cannot reach `slot`, which `route` is the newest that it knows."""
+    """`rank` cannot reach `slot`; `route` is the newest route that `rank` knows."""
 
     rank: int = _wire(_RANK)
     slot: int = _wire(_integer(0, MAX_REDUCERS - 1))
@@ -325,9 +330,9 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Ranks that the lane has no connection of, each with the reason; ranks that said BYE.
+    """Ranks that are not connected to the lane, each with the reason, and ranks that said BYE.
 
-    `left` ends at the limit of a list, 4,096 ranks; `left_count` counts them all.
+    `left` has at most 4,096 of the ranks that said BYE; `left_count` counts all of them.
     """
 
     absent: tuple[tuple[int, str], ...] = _wire(_absent, default=())
@@ -337,7 +342,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counters of one job on one lane; bytes are payload bytes. `waiting`: maps as in STALL."""
+    """Counters of one job on one lane; bytes are payload bytes. `waiting` has maps as in STALL."""
 
     bytes_in: int = _wire(_COUNT, default=0)
     bytes_out: int = _wire(_COUNT, default=0)
@@ -379,10 +384,10 @@ KIND_OF: dict[type[Message], MessageKind] = {
 
 
 _FIELDS: Final = {kind: {f.name: f for f in dataclasses.fields(kind)} for kind in KIND_OF}
-# Maps with lists by slot or rank.
-_OF_LISTS: Final = (Welcome, Route, Absent)
-# Maps with maps in them: a lane sends them, and takes none.
-_OF_MAPS: Final = (Stall, Stats)
+# Messages with a list by slot or rank.
+_WITH_LISTS: Final = (Welcome, Route, Absent)
+# Messages with nested maps. A lane sends them and accepts none of them.
+_WITH_MAPS: Final = (Stall, Stats)
 
 
 def encode(message: Message) -> bytes:
@@ -397,12 +402,12 @@ def decode(kind: type[M], payload: Buffer) -> M:
     fields = _FIELDS[kind]
     known: dict[str, Any] = {}
     for name, value in _entries(
-        payload, MAX_LIST_VALUES if kind in _OF_LISTS else MAX_CONTROL_VALUES
+        payload, MAX_LIST_VALUES if kind in _WITH_LISTS else MAX_CONTROL_VALUES
     ):
         if (f := fields.get(name)) is not None:
             if name in known:
                 raise BadFrameError(f"{kind.__name__} names {name!r} twice")
-            found = _unpack(value, MAX_CONTROL_ITEMS if kind in _OF_MAPS else 0)
+            found = _unpack(value, MAX_CONTROL_ITEMS if kind in _WITH_MAPS else 0)
             known[name] = f.metadata["check"](name, found)
     for name, f in fields.items():
         if name not in known and f.default is dataclasses.MISSING:
@@ -411,21 +416,21 @@ def decode(kind: type[M], payload: Buffer) -> M:
 
 
 def _entries(payload: Buffer, max_values: int) -> Iterator[tuple[str, Buffer]]:
-    """The names of a map, and the values as they came.
+    """The names in a map, and their values, not unpacked.
 
-    Python 3.12 keeps for ever what msgpack makes of the names in a map: so a map is never given to
-    it whole, as a peer may choose names that mean nothing.
+    The map is not passed to msgpack as a whole: msgpack interns the names of a map, and Python 3.12
+    never frees interned strings, so a peer could fill the memory with random names.
     """
     if len(payload) > MAX_CONTROL_BYTES:
         raise BadFrameError(
-            f"a control map of {len(payload)} bytes, the limit is {MAX_CONTROL_BYTES}"
+            f"a control map has {len(payload)} bytes, the limit is {MAX_CONTROL_BYTES}"
         )
     places = check_shape(payload, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, max_values)
     if not is_map(payload):
         raise BadFrameError("a control frame must be one map with text keys")
     if len(places) // 2 > MAX_CONTROL_NAMES:
         raise BadFrameError(
-            f"a control map of {len(places) // 2} names, the limit is {MAX_CONTROL_NAMES}"
+            f"a control map has {len(places) // 2} names, the limit is {MAX_CONTROL_NAMES}"
         )
     for begin, middle, end in zip(places[0:-1:2], places[1::2], places[2::2], strict=True):
         name = _unpack(payload[begin:middle], 0)

@@ -1,8 +1,8 @@
-"""The shape of a msgpack value, checked before anything is built from it.
+"""Checks the shape of a msgpack value before the value is unpacked.
 
-A few bytes can claim four billion items or nest until a parser's stack ends. This walk follows
-the type bytes alone, allocates nothing for what they claim, and refuses what control frames never
-hold (extension types). Format: the msgpack specification, "Formats".
+A few bytes can claim four billion items, or nest deeper than a parser's stack allows. This check
+reads only type bytes and lengths, allocates nothing for the claimed items, and refuses extension
+types, which control frames never contain. Format: the msgpack specification, "Formats".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from reducer.wire.errors import BadFrameError
 from reducer.wire.header import Buffer
 
-# Type byte -> bytes of the value behind it.
+# Type byte -> size of the value that follows.
 _SCALARS: Final = {
     0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
     0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
@@ -25,10 +25,10 @@ _MAPS: Final = {0xDE: 2, 0xDF: 4}
 def check_shape(data: Buffer, max_depth: int, max_items: int, max_values: int) -> list[int]:
     """Raises BadFrameError unless `data` is exactly one msgpack value within the limits.
 
-    `max_values` bounds all values together, and so the time that one frame takes.
+    `max_values` limits the number of values in total, and so the time that one frame takes.
 
-    Returns where the items of the outermost list begin, or the keys and values of the outermost
-    map in turn, and where the last of them ends.
+    Returns the offset of each item of the outermost list, or of each key and value of the outermost
+    map in turn, and then the end of the last one.
     """
     data = bytes(data)
     waiting = [1]
@@ -63,9 +63,9 @@ def is_map(data: Buffer) -> bool:
 
 
 def _step(data: Buffer, at: int) -> tuple[int, int, int]:
-    """Pass one value's head, and its body where it is no container.
+    """Skip the head of a value, and the body unless the value is a list or map.
 
-    Returns the next offset, the items of a list or map, and how many values one item is.
+    Returns the next offset, the number of items of a list or map, and the values per item.
     """
     kind = _number(data, at, 1)
     at += 1
@@ -88,7 +88,7 @@ def _step(data: Buffer, at: int) -> tuple[int, int, int]:
     if kind in _MAPS:
         width = _MAPS[kind]
         return at + width, _number(data, at, width), 2
-    raise BadFrameError(f"a control frame holds the msgpack type {kind:#x}, which none needs")
+    raise BadFrameError(f"a control frame holds the msgpack type {kind:#x}, which is not allowed")
 
 
 def _number(data: Buffer, at: int, width: int) -> int:
@@ -100,5 +100,5 @@ def _number(data: Buffer, at: int, width: int) -> int:
 
 def _skip(data: Buffer, at: int, size: int) -> int:
     if at + size > len(data):
-        raise BadFrameError("a control map is cut short")
+        raise BadFrameError(f"a control frame is cut short: its map ends behind byte {len(data)}")
     return at + size

@@ -1,6 +1,6 @@
-"""What this process has allocated, by the C library's own account.
+"""Memory that this process has allocated, from the figures of the C library.
 
-Resident memory also holds what the allocator keeps, and how much that is depends on its version.
+Resident memory also includes freed memory that the allocator keeps, which depends on its version.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def allocated() -> int | None:
-    """Bytes in use by ``malloc``; None where the C library is not glibc 2.33 or later."""
+    """Bytes in use by ``malloc``; None unless the C library is glibc 2.33 or later."""
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo2 is None:
         return None

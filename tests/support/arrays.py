@@ -1,4 +1,4 @@
-"""Arrays as users hold them (bfloat16 as its own dtype), and what their reduction must be."""
+"""Arrays as users have them (bfloat16 as its own dtype), and their expected reduction."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ops_of(dtype: np.dtype[Any]) -> tuple[str, ...]:
 
 
 def expected(op: str, parts: list[Array]) -> Array:
-    """The fold of the parts in rank order, as tests/support/oracle.py says."""
+    """The fold of the parts in rank order, by tests/support/oracle.py."""
     dtype = parts[0].dtype
     number = DType[dtype.name.upper()]
     carried = [part.view(oracle.NUMPY_DTYPES[number]) for part in parts]

@@ -53,7 +53,7 @@ def hello(rank: int, world: int, chunk: int, job: str = "bench") -> tuple[Header
 
 
 def contribution(rank: int, round_: int, chunk: int, chunks: int, payload: bytes) -> Header:
-    """Of float32 to be summed; the rank holds all results before this chunk's."""
+    """A contribution of float32 to a sum; the rank holds all results before this chunk's."""
     return Header(
         MessageKind.CONTRIBUTION,
         DType.FLOAT32,
@@ -71,7 +71,7 @@ def contribution(rank: int, round_: int, chunk: int, chunks: int, payload: bytes
 
 
 class CoreLane:
-    """The core alone. Folds and Finishes are answered; every other output is dropped."""
+    """Only the core. Folds and Finishes are answered; every other output is dropped."""
 
     def __init__(self, world: int, chunk: int, credit: int) -> None:
         self.lane = bare_lane(credit)
@@ -91,13 +91,13 @@ class CoreLane:
 
     @property
     def rounds(self) -> int:
-        """Complete ones."""
+        """The number of complete rounds."""
         jobs, _ = put_together(self.lane.parts(0.0))
         return int(jobs["bench"]["rounds"])
 
 
 class Sink(asyncio.Transport):
-    """Takes every frame at once, as a socket with room does; counts what RESULTs it was given."""
+    """Accepts every frame at once, as a socket with free space does; counts RESULTs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,10 +113,10 @@ class Sink(asyncio.Transport):
         return 0
 
     def pause_reading(self) -> None:
-        """Whoever gives it frames does so anyway."""
+        """Does nothing: the caller passes frames anyway."""
 
     def resume_reading(self) -> None:
-        """As above."""
+        """Does nothing, like `pause_reading`."""
 
     def write(self, data: Any) -> None:
         self.writelines([data])
@@ -126,7 +126,7 @@ class Sink(asyncio.Transport):
 
 
 class ShellLane:
-    """Core, shell, executor, pool, kernels and loop: all of a lane process but the sockets."""
+    """Core, shell, executor, pool, kernels and loop: all of a lane process except the sockets."""
 
     def __init__(self, world: int, chunk: int, credit: int) -> None:
         self.sinks = [Sink() for _ in range(world)]
@@ -142,11 +142,11 @@ class ShellLane:
         self._runner.close()
 
     def play(self, arrived: Iterable[tuple[int, memoryview]]) -> None:
-        """Give the lane (rank, bytes), in this order, in one turn of its loop."""
+        """Pass (rank, bytes) pairs to the lane, in this order, in one turn of its loop."""
         self._runner.run(self._play(arrived))
 
     def tick(self) -> None:
-        """The timer that runs 20 times a second: buffers that were sent are free again."""
+        """Run the timer that the lane runs 20 times a second; it frees buffers that were sent."""
         self._runner.run(self._tick())
 
     async def _tick(self) -> None:
@@ -155,7 +155,7 @@ class ShellLane:
     async def _play(self, arrived: Iterable[tuple[int, memoryview]]) -> None:
         for rank, data in arrived:
             arrive(self._connections[rank], data)
-        await asyncio.sleep(0)  # what the lane has put off until it has read everything
+        await asyncio.sleep(0)  # run what the lane defers until it has read everything
 
     async def _join(self, world: int, chunk: int) -> None:
         for rank, connection in enumerate(self._connections):
@@ -166,7 +166,7 @@ class ShellLane:
 
 
 def receive(connection: Connection, data: memoryview) -> None:
-    """What the event loop does, with a copy in place of read(); a turn that is over comes again."""
+    """Do as the event loop does, with a copy instead of read(); continue when a turn ends early."""
     while data:
         if connection.turn.is_over:
             connection.turn.spent = 0.0
@@ -181,7 +181,7 @@ def receive(connection: Connection, data: memoryview) -> None:
 
 
 async def never_held(shell: LaneShell, connection: Connection) -> None:
-    """Its turn does not end, however slow the machine is; if it was over, it goes on."""
+    """Keep the connection's turn from ending on a slow machine, and continue a turn that ended."""
     connection.turn.spent = 0.0
     shell.turns.release(connection.turn, connection)
     await asyncio.sleep(0)  # its next turn begins; in mode tls what has come is delivered
@@ -189,7 +189,7 @@ async def never_held(shell: LaneShell, connection: Connection) -> None:
 
 
 def arrive(link: asyncio.BufferedProtocol | Connection, data: bytes | memoryview) -> None:
-    """What the event loop does with bytes that have come, whether it should read them or not."""
+    """Pass received bytes to the connection, as the event loop does, even if reading is paused."""
     while data:
         room = memoryview(link.get_buffer(-1))
         size = min(len(room), len(data))

@@ -34,7 +34,7 @@ def dedupe() -> None:
 
 
 def immutability() -> None:
-    """What goes again is no copy, but what has become of the caller's buffer meanwhile."""
+    """A retransmission sends the caller's buffer in its present state, instead of a copy."""
     from reducer.wire.codes import MessageKind
     from reducer.wire.decoder import Frame
     from tests.support.simlane import SimSession
@@ -98,7 +98,7 @@ def moving() -> None:
 
 
 def incarnation() -> None:
-    """A lane that has lost its state of the run seems to have it."""
+    """A lane that has lost the state of the run appears to have it."""
     from reducer.core.members.roster import Members
 
     before = Members.__init__

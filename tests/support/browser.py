@@ -1,4 +1,4 @@
-"""A real browser for tests: headless Chromium, told what to do over a pipe (DevTools protocol)."""
+"""A real browser for tests: headless Chromium, controlled over a pipe (DevTools protocol)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _FLAGS = (
 
 
 def find_chromium() -> str | None:
-    """The program, or None where this machine has none."""
+    """The path of the program, or None if this machine has none."""
     names = ("chromium-headless-shell", "chromium", "chromium-browser")
     return next(filter(None, map(shutil.which, names)), None)
 
 
 class Browser:
-    """One page of one fresh browser; `complaints` are errors of the page: scripts, policy."""
+    """One page of a new browser; `complaints` has the page's errors (scripts, policy)."""
 
     def __init__(self, program: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
@@ -63,7 +63,7 @@ class Browser:
                     self._answers.put(json.loads(message))
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One call of the protocol; AssertionError if it fails or is not answered."""
+        """Make one call of the protocol; AssertionError if the call fails or gets no answer."""
         self._asked += 1
         order: dict[str, Any] = {"id": self._asked, "method": method, "params": parameters}
         if self._session:
@@ -107,11 +107,11 @@ class Browser:
         return found["result"].get("value")
 
     def text(self, selector: str) -> str:
-        """What a person reads there; "" where there is no such element."""
+        """The visible text of an element; "" if there is no such element."""
         return str(self.evaluate(f"document.querySelector({selector!r})?.innerText ?? ''"))
 
     def scheme(self, name: str) -> None:
-        """What the person prefers: light or dark."""
+        """Set the preferred colour scheme: light or dark."""
         feature = {"name": "prefers-color-scheme", "value": name}
         self.ask("Emulation.setEmulatedMedia", features=[feature])
 

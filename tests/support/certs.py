@@ -1,4 +1,4 @@
-"""Certificates for tests of mode tls, made by a CA that lives as long as the test."""
+"""Certificates for tests of mode tls, made by a CA of the test."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ class Files:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """For ``reducer serve``."""
+        """The flags for ``reducer serve``."""
         return ("--tls-cert", self.cert, "--tls-key", self.key, "--tls-ca", self.ca)
 
     @property
     def arguments(self) -> dict[str, str]:
-        """For ``connect``."""
+        """The arguments for ``connect``."""
         return {"tls_cert": self.cert, "tls_key": self.key, "tls_ca": self.ca}
 
     def context(self) -> ssl.SSLContext:
-        """Of a worker in plain Python; its ClientHello has a share of the one group, as ours."""
+        """The context of a worker in plain Python; as in our client, its ClientHello has a key
+        share of the one group."""
         context = self.context_of_any_group()
         context.set_ecdh_curve("prime256v1")
         return context
 
     def context_of_any_group(self) -> ssl.SSLContext:
-        """The same with OpenSSL's own groups: it is asked for another share (RFC 8446, 4.1.4)."""
+        """The same with OpenSSL's default groups: the lane requests another share (RFC 8446,
+        4.1.4)."""
         context = ssl.create_default_context(cafile=self.ca)
         context.load_cert_chain(self.cert, self.key)
         return context
@@ -71,7 +73,7 @@ class Authority:
         return self._write(chain, leaf.private_key_pem.bytes(), trusts or self)
 
     def issue_for(self, *uris: str) -> Files:
-        """A certificate with URIs alone, as a worker's."""
+        """A certificate that has only URIs, as a worker's has."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
         signer = serialization.load_pem_private_key(self.ca.private_key_pem.bytes(), None)
@@ -110,7 +112,7 @@ def _alternatives(uris: Sequence[str]) -> x509.SubjectAlternativeName:
 def shake_hands(
     files: Files, keylog: Path | None = None
 ) -> tuple[ssl.SSLObject, ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
-    """The ends of a worker and of a lane, and what is on its way to each of them."""
+    """Perform a TLS handshake; returns the ends of worker and lane, and the bytes in flight."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.num_tickets = 0
     context.load_cert_chain(files.cert, files.key)

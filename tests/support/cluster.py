@@ -1,4 +1,4 @@
-"""Real daemons for tests: ``reducer serve --port 0`` as a process, ended by its pid."""
+"""Real daemons for tests: processes of ``reducer serve --port 0``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ sys.meta_path.insert(0, Finder())
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Ours without REDUCER_* (a developer's settings must not change tests), plus ``extra``."""
+    """Our environment without REDUCER_*, which could change tests, plus ``extra``."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("REDUCER_")}
     paths = [str(ROOT), str(ROOT / "client"), kept.get("PYTHONPATH", "")]
     kept["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -45,7 +45,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 def run_cli(
     *arguments: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """``python -m reducer ...`` to its end."""
+    """Run ``python -m reducer ...`` until it ends."""
     return subprocess.run(
         [sys.executable, "-m", "reducer_tools", *arguments],
         env=environment(env),
@@ -57,7 +57,7 @@ def run_cli(
 
 
 class Daemon:
-    """A running ``reducer serve``; as a context manager it is stopped and must end cleanly."""
+    """A running ``reducer serve``. The context manager stops it and asserts a clean end."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Daemon:
         return "".join(self._log)
 
     def wait_for_log(self, text: str) -> None:
-        """What a lane writes comes by another way than what it answers."""
+        """Wait for a line in the log, which may come later than the lane's answer on a socket."""
         wait_until(lambda: text in self.log, 5, f"{text!r} in the log")
 
     @property
@@ -128,12 +128,12 @@ class Daemon:
         return self.process.pid
 
     def lane_pids(self) -> list[int]:
-        """Child processes of the daemon."""
+        """The child processes of the daemon."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii")
         return [int(pid) for pid in children.split()]
 
     def lane_pid(self, lane: int) -> int:
-        """The process of a lane that runs."""
+        """The process of a running lane."""
         for pid in self.lane_pids():
             command = Path(f"/proc/{pid}/cmdline").read_bytes()  # of a zombie: empty
             if command and json.loads(command.split(b"\0")[-2])["lane"] == lane:
@@ -141,7 +141,7 @@ class Daemon:
         raise AssertionError(f"lane {lane} does not run")
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body of a page on the metrics port."""
+        """The status and body of a page on the metrics port."""
         url = f"http://127.0.0.1:{self.metrics_port}{path}"
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
@@ -158,7 +158,7 @@ class Daemon:
         return found
 
     def lane_total(self, field: str) -> int:
-        """A number of the lanes' snapshots, added up."""
+        """The sum of one number over the lanes' snapshots."""
         return sum(lane[field] for lane in self.stats()["lanes"])
 
     def rss(self) -> int:
@@ -166,7 +166,7 @@ class Daemon:
         return sum(used.resident for used in self.usages().values())
 
     def usages(self) -> dict[int, Usage]:
-        """What the daemon and each of its lanes hold, by pid."""
+        """The resources of the daemon and of each lane, by pid."""
         return {pid: usage(pid) for pid in [self.pid, *self.lane_pids()]}
 
     def signal(self, number: signal.Signals) -> None:
@@ -217,7 +217,7 @@ class Daemon:
 
 
 class Usage(NamedTuple):
-    """What a process holds: resident bytes, descriptors, threads (those of C++ too)."""
+    """Resources of a process: resident bytes, descriptors, threads (also of C++)."""
 
     resident: int
     descriptors: int
@@ -225,7 +225,7 @@ class Usage(NamedTuple):
 
 
 def usage(pid: int) -> Usage:
-    """What the process holds now."""
+    """The present resources of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return Usage(
         pages * resource.getpagesize(),
@@ -235,12 +235,12 @@ def usage(pid: int) -> Usage:
 
 
 def peak_resident(pid: int) -> int:
-    """The most bytes that the process ever had resident (VmHWM)."""
+    """The peak resident bytes of the process (VmHWM)."""
     return _status_bytes(pid, "VmHWM")
 
 
 def anonymous(pid: int) -> int:
-    """What the process has of the system's memory, files aside."""
+    """The memory of the process, without files."""
     return _status_bytes(pid, "RssAnon")
 
 

@@ -1,6 +1,6 @@
 """Images built and containers run without a daemon: buildah, podman and runc, with a storage of
-their own below build/container, on a base image that debootstrap makes of the machine's own
-distribution. No registry is asked for anything."""
+their own below build/container, on a base image that debootstrap makes from the machine's own
+distribution. They use no registry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STORAGE = ("--root", f"{PLACE}/storage", "--runroot", f"{PLACE}/run")
 BASE = "localhost/reducer-test-base"
 TOOLS = ("apt-cache", "buildah", "catatonit", "debootstrap", "iptables", "podman", "runc")
 _TIMEOUT = 900.0
-# What works without systemd, without a tun device, and where limits cannot be raised.
+# Settings that work without systemd, without a tun device, and without raising limits.
 _CONFIG = """
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
@@ -38,7 +38,7 @@ helper_binaries_dir = ["/usr/lib/podman", "/usr/libexec/podman"]
 
 
 def unavailable() -> str:
-    """Why no image can be built here; "" where it can."""
+    """Why no image can be built here; "" if images can be built."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"missing: {', '.join(missing)}"
@@ -94,7 +94,7 @@ def base_image() -> str:
 
 
 def _mirror() -> str:
-    """Where this machine's own packages come from."""
+    """The package mirror of this machine."""
     found = tool("apt-cache", "policy").stdout
     release = platform.freedesktop_os_release()["VERSION_CODENAME"]
     match = re.search(rf"\d (https?://\S+) {release}/main", found)
@@ -120,7 +120,7 @@ def wheelhouse() -> Path:
 
 
 def build(name: str, file: Path, base: str) -> str:
-    """The image of a Dockerfile of ours; layers of an earlier build are used again."""
+    """Build the image of one of our Dockerfiles; layers of an earlier build are reused."""
     wheels = wheelhouse()
     arguments = {"BASE": base, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheelhouse"}
     tool(
@@ -133,7 +133,7 @@ def build(name: str, file: Path, base: str) -> str:
 
 
 class Container:
-    """A running container; a context manager that leaves none behind."""
+    """A running container; the context manager removes it."""
 
     def __init__(self, image: str, *command: str, options: Iterable[str] = ()) -> None:
         started = tool("podman", "run", "--detach", *options, image, *command)
@@ -147,7 +147,7 @@ class Container:
         return tool("podman", "exec", self.id, *command, check=False)
 
     def published(self, port: int) -> str:
-        """The address outside of a port inside."""
+        """The address outside the container for a port inside."""
         return tool("podman", "port", self.id, str(port)).stdout.strip()
 
     @property

@@ -1,4 +1,4 @@
-"""What the reducers say that they have done for a group."""
+"""Counters of the reducers for a group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from reducer_client import Group
 
 
 def bytes_taken(group: Group) -> int:
-    """Payload that the reducers have taken from all ranks so far; all ranks must ask."""
+    """Payload bytes that the reducers have received from all ranks; all ranks must call this."""
     group.barrier()
     taken = sum(lane["bytes_in"] for lane in group.stats()["reducers"])
     group.barrier()

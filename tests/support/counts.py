@@ -1,6 +1,6 @@
-"""How much is tested: what fits into a commit, or all of it, as in ``make nightly``.
+"""How much is tested: a part at each commit, or everything, as in ``make nightly``.
 
-``LONG_TESTS=1`` is the one switch: random tests draw more, and those that are marked ``long`` run.
+``LONG_TESTS=1`` is the only switch: random tests draw more, and tests marked ``long`` run.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ LONG = os.environ.get("LONG_TESTS", "0") != "0"
 
 
 def draws(short: int, long: int) -> int:
-    """Seeds, rounds or cases."""
+    """The number of seeds, rounds or cases to run."""
     return long if LONG else short

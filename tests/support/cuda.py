@@ -1,6 +1,6 @@
-"""As much of CUDA's driver API (libcuda.so.1, by ctypes) as a test of NCCL needs.
+"""The part of CUDA's driver API (libcuda.so.1, by ctypes) that tests of NCCL need.
 
-The context is the device's primary one, which is also that of the runtime API inside NCCL.
+The context is the device's primary context, which the runtime API inside NCCL uses, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _call(driver: Any, name: str, *arguments: Any) -> None:
 
 
 def absence() -> str:
-    """Why there is no CUDA device; empty where there is one."""
+    """Why there is no CUDA device; empty if there is one."""
     count = c_int()
     try:
         driver = _driver()
@@ -44,7 +44,7 @@ def absence() -> str:
 
 
 class Device:
-    """A device, current in this thread, with one stream."""
+    """A device that is current in this thread, with one stream."""
 
     def __init__(self, rank: int) -> None:
         self._driver = _driver()
@@ -58,7 +58,7 @@ class Device:
         self._call("cuStreamCreate", byref(self.stream), c_uint(_BEHIND_COPIES))
 
     def put(self, array: Array) -> int:
-        """The device address of a copy; it lives until `free`."""
+        """Copy to the device; returns the address of the copy, which is valid until `free`."""
         address = c_uint64()
         self._call("cuMemAlloc_v2", byref(address), c_size_t(array.nbytes))
         whole = np.ascontiguousarray(array)
@@ -71,14 +71,14 @@ class Device:
             self._call("cuMemFree_v2", c_uint64(address))
 
     def read(self, address: int, like: Array) -> Array:
-        """As many elements as ``like`` has, of its type."""
+        """Read an array with the shape and type of ``like``."""
         found = np.empty_like(like)
         target = c_void_p(found.ctypes.data)
         self._call("cuMemcpyDtoH_v2", target, c_uint64(address), c_size_t(found.nbytes))
         return found
 
     def idle(self) -> bool:
-        """Whether all of the stream is done."""
+        """Whether all work of the stream is done."""
         result = self._driver.cuStreamQuery(self.stream)
         if result not in (_SUCCESS, _NOT_READY):
             raise CudaError(f"cuStreamQuery returned CUresult {result}")

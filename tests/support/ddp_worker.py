@@ -2,8 +2,8 @@
 
     python -m tests.support.ddp_worker RANK WORLD ADDRESSES JOB STORE
 
-It prints a line of JSON for each step that it begins, one for the error that ends it, and one
-when nothing of ours holds the process any more.
+It prints a line of JSON at the begin of each step, one for the error that ends the training, and
+one when no thread or handler of ours keeps the process alive.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _told(error: RuntimeError, kept: Exception | None) -> dict[str, object]:
-    """What DDP raised, when, and what the state of the hook has kept."""
+    """The error that DDP raised, its time, and what the hook's state still holds."""
     told: dict[str, object] = {"raised": time.monotonic(), "text": str(error)}
     if isinstance(kept, reducer_client.PeerLostError):
         told["kept"] = [kept.rank, kept.round, kept.key, kept.reason]

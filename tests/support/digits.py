@@ -1,4 +1,4 @@
-"""Training on scikit-learn's digits by several ranks, and by one on the batches put together."""
+"""Training on scikit-learn's digits by several ranks, and by one process on the joined batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _digits() -> tuple[Any, Any]:
 
 
 def share(rank: int, world: int) -> tuple[Any, Any]:
-    """A rank's images and labels: in each step a batch that no other rank has."""
+    """A rank's images and labels; in each step each rank has another batch."""
     images, labels = _digits()
     steps = np.arange(STEPS * world * BATCH).reshape(STEPS, world, BATCH)
     mine = steps[:, rank].ravel()
@@ -31,18 +31,18 @@ def share(rank: int, world: int) -> tuple[Any, Any]:
 
 
 def together(world: int) -> tuple[Any, Any]:
-    """What one process trains on, in batches of ``world * BATCH``: the ranks' batches joined."""
+    """The joined batches of all ranks, ``world * BATCH`` images each, to train in one process."""
     images, labels = _digits()
     return images[: STEPS * world * BATCH], labels[: STEPS * world * BATCH]
 
 
 def digest(arrays: Sequence[Any]) -> str:
-    """Of the bits of arrays."""
+    """A hash of the bits of arrays."""
     return hashlib.sha256(b"".join(np.asarray(array).tobytes() for array in arrays)).hexdigest()
 
 
 def assert_close(mine: Sequence[Any], other: Sequence[Any], tolerance: float = 1e-5) -> None:
-    """``tolerance`` is relative to the largest element of each array."""
+    """Assert equality up to ``tolerance``, relative to the largest element of each array."""
     for a, b in zip(mine, other, strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         assert np.abs(a - b).max() <= tolerance * max(1e-3, np.abs(b).max())

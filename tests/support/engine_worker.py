@@ -1,4 +1,4 @@
-"""The C++ worker program against real reducers: `-m tests.support.engine_worker PROGRAM`."""
+"""Runs a C++ worker against real reducers: `python -m tests.support.engine_worker PROGRAM`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY = "a key of printable letters, 36 bytes"
 
 
 def run(program: str, mode: str, *flags: str, key: str = "", files: tuple[str, ...] = ()) -> int:
-    """Its exit status, with reducers that have these flags."""
+    """Run the program with reducers that have these flags; returns the exit status."""
     with Reducers(2, *flags, lanes=2) as reducers:
         command = [program, ",".join(reducers.addresses), WORLD, ROUNDS, *files]
         ended = subprocess.run(command, input=key + "\n", text=True, timeout=300, check=False)

@@ -1,4 +1,4 @@
-"""What an installation declares to other packages, for programs that a test runs on our sources."""
+"""The entry points of an installation, for programs that a test runs on our sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def declare(folder: Path) -> None:
-    """Make the folder one that declares our entry points, once it is in PYTHONPATH."""
+    """Write our entry points to a folder; they are found if the folder is in PYTHONPATH."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = []
     for group, names in project["entry-points"].items():

@@ -51,7 +51,7 @@ _PRECISION = {
 
 
 def _float8_value(dtype: DType, bits: int) -> float:
-    """As the OCP's OFP8 says: table 1 for the widths, 2 for what is not finite."""
+    """Decode a float8 by OCP OFP8: table 1 has the widths, table 2 the codes of NaN and Inf."""
     e4m3 = dtype == DType.FLOAT8_E4M3FN
     sign = -1.0 if bits & 0x80 else 1.0
     exponent, mantissa = divmod(bits & 0x7F, 8 if e4m3 else 4)
@@ -72,7 +72,7 @@ _FLOAT8_BITS = {
 
 
 def reduce_bits(op: int, dtype: DType, contributions: Sequence[bytes]) -> tuple[bytes, int]:
-    """The result of ``contributions`` in rank order, and what the kernels say of it."""
+    """The result of ``contributions`` in rank order, and the flags that the kernels must return."""
     columns = zip(*(_values(dtype, part) for part in contributions), strict=True)
     reduce_element = _reduce_float if dtype in FLOATS else _reduce_integer
     elements = [reduce_element(op, dtype, column) for column in columns]
@@ -87,7 +87,7 @@ def reduce_bits(op: int, dtype: DType, contributions: Sequence[bytes]) -> tuple[
 
 
 def _passes(op: int, value: float) -> bool:
-    """Whether it is a number like others to the op."""
+    """Whether the value is an ordinary number for the op."""
     return math.isfinite(value) or (op in (ReduceOp.MIN, ReduceOp.MAX) and not math.isnan(value))
 
 
@@ -132,7 +132,7 @@ def _extremum(op: int, a: float, b: float) -> float:
 
 
 def _round_once(value: float, bits: int, lowest: int, largest: float) -> float:
-    """To nearest, ties to even, among the multiples of 2**lowest with ``bits`` significant bits."""
+    """Round to nearest, ties to even, to a multiple of 2**lowest with ``bits`` significant bits."""
     if value == 0 or math.isinf(value):
         return value
     quantum = Fraction(2) ** max(math.frexp(value)[1] - bits, lowest)

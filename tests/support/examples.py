@@ -1,4 +1,4 @@
-"""The programs of examples/, run as examples/README.md says."""
+"""Runs the programs of examples/ by the commands in examples/README.md."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _LAST = re.compile(r"accuracy (0\.\d+|1\.0+), ([\d,]+) bytes through the reducer
 
 
 def commands() -> dict[str, str]:
-    """The command of each example, by its name."""
+    """The command of each example, by name."""
     return dict(_ROW.findall(README.read_text()))
 
 
 def exports() -> dict[str, str]:
-    """The variables that the page sets before."""
+    """The variables that the README sets before the commands."""
     line = re.search(r"^export (.+)$", README.read_text(), re.M)
     assert line is not None
     return dict(word.split("=", 1) for word in shlex.split(line[1]))
 
 
 def run_example(name: str, address: str, scratch: Path) -> tuple[float, int]:
-    """The accuracy and the bytes that the example's last line tells."""
+    """Run an example; returns the accuracy and the bytes in its last line."""
     declare(scratch)
     env = environment({**exports(), "REDUCER_ADDRS": address, "TMPDIR": str(scratch)})
     del env["PYTHONWARNINGS"]  # frameworks warn of their own

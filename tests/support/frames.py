@@ -11,7 +11,7 @@ from reducer.wire.header import Header, pack_header
 
 
 def frame(header: Header, payload: bytes = b"") -> bytes:
-    """Header and payload with the right length and CRCs."""
+    """A header and payload with the right length and CRCs."""
     header = header.replace(length=len(payload), payload_crc=crc32c(payload))
     return pack_header(header, crc32c) + payload
 

@@ -12,13 +12,13 @@ _CURE = "not installed; make test-frameworks installs it"
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
-    """Skip where one of the modules is not installed."""
+    """Skip if one of the modules is not installed."""
     missing = _missing(*names)
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} {_CURE}")
 
 
 def skip_without(*programs: str) -> None:
-    """Skip where one of the modules that Python programs import is not installed."""
+    """Skip if one of the modules that the programs import is not installed."""
     missing = _missing(*sorted({name for program in programs for name in _imports(program)}))
     if missing:
         pytest.skip(f"{', '.join(missing)} {_CURE}")
@@ -29,7 +29,7 @@ def _missing(*names: str) -> list[str]:
 
 
 def _imports(program: str) -> Iterator[str]:
-    """The packages' own names."""
+    """The names of the packages that a program imports."""
     for node in ast.walk(ast.parse(program)):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)

@@ -1,6 +1,6 @@
-"""A job of real NCCL on GPUs, through the plugin: each rank a process that passes for a node.
+"""A job of real NCCL on GPUs, through the plugin: each rank is a process and looks like a node.
 
-Ranks may share one GPU: NCCL allows it where each says another NCCL_HOSTID.
+Ranks may share one GPU: NCCL allows this if each rank has another NCCL_HOSTID.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.reducers import Reducers
 from tests.support.wait import wait_until
 
 SECONDS = 120.0  # of one collective: ranks that share a GPU take turns
-# What a user may have set and what would make NCCL go another way.
+# Variables that a user may have set and that would make NCCL use another way.
 _STRONGER = ("NCCL_ALGO", "NCCL_CONF_FILE", "NCCL_NET", "NCCL_PROTO", "NCCL_TUNER_PLUGIN")
 
 Body = Callable[..., Any]  # body(member, *args): what one rank does
@@ -34,7 +34,7 @@ Body = Callable[..., Any]  # body(member, *args): what one rank does
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks have in common; of ``settings``, None takes one of our variables away."""
+    """The parameters of all ranks. In ``settings``, None removes a variable."""
 
     addresses: list[str]
     logs: Path
@@ -47,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a job left: the values of its ranks, and how their bytes went."""
+    """The results of a job: the values of its ranks, and the way of their bytes."""
 
     values: list[Any]
     contributed: int  # payload that all ranks together gave to all-reduces
@@ -59,7 +59,7 @@ class Ended:
             assert set_up(log) == {rank}, f"rank {rank}: no CollNet over REDUCER in its log\n{log}"
 
     def assert_through_reducers(self) -> None:
-        """By NCCL's own word and by the reducers' counters: one alone may deceive."""
+        """Assert this by NCCL's log and by the reducers' counters, since one alone may be wrong."""
         self.assert_set_up()
         assert self.came >= self.contributed > 0, (
             f"{self.came} bytes came to the reducers, expected {self.contributed} or more"
@@ -67,12 +67,12 @@ class Ended:
 
 
 def set_up(log: str) -> set[int]:
-    """The ranks that, by NCCL's log, have CollNet over the reducers."""
+    """The ranks that have CollNet over the reducers, by NCCL's log."""
     return job_log.read(log.splitlines()).ranks
 
 
 def libraries() -> list[Path]:
-    """Every libnccl on this machine: that of the frameworks first, those of test-nccl last."""
+    """Every libnccl on this machine: first the frameworks', last those of `make test-nccl`."""
     try:
         found = [nccl.path for nccl in find_nccl(os.environ)]
     except NotFoundError:
@@ -82,7 +82,7 @@ def libraries() -> list[Path]:
 
 
 def environment(rank: int, job: Job, version: Version) -> dict[str, str]:
-    """What is set for a rank, for that version of NCCL."""
+    """The variables for a rank with a version of NCCL."""
     ours = {
         "NCCL_HOSTID": f"h{rank}",
         "NCCL_COLLNET_ENABLE": "1",
@@ -102,14 +102,14 @@ def environment(rank: int, job: Job, version: Version) -> dict[str, str]:
 
 
 def enter(rank: int, job: Job) -> None:
-    """Make this process that rank, before anything of NCCL reads its environment."""
+    """Make this process the rank, before NCCL reads its environment."""
     for name in _STRONGER:
         os.environ.pop(name, None)
     os.environ.update(environment(rank, job, from_code(Nccl(job.library).version)))
 
 
 def leave(contributed: int, tell: Tell) -> None:
-    """Say what this rank gave, and stay until the parent has read the reducers' counters."""
+    """Report this rank's bytes, and wait until the parent has read the reducers' counters."""
     tell(contributed)
     tell.hear()
 
@@ -126,7 +126,7 @@ def end(ranks: RunningRanks, world: int, reducers: Reducers, job: Job) -> Ended:
 
 
 class Member:
-    """One rank on its device, with a communicator of all ranks, or more: `meet`."""
+    """One rank on its device, with a communicator of all ranks; `meet` makes further ones."""
 
     def __init__(self, rank: int, world: int, job: Job, tell: Tell) -> None:
         self.rank, self.world, self.tell = rank, world, tell
@@ -138,14 +138,14 @@ class Member:
         self.comm = self.meet()
 
     def meet(self) -> Communicator:
-        """One more, for as long as this rank lives; the parent passes its id on (`introduce`)."""
+        """Make another communicator, which lives as long as the rank; needs `introduce`."""
         if self.rank == 0:
             self.tell(self.nccl.unique_id())
         self.comms.append(self.nccl.join(self.tell.hear(), self.rank, self.world))
         return self.comms[-1]
 
     def finish(self, comm: Communicator) -> None:
-        """Wait until the stream is done; LibraryError as soon as NCCL knows of one."""
+        """Wait until the stream is done; LibraryError as soon as NCCL reports an error."""
 
         def done() -> bool:
             comm.check()
@@ -156,7 +156,7 @@ class Member:
     def all_reduce(
         self, given: Array, op: str, comm: Communicator | None = None, in_place: bool = False
     ) -> Array:
-        """From host memory to host memory."""
+        """All-reduce from host memory to host memory."""
         of = comm or self.comm
         send = self.device.put(given)
         receive = send if in_place else self.device.put(np.zeros_like(given))
@@ -184,7 +184,7 @@ def run_member(
 
 
 def introduce(ranks: RunningRanks, world: int) -> None:
-    """Give all ranks the id that rank 0 made."""
+    """Pass the id that rank 0 made to all ranks."""
     unique_id = ranks.receive(0, SECONDS)
     for rank in range(world):
         ranks.send(rank, unique_id)
@@ -192,7 +192,7 @@ def introduce(ranks: RunningRanks, world: int) -> None:
 
 @contextmanager
 def start(world: int, job: Job, body: Body, *args: Any) -> Iterator[RunningRanks]:
-    """Members that have met."""
+    """Start members, and return when they have a communicator."""
     with start_ranks(world, run_member, job, body, args, talk=True) as ranks:
         introduce(ranks, world)
         yield ranks

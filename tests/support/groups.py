@@ -17,7 +17,7 @@ _SPARE = 1021  # so many different turns before values come again
 
 
 class Values:
-    """What each rank contributes in each turn, and the sum in rank order by NumPy alone."""
+    """The contributions of each rank in each turn, and their sum in rank order by NumPy."""
 
     def __init__(self, seed: int, world: int, count: int) -> None:
         self._count = count
@@ -38,7 +38,7 @@ class Values:
 
 
 class Groups:
-    """The groups of a job, joined; a context manager that closes (or, on an error, aborts) them."""
+    """The joined groups of a job. The context manager closes them, or aborts them on an error."""
 
     def __init__(self, world: int, addresses: Sequence[str], job: str, **options: Any) -> None:
         options = {"connect_timeout": 60, "transport": "tcp", **options}
@@ -52,7 +52,7 @@ class Groups:
             self.ranks = [*pool.map(join, range(world))]
 
     def turn(self, values: Values, turn: int, key: str = "k", timeout: float = 60.0) -> None:
-        """One all-reduce by all ranks; AssertionError unless every rank got the right bits."""
+        """One all-reduce by all ranks; AssertionError unless every rank gets the right bits."""
         works = [
             group.all_reduce(values.of(rank, turn), key=key)
             for rank, group in enumerate(self.ranks)

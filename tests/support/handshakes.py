@@ -28,7 +28,7 @@ class WorkerSide(Protocol):
     opening: bytes
 
     def prove(self, answer: bytes) -> bytes | None:
-        """The proof, or None where the answer proves nothing or is cut."""
+        """The proof, or None if the answer is wrong or cut."""
 
 
 class PythonSide:
@@ -69,9 +69,9 @@ def lane_side(
 
 
 def feed(lane: LaneHandshake, data: bytes, step: int = 1 << 16) -> bytes:
-    """Bytes to the lane as its connection reads them; what it answered.
+    """Feed bytes to the lane as its connection reads them; returns the lane's answer.
 
-    Raises what the lane raises. Bytes behind the last message are not read.
+    Raises the errors of the lane. Bytes behind the last message are not read.
     """
     answer = b""
     while data and not lane.done:
@@ -84,7 +84,7 @@ def feed(lane: LaneHandshake, data: bytes, step: int = 1 << 16) -> bytes:
 
 
 class Recorded(NamedTuple):
-    """All that was sent in one handshake that was accepted."""
+    """All bytes sent in one accepted handshake."""
 
     opening: bytes
     answer: bytes
@@ -105,7 +105,7 @@ def complete(
     lane: int = 0,
     master: bytes = MASTER,
 ) -> Recorded:
-    """A handshake of two honest peers."""
+    """A handshake of two correct peers."""
     worker = side(master, job, lane, secrets.token_bytes(NONCE_SIZE))
     theirs = lane_side(worker.opening[:PREFACE_SIZE], lane, master)
     answer = feed(theirs, worker.opening[PREFACE_SIZE:])

@@ -1,4 +1,4 @@
-"""What a proxy does to the bytes of a stream (tests/support/proxy.py)."""
+"""Damages that a proxy does to the bytes of a stream (tests/support/proxy.py)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from reducer.wire.codes import MessageKind
 from tests.support.proxy import Direction, Harm, LinkResetError, Stream, StreamEndError, pass_on
 
 _KIND_AT = 5
-# What comes twice must change nothing. The others begin or end a connection: TCP repeats no bytes,
-# so a second one of them is a peer that does not follow the protocol.
+# Frames that may come twice without any effect. All other kinds begin or end a connection. TCP
+# repeats no bytes, so only a peer that breaks the protocol sends a second one of those.
 REPEATABLE = frozenset(MessageKind) - {
     MessageKind.HELLO, MessageKind.WELCOME, MessageKind.PENDING, MessageKind.ERROR,
     MessageKind.BYE, MessageKind.GOAWAY,
@@ -21,7 +21,7 @@ REPEATABLE = frozenset(MessageKind) - {
 
 
 def cut(at: int) -> Harm:
-    """RST behind the first `at` bytes of a piece."""
+    """Send RST after the first `at` bytes of a piece."""
 
     async def harm(stream: Stream, piece: bytes) -> None:
         if at:
@@ -32,7 +32,7 @@ def cut(at: int) -> Harm:
 
 
 def end(at: int) -> Harm:
-    """FIN behind the first `at` bytes of a piece; the other direction stays open."""
+    """Send FIN after the first `at` bytes of a piece; the other direction stays open."""
 
     async def harm(stream: Stream, piece: bytes) -> None:
         if at:
@@ -43,7 +43,7 @@ def end(at: int) -> Harm:
 
 
 def flip(bit: int) -> Harm:
-    """That bit of a piece is another one."""
+    """Flip one bit of a piece."""
 
     async def harm(stream: Stream, piece: bytes) -> None:
         changed = bytearray(piece)
@@ -62,13 +62,13 @@ def delay(seconds: float) -> Harm:
 
 
 async def repeat(stream: Stream, piece: bytes) -> None:
-    """The piece comes twice."""
+    """Send the piece twice."""
     await stream.send(piece)
     await stream.send(piece)
 
 
 async def bytewise(stream: Stream, piece: bytes) -> None:
-    """Every byte by itself."""
+    """Send every byte separately."""
     for at in range(len(piece)):
         await stream.send(piece[at : at + 1])
         await asyncio.sleep(0)
@@ -130,9 +130,9 @@ class Storm:
         return harm
 
 
-# How often each harm is chosen. A stall is rare: it takes as long as hundreds of the others. It is
-# shorter than the silence after which a reducer is put out for seconds: with the others out, what
-# harms the last one may well look like the loss of a worker.
+# Weights of the harms. A stall is rare, since it takes as long as hundreds of other harms. A stall
+# is shorter than the silence after which a reducer is put out for seconds: if the other reducers
+# were out, harms to the last one could look like the loss of a worker.
 WEIGHTS = {
     "cut": 30.0, "flip": 15.0, "repeat": 30.0, "delay": 15.0, "bytewise": 8.0, "end": 2.0,
     "stall": 0.1,
@@ -156,16 +156,16 @@ def _make(kind: str, rng: random.Random, piece: bytes) -> Harm:
 
 
 async def garble(stream: Stream, piece: bytes) -> None:
-    """Other bytes of the same number."""
+    """Replace the piece by other bytes of the same length."""
     await stream.send(random.Random(len(piece)).randbytes(len(piece)))
 
 
 async def swallow(stream: Stream, piece: bytes) -> None:
-    """The other side waits for ever: neither bytes nor an end come."""
+    """Send neither bytes nor an end: the other side waits for ever."""
 
 
 class Switch:
-    """A plan that does one harm to what comes from the reducers, from the moment it is set."""
+    """A plan that does one harm to the bytes from the reducers, from `set` on."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -177,7 +177,7 @@ class Switch:
         self, harm: Harm, concerns: Callable[[Stream], bool] = lambda stream: True, *,
         times: int = 1 << 60,
     ) -> None:  # fmt: skip
-        """To the streams that it concerns, so many times."""
+        """Do the harm to the matching streams, `times` times."""
         self._harm, self._concerns, self._left = harm, concerns, times
 
     def __call__(self, stream: Stream) -> Harm:

@@ -1,4 +1,4 @@
-"""What programs written for Horovod find around them, and a model that they train."""
+"""The environment of programs written for Horovod, and a model that they train."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.support.horovod_ranks import launched
 
 
 def be_horovod(rank: int, world: int, addresses: list[str], job: str) -> None:
-    """Set what a launcher and a user set for a Horovod program, in this process."""
+    """Set the variables of a launcher and a user for a Horovod program, in this process."""
     torch.set_num_threads(1)
     launched(rank, world, addresses, job)
 
 
 def make_model(seed: int = 7) -> nn.Sequential:
-    """For digits; in float64, so that sums in another order differ by little."""
+    """A model for digits; float64 keeps the difference of sums in another order small."""
     torch.manual_seed(seed)
     layers = (nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
     return nn.Sequential(*layers).double()

@@ -1,4 +1,4 @@
-"""Ranks of Horovod programs: the environment that a launcher would set."""
+"""Ranks of Horovod programs, with the environment that a launcher would set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import reducer_client.horovod as hvd
 
 
 def launched(rank: int, world: int, addresses: Sequence[str], job: str, **more: str) -> None:
-    """Set the variables of a launcher in this process, which is a rank's own."""
+    """Set the variables of a launcher in this process, which belongs to one rank."""
     os.environ.update(
         HOROVOD_RANK=str(rank),
         HOROVOD_SIZE=str(world),
@@ -24,7 +24,7 @@ def launched(rank: int, world: int, addresses: Sequence[str], job: str, **more: 
 def initialized(
     rank: int, world: int, addresses: Sequence[str], job: str, **more: str
 ) -> Iterator[None]:
-    """Between ``init`` and ``shutdown``, with further variables."""
+    """Run the block between ``init`` and ``shutdown``, with further variables."""
     launched(rank, world, addresses, job, **more)
     hvd.init()
     try:

@@ -1,6 +1,6 @@
 """One of several ranks on a host with a NIC of its own: sums flat and in two levels; one JSON line.
 
-Reads what torchrun sets, REDUCER_ADDRS, and as its argument the file where ranks meet.
+Reads torchrun's variables and REDUCER_ADDRS. Its argument is the file that ranks use to meet.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _contribution(rank: int, step: int) -> torch.Tensor:
 
 
 def _measure(group: Any) -> dict[str, Any]:
-    """Bytes on the host's NIC, of all its ranks, and a digest of the results."""
+    """Bytes on the host's NIC for all its ranks, and a digest of the results."""
     tensors = [_contribution(dist.get_rank(), step) for step in range(STEPS)]
     dist.barrier()
     before = _nic_bytes()

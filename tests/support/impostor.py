@@ -1,4 +1,4 @@
-"""A listener that is no reducer of ours: it does one thing to every connection."""
+"""A listener that is no reducer: it does one thing to every connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import TracebackType
 
 
 class Impostor:
-    """``act(sock, number)`` runs for each connection, one after the other, and is then closed."""
+    """Runs ``act(sock, number)`` for each connection, one after the other, and closes it."""
 
     def __init__(self, act: Callable[[socket.socket, int], None]) -> None:
         self._act = act
@@ -23,7 +23,7 @@ class Impostor:
         self._thread = threading.Thread(target=self._run)
 
     def read(self, sock: socket.socket, size: int) -> bytes:
-        """What the worker sends first; shorter where it ends."""
+        """The first bytes that the worker sends; fewer if the connection ends."""
         data = sock.recv(size, socket.MSG_WAITALL)
         self.received += data
         return data

@@ -1,4 +1,4 @@
-"""Compiled modules can neither be patched nor be watched: run their sources instead."""
+"""Runs the sources of compiled modules, since compiled modules cannot be patched or traced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COMPILED = ("reducer.core", "reducer.wire.errors", "reducer.server", "reducer.wi
 
 
 def run_interpreted() -> None:
-    """Let an editable install find the sources; call it before any of them is imported.
+    """Let an editable install find the sources; call this before any of them is imported.
 
     A plain checkout is interpreted anyway.
     """

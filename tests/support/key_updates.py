@@ -14,9 +14,9 @@ _KEY_UPDATE = 24
 
 
 class RecordWriter:
-    """Of TLS_AES_256_GCM_SHA384, from the end of the handshake on; `keylog`: what ssl has logged.
+    """Writes records of TLS_AES_256_GCM_SHA384 after the handshake; `keylog` is the log of ssl.
 
-    Who uses it writes nothing through ssl's own object.
+    The caller must not write through the ssl object any more.
     """
 
     def __init__(self, keylog: Path) -> None:
@@ -31,7 +31,7 @@ class RecordWriter:
         return self._record(_CLOSE_NOTIFY, ALERT)
 
     def key_update(self, asks: bool = False) -> bytes:
-        """`asks`: the other side has to change its key, too."""
+        """A KeyUpdate; `asks`: the other side must change its key, too."""
         record = self._record(bytes((_KEY_UPDATE, 0, 0, 1, asks)), HANDSHAKE)
         self._use(self._derive(b"traffic upd", 48))
         return record

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-# Two names with one 64-bit FNV-1a: nobody can tell their rounds apart.
+# Two names with the same 64-bit FNV-1a: the ids of their keys collide.
 SAME_ID = ("8yn0iYCKYHlIj4-BwPqk", "GReLUrM4wMqfg9yzV3KQ")

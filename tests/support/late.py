@@ -12,7 +12,7 @@ from tests.support.ranks import Tell, join
 def work(
     rank: int, world: int, addresses: list[str], job: str, late: int, nap: float, tell: Tell
 ) -> None:
-    """Rounds until it is told to end; rank ``late`` naps before each. All end in the same round."""
+    """Run rounds until told to end; rank ``late`` sleeps before each. All end in the same round."""
     with join(rank, world, addresses, job) as group:
         tell("joined")
         values = np.ones(400_000, np.float32)

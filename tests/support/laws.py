@@ -1,4 +1,4 @@
-"""The invariants of a storm, checked after every step of it (tests/faults/README.md lists them)."""
+"""The invariants of a storm, checked after every step (tests/faults/README.md lists them)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Chunks = Callable[[int, int], int]
 
 
 def counts_what_it_holds(job: Any) -> None:
-    """The counters of a run's buffers, against a walk over all of them."""
+    """Compare the counters of a run's buffers with a walk over all buffers."""
     chunks = [c for s in job.streams for r in s.rounds for c in r.chunks.values()]
     parked = sum(len(part.view) for c in chunks for part in c.parts.values())
     made = [buffer for c in chunks for buffer in (c.acc, c.result) if buffer is not None]
@@ -31,7 +31,7 @@ def counts_what_it_holds(job: Any) -> None:
 
 
 class Laws:
-    """What no step may break; raises AssertionError with the number of the invariant."""
+    """Checks the invariants after a step; raises AssertionError with the invariant's number."""
 
     def __init__(self, cluster: SimCluster, world_size: int, chunks: Chunks, holds: Holds) -> None:
         self._cluster = cluster

@@ -1,7 +1,7 @@
-"""Between one worker and a reducer: a relay that changes payloads, and may mend their CRCs.
+"""A relay between one worker and a reducer that changes payloads, and may correct their CRCs.
 
-With the CRC made right again it is what no checksum of a frame can find: a reducer, or memory
-before the CRC, that gives one rank other bits than the others.
+With a corrected CRC no checksum of a frame can find the change. This stands for a reducer, or bad
+memory before the CRC, that gives one rank different bits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ crc32c = load().crc32c
 
 
 class Liar:
-    """Listens on 127.0.0.1 for one worker; a context manager that leaves no thread behind.
+    """Listens on 127.0.0.1 for one worker; the context manager ends its threads.
 
-    `about` says of which frames, of either direction, a bit of the payload is changed.
+    `about` selects the frames, in both directions, in which one bit of the payload is changed.
     """
 
     def __init__(

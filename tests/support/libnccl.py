@@ -1,4 +1,4 @@
-"""NCCL itself by ctypes: what a framework calls. Signatures are those of its documentation."""
+"""NCCL by ctypes: the functions that frameworks call, with the signatures of the documentation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SUCCESS, UNHANDLED_CUDA_ERROR, REMOTE_ERROR = 0, 1, 6
-# ncclDataType_t and ncclRedOp_t by our names
+# ncclDataType_t and ncclRedOp_t, by our names
 TYPES = {"int32": 2, "float16": 6, "float32": 7, "bfloat16": 9}
 OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 
@@ -36,7 +36,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class LibraryError(Exception):
-    """A call of NCCL gave something else than ncclSuccess."""
+    """A call of NCCL did not return ncclSuccess."""
 
     def __init__(self, call: str, result: int, text: str) -> None:
         super().__init__(call, result, text)
@@ -47,7 +47,7 @@ class LibraryError(Exception):
 
 
 class Nccl:
-    """One libnccl.so.2, loaded into this process."""
+    """A libnccl.so.2 that is loaded into this process."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -73,7 +73,7 @@ class Nccl:
         return bytes(found)
 
     def join(self, unique_id: bytes, rank: int, world: int) -> Communicator:
-        """ncclCommInitRank on the device of this thread."""
+        """Call ncclCommInitRank on the device of this thread."""
         comm = c_void_p()
         wanted = _UniqueId.from_buffer_copy(unique_id)
         self.call("ncclCommInitRank", byref(comm), world, wanted, rank)
@@ -81,7 +81,7 @@ class Nccl:
 
 
 class Communicator:
-    """One ncclComm_t; counts are of elements, memory is by its device addresses."""
+    """One ncclComm_t; counts are in elements, and memory is given by device addresses."""
 
     def __init__(self, nccl: Nccl, comm: c_void_p) -> None:
         self._nccl = nccl
@@ -95,7 +95,7 @@ class Communicator:
     def reduce_scatter(
         self, send: int, receive: int, count: int, type_: str, op: str, stream: Any
     ) -> None:
-        """``count`` is of what each rank receives."""
+        """Reduce-scatter; ``count`` is the number of elements that each rank receives."""
         self._reduce("ncclReduceScatter", send, receive, count, type_, op, stream)
 
     def _reduce(
@@ -111,20 +111,20 @@ class Communicator:
         )
 
     def all_gather(self, send: int, receive: int, count: int, type_: str, stream: Any) -> None:
-        """``count`` is of what each rank sends."""
+        """All-gather; ``count`` is the number of elements that each rank sends."""
         self._nccl.call("ncclAllGather", send, receive, count, TYPES[type_], self._comm, stream)
 
     def exchange(
         self, send: int, to: int, receive: int, from_: int, count: int, type_: str, stream: Any
     ) -> None:
-        """ncclSend and ncclRecv as one group."""
+        """Call ncclSend and ncclRecv as one group."""
         self._nccl.call("ncclGroupStart")
         self._nccl.call("ncclSend", send, count, TYPES[type_], to, self._comm, stream)
         self._nccl.call("ncclRecv", receive, count, TYPES[type_], from_, self._comm, stream)
         self._nccl.call("ncclGroupEnd")
 
     def check(self) -> None:
-        """LibraryError where something went wrong in NCCL's threads since the calls."""
+        """Raises LibraryError if NCCL's threads have failed since the calls."""
         found = c_int()
         self._nccl.call("ncclCommGetAsyncError", self._comm, byref(found))
         self._nccl.check("ncclCommGetAsyncError", found.value)

@@ -14,5 +14,5 @@ def compile_library(path: Path, source: str) -> Path:
 
 
 def nccl_of_version(path: Path, code: int) -> Path:
-    """A libnccl that knows its version, and nothing else."""
+    """A libnccl whose only function returns its version."""
     return compile_library(path, f"int ncclGetVersion(int* v) {{ *v = {code}; return 0; }}")

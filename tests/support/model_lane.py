@@ -1,6 +1,7 @@
-"""A lane that keeps the letter of PROTOCOL.md, section 11, and nothing else: an oracle for workers.
+"""A lane that implements only PROTOCOL.md, section 11, to the letter: a reference for workers.
 
-One run, float32 sums of all_reduce, no limits of memory. What a worker may not do is an assertion.
+It has one run, float32 sums of all_reduce and no memory limits. A worker that breaks a rule raises
+an AssertionError.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Session:
     )
 
     def send(self, data: bytes) -> None:
-        """Bytes from the worker."""
+        """Feed bytes from the worker."""
         for each in self.decoder.feed(data):
             self.lane.handle(self, each)
 
@@ -79,7 +80,7 @@ class Session:
 
 
 class ModelLane:
-    """`lane` of `lanes` of the reducer in `slot`; `incarnation` differs from process to process."""
+    """`lane` of `lanes` of the reducer in `slot`; each process has another `incarnation`."""
 
     def __init__(
         self, slot: int, lane: int, lanes_by_slot: tuple[int, ...], world: int, table: ChunkTable,
@@ -326,7 +327,7 @@ class ModelLane:
             session.outbox += frame(header, payload)
 
     def _grant(self) -> None:
-        """The first open round in the order of keys: any fixed order will do here."""
+        """Grant the first open round in the order of keys; any fixed order works here."""
         waiting = [
             (home, key, at >> 24)
             for home, keys in self.streams.items()

@@ -1,4 +1,4 @@
-"""A communicator of the NCCL plugin over several processes: each loads it and goes NCCL's way."""
+"""A communicator of the NCCL plugin over several processes, which call the plugin as NCCL does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def enter(addresses: Sequence[str], **settings: str) -> None:
 
 
 def meet(coll: CollNet, rank: int, tell: Tell) -> Any:
-    """Listen, have the parent exchange the handles, connect."""
+    """Listen, let the parent exchange the handles, and connect."""
     handle, listen = coll.listen()
     tell(handle)
     comm = coll.connect(tell.hear(), rank, listen)
@@ -33,7 +33,7 @@ def run_rank(
     rank: int, world: int, addresses: list[str], version: int, settings: dict[str, str],
     body: Body, args: tuple[Any, ...], tell: Tell,
 ) -> Any:  # fmt: skip
-    """One rank: from loading the plugin to finalize, as NCCL does it."""
+    """Run one rank as NCCL does, from loading the plugin to finalize."""
     enter(addresses, **settings)
     coll = CollNet(NCCL_PLUGIN, version)
     coll.init()
@@ -47,7 +47,7 @@ def run_rank(
 def start(
     world: int, addresses: list[str], body: Body, *args: Any, version: int = 12, **settings: str
 ) -> RunningRanks:
-    """Ranks that have exchanged their handles."""
+    """Start ranks, and exchange their handles."""
     ranks = start_ranks(world, run_rank, addresses, version, settings, body, args, talk=True)
     exchange(ranks, world)
     return ranks

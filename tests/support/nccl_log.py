@@ -1,39 +1,39 @@
-"""What NCCL's log (NCCL_DEBUG=INFO) says beside what `reducer_tools.nccl.job_log` reads in it."""
+"""Reads facts in NCCL's log (NCCL_DEBUG=INFO) that `reducer_tools.nccl.job_log` does not read."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-# NCCL 2.21 says of each name that it tries that there is no such file: of the last one it matters.
+# NCCL 2.21 logs "no such file" for each name that it tries; only the last one matters.
 _COMPLAINT = re.compile(
     r"NET/Plugin ?:.*(?:Failed to find|No plugin found \(libnccl-net|Could not find|cannot open)"
 )
 _NET = re.compile(r"\[(?:send|receive)\] via NET/([^/]+)/")
-# NCCL 2.20 to 2.23 give the number of the algorithm, later ones its name; earlier ones say nothing.
+# NCCL 2.20 to 2.23 log the algorithm's number, later versions its name, earlier ones nothing.
 _CHOICE = re.compile(r"(\d+) Bytes -> Algo (\w+) proto (\w+)")
 _NUMBERS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 
 
 class Choice(NamedTuple):
-    """Which way NCCL took for one collective of so many bytes."""
+    """The algorithm that NCCL chose for one collective of a size."""
 
     bytes: int
     algorithm: str  # as in NCCL_ALGO, in small letters
 
 
 def complaints(log: str) -> list[str]:
-    """Lines that say why a net plugin is not used."""
+    """The lines that say why a net plugin is not used."""
     return [line for line in log.splitlines() if _COMPLAINT.search(line)]
 
 
 def nets(log: str) -> set[str]:
-    """Names of the nets that channels between two ranks were set up over."""
+    """The names of the nets of channels between two ranks."""
     return set(_NET.findall(log))
 
 
 def choices(log: str) -> list[Choice]:
-    """In order; rank 0 alone logs them (NCCL_DEBUG_SUBSYS with TUNING)."""
+    """The choices in order. Only rank 0 logs them (NCCL_DEBUG_SUBSYS with TUNING)."""
     return [Choice(int(m[1]), _algorithm(m[2])) for m in _CHOICE.finditer(log)]
 
 

@@ -1,4 +1,4 @@
-"""What one libnccl does with the plugin, in a process of its own: JSON on standard output.
+"""Loads one libnccl with the plugin in a process of its own; prints the outcome as JSON.
 
 python -m tests.support.nccl_probe LIBNCCL
 """
@@ -21,14 +21,14 @@ def main() -> None:
 
 
 def _mapped() -> list[str]:
-    """The plugins in this process's memory."""
+    """The plugins that this process has loaded."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if "libnccl-net" in line}
     return sorted(paths)
 
 
 def _join(nccl: Nccl, unique_id: bytes) -> int:
-    """What ncclCommInitRank of a single rank returns."""
+    """The result of ncclCommInitRank with a single rank."""
     try:
         nccl.join(unique_id, 0, 1).destroy()
     except LibraryError as error:

@@ -1,4 +1,4 @@
-"""The C++ ranks of the plugin against real reducers: `-m tests.support.nccl_ranks PROGRAM`."""
+"""Runs C++ ranks of the plugin on real reducers: `python -m tests.support.nccl_ranks PROGRAM`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Real NCCL for tests, from NVIDIA's wheels: `python -m tests.support.nccl_wheels` gets what lacks.
+"""Real NCCL from NVIDIA's wheels: `python -m tests.support.nccl_wheels` gets the missing ones.
 
-A wheel has 150 to 350 MB. Of each the library and the headers are kept, in a folder below build/;
-nothing of them is ever committed.
+A wheel has 150 to 350 MB. Only the library and the headers of each wheel are kept, in a folder
+below build/; they are never committed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LOAD_A_PLUGIN = ("2.18.3", "2.19.3", "2.20.5", "2.21.5")  # before they look for
 LATER = ("2.23.4", "2.32.3")
 WITH_HEADERS = ("2.18.3", "2.19.3", "2.23.4")  # nccl_net.h of tables 6, 7 and 8
 _DISTRIBUTION = "nvidia-nccl-cu12"
-_ROOM = 2 << 30  # bytes that a wheel and what is in it take while it is unpacked
+_ROOM = 2 << 30  # bytes for a wheel and its files while it is unpacked
 
 
 def library(version: str) -> Path:
-    """libnccl.so.2 of a version, whether it is there or not."""
+    """The path of libnccl.so.2 of a version; the file may be missing."""
     return FOLDER / version / "lib" / "libnccl.so.2"
 
 
@@ -33,7 +33,7 @@ def headers(version: str) -> Path:
 
 
 def fetch(version: str) -> None:
-    """Download and unpack; SystemExit where the disk is too small for that."""
+    """Download and unpack a wheel; SystemExit if the disk has too little space."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(FOLDER).free) < _ROOM:
         sys.exit(f"{FOLDER}: {free >> 20} MiB are free, NCCL {version} takes {_ROOM >> 20}")

@@ -1,4 +1,4 @@
-"""Newcomers at the gate of a lane, without a network."""
+"""New connections at the gate of a lane, without a network."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Line(Sink):
         self.is_ended = True
 
     def write_eof(self) -> None:
-        """After the reason of a refusal."""
+        """The gate calls this after it has written the reason of a refusal."""
 
     def pause_reading(self) -> None:
         self.is_paused = True
@@ -53,7 +53,7 @@ def nobody(permit: object) -> Connection:
 
 
 class QuickThreads:
-    """Have done a step as soon as it is asked for; `steps` counts them."""
+    """Threads that finish a step as soon as it is submitted; `steps` counts the steps."""
 
     def __init__(self) -> None:
         self.steps = 0

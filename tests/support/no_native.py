@@ -1,4 +1,4 @@
-"""A plugin of pytest (`-p tests.support.no_native`): what needs a compiled part skips.
+"""A plugin of pytest (`-p tests.support.no_native`): skips tests that need a compiled part.
 
 For an installation with REDUCER_NO_NATIVE=1, which has neither the client's engine nor the native
 kernels.

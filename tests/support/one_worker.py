@@ -1,4 +1,4 @@
-"""One engine state, and the far ends of its connections, driven by frames that a test makes."""
+"""One engine state and the lanes' ends of its connections, driven by frames of a test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Live = tuple[int, ...]
 
 
 class Worker:
-    """One state, and the far ends of its connections."""
+    """One engine state and the lanes' ends of its connections."""
 
     def __init__(
         self, *, rank: int = 0, world_size: int = 2, reducers: int = 1, **options: Any
@@ -103,7 +103,7 @@ class Worker:
         return [f.header for f in frames if f.header.kind == MessageKind.CONTRIBUTION]
 
     def lose(self, reducer: int = 0, lane: int = 0, *, why: str = "connection reset") -> None:
-        """The connection ends without a word; the state is not yet asked what it wants."""
+        """End the connection without a message; the state has not reacted yet."""
         self.state.closed(reducer, lane, why, self.now)
 
     def refuse(self, reducer: int = 0, lane: int = 0, *, why: str = "connection refused") -> None:
@@ -112,7 +112,7 @@ class Worker:
         self.state.unreachable(reducer, lane, why, self.now)
 
     def back(self, reducer: int = 0, lane: int = 0, **welcome: Any) -> list[Frame]:
-        """The lane is dialled and welcomes the worker again; what it is then told, after HELLO."""
+        """Reconnect the lane and welcome the worker; returns the worker's frames after HELLO."""
         assert (reducer, lane) in self.connect()
         (hello,) = self.sent(reducer, lane)
         assert hello.header.kind == MessageKind.HELLO
@@ -128,7 +128,7 @@ class Worker:
 
 
 def joined(credit: int = 2 * CHUNK, lanes: int = 1, **options: Any) -> Worker:
-    """A worker that all lanes have welcomed, and that has sent what it had to say."""
+    """A worker that all lanes have welcomed; its first frames are already read."""
     worker = Worker(**options)
     for reducer in range(worker.reducers):
         for lane in range(lanes):

@@ -1,6 +1,6 @@
-"""What a reduction must give, bit for bit, written without any of our kernels.
+"""The expected result of a reduction, bit for bit, written without any of our kernels.
 
-Arrays are as they travel: float16 as numpy float16, bfloat16 and float8 as their bits.
+Arrays are as on the wire: float16 as numpy float16, bfloat16 and float8 as their bits.
 """
 
 from __future__ import annotations

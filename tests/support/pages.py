@@ -1,4 +1,4 @@
-"""Memory that lies between two pages which nobody may touch."""
+"""Memory between two pages that the process may not access."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Fenced:
-    """`array`: a copy whose end, or else whose beginning, is the border of such a page.
+    """`array` is a copy that ends, or begins, at the border of such a page.
 
-    Who reads or writes one byte beyond ends the process (a system call fails with EFAULT). A
-    context manager that gives the pages back.
+    An access one byte beyond the border ends the process (a system call fails with EFAULT). The
+    context manager frees the pages.
     """
 
     def __init__(self, values: npt.NDArray[Any], *, at_end: bool) -> None:
@@ -44,7 +44,7 @@ class Fenced:
         self._allow(_READ)
 
     def forbid(self) -> None:
-        """No access at all from now on."""
+        """Forbid all access from now on."""
         self._allow(_NONE)
 
     def allow(self) -> None:

@@ -1,4 +1,4 @@
-"""`reducer plan` as a test calls it."""
+"""Runs `reducer plan` for a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def plan(*arguments: str) -> Result:
 
 
 def planned(*arguments: str) -> dict[str, Any]:
-    """What it answers with --json."""
+    """The answer of `reducer plan --json`."""
     result = plan(*arguments, "--json")
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.output)

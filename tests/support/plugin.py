@@ -1,4 +1,4 @@
-"""Where `make nccl-plugin` puts the plugin."""
+"""The path to which `make nccl-plugin` writes the plugin."""
 
 from __future__ import annotations
 

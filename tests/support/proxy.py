@@ -1,7 +1,8 @@
-"""A TCP proxy in this process, between workers and reducers: what a network can do to bytes.
+"""A TCP proxy in this process, between workers and reducers, that damages bytes as a network can.
 
-It understands none of them. With ``framed`` it hands on whole frames, so that a harm can be done to
-one; a harm (tests/support/harms.py) gets each piece of a stream and sends on what it likes.
+The proxy does not interpret the bytes. With ``framed`` it forwards whole frames, so that a test can
+harm a single frame. A harm (tests/support/harms.py) gets each piece of a stream and decides what to
+forward.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class LinkResetError(Exception):
-    """A harm wants the link to end with RST on both sides."""
+    """Raised by a harm to end the link with RST on both sides."""
 
 
 class StreamEndError(Exception):
-    """A harm wants FIN now: nothing more goes this way."""
+    """Raised by a harm to end this direction with FIN."""
 
 
 async def pass_on(stream: Stream, piece: bytes) -> None:
-    """The harm that is none."""
+    """Forward the piece unchanged."""
     await stream.send(piece)
 
 
@@ -64,7 +65,7 @@ class Stream:
         self._gate = gate
 
     async def send(self, data: bytes) -> None:
-        """On to the other side, as soon as this direction is not stalled."""
+        """Forward bytes to the other side, as soon as this direction is not stalled."""
         await self._gate.wait()
         await asyncio.get_running_loop().sock_sendall(self._sink, data)
 
@@ -147,7 +148,7 @@ class Proxies:
     # --- what the test can do at any time -------------------------------------------------------
 
     def stall(self, index: int, *directions: Direction) -> None:
-        """Nothing of the reducer's links goes through, neither bytes nor ends; none is lost."""
+        """Hold all bytes and ends of the reducer's links; nothing is lost."""
         for direction in directions or DIRECTIONS:
             self._do(self._gates[index, direction].clear)
 

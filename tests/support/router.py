@@ -1,7 +1,7 @@
-"""Hosts around a router that drops what the test says, without a word to anybody (root only).
+"""Hosts around a router that silently drops traffic as the test wants (root only).
 
-Each host is a network namespace with a link of its own to the router's. `Router.drop` is a true
-black hole, in one direction: nobody sees an error, as with a cable that is cut far away.
+Each host is a network namespace with its own link to the router's namespace. `Router.drop` is a
+black hole in one direction: no host sees an error, as with a cable that is cut far away.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Router(Lab):
         return f"10.214.{self._numbers[host]}.2"
 
     def drop(self, source: str, target: str) -> None:
-        """From now on nothing that `source` sends arrives at `target`."""
+        """From now on drop everything that `source` sends to `target`."""
         rule = ("from", self.address(source), "to", self.address(target), "blackhole")
         self._rule("add", rule)
         self._dropped.append(rule)
 
     def heal(self) -> None:
-        """Everything passes again."""
+        """Forward everything again."""
         while self._dropped:
             self._rule("delete", self._dropped.pop())
 

@@ -30,7 +30,7 @@ class Spec:
 
 
 class Scripted:
-    """One rank on one lane. `frames` collects what was read and not yet asked for."""
+    """One rank on one lane. `frames` has the received frames that the test has not taken."""
 
     def __init__(
         self, lane: SimLane, rank: int, world_size: int, *, table: messages.ChunkTable = TABLE,

@@ -1,4 +1,4 @@
-"""Engine states and lanes in one process, joined by links that cut and reorder at random.
+"""Engine states and lanes in one process, connected by links with random delays and cuts.
 
 Every link is first in, first out, as TCP is; which link moves next, and how many bytes, is drawn
 from the seed. The same seed gives the same run.
@@ -111,7 +111,7 @@ class SimCluster:
         )
 
     def settle(self, seconds: float) -> None:
-        """Let time pass, with everything that it sets in motion."""
+        """Let simulated time pass and handle all events."""
         end = self.now + seconds
         while self.now < end:
             while self.step():
@@ -212,5 +212,5 @@ class SimCluster:
 
     @property
     def held(self) -> int:
-        """Buffers that any lane holds."""
+        """The number of buffers held by all lanes."""
         return sum(len(lane.held) for lane in self.lanes.values())

@@ -163,7 +163,7 @@ class SimLane:
         return {**self.core.snapshot(), "jobs": jobs}
 
     def report(self) -> dict[str, Any]:
-        """Who is here and who is waited for, by run."""
+        """The connected ranks and the awaited ranks, by run."""
         return put_together(self.core.parts(self.now))[1]
 
     def tick(self, seconds: float = 0.05) -> None:
@@ -174,7 +174,7 @@ class SimLane:
         self.stand_still(end - self.now)
 
     def stand_still(self, seconds: float) -> None:
-        """Time goes by unnoticed, until the tick at its end."""
+        """Let time pass without ticks, except one at the end."""
         self.now += seconds
         self.feed(events.Tick())
         for number in list(self._behind):
@@ -188,7 +188,7 @@ class SimLane:
             self._behind.pop(number, None)
 
     def feed(self, event: events.Event) -> None:
-        """As the shell does: carry out all, then tell the core what came of it."""
+        """Carry out all outputs as the shell does, then report the outcomes to the core."""
         came: list[events.Effect] = []
         for output in self.core.handle(event, self.now):
             try:

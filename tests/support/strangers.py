@@ -1,4 +1,4 @@
-"""What a stranger does to a daemon's port, and what must hold after it."""
+"""Actions of strangers at a daemon's port, and the checks after them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def opened(port: int, *data: bytes) -> socket.socket:
 
 
 def read_to_end(sock: socket.socket) -> bytes:
-    """What the daemon says before it closes, however it closes."""
+    """The bytes that the daemon sends before it closes the connection in any way."""
     data = b""
     with suppress(ConnectionError):
         while got := sock.recv(65_536):

@@ -1,4 +1,4 @@
-"""Collectives of torch that have other names since 2.13: both are found here."""
+"""Collectives of torch that were renamed in 2.13, for both versions."""
 
 from __future__ import annotations
 

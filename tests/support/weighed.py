@@ -1,4 +1,4 @@
-"""The most bytes that the buffers of a daemon's lanes hold while a test runs.
+"""The peak bytes in the buffers of a daemon's lanes during a test.
 
 Resident memory, which also holds what the allocator keeps, is asserted by ``python -m tests.soak``.
 """

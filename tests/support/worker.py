@@ -1,7 +1,7 @@
-"""A worker in plain Python on `reducer.wire`: what a test says to a daemon, byte for byte.
+"""A worker in plain Python on `reducer.wire`, which lets a test send a daemon any bytes.
 
-It knows one reducer with any number of lanes, and keeps no retention or failover: for those there
-is the engine.
+It uses one reducer with any number of lanes. It has no retransmission and no failover; the engine
+has both.
 """
 
 from __future__ import annotations

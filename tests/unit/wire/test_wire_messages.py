@@ -169,7 +169,7 @@ def test_a_name_comes_once_and_names_are_few() -> None:
     fields = {"route": 3, "since": [0], "live": [1], "lanes_by_slot": [1]}
     most = fields | {f"x{number}": 0 for number in range(MAX_CONTROL_NAMES - len(fields))}
     assert m.decode(m.Route, msgpack.packb(most)).route == 3
-    with pytest.raises(BadFrameError, match="a control map of 65 names, the limit is 64"):
+    with pytest.raises(BadFrameError, match="a control map has 65 names, the limit is 64"):
         m.decode(m.Route, msgpack.packb(most | {"one more": 0}))
 
 

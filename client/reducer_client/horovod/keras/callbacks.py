@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
@@ -87,10 +87,10 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.staircase = staircase or not callable(multiplier)
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
-        if callable(multiplier):
-            self.multiplier = cast(Callable[[float], float], multiplier)
-        else:
-            self.multiplier = lambda epoch: float(multiplier)
+        given: Any = multiplier
+        self.multiplier: Callable[[float], float] = (
+            given if callable(given) else lambda epoch: float(given)
+        )
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
