@@ -9,6 +9,8 @@
 #include "codec/msgpack.h"
 #include "protocol/plan.h"
 #include "protocol/route.h"
+#include "python/bindings.h"
+#include "python/conversions.h"
 #include "python/pybuffer.h"
 
 namespace ors::python {
@@ -120,39 +122,6 @@ void cast_widen(int dtype, nb::object from, nb::object to) {
 }
 
 }  // namespace
-
-nb::object to_python(const Value& value) {
-  using Type = Value::Type;
-  switch (value.type) {
-    case Type::kNil:
-      return nb::none();
-    case Type::kBool:
-      return nb::bool_(value.boolean);
-    case Type::kInt:
-      return nb::int_(value.integer);
-    case Type::kUint:
-      return nb::int_(value.natural);
-    case Type::kFloat:
-      return nb::float_(value.real);
-    case Type::kStr:
-      return nb::str(value.text.data(), value.text.size());
-    case Type::kBin:
-      return nb::bytes(value.text.data(), value.text.size());
-    case Type::kList: {
-      nb::list items;
-      for (const Value& item : value.list) items.append(to_python(item));
-      return items;
-    }
-    case Type::kMap: {
-      nb::dict entries;
-      for (const auto& [name, item] : value.map) {
-        entries[nb::str(name.data(), name.size())] = to_python(item);
-      }
-      return entries;
-    }
-  }
-  return nb::none();
-}
 
 void bind_codec(nb::module_& m) {
   m.def("key_id", [](const std::string& name) { return key_id(name); }, nb::arg("name"));

@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "crypto/handshake.h"
+#include "python/bindings.h"
+#include "python/conversions.h"
 #include "python/pybuffer.h"
 
 namespace ors::python {
@@ -28,14 +30,6 @@ nb::bytes take_answer(Handshake& self, nb::bytes bytes) {
 }
 
 }  // namespace
-
-Secret secret_of(const nb::bytes& key) {
-  if (key.size() == 0) return Secret();
-  Digest digest;
-  if (key.size() != digest.size()) throw nb::value_error("the key of a job has 32 bytes");
-  std::memcpy(digest.data(), key.c_str(), digest.size());
-  return Secret(std::move(digest));
-}
 
 void bind_handshake(nb::module_& m) {
   nb::class_<Handshake>(m, "Handshake")

@@ -9,6 +9,10 @@
 #include <algorithm>
 #include <list>
 
+#include "protocol/state.h"
+#include "python/bindings.h"
+#include "python/conversions.h"
+#include "python/operation.h"
 #include "python/pybuffer.h"
 
 namespace ors::python {

@@ -1,4 +1,4 @@
-// The Python module reducer_client._engine: Engine and Operation; the rest is in bind_*.cpp.
+// The Python module reducer_client._engine: Engine, and all that the other files bind.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -17,15 +17,15 @@
 #include "crypto/random.h"
 #include "io/fork.h"
 #include "io/loop.h"
+#include "python/bindings.h"
+#include "python/conversions.h"
 #include "python/gil.h"
-#include "python/pybuffer.h"
+#include "python/operation.h"
 
 namespace ors::python {
 namespace {
 
 constexpr double kSignalCheck = 0.1;  // seconds: Ctrl-C ends a wait within this
-
-PyObject* engine_error = nullptr;
 
 std::string random_run_id() {
   static const char digits[] = "0123456789abcdef";
@@ -303,101 +303,10 @@ std::unique_ptr<Timeline> open_timeline(const std::string& folder, const Options
 
 }  // namespace
 
-void raise(const Failure& failure) {
-  PyErr_SetObject(engine_error, failure_tuple(failure).ptr());
-  throw nb::python_error();
-}
-
-nb::object failure_tuple(const Failure& f) {
-  return nb::make_tuple(static_cast<uint32_t>(f.code), f.message, f.rank, f.reason, f.key, f.round);
-}
-
-Failure forked_failure() {
-  Failure failure;
-  failure.code = ErrorCode::kUnavailable;
-  failure.reason = "forked";
-  failure.message = "this process was forked from the one that connected: connect anew in here";
-  return failure;
-}
-
-ChunkTable chunk_table_of(const std::vector<std::pair<uint64_t, uint64_t>>& rows) {
-  ChunkTable table;
-  for (const auto& [least, bytes] : rows) {
-    table.push_back({least, static_cast<uint32_t>(std::min<uint64_t>(bytes, UINT32_MAX))});
-  }
-  return table;
-}
-
-Submission make_submission(int collective, int op, int dtype, bool wide, const std::string& key,
-                           int64_t root, uint64_t count, nb::object source, nb::object target,
-                           bool notify, int32_t priority, Pins* pins) {
-  const auto small = [](int64_t value, int64_t most, const char* name) {
-    if (value < 0 || value > most) throw nb::value_error(name);
-    return value;
-  };
-  Submission s;
-  s.descriptor.collective = static_cast<uint8_t>(small(collective, 255, "collective"));
-  s.descriptor.op = static_cast<uint8_t>(small(op, 255, "op"));
-  s.descriptor.dtype = static_cast<uint8_t>(small(dtype, 255, "dtype"));
-  s.descriptor.wide = wide;
-  s.descriptor.count = count;
-  s.descriptor.root = static_cast<uint16_t>(small(root, 65'535, "root"));
-  s.key = key;
-  s.notify = notify;
-  s.priority = priority;
-  if (!source.is_none()) {
-    pins->source = std::make_unique<Pin>(source, false);
-    s.source = pins->source->data();
-    s.source_bytes = pins->source->size();
-  }
-  if (!target.is_none()) {
-    pins->target = std::make_unique<Pin>(target, true);
-    s.target = pins->target->data();
-    s.target_bytes = pins->target->size();
-  }
-  return s;
-}
-
-PyOperation::PyOperation(OperationRef operation, std::shared_ptr<Pins> pins, bool may_block)
-    : operation_(std::move(operation)),
-      pins_(std::move(pins)),
-      may_block_(may_block),
-      generation_(fork_generation()) {}
-
-PyOperation::~PyOperation() {
-  if (forked()) new OperationRef(std::move(operation_));
-}
-
-bool PyOperation::forked() const { return may_block_ && fork_generation() != generation_; }
-
-void PyOperation::release_if_done() {
-  if (operation_->done()) pins_->target.reset();
-}
-
-bool PyOperation::done() {
-  release_if_done();
-  return operation_->done();
-}
-
-nb::object PyOperation::error() {
-  if (!operation_->done() || !operation_->failure()) return nb::none();
-  return failure_tuple(*operation_->failure());
-}
-
-unsigned PyOperation::flags() const { return operation_->done() ? operation_->flags() : 0; }
-
-nb::object PyOperation::culprit() const {
-  if (!operation_->done() || operation_->culprit().rank == kNoRank) return nb::none();
-  return nb::make_tuple(operation_->culprit().rank, operation_->culprit().chunk);
-}
-
 NB_MODULE(_engine, m) {
   m.doc() = "The native part of reducer_client: protocol state and socket loop.";
   nb::set_leak_warnings(false);  // modules at exit, and forked children, leave objects behind
-  engine_error = PyErr_NewExceptionWithDoc("reducer_client._engine.EngineError",
-                                           "args: (code, message, rank, reason, key, round)",
-                                           nullptr, nullptr);
-  m.attr("EngineError") = nb::borrow(engine_error);
+  add_engine_error(m);
 
   nb::class_<PyOperation>(m, "Operation")
       .def_prop_ro("done", &PyOperation::done)

@@ -1,0 +1,14 @@
+// The parts of the engine that are bound for tests and tools.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace ors::python {
+
+namespace nb = nanobind;
+
+void bind_handshake(nb::module_& m);
+void bind_codec(nb::module_& m);
+void bind_state(nb::module_& m);
+
+}  // namespace ors::python

@@ -1,0 +1,39 @@
+// Python's values as the engine's and back, and failures as exceptions.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "codec/failure.h"
+#include "codec/msgpack.h"
+#include "crypto/hmac.h"
+#include "protocol/plan.h"
+#include "protocol/submission.h"
+#include "python/pybuffer.h"
+
+namespace ors::python {
+
+// Makes the class EngineError in the module.
+void add_engine_error(nb::module_& m);
+// Raises EngineError with the six fields of the failure.
+[[noreturn]] void raise(const Failure& failure);
+nb::object failure_tuple(const Failure& failure);
+Failure forked_failure();
+
+ChunkTable chunk_table_of(const std::vector<std::pair<uint64_t, uint64_t>>& rows);
+
+// Checks the arguments of a submit and pins its buffers; ValueError for what breaks a rule.
+Submission make_submission(int collective, int op, int dtype, bool wide, const std::string& key,
+                           int64_t root, uint64_t count, nb::object source, nb::object target,
+                           bool notify, int32_t priority, Pins* pins);
+
+nb::object to_python(const Value& value);
+
+// A job's key, or none for no bytes; ValueError for another size.
+Secret secret_of(const nb::bytes& key);
+
+}  // namespace ors::python
