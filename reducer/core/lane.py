@@ -20,6 +20,7 @@ from reducer.core.report import lane_numbers, parts_of
 from reducer.core.runs.run import Run
 from reducer.core.surface import events
 from reducer.core.surface.events import Admission, Event, Free, Output
+from reducer.core.surface.numbers import CoreNumbers, Part
 from reducer.core.surface.settings import LaneSettings
 from reducer.core.ticks import Beats, Ticks
 from reducer.wire.codes import MAX_EARLY_BYTES, MessageKind
@@ -138,12 +139,12 @@ class Lane:
         """Nothing is to be waited for: the runs have gone elsewhere, or cannot and are idle."""
         return self._draining.is_over(now)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> CoreNumbers:
         """Returns the lane's own numbers, for metrics; `parts` returns those of its runs."""
         return lane_numbers(self._roster, self._endings.errors)
 
-    def parts(self, now: float) -> Iterator[dict[str, Any]]:
-        """Numbers for metrics, and who is here and who is waited for: one run after the other.
+    def parts(self, now: float) -> Iterator[Part]:
+        """Yields the numbers and the report of one run after the other.
 
         The lane may handle events between two of them. Runs that have ended by then are left out.
         """

@@ -244,10 +244,13 @@ class Server:
         lanes = await self._lanes.snapshots()
         refused = Counter(self._acceptor.refused)
         for lane in lanes:
-            refused.update(lane["refused"])
+            refused.update(lane.numbers.refused)
         if late := sum(handle.late for handle in self._lanes.handles):
             refused["late"] = late
         return Snapshot(
+            tasks=len(asyncio.all_tasks()),
+            started=self._started,
+            clock=time.monotonic(),
             version=__version__,
             protocol=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
             mode=self._options.mode,
@@ -268,12 +271,7 @@ class Server:
         return await asyncio.to_thread(_metrics, await self._snapshot())
 
     async def _stats_page(self) -> Answer:
-        return await asyncio.to_thread(json_answer, await self._stats())
-
-    async def _stats(self) -> dict[str, Any]:
-        found = vars(await self._snapshot())
-        clock = {"started": self._started, "clock": time.monotonic()}
-        return {"tasks": len(asyncio.all_tasks()), **clock, **found}
+        return await asyncio.to_thread(_stats, await self._snapshot())
 
     async def _status_page(self) -> Answer:
         return await asyncio.to_thread(_status_page)
@@ -281,8 +279,8 @@ class Server:
     async def _status_numbers(self) -> Answer:
         port = self._listeners[0].getsockname()[1]
         address = f"{self._options.host}:{port}"
-        stats = await self._stats()
-        return await asyncio.to_thread(_status_numbers, address, port, stats)
+        snapshot = await self._snapshot()
+        return await asyncio.to_thread(_status_numbers, address, port, snapshot)
 
     async def _health_page(self) -> Answer:
         await self._lanes.ping()
@@ -306,13 +304,17 @@ def _metrics(snapshot: Snapshot) -> Answer:
     return Answer(200, metrics.CONTENT_TYPE, metrics.render(snapshot))
 
 
+def _stats(snapshot: Snapshot) -> Answer:
+    return json_answer(snapshot.as_json())
+
+
 def _status_page() -> Answer:
     from reducer.server.status_page import page
 
     return page()
 
 
-def _status_numbers(address: str, port: int, stats: dict[str, Any]) -> Answer:
+def _status_numbers(address: str, port: int, snapshot: Snapshot) -> Answer:
     from reducer.server.status_page import numbers
 
-    return json_answer(numbers(address, port, stats))
+    return json_answer(numbers(address, port, snapshot))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import json
 import logging
@@ -44,7 +43,9 @@ from reducer.server.orders import (
     ORDER_SOCKET,
 )
 from reducer.server.protocol import Connection
+from reducer.server.reports import line_of
 from reducer.server.shell import LaneShell
+from reducer.server.snapshot import LaneNumbers
 from reducer.server.timeline import Timeline
 from reducer.server.tls import TlsFiles, make_context
 from reducer.server.tls_gate import TlsGate
@@ -350,47 +351,47 @@ class LaneProcess:
         began = time.thread_time()
         lines = []
         for part in self._lane.parts(time.monotonic()):
-            lines.append(_line(part=part))
+            lines.append(line_of(part=part))
             took = time.thread_time() - began
             if took >= SHARED_SECONDS:
                 await asyncio.sleep(REST * took)
                 began = time.thread_time()
-        self._answers.writelines([*lines, _line(snapshot=self._snapshot())])
+        self._answers.writelines([*lines, line_of(snapshot=self._snapshot())])
         self._rests_until = time.monotonic() + REST * (time.thread_time() - began)
 
-    def _snapshot(self) -> dict[str, Any]:
-        """Numbers of the lane as a whole."""
-        shell, pool = self._shell, self._pool
-        return {
-            "lane": self._options.lane,
-            "kernels": self._kernels.NAME,
-            "compiled": compiled.is_compiled(),
-            "core": self._lane.snapshot(),
-            "loop_lag_seconds": self._lag,
-            "connections": len(shell.connections),
-            "slow_readers": shell.executor.slow_readers,
-            "turns": shell.turns.count,
-            "fold_seconds": shell.executor.fold_seconds,
-            "unpassed": self._unpassed,
-            "refused": {} if self._gate is None else dict(self._gate.refused),
-            "unproven": 0 if self._gate is None else len(self._gate),
-            **dataclasses.asdict(shell.counters),
-            "tasks": len(asyncio.all_tasks()),
-            "buffers_out": pool.out,
-            "buffers_unsent": pool.unsent,
-            "buffer_bytes": pool.out_bytes,
-            "cached_bytes": pool.cached_bytes,
-            "allocated": pool.allocated,
-            "dropped_log_lines": log.dropped_lines(),
-            **own_usage(),
-        }
+    def _snapshot(self) -> LaneNumbers:
+        shell, pool, counters, usage = self._shell, self._pool, self._shell.counters, own_usage()
+        return LaneNumbers(
+            lane=self._options.lane,
+            kernels=self._kernels.NAME,
+            compiled=compiled.is_compiled(),
+            core=self._lane.snapshot(),
+            loop_lag_seconds=self._lag,
+            connections=len(shell.connections),
+            slow_readers=shell.executor.slow_readers,
+            turns=shell.turns.count,
+            fold_seconds=shell.executor.fold_seconds,
+            unpassed=self._unpassed,
+            refused={} if self._gate is None else dict(self._gate.refused),
+            unproven=0 if self._gate is None else len(self._gate),
+            accepted=counters.accepted,
+            internal_errors=counters.internal_errors,
+            protocol_errors=counters.protocol_errors,
+            silent_dropped=counters.silent_dropped,
+            held_log_lines=counters.held_log_lines,
+            tasks=len(asyncio.all_tasks()),
+            buffers_out=pool.out,
+            buffers_unsent=pool.unsent,
+            buffer_bytes=pool.out_bytes,
+            cached_bytes=pool.cached_bytes,
+            allocated=pool.allocated,
+            dropped_log_lines=log.dropped_lines(),
+            cpu_seconds=usage.cpu_seconds,
+            resident_bytes=usage.resident_bytes,
+        )
 
     def _answer(self, **message: Any) -> None:
-        self._answers.write(_line(**message))
-
-
-def _line(**message: Any) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+        self._answers.write(line_of(**message))
 
 
 def _gate(

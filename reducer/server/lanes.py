@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from reducer.core.surface.numbers import Part
 from reducer.log import RateLimit
 from reducer.server import config, descriptors
 from reducer.server.lane_child import LaneChild
 from reducer.server.orders import ORDER_PING, ORDER_REPORT, WAIT_SECONDS, Orders
-from reducer.server.reports import put_together
+from reducer.server.reports import numbers_of, part_of, put_together
+from reducer.server.snapshot import LaneReport
 
 logger = logging.getLogger("reducer.lanes")
 
@@ -67,7 +69,7 @@ class LaneHandle:
         self._is_full = False  # until its process has taken some of its orders
         self._sweep: asyncio.TimerHandle | None = None
         self._asked: dict[bytes, asyncio.Future[Any]] = {}  # by the question
-        self._parts: list[dict[str, Any]] = []  # of a report that is not whole yet
+        self._parts: list[Part] = []  # of a report that is not whole yet
         self._limit = RateLimit(1.0)
 
     async def keep(self) -> None:
@@ -145,11 +147,11 @@ class LaneHandle:
             self.ready.set()
             self._give_orders()
         elif "part" in answer:
-            self._parts.append(answer["part"])
+            self._parts.append(part_of(answer["part"]))
         elif "snapshot" in answer:
-            found, parts, self._parts = answer["snapshot"], self._parts, []
-            found["core"]["jobs"], found["report"] = put_together(parts)
-            self._answered(ORDER_REPORT, found)
+            parts, self._parts = self._parts, []
+            numbers = numbers_of(answer["snapshot"])
+            self._answered(ORDER_REPORT, put_together(numbers, parts))
         elif "pong" in answer:
             self._answered(ORDER_PING, None)
 
@@ -177,12 +179,12 @@ class LaneHandle:
         if self.late > before:
             self._warn(f"takes no connections: {self.late:,} were closed after {WAIT_SECONDS:g} s")
 
-    async def snapshot(self) -> dict[str, Any] | None:
-        """The lane's numbers, None while it has no process.
+    async def snapshot(self) -> LaneReport | None:
+        """The lane's report, None while it has no process.
 
         Raises TimeoutError if it does not answer in time. All who ask meanwhile share the answer.
         """
-        found: dict[str, Any] | None = await self._ask(ORDER_REPORT, REPORT_SECONDS)
+        found: LaneReport | None = await self._ask(ORDER_REPORT, REPORT_SECONDS)
         return found
 
     async def ping(self) -> None:
@@ -204,7 +206,7 @@ class LaneHandle:
                 del self._asked[question]
             raise
 
-    def _answered(self, question: bytes, found: dict[str, Any] | None) -> None:
+    def _answered(self, question: bytes, found: LaneReport | None) -> None:
         answer = self._asked.pop(question, None)
         if answer is not None:
             answer.set_result(found)
@@ -286,10 +288,10 @@ class LaneGroup:
         """Lanes that have no process now."""
         return [handle.lane for handle in self.handles if not handle.ready.is_set()]
 
-    async def snapshots(self) -> list[dict[str, Any]]:
-        """Numbers of every lane that has a process; TimeoutError if one does not answer."""
+    async def snapshots(self) -> list[LaneReport]:
+        """The report of every lane that has a process; TimeoutError if one does not answer."""
         found = await asyncio.gather(*(handle.snapshot() for handle in self.handles))
-        return [numbers for numbers in found if numbers is not None]
+        return [report for report in found if report is not None]
 
     async def ping(self) -> None:
         """Return once every lane that has a process has answered; TimeoutError if one does not."""

@@ -25,7 +25,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from reducer.core.measures.durations import BOUNDS
-from reducer.server.snapshot import Snapshot
+from reducer.server.snapshot import JobNumbers, Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -217,9 +217,10 @@ class _SnapshotCollector(Collector):
     def _daemon(self) -> Iterator[Metric]:
         found = self._snapshot
         yield _family(_INFO, [((found.version, found.protocol, found.mode), 1)])
-        kinds = {(lane["kernels"], str(lane["compiled"]).lower()) for lane in found.lanes}
+        kinds = {(lane.numbers.kernels, str(lane.numbers.compiled).lower()) for lane in found.lanes}
         yield _family(_KERNEL_INFO, [(kind, 1) for kind in sorted(kinds)])
-        dropped = found.dropped_log_lines + sum(lane["dropped_log_lines"] for lane in found.lanes)
+        dropped = found.dropped_log_lines
+        dropped += sum(lane.numbers.dropped_log_lines for lane in found.lanes)
         numbers = {
             "ready": found.ready,
             "started_at": found.started_at,
@@ -234,33 +235,35 @@ class _SnapshotCollector(Collector):
         yield _family(_RESTARTS, [((str(lane),), n) for lane, n in found.restarts.items()])
 
     def _process_rows(self, field: str) -> Iterator[Row]:
-        yield ("main",), self._snapshot.usage[field]
+        yield ("main",), getattr(self._snapshot.usage, field)
         for lane in self._snapshot.lanes:
-            yield (f"lane-{lane['lane']}",), lane[field]
+            yield (f"lane-{lane.numbers.lane}",), getattr(lane.numbers, field)
 
     def _lane_rows(self, field: str) -> Iterator[Row]:
         for lane in self._snapshot.lanes:
-            yield (str(lane["lane"]),), lane[field] if field in lane else lane["core"][field]
+            numbers = lane.numbers
+            part = numbers if hasattr(numbers, field) else numbers.core
+            yield (str(numbers.lane),), getattr(part, field)
 
     def _error_rows(self) -> Iterator[Row]:
         for lane in self._snapshot.lanes:
-            for code, count in sorted(lane["core"]["errors"].items()):
-                yield (str(lane["lane"]), code), count
+            for code, count in sorted(lane.numbers.core.errors.items()):
+                yield (str(lane.numbers.lane), code), count
 
-    def _jobs(self) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+    def _jobs(self) -> Iterator[tuple[tuple[str, str], JobNumbers]]:
         for lane in self._snapshot.lanes:
-            for name, job in lane["core"]["jobs"].items():
-                yield (name, str(lane["lane"])), job
+            for name, job in lane.jobs.items():
+                yield (name, str(lane.numbers.lane)), job
 
     def _job_rows(self, field: str) -> Iterator[Row]:
         for labels, job in self._jobs():
-            yield labels, job[field]
+            yield labels, getattr(job if field == "world_size" else job.numbers, field)
 
     def _run_rows(self, series: Series) -> Iterator[Row]:
         found: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
         for lane in self._snapshot.lanes:
-            for run in lane["report"]["runs"]:
-                found[run["title"], str(lane["lane"])].append(run[series.field])
+            for run in lane.runs:
+                found[run.title, str(lane.numbers.lane)].append(getattr(run, series.field))
         for labels, numbers in found.items():
             yield labels, max(numbers)
 
@@ -270,17 +273,19 @@ class _SnapshotCollector(Collector):
         ends = [*map(str, BOUNDS), "+Inf"]
         for labels, job in self._jobs():
             counts = [0] * len(ends)
-            for place, count in job["round_counts"]:  # twice if two runs share a name
-                counts[place] += count
+            for place, count in job.numbers.round_counts:  # twice if two runs share a name
+                counts[int(place)] += int(count)
             buckets = list(zip(ends, accumulate(counts), strict=True))
-            family.add_metric(labels, buckets, job["round_seconds"])
+            family.add_metric(labels, buckets, job.numbers.round_seconds)
         return family
 
     def _rank_rows(self, field: str) -> Iterator[Row]:
         found: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        for (job, lane), numbers in self._jobs():
-            for rank, value in numbers[field]:  # a rank comes twice if two runs share a name
-                found[job, lane, str(rank)] += value
+        for (title, lane), job in self._jobs():
+            for rank, value in getattr(
+                job.numbers, field
+            ):  # a rank comes twice if two runs share a name
+                found[title, lane, str(rank)] += value
         yield from found.items()
 
 

@@ -1,31 +1,130 @@
-"""What the pages of the metrics port are made from."""
+"""The daemon's numbers at one moment: what the pages of the metrics port are made from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
+from reducer.core.surface.numbers import CoreNumbers, FormingReport, RunNumbers, RunReport
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU seconds of a process since its start, and its resident bytes now."""
+
+    cpu_seconds: float
+    resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneNumbers:
+    """Numbers of a lane as a whole, as its process sends them."""
+
+    lane: int
+    kernels: str
+    compiled: bool
+    core: CoreNumbers
+    loop_lag_seconds: float
+    connections: int
+    slow_readers: int
+    turns: int
+    fold_seconds: float
+    unpassed: int
+    refused: Mapping[str, int]
+    unproven: int
+    accepted: int
+    internal_errors: int
+    protocol_errors: int
+    silent_dropped: int
+    held_log_lines: int
+    tasks: int
+    buffers_out: int
+    buffers_unsent: int
+    buffer_bytes: int
+    cached_bytes: int
+    allocated: int
+    dropped_log_lines: int
+    cpu_seconds: float
+    resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobNumbers:
+    """The numbers of all runs of one title, added up."""
+
+    numbers: RunNumbers
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport:
+    """One lane: ``jobs`` by title, its complete runs and those that form."""
+
+    numbers: LaneNumbers
+    jobs: Mapping[str, JobNumbers]
+    runs: Sequence[RunReport]
+    forming: Sequence[FormingReport]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the lane as /api/stats shows it."""
+        jobs = {
+            title: {**fields_of(job.numbers), "world_size": job.world_size}
+            for title, job in self.jobs.items()
+        }
+        runs = [run_as_json(run) for run in self.runs]
+        forming = [fields_of(run) for run in self.forming]
+        return {
+            **fields_of(self.numbers),
+            "core": {**fields_of(self.numbers.core), "jobs": jobs},
+            "report": {"runs": runs, "forming": forming},
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The daemon's numbers at one moment; ``lanes`` as `reducer.server.lane` reports them.
+    """The main process's own numbers, and the report of every lane that has a process.
 
-    ``time`` and ``started_at``: seconds since 1970; ``usage``: of the main process, as a lane's.
-    ``down``: lanes that have died and are not up again; not in ``lanes``. ``restarts``: by lane.
+    ``time`` and ``started_at`` are seconds since 1970; ``started`` and ``clock`` are seconds of
+    the monotonic clock. ``down`` lists the lanes that have died and are not up again; ``lanes``
+    has no report of them. ``restarts`` counts by lane. ``usage`` is that of the main process.
     """
 
+    tasks: int
+    started: float
+    clock: float
     version: str
     protocol: str
     mode: str
     time: float
     started_at: float
     ready: bool
-    down: list[int]
+    down: Sequence[int]
     restarts: Mapping[int, int]
     accepted: int
     refused: Mapping[str, int]
     metrics_dropped: Mapping[str, int]
     dropped_log_lines: int
-    usage: Mapping[str, float]
-    lanes: list[dict[str, Any]]
+    usage: Usage
+    lanes: Sequence[LaneReport]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the snapshot as /api/stats shows it."""
+        lanes = [lane.as_json() for lane in self.lanes]
+        return {**fields_of(self), "usage": fields_of(self.usage), "lanes": lanes}
+
+
+def run_as_json(run: RunReport) -> dict[str, Any]:
+    return {**fields_of(run), "waiting": [fields_of(each) for each in run.waiting]}
+
+
+_NAMES: dict[type[Any], tuple[str, ...]] = {}
+
+
+def fields_of(found: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass in their order, not copied: asdict() copies deeply."""
+    kind = type(found)
+    names = _NAMES.get(kind)
+    if names is None:
+        names = _NAMES[kind] = tuple(field.name for field in fields(kind))
+    return {name: getattr(found, name) for name in names}

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from reducer.core.measures.ranking import MAX_RANKS
 from reducer.server.admin import Answer
+from reducer.server.snapshot import Snapshot
 from reducer.status.summary import RunStatus, summarize
 
 _FILE: Final = Path(__file__).with_name("status_page.html")
@@ -40,14 +41,14 @@ def _hash(text: str, element: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def numbers(address: str, port: int, stats: dict[str, Any]) -> dict[str, Any]:
-    """/api/status, of what /api/stats says: lanes put together, long lists cut."""
-    summary = summarize({address: stats})
+def numbers(address: str, port: int, snapshot: Snapshot) -> dict[str, Any]:
+    """Returns what /api/status shows: lanes put together, long lists cut."""
+    summary = summarize({address: snapshot.as_json()})
     return {
         "port": port,
-        "started": stats["started"],
-        "clock": stats["clock"],
-        "kernels": ", ".join(sorted({lane["kernels"] for lane in stats["lanes"]})),
+        "started": snapshot.started,
+        "clock": snapshot.clock,
+        "kernels": ", ".join(sorted({lane.numbers.kernels for lane in snapshot.lanes})),
         "reducer": asdict(summary.reducers[0]),
         "runs": [_cut(run) for run in summary.runs[:MAX_RUNS]],
         "more_runs": max(0, len(summary.runs) - MAX_RUNS),

@@ -7,14 +7,12 @@ import resource
 import time
 from typing import Final
 
+from reducer.server.snapshot import Usage
+
 # Opened once: a process without a free descriptor must still tell how it is.
 _STATM: Final = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def own_usage() -> dict[str, float]:
-    """CPU seconds since its start, and resident bytes now."""
+def own_usage() -> Usage:
     pages = int(os.pread(_STATM, 128, 0).split()[1])
-    return {
-        "cpu_seconds": time.process_time(),
-        "resident_bytes": pages * resource.getpagesize(),
-    }
+    return Usage(time.process_time(), pages * resource.getpagesize())

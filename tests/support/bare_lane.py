@@ -10,11 +10,11 @@ import uvloop
 
 from reducer.core.lane import Lane
 from reducer.core.surface import events
+from reducer.core.surface.numbers import RunPart
 from reducer.core.surface.settings import MOST_SUMMED, LaneSettings
 from reducer.kernels import load
 from reducer.server.buffers import BufferPool
 from reducer.server.protocol import Connection, clock
-from reducer.server.reports import put_together
 from reducer.server.shell import LaneShell
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
@@ -92,8 +92,9 @@ class CoreLane:
     @property
     def rounds(self) -> int:
         """The number of complete rounds."""
-        jobs, _ = put_together(self.lane.parts(0.0))
-        return int(jobs["bench"]["rounds"])
+        (part,) = self.lane.parts(0.0)
+        assert isinstance(part, RunPart)
+        return part.run.rounds
 
 
 class Sink(asyncio.Transport):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 from reducer.core.lane import Lane
@@ -11,6 +12,7 @@ from reducer.core.surface.settings import LaneSettings
 from reducer.kernels import KernelSet, load
 from reducer.server.executor import failure_of, folded, reduced
 from reducer.server.reports import put_together
+from reducer.server.snapshot import LaneNumbers, LaneReport
 from reducer.wire.codes import ITEM_SIZES, MessageKind
 from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS
@@ -159,12 +161,20 @@ class SimLane:
 
     def snapshot(self) -> dict[str, Any]:
         """Returns the lane's numbers, and those of each job or group."""
-        jobs, _ = put_together(self.core.parts(self.now))
-        return {**self.core.snapshot(), "jobs": jobs}
+        found: dict[str, Any] = self.lane_report().as_json()["core"]
+        return found
 
     def report(self) -> dict[str, Any]:
         """The connected ranks and the awaited ranks, by run."""
-        return put_together(self.core.parts(self.now))[1]
+        found: dict[str, Any] = self.lane_report().as_json()["report"]
+        return found
+
+    def lane_report(self, **changes: Any) -> LaneReport:
+        """Returns the report as the main process has it; ``changes`` are fields of LaneNumbers."""
+        zeros: dict[str, Any] = dict.fromkeys((field.name for field in fields(LaneNumbers)), 0)
+        zeros |= {"kernels": "native", "compiled": True, "refused": {}, **changes}
+        zeros["core"] = self.core.snapshot()
+        return put_together(LaneNumbers(**zeros), self.core.parts(self.now))
 
     def tick(self, seconds: float = 0.05) -> None:
         """Time goes by, with ticks on the way: a late one would blame nobody."""

@@ -25,6 +25,7 @@ from reducer.core.rounds.route import Holding, Route
 from reducer.core.runs.moves import STREAMS_AT_ONCE
 from reducer.core.runs.stalls import MAX_STALLS
 from reducer.core.surface import events
+from reducer.core.surface.numbers import RunPart
 from reducer.core.ticks import (
     KEY_IDLE_SECONDS,
     MADE,
@@ -802,10 +803,10 @@ def test_the_groups_of_one_job_show_a_number_of_ranks() -> None:
     join_all(lane, 2, job="other")
     for members in lane.core._roster.runs.values():
         members.run.results.nonfinite = [1] * MAX_RANKS
-    parts = [part for part in lane.core.parts(lane.now) if "run" in part]
+    parts = [part for part in lane.core.parts(lane.now) if isinstance(part, RunPart)]
     shown = {"one": 0, "other": 0}
     for part in parts:
-        shown[part["run"]["job"]] += len(part["numbers"]["nonfinite"])
+        shown[part.run.job] += len(part.numbers.nonfinite)
     assert shown == {"one": MAX_RANKS_OF_JOB, "other": MAX_RANKS}
 
 

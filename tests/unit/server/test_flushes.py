@@ -264,7 +264,7 @@ async def no_loss_of_many() -> None:
         left.append(len(lane.shell.connections))
     assert left == [4 * ENDED_AT_ONCE, *[3 * ENDED_AT_ONCE] * 4], "more than a pass has time for"
     await lane.wait()
-    assert not lane.shell.connections and not lane.shell._lane.snapshot()["sessions"]
+    assert not lane.shell.connections and not lane.shell._lane.snapshot().sessions
 
 
 async def no_turn_for_a_loss() -> None:

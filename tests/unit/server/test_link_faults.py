@@ -97,7 +97,7 @@ class Lane:
                 await asyncio.sleep(0)
         core = self.shell._lane
         assert self.connection.is_closing() and not list(core.parts(0.0))
-        assert core.snapshot()["errors"]["internal"] == self.shell.counters.internal_errors == 1
+        assert core.snapshot().errors["internal"] == self.shell.counters.internal_errors == 1
         assert self.shell.counters.protocol_errors == 0
         async with asyncio.timeout(5):  # its end is noticed
             while not (self.line.reads or self.line.ended):

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from reducer.core.measures.durations import BOUNDS
 from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
 from reducer.server import metrics
-from reducer.server.snapshot import Snapshot
+from reducer.server.snapshot import LaneReport, Snapshot, Usage
 from tests.support.scripted import Spec, join_all
 from tests.support.simlane import SimLane
 
@@ -52,28 +52,19 @@ def test_the_document_shows_what_there_is() -> None:
     assert PATH.read_text() == text()
 
 
-def lane_part(lane: SimLane, number: int = 0, **changes: Any) -> dict[str, Any]:
+def lane_part(lane: SimLane, number: int = 0, **changes: Any) -> LaneReport:
     """A lane's part of the snapshot, as the process sends it."""
-    counters = (
-        "connections", "accepted", "unpassed", "slow_readers", "turns", "protocol_errors",
-        "internal_errors", "held_log_lines", "buffers_out", "buffer_bytes", "cached_bytes",
-        "allocated", "fold_seconds", "loop_lag_seconds", "dropped_log_lines", "cpu_seconds",
-        "resident_bytes",
-    )  # fmt: skip
-    return {
-        **dict.fromkeys(counters, 0),
-        "lane": number, "kernels": "native", "compiled": True,
-        "core": lane.snapshot(), "report": lane.report(), **changes,
-    }  # fmt: skip
+    return lane.lane_report(lane=number, **changes)
 
 
-def scrape(*lanes: dict[str, Any]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+def scrape(*lanes: LaneReport) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Every sample, by its name and labels."""
     snapshot = Snapshot(
+        tasks=1, started=0.0, clock=0.0,
         version="1", protocol="1.0", mode="open", time=0.0, started_at=1.0, ready=True, accepted=0,
         down=[2], metrics_dropped={"slow": 4}, restarts={0: 0, 1: 0, 2: 3},
         refused={"garbage": 2}, dropped_log_lines=0,
-        usage={"cpu_seconds": 1.5, "resident_bytes": 7}, lanes=list(lanes),
+        usage=Usage(1.5, 7), lanes=list(lanes),
     )  # fmt: skip
     families = text_string_to_metric_families(metrics.render(snapshot).decode())
     return {

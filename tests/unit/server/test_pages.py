@@ -12,6 +12,7 @@ import pytest
 
 from reducer.server import app, config, metrics, status_page
 from reducer.server.admin import json_answer
+from reducer.server.snapshot import LaneReport
 from tests.support.simlane import SimLane
 from tests.unit.server.test_metrics import lane_part
 
@@ -27,8 +28,8 @@ class Lanes:
     async def ping(self) -> None:
         """It lives."""
 
-    async def snapshots(self) -> list[dict[str, Any]]:
-        return [lane_part(SimLane(), refused={})]
+    async def snapshots(self) -> list[LaneReport]:
+        return [lane_part(SimLane())]
 
 
 class Listener:

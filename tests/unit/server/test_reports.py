@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import time
@@ -12,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from reducer.core.surface.numbers import Part, RunPart
 from reducer.server import config
 from reducer.server import lane as lane_module
 from reducer.server.lane import LaneProcess
 from reducer.server.lanes import LaneHandle
+from reducer.server.reports import line_of
+from reducer.server.snapshot import LaneReport
 from tests.support.scripted import join_all
 from tests.support.simlane import SimLane
 from tests.unit.server.test_lane_ticks import a_lane
@@ -187,32 +191,45 @@ def test_a_lane_that_ends_leaves_no_report_behind(monkeypatch: pytest.MonkeyPatc
     assert process._shell.counters.internal_errors == 0
 
 
+def run_of(part: Part) -> str:
+    assert isinstance(part, RunPart)
+    return part.run.job
+
+
+def told(found: object) -> dict[str, Any]:
+    """What the main process reads of what a lane tells."""
+    (read,) = json.loads(line_of(found=found)).values()
+    assert isinstance(read, dict)
+    return read
+
+
 def test_runs_may_end_and_begin_during_a_report() -> None:
     lane = SimLane()
     first, second, third = (join_all(lane, 1, job=job)[0] for job in ("a", "b", "c"))
     parts = lane.core.parts(lane.now)
-    found = [next(parts)["run"]["job"]]
+    found = [run_of(next(parts))]
     first.bye()
     second.bye()
     join_all(lane, 1, job="d")
-    found += [part["run"]["job"] for part in parts]
+    found += map(run_of, parts)
     assert found == ["a", "c"]
     third.bye()
-    assert [part["run"]["job"] for part in lane.core.parts(lane.now)] == ["d"]
+    assert list(map(run_of, lane.core.parts(lane.now))) == ["d"]
 
 
 def test_no_part_of_a_report_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runs would be counted twice, of a lane that has died during a report as well."""
     lane = many_runs()
-    parts = [json.loads(json.dumps(part)) for part in lane.core.parts(lane.now)]
-    heard = []
+    parts = list(map(told, lane.core.parts(lane.now)))
+    numbers = lane.lane_report().numbers
+    heard: list[LaneReport] = []
 
     class Child:
         def __init__(self, number: int, hear: Callable[[dict[str, Any]], None]) -> None:
             self._hear = hear
 
         async def start(self, options: config.Config, key: bytes) -> None:
-            self._hear({"part": parts[0]})
+            self._hear({"part": copy.deepcopy(parts[0])})
 
         async def end(self) -> str:
             return "status 1"
@@ -224,11 +241,11 @@ def test_no_part_of_a_report_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch)
         await handle._live()
         for _ in range(2):
             for part in parts:
-                handle._hear({"part": part})
-            handle._hear({"snapshot": {"core": lane.core.snapshot()}})
+                handle._hear({"part": copy.deepcopy(part)})
+            handle._hear({"snapshot": told(numbers)})
 
     asyncio.run(run())
     assert len(heard) == 2
     for found in heard:
-        assert len(found["report"]["runs"]) == RUNS
-        assert {job["world_size"] for job in found["core"]["jobs"].values()} == {2}
+        assert len(found.runs) == RUNS
+        assert {job.world_size for job in found.jobs.values()} == {2}
