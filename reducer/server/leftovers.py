@@ -7,19 +7,15 @@ on and on does not keep another's last words.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from reducer.server.protocol import READ_BYTES, Connection
 from reducer.server.turns import Turn
-
-if TYPE_CHECKING:
-    from reducer.server.protocol import Connection
 
 # Of so many connections the loop reads once more before it serves others, and so many bytes of all
 # of them between two ticks.
 AT_ONCE: Final = 32
 MOST_BYTES: Final = 4 << 20
-# Of one read at most. Each counts as so many: the loop's way to a single byte takes 6 us.
-READ_BYTES: Final = 16_384
 
 
 class Leftovers:
@@ -37,7 +33,10 @@ class Leftovers:
         waiting.append(connection)
 
     def have_read(self) -> None:
-        """One of them has been read."""
+        """One of them has been read.
+
+        A read counts as READ_BYTES: the loop's way to a single byte takes 6 us.
+        """
         self._bytes += READ_BYTES
 
     @property

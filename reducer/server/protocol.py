@@ -11,21 +11,18 @@ import sys
 import termios
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Callable
+from typing import Final, cast
 
 from reducer.core.limits.budget import LEAST_FRAMES
 from reducer.core.surface.events import Contributed
-from reducer.server.leftovers import READ_BYTES
+from reducer.core.surface.permit import Permit
 from reducer.server.outbox import BYTES_AT_ONCE, Outbox, Piece
-from reducer.server.turns import SECONDS
+from reducer.server.turns import SECONDS, Turns
 from reducer.wire.codes import CONTRIBUTION, HEARTBEAT, RESULT
 from reducer.wire.decoder import SKIP, Decoder, Frame
-from reducer.wire.errors import PEER_ERRORS, BadFrameError
+from reducer.wire.errors import PEER_ERRORS, BadFrameError, ReductionError
 from reducer.wire.header import HEADER_SIZE, Header
-
-if TYPE_CHECKING:
-    from reducer.core.surface.permit import Permit
-    from reducer.server.shell import LaneShell
 
 # A peer that should read our last frames is cut off where it takes less than LINGER_BYTES in this
 # time: it keeps the room of its run. Closing at once would send RST while unread bytes lie in our
@@ -33,7 +30,9 @@ if TYPE_CHECKING:
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES: Final = 65_536
 NO_REASON: Final = "no reason was given"  # a worker's ERROR may say nothing
-# What comes after the end: all the connections that are to end may send at once.
+# Bytes of one read after the end of a connection, at most: all connections that are to end may send
+# at once.
+READ_BYTES: Final = 16_384
 _DISCARD: Final = bytearray(READ_BYTES)
 # Of a turn: a read, whatever has come, with the loop's way to it. What the kernel takes to copy the
 # bytes is timed: 0.1 ms for 1 MiB, or 0.5 into memory that is new.
@@ -47,6 +46,89 @@ _ENTRY: Final = 16
 clock: Final = time.monotonic
 
 
+class Owner:
+    """What a connection tells: the frames it has read, what it wants to do soon, and its end.
+
+    The lane's shell implements it. Connections know this class alone, so data goes one way:
+    connection -> shell -> core -> shell -> executor -> connection -> outbox.
+    """
+
+    def __init__(self, crc32c: Callable[..., int], turns: Turns) -> None:
+        self.crc32c = crc32c
+        self.turns = turns
+
+    def opened(self, connection: Connection) -> None:
+        raise NotImplementedError
+
+    def place(self, connection: Connection, header: Header) -> Contributed | None:
+        """Returns where to read a contribution; None: nowhere."""
+        raise NotImplementedError
+
+    def admit_long(self, connection: Connection, header: Header) -> None:
+        """Raises where no memory may be taken for a long control frame."""
+        raise NotImplementedError
+
+    def contributed(
+        self,
+        connection: Connection,
+        header: Header,
+        arrived: Contributed | None,
+        now: float,
+    ) -> None:
+        raise NotImplementedError
+
+    def control(self, connection: Connection, frame: Frame, now: float) -> None:
+        raise NotImplementedError
+
+    def release(self, arriving: Contributed) -> None:
+        """Takes back the memory of a contribution that does not come whole."""
+        raise NotImplementedError
+
+    def world_size_of(self, connection: Connection) -> int:
+        raise NotImplementedError
+
+    def catch_up(self, connection: Connection) -> None:
+        raise NotImplementedError
+
+    def may_write(self, connection: Connection) -> bool:
+        raise NotImplementedError
+
+    def flush(self, connection: Connection) -> None:
+        """Calls `Connection.flush` within the turn of its job."""
+        raise NotImplementedError
+
+    def flush_soon(self, connection: Connection) -> None:
+        raise NotImplementedError
+
+    def end_soon(self, connection: Connection) -> None:
+        """Calls `Connection.end` in one of the next passes of the loop."""
+        raise NotImplementedError
+
+    def lose_soon(self, connection: Connection) -> None:
+        """Calls `Connection.lose` in one of the next passes of the loop."""
+        raise NotImplementedError
+
+    def throw_away_soon(self, connection: Connection) -> None:
+        """Calls `Connection.read_on` in one of the next passes of the loop."""
+        raise NotImplementedError
+
+    def thrown_away(self) -> None:
+        """Counts one read of bytes that came after the end of a connection."""
+        raise NotImplementedError
+
+    def broken(self, connection: Connection, error: ReductionError) -> None:
+        raise NotImplementedError
+
+    def failed(self, connection: Connection, error: Exception) -> None:
+        raise NotImplementedError
+
+    def drop_slow_reader(self, connection: Connection, why: str) -> None:
+        raise NotImplementedError
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        raise NotImplementedError
+
+
 class Connection:
     """Opened -> frames -> closing (reads and discards until the peer closes) -> lost.
 
@@ -54,7 +136,7 @@ class Connection:
     compiled class has no interpreted base.
     """
 
-    def __init__(self, shell: LaneShell, session: int, permit: Permit | None = None) -> None:
+    def __init__(self, owner: Owner, session: int, permit: Permit | None = None) -> None:
         self.session = session
         self.permit = permit
         self.bytes_in = 0
@@ -65,9 +147,9 @@ class Connection:
         self.unread = 0  # `held` after the last frame, or more: as many at most are now
         self.slack = LEAST_FRAMES  # so many may be
         self.reads_since = 0.0  # when the last buffer was given
-        self.turn = shell.turns.enter("" if permit is None else permit.only_job)
-        self._shell = shell
-        self._decoder = Decoder(shell.crc32c, self._target)
+        self.turn = owner.turns.enter("" if permit is None else permit.only_job)
+        self._owner = owner
+        self._decoder = Decoder(owner.crc32c, self._target)
         self._arriving: Contributed | None = None  # has its memory, and is not whole
         self._outbox = Outbox()
         self._large: deque[tuple[int, int]] = deque()  # frames: where they begin and end
@@ -101,7 +183,7 @@ class Connection:
         self._transport = cast(asyncio.Transport, transport)
         try:
             self._transport.set_write_buffer_limits(0)  # pause_writing where a byte is left
-            self._shell.opened(self)
+            self._owner.opened(self)
         except Exception as error:
             self.fail(error)
 
@@ -126,13 +208,13 @@ class Connection:
 
     def _take_bytes(self, nbytes: int) -> None:
         if self._closing:
-            self._shell.leftovers.have_read()
+            self._owner.thrown_away()
             self._read_later()
             return
         self.bytes_in += nbytes
         self._decoder.received(nbytes)
         seconds = READ_SECONDS + (clock() - self.reads_since)
-        self._shell.turns.begin(self.turn)
+        self._owner.turns.begin(self.turn)
         if self.turn.spent + seconds < SECONDS:
             self._take_frames(seconds)
         else:  # it was read before it could be held
@@ -142,7 +224,7 @@ class Connection:
     def _take_frames(self, reading: float = 0.0) -> None:
         """Until there is none, or the turn is over; `reading` them took so many seconds of it."""
         turn = self.turn
-        self._shell.turns.begin(turn)
+        self._owner.turns.begin(turn)
         self._is_read = False
         now = clock()
         started = now - reading
@@ -152,21 +234,21 @@ class Connection:
                     arrived = None
                     if frame.payload is not None:
                         arrived, self._arriving = self._arriving, None
-                    self._shell.contributed(self, frame.header, arrived, now)
+                    self._owner.contributed(self, frame.header, arrived, now)
                 else:
-                    self._shell.control(self, frame, now)
+                    self._owner.control(self, frame, now)
                 now = clock()
                 if self.turn.spent + (now - started) >= SECONDS:  # `spend` finds the same below
                     self._is_read = True
                     break
         except PEER_ERRORS as error:
-            self._shell.broken(self, error)
+            self._owner.broken(self, error)
             now = clock()
         except Exception as bug:  # mypyc: another type than `error` needs a name of its own
             self.fail(bug)
             now = clock()
         if self.turn is not turn:  # a HELLO takes of both
-            self._shell.turns.charge(turn, now - started)
+            self._owner.turns.charge(turn, now - started)
         self.spend(now - started)
 
     @property
@@ -192,12 +274,12 @@ class Connection:
         """How many bytes of a HEARTBEAT of `size` bytes are taken at once, in whole entries."""
         if size <= _LEAST_PART:
             return size
-        ranks = max(RANKS_OF_PART, self._shell.world_size_of(self))
+        ranks = max(RANKS_OF_PART, self._owner.world_size_of(self))
         return max(_LEAST_PART, HEARTBEAT_PART * RANKS_OF_PART // ranks // _ENTRY * _ENTRY)
 
     def spend(self, seconds: float) -> bool:
         """The lane has worked for the connection for so long. Whether its turn is over."""
-        turns = self._shell.turns
+        turns = self._owner.turns
         if not turns.charge(self.turn, seconds):
             return False
         turns.wait(self.turn, self)
@@ -205,18 +287,18 @@ class Connection:
 
     def refuse(self, what: str) -> None:
         """What carries the frames is misused: the peer is told, and its session ends."""
-        self._shell.broken(self, BadFrameError(what))
+        self._owner.broken(self, BadFrameError(what))
 
     def fail(self, error: Exception) -> None:
         """A bug of ours: nobody knows which bytes are lost."""
-        self._shell.failed(self, error)
+        self._owner.failed(self, error)
 
     def _read_later(self) -> None:
         """It is to end: what it still sends is thrown away, of a few connections at a time."""
         transport = self._open_transport()
         if transport is not None and not self._reads_later:
             transport.pause_reading()
-            self._shell.throw_away_soon(self)
+            self._owner.throw_away_soon(self)
             self._reads_later = True
 
     def read_on(self) -> None:
@@ -235,8 +317,8 @@ class Connection:
         """The connection is the job's from now on, if its proof has not said so before."""
         if job == self.turn.job:
             return
-        before, self.turn = self.turn, self._shell.turns.enter(job)
-        self._shell.turns.leave(before, self)
+        before, self.turn = self.turn, self._owner.turns.enter(job)
+        self._owner.turns.leave(before, self)
 
     def hold(self) -> None:
         """Read nothing, and do nothing for it, until `let_go`."""
@@ -265,14 +347,14 @@ class Connection:
             self._soon = None
         if self._held or self._closing:
             return
-        self._shell.turns.begin(self.turn)
+        self._owner.turns.begin(self.turn)
         if self.turn.is_over:
-            self._shell.turns.wait(self.turn, self)
+            self._owner.turns.wait(self.turn, self)
             return
         if self._is_behind:
             self._is_behind = False
             started = clock()
-            self._shell.catch_up(self)
+            self._owner.catch_up(self)
             self.spend(clock() - started)
         if self._is_read and not self._held:
             self._take_frames()
@@ -300,7 +382,7 @@ class Connection:
         self.is_full = False
         try:
             if self._outbox.size and self._closing:
-                self._shell.end_soon(self)
+                self._owner.end_soon(self)
             elif self._outbox.size:
                 self._flush_soon()
         except Exception as error:
@@ -312,7 +394,7 @@ class Connection:
         if self._linger:
             self._linger.cancel()
         try:
-            self._shell.lose_soon(self)
+            self._owner.lose_soon(self)
         except Exception:
             self.lose()
             raise
@@ -330,7 +412,7 @@ class Connection:
         finally:  # else the room of its run would be kept for ever
             self._closing = self._closing or "the worker closed the connection"
             try:
-                self._shell.lost(self, self._closing)
+                self._owner.lost(self, self._closing)
             finally:
                 self._forget()
 
@@ -345,7 +427,7 @@ class Connection:
         """Nothing more is read into the buffer of a contribution whose end has not come."""
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
-            self._shell.release(arriving)
+            self._owner.release(arriving)
 
     def send(self, frame: list[Piece], length: int) -> int:
         """Queue one frame of `length` bytes; its pieces must stay unchanged until they are sent.
@@ -368,8 +450,8 @@ class Connection:
         return self.unread
 
     def _send_on(self) -> None:
-        if self._outbox.size >= BYTES_AT_ONCE and self._shell.may_write(self):
-            self._shell.flush(self)
+        if self._outbox.size >= BYTES_AT_ONCE and self._owner.may_write(self):
+            self._owner.flush(self)
         elif not self._will_flush or self.can_wait:
             self._flush_soon()
 
@@ -384,7 +466,7 @@ class Connection:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _flush_soon(self) -> None:
-        self._shell.flush_soon(self)
+        self._owner.flush_soon(self)
         self._will_flush = True
 
     def flush(self) -> None:
@@ -452,7 +534,7 @@ class Connection:
             return
         self._closing = reason or NO_REASON
         self._release_arriving()
-        self._shell.end_soon(self)
+        self._owner.end_soon(self)
         try:  # noqa: SIM105  # suppress() takes memory, which may be what has ended
             self._read_later()
         except Exception:  # it ends all the same
@@ -468,7 +550,7 @@ class Connection:
         """Send nothing more, and be cut off soon: all the ranks of a run may be."""
         if self._is_given_up or self._aborted or self._transport is None:
             return
-        self._shell.end_soon(self)  # first: whoever is closing and not in that list never ends
+        self._owner.end_soon(self)  # first: whoever is closing and not in that list never ends
         self._is_given_up = True
         self._closing = self._closing or why or NO_REASON
 
@@ -485,18 +567,18 @@ class Connection:
             if self.is_full and self._linger is None:
                 self._linger_on(transport, self._unread(transport))
             elif not self.is_full and self._outbox.size:
-                self._shell.end_soon(self)
+                self._owner.end_soon(self)
             return  # a full one goes on with `resume_writing`
         if self._linger is not None:
             self._linger.cancel()
-        self._shell.turns.release(self.turn, self)  # else its end would not be noticed
+        self._owner.turns.release(self.turn, self)  # else its end would not be noticed
         if transport.can_write_eof():
             transport.write_eof()
         self._linger_on(transport, self._unread(transport))
 
     def _cut_off(self) -> None:
         if self._is_deaf:
-            self._shell.executor.drop_slow_reader(self, self._closing)
+            self._owner.drop_slow_reader(self, self._closing)
         else:
             self.abort(self._closing)
 
@@ -537,9 +619,9 @@ class Connection:
 
     def _target(self, header: Header) -> memoryview:
         if header.kind not in (CONTRIBUTION, RESULT):
-            self._shell.admit_long(self, header)
+            self._owner.admit_long(self, header)
             return memoryview(bytearray(header.length + HEADER_SIZE))
-        arriving = self._shell.place(self, header)
+        arriving = self._owner.place(self, header)
         if arriving is None or arriving.buffer is None:
             return SKIP
         self._arriving = arriving

@@ -15,7 +15,7 @@ from reducer.kernels import KernelSet
 from reducer.server.buffers import BufferPool
 from reducer.server.executor import Executor, ShellCounters, ours
 from reducer.server.leftovers import Leftovers
-from reducer.server.protocol import Connection, clock
+from reducer.server.protocol import Connection, Owner, clock
 from reducer.server.silent import Silent
 from reducer.server.turns import Turns
 from reducer.wire.codes import CONTRIBUTION, MessageKind
@@ -42,7 +42,7 @@ WRITE_SECONDS: Final = 0.000_005
 LATER_BYTE_SECONDS: Final = 3e-10
 
 
-class LaneShell:
+class LaneShell(Owner):
     """What the connections of one lane tell, to its core; what the core answers, carried out."""
 
     def __init__(
@@ -52,10 +52,9 @@ class LaneShell:
         pool: BufferPool,
         slow_reader_seconds: float,
     ) -> None:
-        self.crc32c: Callable[..., int] = kernels.crc32c
+        super().__init__(kernels.crc32c, Turns())
         self.connections: dict[int, Connection] = {}
         self.counters = ShellCounters()
-        self.turns = Turns()
         self.leftovers = Leftovers()
         self._lane = lane
         self._pool = pool
@@ -256,6 +255,9 @@ class LaneShell:
         self.leftovers.add(connection)
         self._flush_on()
 
+    def thrown_away(self) -> None:
+        self.leftovers.have_read()
+
     def _throw_away_some(self) -> None:
         for connection in self.leftovers.take():
             try:
@@ -329,6 +331,9 @@ class LaneShell:
             self._end_run(connection, run, again)
         if not connection.is_closing():  # the decoder must not be used any more
             connection.abort("internal error")
+
+    def drop_slow_reader(self, connection: Connection, why: str) -> None:
+        self.executor.drop_slow_reader(connection, why)
 
     def lost(self, connection: Connection, reason: str) -> None:
         session, run = connection.session, 0

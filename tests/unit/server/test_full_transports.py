@@ -68,6 +68,10 @@ def numbered(count: int, size: int = SMALL) -> list[bytes]:
     return [number.to_bytes(4, "little") + bytes(size - 4) for number in range(count)]
 
 
+def shell_of(connection: Connection) -> LaneShell:
+    return cast(LaneShell, connection._owner)
+
+
 def opened() -> tuple[Connection, Full]:
     shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     connection = shell.connection()
@@ -173,7 +177,7 @@ def test_a_transport_that_has_drained_unnoticed_is_written_by_the_tick() -> None
         with transport.socket:
             frames = numbered(3)
             await told(connection, frames)
-            shell = connection._shell
+            shell = shell_of(connection)
             shell.connections[connection.session] = connection
             shell.tick()
             await asyncio.sleep(0)
@@ -226,7 +230,7 @@ def test_one_that_is_lost_while_it_is_to_end(monkeypatch: pytest.MonkeyPatch) ->
             connection.connection_lost(None)
             for _ in range(3):
                 await asyncio.sleep(0)
-        shell = connection._shell
+        shell = shell_of(connection)
         assert not shell.connections and not shell.counters.internal_errors
 
     asyncio.run(run())
@@ -256,7 +260,7 @@ def test_a_small_result_that_waits_keeps_no_buffer(size: int, unsent: int) -> No
         connection, transport = opened()
         with transport.socket:
             await told(connection, numbered(1))
-            pool, executor = connection._shell._pool, connection._shell.executor
+            pool, executor = shell_of(connection)._pool, shell_of(connection).executor
             buffer = pool.take(size)
             send = events.Send(0, (connection.session,), FRAME, buffer, size)
             executor.run([send, events.Free(0, (buffer,))])

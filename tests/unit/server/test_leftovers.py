@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from reducer.server.buffers import BufferPool
-from reducer.server.leftovers import AT_ONCE, MOST_BYTES, READ_BYTES, Leftovers
-from reducer.server.protocol import Connection
+from reducer.server.leftovers import AT_ONCE, MOST_BYTES, Leftovers
+from reducer.server.protocol import READ_BYTES, Connection
 from reducer.server.shell import LaneShell
 from tests.support.bare_lane import BUDGET, KERNELS, bare_lane
 

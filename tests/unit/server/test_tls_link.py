@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from reducer.server.buffers import BufferPool
-from reducer.server.leftovers import READ_BYTES
 from reducer.server.outbox import BYTES_AT_ONCE
+from reducer.server.protocol import READ_BYTES
 from reducer.server.shell import LaneShell
 from reducer.server.tls_link import (
     MOST_UNREAD_ANSWERS,

@@ -13,10 +13,11 @@ import pytest
 
 from reducer.core.surface.permit import ANY_RANK, Permit
 from reducer.server.buffers import BufferPool
-from reducer.server.leftovers import AT_ONCE, MOST_BYTES, READ_BYTES
+from reducer.server.leftovers import AT_ONCE, MOST_BYTES
 from reducer.server.protocol import (
     HEARTBEAT_PART,
     RANKS_OF_PART,
+    READ_BYTES,
     READ_SECONDS,
 )
 from reducer.server.shell import LaneShell
