@@ -18,7 +18,7 @@ PIP = MAKEFLAGS= $(BIN)/python -m pip install --no-build-isolation --no-compile 
     $(if $(wildcard $@),--quiet)
 # What `make venv` compiles: C, C++, and the Python that mypyc takes (reducer/native/mypyc.cmake).
 NATIVE := $(wildcard reducer/native/* client/engine/CMakeLists.txt client/engine/*/*.* \
-                     $(addsuffix /*.py,$(addprefix reducer/,core core/* server wire)))
+                     $(addsuffix /*.py,$(addprefix reducer/,core core/* server/data wire)))
 FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix client/engine/*/*.,h cc cpp) \
                         $(addprefix nccl_plugin/*.,h cc) $(wildcard nccl_plugin/tests/*.cpp nccl_plugin/tests/*.h) \

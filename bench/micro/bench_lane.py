@@ -11,7 +11,7 @@ from bench.micro.measure import Measure
 from reducer.core.limits.budget import Budget
 from reducer.core.runs.flow import Ledger
 from reducer.core.surface import events
-from reducer.server.buffers import BufferPool
+from reducer.server.data.buffers import BufferPool
 from reducer.wire.header import HEADER_SIZE, pack_header
 from tests.support.bare_lane import KERNELS, CoreLane, ShellLane, contribution
 

@@ -14,7 +14,7 @@ from reducer import kernels
 from reducer.core.lane import Lane
 from reducer.core.surface import events
 from reducer.core.surface.settings import LaneSettings
-from reducer.server.buffers import size_class
+from reducer.server.data.buffers import size_class
 from reducer.wire.codes import ITEM_SIZES, MAX_CHUNK_BYTES, MessageKind
 from reducer.wire.header import HEADER_SIZE, NO_RANK, unpack_header
 

@@ -29,8 +29,8 @@ def command(file: str | None, **given: Any) -> None:
         key = config.read_key(found.config)
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None
-    from reducer.server.app import serve
-    from reducer.server.tls import TlsFiles, TlsFilesError, make_context
+    from reducer.server.daemon.app import serve
+    from reducer.server.gates.tls import TlsFiles, TlsFilesError, make_context
 
     if found.config.mode == "tls":
         try:  # each lane does the same; checking here reports a bad file once, before lanes start

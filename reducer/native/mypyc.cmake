@@ -5,9 +5,9 @@ get_filename_component(root "${CMAKE_CURRENT_SOURCE_DIR}/../.." ABSOLUTE)
 file(GLOB modules RELATIVE "${root}" CONFIGURE_DEPENDS
      "${root}/reducer/wire/*.py" "${root}/reducer/core/*.py" "${root}/reducer/core/*/*.py")
 list(FILTER modules EXCLUDE REGEX "/__init__\\.py$")
-list(APPEND modules reducer/server/buffers.py reducer/server/executor.py
-     reducer/server/leftovers.py reducer/server/outbox.py reducer/server/protocol.py
-     reducer/server/shell.py reducer/server/silent.py reducer/server/slots.py reducer/server/turns.py)
+foreach(name buffers connection executor leftovers outbox shell silent slots turns)
+  list(APPEND modules reducer/server/data/${name}.py)
+endforeach()
 list(TRANSFORM modules PREPEND "${root}/" OUTPUT_VARIABLE module_paths)
 
 set(made "${CMAKE_CURRENT_BINARY_DIR}/mypyc")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from reducer.server import metrics
+from reducer.server.daemon import metrics
 from tests.support.cluster import ROOT, Daemon
 from tests.support.ranks import Tell, join, start_ranks
 from tests.support.wait import wait_until

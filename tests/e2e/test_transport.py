@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reducer.server.listening import refuse_descriptors
+from reducer.server.sockets import refuse_descriptors
 from reducer_client import Group, PeerLostError, ReducerError
 from tests.support.cluster import Daemon
 from tests.support.ranks import Tell, join, start_ranks

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from reducer.server.admin import MAX_CONNECTIONS
+from reducer.server.daemon.admin import MAX_CONNECTIONS
 from tests.support.cluster import Daemon
 
 

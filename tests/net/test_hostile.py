@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from reducer.server.acceptor import PREFACE_SECONDS
+from reducer.server.daemon.acceptor import PREFACE_SECONDS
 from reducer.wire import messages
 from reducer.wire.codes import (
     PROTOCOL_MINOR,

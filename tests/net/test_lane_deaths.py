@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from reducer import keyfile
-from reducer.server.lanes import pause_before_restart
+from reducer.server.daemon.lanes import pause_before_restart
 from reducer.wire.header import pack_preface
 from tests.support.cluster import ROOT, Daemon, usage
 from tests.support.wait import wait_until
@@ -24,7 +24,7 @@ from tests.support.worker import Worker
 # In a lane: its first snapshot is more than its pipe holds, and it is killed before the rest.
 DIES_IN_A_LINE = """
 import json, os, sys
-if "reducer.server.lane" in sys.orig_argv and not os.path.exists(os.environ["DIED"]):
+if "reducer.server.lane.process" in sys.orig_argv and not os.path.exists(os.environ["DIED"]):
     whole = json.JSONEncoder.encode
     def encode(encoder, found):
         if not isinstance(found, dict) or "snapshot" not in found:
@@ -39,7 +39,7 @@ if "reducer.server.lane" in sys.orig_argv and not os.path.exists(os.environ["DIE
 # code: the caller is then `_tick_once`.)
 HAS_NO_TIME = """
 import os, sys, time
-if "reducer.server.lane" in sys.orig_argv:
+if "reducer.server.lane.process" in sys.orig_argv:
     tell = time.monotonic
     def monotonic():
         caller = sys._getframe(1).f_code.co_name
@@ -52,7 +52,7 @@ if "reducer.server.lane" in sys.orig_argv:
 # In a lane: once the file is there, its loop loses the tick. Seconds of sleep are 20 times shorter.
 LOSES_ITS_TICK = """
 import os, sys, time
-if "reducer.server.lane" in sys.orig_argv:
+if "reducer.server.lane.process" in sys.orig_argv:
     import uvloop
     class Loop(uvloop.Loop):
         def call_later(self, delay, callback, *args, **rest):

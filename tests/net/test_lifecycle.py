@@ -204,7 +204,7 @@ def test_a_second_signal_forces() -> None:
 
 
 def test_a_signal_during_the_start_ends_it() -> None:
-    slow = "import sys, time\nif 'reducer.server.lane' in sys.orig_argv: time.sleep(60)\n"
+    slow = "import sys, time\nif 'reducer.server.lane.process' in sys.orig_argv: time.sleep(60)\n"
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(slow, encoding="utf-8")
         process = subprocess.Popen(

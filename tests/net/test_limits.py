@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 
-from reducer.server.acceptor import PREFACE_SECONDS
+from reducer.server.daemon.acceptor import PREFACE_SECONDS
 from reducer.wire.header import pack_preface
 from reducer.wire.keys import key_id, position
 from tests.support.cluster import Daemon, usage

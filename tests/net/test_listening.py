@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reducer.server.listening import (
+from reducer.server.sockets import (
     LOCAL_SEND_BUFFER,
     UNSENT_IN_KERNEL,
     ListenError,

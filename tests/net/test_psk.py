@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from reducer import keyfile
-from reducer.server.auth import PskGate
-from reducer.server.gate import Newcomer
+from reducer.server.gates.gate import Newcomer
+from reducer.server.gates.psk_gate import PskGate
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder

@@ -12,7 +12,7 @@ import pytest
 
 from reducer import keyfile
 from reducer.core.limits.quotas import SPARE_CONNECTIONS, allowed_connections
-from reducer.server.silent import MAX_SILENT
+from reducer.server.data.silent import MAX_SILENT
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from reducer import keyfile
-from reducer.server.gate import MAX_NEWCOMERS, PROOF_SECONDS
+from reducer.server.gates.gate import MAX_NEWCOMERS, PROOF_SECONDS
 from reducer.wire.header import PrefaceFlag, pack_preface
 from tests.support.certs import Files
 from tests.support.cluster import Daemon

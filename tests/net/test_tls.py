@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from reducer.server import tls_gate
-from reducer.server.gate import PROOF_SECONDS
-from reducer.server.tls import TlsFiles, make_context
-from reducer.server.tls_gate import RECEIVED_BYTES, TlsGate, TlsNewcomer
+from reducer.server.gates import tls_gate
+from reducer.server.gates.gate import PROOF_SECONDS
+from reducer.server.gates.tls import TlsFiles, make_context
+from reducer.server.gates.tls_gate import RECEIVED_BYTES, TlsGate, TlsNewcomer
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.header import FRAME_MAGIC, PREFACE_SIZE, PrefaceFlag, pack_header, pack_preface

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from reducer.server.protocol import LINGER_SECONDS
+from reducer.server.data.connection import LINGER_SECONDS
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.keys import key_id

@@ -13,9 +13,9 @@ from reducer.core.surface import events
 from reducer.core.surface.numbers import RunPart
 from reducer.core.surface.settings import MOST_SUMMED, LaneSettings
 from reducer.kernels import load
-from reducer.server.buffers import BufferPool
-from reducer.server.protocol import Connection, clock
-from reducer.server.shell import LaneShell
+from reducer.server.data.buffers import BufferPool
+from reducer.server.data.connection import Connection, clock
+from reducer.server.data.shell import LaneShell
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.header import NO_RANK, Header, pack_header

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from reducer.server.handshake_threads import Step
-from reducer.server.protocol import Connection
-from reducer.server.tls import TlsFiles, make_context
-from reducer.server.tls_gate import TlsGate
+from reducer.server.data.connection import Connection
+from reducer.server.gates.handshake_threads import Step
+from reducer.server.gates.tls import TlsFiles, make_context
+from reducer.server.gates.tls_gate import TlsGate
 from tests.support.bare_lane import Sink
 from tests.support.certs import Authority
 

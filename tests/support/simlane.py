@@ -10,9 +10,9 @@ from reducer.core.lane import Lane
 from reducer.core.surface import events
 from reducer.core.surface.settings import LaneSettings
 from reducer.kernels import KernelSet, load
-from reducer.server.executor import failure_of, folded, reduced
-from reducer.server.reports import put_together
-from reducer.server.snapshot import LaneNumbers, LaneReport
+from reducer.server.data.executor import failure_of, folded, reduced
+from reducer.server.pipe.reports import put_together
+from reducer.server.pipe.snapshot import LaneNumbers, LaneReport
 from reducer.wire.codes import ITEM_SIZES, MessageKind
 from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS

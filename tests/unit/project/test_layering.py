@@ -29,6 +29,9 @@ CLIENT = {*SHARED, "reducer_client", "numpy"}
 TORCH = {*SHARED, "numpy", "torch"} | {
     f"reducer_client.{path.stem}" for path in (ROOT / "client" / "reducer_client").glob("*.py")
 }
+SERVER = {*SHARED, "reducer.core"} | {
+    f"reducer.server.{path.stem}" for path in (ROOT / "reducer" / "server").glob("*.py")
+}
 TOOLS = {*SHARED, "reducer.status", "reducer_tools.children", "numpy"}
 ROUNDS = {"reducer.wire"} | {f"reducer.core.{name}" for name in ("containers", "limits", "surface")}
 ALLOWED = {
@@ -47,7 +50,17 @@ ALLOWED = {
     "reducer.core.members": {*ROUNDS, "reducer.core.rounds", "reducer.core.runs"},
     "reducer.native": {"mypyc"},
     "reducer.status": set(),
-    "reducer.server": {*SHARED, "reducer.core", "reducer.status", "prometheus_client", "uvloop"},
+    "reducer.server": {*SHARED, "reducer.core"},
+    # The rooms of the daemon, lowest first.
+    "reducer.server.pipe": SERVER,
+    "reducer.server.data": {*SERVER, "reducer.server.pipe", "uvloop", "numpy"},
+    "reducer.server.gates": {*SERVER, "reducer.server.data"},
+    "reducer.server.lane": SERVER
+    | {f"reducer.server.{name}" for name in ("pipe", "data", "gates")}
+    | {"uvloop"},
+    "reducer.server.daemon": SERVER
+    | {f"reducer.server.{name}" for name in ("pipe", "lane")}
+    | {"reducer.status", "prometheus_client", "uvloop"},
     "reducer.cli": {*SHARED, "reducer.server", "reducer.status", "click"},
     "reducer_client": {*CLIENT, "jax", "keras", "tensorflow"},
     "reducer_client.torch": {*CLIENT, "torch"},
@@ -249,8 +262,8 @@ def test_importing_reducer_is_cheap() -> None:
         ("reducer.core.rounds.round", "from reducer.kernels import load"),
         ("reducer.kernels._numpy", "from reducer.wire.header import Header"),
         ("reducer.core.rounds.round", "from reducer.core.runs import run"),
-        ("reducer.server.app", "from reducer import cli"),
-        ("reducer.server.app", "from reducer_client import connect"),
+        ("reducer.server.daemon.app", "from reducer import cli"),
+        ("reducer.server.daemon.app", "from reducer_client import connect"),
         ("reducer.cli.serve", "from reducer_tools.cli import main"),
         ("reducer.log", "import reducer.cli.serve"),
         ("reducer_client.group", "from reducer.core.lane import Lane"),
@@ -266,8 +279,8 @@ def test_importing_reducer_is_cheap() -> None:
         ("reducer_tools.planner.report", "import matplotlib"),
         ("reducer_tools.planner.plan", "from reducer_tools.cli.documents import read_document"),
         ("reducer_client.group", "import os\nos.environ['A']"),
-        ("reducer.server.lane", "import os\nos.getenv('A')"),
-        ("reducer.server.lane", "from os import environ\nenviron['A']"),
+        ("reducer.server.lane.process", "import os\nos.getenv('A')"),
+        ("reducer.server.lane.process", "from os import environ\nenviron['A']"),
     ],
 )
 def test_a_broken_rule_is_found(module: str, source: str) -> None:

@@ -14,8 +14,8 @@ from reducer import compiled
 from reducer.wire.errors import InternalError
 
 FOLDER = Path(reducer.__file__).parent
-SERVER = [FOLDER / f"server/{name}.py" for name in ("buffers", "executor", "protocol", "shell")]
-SOURCES = [*FOLDER.glob("wire/*.py"), *FOLDER.glob("core/*.py"), *SERVER]
+SERVER = [FOLDER / f"server/data/{name}.py" for name in ("buffers", "connection", "shell")]
+SOURCES = [*FOLDER.glob("wire/*.py"), *FOLDER.glob("core/**/*.py"), *SERVER]
 
 
 def test_all_that_handles_contributions_is_compiled_or_nothing() -> None:

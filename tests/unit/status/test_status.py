@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from reducer.cli import main
 from reducer.core.measures.ranking import MAX_RANKS
-from reducer.server.status_page import MAX_RUNS, numbers, page
+from reducer.server.daemon.status_page import MAX_RUNS, numbers, page
 from reducer.status.ask import parse_address
 from reducer.status.summary import RankStatus, RunStatus, Summary, summarize
 from reducer.status.table import amount, as_text, duration

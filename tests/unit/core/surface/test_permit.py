@@ -8,7 +8,7 @@ import pytest
 
 from reducer.core.surface import events
 from reducer.core.surface.permit import ANY_RANK, Permit
-from reducer.server.tls import permit_of
+from reducer.server.gates.tls import permit_of
 from reducer.wire.errors import AuthenticationError
 
 

@@ -1,0 +1,1 @@
+"""The main process: takes connections, runs the lanes, answers on the metrics port."""

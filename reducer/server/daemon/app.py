@@ -1,0 +1,320 @@
+"""The daemon's main process: listen, start lanes, say ready, wait, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import uvloop
+
+from reducer import __version__, compiled, log, units
+from reducer.server import config, descriptors
+from reducer.server.daemon.acceptor import Acceptor
+from reducer.server.daemon.admin import Admin, Answer, json_answer, text_answer
+from reducer.server.daemon.lanes import LaneGroup
+from reducer.server.pipe.snapshot import Snapshot
+from reducer.server.pipe.usage import own_usage
+from reducer.server.sockets import ListenError, listen, listen_local
+from reducer.wire.checksum import crc32c
+from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from reducer.wire.errors import InternalError
+
+logger = logging.getLogger("reducer.server")
+
+EXIT_FAILED = 1
+# Beyond the lanes' own deadline: flushing, lingering sockets, process exit.
+_DRAIN_GRACE_SECONDS = 5.0
+# The loop, which takes sockets, has Python back from the thread that makes pages after so long.
+_SWITCH_SECONDS = 0.0002
+_REOPEN_SECONDS = 1.0
+
+
+def serve(options: config.Config, key: bytes = b"") -> int:
+    """Run the daemon until it is told to stop; the exit status.
+
+    The ``key`` is that of mode psk.
+    That of `drained_status` after a drain, or when it is stopped before it is ready; 1 when it
+    cannot start, when open rounds outlast `drain_timeout`, when a lane does not drain, or when a
+    second signal forces.
+    """
+    descriptors.keep_standard_ones()
+    log.set_up(options.log_level, options.log_format, options.debug)
+    try:
+        compiled.check_sources()
+    except InternalError as error:
+        logger.error("%s", error)
+        return EXIT_FAILED
+    descriptors.raise_limit()
+    if options.mode == "open" and not config.is_loopback(options.host):
+        logger.warning(
+            "serving on %s without authentication: whoever reaches it can join, read and change "
+            "sums; a key keeps strangers out (reducer keygen, %s)",
+            options.host,
+            config.env_name("key_file"),
+        )
+    if options.mode != "open":  # for the lanes, too: no key, no gradient belongs into a core dump
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(Server(options, key).run())
+        except Exception as error:  # its lanes end with it
+            logger.critical("the daemon fails", exc_info=error)
+            return EXIT_FAILED
+
+
+class Server:
+    """One daemon; `run` is its whole life."""
+
+    def __init__(self, options: config.Config, key: bytes) -> None:
+        self._options = options
+        self._started = time.monotonic()
+        self._serves = False
+        self._started_at = 0.0
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._listeners: list[socket.socket] = []
+        self._lanes = LaneGroup(options, key)
+        self._acceptor: Acceptor
+        self._admin: Admin
+        self._reopening: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._unhandled)
+        # It makes the pages, one after the other: each thread more would keep the loop waiting.
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        try:
+            self._listeners = listen(
+                self._options.host, self._options.port, "workers", self._options.congestion
+            )
+            if self._options.local_socket and self._options.mode != "tls":
+                self._listeners += listen_local(self._listeners)
+            self._admin = self._make_admin()
+        except ListenError as error:
+            for listener in self._listeners:
+                listener.close()
+            logger.error("%s", error)
+            return EXIT_FAILED
+        self._install_signals()
+        self._lanes.spawn(self._stop.set)
+        starting = asyncio.create_task(self._lanes.wait_ready())
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done() or starting.exception() is not None:
+            return await self._give_up(starting)
+        stopped.cancel()
+        self._acceptor = Acceptor(
+            self._listeners,
+            self._options.lane_count,
+            self._pass_socket,
+            crc32c,
+            self._options.mode,
+        )
+        self._acceptor.start()
+        await self._admin.start()
+        self._say_ready()
+        await self._stop.wait()
+        return await self._shutdown()
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        log.unhandled(loop, context)
+        if self._reopening is None or self._reopening.done():
+            self._reopening = loop.create_task(self._reopen())
+
+    async def _reopen(self) -> None:
+        """The failure may have closed the metrics port, and then a probe ends the daemon."""
+        while self._serves:
+            try:
+                await self._admin.reopen()
+                return
+            except Exception as error:
+                logger.error("the metrics port cannot be opened again: %s", error)
+                await asyncio.sleep(_REOPEN_SECONDS)
+
+    async def _give_up(self, starting: asyncio.Task[None]) -> int:
+        """The lanes did not start, or a signal came before they had."""
+        starting.cancel()
+        (error,) = await asyncio.gather(starting, return_exceptions=True)
+        await self._lanes.close()
+        await self._admin.stop()
+        for listener in self._listeners:
+            listener.close()
+        if isinstance(error, asyncio.CancelledError):
+            logger.info("stopped before the start was complete")
+            return self._options.drained_status
+        logger.error("%s", error)
+        return EXIT_FAILED
+
+    async def _shutdown(self) -> int:
+        # 1. Not ready: load balancers and probes look elsewhere.
+        self._serves = False
+        # 2. Stop accepting; sockets without a preface go away.
+        self._acceptor.stop()
+        # 3. Lanes finish their open rounds by the deadline, send GOAWAY and close.
+        logger.info("draining: open rounds have %g s", self._options.drain_timeout)
+        seconds = self._options.drain_timeout + _DRAIN_GRACE_SECONDS
+        drain = asyncio.create_task(self._lanes.drain(seconds))
+        force = asyncio.create_task(self._force.wait())
+        await asyncio.wait({drain, force}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (drain, force):
+            task.cancel()
+        (how, _) = await asyncio.gather(drain, force, return_exceptions=True)
+        if isinstance(how, Exception):
+            logger.error("the drain fails", exc_info=how)
+        # 4. End what is left, tell why.
+        await self._admin.stop()
+        await self._lanes.close()
+        if self._force.is_set():
+            logger.warning("a second signal came: ended without finishing open rounds")
+            return EXIT_FAILED
+        if failure := self._lanes.failure():
+            logger.error("the daemon ends without having drained: %s", failure)
+            return EXIT_FAILED
+        logger.info("drained")
+        return self._options.drained_status
+
+    def _install_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            self._force.set()
+        logger.info("%s", number.name)
+        self._stop.set()
+
+    def _pass_socket(self, lane: int, sock: socket.socket, preface: bytes) -> bool:
+        return self._lanes.handles[lane].pass_socket(sock, preface)
+
+    def _make_admin(self) -> Admin:
+        options = self._options
+        pages = {
+            "/": self._status_page,
+            "/api/status": self._status_numbers,
+            "/metrics": self._metrics_page,
+            "/healthz": self._health_page,
+            "/readyz": self._ready_page,
+            "/api/stats": self._stats_page,
+        }
+        return Admin(listen(options.metrics_host, options.metrics_port, "metrics"), pages)
+
+    def _say_ready(self) -> None:
+        self._serves = True
+        self._started_at = time.time()
+        admin_port = self._admin.port
+        port = self._listeners[0].getsockname()[1]
+        line = {
+            "event": "ready",
+            "host": self._options.host,
+            "port": port,
+            "metrics_port": admin_port,
+            "pid": os.getpid(),
+            "lanes": self._options.lane_count,
+            "mode": self._options.mode,
+        }
+        logger.info(
+            "reducer %s on %s:%d, %d lanes, %s of memory, mode %s, metrics on port %d",
+            __version__,
+            self._options.host,
+            port,
+            self._options.lane_count,
+            units.format_size(self._options.memory),
+            line["mode"],
+            admin_port,
+        )
+        try:
+            print(json.dumps(line), flush=True)
+        except OSError:  # nobody listens, or the disk is full
+            with open(os.devnull, "wb") as nothing:  # else our exit fails at what is not written
+                os.dup2(nothing.fileno(), sys.stdout.fileno())
+
+    async def _snapshot(self) -> Snapshot:
+        lanes = await self._lanes.snapshots()
+        refused = Counter(self._acceptor.refused)
+        for lane in lanes:
+            refused.update(lane.numbers.refused)
+        if late := sum(handle.late for handle in self._lanes.handles):
+            refused["late"] = late
+        return Snapshot(
+            tasks=len(asyncio.all_tasks()),
+            started=self._started,
+            clock=time.monotonic(),
+            version=__version__,
+            protocol=f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}",
+            mode=self._options.mode,
+            time=time.time(),
+            started_at=self._started_at,
+            ready=self._serves and not self._lanes.down(),
+            down=self._lanes.down(),
+            restarts={handle.lane: handle.restarts for handle in self._lanes.handles},
+            accepted=self._acceptor.passed,
+            refused=dict(refused),
+            metrics_dropped=dict(self._admin.dropped),
+            dropped_log_lines=log.dropped_lines(),
+            usage=own_usage(),
+            lanes=lanes,
+        )
+
+    async def _metrics_page(self) -> Answer:
+        return await asyncio.to_thread(_metrics, await self._snapshot())
+
+    async def _stats_page(self) -> Answer:
+        return await asyncio.to_thread(_stats, await self._snapshot())
+
+    async def _status_page(self) -> Answer:
+        return await asyncio.to_thread(_status_page)
+
+    async def _status_numbers(self) -> Answer:
+        port = self._listeners[0].getsockname()[1]
+        address = f"{self._options.host}:{port}"
+        snapshot = await self._snapshot()
+        return await asyncio.to_thread(_status_numbers, address, port, snapshot)
+
+    async def _health_page(self) -> Answer:
+        await self._lanes.ping()
+        return text_answer(200, "ok")
+
+    async def _ready_page(self) -> Answer:
+        if not self._serves:
+            return text_answer(503, "not ready")
+        if down := self._lanes.down():
+            return text_answer(503, f"not ready: lane {down[0]} has died and is started again")
+        return text_answer(200, "ready")
+
+
+# The pages are made in a thread. What makes them is imported by the first one: it is a third of all
+# that the main process imports, and many daemons never show one.
+
+
+def _metrics(snapshot: Snapshot) -> Answer:
+    from reducer.server.daemon import metrics
+
+    return Answer(200, metrics.CONTENT_TYPE, metrics.render(snapshot))
+
+
+def _stats(snapshot: Snapshot) -> Answer:
+    return json_answer(snapshot.as_json())
+
+
+def _status_page() -> Answer:
+    from reducer.server.daemon.status_page import page
+
+    return page()
+
+
+def _status_numbers(address: str, port: int, snapshot: Snapshot) -> Answer:
+    from reducer.server.daemon.status_page import numbers
+
+    return json_answer(numbers(address, port, snapshot))

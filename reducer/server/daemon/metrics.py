@@ -1,0 +1,298 @@
+"""Every Prometheus series of the daemon, declared here and nowhere else (METRICS.md shows them).
+
+The lanes count; a scrape asks each of them for a snapshot and renders it. Nothing is kept here, so
+that what a job has is gone with the job. Its label is not called `job`: Prometheus has one of that
+name for every target. A group of a job's workers has a label of its own, `JOB#GROUP`, for its ranks
+are others than those of the job. Labels are bounded: jobs by --max-jobs, ranks by
+`reducer.core.measures.ranking.MAX_RANKS` for each job and lane, causes and codes by the code.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Literal
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from reducer.core.measures.durations import BOUNDS
+from reducer.server.pipe.snapshot import JobNumbers, Snapshot
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Row = tuple[tuple[str, ...], float]
+Kind = Literal["counter", "gauge", "histogram"]
+# How the numbers of several lanes, or reducers, make one: rounds are seen by all, bytes by one.
+Over = Literal["sum", "max", "-"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One family; ``field`` names its number in a part of the snapshot."""
+
+    field: str
+    name: str
+    help: str
+    kind: Kind = "gauge"
+    over: Over = "sum"
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exposed(self) -> str:
+        """As a scrape shows it, without what a histogram appends."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+def _labelled(labels: tuple[str, ...], *rows: tuple[Any, ...]) -> tuple[Series, ...]:
+    return tuple(replace(Series(*row), labels=labels) for row in rows)
+
+
+# fmt: off
+_INFO = Series("version", "reducer_info", "1; release, protocol and mode of the daemon.",
+               over="-", labels=("version", "protocol", "mode"))
+_KERNEL_INFO = Series("kernels", "reducer_kernel_info",
+                      "1; the kernels that sum, and whether the protocol's Python is compiled.",
+                      over="-", labels=("impl", "compiled"))
+_REFUSED = Series("refused", "reducer_refused_connections",
+                  "Connections refused before they could say HELLO, by cause.",
+                  "counter", labels=("cause",))
+# Causes of refusals: before the preface is complete, because of the preface, and without a proof.
+# Every cause is exported from the start as 0; otherwise its first refusal would be no increase.
+REFUSAL_CAUSES = (
+    "busy", "crowded", "descriptors", "garbage", "keyless", "lane", "late", "plain", "slow",
+    "uncertified", "version",
+    "distrust", "ending", "expired", "forged", "left", "oversized", "untrusted",
+)
+_METRICS_DROPPED = Series("metrics_dropped", "reducer_metrics_dropped_connections",
+                          "Connections to the metrics port that were cut off, by cause.",
+                          "counter", labels=("cause",))
+_RESTARTS = Series("restarts", "reducer_lane_restarts",
+                   "Restarts of lanes that died; the runs of such a lane failed over.",
+                   "counter", labels=("lane",))
+_ERRORS = Series("errors", "reducer_errors",
+                 "Sessions refused and runs ended, by the error code that the workers were told.",
+                 "counter", labels=("lane", "code"))
+_ROUND_SECONDS = Series("round_seconds", "reducer_round_seconds",
+                        "From a round's first contribution on the lane to its last result.",
+                        "histogram", labels=("job_name", "lane"))
+
+_DAEMON_SERIES = _labelled((),
+    ("ready", "reducer_ready",
+     "1 while workers may connect; 0 while the daemon drains or restarts a lane.", "gauge", "-"),
+    ("started_at", "reducer_start_time_seconds", "When the daemon was ready first, since 1970.",
+     "gauge", "-"),
+    ("accepted", "reducer_accepted_connections", "Connections passed to a lane.", "counter"),
+    ("dropped_log_lines", "reducer_dropped_log_lines", "Log lines that could not be written.",
+     "counter"),
+)
+
+_PROCESS_SERIES = _labelled(("process",),
+    ("cpu_seconds", "reducer_process_cpu_seconds",
+     "CPU time of the main process and of each lane. A lane has one thread: full load is 1.",
+     "counter"),
+    ("resident_bytes", "reducer_process_resident_bytes", "Resident memory of the process."),
+)
+
+_LANE_SERIES = _labelled(("lane",),
+    ("connections", "reducer_connections", "Connections of workers."),
+    ("accepted", "reducer_lane_accepted", "Connections taken over.", "counter"),
+    ("unpassed", "reducer_lane_unpassed", "Connections lost for lack of descriptors.", "counter"),
+    ("turns", "reducer_turns",
+     "Times that a job had used up its turn at the lane, and other jobs went first.", "counter"),
+    ("slow_readers", "reducer_slow_readers", "Workers disconnected because they do not read.",
+     "counter"),
+    ("protocol_errors", "reducer_protocol_errors", "Connections closed for breaking the rules.",
+     "counter"),
+    ("internal_errors", "reducer_internal_errors", "Internal errors; see the log.", "counter"),
+    ("held_log_lines", "reducer_held_log_lines",
+     "Log lines left out because their job had used up its share of the log.", "counter"),
+    ("sessions", "reducer_sessions", "Sessions of workers in the core."),
+    ("forming", "reducer_forming_runs", "Runs that wait for ranks to join.", "gauge", "max"),
+    ("reserved_bytes", "reducer_reserved_bytes", "Memory reserved for the jobs."),
+    ("budget_bytes", "reducer_budget_bytes", "Memory that may be reserved (--memory)."),
+    ("buffers_out", "reducer_buffers_in_use", "Pool buffers in use."),
+    ("buffer_bytes", "reducer_buffer_bytes", "Bytes of the pool buffers in use."),
+    ("cached_bytes", "reducer_buffer_cached_bytes", "Bytes of pool buffers kept for reuse."),
+    ("allocated", "reducer_buffer_allocations", "Pool buffers that could not be reused.",
+     "counter"),
+    ("fold_seconds", "reducer_fold_seconds", "Time in the kernels that sum.", "counter"),
+    ("loop_lag_seconds", "reducer_loop_lag_seconds", "Recent worst delay of the event loop.",
+     "gauge", "max"),
+)
+
+_JOB_SERIES = _labelled(("job_name", "lane"),
+    ("bytes_in", "reducer_job_received_bytes", "Payload received.", "counter"),
+    ("bytes_out", "reducer_job_sent_bytes", "Payload sent.", "counter"),
+    ("contributions", "reducer_contributions", "Contributions.", "counter"),
+    ("results", "reducer_results", "Results sent to a rank.", "counter"),
+    ("duplicates", "reducer_duplicates",
+     "Contributions dropped as duplicates: retransmissions after a failover or a reconnect.",
+     "counter"),
+    ("rounds", "reducer_rounds", "Rounds finished on the lane.", "counter", "max"),
+    ("refused_rounds", "reducer_refused_rounds", "Rounds whose ranks disagree (MISMATCH).",
+     "counter"),
+    ("reconnects", "reducer_reconnects", "Ranks that came back on a new connection.", "counter"),
+    ("failovers", "reducer_failovers",
+     "Reducers that the job's workers have given up; other reducers took over their work.",
+     "counter", "max"),
+    ("stats_walks", "reducer_stats_walks",
+     "Walks over the job's waiting rounds to answer a STATS of its workers.", "counter"),
+    ("stats_shared", "reducer_stats_shared",
+     "STATS within a heartbeat of a walk, answered with the result of that walk.", "counter"),
+    ("open_rounds", "reducer_open_rounds", "Rounds that wait for a rank.", "gauge", "max"),
+    ("keys", "reducer_keys", "Keys that the lane remembers.", "gauge", "max"),
+    ("held_bytes", "reducer_held_bytes",
+     "Buffers held: contributions, and results that a rank may still ask for."),
+    ("parked_bytes", "reducer_parked_bytes",
+     "Buffers held of contributions that wait for contributions of lower ranks."),
+    ("record_bytes", "reducer_record_bytes",
+     "Memory charged for records of the job's runs: keys, names, rounds (--records)."),
+    ("world_size", "reducer_world_size", "Ranks of the job.", "gauge", "max"),
+)
+
+# Of the report that `reducer status` shows, by run; runs of one title are put together.
+_RUN_SERIES = _labelled(("job_name", "lane"),
+    ("connected", "reducer_connected_ranks", "Ranks that are connected to the lane.", "gauge",
+     "max"),
+    ("oldest_seconds", "reducer_oldest_round_seconds",
+     "Since the first contribution of the oldest round that is open; 0: none is.", "gauge", "max"),
+)
+
+# By rank; of each job and lane the ranks with the largest numbers:
+# `reducer.core.measures.ranking.most`.
+_RANK_SERIES = _labelled(("job_name", "lane", "rank"),
+    ("late", "reducer_last_rank", "Rounds in which the rank was last.", "counter", "max"),
+    ("lateness", "reducer_rank_lateness_seconds",
+     "Time in which at least half of the ranks were waiting for this rank.", "counter", "max"),
+    ("nonfinite", "reducer_nonfinite_contributions",
+     "Chunks of which the rank was the first to contribute NaN or Inf.", "counter"),
+)
+# fmt: on
+
+
+def catalogue() -> tuple[Series, ...]:
+    """Every series of a scrape, in its order."""
+    return (
+        _INFO, _KERNEL_INFO, *_DAEMON_SERIES, _REFUSED, _METRICS_DROPPED, _RESTARTS,
+        *_PROCESS_SERIES, *_LANE_SERIES, _ERRORS, *_JOB_SERIES, *_RUN_SERIES, _ROUND_SECONDS,
+        *_RANK_SERIES,
+    )  # fmt: skip
+
+
+def render(snapshot: Snapshot) -> bytes:
+    """The text exposition of ``snapshot``."""
+    registry = CollectorRegistry()
+    registry.register(_SnapshotCollector(snapshot))
+    return generate_latest(registry)
+
+
+class _SnapshotCollector(Collector):
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._daemon()
+        for series in _PROCESS_SERIES:
+            yield _family(series, self._process_rows(series.field))
+        for series in _LANE_SERIES:
+            yield _family(series, self._lane_rows(series.field))
+        yield _family(_ERRORS, self._error_rows())
+        for series in _JOB_SERIES:
+            yield _family(series, self._job_rows(series.field))
+        for series in _RUN_SERIES:
+            yield _family(series, self._run_rows(series))
+        yield self._round_seconds()
+        for series in _RANK_SERIES:
+            yield _family(series, self._rank_rows(series.field))
+
+    def _daemon(self) -> Iterator[Metric]:
+        found = self._snapshot
+        yield _family(_INFO, [((found.version, found.protocol, found.mode), 1)])
+        kinds = {(lane.numbers.kernels, str(lane.numbers.compiled).lower()) for lane in found.lanes}
+        yield _family(_KERNEL_INFO, [(kind, 1) for kind in sorted(kinds)])
+        dropped = found.dropped_log_lines
+        dropped += sum(lane.numbers.dropped_log_lines for lane in found.lanes)
+        numbers = {
+            "ready": found.ready,
+            "started_at": found.started_at,
+            "accepted": found.accepted,
+            "dropped_log_lines": dropped,
+        }
+        for series in _DAEMON_SERIES:
+            yield _family(series, [((), numbers[series.field])])
+        refused = {**dict.fromkeys(REFUSAL_CAUSES, 0), **found.refused}
+        yield _family(_REFUSED, [((cause,), n) for cause, n in sorted(refused.items())])
+        yield _family(_METRICS_DROPPED, [((c,), n) for c, n in found.metrics_dropped.items()])
+        yield _family(_RESTARTS, [((str(lane),), n) for lane, n in found.restarts.items()])
+
+    def _process_rows(self, field: str) -> Iterator[Row]:
+        yield ("main",), getattr(self._snapshot.usage, field)
+        for lane in self._snapshot.lanes:
+            yield (f"lane-{lane.numbers.lane}",), getattr(lane.numbers, field)
+
+    def _lane_rows(self, field: str) -> Iterator[Row]:
+        for lane in self._snapshot.lanes:
+            numbers = lane.numbers
+            part = numbers if hasattr(numbers, field) else numbers.core
+            yield (str(numbers.lane),), getattr(part, field)
+
+    def _error_rows(self) -> Iterator[Row]:
+        for lane in self._snapshot.lanes:
+            for code, count in sorted(lane.numbers.core.errors.items()):
+                yield (str(lane.numbers.lane), code), count
+
+    def _jobs(self) -> Iterator[tuple[tuple[str, str], JobNumbers]]:
+        for lane in self._snapshot.lanes:
+            for name, job in lane.jobs.items():
+                yield (name, str(lane.numbers.lane)), job
+
+    def _job_rows(self, field: str) -> Iterator[Row]:
+        for labels, job in self._jobs():
+            yield labels, getattr(job if field == "world_size" else job.numbers, field)
+
+    def _run_rows(self, series: Series) -> Iterator[Row]:
+        found: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+        for lane in self._snapshot.lanes:
+            for run in lane.runs:
+                found[run.title, str(lane.numbers.lane)].append(getattr(run, series.field))
+        for labels, numbers in found.items():
+            yield labels, max(numbers)
+
+    def _round_seconds(self) -> Metric:
+        series = _ROUND_SECONDS
+        family = HistogramMetricFamily(series.name, series.help, labels=series.labels)
+        ends = [*map(str, BOUNDS), "+Inf"]
+        for labels, job in self._jobs():
+            counts = [0] * len(ends)
+            for place, count in job.numbers.round_counts:  # twice if two runs share a name
+                counts[int(place)] += int(count)
+            buckets = list(zip(ends, accumulate(counts), strict=True))
+            family.add_metric(labels, buckets, job.numbers.round_seconds)
+        return family
+
+    def _rank_rows(self, field: str) -> Iterator[Row]:
+        found: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        for (title, lane), job in self._jobs():
+            for rank, value in getattr(
+                job.numbers, field
+            ):  # a rank comes twice if two runs share a name
+                found[title, lane, str(rank)] += value
+        yield from found.items()
+
+
+def _family(series: Series, rows: Iterable[Row]) -> Metric:
+    kind = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
+    family = kind(series.name, series.help, labels=series.labels)
+    for values, number in rows:
+        family.add_metric(values, number)
+    assert isinstance(family, Metric)
+    return family

@@ -1,0 +1,1 @@
+"""A lane's data path: bytes, decoder, core, kernels, frames back."""

@@ -1,0 +1,191 @@
+"""Pooled, aligned buffers for contributions, accumulators and results.
+
+Law: a buffer that was given back is handed out again only when nothing refers to its memory. The
+event loop keeps slices of memoryviews that it has not fully sent; every `share()` is therefore a
+view of its own on the exporter, and the exporter's reference count tells when they are gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from sys import getrefcount
+from typing import Final
+
+from reducer.server.data.slots import Store
+from reducer.wire.errors import InternalError
+from reducer.wire.header import HEADER_SIZE
+
+_ALIGN: Final = 64  # a cache line, and the width of an AVX-512 register
+SMALLEST: Final = 4096
+# Seconds without a buffer out after which the memory goes back to the system.
+IDLE_SECONDS: Final = 10.0
+# Bytes of it that a tick gives back: 3 ms where they are the smallest buffers.
+TRIMMED_AT_ONCE: Final = 8 << 20
+# Unsent buffers that a tick looks at, as many of each size; the others have their turn at the next
+# ones. Whoever wants a buffer of one size looks at fewer of that.
+LOOKED_AT: Final = 2_000
+LOOKED_AT_IN_NEED: Final = 16
+
+
+class PooledBuffer:
+    """`view` is the whole writable capacity; the core keeps and returns this object only.
+
+    `is_out`: the pool has handed it out.
+    """
+
+    __slots__ = ("_base", "_exporter", "_store", "capacity", "is_out", "size_class", "view")
+
+    def __init__(self, size_class: int, store: Store) -> None:
+        self.size_class = size_class
+        self.is_out = False
+        self._store = store
+        self._exporter = store.take()
+        self.view = memoryview(self._exporter).cast("B")
+        self.capacity = len(self.view)
+        self._base = self._references()
+
+    def discard(self) -> None:
+        """The memory is the system's again: nobody may use the buffer any more."""
+        self._store.give_back(self._exporter)
+
+    def share(self, length: int) -> memoryview:
+        """A view for one transport, counted by `busy`."""
+        return memoryview(self._exporter).cast("B")[:length]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a shared view, or a slice of one, still lives."""
+        return self._references() > self._base
+
+    def _references(self) -> int:
+        """Of the exporter: compared with one another alone, each call site counts otherwise."""
+        return getrefcount(self._exporter)
+
+
+def size_class(length: int) -> int:
+    """The least m x 2^k of at least ``length`` with m from 32 to 63: 3 % waste at most."""
+    if length <= SMALLEST:
+        return SMALLEST
+    step = 1 << ((length - 1).bit_length() - 6)
+    return -(-length // step) * step
+
+
+def _slot_size(size_class: int) -> int:
+    """The next header is read behind the payload in the same call."""
+    return -(-(size_class + HEADER_SIZE) // _ALIGN) * _ALIGN
+
+
+class BufferPool:
+    """Buffers by size class; ``limit`` bounds what is out, unsent and cached together, in bytes.
+
+    Taking never fails for the limit: the core has reserved room for every byte before. Only the
+    cache gives way when the limit is near. Where the system has no memory, MemoryError is raised
+    and nothing is counted.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._stores: dict[int, Store] = {}  # for each size class, for ever
+        self._free: dict[int, list[PooledBuffer]] = {}
+        self._unsent: dict[int, deque[PooledBuffer]] = {}
+        self._last_out = 0.0
+        self.allocated = 0
+        self.out = 0
+        self.out_bytes = 0
+        self.cached_bytes = 0
+        self._unsent_bytes = 0
+
+    @property
+    def unsent(self) -> int:
+        """Buffers given back while a transport still sends from them."""
+        return sum([len(queue) for queue in self._unsent.values()])
+
+    def take(self, length: int) -> PooledBuffer:
+        """A buffer of at least ``length`` bytes and the slack; contents are undefined."""
+        wanted = size_class(length)
+        stack = self._free.get(wanted)
+        if not stack and self._unsent:
+            self._look(wanted, LOOKED_AT_IN_NEED)
+            stack = self._free.get(wanted)
+        if stack:
+            self.cached_bytes -= wanted
+            buffer = stack.pop()
+        else:
+            buffer = self._allocate(wanted)
+        buffer.is_out = True
+        self.out += 1
+        self.out_bytes += wanted
+        return buffer
+
+    def _allocate(self, wanted: int) -> PooledBuffer:
+        if self.out_bytes + self._unsent_bytes + wanted > self._limit:
+            self._look_at_all()
+        left = self._limit - self.out_bytes - self._unsent_bytes - wanted
+        if self.cached_bytes > left:
+            self._trim(max(0, left))
+        store = self._stores.get(wanted)
+        if store is None:
+            store = self._stores[wanted] = Store(_slot_size(wanted))
+        buffer = PooledBuffer(wanted, store)
+        self.allocated += 1
+        return buffer
+
+    def give_back(self, buffer: PooledBuffer) -> None:
+        """Raises InternalError for one that is here already: two chunks would share it."""
+        if not buffer.is_out:
+            raise InternalError(f"a buffer of {buffer.size_class:,} bytes was given back twice")
+        buffer.is_out = False
+        self.out -= 1
+        self.out_bytes -= buffer.size_class
+        if buffer.busy:
+            self._unsent.setdefault(buffer.size_class, deque()).append(buffer)
+            self._unsent_bytes += buffer.size_class
+        else:
+            self._cache(buffer)
+
+    def tick(self, now: float) -> None:
+        """Collect buffers that were sent meanwhile; return memory to the system when idle."""
+        self._look_at_all()
+        if self.out:
+            self._last_out = now
+        elif self.cached_bytes and now - self._last_out > IDLE_SECONDS:
+            self._trim(max(0, self.cached_bytes - TRIMMED_AT_ONCE))
+
+    def _look_at_all(self) -> None:
+        if self._unsent:
+            most = max(1, LOOKED_AT // len(self._unsent))
+            for size in list(self._unsent):
+                self._look(size, most)
+
+    def _look(self, size: int, most: int) -> None:
+        """Collect buffers of one class that were sent meanwhile; so many are looked at."""
+        queue = self._unsent.get(size)
+        if queue is None:
+            return
+        for _ in range(min(len(queue), most)):
+            buffer = queue.popleft()
+            if buffer.busy:
+                queue.append(buffer)
+            else:
+                self._unsent_bytes -= size
+                self._cache(buffer)
+        if not queue:
+            del self._unsent[size]
+
+    def _cache(self, buffer: PooledBuffer) -> None:
+        held = self.out_bytes + self._unsent_bytes + self.cached_bytes
+        if held + buffer.size_class > self._limit:
+            buffer.discard()
+            return
+        self._free.setdefault(buffer.size_class, []).append(buffer)
+        self.cached_bytes += buffer.size_class
+
+    def _trim(self, target: int) -> None:
+        """Drop cached buffers, the largest first, until at most ``target`` bytes are cached."""
+        for wanted in sorted(self._free, reverse=True):
+            stack = self._free[wanted]
+            while stack and self.cached_bytes > target:
+                stack.pop().discard()
+                self.cached_bytes -= wanted
+            if not stack:
+                del self._free[wanted]

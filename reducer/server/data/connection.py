@@ -1,0 +1,628 @@
+"""One worker's connection in a lane: bytes -> decoder -> shell, and frames back.
+
+The event loop reads straight into the decoder's buffers. Nothing here knows of jobs or rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import sys
+import termios
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, cast
+
+from reducer.core.limits.budget import LEAST_FRAMES
+from reducer.core.surface.events import Contributed
+from reducer.core.surface.permit import Permit
+from reducer.server.data.outbox import BYTES_AT_ONCE, Outbox, Piece
+from reducer.server.data.turns import SECONDS, Turns
+from reducer.wire.codes import CONTRIBUTION, HEARTBEAT, RESULT
+from reducer.wire.decoder import SKIP, Decoder, Frame
+from reducer.wire.errors import PEER_ERRORS, BadFrameError, ReductionError
+from reducer.wire.header import HEADER_SIZE, Header
+
+# A peer that should read our last frames is cut off where it takes less than LINGER_BYTES in this
+# time: it keeps the room of its run. Closing at once would send RST while unread bytes lie in our
+# receive queue, and RST destroys what is on its way.
+LINGER_SECONDS: Final = 2.0
+LINGER_BYTES: Final = 65_536
+NO_REASON: Final = "no reason was given"  # a worker's ERROR may say nothing
+# Bytes of one read after the end of a connection, at most: all connections that are to end may send
+# at once.
+READ_BYTES: Final = 16_384
+_DISCARD: Final = bytearray(READ_BYTES)
+# Of a turn: a read, whatever has come, with the loop's way to it. What the kernel takes to copy the
+# bytes is timed: 0.1 ms for 1 MiB, or 0.5 into memory that is new.
+READ_SECONDS: Final = 4e-6
+# Bytes of a HEARTBEAT that are taken at once: 256 entries, each of which may be a key to be made. A
+# key has a place for each rank: in a run of more than RANKS_OF_PART ranks the part is smaller.
+HEARTBEAT_PART: Final = 4_096
+RANKS_OF_PART: Final = 256
+_LEAST_PART: Final = 128
+_ENTRY: Final = 16
+clock: Final = time.monotonic
+
+
+class Owner:
+    """What a connection tells: the frames it has read, what it wants to do soon, and its end.
+
+    The lane's shell implements it. Connections know this class alone, so data goes one way:
+    connection -> shell -> core -> shell -> executor -> connection -> outbox.
+    """
+
+    def __init__(self, crc32c: Callable[..., int], turns: Turns) -> None:
+        self.crc32c = crc32c
+        self.turns = turns
+
+    def opened(self, connection: Connection) -> None:
+        raise NotImplementedError
+
+    def place(self, connection: Connection, header: Header) -> Contributed | None:
+        """Returns where to read a contribution; None: nowhere."""
+        raise NotImplementedError
+
+    def admit_long(self, connection: Connection, header: Header) -> None:
+        """Raises where no memory may be taken for a long control frame."""
+        raise NotImplementedError
+
+    def contributed(
+        self,
+        connection: Connection,
+        header: Header,
+        arrived: Contributed | None,
+        now: float,
+    ) -> None:
+        raise NotImplementedError
+
+    def control(self, connection: Connection, frame: Frame, now: float) -> None:
+        raise NotImplementedError
+
+    def release(self, arriving: Contributed) -> None:
+        """Takes back the memory of a contribution that does not come whole."""
+        raise NotImplementedError
+
+    def world_size_of(self, connection: Connection) -> int:
+        raise NotImplementedError
+
+    def catch_up(self, connection: Connection) -> None:
+        raise NotImplementedError
+
+    def may_write(self, connection: Connection) -> bool:
+        raise NotImplementedError
+
+    def flush(self, connection: Connection) -> None:
+        """Calls `Connection.flush` within the turn of its job."""
+        raise NotImplementedError
+
+    def flush_soon(self, connection: Connection) -> None:
+        raise NotImplementedError
+
+    def end_soon(self, connection: Connection) -> None:
+        """Calls `Connection.end` in one of the next passes of the loop."""
+        raise NotImplementedError
+
+    def lose_soon(self, connection: Connection) -> None:
+        """Calls `Connection.lose` in one of the next passes of the loop."""
+        raise NotImplementedError
+
+    def throw_away_soon(self, connection: Connection) -> None:
+        """Calls `Connection.read_on` in one of the next passes of the loop."""
+        raise NotImplementedError
+
+    def thrown_away(self) -> None:
+        """Counts one read of bytes that came after the end of a connection."""
+        raise NotImplementedError
+
+    def broken(self, connection: Connection, error: ReductionError) -> None:
+        raise NotImplementedError
+
+    def failed(self, connection: Connection, error: Exception) -> None:
+        raise NotImplementedError
+
+    def drop_slow_reader(self, connection: Connection, why: str) -> None:
+        raise NotImplementedError
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        raise NotImplementedError
+
+
+class Connection:
+    """Opened -> frames -> closing (reads and discards until the peer closes) -> lost.
+
+    An `asyncio.BufferedProtocol` in all but name: uvloop asks for its methods alone, and a
+    compiled class has no interpreted base.
+    """
+
+    def __init__(self, owner: Owner, session: int, permit: Permit | None = None) -> None:
+        self.session = session
+        self.permit = permit
+        self.bytes_in = 0
+        self.bytes_noted = 0  # of them, at the shell's last tick
+        self.bytes_out = 0
+        self.overhead = 0  # bytes that TLS has added to them
+        self.can_wait = False  # for its flush: the tick alone has queued what waits
+        self.unread = 0  # `held` after the last frame, or more: as many at most are now
+        self.slack = LEAST_FRAMES  # so many may be
+        self.reads_since = 0.0  # when the last buffer was given
+        self.turn = owner.turns.enter("" if permit is None else permit.only_job)
+        self._owner = owner
+        self._decoder = Decoder(owner.crc32c, self._target)
+        self._arriving: Contributed | None = None  # has its memory, and is not whole
+        self._outbox = Outbox()
+        self._large: deque[tuple[int, int]] = deque()  # frames: where they begin and end
+        self._will_flush = False
+        self.is_full = False  # the transport has bytes that the kernel did not take
+        self._transport: asyncio.Transport | None = None
+        self._closing = ""
+        self._is_given_up = False
+        self._is_deaf = False
+        self._aborted = False
+        self._linger: asyncio.TimerHandle | None = None
+        self._why_lost: Exception | None = None
+        self._reads_later = False
+        self._is_cut = False  # the transport is gone, and `lose` is to come
+        self._is_lost = False
+        self._is_behind = False
+        self._soon: asyncio.Handle | None = None  # of `go_on`
+        self._held = False
+        self._rest: Frame | None = None  # of a HEARTBEAT
+        self._is_read = False  # bytes that may be frames wait for the next turn
+        self._sent_mark = 0
+        self._sent_at = 0.0
+        self._answer_end = 0  # as `_sent`, once the kernel has the last answer to a STATS
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the loop has given it its transport."""
+        return self._transport is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        try:
+            self._transport.set_write_buffer_limits(0)  # pause_writing where a byte is left
+            self._owner.opened(self)
+        except Exception as error:
+            self.fail(error)
+
+    # An error that leaves the next two methods ends the connection; the loop hides an OSError.
+
+    def get_buffer(self, sizehint: int) -> bytearray | memoryview:
+        try:
+            if self._closing:
+                return _DISCARD
+            room = self._decoder.get_buffer()
+            self.reads_since = clock()
+            return room if self.turn.spent < SECONDS else room[:1]
+        except Exception as error:
+            self.fail(error)
+            return _DISCARD
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            self._take_bytes(nbytes)
+        except Exception as error:
+            self.fail(error)
+
+    def _take_bytes(self, nbytes: int) -> None:
+        if self._closing:
+            self._owner.thrown_away()
+            self._read_later()
+            return
+        self.bytes_in += nbytes
+        self._decoder.received(nbytes)
+        seconds = READ_SECONDS + (clock() - self.reads_since)
+        self._owner.turns.begin(self.turn)
+        if self.turn.spent + seconds < SECONDS:
+            self._take_frames(seconds)
+        else:  # it was read before it could be held
+            self._is_read = True
+            self.spend(seconds)
+
+    def _take_frames(self, reading: float = 0.0) -> None:
+        """Until there is none, or the turn is over; `reading` them took so many seconds of it."""
+        turn = self.turn
+        self._owner.turns.begin(turn)
+        self._is_read = False
+        now = clock()
+        started = now - reading
+        try:
+            while not self._closing and (frame := self._next_frame()) is not None:
+                if frame.header.kind == CONTRIBUTION:
+                    arrived = None
+                    if frame.payload is not None:
+                        arrived, self._arriving = self._arriving, None
+                    self._owner.contributed(self, frame.header, arrived, now)
+                else:
+                    self._owner.control(self, frame, now)
+                now = clock()
+                if self.turn.spent + (now - started) >= SECONDS:  # `spend` finds the same below
+                    self._is_read = True
+                    break
+        except PEER_ERRORS as error:
+            self._owner.broken(self, error)
+            now = clock()
+        except Exception as bug:  # mypyc: another type than `error` needs a name of its own
+            self.fail(bug)
+            now = clock()
+        if self.turn is not turn:  # a HELLO takes of both
+            self._owner.turns.charge(turn, now - started)
+        self.spend(now - started)
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether a contribution has come: its run is complete, and has reserved memory."""
+        return self._decoder.has_chunks
+
+    def _next_frame(self) -> Frame | None:
+        """The next one; a long HEARTBEAT comes in parts, each as if it were one."""
+        frame = self._rest
+        if frame is None:
+            frame = self._decoder.next_frame()
+            if frame is None or frame.header.kind != HEARTBEAT:
+                return frame
+        payload = frame.payload
+        if payload is None or len(payload) <= (part := self._heartbeat_part(len(payload))):
+            self._rest = None
+            return frame
+        self._rest = Frame(frame.header, payload[part:])
+        return Frame(frame.header, payload[:part])
+
+    def _heartbeat_part(self, size: int) -> int:
+        """How many bytes of a HEARTBEAT of `size` bytes are taken at once, in whole entries."""
+        if size <= _LEAST_PART:
+            return size
+        ranks = max(RANKS_OF_PART, self._owner.world_size_of(self))
+        return max(_LEAST_PART, HEARTBEAT_PART * RANKS_OF_PART // ranks // _ENTRY * _ENTRY)
+
+    def spend(self, seconds: float) -> bool:
+        """The lane has worked for the connection for so long. Whether its turn is over."""
+        turns = self._owner.turns
+        if not turns.charge(self.turn, seconds):
+            return False
+        turns.wait(self.turn, self)
+        return True
+
+    def refuse(self, what: str) -> None:
+        """What carries the frames is misused: the peer is told, and its session ends."""
+        self._owner.broken(self, BadFrameError(what))
+
+    def fail(self, error: Exception) -> None:
+        """A bug of ours: nobody knows which bytes are lost."""
+        self._owner.failed(self, error)
+
+    def _read_later(self) -> None:
+        """It is to end: what it still sends is thrown away, of a few connections at a time."""
+        transport = self._open_transport()
+        if transport is not None and not self._reads_later:
+            transport.pause_reading()
+            self._owner.throw_away_soon(self)
+            self._reads_later = True
+
+    def read_on(self) -> None:
+        self._reads_later = False
+        transport = self._open_transport()
+        if transport is not None and not self._held:  # else `let_go` asks again
+            transport.resume_reading()
+
+    def _open_transport(self) -> asyncio.Transport | None:
+        transport = self._transport
+        if transport is None or self._is_cut or transport.is_closing():
+            return None
+        return transport
+
+    def name(self, job: str) -> None:
+        """The connection is the job's from now on, if its proof has not said so before."""
+        if job == self.turn.job:
+            return
+        before, self.turn = self.turn, self._owner.turns.enter(job)
+        self._owner.turns.leave(before, self)
+
+    def hold(self) -> None:
+        """Read nothing, and do nothing for it, until `let_go`."""
+        transport = self._transport
+        if transport is not None and not self._closing and not transport.is_closing():
+            self._held = True
+            transport.pause_reading()
+
+    def let_go(self) -> None:
+        if not self._held or self._transport is None:
+            return
+        self._held = False
+        try:
+            self.go_on()
+            if self._closing:
+                self._read_later()
+            else:
+                self.read_on()
+        except Exception as error:
+            self.fail(error)
+
+    def go_on(self) -> None:
+        """Do what another turn has left to be done, unless others of the job have used this one."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if self._held or self._closing:
+            return
+        self._owner.turns.begin(self.turn)
+        if self.turn.is_over:
+            self._owner.turns.wait(self.turn, self)
+            return
+        if self._is_behind:
+            self._is_behind = False
+            started = clock()
+            self._owner.catch_up(self)
+            self.spend(clock() - started)
+        if self._is_read and not self._held:
+            self._take_frames()
+
+    def go_on_soon(self) -> None:
+        """Its run is behind, and this connection has its turns for that."""
+        self._is_behind = True
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._go_on_now)
+
+    def _go_on_now(self) -> None:
+        try:
+            self.go_on()
+        except Exception as error:
+            self.fail(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        """What waits is bounded by credits and by what a rank may leave unread."""
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        try:
+            if self._outbox.size and self._closing:
+                self._owner.end_soon(self)
+            elif self._outbox.size:
+                self._flush_soon()
+        except Exception as error:
+            self.fail(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._why_lost = exc
+        self._is_cut = True
+        if self._linger:
+            self._linger.cancel()
+        try:
+            self._owner.lose_soon(self)
+        except Exception:
+            self.lose()
+            raise
+
+    def lose(self) -> None:
+        """Take the last frames, and be gone; the transport is. Twice is once."""
+        if self._is_lost:
+            return
+        self._is_lost = True
+        exc, self._why_lost = self._why_lost, None
+        try:
+            if self._is_read and not self._closing:
+                self._take_frames()
+            self._closing = self._closing or str(exc or "")
+        finally:  # else the room of its run would be kept for ever
+            self._closing = self._closing or "the worker closed the connection"
+            try:
+                self._owner.lost(self, self._closing)
+            finally:
+                self._forget()
+
+    def _forget(self) -> None:
+        """Let go of what would keep itself until a collection, which only an idle lane makes."""
+        self._transport = self._linger = self._rest = None
+        self._release_arriving()
+        self._decoder.end()
+        self._outbox.clear()
+
+    def _release_arriving(self) -> None:
+        """Nothing more is read into the buffer of a contribution whose end has not come."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            self._owner.release(arriving)
+
+    def send(self, frame: list[Piece], length: int) -> int:
+        """Queue one frame of `length` bytes; its pieces must stay unchanged until they are sent.
+
+        Returns what is `held` at most.
+        """
+        if self._transport is None or self._closing:
+            return 0
+        unsent = self.unsent()
+        if not unsent:
+            self._sent_at = clock()
+            self._sent_mark = self.bytes_out + self.overhead
+        self._outbox.add(frame, length)
+        if length > BYTES_AT_ONCE:
+            self._large.append((self.bytes_out, self.bytes_out + length))
+        self.bytes_out += length
+        if not self.is_full:
+            self._send_on()
+        self.unread = unsent + length if not self._large else self.held()
+        return self.unread
+
+    def _send_on(self) -> None:
+        if self._outbox.size >= BYTES_AT_ONCE and self._owner.may_write(self):
+            self._owner.flush(self)
+        elif not self._will_flush or self.can_wait:
+            self._flush_soon()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the transport does not have yet."""
+        return self._outbox.size
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that the transport has, and the kernel did not take."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def _flush_soon(self) -> None:
+        self._owner.flush_soon(self)
+        self._will_flush = True
+
+    def flush(self) -> None:
+        """Hand what waits to the transport, a part of it; the rest has the next turns.
+
+        A full one gets nothing until it has sent all that it has: each write that it keeps takes
+        memory, and time at the end of the connection.
+        """
+        self._will_flush = False
+        if self.is_full or self._is_given_up or not self._outbox.size:
+            return
+        if self._transport is None or self._transport.is_closing():
+            self._outbox.clear()
+            return
+        try:
+            self._transport.writelines(self._outbox.take())
+            if self._outbox.size and not self.is_full and not self._closing:  # else `end` goes on
+                self._flush_soon()
+        except Exception:  # nothing may follow these frames, also if `abort` fails
+            self._closing = self._closing or "it cannot be written"
+            raise
+
+    def is_closing(self) -> bool:
+        """Whether `close` or `abort` was called: nothing more is read or sent."""
+        return bool(self._closing)
+
+    def unsent(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return self._outbox.size + self.backlog
+
+    def held(self) -> int:
+        """`unsent`, and what lies in memory with it: a large frame is whole until its last byte.
+
+        (Its pieces go to the transport one after the other. What of a smaller one is gone and
+        still there is less than BYTES_AT_ONCE.)
+        """
+        unsent = self.unsent()
+        sent = self.bytes_out - unsent
+        while self._large and self._large[0][1] <= sent:
+            self._large.popleft()
+        return unsent + max(0, sent - self._large[0][0]) if self._large else unsent
+
+    def stuck_for(self, now: float) -> float:
+        """Seconds since the kernel last took a byte of what is queued; 0 with nothing queued."""
+        sent = self._sent()
+        if not self.unsent() or sent != self._sent_mark:
+            self._sent_mark, self._sent_at = sent, now
+        return now - self._sent_at
+
+    def may_ask(self) -> bool:
+        """Whether a STATS is answered: the answer before it waits for the peer no more."""
+        return self._sent() >= self._answer_end
+
+    def answered(self) -> None:
+        """The answer to a STATS is the last frame that was queued."""
+        self._answer_end = self.bytes_out + self.overhead
+
+    def _sent(self) -> int:
+        """Bytes that the kernel has taken."""
+        return self.bytes_out + self.overhead - self.unsent()
+
+    def close(self, reason: str) -> None:
+        """Take nothing more, and `end` soon."""
+        if self._closing or self._transport is None:
+            return
+        self._closing = reason or NO_REASON
+        self._release_arriving()
+        self._owner.end_soon(self)
+        try:  # noqa: SIM105  # suppress() takes memory, which may be what has ended
+            self._read_later()
+        except Exception:  # it ends all the same
+            pass
+
+    def note_deaf(self, what: str) -> None:
+        """Its peer does not read."""
+        if not self._closing:
+            self._is_deaf = True
+            self.give_up(f"slow reader: {what}")
+
+    def give_up(self, why: str) -> None:
+        """Send nothing more, and be cut off soon: all the ranks of a run may be."""
+        if self._is_given_up or self._aborted or self._transport is None:
+            return
+        self._owner.end_soon(self)  # first: whoever is closing and not in that list never ends
+        self._is_given_up = True
+        self._closing = self._closing or why or NO_REASON
+
+    def end(self) -> None:
+        """Send what is queued, then end; a peer that does not go on reading is cut off."""
+        if self._is_given_up:  # first: the end of what its peer sends makes a transport closing
+            self._cut_off()
+            return
+        transport = self._transport
+        if transport is None or self._is_cut:
+            return
+        self.flush()
+        if transport.is_closing() or self._outbox.size:
+            if self.is_full and self._linger is None:
+                self._linger_on(transport, self._unread(transport))
+            elif not self.is_full and self._outbox.size:
+                self._owner.end_soon(self)
+            return  # a full one goes on with `resume_writing`
+        if self._linger is not None:
+            self._linger.cancel()
+        self._owner.turns.release(self.turn, self)  # else its end would not be noticed
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._linger_on(transport, self._unread(transport))
+
+    def _cut_off(self) -> None:
+        if self._is_deaf:
+            self._owner.drop_slow_reader(self, self._closing)
+        else:
+            self.abort(self._closing)
+
+    def _linger_on(self, transport: asyncio.Transport, unread: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._linger = loop.call_later(LINGER_SECONDS, self._maybe_cut_off, transport, unread)
+
+    def _maybe_cut_off(self, transport: asyncio.Transport, before: int) -> None:
+        try:
+            unread = self._unread(transport)
+            took = before - unread
+            if took >= LINGER_BYTES or (took and not unread):
+                self._linger_on(transport, unread)
+            else:
+                self.give_up(self._closing)
+        except Exception:  # nobody looks again
+            transport.abort()
+            raise
+
+    def _unread(self, transport: asyncio.Transport) -> int:
+        """Bytes that the peer has not acknowledged: ours, and those of the kernel."""
+        queued = bytearray(4)
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        return self.unsent() + int.from_bytes(queued, sys.byteorder)
+
+    def abort(self, reason: str) -> bool:
+        """End now and drop what is queued; False if that has begun already."""
+        if self._aborted or self._transport is None:
+            return False
+        self._aborted = True
+        self._closing = self._closing or reason or NO_REASON
+        try:
+            self._outbox.clear()
+            self._release_arriving()
+        finally:
+            self._transport.abort()
+        return True
+
+    def _target(self, header: Header) -> memoryview:
+        if header.kind not in (CONTRIBUTION, RESULT):
+            self._owner.admit_long(self, header)
+            return memoryview(bytearray(header.length + HEADER_SIZE))
+        arriving = self._owner.place(self, header)
+        if arriving is None or arriving.buffer is None:
+            return SKIP
+        self._arriving = arriving
+        return arriving.buffer.view

@@ -1,0 +1,238 @@
+"""Carries out what the core asks for, in order: send, fold, finish, free, close, and tell.
+
+What came of them is for the core, as events: the shell hands these in. An output that raises is
+such an event too, and takes none of those behind it with it: they may be of other runs.
+
+Kernels run inline: they release the GIL, but a lane has one thread, and a chunk of 64 KiB folds
+in less time than a hand-over to another thread takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final, cast
+
+from reducer.core.surface import events
+from reducer.core.surface.buffer import Buffer
+from reducer.kernels import PART_SHIFT, KernelSet
+from reducer.server.data.buffers import SMALLEST, BufferPool, PooledBuffer
+from reducer.server.data.connection import Connection
+from reducer.server.data.log_shares import LogShares
+from reducer.server.data.outbox import Piece
+from reducer.server.data.timeline import Timeline
+from reducer.wire.codes import ITEM_SIZES
+from reducer.wire.header import NO_RANK
+
+logger = logging.getLogger("reducer.lane")
+
+_STACK_SIZE: Final = 2_048  # characters, about
+_FLAGS: Final = (1 << PART_SHIFT) - 1
+
+
+@dataclass
+class ShellCounters:
+    """Numbers that only the shell can know."""
+
+    accepted: int = 0
+    internal_errors: int = 0
+    protocol_errors: int = 0
+    silent_dropped: int = 0
+    held_log_lines: int = 0
+
+
+class Executor:
+    """One per lane. ``crowded`` has the connections for which more waits to be sent than may
+    wait at any time."""
+
+    def __init__(
+        self,
+        kernels: KernelSet,
+        pool: BufferPool,
+        connections: Mapping[int, Connection],
+        counters: ShellCounters,
+    ) -> None:
+        self._kernels = kernels
+        self._pool = pool
+        self._connections = connections
+        self._counters = counters
+        self.crowded: list[Connection] = []
+        self.slow_readers = 0
+        self.fold_seconds = 0.0
+        self.timeline: Timeline | None = None
+        self._log_shares = LogShares()
+
+    def run(self, outputs: list[events.Output]) -> list[events.Effect]:
+        """Carry all of them out, in order; what came of them, for the core."""
+        came: list[events.Effect] = []
+        for output in outputs:
+            try:
+                if isinstance(output, events.Free):
+                    self._free(output)
+                elif isinstance(output, events.Send):
+                    self._send(output)
+                elif isinstance(output, events.Fold):
+                    came.append(self._fold(output))
+                elif isinstance(output, events.Finish):
+                    came.append(self._finish(output))
+                else:
+                    self._others(output)
+            except Exception as error:
+                failed = failure_of(output, error)
+                if failed is not None:
+                    came.append(failed)
+        return came
+
+    def _others(self, output: events.Close | events.Behind | events.Traced | events.Log) -> None:
+        """Outputs that no chunk needs."""
+        if isinstance(output, events.Close):
+            self._close(output)
+        elif isinstance(output, events.Log):
+            self._log(output)
+        elif isinstance(output, events.Behind):
+            connection = self._connections.get(output.session)
+            if connection is not None:
+                connection.go_on_soon()
+        elif self.timeline is not None:
+            self.timeline.add(output)
+
+    def _send(self, send: events.Send) -> None:
+        pieces: list[Piece] = [send.frame]
+        length = len(send.frame)
+        if send.buffer is not None and send.length:
+            pieces = _with_payload(send.frame, ours(send.buffer), send.length)
+            length += send.length
+        for session in send.sessions:
+            connection = self._connections.get(session)
+            if connection is None:
+                continue
+            if connection.send(pieces, length) > connection.slack:
+                self.crowded.append(connection)
+
+    def drop_slow_reader(self, connection: Connection, why: str) -> None:
+        """Disconnect one worker that does not read; the others never wait for it."""
+        if connection.abort(why):
+            self.slow_readers += 1
+            text = f"session {connection.session} is a {why}"
+            self._log(events.Log(0, logging.WARNING, text, {"job": connection.turn.job}))
+
+    def _fold(self, fold: events.Fold) -> events.Folded:
+        if fold.acc is not None:
+            seen = self._fold_into(fold, fold.acc, fold.acc is fold.parts[0])
+            return folded(fold, None, seen)
+        taken = self._pool.take(
+            fold.sum.count * self._kernels.acc_itemsize(fold.sum.op, fold.sum.dtype)
+        )
+        try:
+            return folded(fold, taken, self._fold_into(fold, taken, True))
+        except Exception:
+            self._pool.give_back(taken)
+            raise
+
+    def _fold_into(self, fold: events.Fold, acc: Buffer, first: bool) -> int:
+        started = perf_counter()
+        seen = self._kernels.fold(
+            fold.sum.op, fold.sum.dtype, fold.sum.count, acc.view, _views(fold.parts), first
+        )
+        self.fold_seconds += perf_counter() - started
+        return seen
+
+    def _finish(self, finish: events.Finish) -> events.Reduced:
+        acc = finish.acc
+        out = finish.out.view
+        started = perf_counter()
+        seen = self._kernels.finish(
+            finish.sum.op,
+            finish.sum.dtype,
+            finish.sum.count,
+            finish.sum.world,
+            None if acc is None else acc.view,
+            _views(finish.parts),
+            out,
+        )
+        self.fold_seconds += perf_counter() - started
+        crc = self._kernels.crc32c(out[: finish.sum.count * ITEM_SIZES[finish.sum.dtype]])
+        return reduced(finish, crc, seen)
+
+    def _free(self, free: events.Free) -> None:
+        failure: Exception | None = None
+        for buffer in free.buffers:
+            try:
+                self._pool.give_back(ours(buffer))
+            except Exception as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _close(self, close: events.Close) -> None:
+        connection = self._connections.get(close.session)
+        if connection is None:
+            return
+        if close.at_once:
+            connection.give_up(close.reason)
+        else:
+            connection.close(close.reason)
+
+    def _log(self, line: events.Log) -> None:
+        if line.error is not None:
+            self._counters.internal_errors += 1
+        if not logger.isEnabledFor(line.level):
+            return
+        more = ""
+        if line.level > logging.DEBUG:  # that is for whoever asks for all
+            size = len(line.text) + (_STACK_SIZE if line.error is not None else 0)
+            held = self._log_shares.admit(line.about, size, time.monotonic())
+            if held is None:
+                self._counters.held_log_lines += 1
+                return
+            more = f" ({held:,} more lines were held back)" if held else ""
+        about = {"about": line.about}
+        logger.log(line.level, "%s%s", line.text, more, extra=about, exc_info=line.error)
+
+
+def folded(fold: events.Fold, taken: Buffer | None, seen: int) -> events.Folded:
+    """What the core is told of a Fold for which the kernel has returned `seen`."""
+    culprit = _culprit(fold.ranks, seen)
+    return events.Folded(fold.run, fold.work, taken, seen & _FLAGS, culprit)
+
+
+def reduced(finish: events.Finish, crc: int, seen: int) -> events.Reduced:
+    """What the core is told of a Finish for which the kernel has returned `seen`."""
+    culprit = _culprit(finish.ranks, seen)
+    return events.Reduced(finish.run, finish.work, crc, seen & _FLAGS, culprit)
+
+
+def _culprit(ranks: Sequence[int], seen: int) -> int:
+    part = seen >> PART_SHIFT
+    return ranks[part - 1] if part else NO_RANK
+
+
+def failure_of(output: events.Output, error: Exception) -> events.Failed | None:
+    """What the core is told of an output that raised; None for the report of a failure itself."""
+    sessions: Sequence[int] = ()
+    if isinstance(output, events.Send):
+        sessions = output.sessions
+    elif isinstance(output, events.Close) and not output.at_once:
+        sessions = (output.session,)
+    elif isinstance(output, events.Log) and output.error is not None:
+        return None
+    return events.Failed(output.run, sessions, error)
+
+
+def _with_payload(frame: bytes, buffer: PooledBuffer, length: int) -> list[Piece]:
+    """A small result is copied, once for all who get it: unread it would keep the whole buffer."""
+    if length < SMALLEST:
+        return [b"".join((frame, buffer.view[:length]))]
+    return [frame, buffer.share(length)]
+
+
+def ours(buffer: Buffer) -> PooledBuffer:
+    """What the core hands back is what it was given."""
+    return cast(PooledBuffer, buffer)
+
+
+def _views(buffers: Iterable[Buffer]) -> list[memoryview]:
+    return [buffer.view for buffer in buffers]

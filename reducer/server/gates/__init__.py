@@ -1,0 +1,1 @@
+"""How a stranger becomes a worker: the proofs of the modes psk and TLS, before any frame."""

@@ -1,0 +1,1 @@
+"""The process of one lane, from its start to its drain."""

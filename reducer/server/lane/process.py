@@ -1,0 +1,479 @@
+"""The process of one lane, which `reducer.server.daemon.lanes` alone starts.
+
+It owns no listener: connected sockets arrive over a socket pair. Orders come on the same pair,
+one byte each; answers go back on a pipe, as lines of JSON. It dies with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, cast
+
+import uvloop
+
+from reducer import compiled, log
+from reducer import kernels as kernel_sets
+from reducer.core.lane import Lane
+from reducer.core.surface import events
+from reducer.core.surface.settings import LaneSettings
+from reducer.server import descriptors
+from reducer.server.data.buffers import BufferPool
+from reducer.server.data.connection import Connection
+from reducer.server.data.shell import LaneShell
+from reducer.server.data.timeline import Timeline
+from reducer.server.data.turns import SHARED_SECONDS
+from reducer.server.gates.gate import Admit, Gate, Newcomer
+from reducer.server.gates.psk_gate import PskGate
+from reducer.server.gates.tls import TlsFiles, make_context
+from reducer.server.gates.tls_gate import TlsGate
+from reducer.server.lane.cycles import Cycles
+from reducer.server.pipe.options import LaneOptions
+from reducer.server.pipe.orders import (
+    ORDER_DRAIN,
+    ORDER_KEY,
+    ORDER_PING,
+    ORDER_REPORT,
+    ORDER_SOCKET,
+)
+from reducer.server.pipe.reports import line_of
+from reducer.server.pipe.snapshot import LaneNumbers
+from reducer.server.pipe.usage import own_usage
+from reducer.server.sockets import tune
+from reducer.server.watchdog import Watchdog
+from reducer.wire.handshake import MAX_KEY_BYTES
+
+logger = logging.getLogger("reducer.lane")
+
+TICK_SECONDS = 0.05
+# What workers have, once the rounds are over, to read their last frames. The main process waits for
+# 5 s beyond the drain, and what comes after this may take a second.
+CLOSE_SECONDS = 3.0
+WHY_IT_ENDS = "it was told to stop"
+LAG_WARNING_SECONDS = 0.2
+# A socket begins in one turn of the loop, a report is made beside the jobs. The loop lost
+# what takes longer: it had no memory to run the task.
+ADOPT_SECONDS = 2.0
+LOST_REPORT_SECONDS = 30.0
+# Whoever asks for one report after the other: a fifth of a lane's time. So long a rest follows each
+# second of work.
+REST = 4.0
+_ORDER_BYTES = 64
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(4)
+_PR_SET_PDEATHSIG = 1
+
+
+class _Answers(asyncio.Protocol):
+    """The pipe to the main process, which would take a lane that cannot answer for a dead one."""
+
+    def __init__(self, lane: LaneProcess) -> None:
+        self._lane = lane
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._lane.fail(exc)
+
+
+class _Adoption:
+    """A socket that begins, at the latest at ``until``; ``protocol`` once the loop has asked."""
+
+    def __init__(
+        self, sock: socket.socket, until: float, make: Callable[[], Connection | Newcomer]
+    ) -> None:
+        self.sock = sock
+        self.until = until
+        self.protocol: Connection | Newcomer | None = None
+        self._make = make
+
+    def begin(self) -> Connection | Newcomer:
+        self.protocol = self._make()
+        return self.protocol
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the socket is the protocol's, and no longer ours to close."""
+        return self.protocol is not None and self.protocol.is_made
+
+
+class LaneProcess:
+    """The event loop side of one lane; each tick calls ``beat``."""
+
+    def __init__(self, options: LaneOptions, beat: Callable[[], None]) -> None:
+        self._options = options
+        self._kernels = kernel_sets.load(options.require_native, options.no_native)
+        self._pool = BufferPool(options.memory)
+        settings = _settings(options, self._kernels)
+        self._lane = Lane(settings)
+        self._shell = LaneShell(
+            self._lane,
+            self._kernels,
+            self._pool,
+            options.slow_reader_seconds,
+        )
+        self._shell.executor.timeline = _timeline(options)
+        self._orders = socket.socket(fileno=options.orders_fd)
+        self._gate = _gate(options, settings, self._orders, self._shell.connection)
+        self._orders.setblocking(False)
+        self._adopting: dict[asyncio.Task[None], _Adoption] = {}
+        self._report: asyncio.Task[None] | None = None
+        self._report_until = 0.0
+        self._rests_until = 0.0  # no report begins before
+        self._lag = 0.0
+        self._lag_lines = log.RateLimit(10.0)
+        self._order = bytearray(_ORDER_BYTES)
+        self._drain_until: float | None = None
+        self._drains = False  # every run has been told
+        self._unpassed = 0
+        self._failure: Exception | None = None
+        self._in_time = True
+        self._cycles: Cycles | None = None  # until everything is started
+        self._beat = beat
+        self._answers: asyncio.WriteTransport
+        self._finished: asyncio.Event
+
+    async def run(self) -> bool:
+        """Serve until the drain is over; whether all rounds ended in time.
+
+        Raises what makes going on impossible.
+        """
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._unhandled)
+        self._finished = asyncio.Event()
+        pipe = os.fdopen(self._options.answers_fd, "wb", buffering=0)
+        self._answers, _ = await loop.connect_write_pipe(lambda: _Answers(self), pipe)
+        loop.add_reader(self._orders.fileno(), self._on_orders)
+        self._tick(loop.time())
+        self._answer(ready=True)
+        if self._options.lane == 0:
+            name = self._kernels.NAME
+            level = logging.INFO if name == "native" else logging.WARNING
+            how = "compiled" if compiled.is_compiled() else "interpreted"
+            logger.log(level, "sums run on the %s kernels, the protocol runs %s", name, how)
+        self._cycles = Cycles()
+        await self._finished.wait()
+        if self._failure is not None:
+            raise self._failure
+        await self._close_connections()
+        if (timeline := self._shell.executor.timeline) is not None:
+            timeline.close()
+        loop.remove_reader(self._orders.fileno())
+        if self._report is not None:
+            self._report.cancel()
+            await asyncio.wait([self._report], timeout=1.0)  # one that is lost never ends
+        self._orders.close()
+        self._answers.close()
+        return self._in_time
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._shell.counters.internal_errors += 1
+        log.unhandled(loop, context)
+
+    def _on_orders(self) -> None:
+        for _ in range(self._shell.newcomers_at_once):
+            try:
+                size, ancillary, _, _ = self._orders.recvmsg_into([self._order], _DESCRIPTOR_SPACE)
+            except BlockingIOError:
+                return
+            try:
+                order, fds = bytes(self._order[:size]), descriptors.passed(ancillary)
+            except Exception:
+                for fd in descriptors.passed(ancillary):
+                    os.close(fd)
+                raise
+            if not order:
+                logger.error("the main process is gone")
+                os._exit(1)
+            if order.startswith(ORDER_SOCKET):
+                self._take_socket(order, fds)
+            elif order == ORDER_PING:
+                self._answer(pong=True)
+            elif order == ORDER_REPORT:
+                self._maybe_report()
+            elif order == ORDER_DRAIN:
+                self._drain()
+
+    def _drain(self) -> None:
+        """The main process repeats this order, as a part of it may have failed."""
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + self._options.drain_timeout
+        if not self._drains:
+            self._shell.feed(events.Drain(WHY_IT_ENDS))
+            self._drains = True
+
+    def _take_socket(self, order: bytes, fds: Sequence[int]) -> None:
+        if not fds:
+            # The kernel had no descriptor for it and has closed it (EMFILE).
+            self._unpassed += 1
+            return
+        try:
+            preface = order[1:]
+            sock = socket.socket(fileno=fds[0])
+        except Exception:
+            os.close(fds[0])
+            raise
+        try:
+            tune(sock)
+            loop = asyncio.get_running_loop()
+            make: Callable[[], Connection | Newcomer] = self._shell.connection
+            if self._gate is not None:
+                make = functools.partial(self._gate.newcomer, preface)
+            adoption = _Adoption(sock, loop.time() + ADOPT_SECONDS, make)
+            task = loop.create_task(self._adopt(loop, adoption))
+            self._adopting[task] = adoption
+            task.add_done_callback(self._adopted)
+        except Exception:  # its worker dials again
+            sock.close()
+            raise
+
+    def _adopted(self, task: asyncio.Task[None]) -> None:
+        self._adopting.pop(task, None)
+
+    def _end_adoptions(self, now: float, lag: float) -> None:
+        """Close the sockets whose tasks the loop has lost: their workers dial again.
+
+        Where this process stood still, for `lag` seconds, the tasks have not had their turn.
+        """
+        for task, adoption in list(self._adopting.items()):
+            adoption.until += lag
+            if adoption.until <= now:
+                del self._adopting[task]
+                if not adoption.has_begun:
+                    task.cancel()
+                    adoption.sock.close()
+
+    async def _adopt(self, loop: asyncio.AbstractEventLoop, adoption: _Adoption) -> None:
+        try:
+            factory = cast("Callable[[], asyncio.BufferedProtocol]", adoption.begin)
+            await loop.connect_accepted_socket(factory, adoption.sock)
+        except OSError as error:
+            adoption.sock.close()
+            if error.errno in descriptors.NO_MEMORY:
+                raise
+            logger.debug("a passed socket was dead already: %s", error)
+
+    def _tick(self, expected: float) -> None:
+        try:
+            self._tick_once(expected)
+        except Exception as error:
+            # Without ticks there are no deadlines, and every hang would be for ever.
+            try:
+                self.fail(error)
+            except BaseException:
+                os._exit(1)
+
+    def fail(self, error: Exception) -> None:
+        """The lane cannot go on: it ends, and is started again."""
+        self._failure = error
+        self._finished.set()
+
+    def _tick_once(self, expected: float) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        lag = max(0.0, now - expected)
+        self._lag = max(lag, self._lag * 0.98)
+        if lag > LAG_WARNING_SECONDS and self._lag_lines.admit(now) is not None:
+            logger.warning("the event loop lags %.0f ms: this machine is overloaded", lag * 1000)
+        self._shell.tick()
+        self._end_adoptions(now, lag)
+        if self._gate is not None:
+            self._gate.tick()
+        if self._cycles is not None:
+            self._cycles.tick(self._lane)
+        if (timeline := self._shell.executor.timeline) is not None:
+            self._write_timeline(timeline)
+        if self._drain_until is not None:
+            self._maybe_finish(self._drain_until)
+        loop.call_later(TICK_SECONDS, self._tick, now + TICK_SECONDS)
+        self._beat()
+
+    def _write_timeline(self, timeline: Timeline) -> None:
+        try:
+            timeline.flush()
+        except OSError as error:
+            logger.warning("the timeline %s ends: %s", timeline.path, error.strerror)
+            timeline.close()
+            self._shell.executor.timeline = None
+
+    def _maybe_finish(self, deadline: float) -> None:
+        if self._lane.drained(time.monotonic()):
+            self._finished.set()
+        elif time.monotonic() > deadline and not self._finished.is_set():
+            text = f"open rounds did not finish within {self._options.drain_timeout:g} s"
+            logger.warning(text)
+            self._answer(failed=text)
+            self._in_time = False
+            self._finished.set()
+
+    async def _close_connections(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+        self._shell.feed(events.Shutdown(WHY_IT_ENDS))
+        for connection in list(self._shell.connections.values()):
+            connection.close(WHY_IT_ENDS)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._shell.connections:
+            await asyncio.sleep(TICK_SECONDS)
+            if time.monotonic() > deadline:
+                for connection in list(self._shell.connections.values()):
+                    connection.abort(WHY_IT_ENDS)
+
+    def _maybe_report(self) -> None:
+        """One report answers all who ask before its end, or before it has taken too long."""
+        now = time.monotonic()
+        if self._report is not None and now >= self._report_until:
+            self._report.cancel()
+            self._report = None
+        if self._report is None or self._report.done():
+            self._report = asyncio.get_running_loop().create_task(self._tell())
+            self._report_until = now + LOST_REPORT_SECONDS
+
+    async def _tell(self) -> None:
+        try:
+            await self._tell_parts()
+        except Exception as error:
+            context = {"message": "a report fails", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+    async def _tell_parts(self) -> None:
+        """Make a line for each run, beside the jobs; send all of them at the end."""
+        await asyncio.sleep(max(0.0, self._rests_until - time.monotonic()))
+        began = time.thread_time()
+        lines = []
+        for part in self._lane.parts(time.monotonic()):
+            lines.append(line_of(part=part))
+            took = time.thread_time() - began
+            if took >= SHARED_SECONDS:
+                await asyncio.sleep(REST * took)
+                began = time.thread_time()
+        self._answers.writelines([*lines, line_of(snapshot=self._snapshot())])
+        self._rests_until = time.monotonic() + REST * (time.thread_time() - began)
+
+    def _snapshot(self) -> LaneNumbers:
+        shell, pool, counters, usage = self._shell, self._pool, self._shell.counters, own_usage()
+        return LaneNumbers(
+            lane=self._options.lane,
+            kernels=self._kernels.NAME,
+            compiled=compiled.is_compiled(),
+            core=self._lane.snapshot(),
+            loop_lag_seconds=self._lag,
+            connections=len(shell.connections),
+            slow_readers=shell.executor.slow_readers,
+            turns=shell.turns.count,
+            fold_seconds=shell.executor.fold_seconds,
+            unpassed=self._unpassed,
+            refused={} if self._gate is None else dict(self._gate.refused),
+            unproven=0 if self._gate is None else len(self._gate),
+            accepted=counters.accepted,
+            internal_errors=counters.internal_errors,
+            protocol_errors=counters.protocol_errors,
+            silent_dropped=counters.silent_dropped,
+            held_log_lines=counters.held_log_lines,
+            tasks=len(asyncio.all_tasks()),
+            buffers_out=pool.out,
+            buffers_unsent=pool.unsent,
+            buffer_bytes=pool.out_bytes,
+            cached_bytes=pool.cached_bytes,
+            allocated=pool.allocated,
+            dropped_log_lines=log.dropped_lines(),
+            cpu_seconds=usage.cpu_seconds,
+            resident_bytes=usage.resident_bytes,
+        )
+
+    def _answer(self, **message: Any) -> None:
+        self._answers.write(line_of(**message))
+
+
+def _gate(
+    options: LaneOptions, settings: LaneSettings, orders: socket.socket, admit: Admit
+) -> Gate | None:
+    if options.tls:
+        return TlsGate(make_context(TlsFiles(*options.tls)), admit)
+    if options.psk:
+        return PskGate(_receive_key(orders), options.lane, settings.incarnation, admit)
+    return None
+
+
+def _receive_key(orders: socket.socket) -> bytes:
+    """The first order; the parent has sent it before this process was started."""
+    order = orders.recv(2 * MAX_KEY_BYTES)
+    if not order.startswith(ORDER_KEY):
+        raise RuntimeError("the main process sent no key")
+    return order[len(ORDER_KEY) :]
+
+
+def _timeline(options: LaneOptions) -> Timeline | None:
+    """None where there is to be none, or the disk takes no file: a lane serves without."""
+    if not options.timeline:
+        return None
+    try:
+        return Timeline(options.timeline, options.parent, options.lane)
+    except OSError as error:
+        logger.warning("no timeline in %s: %s", options.timeline, error.strerror)
+        return None
+
+
+def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSettings:
+    return LaneSettings(
+        lane=options.lane,
+        lanes=options.lanes,
+        incarnation=secrets.token_bytes(16),
+        budget=options.memory,
+        credit=options.credit,
+        records=options.records,
+        crc32c=kernels.crc32c,
+        acc_itemsize=kernels.acc_itemsize,
+        stall_after=options.stall_after,
+        job_budget=options.job_memory,
+        max_jobs=options.max_jobs,
+        max_runs=options.max_runs,
+        job_keys=options.job_keys,
+        descriptors=descriptors.limit(),
+        traced=bool(options.timeline),
+    )
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for this process as soon as ``parent`` ends, even by SIGKILL."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(1)
+
+
+def main() -> NoReturn:
+    options = LaneOptions(**json.loads(sys.argv[1]))
+    die_with_parent(options.parent)
+    # Both reach the whole process group (Ctrl-C, systemd); the main process alone decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    log.set_up(options.log_level, options.log_format, options.debug, lane=options.lane)
+    last_words = os.dup(options.answers_fd)
+    status = 1
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    try:
+        status = 0 if runner.run(LaneProcess(options, Watchdog().beat).run()) else 1
+    except BaseException as error:
+        logger.critical("the lane fails", exc_info=error)
+        line = json.dumps({"failed": f"{type(error).__name__}: {error}"})
+        with contextlib.suppress(OSError):
+            os.write(last_words, line.encode() + b"\n")
+    logging.shutdown()
+    # To close the loop around what is still open may fail, and then never ends; nor does it around
+    # a task that the loop has lost.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

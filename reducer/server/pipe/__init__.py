@@ -1,0 +1,1 @@
+"""What the main process and a lane tell each other: options, orders, reports, numbers."""

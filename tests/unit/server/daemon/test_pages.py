@@ -1,0 +1,88 @@
+"""Pages are made beside the loop of the main process, which answers probes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reducer.server import config
+from reducer.server.daemon import app, metrics, status_page
+from reducer.server.daemon.admin import json_answer
+from reducer.server.pipe.snapshot import LaneReport
+from tests.support.simlane import SimLane
+from tests.unit.server.daemon.test_metrics import lane_part
+
+
+class Lanes:
+    """One that answers at once."""
+
+    handles: tuple[()] = ()
+
+    def down(self) -> list[int]:
+        return []
+
+    async def ping(self) -> None:
+        """It lives."""
+
+    async def snapshots(self) -> list[LaneReport]:
+        return [lane_part(SimLane())]
+
+
+class Listener:
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", 2222
+
+
+def a_server() -> app.Server:
+    server: Any = app.Server(config.Config(), b"")
+    server._lanes = Lanes()
+    server._acceptor = SimpleNamespace(refused={}, passed=0)
+    server._admin = SimpleNamespace(dropped={})
+    server._listeners = [Listener()]
+    found: app.Server = server
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "where", "name"),
+    [
+        ("_metrics_page", metrics, "render"),
+        ("_stats_page", app, "json_answer"),
+        ("_status_numbers", status_page, "numbers"),
+        ("_status_numbers", app, "json_answer"),
+    ],
+)
+def test_the_loop_goes_on_while_a_page_is_made(
+    page: str, where: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 255 groups of 60 ranks, probes waited for half a second, and nobody was accepted."""
+    make, answered = getattr(where, name), threading.Event()
+
+    def make_later(*args: Any) -> Any:
+        assert answered.wait(5), f"{name} keeps the loop from running"
+        return make(*args)
+
+    async def run() -> None:
+        server = a_server()
+        asked = asyncio.create_task(getattr(server, page)())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (await server._health_page()).status == 200
+        answered.set()
+        assert (await asked).status == 200
+
+    monkeypatch.setattr(where, name, make_later)
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "found",
+    [{}, [], None, {0: 1, "é\"\n": [1.5, (2, "x")]}, {"a": [{"b": {"c": [[[{"d": [{}, []]}]]]}}]}],
+)  # fmt: skip
+def test_json_in_parts_is_that_of_one_piece(found: object) -> None:
+    assert json_answer(found).body == json.dumps(found).encode() + b"\n"

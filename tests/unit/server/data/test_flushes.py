@@ -1,0 +1,347 @@
+"""What waits to be written is written, whatever has failed: the tick asks for it again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from reducer.server.data.buffers import BufferPool
+from reducer.server.data.connection import Connection
+from reducer.server.data.shell import ENDED_AT_ONCE, FLUSHED_AT_ONCE, LaneShell
+from reducer.server.data.turns import SECONDS
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane
+from tests.support.faults import UntoldError
+
+FRAME = bytes(100)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Its `call_soon` fails for the flush that `fails` names: 1 is the next one."""
+
+    fails = 0
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        if getattr(callback, "__name__", "") == "_flush":
+            self.fails -= 1
+            if self.fails == 0:
+                raise MemoryError("injected")
+        return super().call_soon(callback, *args, context=context)
+
+
+class Failing(Sink):
+    """A transport that can neither be written nor be ended, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = True
+        self.before: Callable[[], None] = lambda: None
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        if self.fails:
+            self.before()
+            raise MemoryError("injected")
+        super().writelines(list_of_data)
+
+    def abort(self) -> None:
+        self.fails = False
+        raise MemoryError("injected")
+
+
+class Ended(Sink):
+    """Knows that it was ended, with an end of file or at once; the queue of `socket` is asked."""
+
+    socket: socket.socket
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.ended = False
+        self._fails = fails
+
+    def can_write_eof(self) -> bool:
+        if self._fails:
+            raise MemoryError("injected")
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def abort(self) -> None:
+        self.ended = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.socket
+
+
+class Lingering(Ended):
+    """Its worker does not close after the end of file."""
+
+    cut_off = False
+
+    def abort(self) -> None:
+        self.cut_off = True
+
+
+class LongEnded(Ended):
+    """Its end takes longer than a turn."""
+
+    def write_eof(self) -> None:
+        time.sleep(SECONDS)
+        super().write_eof()
+
+
+class LongError(ConnectionError):
+    """So does its text."""
+
+    def __str__(self) -> str:
+        time.sleep(SECONDS)
+        return "reset"
+
+
+class Lane:
+    """`has_time`: a pass has some for all of them, however slow the machine is."""
+
+    def __init__(self, sinks: list[Sink], has_time: bool = False) -> None:
+        self.loop = asyncio.get_running_loop()
+        assert isinstance(self.loop, Loop)
+        self.loop.set_exception_handler(lambda loop, context: None)
+        self.shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        self.sinks = sinks
+        self.connections = [self._connect(sink) for sink in sinks]
+        if has_time:
+            self.shell.turns.seconds = 60.0
+
+    def _connect(self, sink: Sink) -> Connection:
+        connection = self.shell.connection()
+        connection.connection_made(sink)
+        return connection
+
+    def send(self) -> None:
+        for connection in self.connections:
+            connection.send([FRAME], len(FRAME))
+
+    async def wait(self) -> list[int]:
+        """How many frames each has taken, a tick later."""
+        self.shell.tick()
+        for _ in range(4 + len(self.sinks) // FLUSHED_AT_ONCE):
+            await asyncio.sleep(0)
+        return [sink.taken // len(FRAME) for sink in self.sinks]
+
+
+async def no_callback() -> None:
+    lane = Lane([Sink()])
+    lane.loop.fails = 1  # type: ignore[attr-defined]
+    with pytest.raises(MemoryError):
+        lane.send()
+    assert await lane.wait() == [1]
+    lane.send()
+    assert await lane.wait() == [2]
+
+
+async def no_next_callback() -> None:
+    """More than a pass can write of what a tick has sent."""
+    lane = Lane([Sink() for _ in range(2 * FLUSHED_AT_ONCE)])
+    lane.loop.fails = 2  # type: ignore[attr-defined]
+    lane.shell._ticks = True
+    lane.send()
+    lane.shell._ticks = False
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert sum(sink.taken for sink in lane.sinks) == FLUSHED_AT_ONCE * len(FRAME)
+    assert await lane.wait() == [1] * len(lane.sinks)
+
+
+async def no_time_for_a_tick() -> None:
+    """What its job has written already was not looked at: 64 answers of 1 MiB were one step."""
+    lane = Lane([Sink(), Sink()])
+    lane.shell._ticks = True
+    lane.send()
+    lane.shell._ticks = False
+    lane.connections[0].turn.written = 1.0
+    await asyncio.sleep(0)
+    assert not any(sink.taken for sink in lane.sinks)
+    assert await lane.wait() == [1, 1]
+
+
+async def one_that_cannot_be_ended() -> None:
+    lane = Lane([Sink(), Failing(), Sink()])
+    lane.send()
+    await lane.wait()  # the flush fails
+    before, _, after = await lane.wait()
+    assert (before, after) == (1, 1)
+    lane.send()
+    before, _, after = await lane.wait()
+    assert (before, after) == (2, 2)
+
+
+async def one_that_lacks_a_frame() -> None:
+    """A peer would not understand the frames behind the lost one: the connection ends."""
+    (connection,) = Lane([Failing()]).connections
+    connection.send([FRAME], len(FRAME))
+    with pytest.raises(MemoryError):
+        connection.flush()
+    assert connection.is_closing()
+
+
+async def one_that_is_queued_meanwhile() -> None:
+    """The end of a session may have something to say to the others."""
+    failing = Failing()
+    lane = Lane([failing, Sink()])
+    ends, stays = lane.connections
+
+    def say() -> None:
+        stays.send([FRAME], len(FRAME))
+
+    failing.before = say
+    ends.send([FRAME], len(FRAME))
+    assert (await lane.wait())[1] == 1
+
+
+async def one_whose_end_fails() -> None:
+    lane = Lane([Ended(), Ended(fails=True), Ended()])
+    for connection in lane.connections:
+        connection.close("it is over")
+    await lane.wait()
+    assert all(sink.ended for sink in lane.sinks if isinstance(sink, Ended))
+    assert lane.shell.counters.internal_errors == 1
+
+
+async def no_end_of_many() -> None:
+    lane = Lane([Ended() for _ in range(2 * ENDED_AT_ONCE)], has_time=True)
+    lane.loop.fails = 2  # type: ignore[attr-defined]
+    for connection in lane.connections:
+        connection.close("it is over")
+    for _ in range(4):
+        await asyncio.sleep(0)
+    ended = [isinstance(sink, Ended) and sink.ended for sink in lane.sinks]
+    assert sum(ended) == ENDED_AT_ONCE, "more than a pass has time for"
+    await lane.wait()
+    assert all(isinstance(sink, Ended) and sink.ended for sink in lane.sinks)
+
+
+async def no_end_of_all_that_linger() -> None:
+    """The ranks of a run that has ended, and that do not read: their timers end together."""
+    sinks = [Lingering() for _ in range(2 * ENDED_AT_ONCE)]
+    lane = Lane([*sinks], has_time=True)
+    for connection in lane.connections:
+        connection.close("it is over")
+    await lane.wait()
+    for connection, sink in zip(lane.connections, sinks, strict=True):
+        connection._maybe_cut_off(sink, 0)
+    assert not any(sink.cut_off for sink in sinks)
+    await asyncio.sleep(0)
+    assert sum(sink.cut_off for sink in sinks) == ENDED_AT_ONCE
+    await lane.wait()
+    assert all(sink.cut_off for sink in sinks)
+
+
+async def no_flush_for_each_tick() -> None:
+    """Each tick while something waited began a chain of flushes more: 33 in each pass."""
+    lane = Lane([Ended() for _ in range(8 * ENDED_AT_ONCE)], has_time=True)
+    for connection in lane.connections:
+        connection.close("it is over")
+    for _ in range(5):
+        lane.shell.tick()
+    await asyncio.sleep(0)
+    ended = [isinstance(sink, Ended) and sink.ended for sink in lane.sinks]
+    assert sum(ended) == ENDED_AT_ONCE
+    await lane.wait()
+
+
+async def no_loss_of_many() -> None:
+    """4,000 in mode tls, where a host went down, kept a lane for 160 ms."""
+    lane = Lane([Sink() for _ in range(4 * ENDED_AT_ONCE)], has_time=True)
+    lane.loop.fails = 2  # type: ignore[attr-defined]
+    for connection in lane.connections:
+        connection.connection_lost(None)
+    left = [len(lane.shell.connections)]
+    for _ in range(4):
+        await asyncio.sleep(0)
+        left.append(len(lane.shell.connections))
+    assert left == [4 * ENDED_AT_ONCE, *[3 * ENDED_AT_ONCE] * 4], "more than a pass has time for"
+    await lane.wait()
+    assert not lane.shell.connections and not lane.shell._lane.snapshot().sessions
+
+
+async def no_turn_for_a_loss() -> None:
+    lane = Lane([Sink() for _ in range(3)])
+    lane.loop.fails = 1  # type: ignore[attr-defined]
+    one, other, stays = lane.connections
+    with pytest.raises(MemoryError):
+        one.connection_lost(None)
+    assert one.session not in lane.shell.connections
+    other.connection_lost(None)
+    await lane.wait()
+    assert list(lane.shell.connections) == [stays.session]
+    assert stays.turn.members == 1, "each leaves once"
+
+
+async def nothing_for_one_that_is_given_up() -> None:
+    lane = Lane([Ended()])
+    (connection,), (sink,) = lane.connections, lane.sinks
+    lane.send()
+    connection.give_up("it is over")
+    await lane.wait()
+    assert isinstance(sink, Ended) and sink.ended and not sink.taken
+
+
+async def one_that_a_tick_tells_much() -> None:
+    """It was in the queue once for each frame."""
+    lane = Lane([Sink()])
+    lane.shell._ticks = True
+    for _ in range(10):
+        lane.send()
+    assert len(lane.shell._unflushed_later) == 1
+    lane.shell._ticks = False
+    lane.send()  # an answer does not wait for the tick's turn
+    assert len(lane.shell._unflushed) == 1
+    await lane.wait()
+    assert not lane.shell._unflushed_later
+    assert lane.sinks[0].taken == 11 * len(FRAME)
+
+
+async def no_time_for_two_ends() -> None:
+    """Each lets go of all that its worker has left unread."""
+    lane = Lane([LongEnded() for _ in range(4)])
+    for connection in lane.connections:
+        connection.close("it is over")
+    await asyncio.sleep(0)
+    assert sum(isinstance(sink, Ended) and sink.ended for sink in lane.sinks) == 1
+    await lane.wait()
+
+
+async def no_time_for_two_losses() -> None:
+    lane = Lane([Sink() for _ in range(4)])
+    for connection in lane.connections:
+        connection.connection_lost(LongError())
+    await asyncio.sleep(0)
+    assert len(lane.shell.connections) == 3
+    await lane.wait()
+
+
+async def one_whose_loss_fails() -> None:
+    lane = Lane([Sink() for _ in range(3)])
+    for connection, error in zip(lane.connections, [None, UntoldError(), None], strict=True):
+        connection.connection_lost(error)
+    await lane.wait()
+    assert not lane.shell.connections and lane.shell.counters.internal_errors == 1
+
+
+CASES = [
+    no_callback, no_next_callback, no_time_for_a_tick, one_that_cannot_be_ended,
+    one_that_lacks_a_frame, one_that_is_queued_meanwhile, one_whose_end_fails, no_end_of_many,
+    no_end_of_all_that_linger, no_flush_for_each_tick, no_loss_of_many, no_turn_for_a_loss,
+    nothing_for_one_that_is_given_up, no_time_for_two_ends, no_time_for_two_losses,
+    one_that_a_tick_tells_much, one_whose_loss_fails,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_flush_that_fails_keeps_nobody_waiting(case: Callable[[], Any]) -> None:
+    """Two failures in a row made a lane deaf for good, for all jobs."""
+    with socket.socket() as Ended.socket, asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(case())

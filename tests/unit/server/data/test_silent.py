@@ -1,0 +1,146 @@
+"""Which of the connections that have not said HELLO makes room for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from reducer.core.surface.permit import ANY_RANK, Permit
+from reducer.server.data.buffers import BufferPool
+from reducer.server.data.shell import NEWCOMERS_AT_ONCE, LaneShell
+from reducer.server.data.silent import MAX_SILENT, Silent
+from reducer.wire.codes import MessageKind
+from reducer.wire.header import Header, pack_header
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
+
+GREEDY, SLOW, ANYTHING = (
+    Permit("key", (("greedy", ANY_RANK),)),
+    Permit("certificate", (("slow", 0), ("slow", 1))),
+    None,
+)
+
+
+class Crowd:
+    """As many as there is room for, whose permits come in turns."""
+
+    def __init__(self, *permits: Permit | None) -> None:
+        self.silent = Silent()
+        self.permits: dict[int, Permit | None] = {}
+        for permit in itertools.islice(itertools.cycle(permits), MAX_SILENT):
+            assert self.silent.in_the_way() is None
+            self.come(permit)
+
+    def come(self, permit: Permit | None) -> None:
+        session = len(self.permits) + 1
+        self.permits[session] = permit
+        self.silent.add(session, permit)
+
+    def go(self, session: int | None) -> bool:
+        assert session is not None
+        return self.silent.remove(session, self.permits[session])
+
+
+def test_there_is_room_for_so_many_and_again_for_who_has_left() -> None:
+    crowd = Crowd(GREEDY, ANYTHING)
+    assert crowd.go(crowd.silent.in_the_way())
+    assert crowd.silent.in_the_way() is None
+
+
+def test_who_has_left_leaves_once() -> None:
+    crowd = Crowd(GREEDY)
+    oldest = crowd.silent.in_the_way()
+    assert crowd.go(oldest) and not crowd.go(oldest)
+    crowd.come(GREEDY)
+    assert crowd.silent.in_the_way() is not None
+    assert not crowd.silent.remove(MAX_SILENT + 2, SLOW), "it never was there"
+
+
+def test_the_oldest_of_those_that_are_most_makes_room() -> None:
+    crowd = Crowd(GREEDY, SLOW, GREEDY, ANYTHING)
+    gone: list[int] = []
+    while not gone or crowd.permits[gone[-1]] is not SLOW:
+        oldest = crowd.silent.in_the_way()
+        assert oldest is not None and crowd.go(oldest)
+        gone.append(oldest)
+        crowd.come(SLOW)
+    *greedy, _ = gone
+    assert {crowd.permits[session] for session in greedy} == {GREEDY}
+    assert greedy == sorted(greedy)
+    assert len(greedy) == MAX_SILENT // 8 + 1, "128 - 33 are fewer than 64 + 33"
+
+
+def test_fewer_come_at_once_while_many_have_said_nothing() -> None:
+    async def run() -> None:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        connections = [shell.connection() for _ in range(MAX_SILENT // 2 + 1)]
+        for connection in connections:
+            assert shell.newcomers_at_once == NEWCOMERS_AT_ONCE
+            connection.connection_made(Sink())
+        assert shell.newcomers_at_once == 1
+        header, payload = hello(0, 2, 4 << 10)
+        receive(connections[0], memoryview(pack_header(header, KERNELS.crc32c) + payload))
+        assert shell.newcomers_at_once == NEWCOMERS_AT_ONCE
+
+    asyncio.run(run())
+
+
+def test_proofs_of_one_job_are_of_one_kind() -> None:
+    """Each rank may have a certificate of its own: 256 of them pushed out whoever had two workers
+    between proof and HELLO."""
+    ranks = (Permit("certificate", (("greedy", rank),)) for rank in range(MAX_SILENT // 2))
+    keys = (Permit("key", (("greedy", ANY_RANK),)) for _ in range(MAX_SILENT // 2))
+    crowd = Crowd(*ranks, *keys)
+    crowd.come(SLOW)
+    assert len(crowd.silent._groups) == 2
+
+
+class Lingering(Sink):
+    """A socket whose worker does not read why it is refused."""
+
+    aborted = False
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        raise OSError("the test does not ask how much is unread")
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def no_map() -> bytes:
+    """A HELLO that is not msgpack."""
+    return (
+        pack_header(
+            Header(MessageKind.HELLO, length=1, payload_crc=KERNELS.crc32c(b"x")), KERNELS.crc32c
+        )
+        + b"x"
+    )
+
+
+def of_another_job() -> bytes:
+    header, payload = hello(0, 1, 64, "another")
+    return pack_header(header, KERNELS.crc32c) + payload
+
+
+@pytest.mark.parametrize("frame", [no_map, of_another_job])
+def test_a_hello_that_names_no_job_makes_room_as_none_does(frame: Callable[[], bytes]) -> None:
+    """Each lingers for seconds: 2,500 a second took all descriptors of a lane."""
+
+    async def crowd() -> int:
+        shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
+        sockets = []
+        for _ in range(2 * MAX_SILENT):
+            connection = shell.connection(GREEDY)
+            sockets.append(Lingering())
+            connection.connection_made(sockets[-1])
+            connection.turn.spent = -1_000.0  # it does not end, however slow the machine is
+            receive(connection, memoryview(frame()))
+            assert connection.is_closing()
+        return sum(not one.aborted for one in sockets)
+
+    assert asyncio.run(crowd()) == MAX_SILENT
