@@ -35,7 +35,7 @@ export CCACHE_NOHASHDIR ?= true
 endif
 
 .PHONY: help venv demo docs nccl-plugin test pytest test-container test-nccl test-gpu test-frameworks test-outside \
-    check lint format native-test sanitize nightly soak bench clean
+    check lint tidy format native-test sanitize nightly soak bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -113,7 +113,7 @@ test-outside: $(FRAMEWORKS) ## The test suites of others on real reducers (tests
 test-gpu: nccl-plugin ## What needs a CUDA device; skipped with the reason where there is none
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m gpu tests/e2e tests/gpu
 
-check: lint ## What lint does, layers and documents
+check: lint tidy ## What lint does, clang-tidy, layers and documents
 	$(BIN)/python -m pytest -q $(addprefix tests/unit/project/test_,layering.py changelog.py documents.py)
 
 lint: docs ## Linters, types, formats, the site, that benchmarks run, a little fuzzing
@@ -125,16 +125,25 @@ lint: docs ## Linters, types, formats, the site, that benchmarks run, a little f
 	$(BIN)/python -m pytest -q bench/micro --benchmark-disable
 	$(BIN)/python -m tests.fuzz.decoder --seconds $(FUZZ_SECONDS)
 
+tidy: $(STAMP) ## clang-tidy over C and C++ (.clang-tidy); a minute
+	$(call NATIVE_CONFIGURE,native,)
+	$(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p build/native -j 2 -quiet \
+	    'client/engine/[a-z]*/[a-z_]*[.]cc$$|nccl_plugin/[a-z_]*[.]cc$$|reducer/native/[a-z0-9_]*[.]c$$'
+
 format: $(STAMP) ## Write Python, C and C++ as `check` wants them
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(FORMATTED)
 
 # $(1): build folder, $(2): sanitizers, which bring their own -g: that takes a third of the time.
-define NATIVE_BUILD
+define NATIVE_CONFIGURE
 	$(BIN)/cmake -G Ninja -S reducer/native -B build/$(1) -DORS_NATIVE_TESTS=ON \
 	    -DORS_SANITIZE=$(2) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=None \
+	    -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
 	    -DCMAKE_C_FLAGS="-O2 -DNDEBUG" -DCMAKE_CXX_FLAGS="-O2 -DNDEBUG" > /dev/null
+endef
+define NATIVE_BUILD
+	$(call NATIVE_CONFIGURE,$(1),$(2))
 	MAKEFLAGS= $(BIN)/cmake --build build/$(1)
 endef
 # The same. The last two steps run C++ workers and ranks of the plugin against real reducers.

@@ -147,7 +147,8 @@ std::optional<Settings> read_settings(std::string* why, bool* wrong) {
     if (value.empty()) continue;
     const std::string expected = parameter.parse(&settings, value);
     if (expected.empty()) continue;
-    *why = std::string(parameter.name) + "='" + value + "': expected " + expected;
+    *why = parameter.name;
+    why->append("='").append(value).append("': expected ").append(expected);
     *wrong = true;
     return std::nullopt;
   }

@@ -99,6 +99,7 @@ def parts() -> dict[str, Part]:
             )
             for version in TORCHES
         },
+        "tidy": Part("clang-tidy over C and C++", "make tidy"),
         "sanitize": Part("C and C++ under ASan, UBSan, TSan", "make sanitize"),
         "nccl": Part("the plugin under real NCCL", "make test-nccl"),
         "frameworks": Part("Keras, TensorFlow, JAX, Lightning ...", "make test-frameworks"),

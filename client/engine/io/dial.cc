@@ -50,7 +50,7 @@ void Engine::dial_wanted(double now) {
     connections_list_.push_back(std::make_unique<Connection>());
     c = connections_list_.back().get();
     c->lane = lane;
-    c->lookup = Lookup::start(*parse_endpoint(state_.options().addresses[lane->reducer]));
+    c->lookup = Lookup::start(parse_endpoint(state_.options().addresses[lane->reducer]).value());
   }
 }
 
@@ -73,7 +73,7 @@ void Engine::step_dial(Connection* c, double now) {
   using Step = Connection::Step;
   if (c->step == Step::kWaiting && now >= c->deadline) {
     c->step = Step::kResolving;  // names are resolved anew each time: addresses change
-    c->lookup = Lookup::start(*parse_endpoint(state_.options().addresses[c->lane->reducer]));
+    c->lookup = Lookup::start(parse_endpoint(state_.options().addresses[c->lane->reducer]).value());
     c->next_address = 0;
   }
   if (c->step == Step::kResolving && c->lookup->done()) {

@@ -328,7 +328,7 @@ void Engine::read(Connection* c, double now) {
     c->lane->last_heard = now;
     if (auto failure = c->lane->receiver.received(static_cast<size_t>(size), &sink)) {
       const std::lock_guard<std::mutex> lock(mutex_);
-      state_.broken(c->lane, std::move(*failure), now);
+      state_.broken(c->lane, *failure, now);
       changed_.notify_all();
       return;
     }

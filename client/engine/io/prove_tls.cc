@@ -9,8 +9,8 @@ namespace ors {
 
 void Engine::begin_tls(Connection* c, double now) {
   const std::string& address = state_.options().addresses[c->lane->reducer];
-  c->tls = tls_->stream(parse_endpoint(address)->host, static_cast<uint16_t>(c->lane->number),
-                        c->lane->name);
+  c->tls = tls_->stream(parse_endpoint(address).value().host,
+                        static_cast<uint16_t>(c->lane->number), c->lane->name);
   c->step = Connection::Step::kProving;
   c->deadline = now + kProofPatience;
   c->watches_write = true;  // as it was registered

@@ -205,7 +205,7 @@ std::optional<Failure> Joining::take_rules() {
   rounds_.digests().compare_every(least->welcome.digest_every);
   run_.worker_silence = lanes_.all()[0]->welcome.worker_silence_ms / 1000.0;
   if (run_.options.rank != 0) return std::nullopt;
-  const auto older = [this](const Lane& lane, const std::string& setting) {
+  const auto older = [](const Lane& lane, const std::string& setting) {
     return lane_failure(ErrorCode::kVersion, lane,
                         "does not pass " + setting +
                             " on: it is of an older release; install the same one everywhere, or "

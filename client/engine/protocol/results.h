@@ -11,14 +11,8 @@ namespace ors {
 
 class Results {
  public:
-  Results(Run* run, Lanes* lanes, Routing* routing, Keys* keys, Positions* positions,
-          Rounds* rounds)
-      : run_(*run),
-        lanes_(*lanes),
-        routing_(*routing),
-        keys_(*keys),
-        positions_(*positions),
-        rounds_(*rounds) {}
+  Results(Run* run, Routing* routing, Keys* keys, Positions* positions, Rounds* rounds)
+      : run_(*run), routing_(*routing), keys_(*keys), positions_(*positions), rounds_(*rounds) {}
 
   std::optional<Failure> begins(Lane* lane, const Header& header, Target* target);
   std::optional<Failure> ends(Lane* lane, const Header& header, double now);
@@ -35,7 +29,6 @@ class Results {
   void digest_result(Round* round, const Header& header);
 
   Run& run_;
-  Lanes& lanes_;
   Routing& routing_;
   Keys& keys_;
   Positions& positions_;

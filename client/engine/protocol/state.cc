@@ -50,7 +50,7 @@ void State::closed(Lane* lane, const std::string& why, double now) {
   end_if_over();
 }
 
-void State::broken(Lane* lane, Failure failure, double now) {
+void State::broken(Lane* lane, const Failure& failure, double now) {
   recovery_.broken(lane, failure, now);
   end_if_over();
 }
@@ -231,13 +231,13 @@ void State::fail(const Failure& cause) {
     lane->stats_waiting = false;
     lanes_.kick(lane);
   }
-  if (cause.reason != "closed") tell_failure();
+  if (cause.reason != "closed") tell_failure(cause);
   rounds_.fail_all(cause);
 }
 
 // Ends the run for all ranks, with the same text.
-void State::tell_failure() {
-  Failure said = *run_.failure;
+void State::tell_failure(const Failure& cause) {
+  Failure said = cause;
   said.key.clear();
   said.round = -1;
   if (said.rank < 0) said.rank = run_.options.rank;  // of the run, and not of a connection

@@ -83,7 +83,7 @@ class State {
     return results_.begins(lane, header, target);
   }
   std::optional<Failure> result_ends(Lane* lane, const Header& header, double now);
-  void broken(Lane* lane, Failure failure, double now);  // the lane broke the protocol
+  void broken(Lane* lane, const Failure& failure, double now);  // the lane broke the protocol
 
   // --- frames out ---
   // Only when the lane's sender is empty.
@@ -129,7 +129,7 @@ class State {
                                      double now);
   std::optional<Failure> on_stats(Lane* lane, std::string_view payload);
   std::optional<Failure> on_stall(std::string_view payload, const Lane& lane, double now);
-  void tell_failure();
+  void tell_failure(const Failure& cause);
   void maybe_say_bye(double now);
 
   Run run_;
@@ -139,7 +139,7 @@ class State {
   Keys keys_{&run_};
   Positions positions_{&run_, &lanes_, &routing_};
   Rounds rounds_{&run_, &lanes_, &routing_, &keys_, &positions_};
-  Results results_{&run_, &lanes_, &routing_, &keys_, &positions_, &rounds_};
+  Results results_{&run_, &routing_, &keys_, &positions_, &rounds_};
   Comparisons comparisons_{&run_, &rounds_, pool.get()};
   Sending sending_{&run_, &lanes_, &routing_, &keys_, &positions_};
   Streams streams_{&run_, &lanes_, &routing_, &keys_, &positions_, &rounds_};

@@ -46,7 +46,7 @@ void Streams::apply(const Route& route, double now) {
     for (uint32_t number = 0; number < lanes; ++number) want(index, number);
     if (!moved[reducer.slot]) continue;
     for (const auto& lane : reducer.lanes) {
-      lane.get()->bind();
+      lane->bind();
       if (lane->welcomed() || !routing_.live(reducer)) lane->suspicion.clear();
       if (routing_.live(reducer) && lane->lost_at >= 0) lane->lost_at = now;  // a new chance
     }
