@@ -19,6 +19,7 @@ from reducer_client.dtypes import Op, WireDtype, find_dtype, find_reduction, nar
 from reducer_client.engine import Engine, EngineError, Operation
 from reducer_client.errors import ReducerError, RoundTimeoutError, from_engine
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
+from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.reports import StallReports
 from reducer_client.spread import KeysInTurn
 from reducer_client.work import Timeout, Work, WorkContext
@@ -41,6 +42,7 @@ class Group:
     def __init__(self, settings: Settings, engine: Engine) -> None:
         self._settings = settings
         self._engine = engine
+        self._end_on_interrupt = EndOnInterrupt(lambda _: engine.abort())
         self._about = about(settings)
         self._traces = rounds_logger.isEnabledFor(logging.DEBUG)
         reports = StallReports(engine, self._about)
@@ -323,10 +325,11 @@ class Group:
         Barriers without a ``key`` are one after the other, whichever thread calls them.
         """
         name = "~barrier" if key is None else _checked(key)
-        work: Work[Array] = self._submit(
-            Collective.BARRIER, ReduceOp.NONE, DType.UINT8, name, count=0
-        )
-        wait_or_end(self, work, timeout)
+        with self._end_on_interrupt:
+            work: Work[Array] = self._submit(
+                Collective.BARRIER, ReduceOp.NONE, DType.UINT8, name, count=0
+            )
+            wait_or_end(self, work, timeout)
 
     def stats(self, timeout: float = 5.0) -> dict[str, Any]:
         """Counters of this worker and of every lane of the job (asked for now).
@@ -382,20 +385,11 @@ class Group:
             self.abort()
 
     def _make(self, key: str | None, kind: str, call: Callable[[str], Work[T]]) -> Work[T]:
-        """Make a call under its key, or under the next key of its kind.
-
-        An interrupt ends the group: the engine may have the call or not. Made again, it would be
-        another round than that of the other ranks.
-        """
-        try:
+        """Make a call under its key, or under the next key of its kind."""
+        with self._end_on_interrupt:
             if key is not None:
                 return call(_checked(key))
             return self._unnamed[kind].next(call)
-        except Exception:
-            raise
-        except BaseException:
-            self._give_up()
-            raise
 
     def _leave(self, leave: Callable[[], None]) -> None:
         if self._end.detach() is None or self._engine.forked:
@@ -478,19 +472,20 @@ class Group:
 def wait_or_end(group: Group, work: Work[T], timeout: Timeout | None = None) -> T:
     """Wait for a call whose work the program does not get, so that it cannot wait again.
 
-    A timeout or an interrupt ends the group. Made again, the call would be another round than that
-    of the other ranks.
+    A timeout ends the group, as an interrupt does: a call made again would be another round than
+    the other ranks'.
     """
-    try:
-        return work.wait(timeout)
-    except RoundTimeoutError as error:
-        group.abort(str(error))
-        raise
-    except ReducerError:
-        raise
-    except BaseException:
-        group.abort()
-        raise
+    with EndOnInterrupt(lambda _: group.abort()):
+        try:
+            return work.wait(timeout)
+        except RoundTimeoutError as error:
+            group.abort(str(error))
+            raise
+        except ReducerError:
+            raise
+        except Exception:  # no memory for the result, which the other ranks have
+            group.abort()
+            raise
 
 
 def _shut_down(engine: Engine, completer: Completer) -> None:

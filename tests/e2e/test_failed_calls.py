@@ -150,17 +150,26 @@ def _interrupted(rank: int, world: int, addresses: list[str], job: str, when: st
     group = join(rank, world, addresses, job)
     engine = group._engine
     key = "k" if when == "keyed" else None
+
+    def call(turn: int) -> None:
+        if when == "barrier":
+            group.barrier(PATIENCE)
+            return
+        work = group.all_reduce(np.full(4, turn, np.float32), key=key)
+        if rank != 0 or turn != 3:
+            found = work.wait(PATIENCE)
+            assert found[0] == 2 * turn, f"rank {rank}: {found[0]} in turn {turn}"
+
     for turn in range(3):
-        group.all_reduce(np.full(4, turn, np.float32), key=key).wait(PATIENCE)
+        call(turn)
     if rank == 0:
         group._engine = Interrupted()
         with pytest.raises(KeyboardInterrupt):
-            group.all_reduce(np.full(4, 3, np.float32), key=key)
+            call(3)
         group._engine = engine
     try:
         for turn in range(3, 6):
-            found = group.all_reduce(np.full(4, turn, np.float32), key=key).wait(PATIENCE)
-            assert found[0] == 2 * turn, f"rank {rank}: {found[0]} in turn {turn}"
+            call(turn)
     except ReducerError as error:
         return type(error).__name__
     finally:
@@ -168,7 +177,7 @@ def _interrupted(rank: int, world: int, addresses: list[str], job: str, when: st
     return "no error"
 
 
-@pytest.mark.parametrize("when", ["before", "after", "keyed"])
+@pytest.mark.parametrize("when", ["before", "after", "keyed", "barrier"])
 def test_an_interrupt_in_the_middle_of_a_call_ends_the_group(
     addresses: list[str], job: str, when: str
 ) -> None:

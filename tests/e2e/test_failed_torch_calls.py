@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ import torch.distributed as dist
 from reducer_client import ReducerError, RoundTimeoutError
 from reducer_client import work as work_module
 from reducer_client.torch.calls import name_scopes
+from reducer_client.torch.hierarchy.all_reduce import AllReduce
+from reducer_client.torch.hierarchy.hierarchy import LEAST_BYTES
+from reducer_client.torch.tensors.packing import Packing
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, run_ranks, start_ranks, values
 
@@ -88,6 +92,48 @@ def test_a_rank_that_alone_lacks_a_result_ends_the_group(
     zero, one = run_ranks(2, _losing, addresses, f"{tmp_path}/store", job, name, by)
     assert zero == [21]
     assert one in ([21], [21, 201])
+
+
+def _interrupted(
+    rank: int, world: int, addresses: list[str], store: str, job: str, what: str
+) -> list[float]:
+    """Ctrl-C comes on rank 0 in the middle of a synchronous call, and the program goes on."""
+    hierarchy = what == "hierarchy"
+    if hierarchy:
+        os.environ |= {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank % 2)}
+        owner, name = AllReduce, "wait"
+    else:
+        owner, name = Packing, "unpack"
+    count = LEAST_BYTES // 4
+
+    def call(number: float) -> float:
+        tensor = torch.zeros(count, 1 if hierarchy else 2)[:, 0].fill_(number + rank)
+        dist.all_reduce(tensor)
+        return float(tensor[-1])
+
+    found: list[float] = []
+    with process_group(rank, world, addresses, store, SECONDS, job=job, hierarchy=hierarchy):
+        found.append(call(10))
+        with pytest.raises(ReducerError):
+            if rank == 0:
+                interrupt = _failing_once(owner, name, KeyboardInterrupt())
+                with interrupt, pytest.raises(KeyboardInterrupt):
+                    call(100)
+            for number in (100, 1_000, 10_000):
+                found.append(call(number))
+    return found
+
+
+@pytest.mark.parametrize(("what", "world"), [("hierarchy", 4), ("unpack", 2)])
+def test_an_interrupt_in_a_synchronous_call_ends_the_group(
+    addresses: list[str], tmp_path: Path, job: str, what: str, world: int
+) -> None:
+    """The call made again met the other ranks' next one, and all sums were wrong."""
+    ranks = sum(range(world))
+    first, second = 10.0 * world + ranks, 100.0 * world + ranks
+    ran = run_ranks(world, _interrupted, addresses, f"{tmp_path}/store", job, what)
+    assert ran[0] == [first]
+    assert all(found in ([first], [first, second]) for found in ran)
 
 
 def _refused(rank: int, world: int, addresses: list[str], store: str, job: str) -> list[float]:

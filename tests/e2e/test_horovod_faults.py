@@ -16,6 +16,7 @@ import pytest
 
 import reducer_client.horovod as hvd
 from reducer_client.horovod import arrays
+from reducer_client.horovod.controller import Controller
 from tests.support.cluster import environment
 from tests.support.horovod_ranks import initialized, launched
 from tests.support.ranks import Tell, run_ranks, start_ranks, values
@@ -62,6 +63,34 @@ def test_a_lost_rank_is_named_by_all_others(addresses: list[str], job: str) -> N
         assert (rank, reason) == (2, "lost")
         assert "rank 2" in text
         assert failed - killed < 10
+
+
+def _interrupted(rank: int, world: int, addresses: list[str], job: str) -> list[float]:
+    """Ctrl-C comes on rank 0 while it waits in its second call, and the program goes on."""
+
+    def interrupt(controller: Controller) -> None:
+        patch.undo()
+        raise KeyboardInterrupt
+
+    launched(rank, world, addresses, job)
+    hvd.init()
+    found = [float(arrays.allreduce(np.full(3, 10.0 + rank), hvd.Sum)[0])]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(hvd.HorovodInternalError):
+        if rank == 0:
+            patch.setattr(Controller, "hurry", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                arrays.allreduce(np.full(3, 100.0), hvd.Sum)
+        for number in (100.0, 1_000.0, 10_000.0):
+            found.append(float(arrays.allreduce(np.full(3, number + rank), hvd.Sum)[0]))
+    hvd.shutdown()
+    return found
+
+
+def test_an_interrupt_in_a_synchronous_call_ends_horovod(addresses: list[str], job: str) -> None:
+    """The call made again met the other ranks' next one, and all sums were wrong."""
+    zero, one = run_ranks(2, _interrupted, addresses, job)
+    assert zero == [21]
+    assert one in ([21], [21, 201])
 
 
 def _keep_stepping(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> int:

@@ -33,6 +33,7 @@ from reducer_client.horovod.requests import Kind, Request
 from reducer_client.horovod.stalls import StallCheck
 from reducer_client.horovod.submissions import Submission
 from reducer_client.horovod.timeline import Timeline
+from reducer_client.interrupts import EndOnInterrupt
 
 T = TypeVar("T")
 
@@ -95,12 +96,12 @@ class Controller:
 
         The n-th such call of a kind has the number n on all ranks. A call that raises has none: the
         next one takes it. Ranks that have joined made fewer, so after each join the numbers begin
-        anew. An interrupt ends Horovod: nobody knows whether the call is queued.
+        anew.
         """
         kind_name = kind.name.lower()
-        if given is not None:
-            return call(f"{kind_name}.{given}")
-        try:
+        with EndOnInterrupt(self._end):
+            if given is not None:
+                return call(f"{kind_name}.{given}")
             with self._changed:
                 joins, number = self._joins, self._unnamed[kind] + 1
                 self._unnamed[kind] = number
@@ -111,11 +112,6 @@ class Controller:
                     if self._joins == joins:
                         self._unnamed[kind] -= 1
                 raise
-        except Exception:
-            raise
-        except BaseException as interrupt:
-            self._end(interrupt)
-            raise
 
     def submit(self, submissions: Sequence[Submission]) -> None:
         """Queue them, to be announced together.
@@ -154,7 +150,7 @@ class Controller:
                 self._changed.notify_all()
 
     def handle(self, name: str) -> OperationHandle:
-        return OperationHandle(name, self.hurry)
+        return OperationHandle(name, self.hurry, EndOnInterrupt(self._end))
 
     def close(self) -> None:
         """Leave the group when what is under way is done; what waits for other ranks fails."""

@@ -11,6 +11,7 @@ import torch
 from reducer_client.config import DEFAULT_STEP_TIMEOUT
 from reducer_client.errors import RoundTimeoutError
 from reducer_client.group import Group
+from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.torch.calls.callbacks import CallbackThreads
 from reducer_client.torch.calls.name_scopes import MainScope, Scope
 from reducer_client.torch.calls.single_rank import SingleRankGroup
@@ -119,17 +120,8 @@ class GroupCalls:
             self.also_ended()
 
     def _unless_interrupted(self, start: Callable[[], CallWork]) -> CallWork:
-        """An interrupt ends the group: nobody knows whether the call is under way.
-
-        Made again, it would be another round than that of the other ranks.
-        """
-        try:
+        with EndOnInterrupt(lambda _: self.end_group()):
             return start()
-        except Exception:
-            raise
-        except BaseException:
-            self.end_group()
-            raise
 
     def start_waiting(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
         """Start something that only waits, on any ranks; a barrier does not wait for that."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from reducer_client.errors import ReducerError, RoundTimeoutError
+from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.torch.calls.callbacks import CallbackThreads
 from reducer_client.torch.calls.futures import CallFuture, Context
 from reducer_client.torch.calls.name_scopes import Scope
@@ -102,32 +103,33 @@ class CallWork(dist.Work):
         Raises what failed: one of ``reducer_client``'s errors, all of which are RuntimeErrors.
         """
         handle, seconds = self._started(), timeout.total_seconds()
-        try:
-            handle.wait(seconds or self._limit)
-        except RoundTimeoutError as error:
-            # A rank that came late would finish the call, and then be one behind us.
-            if not seconds:
-                self._lose(handle, str(error))
-            raise
-        except ReducerError:
-            raise
-        except BaseException:  # an interrupt, or no memory
-            self._lose(handle)
-            raise
-        self._settle(handle)
-        if self._error is not None:
-            raise self._error
-        return True
+        with EndOnInterrupt(self._lose):
+            try:
+                handle.wait(seconds or self._limit)
+            except RoundTimeoutError as error:
+                # A rank that came late would finish the call, and then be one behind us. (A
+                # hierarchy ends by itself.)
+                ends_itself = isinstance(handle, AllReduce)
+                if not seconds and not ends_itself and self._end_group is not None:
+                    self._end_group(str(error))
+                raise
+            except ReducerError:
+                raise
+            except Exception as error:  # no memory
+                self._lose(error)
+                raise
+            self._settle(handle)
+            if self._error is not None:
+                raise self._error
+            return True
 
-    def _lose(self, handle: Handle, timed_out: str = "") -> None:
-        """The program has no result, and will go on with other calls or make this one again.
+    def _lose(self, why: BaseException) -> None:
+        """The program has no result of a call that other ranks may have the result of.
 
-        Other ranks may have the result, now or as soon as a late rank comes. An interrupted wait
-        for an asynchronous call may be repeated. (A hierarchy ends by itself.)
+        The wait for an asynchronous call may be repeated, and ends nothing.
         """
-        for_good = timed_out or not self._notified
-        if self._end_group is not None and for_good and not isinstance(handle, AllReduce):
-            self._end_group(timed_out)
+        if self._end_group is not None and not self._notified:
+            self._end_group("")
 
     def when_settled(self, call: Callable[[], None]) -> None:
         """Have it called, on any thread, before anybody learns that the outputs are there."""
