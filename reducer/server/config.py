@@ -44,7 +44,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of one option beside its name and type."""
+    """An option's flags, variable, unit, limits and help; its name and type come from the field."""
 
     help: str
     parse: Callable[[str], Any]
@@ -301,7 +301,7 @@ def _of_replica(env: Mapping[str, str], named: set[str]) -> dict[str, tuple[str,
 
 
 def find_cluster(env: Mapping[str, str] | None = None) -> cluster.Cluster:
-    """What the environment says of reducers and ranks. Raises ConfigError."""
+    """Find reducers and ranks in the environment. Raises ConfigError."""
     try:
         return cluster.discover(os.environ if env is None else env)
     except cluster.ClusterError as error:

@@ -1,6 +1,6 @@
 """How a process shares out the descriptors that it may open (RLIMIT_NOFILE).
 
-Law: neither strangers nor one job can take all of them. What is left starts lanes, and answers on
+Law: neither strangers nor one job can take all descriptors. The rest starts lanes, and answers on
 the metrics port.
 """
 

@@ -130,7 +130,7 @@ def local_name(listener: socket.socket) -> str:
 
 
 def peer_name(sock: socket.socket, address: object) -> str:
-    """Who is at the other end, for log lines; ``address`` as ``accept`` gives it."""
+    """The peer's name for log lines; ``address`` is as ``accept`` returns it."""
     if isinstance(address, tuple):
         return f"{address[0]}:{address[1]}"
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -163,7 +163,7 @@ def _hand_down(listener: socket.socket) -> None:
 
 
 def tune(sock: socket.socket) -> None:
-    """What an accepted socket does not inherit from its listener."""
+    """Set the options that an accepted socket does not inherit from its listener."""
     sock.setblocking(False)
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)

@@ -1,8 +1,9 @@
-"""Ends a process whose event loop no longer does what it should do all the time.
+"""Ends a process whose event loop has stopped to run its timers.
 
-Where memory ends, the loop may lose a callback, and with it the timer that every deadline needs.
-So a thread looks that takes no memory, and writes nowhere: who reads might stand still, too. It
-counts its own seconds: where the whole process stands still, so does the count.
+If memory runs out, the loop may lose a callback, and with it the timer that every deadline needs.
+So a thread watches the loop. The thread takes no memory and writes nothing, since the reader of its
+output might be stopped, too. It counts its own seconds: while the whole process is stopped, the
+count is stopped.
 """
 
 from __future__ import annotations

@@ -154,7 +154,9 @@ class Acceptor:
             self._welcome(sock, address)
 
     def _refuse_one(self, listener: socket.socket, error: OSError) -> None:
-        """Without this a pending connection that cannot be accepted would wake us for ever."""
+        """Accept one connection on the reserve descriptor and close it.
+
+        Otherwise the pending connection would wake the loop forever."""
         self._note("descriptors", None, os.strerror(error.errno or 0))
         if self._reserve is None:
             self._rest(listener.fileno())
@@ -331,7 +333,7 @@ class Acceptor:
 
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, object]:
-    """As `accept`, which loses the descriptor where there is no memory for the socket."""
+    """Like `socket.accept`, but closes the descriptor if there is no memory for the object."""
     fd, address = cast(Any, listener)._accept()  # has no public name
     try:
         return socket.socket(listener.family, listener.type, listener.proto, fileno=fd), address
@@ -341,7 +343,7 @@ def _accept(listener: socket.socket) -> tuple[socket.socket, object]:
 
 
 def _open_reserve() -> int | None:
-    """A descriptor to be given up for a connection; None where there is none."""
+    """Open the reserve descriptor, which is given up to accept a connection; None on failure."""
     try:
         return os.open(os.devnull, os.O_RDONLY)
     except OSError as error:

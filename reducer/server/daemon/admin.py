@@ -1,9 +1,9 @@
 """A tiny HTTP server for the status page, /metrics, /healthz, /readyz, /api/stats and /api/status.
 
-One request a connection, at most 8 KiB of it, within 2 s: it answers tools, it is no web server. Of
-64 connections the oldest that nobody works for makes room, and a page is made once for all who ask
-for it meanwhile. Where 48 wait for pages, who has come last to the page that most wait for makes
-room: a crowd keeps no probe out.
+A connection has one request of at most 8 KiB, within 2 s: the server answers tools and probes. It
+keeps 64 connections. If another one comes, the server closes the oldest connection whose answer is
+not in work. A page is rendered once for all requests that wait for it. If 48 connections wait for
+pages, the newest one of the most wanted page is closed, so that a crowd keeps no probe out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _HEADERS = (
 
 
 class Answer(NamedTuple):
-    """`policy`: the Content-Security-Policy; what is no page may load nothing."""
+    """An HTTP answer. `policy` is its Content-Security-Policy; by default nothing may be loaded."""
 
     status: int
     content_type: str
@@ -116,7 +116,7 @@ def json_answer(found: object) -> Answer:
 
 
 def _json(found: object, depth: int) -> str:
-    """As json.dumps, but in parts: no other thread runs during one call of that."""
+    """Encode in parts. One call of json.dumps would hold the GIL, and stop the other threads."""
     if depth and isinstance(found, dict):
         items = (f"{json.dumps(str(k))}: {_json(v, depth - 1)}" for k, v in found.items())
         return "{" + ", ".join(items) + "}"
@@ -269,7 +269,7 @@ async def _tell(writer: asyncio.StreamWriter, method: str, answer: Answer) -> No
 
 
 async def _wait_for_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until the client has closed: unread bytes of it would turn our close into a RST."""
+    """Read until the client has closed. Unread bytes would turn our close into a RST."""
     if not writer.transport.is_closing() and writer.can_write_eof():
         writer.write_eof()
         left = _MAX_DISCARDED
@@ -289,9 +289,10 @@ def _hosts(head: bytes) -> list[str]:
 
 
 def _is_local(host: str) -> bool:
-    """Whether a browser that dialled this cannot have been led here by somebody else's name.
+    """Whether the Host header names this machine, so that no foreign web page sent the browser.
 
-    A page whose name its owner lets point to 127.0.0.1 would be of one origin with ours.
+    The owner of a web page can let its name point to 127.0.0.1 (DNS rebinding). The browser would
+    then treat that page and ours as one origin.
     """
     found = _HOST.fullmatch(host)
     if found is None:

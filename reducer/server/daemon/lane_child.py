@@ -1,4 +1,4 @@
-"""One lane process as the main process sees it: started, told, heard, waited for."""
+"""The main process's side of one lane process: start it, send orders, read answers, wait for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WATCH_SECONDS = 1.0
 
 
 class LaneChild:
-    """A process of one lane. ``hear`` is given each of its answers."""
+    """A process of one lane. ``hear`` is called with each answer of the lane."""
 
     def __init__(self, lane: int, hear: Callable[[dict[str, Any]], None]) -> None:
         self._lane = lane
@@ -76,7 +76,7 @@ class LaneChild:
             undo.pop_all()
 
     def send(self, order: bytes, sock: socket.socket | None) -> None:
-        """Give an order, and a copy of the socket with it; BlockingIOError: not now."""
+        """Send an order, with a copy of the socket. Raises BlockingIOError if the pipe is full."""
         if sock is None:
             self._orders.send(order)
         else:

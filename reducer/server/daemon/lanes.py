@@ -212,7 +212,7 @@ class LaneHandle:
             answer.set_result(found)
 
     def drain(self) -> None:
-        """Let the process finish what it has been given, and end."""
+        """Order the process to finish its work and to end."""
         self._stopping.set()
         self._orders.drain()
         self._maybe_give_orders()

@@ -48,7 +48,7 @@ class Series:
 
     @property
     def exposed(self) -> str:
-        """As a scrape shows it, without what a histogram appends."""
+        """The name of a series in a scrape, without the suffixes of a histogram."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
 

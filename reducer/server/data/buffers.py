@@ -54,11 +54,13 @@ class PooledBuffer:
 
     @property
     def busy(self) -> bool:
-        """Whether a shared view, or a slice of one, still lives."""
+        """Whether a shared view, or a slice of a shared view, still exists."""
         return self._references() > self._base
 
     def _references(self) -> int:
-        """Of the exporter: compared with one another alone, each call site counts otherwise."""
+        """Count references of the exporting object.
+
+        Call sites add different numbers of references: compare counts of one call site only."""
         return getrefcount(self._exporter)
 
 

@@ -47,7 +47,7 @@ clock: Final = time.monotonic
 
 
 class Owner:
-    """What a connection tells: the frames it has read, what it wants to do soon, and its end.
+    """Receives the events of a connection: frames that were read, wishes for a later call, the end.
 
     The lane's shell implements it. Connections know this class alone, so data goes one way:
     connection -> shell -> core -> shell -> executor -> connection -> outbox.
@@ -222,7 +222,7 @@ class Connection:
             self.spend(seconds)
 
     def _take_frames(self, reading: float = 0.0) -> None:
-        """Until there is none, or the turn is over; `reading` them took so many seconds of it."""
+        """Take frames until none is left or the turn is over; reads took `reading` seconds."""
         turn = self.turn
         self._owner.turns.begin(turn)
         self._is_read = False
@@ -253,7 +253,7 @@ class Connection:
 
     @property
     def has_chunks(self) -> bool:
-        """Whether a contribution has come: its run is complete, and has reserved memory."""
+        """Whether a contribution has arrived: then the run is complete and has reserved memory."""
         return self._decoder.has_chunks
 
     def _next_frame(self) -> Frame | None:
@@ -286,7 +286,7 @@ class Connection:
         return True
 
     def refuse(self, what: str) -> None:
-        """What carries the frames is misused: the peer is told, and its session ends."""
+        """The peer misused the transport: send the reason, and end the session."""
         self._owner.broken(self, BadFrameError(what))
 
     def fail(self, error: Exception) -> None:
@@ -375,7 +375,7 @@ class Connection:
         return False
 
     def pause_writing(self) -> None:
-        """What waits is bounded by credits and by what a rank may leave unread."""
+        """The transport is full. Credits and the limit of unread bytes bound the queue."""
         self.is_full = True
 
     def resume_writing(self) -> None:
@@ -490,7 +490,7 @@ class Connection:
             raise
 
     def is_closing(self) -> bool:
-        """Whether `close` or `abort` was called: nothing more is read or sent."""
+        """Whether `close` or `abort` was called. Then nothing more is read or sent."""
         return bool(self._closing)
 
     def unsent(self) -> int:
@@ -517,7 +517,7 @@ class Connection:
         return now - self._sent_at
 
     def may_ask(self) -> bool:
-        """Whether a STATS is answered: the answer before it waits for the peer no more."""
+        """Whether a STATS may be answered: the peer has read the answer to the last one."""
         return self._sent() >= self._answer_end
 
     def answered(self) -> None:
@@ -555,7 +555,7 @@ class Connection:
         self._closing = self._closing or why or NO_REASON
 
     def end(self) -> None:
-        """Send what is queued, then end; a peer that does not go on reading is cut off."""
+        """Send the queued frames, then end. A peer that stops reading is cut off."""
         if self._is_given_up:  # first: the end of what its peer sends makes a transport closing
             self._cut_off()
             return
@@ -599,13 +599,13 @@ class Connection:
             raise
 
     def _unread(self, transport: asyncio.Transport) -> int:
-        """Bytes that the peer has not acknowledged: ours, and those of the kernel."""
+        """Bytes that the peer has not acknowledged: in our queue and in the kernel's."""
         queued = bytearray(4)
         fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
         return self.unsent() + int.from_bytes(queued, sys.byteorder)
 
     def abort(self, reason: str) -> bool:
-        """End now and drop what is queued; False if that has begun already."""
+        """End now and drop the queued frames. Returns False if `abort` was called before."""
         if self._aborted or self._transport is None:
             return False
         self._aborted = True

@@ -66,7 +66,7 @@ class Executor:
         self._log_shares = LogShares()
 
     def run(self, outputs: list[events.Output]) -> list[events.Effect]:
-        """Carry all of them out, in order; what came of them, for the core."""
+        """Carry out the outputs in order. Returns the events that the core must be told."""
         came: list[events.Effect] = []
         for output in outputs:
             try:
@@ -230,7 +230,7 @@ def _with_payload(frame: bytes, buffer: PooledBuffer, length: int) -> list[Piece
 
 
 def ours(buffer: Buffer) -> PooledBuffer:
-    """What the core hands back is what it was given."""
+    """Cast a buffer that the core hands back to the class that the shell gave the core."""
     return cast(PooledBuffer, buffer)
 
 

@@ -1,7 +1,8 @@
-"""What comes after the end of connections: it is read and thrown away, and no job pays for it.
+"""Reads what peers send after the end of their connections, and throws it away.
 
-Some peers read only when they have sent everything. Jobs take turns, so one whose connections send
-on and on does not keep another's last words.
+Some peers read the last frames only after they have sent everything. No job pays for these reads.
+Jobs take turns, so that a job whose connections keep sending does not delay another job's last
+frames.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Leftovers:
         waiting.append(connection)
 
     def have_read(self) -> None:
-        """One of them has been read.
+        """Count a read of a closing connection.
 
         A read counts as READ_BYTES: the loop's way to a single byte takes 6 us.
         """

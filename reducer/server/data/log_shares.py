@@ -1,4 +1,4 @@
-"""How much each job may write to the log of a lane, at all levels but DEBUG.
+"""Limits what each job may write to the log of a lane, at all levels but DEBUG.
 
 Law: a job neither fills a disk nor hides what is said of another one. What is of no job, or of
 strangers before they have named one, shares too.

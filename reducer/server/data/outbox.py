@@ -51,7 +51,7 @@ class Outbox:
         return taken
 
     def clear(self) -> None:
-        """Nothing is to be sent. This takes no memory."""
+        """Drop all frames. This takes no memory."""
         self._pieces.clear()
         self.size = self._joined = self._joined_size = 0
 

@@ -43,7 +43,7 @@ LATER_BYTE_SECONDS: Final = 3e-10
 
 
 class LaneShell(Owner):
-    """What the connections of one lane tell, to its core; what the core answers, carried out."""
+    """Feeds the events of a lane's connections to the core, and carries out the core's outputs."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class LaneShell(Owner):
         return Connection(self, session, permit)
 
     def feed(self, event: Any) -> None:
-        """Give the core an event and carry out what it answers."""
+        """Feed an event to the core and carry out the outputs."""
         self._feed(event, clock())
 
     def _feed(self, event: Any, now: float) -> None:
@@ -89,7 +89,7 @@ class LaneShell(Owner):
             self.carry_out(outputs)
 
     def carry_out(self, outputs: list[events.Output]) -> None:
-        """Carry out all of them, in order; then tell the core what came of each, one by one."""
+        """Carry out the outputs in order. Then feed the core the result of each, one by one."""
         effects = self.executor.run(outputs)
         while effects:
             outputs = self._lane.handle(effects.pop(0), clock())
@@ -99,7 +99,7 @@ class LaneShell(Owner):
             self._look_at_crowded()
 
     def _look_at_crowded(self) -> None:
-        """Who has more unread than may wait for it does not read."""
+        """Cut off the sessions that have more unread bytes than the limit allows."""
         crowded, self.executor.crowded = self.executor.crowded, []
         for connection in crowded:
             try:
@@ -149,7 +149,7 @@ class LaneShell(Owner):
         arrived: events.Contributed | None,
         now: float,
     ) -> None:
-        """A contribution is whole; `arrived` None: nothing of it is kept."""
+        """A contribution has arrived; `arrived` is None if its bytes were thrown away."""
         if arrived is None:
             arrived = events.Contributed(connection.session, header, None)
         self._feed(arrived, now)
@@ -214,7 +214,7 @@ class LaneShell(Owner):
         self._flush_on()
 
     def _flush_answers(self) -> None:
-        """Of each job as many as a turn has time for, before the loop serves others."""
+        """Send as many answers of each job as its turn allows; then the loop serves others."""
         waiting = self._unflushed
         try:
             self._unflushed = []
@@ -282,7 +282,7 @@ class LaneShell(Owner):
         del waiting[:ended]  # some may have asked for another turn
 
     def may_write(self, connection: Connection) -> bool:
-        """Whether its job has time left for that in this pass of the loop."""
+        """Whether the connection's job has time left for a write in this pass of the loop."""
         return connection.turn.written < self.turns.seconds
 
     def flush(self, connection: Connection) -> None:
@@ -348,7 +348,9 @@ class LaneShell(Owner):
             self._lose_again(session, reason)
 
     def _lose_again(self, session: int, reason: str) -> None:
-        """The core keeps the room of a run until it has heard of the end of all its sessions."""
+        """Tell the core again of a session's end.
+
+        The core keeps the memory of a run until it knows that all its sessions have ended."""
         try:
             self.feed(events.Lost(session, reason))
         except Exception as error:
@@ -394,7 +396,7 @@ class LaneShell(Owner):
         self._pool.tick(now)
 
     def _watch(self, connection: Connection, now: float) -> None:
-        """Tell the core who is heard; drop who does not read."""
+        """Tell the core which sessions sent bytes, and cut off the sessions that do not read."""
         if connection.bytes_in != connection.bytes_noted:
             connection.bytes_noted = connection.bytes_in
             self._lane.heard(connection.session, now)

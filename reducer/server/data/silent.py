@@ -20,7 +20,7 @@ Jobs = frozenset[str]  # of a permit; none: any
 
 
 class Silent:
-    """Groups the sessions by what they may join: who makes room is found without a walk."""
+    """Sessions by what they may join: the session that makes room is found without a walk."""
 
     def __init__(self) -> None:
         self._room = descriptors.room_for_newcomers(MAX_SILENT)
@@ -45,11 +45,11 @@ class Silent:
 
     @property
     def are_many(self) -> bool:
-        """More would come than say what they want: soon one of them makes room for another."""
+        """Whether silent sessions take more than half of the room: soon new ones displace them."""
         return self._count > self._room // 2
 
     def in_the_way(self) -> int | None:
-        """The session that makes room for another one; None where there is room."""
+        """The session to end so that another may come; None if there is room."""
         if self._count < self._room:
             return None
         most: dict[int, None] = {}

@@ -1,4 +1,4 @@
-"""What became of each round on a lane, as a file in Chrome's trace format (Perfetto opens it).
+"""Writes the phases of each round on a lane to a file in Chrome's trace format (for Perfetto).
 
 Times are the wall clock's of the moment when the file was opened, and from there the monotonic
 clock's: those of one machine fit together exactly, those of several as well as their clocks do.
@@ -54,7 +54,7 @@ class Timeline:
         self._metadata("process_sort_index", 0, sort_index=_SORT_AFTER_RANKS + lane)
 
     def add(self, round_: Traced) -> None:
-        """Its phases follow one another and add up to the round."""
+        """Add a round. Its phases follow one another and add up to the round."""
         wait = round_.wait
         opened, since, until, all_in, ended = map(
             self._micros,
@@ -71,7 +71,7 @@ class Timeline:
         self._slice("summing", track, all_in, ended)
 
     def flush(self) -> None:
-        """Write what was added; OSError where that cannot be, EFBIG once the file is full."""
+        """Write what was added. Raises OSError; with EFBIG if the file is full."""
         if not self._lines:
             return
         data = ((",\n" if self._written else "[\n") + ",\n".join(self._lines)).encode()
@@ -81,7 +81,7 @@ class Timeline:
         self._write(data)
 
     def close(self) -> None:
-        """What was not written is left out if it cannot be."""
+        """Write the rest if possible, and close the file."""
         with contextlib.suppress(OSError):
             self.flush()
         with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ class Timeline:
         os.close(self._fd)
 
     def _write(self, data: bytes) -> None:
-        """All of it or nothing, where the disk is full."""
+        """Write all of the text, or nothing if the disk is full."""
         rest = data
         try:
             while rest:

@@ -1,12 +1,12 @@
-"""Jobs take turns at a lane: none keeps it for longer than the others can wait.
+"""Jobs take turns on a lane, so that no job keeps the lane for longer than others can wait.
 
-What the connections of a job make the lane do is timed: reading, sums, answers. A job that has had
-its turn is not read until the loop has served the others. Then some of its connections go on, in
-the order in which they were stopped. What they send meanwhile waits in the kernel. Where no other
-job has connections, one turn follows the other.
+The lane measures the time that each job's connections take: reads, sums, answers. When a job has
+used up its turn, its connections are not read until the loop has served the other jobs. Then some
+of them continue, in the order in which they were stopped. Meanwhile their bytes wait in the kernel.
+If no other job has connections, the next turn begins at once.
 
-Each pass of the loop gives every job a part of a turn, and a job keeps what it leaves, up to one
-turn. So a job that needs little is done at once, and does not wait for one that takes all it gets.
+Each pass of the loop gives every job a part of a turn. A job keeps what it does not use, up to one
+turn. So a job that needs little is served at once, even beside a job that uses all of its time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Turn:
         self.passes = passes
 
     def begin_next(self, passes: int, seconds: float) -> None:
-        """Let connections go on: more of them if the last ones have left some of the turn."""
+        """Let connections continue: more of them if the last ones have not used up the turn."""
         if self.spent < SECONDS:
             self.at_once = min(2 * self.at_once, MOST_AT_ONCE)
         else:
@@ -112,7 +112,7 @@ class Turns:
         self._maybe_forget(turn)
 
     def release(self, turn: Turn, connection: Pausable) -> None:
-        """Read the connection, whoever's turn it is."""
+        """Read the connection in any turn."""
         turn.waiting.pop(connection, None)
         connection.let_go()
 

@@ -1,10 +1,9 @@
-"""The gate of a lane that asks for a proof: connections whose worker has given none yet.
+"""The gate of a lane that demands a proof: holds connections whose worker has not given one yet.
 
 Law: a newcomer costs what its mode allows and two seconds at most, and there are never more than
 256 of them, or an eighth of the descriptors; it has no decoder, no session, and nothing of a job.
-Of a crowd's handshakes the loop does so much at a time that its jobs need not wait.
-Once it has proven what it is its transport goes over to an ordinary Connection, with what it may
-join.
+The loop does only a part of a crowd's handshakes at a time, so that jobs need not wait. After the
+proof the newcomer's transport belongs to an ordinary Connection, with a permit.
 """
 
 from __future__ import annotations
@@ -126,9 +125,10 @@ class Gate:
 
 
 class Newcomer(asyncio.BufferedProtocol):
-    """One connection, from its preface to its proof: what is the same in every mode.
+    """One connection from its preface to its proof: the part that all modes share.
 
-    A bug of ours ends it, and its worker dials again: the loop would keep it, or hide an OSError.
+    An error of our own ends the connection, and the worker dials again. The event loop would keep
+    the connection, or hide an OSError.
     """
 
     __slots__ = ("_gate", "_peer", "_timer", "_transport", "is_made")
@@ -191,7 +191,7 @@ class Newcomer(asyncio.BufferedProtocol):
         self._gate.forget_soon(self)
 
     def forget(self) -> None:
-        """Give back what it has taken: nothing more comes."""
+        """Release what the mode's newcomer holds; no more bytes come."""
 
     def refuse(self, cause: str, text: str) -> None:
         """Cut it off, count and log why."""

@@ -69,9 +69,9 @@ def _no_password() -> str:
 
 
 def permit_of(certificate: Mapping[str, Any]) -> Permit | None:
-    """What a certificate that was checked lets its worker join; None: anything.
+    """The permit of a verified certificate; None permits any job.
 
-    A URI that has our scheme and is no place of ours lets nobody join anything.
+    A URI with our scheme that names no job permits nothing.
     """
     names: tuple[tuple[str, str], ...] = certificate.get("subjectAltName", ())
     uris = [name for kind, name in names if kind == "URI" and name.lower().startswith("reducer:")]

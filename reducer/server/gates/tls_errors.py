@@ -1,4 +1,4 @@
-"""What the errors of OpenSSL mean: who has failed, and what to count and to log."""
+"""Classifies OpenSSL's errors: which side failed, what to count, what to log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OWN_FAILURES = (
 
 
 def is_ours(error: ssl.SSLError) -> bool:
-    """Whether this end has failed: its worker may come again."""
+    """Whether this side failed, so that the worker may try again."""
     reason = reason_of(error)
     return "alert" not in reason and any(words in reason for words in _OWN_FAILURES)
 

@@ -1,7 +1,7 @@
 """The gate of mode tls: handshakes, until a certificate has proven what their workers may join.
 
-OpenSSL's part of them is done in threads, and the loop does what is cheap: it reads, and says what
-OpenSSL wants said.
+Threads run OpenSSL's part of the handshakes. The loop does the cheap part: it reads bytes, and
+sends what OpenSSL has written.
 """
 
 from __future__ import annotations
@@ -94,8 +94,10 @@ class TlsGate(Gate):
 
 
 class TlsNewcomer(Newcomer):
-    """Whoever fails gets TLS's own alert, so that he can tell why, and the rest of his 2 seconds to
-    read it: closing at once would send RST, and RST destroys what is on its way.
+    """A newcomer in mode tls.
+
+    A worker that fails gets TLS's alert with the reason, and the rest of the 2 seconds to read it.
+    Closing at once would send a RST, which destroys bytes in flight.
 
     From `begin_step` to `has_stepped`, TLS with its two BIOs belongs to a thread.
     """
@@ -160,7 +162,7 @@ class TlsNewcomer(Newcomer):
             self._transport.close()
 
     def eof_received(self) -> bool:
-        """Keep the connection until what has come is judged: an alert says why the worker ends."""
+        """Keep the connection until the bytes are decrypted: an alert may give the reason."""
         self._ends = True
         return self.is_stepping or self._waits
 

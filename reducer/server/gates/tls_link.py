@@ -1,7 +1,7 @@
 """TLS between a socket and a Connection, after the handshake.
 
-What is written is encrypted at once, into memory of TLS's own: the buffers of a frame are free when
-`writelines` returns. Each reader that lags has a copy of its own, up to what it may leave unread.
+`writelines` encrypts at once, into TLS's own memory, so the buffers of a frame are free when it
+returns. Each slow reader therefore has a copy of its own, up to its limit of unread bytes.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         self._connection.connection_lost(self._error or exc)
 
     def _deliver(self) -> None:
-        """Decrypt what has been read, and hand it on, until the turn is over; keep the rest."""
+        """Decrypt the bytes that were read, and pass them on until the turn is over."""
         more = True
         try:
             while more and not self._is_held():
@@ -158,7 +158,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         return got
 
     def _give(self) -> bool:
-        """Give TLS what has come of the next records; False if that is nothing."""
+        """Give TLS the next bytes that have arrived. Returns False if there are none."""
         received = self._received
         have, end, count = len(received), self._missing, 0
         most = 1 if self._connection.turn.is_over else RECORDS_AT_ONCE
@@ -174,7 +174,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         return True
 
     def _read(self, room: memoryview) -> int:
-        """What TLS was given, until there is no room; each call gives one record at most."""
+        """Read decrypted bytes until there is no room. A call of TLS gives one record at most."""
         got, size = 0, len(room)
         try:
             while got < size:
@@ -196,7 +196,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         return got
 
     def _answer(self) -> None:
-        """Send what TLS itself has to say; whoever asks for more than he reads is refused."""
+        """Send TLS's own messages. Refuse a peer that asks TLS for more than the peer reads."""
         size = self._outgoing.pending
         if not size:
             return
@@ -237,7 +237,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Deliver what has been read; then read on, unless that was too much again."""
+        """Deliver the bytes that were read, then resume reading unless they used up the turn."""
         if self._paused:
             self._paused = False
             asyncio.get_running_loop().call_soon(self._read_on)

@@ -1,4 +1,4 @@
-"""When a lane process looks for reference cycles.
+"""Decides when a lane process looks for reference cycles.
 
 A full collection walks every record of every job: with 2.4 million keys it took 0.4 s, in which
 all rounds stood still, and found nothing. One of young objects took 40 ms: Python counts what was

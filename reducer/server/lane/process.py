@@ -102,7 +102,7 @@ class _Adoption:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the socket is the protocol's, and no longer ours to close."""
+        """Whether the socket belongs to a protocol object, which closes it."""
         return self.protocol is not None and self.protocol.is_made
 
 
@@ -204,7 +204,7 @@ class LaneProcess:
                 self._drain()
 
     def _drain(self) -> None:
-        """The main process repeats this order, as a part of it may have failed."""
+        """Begin to drain. The main process repeats the order, since a part may have failed."""
         if self._drain_until is None:
             self._drain_until = time.monotonic() + self._options.drain_timeout
         if not self._drains:
@@ -413,7 +413,7 @@ def _receive_key(orders: socket.socket) -> bytes:
 
 
 def _timeline(options: LaneOptions) -> Timeline | None:
-    """None where there is to be none, or the disk takes no file: a lane serves without."""
+    """The timeline; None if none is wanted or the file cannot be opened."""
     if not options.timeline:
         return None
     try:

@@ -1,1 +1,1 @@
-"""What the main process and a lane tell each other: options, orders, reports, numbers."""
+"""Messages between the main process and a lane: options, orders, reports, numbers."""

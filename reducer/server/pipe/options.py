@@ -1,4 +1,4 @@
-"""What the main process tells a lane when it starts: all that it needs to know of one."""
+"""The options that the main process gives to a lane process at its start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LaneOptions:
-    """What the parent tells a lane, as JSON in its only argument."""
+    """Options of one lane process; JSON in the only argument of its command."""
 
     lane: int
     lanes: int

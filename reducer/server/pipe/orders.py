@@ -1,7 +1,7 @@
-"""What the process of a lane has yet to be told: questions first, then sockets, at last to drain.
+"""The queue of orders to a lane process: questions first, then sockets, at last the drain.
 
-Law: an answer takes no longer because many connect. A socket that waits for too long is closed;
-its worker dials again, and a stranger holds no descriptor while a lane is down.
+Law: many new connections do not delay an answer. A socket that waits for too long is closed. Its
+worker dials again, and a stranger holds no descriptor while a lane is down.
 """
 
 from __future__ import annotations

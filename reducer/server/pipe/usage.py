@@ -1,4 +1,4 @@
-"""What this process has used, for metrics."""
+"""CPU time and memory of this process, for metrics."""
 
 from __future__ import annotations
 
