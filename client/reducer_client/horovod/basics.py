@@ -57,7 +57,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is between ``init`` and ``shutdown``, or forked from one that is."""
+    """Whether ``init`` was called, and ``shutdown`` was not, here or in the parent of a fork."""
     return context.is_known()
 
 
@@ -92,7 +92,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has as many processes."""
+    """Whether every host has the same number of processes."""
     return context.known().topology.homogeneous
 
 

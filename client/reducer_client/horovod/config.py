@@ -1,4 +1,4 @@
-"""Settings of the Horovod layer, and the only place of it that reads the environment."""
+"""Settings of the Horovod layer; only this module of the layer reads the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DYNAMIC_TIMELINE = "DYNAMIC"
 
 @dataclass(frozen=True)
 class HorovodSettings:
-    """What the ``HOROVOD_*`` variables ask for. Times are in seconds.
+    """Settings from the ``HOROVOD_*`` variables. Times are in seconds.
 
     Of ``fusion_threshold`` (bytes) and ``cache_capacity`` (requests) rank 0's are used by all.
     ``timeline`` is a file or ""; ``stall_check`` 0 warns never, ``stall_shutdown`` 0 waits forever.

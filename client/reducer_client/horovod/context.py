@@ -39,7 +39,7 @@ class Sets:
         self._controllers: dict[int, Controller] = {0: everyone}
 
     def controller(self, number: int | None) -> Controller:
-        """Of a set that is usable and that this rank is in, else HorovodInternalError."""
+        """The controller of a set. Raises HorovodInternalError if this rank is not in the set."""
         if number is None or number not in self._ranks:
             raise HorovodInternalError(
                 "the process set is not usable: expected init(process_sets=[...]) or "

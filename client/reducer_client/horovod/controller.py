@@ -114,7 +114,7 @@ class Controller:
                 raise
 
     def submit(self, submissions: Sequence[Submission]) -> None:
-        """Queue them, to be announced together.
+        """Queue submissions, which are announced together.
 
         Raises DuplicateNameError, and what Horovod has ended by. None of them is queued then.
         """
@@ -143,7 +143,7 @@ class Controller:
                 raise
 
     def hurry(self) -> None:
-        """Someone waits: what is queued is announced without waiting for more."""
+        """Announce the queued submissions now: a thread waits for them."""
         with self._changed:
             if self._queue:
                 self._hurried = True
@@ -153,7 +153,7 @@ class Controller:
         return OperationHandle(name, self.hurry, EndOnInterrupt(self._end))
 
     def close(self) -> None:
-        """Leave the group when what is under way is done; what waits for other ranks fails."""
+        """Leave the group after the running operations. Those that wait for other ranks fail."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -307,7 +307,7 @@ class Controller:
         return sorted(self.ranks[rank] for rank in absent)
 
     def _end(self, error: BaseException) -> None:
-        """After it nothing works but ``close``: all that is pending fails, and what comes."""
+        """End with an error. All pending and later operations fail; only ``close`` works."""
         if isinstance(error, ReducerError):
             failure = from_reducer_error(error)
         else:

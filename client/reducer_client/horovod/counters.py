@@ -1,4 +1,4 @@
-"""What this process has sent and received, for programs that report it."""
+"""Bytes that this process has sent and received, for programs that report them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Horovod layer raises: ``HorovodInternalError``, and what is one, too."""
+"""Errors of the Horovod layer: ``HorovodInternalError`` and its subclasses."""
 
 from __future__ import annotations
 

@@ -24,14 +24,14 @@ ROOM = SLOT_BYTES - _HEADER.size
 
 
 class Heard(NamedTuple):
-    """What a rank has said, and when by its clock."""
+    """A rank's message of a round, and the rank's clock when it was sent."""
 
     announced: bytes
     sent: float
 
 
 def exchange(group: AnyGroup, announced: bytes, wait: Callable[[AnyWork], Array]) -> list[Heard]:
-    """What every rank has said in this round, by rank. ``wait`` waits for a work of the group."""
+    """Exchange messages; returns one of each rank. ``wait`` waits for a work of the group."""
     header = _HEADER.pack(len(announced), time.time())
     slot = np.frombuffer((header + announced[:ROOM]).ljust(SLOT_BYTES, b"\0"), np.uint8)
     slots = [slot.tobytes() for slot in wait(group.all_gather(slot, key=KEY))]

@@ -1,4 +1,4 @@
-"""Runs what has been negotiated: fusion buffers, rounds of a group, results.
+"""Runs the negotiated operations: fusion buffers, rounds of a group, results.
 
 All ranks of the set run the same responses in the same order, so a number is key enough.
 """

@@ -60,7 +60,7 @@ def attach_fsdp(
 
 
 def reduce_shard(state: ReductionState, shard: torch.Tensor) -> None:
-    """What FSDP calls with a reduce-scattered gradient: its mean over the hosts, in place.
+    """FSDP's hook for a reduce-scattered gradient: takes the mean over the hosts, in place.
 
     Raises RuntimeError with the text of what failed; the error itself is ``state.last_error``.
     """

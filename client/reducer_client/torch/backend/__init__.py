@@ -1,1 +1,1 @@
-"""What torch.distributed calls: the process group, its collectives, how its group forms."""
+"""The process group that torch.distributed calls: its collectives, and how its group forms."""

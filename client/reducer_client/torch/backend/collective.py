@@ -1,4 +1,4 @@
-"""What every collective of a process group does beside its work: for torch's compiler and profiler.
+"""The parts of a collective that torch's compiler and profiler need.
 
 torch.compile leaves the calls as they are, torch.profiler shows them as ``reducer:all_reduce`` and
 so on, from the call until the result is there, and ``_coalescing_manager`` gathers their works.

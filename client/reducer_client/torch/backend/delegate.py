@@ -32,7 +32,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
-    """What two ranks do alone, and what gives each rank something else: over the inner groups.
+    """Calls between two ranks, and calls that give each rank other data: over the inner groups.
 
     Those take a tensor's memory for its values, so they get tensors for which that holds.
     """

@@ -25,7 +25,7 @@ def form_hierarchy(
     options: Options,
     timeout: timedelta,
 ) -> Hierarchy | None:
-    """The hierarchy of a process group's ranks, or None; ``store``: of this run of it alone."""
+    """Form the hierarchy of a process group, or return None. Only this run uses ``store``."""
 
     def join(part: str, host: int, hosts: int) -> Group:
         formation = Formation(part, host, hosts, timeout, is_default=False)

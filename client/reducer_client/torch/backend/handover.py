@@ -1,4 +1,4 @@
-"""Where torch's C++ takes a work from Python and keeps the C++ half alone.
+"""Calls in which torch's C++ takes a work from Python and keeps only its C++ half.
 
 A work of ours is a Python object: without that its C++ half is the bare base class, whose ``wait``
 never returns. Torch keeps the Python half wherever C++ gets a work from a process group, and where

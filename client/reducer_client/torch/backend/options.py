@@ -1,4 +1,4 @@
-"""What a program may say about a process group beyond what the environment says."""
+"""Options of a process group that a program sets; the environment sets the others."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ SumOptions = AllreduceOptions | AllreduceCoalescedOptions
 
 
 def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
-    """What torch calls for a new group, with its ``DistributedBackendOptions``."""
+    """Make a new group; torch calls this function with its ``DistributedBackendOptions``."""
     world = dist.group.WORLD if dist.is_initialized() else None
     parent = world if isinstance(world, ReducerProcessGroup) else None
     inherited = options is None
@@ -232,7 +232,7 @@ class ReducerProcessGroup(DelegatingGroup):
         input_tensors: list[Tensors],
         opts: ReduceScatterOptions | None = None,
     ) -> dist.Work:
-        """As with gloo, the inputs may have several shapes, the same ones on all ranks."""
+        """The inputs may have several shapes, equal on all ranks, as gloo allows."""
         (output,) = output_tensors
         check_count("reduce_scatter", input_tensors[0], self.size())
         whole, part = padded(input_tensors[0], output, self.rank())
@@ -255,7 +255,7 @@ class ReducerProcessGroup(DelegatingGroup):
     @collective("barrier")
     @overloads(barrier_within)
     def barrier(self, opts: BarrierOptions | None = None) -> dist.Work:
-        """As gloo's: comes after every call that was started before, on every rank.
+        """Like gloo's barrier: completes after every call that any rank started before.
 
         That one of them has failed is told by its own work: it may be over on another rank.
         """

@@ -24,7 +24,7 @@ _NARROWED_OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
 
 
 class Reduction(Protocol):
-    """What a process group asks for sums."""
+    """Takes sums for a process group."""
 
     def all_reduce(
         self,
@@ -37,7 +37,7 @@ class Reduction(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave what it has joined itself."""
+        """Leave the groups that this object has joined."""
         ...
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether what a rank gives fits what all ranks get: refused on each rank before anything is sent.
+"""Checks that inputs and outputs fit. A misfit is refused on each rank before anything is sent.
 
 As with gloo, the tensors of a list have one shape, that of the rank's own tensor, but for
 ``reduce_scatter``. A total that fits would not tell where one rank's elements end.

@@ -41,14 +41,14 @@ class CallbackThreads:
             self._tasks.append(task)
 
     def run(self, task: Callable[[], None]) -> None:
-        """The same, but here where there is no thread for it: somebody waits for what it does."""
+        """Run a task that somebody waits for; on this thread if no other can be started."""
         try:
             self.submit(task)
         except Exception:  # RuntimeError, or no memory
             task()
 
     def stop(self) -> None:
-        """Run what is left and end the threads."""
+        """Run the remaining tasks and end the threads."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

@@ -71,7 +71,7 @@ class CallFuture(torch.futures.Future[Any]):
         return child
 
     def add_done_callback(self, callback: Callback) -> None:
-        """As torch's; run at once, on this thread, where it is done already."""
+        """Like torch's. If the future is done, the callback runs at once, on this thread."""
         self._call_within(self._next_branch(), callback)
 
     def _next_branch(self) -> Scope:

@@ -214,7 +214,7 @@ def _common_device(source: Packing | None, target: Packing | None) -> torch.devi
 def _on_host(
     source: Packing | None, target: Packing | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, partial[None] | None]:
-    """What is read, what is written, and what brings the result to the target's tensors."""
+    """The memory to read, the memory to write, and the function that unpacks the result."""
     read = None if source is None else source.flat()
     if target is None:
         return read, None, None

@@ -29,7 +29,7 @@ _NAMES = 4096
 
 
 class Uses:
-    """What this rank still has to run under each name, and how far each name has got.
+    """Open callbacks of this rank by name, and the last call of each name.
 
     Args:
         patience: seconds that a call waits for what the earlier use of its name has to run.
@@ -166,7 +166,7 @@ _entered = threading.local()
 
 @contextmanager
 def entered(scope: Scope) -> Generator[None]:
-    """What this thread calls meanwhile belongs to the scope."""
+    """Calls of this thread inside the block belong to the scope."""
     before = getattr(_entered, "scope", None)
     _entered.scope = scope
     try:

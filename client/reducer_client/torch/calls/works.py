@@ -20,7 +20,7 @@ from reducer_client.torch.hierarchy.all_reduce import AllReduce
 
 
 class Handle(Protocol):
-    """What a group's calls return: ``reducer_client.Work``."""
+    """The interface of ``reducer_client.Work`` that this module needs."""
 
     @property
     def done(self) -> bool: ...
@@ -71,7 +71,7 @@ class CallWork(dist.Work):
         self._end_group: EndGroup | None = None
 
     def start(self, submit: Submit, end_group: EndGroup | None = None) -> CallWork:
-        """Start a call that somebody waits for at once.
+        """Start a synchronous call: torch waits for it at once.
 
         ``end_group``: called where this rank alone does not have the result, with the text of the
         time-out if that is why. The call made again would be another round than that of the other
@@ -84,7 +84,7 @@ class CallWork(dist.Work):
     def start_notified(
         self, submit: Submit, ended: Callable[[], None], end_group: EndGroup | None = None
     ) -> CallWork:
-        """Start a call that goes on by itself, and finishes on a thread of the client."""
+        """Start an asynchronous call, which finishes on a thread of the client."""
         self._end_group = end_group
         self._notified = True
 
@@ -156,11 +156,11 @@ class CallWork(dist.Work):
 
     @property
     def started(self) -> bool:
-        """Whether it may be waited for; False while another thread starts it."""
+        """Whether the call has started, so that a thread may wait for it."""
         return self._handle is not None
 
     def is_completed(self) -> bool:
-        """Whether it has failed, or the outputs are there."""
+        """Whether the call has failed or its outputs have arrived."""
         handle = self._started()
         if not handle.done:
             return False

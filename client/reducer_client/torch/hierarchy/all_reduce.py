@@ -93,7 +93,7 @@ class AllReduce:
         return self._deadline - time.monotonic()
 
     def describe(self) -> bytes:
-        """What must be equal on all ranks of a host."""
+        """The text that must be equal on all ranks of a host."""
         text = f"{self.op} of {self.wire.name.lower()} x {self.result.size}"
         text += f" as {self.wire_dtype}" if self.wire_dtype else ""
         return f"{text}, key {self.key!r}".encode()

@@ -50,7 +50,7 @@ def unpack_error(record: bytes) -> ReducerError:
 
 
 def find_cause(group: Group, key: str, mine: ReducerError) -> ReducerError:
-    """What all ranks of the group raise; called by each that is at its end, with its own error.
+    """Agree on the error that all ranks raise. Each rank calls this at its end with its own error.
 
     A rank that is dead, or does not come, is named; else it is the error of the lowest rank that
     does not merely say that another one has gone.

@@ -138,7 +138,7 @@ class Hierarchy:
         on_done: Callable[[Any], None] | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array] | AllReduce:
-        """As `Group.all_reduce`. Floats of LEAST_BYTES and more take the hierarchy.
+        """Like `Group.all_reduce`. Floats of at least LEAST_BYTES go through the hierarchy.
 
         Args:
             flat_key: the key of a call that does not take it; by default ``key``.
@@ -179,7 +179,7 @@ class Hierarchy:
         return call
 
     def close(self, timeout: float = 10.0) -> None:
-        """Finish what is under way, within ``timeout`` seconds, and leave the group over the hosts.
+        """Finish the open calls within ``timeout`` seconds, and leave the group over the hosts.
 
         The group over all ranks stays as it is.
         """

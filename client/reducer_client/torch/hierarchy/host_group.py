@@ -1,4 +1,4 @@
-"""What the ranks of one host send each other: a gloo group of their own, over loopback."""
+"""The gloo group of one host's ranks, over loopback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = timedelta(milliseconds=1)
 
 
 class HostGroup:
-    """Point to point, so that parts go straight from and to where they belong.
+    """Point-to-point transfers, so that each part goes directly to its place.
 
     One thread at a time may call it, and all ranks of the host make the same calls in the same
     order, with parts of equal sizes; only ``abort`` may come from anywhere. After a failure

@@ -1,4 +1,4 @@
-"""Which ranks share a host: what each rank says of itself, and what all of them make of it.
+"""Finds out which ranks share a host, from a record that each rank gives.
 
 A host here is what one launcher started: as many neighbouring ranks as LOCAL_WORLD_SIZE says, in
 one network namespace of one machine. Nothing of it is assumed: every rank sees what all have said,
@@ -57,7 +57,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class HostRecord:
-    """What a rank says of itself; 0 and -1: its launcher does not say. ``wanted``: by its user."""
+    """A rank's record; 0 and -1 if the launcher does not tell. ``wanted`` is the user's wish."""
 
     local_size: int
     local_rank: int

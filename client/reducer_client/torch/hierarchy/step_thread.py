@@ -11,7 +11,7 @@ from reducer_client.reports import logger
 
 
 class StepThread:
-    """Runs what it is given in that order; steps do not raise. It ends with the process."""
+    """A thread that runs steps in order; steps do not raise. The thread ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._steps: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -127,7 +127,7 @@ class ReductionState:
         )
 
     def staging(self, device: torch.device) -> CudaStaging:
-        """What transfers tensors of a CUDA device; made at its first use."""
+        """The staging of a CUDA device; made at its first use."""
         if device not in self._staging:
             self._staging[device] = CudaStaging(device)
         return self._staging[device]

@@ -1,4 +1,4 @@
-"""What sending float32 gradients in 16 bits costs: a measured error, and values that are lost."""
+"""Measures the cost of sending float32 gradients in 16 bits: the error, and the values lost."""
 
 from __future__ import annotations
 

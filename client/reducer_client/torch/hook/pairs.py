@@ -51,7 +51,7 @@ class Pairs:
 
     @property
     def nbytes(self) -> int:
-        """Of one rank, with zeros up to a size that keeps the next rank's indices aligned."""
+        """Bytes of one rank, with padding that aligns the next rank's indices."""
         used = self.count * (self.index_dtype.itemsize + self.value_dtype.itemsize)
         return -(-used // _ALIGNMENT) * _ALIGNMENT
 

@@ -1,4 +1,4 @@
-"""What top-k has not sent yet of each parameter's gradient."""
+"""The part of each parameter's gradient that top-k has not sent yet."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Residuals:
         return kept.to(parameter.device, dtype)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """By name; views of what is in use."""
+        """The residuals by parameter name; views of the memory in use."""
         return dict(self._kept)
 
     def load_state_dict(self, kept: Mapping[str, torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Top-k with error feedback: the largest entries of each bucket travel, the others wait.
+"""Top-k with error feedback: sends the largest entries of each bucket, and keeps the others.
 
 A rank adds its gradients to what it has not sent yet, sends the largest of the sums as (index,
 value) pairs, and keeps the rest, with what rounding took from the values. All ranks add all pairs
@@ -36,7 +36,7 @@ _VALUE_DTYPES = {
 
 
 class TopKState(ReductionState):
-    """State of ``topk_hook`` for one DDP module; a state of every rank's own.
+    """State of ``topk_hook`` for one DDP module on this rank.
 
     Args:
         model: whose parameters name what is kept; as much memory as its gradients in float32.

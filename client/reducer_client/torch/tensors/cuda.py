@@ -1,4 +1,4 @@
-"""CUDA tensors on their way through host memory: pinned buffers, a side stream, events.
+"""Copies CUDA tensors through host memory: pinned buffers, a side stream, events.
 
 Nothing here waits for the device but the stager thread: it waits for the copy to the host and hands
 it in. The client's completer thread starts the copy back, on the side stream; whoever uses the
@@ -82,7 +82,7 @@ def _happened(event: torch.cuda.Event) -> bool:
 
 
 class CudaStaging:
-    """What transfers tensors of one device.
+    """Copies tensors of one device to the host and back.
 
     Args:
         stager: of one thread, so that what is handed in first is submitted first.
@@ -124,7 +124,7 @@ class CudaStaging:
 
 
 class Transfer:
-    """One collective there and back; to whoever waits, the handle of a call."""
+    """One collective's copies to the host and back; the handle that a work waits for."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Transfer:
 
     @property
     def done(self) -> bool:
-        """Whether the copy back is over, or the call has failed."""
+        """Whether the copy back has finished or the call has failed."""
         if not self._ended.is_set():
             return False
         copied: bool = self._returned.query()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -219,7 +219,7 @@ class Transfer:
 
 
 def _copy_back(host: torch.Tensor, target: Packing) -> None:
-    """Through one run on the device: what is not contiguous cannot be copied without waiting."""
+    """Copy through one run on the device: strided tensors cannot be copied without waiting."""
     alone = target.alone()
     if alone is not None:
         alone.copy_(host, non_blocking=True)

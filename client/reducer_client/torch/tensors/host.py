@@ -107,5 +107,5 @@ def scaled(flat: torch.Tensor, op: Any) -> torch.Tensor:
 
 
 def _factor(op: Any) -> Any:
-    """Of PREMUL_SUM; torch 2.12 and earlier show the factor in a pickle alone."""
+    """The factor of PREMUL_SUM; torch 2.12 and earlier show it only in a pickle."""
     return op.__getstate__()[1]

@@ -26,7 +26,7 @@ def with_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether its values are the conjugates, or the negatives, of what its memory holds."""
+    """Whether the tensor's values are the conjugates, or the negatives, of its memory."""
     return tensor.is_conj() or tensor.is_neg()
 
 
