@@ -1,4 +1,4 @@
-"""What a worker says in control frames, and what becomes of it."""
+"""Handles the control frames of workers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Controls:
         out += self._joining.hello(peer, hello, now)
 
     def _route(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
-        """A route that is new here moves streams, and goes on to all other ranks."""
+        """A route that is new to the lane moves streams. The lane sends it to all other ranks."""
         message = messages.decode(messages.Route, event.payload or b"")
         run = self._run_of(peer)
         route = Route(message.route, message.since, message.live, message.lanes_by_slot)
@@ -132,7 +132,7 @@ class Controls:
         self._run_of(peer).notices.abandon(peer.rank, event.header, cause, now, out)
 
     def _error(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
-        """A member gives up: the run is over for all, for its reason or because of it."""
+        """A member gives up: the run ends for all ranks, with its reason or because of its loss."""
         error = messages.decode(messages.Error, event.payload or b"")
         if peer.state != SessionState.READY:
             out += self._refusals.close(peer, error.message, now)

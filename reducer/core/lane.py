@@ -84,7 +84,7 @@ class Lane:
         return ledger.slack, ledger.unread_room(peer.rank)
 
     def admit_long(self, session: int, header: Header, unread: int) -> None:
-        """Whether memory may be taken for a control frame of more than MAX_EARLY_BYTES; as `admit`.
+        """Like `admit`, for a control frame of more than MAX_EARLY_BYTES.
 
         Only a complete run has reserved any.
         """
@@ -127,7 +127,7 @@ class Lane:
 
     @property
     def idle(self) -> bool:
-        """Whether no run is here, complete or forming, and nothing of one that has ended."""
+        """Whether the lane has no run, complete, forming or ended."""
         return not (self._roster.runs or self._roster.forming or len(self._roster.ended))
 
     @property
@@ -144,9 +144,9 @@ class Lane:
         return lane_numbers(self._roster, self._endings.errors)
 
     def parts(self, now: float) -> Iterator[Part]:
-        """Yields the numbers and the report of one run after the other.
+        """Yields the numbers and the report of each run.
 
-        The lane may handle events between two of them. Runs that have ended by then are left out.
+        The lane may handle events between two runs. Runs that have ended by then are left out.
         """
         return parts_of(self._roster, now)
 

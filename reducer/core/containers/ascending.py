@@ -1,4 +1,4 @@
-"""Numbers from the least on, without a walk over all of them."""
+"""Finds the least numbers of a table without a walk over all of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LOST_AT_ONCE: Final = 1_024
 
 
 class Ascending:
-    """Numbers by which something is found in a table, or was, least first.
+    """The keys of a table, least first.
 
-    One that the table has lost stays until its turn comes. They never are more than twice those of
-    the table, which are charged: `add` and `lost` see to it.
+    A key that the table has lost stays until its turn comes. `add` and `lost` keep the numbers
+    below twice the keys of the table, which are charged.
     """
 
     __slots__ = ("_heap",)
@@ -34,7 +34,7 @@ class Ascending:
             self._heap = sorted(table.numbers())
 
     def has_below(self, limit: int) -> bool:
-        """Whether there may be one under `limit`."""
+        """Whether there may be a number below `limit`."""
         return bool(self._heap) and self._heap[0] < limit
 
     def first_below(self, limit: int, table: Numbered[Any]) -> int | None:
@@ -51,7 +51,7 @@ class Ascending:
         return None
 
     def take_below(self, limit: int, most: int) -> list[int]:
-        """So many of those under `limit`, which are forgotten here."""
+        """Remove and return up to so many of the numbers below `limit`."""
         taken: list[int] = []
         while len(taken) < most and self.has_below(limit):
             taken.append(heapq.heappop(self._heap))

@@ -1,4 +1,4 @@
-"""A list of what comes and goes, to be walked a part at a time."""
+"""A list whose items come and go while it is walked a part at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Listing(Generic[T]):
         item.place = -1
 
     def before(self, place: int, most: int) -> tuple[list[T], int]:
-        """The next part of a walk that has come down to `place`, and where it goes on."""
+        """The next part of a walk that has come down to `place`, and the place to continue from."""
         end = min(place, len(self._all))
         start = max(0, end - most)
         return self._all[start:end], start

@@ -1,11 +1,11 @@
-"""Tables of what a peer makes a lane remember, safe against what he chooses.
+"""Tables whose keys a peer chooses, safe against chosen keys.
 
-Python looks for an int in a dict where the int itself says. So a peer could choose numbers that
-all lead to the same places: each look-up would walk over all of them. Here a secret of the process
-stands before each number: Python's own, which guards its dicts of texts in the same way.
+The hash of an int in Python is the int itself. So a peer could choose numbers that all collide, and
+each look-up would walk over all of them. These tables mix a secret of the process into each key:
+Python's own secret, which guards its dicts of texts in the same way.
 
-And a dict keeps the memory of the most that it ever had. Records are charged while they are there,
-so a table is made anew once it has lost most of them.
+A dict also keeps the memory of its largest size. Records are charged while they exist, so a table
+is rebuilt once it has lost most of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PART: Final = 4  # of the most that it had: with less, it is made anew
 
 
 class _Table(Generic[K, T]):
-    """A dict in the order in which things came, that gives back the memory of what it has lost."""
+    """A dict in the order of insertion that gives back the memory of removed entries."""
 
     __slots__ = ("_items", "_most")
 
@@ -68,7 +68,7 @@ class Numbered(_Table[int, T]):
         return self._items.get(number ^ _SECRET)
 
     def pop(self, number: int) -> T | None:
-        """None where there is none."""
+        """Remove and return the entry; None if there is none."""
         value = self._items.pop(number ^ _SECRET, None)
         self._maybe_shrink()
         return value
@@ -117,5 +117,5 @@ class OrderedSet(_Table[T, None]):
         return item
 
     def first(self, most: int) -> list[T]:
-        """So many at most, that have been here for longest."""
+        """The oldest entries, at most so many."""
         return list(islice(self._items, most))

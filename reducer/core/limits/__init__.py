@@ -1,1 +1,1 @@
-"""What a job, a run and a rank may take of a lane, and what each of them has taken."""
+"""Limits of a job, a run and a rank on a lane, and the accounts of what each has taken."""

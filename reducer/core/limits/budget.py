@@ -37,8 +37,7 @@ PART_OF_FREE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Bytes of a rank on a lane: what it may have unanswered, more under a grant, records, control
-    frames."""
+    """Limits of a rank in bytes: unanswered, more under a grant, records, control frames."""
 
     credit: int
     grant: int
@@ -52,18 +51,18 @@ class Window:
 
     @property
     def unstable(self) -> int:
-        """What complete chunks may cost that are not stable, while more contributions are taken.
+        """Limit of the cost of complete, unstable chunks; above it no contribution is taken.
 
-        One more fits then. Ranks that report what they hold cannot come near.
+        Below the limit one more fits. Ranks that report what they hold stay far below it.
         """
         return SHARES_BESIDE_RANKS * self.limit - self.largest
 
     @property
     def unread(self) -> int:
-        """What may wait for a rank in the lane because it does not read, and come from it.
+        """Limit of the bytes that wait in the lane for a rank that does not read.
 
-        One that reads cannot come near: of what it has sent it counts as unanswered what it has not
-        read.
+        A rank that reads stays far below it, since it counts contributions as unanswered until it
+        has read their results.
         """
         return self.limit + _headers(self.limit) + _stable(self.records) + self.frames
 
@@ -72,12 +71,12 @@ class Window:
         return (world_size + SHARES_BESIDE_RANKS) * share
 
     def room_for_records(self, world_size: int) -> int:
-        """What `reserve` holds for them, for all ranks together."""
+        """The part of `reserve` for records, of all ranks together."""
         return (world_size + SHARES_BESIDE_RANKS) * self.records
 
 
 def _headers(limit: int) -> int:
-    """Twice those of the results of contributions that cost so much, MIN_COST each."""
+    """Twice the headers of the results of so much cost, with MIN_COST for each contribution."""
     return -(-limit // 32)
 
 
@@ -87,12 +86,12 @@ def _stable(records: int) -> int:
 
 
 def share_of(limit: int, records: int = LEAST_RECORDS, frames: int = LEAST_FRAMES) -> int:
-    """What a run reserves of a lane for each of its ranks, in bytes."""
+    """The bytes that a run reserves on a lane for each of its ranks."""
     return limit + _headers(limit) + records + _stable(records) + frames
 
 
 def _limit(share: int, records: int, frames: int) -> int:
-    """What the rest of such a share allows: the inverse of `share_of`."""
+    """The credit that a share allows: the inverse of `share_of`."""
     return (share - records - _stable(records) - frames) * 32 // 33
 
 
@@ -108,11 +107,10 @@ class Budget:
         self._reserved_by: dict[str, int] = {}
 
     def open(self, job: str, world_size: int, table: ChunkTable, slots: int = 1) -> Window:
-        """Reserve a run's room; the credit shrinks to its part of what is left, down to one chunk.
+        """Reserve a run's memory. The credit shrinks to the run's part of the rest, to one chunk.
 
-        The room for records and for control frames shrinks with it.
-
-        Raises QuotaError when not even that fits.
+        The limits for records and control frames shrink with it. Raises QuotaError if not even one
+        chunk fits.
         """
         largest = max(MIN_COST, *(chunk for _, chunk in table))
         free = self.total - self.reserved
@@ -150,7 +148,7 @@ class Budget:
         self.give(job, window.reserve(world_size))
 
     def give(self, job: str, size: int) -> None:
-        """So much of what its runs have reserved is free again."""
+        """Give back so many bytes that the job's runs had reserved."""
         self._add(job, -size)
 
     def _add(self, job: str, size: int) -> None:

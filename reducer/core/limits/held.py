@@ -30,7 +30,7 @@ class HeldBytes:
         self.parts += 1
 
     def unpark(self, count: int, size: int) -> None:
-        """So many of one size."""
+        """Take back so many parked buffers of one size."""
         self.parked -= count * size
         self.parts -= count
 

@@ -1,7 +1,7 @@
-"""How much of a lane one job may have beside memory: connections and runs.
+"""Limits of a job on a lane beside memory: connections and runs.
 
-Law: what a job takes beyond its quota is refused to it alone, by name. So whoever may speak for
-one job (mode psk) cannot keep another one out.
+Law: only the job that exceeds its quota is refused, by name. So a worker that may speak for one job
+(mode psk) cannot keep another job out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Room for what a run makes a lane remember beside contributions: keys, names, rounds, texts.
+"""The account of a run's records on a lane: keys, names, rounds, texts.
 
-The law: a record is charged before it is made and given back when it is forgotten. The room is
-reserved when the run is complete, with that of its contributions, so no job takes from another.
+The law: a record is charged before it is made and given back when it is forgotten. The memory for
+records is reserved when the run is complete, so that no job takes memory from another job.
 
 The sizes are bytes as tracemalloc counts them in the compiled build, containers and their largest
 growth included, rounded up; `tests/unit/core/limits/test_records.py` measures them again.
@@ -46,10 +46,10 @@ TEXT: Final = 80
 
 
 class Records:
-    """What the records of a run take of its room on a lane, in bytes.
+    """The bytes that a run's records take, and their limit.
 
-    `of_rounds`: bytes of rounds, of their chunks, and of what ranks have said of them. `reclaim`
-    forgets records that nobody needs, about so many bytes of them, and returns how many.
+    `of_rounds`: bytes of rounds, of their chunks, and of the ranks' descriptors. `reclaim` forgets
+    about so many bytes of records that nobody needs, and returns how many.
     """
 
     __slots__ = ("_job", "_reclaim", "keys", "of_rounds", "room", "rounds", "used")
@@ -77,7 +77,7 @@ class Records:
         self.used -= size
 
     def half_free(self, size: int) -> bool:
-        """Whether half of the room is enough for what may as well be left out."""
+        """Whether half of the limit is free, so that optional records may be made."""
         return 2 * (self.used + size) <= self.room
 
     def _full(self, size: int) -> RecordsError:
@@ -89,5 +89,5 @@ class Records:
 
 
 def text_bytes(text: str) -> int:
-    """What a text takes in memory at most, with the UTF-8 that stays beside it once it was sent."""
+    """Most bytes that a text takes, with the UTF-8 copy that exists once the text was sent."""
     return TEXT + len(text) if text.isascii() else TEXT + 4 * len(text) + len(text.encode())

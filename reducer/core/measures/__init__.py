@@ -1,1 +1,1 @@
-"""What a lane counts of its runs for metrics and reports."""
+"""Counters of a lane's runs for metrics and reports."""

@@ -9,12 +9,11 @@ SHORTEST_WAIT: Final = 0.001
 
 
 class Lateness:
-    """`waited[rank]`: seconds in which half of the ranks had sent a chunk that this rank had not.
+    """`waited[rank]`: seconds in which half of the ranks had sent a chunk and this rank had not.
 
-    Half of them, so that neither one early rank nor one late rank makes all others look late.
-    Chunks are waited for at the same time, and a second counts once: no rank is waited for longer
-    than the run has lasted. A chunk that came later than one that was begun after it may count for
-    less than its wait.
+    Half of the ranks, so that neither one early rank nor one late rank makes all others look late.
+    A second counts once, even if several chunks wait: no rank is waited for longer than the run has
+    lasted. A chunk that arrives after a chunk of a later start may count for less than its wait.
     """
 
     __slots__ = ("_counted_until", "waited")

@@ -1,1 +1,1 @@
-"""Who is on a lane: sessions, runs that form, the members of runs, and how runs end."""
+"""The workers of a lane: sessions, runs that form, the members of runs, and the end of runs."""

@@ -56,7 +56,7 @@ class Endings:
         return [line, *self.end(members, error)]
 
     def fault(self, members: Members, error: Exception) -> list[Output]:
-        """A bug of ours, or no memory, where the run was served: nobody knows what it lacks now.
+        """End a run after an error of our own, or without memory: its state may be incomplete.
 
         The run ends for every rank. The workers come back and send again what was not answered.
         """
@@ -144,7 +144,7 @@ class Endings:
 
 
 def few(runs: list[Members], most: int) -> list[Members]:
-    """The first of them: as many as can end before other jobs have their turns."""
+    """The first sessions: as many as can end before other jobs have their turns."""
     rounds, found = 0, list[Members]()
     for members in runs[:most]:
         if rounds >= ROUNDS_AT_ONCE:
@@ -157,7 +157,7 @@ def few(runs: list[Members], most: int) -> list[Members]:
 
 
 class Refusals:
-    """What one session has done ends this session, or its run where that is the law."""
+    """Ends a session for its own mistake, or its run where the protocol says so."""
 
     def __init__(self, roster: Roster, endings: Endings) -> None:
         self._roster = roster
@@ -195,7 +195,7 @@ class Refusals:
         return [Close(peer.run_number, peer.id, reason)]
 
     def refuse(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
-        """ERROR to one session, and the end of it."""
+        """Send an ERROR to a session and end it."""
         if peer.state == SessionState.CLOSED:
             return []
         message = messages.Error(int(error.code), str(error)[:4_000])
@@ -209,7 +209,7 @@ class Refusals:
         ]
 
     def refuse_all(self, forming: Forming, error: ReductionError, now: float) -> list[Output]:
-        """The run cannot come about; whoever waits for it is told why."""
+        """The run cannot form: tell all sessions that wait for it why."""
         all_ = [self._roster.sessions[session] for session in forming.sessions.values()]
         peers = [peer for peer in all_ if peer.state != SessionState.CLOSED]
         self._endings.errors[error.code] += len(peers)
@@ -283,7 +283,7 @@ class Refusals:
             del self._roster.forming[forming.id]
 
     def _note_loss(self, peer: Session, now: float, reason: str) -> None:
-        """A member's connection is gone; the others hear of it unless it is back in time."""
+        """A member's connection is lost. The others are told, unless the member is back in time."""
         if peer.run is None:
             return
         members = self._roster.runs.get((peer.run.name, peer.run.run_id))

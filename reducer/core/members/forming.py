@@ -1,4 +1,4 @@
-"""A run that is forming: who has said hello, and what the first of them said (law 8)."""
+"""A run that is forming: the ranks that have said HELLO, and the first one's terms (law 8)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FormingId = tuple[str, str, bool]
 
 
 def forming_id(hello: messages.Hello) -> FormingId:
-    """What the hellos of a forming run have in common."""
+    """The part that is equal in all HELLOs of a forming run."""
     named = hello.rejoin or bool(split_run_id(hello.run_id)[1])
     return hello.job, hello.run_id if named else "", hello.rejoin
 

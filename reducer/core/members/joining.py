@@ -192,7 +192,7 @@ class Joining:
             return out + self._refusals.refuse(peer, error, now)
 
     def _make_place(self, hello: messages.Hello, now: float) -> list[Output]:
-        """Where no other run may form, end runs that this one replaces."""
+        """If no other run may form, end the runs that this run replaces."""
         roster, settings = self._roster, self._settings
         if forming_id(hello) in roster.forming:
             return []

@@ -1,4 +1,4 @@
-"""Who is on a lane: sessions, runs that form, the members of runs, and runs that are over."""
+"""The sessions of a lane, its forming runs, the members of its runs, and its ended runs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Members:
             self.run.seats.sessions[peer.rank] = None
 
     def shift_clocks(self, seconds: float, now: float) -> None:
-        """Nobody could come back for so long."""
+        """Shift deadlines: the lane was stopped for so long, and no worker could reconnect."""
         for rank, (since, reason) in self._lost.items():
             self._lost[rank] = (min(now, since + seconds), reason)
         self._last_lost_at = min(now, self._last_lost_at + seconds)
@@ -140,9 +140,9 @@ def fault_text(error: Exception) -> str:
 
 
 class Ended:
-    """The members of a run that is over; `room` is what it still has of the lane's memory.
+    """The members of an ended run; `room` is the memory that the run still has.
 
-    Until it `is_dropped` it has buffers, too: an allocation has failed.
+    Until it `is_dropped`, the run still has buffers, because an allocation has failed.
     """
 
     __slots__ = ("is_dropped", "members", "room")
@@ -255,9 +255,9 @@ class EndedRuns:
 
 
 class Roster:
-    """Sessions by their numbers, runs by (job, run id) and by number; what they may take together.
+    """Sessions by number, runs by (job, run id) and by number, and their common limits.
 
-    `draining` is why nobody new is taken, if so.
+    `draining` is the reason why no new worker is taken, or empty.
     """
 
     def __init__(self, settings: LaneSettings) -> None:
@@ -313,5 +313,5 @@ class Roster:
 
 
 def room_of(members: Members) -> int:
-    """What the run has reserved."""
+    """The bytes that the run has reserved."""
     return members.run.ledger.window.reserve(members.run.world_size)
