@@ -52,7 +52,7 @@ class Lanes {
   void drop(Lane* lane, const std::string& why, double now);
   void forget_drop(const Lane* lane);  // it is closed already
   std::vector<Lane*> take_dropped();
-  bool has_errands() const { return !to_open_.empty() || !to_drop_.empty(); }
+  bool has_connection_work() const { return !to_open_.empty() || !to_drop_.empty(); }
 
   // The lane may have something to send.
   void kick(Lane* lane) {

@@ -30,7 +30,7 @@ void State::begin(double now) {
   rounds_.used(now);
 }
 
-std::vector<Lane*> State::wanted() {
+std::vector<Lane*> State::take_wanted() {
   return run_.failure ? std::vector<Lane*>() : lanes_.take_wanted();
 }
 

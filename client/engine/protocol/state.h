@@ -49,17 +49,17 @@ class State {
   // --- connections ---
   void begin(double now);  // from here the connect timeout counts
   // What only the thread in charge of connections can do: open, close, end.
-  bool has_errands() const { return lanes_.has_errands() || run_.failure; }
+  bool needs_engine_thread() const { return lanes_.has_connection_work() || run_.failure; }
   // Connections to open now; each is returned once until it is unreachable() or closed().
   // Lane::attempts counts how often since it was welcomed: the first time there is no reason to
   // wait.
-  std::vector<Lane*> wanted();
+  std::vector<Lane*> take_wanted();
   Lane* find(uint32_t reducer, uint32_t lane) { return lanes_.find(reducer, lane); }
   void opened(Lane* lane, double now);                               // and the preface was sent
   void unreachable(Lane* lane, const std::string& why, double now);  // the attempt has failed
   void closed(Lane* lane, const std::string& why, double now);
   // Connections to close now, with Lane::trouble as the reason; closed() must follow.
-  std::vector<Lane*> to_drop() { return lanes_.take_dropped(); }
+  std::vector<Lane*> take_dropped() { return lanes_.take_dropped(); }
   bool joined() const { return run_.joined; }
   const std::string& run_id() const { return run_.run_id; }
 

@@ -103,8 +103,8 @@ struct Cluster {
       moved = false;
       for (uint32_t rank = 0; rank < kWorld; ++rank) {
         ors::State* state = states[rank].get();
-        for (ors::Lane* lane : state->to_drop()) lose(rank, lane, lane->trouble);
-        for (ors::Lane* lane : state->wanted()) state->opened(lane, now);
+        for (ors::Lane* lane : state->take_dropped()) lose(rank, lane, lane->trouble);
+        for (ors::Lane* lane : state->take_wanted()) state->opened(lane, now);
         for (ors::Lane* lane : std::vector<ors::Lane*>(state->lanes())) {
           TinyLane& peer = lanes[lane->reducer * kLanes + lane->number];
           const std::string sent = drain(state, lane, now);
@@ -367,8 +367,8 @@ void test_hostile_lanes() {
       feed(state, lane, bytes, 1 + rng() % 30000, cluster.now);
       drain(state, lane, cluster.now);
       state->tick(cluster.now);
-      for (ors::Lane* broken : state->to_drop()) cluster.lose(0, broken, broken->trouble);
-      for (ors::Lane* again : state->wanted()) state->opened(again, cluster.now);
+      for (ors::Lane* broken : state->take_dropped()) cluster.lose(0, broken, broken->trouble);
+      for (ors::Lane* again : state->take_wanted()) state->opened(again, cluster.now);
       if (lane->phase == ors::Lane::Phase::kHello) {
         drain(state, lane, cluster.now);
         cluster.settle();
