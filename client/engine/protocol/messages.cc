@@ -10,7 +10,7 @@ using Type = Value::Type;
 constexpr uint64_t kAny32 = 0xFFFFFFFF;
 constexpr uint64_t kAny64 = ~uint64_t{0};
 
-// Reads the fields of one map; the first wrong field is remembered and the rest skipped.
+// Reads the fields of one map. Keeps the first error and skips all fields after it.
 class Fields {
  public:
   explicit Fields(std::string_view payload) {
@@ -156,7 +156,7 @@ Value numbers(const std::vector<uint32_t>& list) {
   return Value::of_list(std::move(items));
 }
 
-// The longest prefix of whole characters.
+// Returns the longest prefix of whole characters within `most` bytes.
 std::string_view clipped(std::string_view text, size_t most) {
   if (text.size() <= most) return text;
   while (most > 0 && (static_cast<uint8_t>(text[most]) & 0xC0) == 0x80) --most;
