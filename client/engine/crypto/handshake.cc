@@ -93,7 +93,7 @@ std::optional<Failure> Handshake::check_answer() {
   }
   if (load<uint16_t>(raw(answer_) + kAtLane) != lane_ ||
       load<uint16_t>(raw(answer_) + kAtReserved) != 0) {
-    return unproven("answered as another lane than the one that was asked");
+    return unproven("answered as a different lane than the one that was dialled");
   }
   proof_.assign(kAtWorkerMac, '\0');
   std::memcpy(proof_.data(), "ORSW", kMagicSize);

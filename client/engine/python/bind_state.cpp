@@ -1,4 +1,4 @@
-// The protocol state alone, for the simulator: bytes are moved by hand, nothing blocks.
+// Bindings of the protocol state alone, for the simulator, which moves the bytes itself.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
