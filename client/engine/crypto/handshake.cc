@@ -61,7 +61,7 @@ std::optional<Failure> Handshake::received(std::string_view bytes) {
         "answered with a frame and no proof of the key: it has none, or cannot take connections "
         "(its log tells)");
   }
-  if (magic != "ORSP") return unproven("sent no proof of the key: this is no reducer");
+  if (magic != "ORSP") return unproven("sent no proof of the key: it is not a reducer");
   if (answer_.size() < kPrefaceSize) return std::nullopt;
   Preface theirs;
   const bool readable = unpack_preface(raw(answer_), &theirs) == nullptr;

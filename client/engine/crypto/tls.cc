@@ -179,12 +179,12 @@ bool TlsStream::check_first_bytes() {
 void TlsStream::refuse_foreign() {
   if (first_.compare(0, 4, "ORSF") == 0) {
     return refuse(
-        "answered in the clear: it has no certificate, or cannot take connections (its log tells)");
+        "answered without TLS: it has no certificate, or cannot accept connections (see its log)");
   }
   Preface theirs;
   const auto* raw = reinterpret_cast<const uint8_t*>(first_.data());
   if (first_.size() < kPrefaceSize || unpack_preface(raw, &theirs) != nullptr) {
-    return refuse("does not speak TLS: this is no reducer");
+    return refuse("does not speak TLS: it is not a reducer");
   }
   if (theirs.major != kProtocolMajor) {
     return refuse("speaks protocol " + version(theirs) + ", this client " + version(Preface()) +
@@ -202,7 +202,7 @@ void TlsStream::refuse_for_tls() {
   const std::string why = reason(api_);
   const long verified = api_.SSL_get_verify_result(ssl_);
   if (verified != 0) {
-    std::string text = std::string("has a certificate that is refused: ") +
+    std::string text = std::string("has a certificate that this worker refuses: ") +
                        api_.X509_verify_cert_error_string(verified);
     if (verified == kCertHostMismatch || verified == kCertIpMismatch) {
       text += "; its subjectAltName must have the name or address that this worker dials";
@@ -214,10 +214,10 @@ void TlsStream::refuse_for_tls() {
     return refuse(text);
   }
   if (why.find("alert") != std::string::npos) {
-    return refuse("refuses this worker's certificate, or how it speaks TLS: " + why +
-                  " (the reducer's log tells more)");
+    return refuse("refused this worker's certificate or TLS handshake: " + why +
+                  " (see the reducer's log)");
   }
-  refuse("does not speak TLS as it should: " + why);
+  refuse("broke the TLS protocol: " + why);
 }
 
 void TlsStream::refuse(const std::string& what, ErrorCode code) {

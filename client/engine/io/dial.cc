@@ -81,7 +81,7 @@ void Engine::step_dial(Connection* c, double now) {
     if (c->lookup->addresses().empty()) return dial_failed(c, c->lookup->trouble(), now);
     try_address(c, now);
   } else if ((c->step == Step::kConnecting || c->step == Step::kProving) && now >= c->deadline) {
-    const char* unproven = tls_ ? "no end of the TLS handshake came" : "no proof of the key came";
+    const char* unproven = tls_ ? "the TLS handshake timed out" : "the proof of the key timed out";
     c->trouble = c->step == Step::kProving ? unproven : "no answer";
     close_socket(c);
     try_address(c, now);

@@ -106,8 +106,7 @@ void Engine::serve() {
       failed = state_.failure().has_value();
       leaving = state_.bye_queued();
     }
-    if (out_of_memory)
-      return fail(ErrorCode::kInternal, "engine", "no memory was left for a round");
+    if (out_of_memory) return fail(ErrorCode::kInternal, "engine", "out of memory during a round");
     if (aborted && !timed_out.empty()) return fail(ErrorCode::kTimeout, "timeout", timed_out);
     if (aborted) return fail(ErrorCode::kUnavailable, "closed", "this group is closed");
     if (failed || (leaving && finish_leaving(now))) return;

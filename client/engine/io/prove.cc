@@ -52,7 +52,7 @@ void Engine::read_psk(Connection* c, double now) {
 // The network failed during the handshake. Tries the next address, or dials again later.
 void Engine::handshake_lost(Connection* c, const std::string& why, double now) {
   c->trouble =
-      why + (tls_ ? ", before the end of the TLS handshake" : ", before it had proven the key");
+      why + (tls_ ? ", before the end of the TLS handshake" : ", before it proved the key");
   close_socket(c);
   try_address(c, now);
 }

@@ -96,7 +96,7 @@ std::optional<Failure> Receiver::check_first_bytes() {
     return std::nullopt;
   }
   if (std::memcmp(bytes, "ORSP", 4) != 0) {
-    return broken(ErrorCode::kProtocol, "this is no reducer: the first bytes are " +
+    return broken(ErrorCode::kProtocol, "this is not a reducer: the first bytes are " +
                                             shown(bytes, std::min<size_t>(have(), 16)));
   }
   if (have() < kPrefaceSize) return std::nullopt;

@@ -1,7 +1,7 @@
 // Encodes and decodes the control maps that a worker sends and receives (PROTOCOL.md, section 4).
 //
-// Decoders return nullptr, or an error as a static text. Missing fields, wrong types and numbers
-// out of range are errors; unknown fields are ignored.
+// Decoders return nullptr, or an error as a static text. Wrong types and numbers out of range are
+// errors. Unknown fields are ignored; missing fields keep their defaults.
 #pragma once
 
 #include <cstdint>

@@ -49,7 +49,7 @@ const char* Results::check_result(const Lane& lane, const Round& r, const Header
   if (h.rank != kNoRank && h.rank >= run_.options.world_size)
     return "a result with a rank outside the world size";
   const bool full = gets_bytes(d, r.plan, h.chunk, run_.options.rank);
-  return h.length == (full ? r.plan.bytes(h.chunk) : 0) ? nullptr : "a result of a wrong length";
+  return h.length == (full ? r.plan.bytes(h.chunk) : 0) ? nullptr : "a result of the wrong length";
 }
 
 std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* target) {

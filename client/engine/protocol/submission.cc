@@ -67,7 +67,7 @@ std::optional<std::string> check_submission(const Submission& s, const Options& 
   const Descriptor& d = s.descriptor;
   if (auto wrong = check_descriptor(d, options.world_size)) return wrong;
   if (s.key.empty() || s.key.size() > kMaxKeyBytes || !valid_utf8(s.key)) {
-    return "a key is 1 to 512 bytes of UTF-8, got " + std::to_string(s.key.size());
+    return "expected a key of 1 to 512 bytes of UTF-8, got " + std::to_string(s.key.size());
   }
   if (d.count > uint64_t{1} << 50) return "more than 2^50 elements";
   const bool barrier = d.collective == kBarrier;

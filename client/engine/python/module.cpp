@@ -271,7 +271,7 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
   if (auto wrong = check_options(options)) throw nb::value_error(wrong->c_str());
   for (const std::string& address : options.addresses) {
     if (!parse_endpoint(address)) {
-      throw nb::value_error(("'" + address + "' is no host:port").c_str());
+      throw nb::value_error(("'" + address + "' is not of the form host:port").c_str());
     }
   }
   return options;
