@@ -8,8 +8,8 @@
 namespace ors {
 namespace {
 
-constexpr double kUnreachedLane =
-    5.0;  // seconds until reports of a reducer out of reach are not needed
+// Seconds after which a rank counts as lost without the report of a reducer that is out of reach.
+constexpr double kUnreachedLane = 5.0;
 
 }  // namespace
 

@@ -143,7 +143,7 @@ void test_leave() {
   for (const auto& engine : engines) CHECK(engine->wait_ended(5));
 }
 
-// A large round is sent while a driver sleeps, even if no caller waits for the round.
+// A large round is sent while a driver sleeps, without a driver of its own.
 void test_large_beside_a_driver() {
   Server server(0, 1);
   const Engines engines = join({server.address()});
