@@ -40,8 +40,8 @@ class Proof(NamedTuple):
 def proof(request: pytest.FixtureRequest, key_file: str, certs: Files) -> Proof:
     if request.param == "psk":
         flags = ("--key-file", key_file)
-        return Proof(flags, {"key_file": key_file}, True, PSK_OPENING, "no proof")
-    silence = "no end of the TLS handshake"
+        return Proof(flags, {"key_file": key_file}, True, PSK_OPENING, "proof of the key")
+    silence = "the TLS handshake timed out"
     return Proof(tuple(certs.flags), certs.arguments, False, PREFACE_SIZE, silence)
 
 

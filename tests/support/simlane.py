@@ -12,7 +12,7 @@ from reducer.core.surface.settings import LaneSettings
 from reducer.kernels import KernelSet, load
 from reducer.server.data.executor import failure_of, folded, reduced
 from reducer.server.pipe.reports import put_together
-from reducer.server.pipe.snapshot import LaneNumbers, LaneReport
+from reducer.server.pipe.snapshot import LaneNumbers, LaneReport, Snapshot, Usage
 from reducer.wire.codes import ITEM_SIZES, MessageKind
 from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS
@@ -306,3 +306,14 @@ def _views(buffers: Any) -> Iterator[memoryview]:
     for buffer in buffers:
         assert not _of(buffer).freed, "a freed buffer was read"
         yield buffer.view
+
+
+def snapshot_of(*lanes: LaneReport) -> Snapshot:
+    """Returns the snapshot of a daemon with these lanes, and one lane more that is down."""
+    return Snapshot(
+        tasks=1, started=0.0, clock=0.0,
+        version="1", protocol="1.0", mode="open", time=0.0, started_at=1.0, ready=True, accepted=0,
+        down=[2], metrics_dropped={"slow": 4}, restarts={0: 0, 1: 0, 2: 3},
+        refused={"garbage": 2}, dropped_log_lines=0,
+        usage=Usage(1.5, 7), lanes=list(lanes),
+    )  # fmt: skip

@@ -29,8 +29,8 @@ inline uint16_t to_bf16(uint32_t bits) {
   return static_cast<uint16_t>((bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded);
 }
 
-// Scaling by powers of two lets the float adder do the rounding (round to nearest even is the
-// mode of every thread of ours).
+// Scales by powers of two so that a float addition does the rounding. Requires the default rounding
+// mode, round to nearest even.
 inline uint16_t to_f16(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
@@ -95,7 +95,7 @@ __attribute__((target("avx2"))) void narrow_bf16_avx2(const float* from, uint16_
 bool has_f16c() {
   static const bool has = [] {
     __builtin_cpu_init();
-    // gcc 12 has no name for f16c; every processor with AVX2 has it.
+    // gcc 12 cannot test for f16c; every processor with AVX2 has f16c.
     return __builtin_cpu_supports("avx2") != 0;
   }();
   return has;

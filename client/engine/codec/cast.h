@@ -12,7 +12,7 @@ void narrow_f16(const float* from, uint16_t* to, size_t count);
 void widen_bf16(const uint16_t* from, float* to, size_t count);
 void widen_f16(const uint16_t* from, float* to, size_t count);
 
-// By wire dtype (kFloat16 or kBFloat16). Narrowing returns the CRC-32C of what it wrote.
+// `dtype` is kFloat16 or kBFloat16. Narrowing returns the CRC-32C of the bytes that it wrote.
 uint32_t narrow_crc32c(uint8_t dtype, const float* from, void* to, size_t count);
 void widen(uint8_t dtype, const void* from, float* to, size_t count);
 

@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli), by the processor's instruction where there is one.
+// CRC-32C (Castagnoli), with the processor's instruction if it has one.
 #pragma once
 
 #include <cstddef>
@@ -6,13 +6,13 @@
 
 namespace ors {
 
-// `value` is the CRC of the bytes before these, so a payload may be fed in pieces.
+// `value` is the CRC of the preceding bytes, so that a payload can be processed in pieces.
 uint32_t crc32c(const void* data, size_t size, uint32_t value = 0);
 
-// Copies and checks in one pass over blocks that stay in the first cache.
+// Copies and returns the CRC, block by block so that each block stays in the L1 cache.
 uint32_t copy_crc32c(void* to, const void* from, size_t size, uint32_t value = 0);
 
-// The table version, which every other version must equal.
+// The portable version with tables. All other versions must give the same results.
 uint32_t crc32c_portable(const void* data, size_t size, uint32_t value = 0);
 
 }  // namespace ors

@@ -1,4 +1,4 @@
-// Why an operation, a connection or a run has failed.
+// The error of a failed operation, connection or run.
 #pragma once
 
 #include <cstdint>

@@ -154,7 +154,7 @@ const char* Reader::entries(uint64_t size, Value* out, int depth) {
     Value name;
     Value item;
     if (const char* wrong = value(&name, depth + 1)) return wrong;
-    if (name.type != Type::kStr) return "a msgpack map key that is no string";
+    if (name.type != Type::kStr) return "a msgpack map key that is not a string";
     if (const char* wrong = value(&item, depth + 1)) return wrong;
     out->map.emplace_back(std::move(name.text), std::move(item));
   }

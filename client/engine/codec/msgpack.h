@@ -1,8 +1,8 @@
 // A small msgpack codec for the control maps: nil, booleans, integers, floats, strings, bytes,
 // lists, and maps with string keys.
 //
-// Law: decoding never throws and never allocates more than the input can fill; what is wrong with
-// the input comes back as a text.
+// Law: decoding never throws and never allocates more than the input can fill. Errors are returned
+// as texts.
 #pragma once
 
 #include <cstddef>
@@ -36,14 +36,15 @@ struct Value {
   static Value of_list(std::vector<Value> items = {});
   static Value of_map(Map entries = {});
 
-  const Value* find(std::string_view name) const;  // last of that name, as Python's dict
-  std::optional<int64_t> as_int() const;           // integers that fit
+  const Value* find(std::string_view name) const;  // the last one wins, as in a Python dict
+  std::optional<int64_t> as_int() const;           // nullopt if not an integer or too large
   std::optional<uint64_t> as_uint() const;
 };
 
 void msgpack_encode(const Value& value, std::string* out);
 
-// Decodes exactly one value that fills `bytes`. Returns nullptr or what is wrong (static text).
+// Decodes one value, which must fill `bytes` exactly. Returns nullptr, or an error as a static
+// text.
 const char* msgpack_decode(std::string_view bytes, Value* value);
 
 bool valid_utf8(std::string_view text);

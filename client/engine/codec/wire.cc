@@ -51,7 +51,7 @@ const char* check_length(uint8_t kind, uint32_t length) {
     case kStats:
       return length <= kMaxControlBytes ? nullptr : "a control frame longer than 65536 bytes";
     case kHeartbeat:
-      if (length % 16 != 0) return "a heartbeat that is no multiple of 16 bytes";
+      if (length % 16 != 0) return "a heartbeat whose length is not a multiple of 16 bytes";
       return length <= kMaxHeartbeatEntries * 16 ? nullptr
                                                  : "a heartbeat of more than 4096 entries";
     case kContribution:
@@ -97,7 +97,7 @@ const char* unpack_header(const uint8_t* in, Header* h, ErrorCode* code) {
   if (std::memcmp(in, kFrameMagic, sizeof kFrameMagic) != 0) return "no frame magic";
   if (in[kAtVersion] != kProtocolMajor) {
     *code = ErrorCode::kVersion;
-    return "another frame version";
+    return "an unknown frame version";
   }
   if (load<uint32_t>(in + kAtHeaderCrc) != crc32c(in, kAtHeaderCrc)) {
     *code = ErrorCode::kCorrupted;

@@ -1,6 +1,6 @@
-// What travels on the wire (reducer/wire/PROTOCOL.md): numbers, limits, preface, frame header.
+// The wire format (reducer/wire/PROTOCOL.md): constants, limits, preface and frame header.
 //
-// Law: nothing here allocates, and every byte of a peer is checked before it is believed.
+// Law: nothing here allocates, and every byte from a peer is validated before it is used.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ constexpr uint64_t kMaxLanes = 1'024;
 constexpr size_t kMaxAbsent = 64;
 constexpr size_t kMaxTextBytes = 16'384;
 constexpr uint64_t kMinChunkCost = 4'096;
-constexpr uint32_t kWorkerSilenceMs = 5'000;  // where WELCOME does not say
+constexpr uint32_t kWorkerSilenceMs = 5'000;  // default if WELCOME has none
 constexpr uint32_t kMaxSilenceMs = 3'600'000;
 constexpr int kPositionBits = 24;
 
@@ -86,7 +86,7 @@ enum Op : uint8_t {
   kMax = 4,
   kProd = 5,
   kCopy = 6,
-  kBand = 7,  // this and the next two: bits of integers, since minor 1
+  kBand = 7,  // kBand, kBor, kBxor: bitwise, integers only, since minor 1
   kBor = 8,
   kBxor = 9,
 };
@@ -120,7 +120,7 @@ enum class ErrorCode : uint32_t {
   kCorrupted = 13,
 };
 
-// Bytes of one element; 0 for a number that is no dtype.
+// Size of one element in bytes; 0 for an unknown dtype.
 constexpr uint32_t item_size(uint8_t dtype) {
   switch (dtype) {
     case kFloat32:
@@ -162,7 +162,7 @@ struct Header {
   uint8_t op = 0;
   uint8_t collective = 0;
   uint16_t flags = 0;
-  uint16_t rank = kNoRank;  // of a contribution: its sender; of a result: section 2
+  uint16_t rank = kNoRank;  // contribution: the sender; result: see section 2
   uint16_t root = 0;
   uint32_t epoch = 0;
   uint32_t chunk = 0;
@@ -178,12 +178,11 @@ struct Header {
 
 void pack_header(const Header& header, uint8_t* out);
 
-// Reads kHeaderSize bytes. Returns nullptr, or what is wrong with them (a static string) and the
-// code of that error.
+// Parses kHeaderSize bytes. Returns nullptr, or an error as a static text and sets its code.
 const char* unpack_header(const uint8_t* in, Header* header, ErrorCode* code);
 
-// In Preface::flags: the handshake of section 12 comes before the first frame; or all that follows
-// is TLS (section 13).
+// Preface::flags. Psk: the handshake of section 12 precedes the first frame. Tls: all bytes after
+// the preface are TLS (section 13).
 constexpr uint16_t kPrefacePsk = 1;
 constexpr uint16_t kPrefaceTls = 2;
 
@@ -199,7 +198,7 @@ std::string version(const Preface& preface);
 
 void pack_preface(const Preface& preface, uint8_t* out);
 
-// Reads kPrefaceSize bytes; major, minor and flags are the caller's to judge.
+// Parses kPrefaceSize bytes. The caller must check major, minor and flags.
 const char* unpack_preface(const uint8_t* in, Preface* preface);
 
 // The 64-bit FNV-1a of a key's UTF-8 name.

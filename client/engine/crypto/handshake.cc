@@ -61,7 +61,7 @@ std::optional<Failure> Handshake::received(std::string_view bytes) {
         "answered with a frame and no proof of the key: it has none, or cannot take connections "
         "(its log tells)");
   }
-  if (magic != "ORSP") return unproven("sent no proof of the key: this is no reducer");
+  if (magic != "ORSP") return unproven("sent no proof of the key: it is not a reducer");
   if (answer_.size() < kPrefaceSize) return std::nullopt;
   Preface theirs;
   const bool readable = unpack_preface(raw(answer_), &theirs) == nullptr;
@@ -93,7 +93,7 @@ std::optional<Failure> Handshake::check_answer() {
   }
   if (load<uint16_t>(raw(answer_) + kAtLane) != lane_ ||
       load<uint16_t>(raw(answer_) + kAtReserved) != 0) {
-    return unproven("answered as another lane than the one that was asked");
+    return unproven("answered as a different lane than the one that was dialled");
   }
   proof_.assign(kAtWorkerMac, '\0');
   std::memcpy(proof_.data(), "ORSW", kMagicSize);

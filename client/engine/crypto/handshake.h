@@ -1,8 +1,8 @@
-// The worker's side of the psk handshake (PROTOCOL.md, section 12), without its socket: opening()
-// goes out, the answer comes in, proof() goes out, and only then frames.
+// The worker's side of the psk handshake (PROTOCOL.md, section 12), without its socket. The worker
+// sends opening(), receives the answer and sends proof(). Frames follow only then.
 //
-// Law: a lane that has not proven the key is believed nothing: its bytes are of fixed size, no text
-// of it is shown, and nothing is parsed but the two numbers of a preface.
+// Law: nothing from a lane is trusted until the lane has proven the key. The answer has a fixed
+// size, none of its text is shown, and only the version and flags of a preface are parsed.
 #pragma once
 
 #include <cstddef>
@@ -21,20 +21,20 @@ constexpr size_t kNonceSize = 32;
 constexpr size_t kMinMasterBytes = 16;
 constexpr size_t kMaxMasterBytes = 1'024;
 
-// The key of one job, from the key of a key file.
+// Derives the key of one job from the contents of a key file.
 Secret job_key(std::string_view master, std::string_view job);
 
 class Handshake {
  public:
-  // `nonce`: random bytes for this connection alone. `peer`: for messages.
+  // `nonce` must be fresh random bytes for each connection. `peer` is the name for messages.
   Handshake(const Secret& key, std::string_view job, uint16_t lane, std::string_view nonce,
             std::string peer);
 
   const std::string& opening() const { return opening_; }  // preface and challenge
 
-  // The most bytes that may be read now: never one of the first frame.
+  // The number of bytes to read at most, so that no byte of the first frame is read.
   size_t wanted() const { return kAnswerSize - answer_.size(); }
-  // Bytes of the lane. A failure is final.
+  // Handles bytes from the lane. A failure is final.
   std::optional<Failure> received(std::string_view bytes);
   bool proven() const { return !proof_.empty(); }
   const std::string& proof() const { return proof_; }

@@ -42,7 +42,7 @@ Digest hkdf_expand(std::string_view extracted, std::string_view info) {
 
 bool equal_in_constant_time(std::string_view one, std::string_view other) {
   if (one.size() != other.size()) return false;
-  volatile uint8_t difference = 0;  // so that no compiler leaves the loop early
+  volatile uint8_t difference = 0;  // keeps the compiler from leaving the loop early
   for (size_t i = 0; i < one.size(); ++i) {
     difference = difference | static_cast<uint8_t>(one[i] ^ other[i]);
   }

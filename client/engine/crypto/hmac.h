@@ -1,4 +1,4 @@
-// HMAC-SHA256 (RFC 2104), HKDF (RFC 5869), and what is needed to handle keys with care.
+// HMAC-SHA256 (RFC 2104), HKDF (RFC 5869), and helpers that keep keys secret.
 #pragma once
 
 #include <string>
@@ -11,17 +11,17 @@ namespace ors {
 Digest hmac_sha256(std::string_view key, std::string_view data);
 
 Digest hkdf_extract(std::string_view salt, std::string_view key);
-// The first 32 bytes of the output; no more are ever needed.
+// Returns the first 32 bytes of the output, which is all that the handshake needs.
 Digest hkdf_expand(std::string_view extracted, std::string_view info);
 
-// Whether two texts are equal, in a time that depends on their sizes alone.
+// Compares two texts in a time that depends only on their sizes.
 bool equal_in_constant_time(std::string_view one, std::string_view other);
 
 inline std::string_view view(const Digest& digest) {
   return {reinterpret_cast<const char*>(digest.data()), digest.size()};
 }
 
-// The key of a job, or none. Zeroed when it ends or is moved from; never shown, never logged.
+// The key of a job; may be empty. The memory is zeroed on destruction and on move. Never log it.
 class Secret {
  public:
   Secret() = default;

@@ -5,7 +5,8 @@
 namespace ors {
 namespace {
 
-// Null with *trouble set. Never closed: OpenSSL registers what runs at the end of the process.
+// Returns null and sets *trouble on failure. The library is never closed, because OpenSSL registers
+// exit handlers.
 std::unique_ptr<OpenSsl> load(const OpenSslNames& names, std::string* trouble) {
   void* ssl = ::dlopen(names.ssl.c_str(), RTLD_NOW | RTLD_LOCAL);
   void* crypto = ssl != nullptr ? ::dlopen(names.crypto.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
@@ -30,14 +31,13 @@ std::unique_ptr<OpenSsl> load(const OpenSslNames& names, std::string* trouble) {
 
 std::unique_ptr<const OpenSsl> load_openssl(const std::vector<OpenSslNames>& names,
                                             std::string* why) {
-  std::string sought;
+  std::string tried;
   for (const OpenSslNames& pair : names) {
     std::string trouble;
     if (auto found = load(pair, &trouble)) return found;
-    sought +=
-        (sought.empty() ? "" : ", ") + pair.ssl + " with " + pair.crypto + " (" + trouble + ")";
+    tried += (tried.empty() ? "" : ", ") + pair.ssl + " with " + pair.crypto + " (" + trouble + ")";
   }
-  *why = "mode tls needs OpenSSL 1.1.1 or later, and this machine has none: sought " + sought +
+  *why = "mode tls needs OpenSSL 1.1.1 or later, and none was found: tried " + tried +
          "; install it (Debian and Ubuntu: apt-get install libssl3; Fedora: dnf install "
          "openssl-libs; conda: conda install openssl)";
   return nullptr;

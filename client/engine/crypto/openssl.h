@@ -1,9 +1,9 @@
-// The few functions of OpenSSL that mode tls needs, found at run time: the build needs no headers
-// of it, and a machine without it runs every other mode.
+// Loads the functions of OpenSSL that mode tls needs at run time. The build needs no OpenSSL
+// headers, and all other modes work without OpenSSL.
 //
-// These declarations are the ABI of 1.1.1 and of 3.x alike: both have each of them as a function
-// (what OpenSSL's headers offer as macros over *_ctrl is spelled out in tls.cc), with these
-// arguments, opaque types, and numbers that OpenSSL never changes.
+// The declarations match the ABI of both 1.1.1 and 3.x: each function exists in both with the same
+// arguments and opaque types, and OpenSSL does not change the constants. tls.cc calls *_ctrl
+// directly where the OpenSSL headers have macros.
 #pragma once
 
 #include <cstddef>
@@ -69,12 +69,12 @@ struct OpenSslNames {
   std::string crypto;
 };
 
-// The first of `names` that this machine has; null, and *why says what was sought and what to
-// install.
+// Loads the first of `names` that this machine has. Returns null if there is none; *why then names
+// the libraries that were tried and the package to install.
 std::unique_ptr<const OpenSsl> load_openssl(const std::vector<OpenSslNames>& names,
                                             std::string* why);
 
-// The system's, looked for once; it outlives every thread.
+// The system's OpenSSL. Loaded once and never unloaded.
 const OpenSsl* system_openssl(std::string* why);
 
 }  // namespace ors

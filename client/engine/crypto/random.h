@@ -1,4 +1,4 @@
-// Random bytes from the kernel: for names that must not repeat, nonces, and waits that must differ.
+// Random bytes from the kernel, for unique ids, nonces and jitter.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@ namespace ors {
 
 std::string random_bytes(size_t size);
 
-// From 0 to below 1.
+// Returns a number in [0, 1).
 double random_fraction();
 
 }  // namespace ors

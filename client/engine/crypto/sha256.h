@@ -13,12 +13,12 @@ using Digest = std::array<uint8_t, kDigestSize>;
 class Sha256 {
  public:
   Sha256();
-  ~Sha256();  // zeroes its state: it may have been a key
+  ~Sha256();  // zeroes the state, which may hold a key
   Sha256(const Sha256&) = delete;
   Sha256& operator=(const Sha256&) = delete;
 
   void update(const void* data, size_t size);
-  Digest finish();  // once
+  Digest finish();  // call once
 
  private:
   static constexpr size_t kBlock = 64;

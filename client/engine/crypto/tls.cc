@@ -10,7 +10,7 @@
 namespace ors {
 namespace {
 
-// Of OpenSSL's headers.
+// Constants of OpenSSL's headers.
 constexpr int kCtrlReadAhead = 41;    // SSL_CTX_set_read_ahead
 constexpr int kCtrlMinVersion = 123;  // SSL_CTX_set_min_proto_version
 constexpr int kCtrlServerName = 55;   // SSL_set_tlsext_host_name
@@ -31,7 +31,7 @@ constexpr char kFirstBytes[] = {0x16, 0x15};  // of a handshake record, and of a
 constexpr size_t kBatch = 64 << 10;           // plain bytes of one send()
 constexpr size_t kChunk = 64 << 10;           // encrypted bytes of one recv()
 
-int no_password(char*, int, int, void*) { return -1; }  // never asked for on a terminal
+int no_password(char*, int, int, void*) { return -1; }  // never prompt on the terminal
 
 std::string reason(const OpenSsl& api) {
   std::string text;
@@ -61,7 +61,7 @@ std::shared_ptr<const TlsContext> TlsContext::make(const OpenSsl& api, const Tls
   std::shared_ptr<const TlsContext> made(new TlsContext(api, context));
   api.SSL_CTX_ctrl(context, kCtrlMinVersion, kTls13, nullptr);
   api.SSL_CTX_ctrl(context, kCtrlReadAhead, 1, nullptr);
-  // A reducer takes no other; the share in the ClientHello is of the first one.
+  // Reducers accept no other groups. The ClientHello carries the key share of the first one.
   static char groups[] = "P-256";
   api.SSL_CTX_ctrl(context, kCtrlGroups, 0, groups);
   api.SSL_CTX_set_ciphersuites(context, kCiphers);
@@ -88,7 +88,8 @@ std::unique_ptr<TlsStream> TlsContext::stream(const std::string& host, uint16_t 
   if (ssl == nullptr) throw std::bad_alloc();
   auto made = std::make_unique<TlsStream>(api_, ssl, lane, peer);
   X509_VERIFY_PARAM* checks = api_.SSL_get0_param(ssl);
-  const std::string name = host.substr(0, host.find('%'));  // no certificate has a scope
+  const std::string name =
+      host.substr(0, host.find('%'));  // strip the scope: certificates have none
   bool set;
   if (is_address(name)) {
     set = api_.X509_VERIFY_PARAM_set1_ip_asc(checks, name.c_str()) == 1;
@@ -96,7 +97,7 @@ std::unique_ptr<TlsStream> TlsContext::stream(const std::string& host, uint16_t 
     set = api_.X509_VERIFY_PARAM_set1_host(checks, name.c_str(), 0) == 1;
     api_.SSL_ctrl(ssl, kCtrlServerName, 0, const_cast<char*>(name.c_str()));
   }
-  if (!set) throw std::bad_alloc();  // a name would go unchecked
+  if (!set) throw std::bad_alloc();  // else the name would not be verified
   return made;
 }
 
@@ -120,7 +121,7 @@ TlsStream::TlsStream(const OpenSsl& api, SSL* ssl, uint16_t lane, const std::str
 
 TlsStream::~TlsStream() { api_.SSL_free(ssl_); }
 
-// --- the proof ---
+// --- handshake ---
 
 TlsStream::Proof TlsStream::prove(int fd) {
   if (!established_) {
@@ -137,7 +138,7 @@ TlsStream::Proof TlsStream::prove(int fd) {
     answer_.append(bytes, static_cast<size_t>(size));
   }
   if (answer_ == preface_) return Proof::kProven;
-  refuse("was told another preface than ours: somebody has changed it on the way");
+  refuse("received a different preface than this worker sent: it was changed on the way");
   return Proof::kRefused;
 }
 
@@ -148,9 +149,9 @@ TlsStream::Proof TlsStream::handshake(int fd) {
     const int error = done == 1 ? 0 : api_.SSL_get_error(ssl_, done);
     if (error != 0 && error != kErrorWantRead) refuse_for_tls();
     encrypted();
-    const bool flushed = flush(fd);  // an alert, too
+    const bool flushed = flush(fd);  // sends alerts as well
     if (error != 0 && error != kErrorWantRead) return Proof::kRefused;
-    // The buffer of a new connection takes more than this.
+    // The send buffer of a new connection is larger than this, so a failed flush is an error.
     if (!flushed) return Proof::kLost;
     if (done == 1) {
       established_ = true;
@@ -164,8 +165,8 @@ TlsStream::Proof TlsStream::handshake(int fd) {
   }
 }
 
-// Whether the reducer speaks TLS, before OpenSSL sees a byte: what else it says tells why not.
-// False while that is open.
+// Checks whether the reducer speaks TLS, before OpenSSL sees a byte. If not, its first bytes tell
+// the reason. Returns false while more bytes are needed to decide.
 bool TlsStream::check_first_bytes() {
   is_tls_ =
       std::find(std::begin(kFirstBytes), std::end(kFirstBytes), first_[0]) != std::end(kFirstBytes);
@@ -178,12 +179,12 @@ bool TlsStream::check_first_bytes() {
 void TlsStream::refuse_foreign() {
   if (first_.compare(0, 4, "ORSF") == 0) {
     return refuse(
-        "answered in the clear: it has no certificate, or cannot take connections (its log tells)");
+        "answered without TLS: it has no certificate, or cannot accept connections (see its log)");
   }
   Preface theirs;
   const auto* raw = reinterpret_cast<const uint8_t*>(first_.data());
   if (first_.size() < kPrefaceSize || unpack_preface(raw, &theirs) != nullptr) {
-    return refuse("does not speak TLS: this is no reducer");
+    return refuse("does not speak TLS: it is not a reducer");
   }
   if (theirs.major != kProtocolMajor) {
     return refuse("speaks protocol " + version(theirs) + ", this client " + version(Preface()) +
@@ -196,12 +197,12 @@ void TlsStream::refuse_foreign() {
          "or this worker without");
 }
 
-// A failure of the handshake, or after it: of a certificate, ours or theirs, in most cases.
+// Turns OpenSSL's error into a failure. Usually one of the two certificates was refused.
 void TlsStream::refuse_for_tls() {
   const std::string why = reason(api_);
   const long verified = api_.SSL_get_verify_result(ssl_);
   if (verified != 0) {
-    std::string text = std::string("has a certificate that is refused: ") +
+    std::string text = std::string("has a certificate that this worker refuses: ") +
                        api_.X509_verify_cert_error_string(verified);
     if (verified == kCertHostMismatch || verified == kCertIpMismatch) {
       text += "; its subjectAltName must have the name or address that this worker dials";
@@ -213,10 +214,10 @@ void TlsStream::refuse_for_tls() {
     return refuse(text);
   }
   if (why.find("alert") != std::string::npos) {
-    return refuse("refuses this worker's certificate, or how it speaks TLS: " + why +
-                  " (the reducer's log tells more)");
+    return refuse("refused this worker's certificate or TLS handshake: " + why +
+                  " (see the reducer's log)");
   }
-  refuse("does not speak TLS as it should: " + why);
+  refuse("broke the TLS protocol: " + why);
 }
 
 void TlsStream::refuse(const std::string& what, ErrorCode code) {
@@ -226,9 +227,10 @@ void TlsStream::refuse(const std::string& what, ErrorCode code) {
   failure_.message = peer_ + " " + what;
 }
 
-// --- bytes in ---
+// --- receiving ---
 
-// Encrypted bytes from the socket: how many, 0 at its end, or -1 with errno; EPROTO: refused.
+// Reads encrypted bytes from the socket. Returns their number, 0 at the end of the stream, or -1
+// with errno. EPROTO: the peer does not speak TLS, see failure().
 ssize_t TlsStream::fill(int fd) {
   uint8_t bytes[kChunk];
   for (;;) {
@@ -285,7 +287,7 @@ ssize_t TlsStream::receive(int fd, const struct iovec* parts, int n) {
     auto* to = static_cast<uint8_t*>(parts[i].iov_base);
     for (size_t at = 0; at < parts[i].iov_len;) {
       const ssize_t size = decrypt(fd, to + at, parts[i].iov_len - at);
-      if (size <= 0) return all > 0 ? all : size;  // it comes again
+      if (size <= 0) return all > 0 ? all : size;  // the next call returns the error again
       at += static_cast<size_t>(size);
       all += size;
     }
@@ -293,9 +295,9 @@ ssize_t TlsStream::receive(int fd, const struct iovec* parts, int n) {
   return all;
 }
 
-// --- bytes out ---
+// --- sending ---
 
-// What OpenSSL has written since, behind what is unsent.
+// Appends the bytes that OpenSSL has written to out_.
 void TlsStream::encrypted() {
   const size_t size = api_.BIO_ctrl_pending(out_bio_);
   if (size == 0) return;
@@ -317,14 +319,14 @@ bool TlsStream::flush(int fd) {
 }
 
 ssize_t TlsStream::send(int fd, const struct iovec* parts, int n) {
-  encrypted();  // what TLS had to answer
+  encrypted();  // OpenSSL's own messages go first
   if (!flush(fd)) return -1;
   size_t taken = 0;
   for (int i = 0; i < n && taken < kBatch; ++i) {
     const size_t part = std::min(parts[i].iov_len, kBatch - taken);
     if (part == 0) continue;
     api_.ERR_clear_error();
-    // Memory takes all of it.
+    // SSL_write to a memory BIO never writes less.
     if (api_.SSL_write(ssl_, parts[i].iov_base, static_cast<int>(part)) != static_cast<int>(part)) {
       refuse_for_tls();
       errno = EPROTO;
@@ -333,7 +335,7 @@ ssize_t TlsStream::send(int fd, const struct iovec* parts, int n) {
     taken += part;
   }
   encrypted();
-  (void)flush(fd);  // what it does not take now is unsent()
+  (void)flush(fd);  // the rest stays unsent()
   return static_cast<ssize_t>(taken);
 }
 

@@ -1,6 +1,6 @@
 // Mode tls (PROTOCOL.md, section 13): TLS 1.3 over a connected socket, with certificates on both
-// sides. Bytes go through memory of ours, so no call of OpenSSL touches a descriptor, raises
-// SIGPIPE or waits.
+// sides. OpenSSL reads and writes memory buffers only, so it never uses a descriptor, raises
+// SIGPIPE or blocks.
 #pragma once
 
 #include <sys/types.h>
@@ -26,18 +26,18 @@ struct TlsFiles {
 
 class TlsStream;
 
-// What the connections of one engine have in common; holds the key until it ends.
+// Shared by all connections of one engine. Holds the private key until it is destroyed.
 class TlsContext {
  public:
-  // Null where a file is no good; *why names it.
+  // Returns null if a file cannot be used; *why names the file and the reason.
   static std::shared_ptr<const TlsContext> make(const OpenSsl& api, const TlsFiles& files,
                                                 std::string* why);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
   TlsContext& operator=(const TlsContext&) = delete;
 
-  // For a connection to `host`, a name or an address as it was dialled: the certificate must have
-  // it. `peer`: for messages.
+  // Creates the stream of a connection. The reducer's certificate must contain `host`, the name or
+  // address that was dialled. `peer` is the name for messages.
   std::unique_ptr<TlsStream> stream(const std::string& host, uint16_t lane,
                                     const std::string& peer) const;
 
@@ -48,7 +48,8 @@ class TlsContext {
   SSL_CTX* const context_;
 };
 
-// One connection. prove() until it is proven, then send() and receive(), as sendmsg() and readv().
+// One connection. Call prove() until it returns kProven; then use send() and receive() like
+// sendmsg() and readv().
 class TlsStream {
  public:
   enum class Proof : uint8_t { kWaits, kProven, kLost, kRefused };
@@ -58,21 +59,22 @@ class TlsStream {
   TlsStream(const TlsStream&) = delete;
   TlsStream& operator=(const TlsStream&) = delete;
 
-  // Up to the last byte that is there, or the end of the handshake: the reducer has our
-  // certificate, we have its, and it has said our preface. kLost: `errno`, 0 for the end of the
-  // stream. kRefused: failure() says what no retry can mend.
+  // Continues the handshake as far as bytes have arrived. kProven: both certificates were verified
+  // and the reducer has repeated this worker's preface. kLost: the connection failed; `errno`, or 0
+  // at the end of the stream. kRefused: see failure(); a retry cannot help.
   Proof prove(int fd);
   const Failure& failure() const { return failure_; }
 
-  // Plain bytes that were taken, or -1 with errno. What was taken may be unsent(): a send() of
-  // nothing goes on with it.
+  // Returns the number of plain bytes that were accepted, or -1 with errno. Accepted bytes may
+  // still be unsent(); a send() of no bytes continues to send these.
   ssize_t send(int fd, const struct iovec* parts, int n);
   bool unsent() const { return out_at_ < out_end_; }
-  // Plain bytes; fewer than there is room for when no more have come, or it has ended(). 0: the end
-  // of the stream. -1 with errno; EPROTO: failure().
+  // Returns the number of plain bytes received; fewer than requested if no more have arrived or the
+  // stream has ended(). Returns 0 at the end of the stream, -1 with errno on errors. EPROTO: see
+  // failure().
   ssize_t receive(int fd, const struct iovec* parts, int n);
   bool ended() const { return ended_; }
-  // Tells the reducer that nothing follows, as far as the socket takes it now.
+  // Sends close_notify, if the socket accepts it without blocking.
   void close(int fd);
 
  private:
@@ -88,15 +90,15 @@ class TlsStream {
 
   const OpenSsl& api_;
   SSL* const ssl_;
-  BIO* const in_;  // both ssl_'s
+  BIO* const in_;  // owned by ssl_, like out_bio_
   BIO* const out_bio_;
-  std::string preface_;  // ours
-  std::string first_;    // of the reducer's bytes, until they are known to be TLS
-  std::string answer_;   // the preface that it has said
+  std::string preface_;  // this worker's
+  std::string first_;    // the reducer's first bytes, until they are known to be TLS
+  std::string answer_;   // the preface as the reducer repeats it
   bool is_tls_ = false;
   bool established_ = false;
   bool ended_ = false;
-  std::vector<uint8_t> out_;  // encrypted, from out_at_ to out_end_; kept for its memory
+  std::vector<uint8_t> out_;  // encrypted bytes to send: [out_at_, out_end_)
   size_t out_at_ = 0;
   size_t out_end_ = 0;
   std::string peer_;

@@ -1,4 +1,4 @@
-// What any thread may call of the engine: submissions, questions, the end.
+// The engine's methods for all threads: start, submit, queries, abort.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -16,8 +16,9 @@
 namespace ors {
 namespace {
 
-// The i-th chunk that a rank hands out: of every `reducers` chunks in a row, which all have other
-// owners, each rank begins with another one, so that not all meet at one reducer's NIC.
+// Returns the i-th chunk that a rank publishes. Successive chunks have different reducers; within
+// each run of `reducers` chunks every rank starts at a different chunk, so that the ranks do not
+// all send to the same reducer's NIC at once.
 uint32_t rotated(uint32_t i, uint32_t chunks, uint32_t reducers, uint32_t rank) {
   const uint32_t first = i / reducers * reducers;
   const uint32_t length = std::min(reducers, chunks - first);
@@ -34,7 +35,7 @@ Engine::Engine(Options options, Secret key, std::shared_ptr<const TlsContext> tl
       timeline_(std::move(timeline)) {
   state_.trace_rounds(timeline_ != nullptr);
   state_.on_finished([this](const OperationRef& operation) {
-    if (operation.get() == awaited_) wake();  // mutex_ is held: nobody else drives the state
+    if (operation.get() == awaited_) wake();  // mutex_ is held, as for all of State
     if (!operation->notify()) return;
     const std::lock_guard<std::mutex> lock(finished_mutex_);
     finished_.push_back(operation);
@@ -48,7 +49,7 @@ void Engine::start() {
   const std::lock_guard<std::mutex> lock(thread_mutex_);
   if (started_) return;
   open_event_loop();
-  // The thread inherits the mask: no signal of the program is ever handled in it.
+  // The thread inherits a full signal mask, so that the program's signal handlers never run in it.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -69,7 +70,7 @@ void Engine::open_event_loop() {
   epoll_ = open_guarded([] { return ::epoll_create1(EPOLL_CLOEXEC); });
   event_ = open_guarded([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); });
   epoll_event wish{};
-  wish.events = EPOLLIN | EPOLLET;  // each write is an event, so nobody has to read it
+  wish.events = EPOLLIN | EPOLLET;  // edge-triggered: each write is an event, no read needed
   wish.data.ptr = nullptr;
   if (epoll_ < 0 || event_ < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, event_, &wish) != 0) {
     throw std::system_error(errno, std::system_category(), "the engine's event loop");
@@ -80,7 +81,7 @@ void Engine::wake() {
   const std::lock_guard<std::mutex> lock(event_mutex_);
   if (event_ < 0) return;
   const uint64_t one = 1;
-  (void)!::write(event_, &one, sizeof one);  // full means that it is awake already
+  (void)!::write(event_, &one, sizeof one);  // a full counter means that a wake-up is pending
 }
 
 bool Engine::wait_joined(double seconds) {
@@ -96,7 +97,7 @@ std::optional<Failure> Engine::failure() {
 }
 
 std::optional<std::string> Engine::check(const Submission& submission) const {
-  return state_.check(submission);  // reads only what never changes
+  return state_.check(submission);  // reads only the options, which never change
 }
 
 std::optional<Failure> Engine::submit(const Submission& submission, OperationRef* operation) {
@@ -111,28 +112,29 @@ std::optional<Failure> Engine::submit(const Submission& submission, OperationRef
   }
   *operation = round->operation;
   if (sleeps) wake();
-  if (lent) return std::nullopt;  // who sends a chunk copies it before
+  if (lent) return std::nullopt;  // the thread that sends a chunk copies it first
   try {
     publish(submission, round);
-  } catch (const std::bad_alloc&) {  // the operation is the engine's, which ends it with the group
-    give_up();
+  } catch (const std::bad_alloc&) {  // the engine fails the operation with the group
+    fail_for_memory();
   }
   return std::nullopt;
 }
 
-// With mutex_: whether nobody has io_mutex_, nor was woken to take it. (On Linux try_lock fails for
-// no other reason.)
+// Requires mutex_. Returns true if the caller must wake a thread: no thread holds io_mutex_, and no
+// wake-up is pending. (On Linux, try_lock() of a mutex fails only if the mutex is locked.)
 bool Engine::claim_wake() {
   if (!io_mutex_.try_lock()) return false;
   io_mutex_.unlock();
   return !std::exchange(woken_, true);
 }
 
-// There was no memory in the middle of a round that others wait for.
-void Engine::give_up() {
+// Memory ran out in the middle of a round. Other ranks wait for that round, so the engine thread
+// ends the run.
+void Engine::fail_for_memory() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    gave_up_ = true;
+    out_of_memory_ = true;
   }
   wake();
 }
@@ -160,9 +162,9 @@ void Engine::publish(const Submission& submission, const RoundRef& round) {
     if (sleeps) wake();
     if (io.owns_lock()) {
       pump_kicked(monotonic());
-      let_go(&io);
+      release_io(&io);
     }
-    if (round->operation->done()) return;  // failed or refused: nobody needs the rest
+    if (round->operation->done()) return;  // failed or refused: the rest is not needed
   }
 }
 
@@ -192,7 +194,7 @@ std::optional<std::vector<LaneStats>> Engine::stats(double seconds) {
   if (!answered || state_.failure() || ended_) return std::nullopt;
   std::vector<LaneStats> all;
   for (const Lane* lane : state_.lanes()) {
-    if (lane->stats.type != Value::Type::kMap) continue;  // lost before it could answer
+    if (lane->stats.type != Value::Type::kMap) continue;  // connection lost before the answer
     all.push_back(
         {state_.options().addresses[lane->reducer], lane->welcome.slot, lane->number, lane->stats});
   }
@@ -237,7 +239,7 @@ void Engine::abort(const std::string& timed_out) {
     const std::lock_guard<std::mutex> state_lock(mutex_);
     abort_ = true;
     timed_out_ = timed_out;
-    started_ = true;  // and so never again
+    started_ = true;  // start() does nothing from now on
   }
   wake();
   if (thread_.joinable()) {
@@ -245,7 +247,8 @@ void Engine::abort(const std::string& timed_out) {
   } else {
     fail(ErrorCode::kUnavailable, "closed", "this group is closed");
   }
-  const std::lock_guard<std::mutex> driver(driver_mutex_);  // its operation is finished: it leaves
+  const std::lock_guard<std::mutex> driver(
+      driver_mutex_);  // the driver leaves: its operation is finished
   close_guarded(std::exchange(epoll_, -1));
   const std::lock_guard<std::mutex> event_lock(event_mutex_);
   close_guarded(std::exchange(event_, -1));

@@ -1,4 +1,4 @@
-// Opening the connections that the state wants: names, addresses, retries. Engine thread only.
+// Opens the connections that State wants: name look-up, addresses, retries. Engine thread only.
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -13,12 +13,13 @@
 namespace ors {
 namespace {
 
-constexpr double kLastRetry = 1.0;        // seconds
-constexpr double kLookupTick = 0.01;      // look-ups are polled
-constexpr double kAddressPatience = 2.0;  // before the next address of a name is tried
+constexpr double kLastRetry = 1.0;       // seconds
+constexpr double kLookupTick = 0.01;     // look-ups are polled
+constexpr double kAddressTimeout = 2.0;  // before the next address of a name is tried
 
-// Before a lane that had welcomed us is dialled again, in seconds: none, unless it fails again and
-// again. A reducer that lacks memory for a moment is to see its ranks later, not ten times in it.
+// Seconds to back off before a lane that has been welcomed before is dialled again. The first
+// reconnect is immediate; repeated failures back off, so that ranks do not storm a reducer that is
+// short of memory.
 double first_backoff(uint32_t strikes) {
   if (strikes < 2) return 0;
   return std::min(kLastRetry, kFirstRetry * (1u << std::min(strikes - 2, 10u)));
@@ -35,14 +36,14 @@ void Engine::dial_wanted(double now) {
   std::vector<Wanted> lanes;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (Lane* lane : state_.wanted()) lanes.push_back({lane, lane->attempts, lane->strikes});
+    for (Lane* lane : state_.take_wanted()) lanes.push_back({lane, lane->attempts, lane->strikes});
   }
   for (const auto& [lane, attempts, strikes] : lanes) {
     Connection* c = nullptr;
     for (const auto& known : connections_list_) {
       if (known->lane == lane) c = known.get();
     }
-    if (c != nullptr) {  // at once where it had been welcomed, else later
+    if (c != nullptr) {  // a lane that was welcomed before is dialled at once
       if (attempts <= 1) c->backoff = first_backoff(strikes);
       retry(c, now);
       continue;
@@ -54,7 +55,7 @@ void Engine::dial_wanted(double now) {
   }
 }
 
-// Seconds until step_dials() has something to do, at most `most`.
+// Returns the seconds until step_dials() has something to do, but at most `most`.
 double Engine::until_next_dial(double now, double most) const {
   using Step = Connection::Step;
   for (const auto& c : connections_list_) {
@@ -72,7 +73,7 @@ void Engine::step_dials(double now) {
 void Engine::step_dial(Connection* c, double now) {
   using Step = Connection::Step;
   if (c->step == Step::kWaiting && now >= c->deadline) {
-    c->step = Step::kResolving;  // names are resolved anew each time: addresses change
+    c->step = Step::kResolving;  // resolve again: addresses change
     c->lookup = Lookup::start(parse_endpoint(state_.options().addresses[c->lane->reducer]).value());
     c->next_address = 0;
   }
@@ -80,9 +81,9 @@ void Engine::step_dial(Connection* c, double now) {
     if (c->lookup->addresses().empty()) return dial_failed(c, c->lookup->trouble(), now);
     try_address(c, now);
   } else if ((c->step == Step::kConnecting || c->step == Step::kProving) && now >= c->deadline) {
-    const char* unproven = tls_ ? "no end of the TLS handshake came" : "no proof of the key came";
+    const char* unproven = tls_ ? "the TLS handshake timed out" : "the proof of the key timed out";
     c->trouble = c->step == Step::kProving ? unproven : "no answer";
-    shut(c);
+    close_socket(c);
     try_address(c, now);
   }
 }
@@ -92,7 +93,7 @@ void Engine::try_address(Connection* c, double now) {
     int error = 0;
     const Options& options = state_.options();
     const SocketAddress& address = c->lookup->addresses()[c->next_address++];
-    // Not in mode tls: a certificate is for the name that was dialled, over the network.
+    // Mode tls always uses TCP: the certificate proves the host name that was dialled.
     c->fd = options.local_sockets && !tls_ ? connect_local(address) : -1;
     c->local = c->fd >= 0;
     if (!c->local && !options.source.empty()) {
@@ -107,13 +108,13 @@ void Engine::try_address(Connection* c, double now) {
     }
     if (c->fd >= 0) {
       c->step = Connection::Step::kConnecting;
-      c->deadline = now + kAddressPatience;
+      c->deadline = now + kAddressTimeout;
       epoll_event wish{};
       wish.events = EPOLLOUT;
       wish.data.ptr = c;
       if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, c->fd, &wish) == 0) return;
       error = errno;
-      shut(c);
+      close_socket(c);
     }
     c->trouble = error_text(error);
   }
@@ -121,9 +122,9 @@ void Engine::try_address(Connection* c, double now) {
 }
 
 void Engine::dial_failed(Connection* c, const std::string& why, double now) {
-  shut(c);
+  close_socket(c);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (state_.joined()) {  // it is wanted again, or not
+  if (state_.joined()) {  // State decides whether to dial again
     c->step = Connection::Step::kDone;
     return state_.unreachable(c->lane, why, now);
   }
@@ -133,21 +134,22 @@ void Engine::dial_failed(Connection* c, const std::string& why, double now) {
 
 void Engine::retry(Connection* c, double now) {
   c->step = Connection::Step::kWaiting;
-  c->half_closed = c->more = c->hung_up = false;
-  // Half of it at least, the rest by chance: ranks that lost a reducer at once come back apart.
+  c->half_closed = c->unsent = c->hung_up = false;
+  // Jitter: wait 50 to 100 % of the backoff, so that ranks that lost a reducer at the same moment
+  // do not reconnect at the same moment.
   c->deadline = now + c->backoff * (0.5 + random_fraction() / 2);
   c->backoff = std::clamp(2 * c->backoff, kFirstRetry, kLastRetry);
 }
 
 void Engine::on_connected(Connection* c, double now) {
   if (const int error = connect_result(c->fd)) {
-    if (error == EINPROGRESS) return;  // the event was of the connection before this one
+    if (error == EINPROGRESS) return;  // a stale event of the previous attempt
     c->trouble = error_text(error);
-    shut(c);
+    close_socket(c);
     return try_address(c, now);
   }
   if (tls_) return begin_tls(c, now);
-  if (key_) return begin_proof(c, now);
+  if (key_) return begin_psk(c, now);
   c->watches_write = true;  // as it was registered
   watch(c, false);
   Preface preface;
@@ -158,7 +160,8 @@ void Engine::on_connected(Connection* c, double now) {
   open(c, now);
 }
 
-// What is in the sender goes first, then frames.
+// Opens the lane for frames. Bytes that the sender already holds (the preface or the psk proof) are
+// sent first.
 void Engine::open(Connection* c, double now) {
   c->step = Connection::Step::kOpen;
   connections_.fetch_add(1, std::memory_order_relaxed);

@@ -1,16 +1,17 @@
-// A forked child (a DataLoader's worker) must never touch its parent's sockets: every descriptor
-// of ours is registered here and closed in the child as soon as it exists.
+// A forked child (for instance a DataLoader worker) must never touch its parent's sockets. The
+// engine registers every descriptor here, and fork() closes all of them in the child.
 #pragma once
 
 #include <functional>
 
 namespace ors {
 
-// Opens a descriptor by `open` and registers it, with no fork in between. Returns what it returned.
+// Calls `open`, registers the descriptor that it returns (unless below 0) and returns it. No fork
+// can happen between the two.
 int open_guarded(const std::function<int()>& open);
 void close_guarded(int fd);
 
-// Another number in a forked child than in its parent. Takes no lock.
+// A counter that differs between a parent and its forked child. Takes no lock.
 int fork_generation();
 
 }  // namespace ors

@@ -16,8 +16,9 @@ namespace {
 
 constexpr char kPrefix[] = "open-reduction-server/";  // PROTOCOL.md, section 1
 
-// Twice the default, since the kernel doubles it, and what every kernel allows without privileges:
-// fewer changes between writer and reader. More gains nothing. Unix sockets do not tune themselves.
+// The kernel doubles this value, which gives twice its default, the most that is allowed without
+// privileges. A larger buffer needs fewer context switches; a still larger one gained nothing.
+// Unix sockets have no autotuning.
 constexpr int kSendBuffer = 212'992;
 
 // SO_PASSRIGHTS of asm-generic/socket.h; headers older than Linux 6.16 do not have it.
@@ -33,7 +34,7 @@ bool same_host(const sockaddr* one, const sockaddr_storage& other) {
          IN6_ARE_ADDR_EQUAL(&v6(one).sin6_addr, &v6(&other).sin6_addr);
 }
 
-// Not by bind(): where net.ipv4.ip_nonlocal_bind is set it takes every address.
+// Does not test with bind(): bind() accepts every address if net.ipv4.ip_nonlocal_bind is set.
 bool of_this_machine(const sockaddr_storage& address) {
   if (address.ss_family == AF_INET && (ntohl(v4(&address).sin_addr.s_addr) >> 24) == 127) {
     return true;
@@ -48,7 +49,8 @@ bool of_this_machine(const sockaddr_storage& address) {
   return found;
 }
 
-// The names of the listeners that a TCP connection may reach: the address itself, or all addresses.
+// Returns the names of all listeners that would accept a TCP connection to the address: those bound
+// to the address and those bound to the wildcard address.
 std::vector<std::string> names(const sockaddr_storage& address) {
   char text[INET6_ADDRSTRLEN];
   if (address.ss_family == AF_INET) {
@@ -69,8 +71,9 @@ int connect_abstract(const std::string& name) {
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   const int fd =
       open_guarded([] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
-  // Anybody can listen on the name: he could pass us a descriptor whose close waits, before
-  // `trusted` has looked. Linux before 6.16 does not know the option.
+  // Refuse passed descriptors: any process can listen on the name, and before trusted() checks the
+  // listener, that process could pass a descriptor whose close() blocks. Linux before 6.16 does not
+  // have this option.
   const int none = 0;
   if (fd >= 0) (void)::setsockopt(fd, SOL_SOCKET, kPassRights, &none, sizeof none);
   if (fd >= 0 && ::connect(fd, reinterpret_cast<const sockaddr*>(&to), size) == 0) {

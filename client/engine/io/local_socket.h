@@ -5,11 +5,12 @@
 
 namespace ors {
 
-// A connected, non-blocking Unix socket to the reducer that listens on a TCP address, or -1: the
-// address is not of this machine, the reducer has no such socket, or another user listens on it.
+// Returns a connected, non-blocking Unix socket to the reducer that listens on the TCP address
+// `to`. Returns -1 if the address does not belong to this machine, if the reducer has no Unix
+// socket, or if a different user listens on the socket.
 //
-// Abstract names have no owner: anyone in this network namespace may take one first. Hence the
-// listener's user must be ours or root; what he may do beyond TCP is then nothing new.
+// Any process in the network namespace may bind an abstract name first. The listener must therefore
+// run as this user or as root. Such a listener gains nothing over one on TCP.
 int connect_local(const SocketAddress& to);
 
 }  // namespace ors

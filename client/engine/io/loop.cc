@@ -1,4 +1,4 @@
-// The engine thread: epoll, bytes in and out, the clock, the end.
+// The engine thread: the epoll loop, reading and writing, timers, shutdown.
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -14,19 +14,19 @@ namespace {
 
 constexpr double kTick = 0.05;  // seconds; finer than any deadline of ours needs
 constexpr double kTrimAfter = 5.0;
-constexpr double kGoodbye = 1.0;       // for the lanes to close after BYE
-constexpr size_t kReadTurn = 2 << 20;  // bytes of one connection before the others' turn
-// Short, so that all lanes get a round's first chunks at once: a lane that gets its whole window
-// before the next gets a byte holds up the results of all lanes after it.
+constexpr double kCloseTimeout = 1.0;  // seconds that lanes have to close after BYE
+constexpr size_t kReadTurn = 2 << 20;  // bytes read from one connection per turn
+// Bytes written to one connection per turn. Turns are short so that all lanes get the first chunks
+// of a round early: writing a whole window to one lane delays the results of all lanes after it.
 constexpr size_t kWriteTurn = Sender::kMaxBytes;
 constexpr int kMaxEvents = 64;
-constexpr double kLongest = 60;  // seconds in epoll_wait
-// Who cannot have the sockets lets their holder work, and asks again: it may be gone to sleep.
-constexpr double kAskAgain = 0.001;
+constexpr double kMaxSleep = 60;  // seconds in epoll_wait
+// Seconds between attempts to take io_mutex_. Its release does not wake a waiting caller.
+constexpr double kRetryLock = 0.001;
 
 }  // namespace
 
-// Brings the frames of one lane into the state, each under the mutex.
+// Passes the frames of one lane to State, each under `mutex_`.
 struct Engine::Sink final : FrameSink {
   Sink(Engine* to, Lane* from, double at) : engine(to), lane(from), now(at) {}
 
@@ -60,8 +60,8 @@ void Engine::run() {
   } catch (const std::exception& error) {  // out of memory, most likely
     fail(ErrorCode::kInternal, "engine", std::string("the engine's thread: ") + error.what());
   }
-  finish_failed(monotonic());
-  for (const auto& c : connections_list_) shut(c.get());
+  send_last_errors(monotonic());
+  for (const auto& c : connections_list_) close_socket(c.get());
   try {
     if (timeline_) write_timeline();
   } catch (const std::exception&) {  // out of memory: the file lacks the last rounds
@@ -90,23 +90,23 @@ void Engine::serve() {
     drop_unwanted(now);
     dial_wanted(now);
     step_dials(now);
-    read_rest(now);
+    continue_reads(now);
     pump_kicked(now);
     tick(now);
     bool aborted;
     std::string timed_out;
     bool failed;
     bool leaving;
-    bool gave_up;
+    bool out_of_memory;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       aborted = abort_;
-      gave_up = gave_up_;
+      out_of_memory = out_of_memory_;
       if (aborted) timed_out = timed_out_;
       failed = state_.failure().has_value();
       leaving = state_.bye_queued();
     }
-    if (gave_up) return fail(ErrorCode::kInternal, "engine", "no memory was left for a round");
+    if (out_of_memory) return fail(ErrorCode::kInternal, "engine", "out of memory during a round");
     if (aborted && !timed_out.empty()) return fail(ErrorCode::kTimeout, "timeout", timed_out);
     if (aborted) return fail(ErrorCode::kUnavailable, "closed", "this group is closed");
     if (failed || (leaving && finish_leaving(now))) return;
@@ -115,20 +115,20 @@ void Engine::serve() {
   }
 }
 
-// The engine thread's sleep, away from epoll_wait while a driver sleeps there.
-void Engine::sleep(double patience) {
+// Sleep of the engine thread: in epoll_wait, or on driver_left_ while a driver is in epoll_wait.
+void Engine::sleep(double timeout) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     if (awaited_ == nullptr) {
       lock.unlock();
-      wait_for_events(patience, nullptr);
+      wait_for_events(timeout, nullptr);
       return;
     }
-    if (has_work() || state_.has_errands()) return;
+    if (has_work() || state_.needs_engine_thread()) return;
     if (awaited_->done()) wake();
     io_mutex_.unlock();
-    driver_out_.wait_for(lock, std::chrono::duration<double>(patience),
-                         [this] { return awaited_ == nullptr; });
+    driver_left_.wait_for(lock, std::chrono::duration<double>(timeout),
+                          [this] { return awaited_ == nullptr; });
   }
   io_mutex_.lock();
 }
@@ -157,7 +157,8 @@ void Engine::write_timeline() {
   if (rounds.empty() || timeline_->write(rounds)) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   state_.trace_rounds(false);
-  state_.report("the timeline " + timeline_->path() + " is full, or cannot be written: it ends");
+  state_.report("timeline " + timeline_->path() +
+                " is full or cannot be written; no more rounds are recorded");
   timeline_.reset();
 }
 
@@ -167,7 +168,7 @@ bool Engine::wait(const OperationRef& operation, double seconds) {
   const double deadline = monotonic() + seconds;
   if (operation->small() && !operation->done()) {
     const std::unique_lock<std::mutex> driver(driver_mutex_, std::try_to_lock);
-    // abort() finishes all operations before it takes this lock to close the sockets.
+    // abort() finishes all operations before it takes driver_mutex_ to close the event loop.
     if (driver.owns_lock() && !operation->done() && !drive(*operation, deadline)) {
       return operation->done();
     }
@@ -175,44 +176,44 @@ bool Engine::wait(const OperationRef& operation, double seconds) {
   return operation->wait(std::max(0.0, deadline - monotonic()));
 }
 
-// Does the I/O until the operation is finished, the deadline is over, or a signal came; true if it
-// leaves because the engine thread has to open or to close connections.
+// Does the I/O until the operation is finished, the deadline has passed, or a signal came; then
+// returns false. Returns true, with the operation open, if the engine thread has work of its own.
 bool Engine::drive(Operation& operation, double deadline) {
   try {
     std::unique_lock<std::mutex> io(io_mutex_, std::try_to_lock);
     while (!io.owns_lock()) {
       const double left = deadline - monotonic();
-      if (operation.wait(std::clamp(left, 0.0, kAskAgain)) || left <= 0) return false;
+      if (operation.wait(std::clamp(left, 0.0, kRetryLock)) || left <= 0) return false;
       (void)io.try_lock();
     }
     for (bool interrupted = false;;) {
       const double now = monotonic();
-      read_rest(now);
+      continue_reads(now);
       pump_kicked(now);
       const bool over = operation.done() || now >= deadline || interrupted;
-      if (over || errands()) return let_go(&io), !over;
+      if (over || needs_engine_thread()) return release_io(&io), !over;
       interrupted = !wait_for_events(deadline - now, &operation);
     }
   } catch (...) {  // out of memory in the middle of a round that others wait for
-    give_up();
+    fail_for_memory();
     throw;
   }
 }
 
-// With mutex_ and io_mutex_.
-bool Engine::has_work() const { return more_ || unread_ || state_.has_kicked(); }
+// Requires mutex_ and io_mutex_.
+bool Engine::has_work() const { return unsent_ || unread_ || state_.has_kicked(); }
 
-bool Engine::errands() {
+bool Engine::needs_engine_thread() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return state_.has_errands();
+  return state_.needs_engine_thread();
 }
 
-// Ends the turn of a thread that is not the engine's; what it leaves over is for that one.
-void Engine::let_go(std::unique_lock<std::mutex>* io) {
+// Releases io_mutex_ on behalf of a submitter or driver. Wakes a sleeping thread if work is left.
+void Engine::release_io(std::unique_lock<std::mutex>* io) {
   bool rest;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    rest = has_work() || state_.has_errands();
+    rest = has_work() || state_.needs_engine_thread();
     io->unlock();
   }
   if (rest) wake();
@@ -233,17 +234,17 @@ void Engine::pump_kicked(double now) {
   due_.clear();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!state_.has_kicked() && !more_) return;
+    if (!state_.has_kicked() && !unsent_) return;
     const size_t n = connections_list_.size();
-    for (size_t i = 0; i < n; ++i) {  // each rank begins at another connection
+    for (size_t i = 0; i < n; ++i) {  // each rank starts at a different connection
       Connection* c = connections_list_[(i + state_.options().rank) % n].get();
-      // A blocked one is pumped when the socket takes more.
+      // A connection with a full socket buffer is pumped on its next EPOLLOUT.
       const bool open = c->step == Connection::Step::kOpen && !c->watches_write;
-      if (open && (c->more || c->lane->kicked)) due_.push_back(c);
+      if (open && (c->unsent || c->lane->kicked)) due_.push_back(c);
     }
     state_.forget_kicked();
   }
-  more_ = false;
+  unsent_ = false;
   for (Connection* c : due_) pump(c, now);
 }
 
@@ -264,20 +265,20 @@ void Engine::fill(Lane* lane, double now) {
   }
 }
 
-// What errno says, or TLS instead of it. A peer that is cut off in TLS says no more than a reset.
-std::string Engine::io_trouble(const Connection& c) {
+// Returns the text of the last I/O error: of TLS for a TLS error, of errno otherwise.
+std::string Engine::io_error_text(const Connection& c) {
   const int error = errno;
   return c.tls && error == EPROTO ? "TLS: " + c.tls->failure().message : error_text(error);
 }
 
 void Engine::pump(Connection* c, double now) {
   Sender& sender = c->lane->sender;
-  c->more = false;
+  c->unsent = false;
   for (size_t moved = 0; c->fd >= 0 && !c->half_closed;) {
     if (sender.empty()) fill(c->lane, now);
     if (c->drained()) return watch(c, false);
     if (moved >= kWriteTurn) {
-      c->more = more_ = true;
+      c->unsent = unsent_ = true;
       return;
     }
     struct iovec parts[Sender::kMaxPieces];
@@ -289,10 +290,10 @@ void Engine::pump(Connection* c, double now) {
     if (size < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return watch(c, true);
-      const std::string why = io_trouble(*c);
+      const std::string why = io_error_text(*c);
       c->hung_up = true;
-      read(c, now);  // the reason may be waiting there, in an ERROR frame
-      if (c->step == Connection::Step::kOpen) end(c, why, now);
+      read(c, now);  // an ERROR frame may give the reason
+      if (c->step == Connection::Step::kOpen) disconnect(c, why, now);
       return;
     }
     moved += static_cast<size_t>(size);
@@ -301,8 +302,8 @@ void Engine::pump(Connection* c, double now) {
   }
 }
 
-// Goes on where read() ended its turn: no event tells of what is there already.
-void Engine::read_rest(double now) {
+// Continues connections whose read() ended its turn early: epoll reports no new edge for old bytes.
+void Engine::continue_reads(double now) {
   if (!std::exchange(unread_, false)) return;
   for (const auto& c : connections_list_) {
     if (c->unread && c->step == Connection::Step::kOpen) read(c.get(), now);
@@ -320,9 +321,9 @@ void Engine::read(Connection* c, double now) {
     if (size < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      return end(c, io_trouble(*c), now);
+      return disconnect(c, io_error_text(*c), now);
     }
-    if (size == 0) return end(c, "closed by the reducer", now);
+    if (size == 0) return disconnect(c, "closed by the reducer", now);
     moved += static_cast<size_t>(size);
     bytes_received_.fetch_add(static_cast<uint64_t>(size), std::memory_order_relaxed);
     c->lane->last_heard = now;
@@ -332,7 +333,7 @@ void Engine::read(Connection* c, double now) {
       changed_.notify_all();
       return;
     }
-    if (c->tls && c->tls->ended()) c->hung_up = true;  // it may have said so with these bytes
+    if (c->tls && c->tls->ended()) c->hung_up = true;  // these bytes may end with close_notify
     if (static_cast<size_t>(size) < room && !c->hung_up) return;
   }
   c->unread = unread_ = true;
@@ -342,26 +343,27 @@ void Engine::handle_event(Connection* c, uint32_t events, double now) {
   if (c->step == Connection::Step::kConnecting) return on_connected(c, now);
   if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) c->hung_up = true;
   if (c->step == Connection::Step::kProving) {
-    return tls_ ? go_on_with_tls(c, now) : read_proof(c, now);
+    return tls_ ? continue_tls(c, now) : read_psk(c, now);
   }
   if (c->step != Connection::Step::kOpen) return;
   if (c->hung_up || (events & EPOLLIN)) read(c, now);
   if (c->step == Connection::Step::kOpen && (events & EPOLLOUT)) pump(c, now);
 }
 
-// Handles what comes within `patience` seconds; io_mutex_ is held, but while it sleeps. `awaited`
-// is the driver's operation, null for the engine thread. False when a signal came.
-bool Engine::wait_for_events(double patience, const Operation* awaited) {
+// Waits up to `timeout` seconds for events and handles them. The caller holds io_mutex_, which is
+// released during the sleep. `awaited` is the driver's operation; null for the engine thread.
+// Returns false if a signal interrupted the sleep.
+bool Engine::wait_for_events(double timeout, const Operation* awaited) {
   bool sleeps;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    sleeps = !has_work() && !state_.has_errands();
+    sleeps = !has_work() && !state_.needs_engine_thread();
     if (sleeps) {
       awaited_ = awaited;
       io_mutex_.unlock();
     }
   }
-  const int most_ms = sleeps ? static_cast<int>(std::ceil(std::min(patience, kLongest) * 1000)) : 0;
+  const int most_ms = sleeps ? static_cast<int>(std::ceil(std::min(timeout, kMaxSleep) * 1000)) : 0;
   epoll_event events[kMaxEvents];
   const int n = ::epoll_wait(epoll_, events, kMaxEvents, most_ms);
   const bool interrupted = n < 0 && errno == EINTR;
@@ -370,35 +372,36 @@ bool Engine::wait_for_events(double patience, const Operation* awaited) {
     woken_ = false;
     if (awaited != nullptr) awaited_ = nullptr;
   }
-  if (awaited != nullptr) driver_out_.notify_one();
+  if (awaited != nullptr) driver_left_.notify_one();
   if (sleeps) io_mutex_.lock();
   const double now = monotonic();
   const int first = n > 0 ? static_cast<int>(state_.options().rank) % n : 0;
   for (int i = 0; i < n; ++i) {
     const epoll_event& event = events[(i + first) % n];
-    if (event.data.ptr == nullptr) continue;  // wake(): whoever comes out looks at everything
+    if (event.data.ptr == nullptr) continue;  // wake(): the caller looks for all kinds of work
     handle_event(static_cast<Connection*>(event.data.ptr), event.events, now);
   }
   return !interrupted;
 }
 
-// --- the end ---
+// --- shutdown ---
 
 void Engine::drop_unwanted(double now) {
   std::vector<Lane*> lanes;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    lanes = state_.to_drop();
+    lanes = state_.take_dropped();
   }
   for (Lane* lane : lanes) {
     for (const auto& c : connections_list_) {
-      if (c->lane == lane && c->step == Connection::Step::kOpen) end(c.get(), lane->trouble, now);
+      if (c->lane == lane && c->step == Connection::Step::kOpen)
+        disconnect(c.get(), lane->trouble, now);
     }
   }
 }
 
-void Engine::end(Connection* c, const std::string& why, double now) {
-  shut(c);
+void Engine::disconnect(Connection* c, const std::string& why, double now) {
+  close_socket(c);
   connections_.fetch_sub(1, std::memory_order_relaxed);
   if (c->local) local_connections_.fetch_sub(1, std::memory_order_relaxed);
   c->step = Connection::Step::kDone;
@@ -407,7 +410,7 @@ void Engine::end(Connection* c, const std::string& why, double now) {
   changed_.notify_all();
 }
 
-void Engine::shut(Connection* c) {
+void Engine::close_socket(Connection* c) {
   c->unread = false;
   c->hung_up = false;
   c->handshake.reset();  // it holds the key
@@ -416,7 +419,8 @@ void Engine::shut(Connection* c) {
   c->watches_write = false;
 }
 
-// After BYE: our direction ends, and the lanes end theirs. True when nothing is left to wait for.
+// After BYE: closes the sending direction and waits for the lanes to close theirs. Returns true
+// when all are closed or kCloseTimeout seconds have passed.
 bool Engine::finish_leaving(double now) {
   if (half_closed_at_ < 0) half_closed_at_ = now;
   bool all_done = true;
@@ -431,11 +435,11 @@ bool Engine::finish_leaving(double now) {
       c->half_closed = true;
     }
   }
-  return all_done || now - half_closed_at_ > kGoodbye;
+  return all_done || now - half_closed_at_ > kCloseTimeout;
 }
 
-// The last words to a lane that broke the protocol, as far as its socket takes them now.
-void Engine::finish_failed(double now) {
+// Sends the queued ERROR frames as far as the sockets accept them without blocking.
+void Engine::send_last_errors(double now) {
   for (const auto& c : connections_list_) {
     if (c->step != Connection::Step::kOpen || c->half_closed) continue;
     pump(c.get(), now);

@@ -1,29 +1,36 @@
-// The engine: the protocol state, one thread, and the sockets between them.
+// The engine: the protocol state, the sockets, and the thread that serves both.
 //
-// Law of locking. `mutex_` guards State; it is held for bookkeeping only, never across a system
-// call, nor a copy, a cast or a CRC of a caller's payload. (The engine's own comparisons, 64 KiB at
-// most, are copied under it.)
-//  - Who holds `io_mutex_` alone touches sockets, Receivers and Senders, brings frames into the
-//    State, fails it, and finishes operations. It reads and writes payloads without `mutex_`: a
-//    target stays valid until its operation is finished, which only it does, and staging memory is
-//    held by reference while it is being sent.
-//  - It is taken by the engine thread, which gives it up only to sleep; by a submitter, to send a
-//    small round himself; and by the driver. Each gives it up under `mutex_`, having seen there
-//    that no work is left, or else wakes a sleeper. A submitter kicks and tries it in one turn
-//    under `mutex_`: if it is taken, its holder will see the kick.
-//  - The driver is one caller at a time that waits for a small round and does the I/O meanwhile:
-//    what comes wakes the thread that wants it, not one that has to wake another. It sleeps in the
-//    same epoll_wait as the engine thread. Events are edges, so each wakes one of the two: in Linux
-//    the one that came last, which is the driver. Either does whatever there is to do, but the
-//    clock, new connections and the end are the engine thread's, which finds them at its next tick
-//    at the latest. Whoever else finishes the driver's round wakes it; so that this reaches it, the
-//    engine thread does not go into epoll_wait while a driver sleeps there.
-//  - Any thread may submit: State::submit and State::ready under the mutex, stage() without it.
-//    Chunks are published one by one, so that sending overlaps the copy of the rest; those of a
-//    source that is lent are copied by who sends them.
-//  - Order of locks: driver_mutex_, io_mutex_, mutex_, then finished_mutex_, event_mutex_, or the
-//    own lock of an operation or the pool. Nobody waits for the engine thread while holding any.
-//  - In a forked child no call takes a lock: fork_generation() is compared first, by the caller.
+// Law of locking:
+//  - `mutex_` guards State. A thread holds `mutex_` for bookkeeping only: not while it sleeps, not
+//    while it reads or writes a socket, and not while it copies, casts or checksums a caller's
+//    payload. (The engine's own digest comparisons, at most 64 KiB, are copied under `mutex_`.)
+//  - `io_mutex_` guards all I/O. Only its holder uses sockets, Receivers and Senders, passes
+//    received frames to State, and finishes operations. (Exception: abort() of an engine that never
+//    started.) The holder reads and writes payloads without `mutex_`. This is safe: a target is
+//    valid until its operation is finished, and a Sender holds a reference to the staging memory
+//    that it sends.
+//  - Three kinds of threads take `io_mutex_`: the engine thread, which releases it only to sleep; a
+//    submitter, to send a small round itself; and the driver. Each releases it under `mutex_`. If
+//    work is left at that moment, a submitter or driver wakes a sleeping thread, and a thread that
+//    was about to sleep does not sleep.
+//  - A submitter marks lanes as ready to send and tries `io_mutex_` in one critical section of
+//    `mutex_`. If the try fails, the holder of `io_mutex_` sees the mark before it releases.
+//  - The driver is a caller that waits for a small round and does the I/O in the meantime. This
+//    saves a thread switch: the result wakes the thread that waits for it. There is at most one
+//    driver, the holder of `driver_mutex_`. It sleeps in the same epoll_wait as the engine thread.
+//    Events are edge-triggered, so each event wakes one of the two; Linux wakes the one that
+//    entered last, the driver. Both handle all events and send for all lanes. Only the engine
+//    thread runs the timers, opens connections, closes those that State drops, and shuts down; it
+//    notices such work at its next tick at the latest.
+//  - A thread that finishes the driver's operation wakes the driver. The engine thread does not
+//    enter epoll_wait while a driver sleeps there, because it could take that wake-up.
+//  - Any thread may submit. It calls State::submit and State::ready under `mutex_`, and stage()
+//    without. Chunks become ready one by one, so that the first are sent while the rest are copied.
+//    Chunks of a lent source are copied by the thread that sends them.
+//  - Lock order: thread_mutex_, driver_mutex_, io_mutex_, mutex_; last one of finished_mutex_,
+//    event_mutex_, or the lock inside an operation or the pool. try_lock of `io_mutex_` is allowed
+//    under `mutex_`. Only abort() waits for the engine thread with a lock held, thread_mutex_.
+//  - A forked child must not take any of these locks. Callers compare fork_generation() first.
 #pragma once
 
 #include <atomic>
@@ -54,8 +61,9 @@ struct LaneStats {
 
 class Engine {
  public:
-  // Opens nothing. With a key every lane must prove that it has it, too (mode psk); with a TLS
-  // context, that it has a certificate (mode tls). Rounds are traced with a timeline.
+  // Does not open a connection yet. With a key, every lane must prove that it has the same key
+  // (mode psk). With a TLS context, every lane must present a valid certificate (mode tls). With a
+  // timeline, rounds are traced.
   explicit Engine(Options options, Secret key = Secret(),
                   std::shared_ptr<const TlsContext> tls = nullptr,
                   std::unique_ptr<Timeline> timeline = nullptr);
@@ -64,29 +72,31 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   void start();
-  // True once the group has joined or failed.
+  // Returns true once the group has joined or failed, false after `seconds`.
   bool wait_joined(double seconds);
   std::optional<Failure> failure();
 
   std::optional<std::string> check(const Submission& submission) const;
-  // A failure, or std::bad_alloc: nothing was submitted. Else the operation ends, and until then
-  // the target is the engine's.
+  // If it returns a failure or throws std::bad_alloc, nothing was submitted. Otherwise the
+  // operation will finish, with or without a failure, and the engine owns the target until then.
   std::optional<Failure> submit(const Submission& submission, OperationRef* operation);
-  // True when it is finished; false after `seconds`, or earlier when a signal came.
+  // Returns true when the operation is finished; false after `seconds`, or earlier on a signal.
   bool wait(const OperationRef& operation, double seconds);
 
-  // The next finished operation that was submitted with notify; null on timeout or after the end.
+  // Returns the next finished operation that was submitted with `notify`; null on timeout or when
+  // the engine has ended.
   OperationRef next_finished(double seconds);
   std::vector<std::string> take_reports();
-  // nullopt: not all lanes have answered in time, or the group has failed.
+  // Returns nullopt if a lane did not answer in time or the group has not joined or has failed.
   std::optional<std::vector<LaneStats>> stats(double seconds);
-  std::string silent_about_stats();  // the lanes that have not answered
+  std::string silent_about_stats();  // names of the lanes that have not answered
   std::map<std::string, uint64_t> counters();
   std::string run_id();
 
-  void leave();                     // say BYE as soon as everything is stable
-  bool wait_ended(double seconds);  // true when the thread has nothing left to do
-  // Open operations fail; ends and joins the thread. With a reason all ranks are told of it.
+  void leave();                     // sends BYE as soon as all rounds are stable
+  bool wait_ended(double seconds);  // true when the engine thread is done, or never joined a run
+  // Fails all open operations, stops the engine thread and joins it. With a non-empty `timed_out`
+  // the run ends for all ranks with this text.
   void abort(const std::string& timed_out = "");
 
   uint64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
@@ -101,13 +111,13 @@ class Engine {
   void open_event_loop();
   void publish(const Submission& submission, const RoundRef& round);
   bool claim_wake();
-  void give_up();
+  void fail_for_memory();
   void run();
   void serve();
   bool drive(Operation& operation, double deadline);
-  void let_go(std::unique_lock<std::mutex>* io);
+  void release_io(std::unique_lock<std::mutex>* io);
   bool has_work() const;
-  bool errands();
+  bool needs_engine_thread();
   void fail(ErrorCode code, const std::string& reason, const std::string& message);
   void drop_unwanted(double now);
   void dial_wanted(double now);
@@ -117,71 +127,72 @@ class Engine {
   void dial_failed(Connection* c, const std::string& why, double now);
   void retry(Connection* c, double now);
   void on_connected(Connection* c, double now);
-  void begin_proof(Connection* c, double now);
-  void read_proof(Connection* c, double now);
-  void no_proof(Connection* c, const std::string& why, double now);
-  void disproven(Connection* c, const Failure& failure, double now);
+  void begin_psk(Connection* c, double now);
+  void read_psk(Connection* c, double now);
+  void handshake_lost(Connection* c, const std::string& why, double now);
+  void handshake_refused(Connection* c, const Failure& failure, double now);
   void begin_tls(Connection* c, double now);
-  void go_on_with_tls(Connection* c, double now);
+  void continue_tls(Connection* c, double now);
   void open(Connection* c, double now);
-  void read_rest(double now);
+  void continue_reads(double now);
   void pump_kicked(double now);
   void fill(Lane* lane, double now);
-  static std::string io_trouble(const Connection& c);
+  static std::string io_error_text(const Connection& c);
   void pump(Connection* c, double now);
   void read(Connection* c, double now);
-  void end(Connection* c, const std::string& why, double now);
-  void shut(Connection* c);
+  void disconnect(Connection* c, const std::string& why, double now);
+  void close_socket(Connection* c);
   void watch(Connection* c, bool write);
   void handle_event(Connection* c, uint32_t events, double now);
-  void sleep(double patience);
-  bool wait_for_events(double patience, const Operation* awaited);
+  void sleep(double timeout);
+  bool wait_for_events(double timeout, const Operation* awaited);
   void tick(double now);
   void write_timeline();
   bool finish_leaving(double now);
-  void finish_failed(double now);
+  void send_last_errors(double now);
   double until_next_dial(double now, double most) const;
   void wake();
 
   std::mutex mutex_;
-  State state_;                      // by mutex_
+  State state_;                      // guarded by mutex_
   std::condition_variable changed_;  // joined, failed, stats, ended: with mutex_
   bool started_ = false;
   bool ended_ = false;
   bool abort_ = false;
-  bool gave_up_ = false;
-  std::string timed_out_;               // why abort() was called, if not to close the group
-  bool woken_ = false;                  // by a submitter; nobody has come out of epoll_wait yet
-  const Operation* awaited_ = nullptr;  // by the driver, while it sleeps in epoll_wait
-  std::condition_variable driver_out_;  // awaited_ is null again: with mutex_
+  bool out_of_memory_ = false;
+  std::string timed_out_;  // text of abort(); empty if the group was just closed
+  bool woken_ = false;     // a wake-up was sent and no thread has left epoll_wait since
+  const Operation* awaited_ = nullptr;  // the driver's operation, while the driver is in epoll_wait
+  std::condition_variable driver_left_;  // awaited_ became null: with mutex_
 
   std::mutex finished_mutex_;
   std::condition_variable finished_changed_;
   std::deque<OperationRef> finished_;
   bool finished_ended_ = false;
 
-  std::mutex driver_mutex_;  // held by the driver; before all others
+  std::mutex driver_mutex_;  // held by the driver
 
   std::mutex io_mutex_;
-  std::vector<std::unique_ptr<Connection>> connections_list_;  // by io_mutex_, as what follows
-  Secret key_;  // both end as soon as the thread does
+  std::vector<std::unique_ptr<Connection>> connections_list_;
+  // Guarded by io_mutex_, like connections_list_. The thread clears key_ and tls_ when it ends.
+  Secret key_;
   std::shared_ptr<const TlsContext> tls_;
   std::unique_ptr<Timeline> timeline_;
   double next_tick_ = 0;
   double half_closed_at_ = -1;
   bool trimmed_ = true;
-  bool more_ = false;             // some connection was left with something to send,
-  bool unread_ = false;           // or to read
-  std::vector<Connection*> due_;  // to be pumped now; kept for its memory
+  bool unsent_ = false;           // some Connection::unsent is set
+  bool unread_ = false;           // some Connection::unread is set
+  std::vector<Connection*> due_;  // scratch of pump_kicked(), kept to reuse its memory
   int epoll_ = -1;
 
   std::mutex event_mutex_;
-  int event_ = -1;  // by event_mutex_: a submitter may write to it while another thread closes
+  int event_ = -1;  // eventfd; guarded because wake() may run while abort() closes it
 
   std::atomic<uint64_t> bytes_sent_{0};
   std::atomic<uint64_t> bytes_received_{0};
   std::atomic<uint32_t> connections_{0};
-  std::atomic<uint32_t> local_connections_{0};  // of them, those over Unix sockets
+  std::atomic<uint32_t> local_connections_{0};  // connections over Unix sockets
   std::mutex thread_mutex_;
   std::thread thread_;
 };

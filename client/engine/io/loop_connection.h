@@ -1,4 +1,4 @@
-// What the engine thread keeps of one connection, for loop.cc and dial.cc alone.
+// The engine's record of one connection. Private to the files of the Engine class.
 #pragma once
 
 #include <chrono>
@@ -9,8 +9,8 @@
 
 namespace ors {
 
-constexpr double kFirstRetry = 0.05;    // seconds
-constexpr double kProofPatience = 5.0;  // seconds; a lane gives a worker 2
+constexpr double kFirstRetry = 0.05;       // seconds
+constexpr double kHandshakeTimeout = 5.0;  // seconds; a lane gives a worker 2
 
 inline double monotonic() {
   using std::chrono::steady_clock;
@@ -26,18 +26,18 @@ struct Engine::Connection {
   bool local = false;  // over a Unix socket
   bool watches_write = false;
   bool half_closed = false;
-  bool more = false;     // its turn ended with something to send,
-  bool unread = false;   // or to read
-  bool hung_up = false;  // no event follows: read to the end
+  bool unsent = false;   // its turn ended before all was sent
+  bool unread = false;   // its turn ended before all was read
+  bool hung_up = false;  // the peer closed: epoll reports nothing more, so read to the end
   std::shared_ptr<Lookup> lookup;
   std::unique_ptr<Handshake> handshake;  // while kProving, in mode psk
-  std::unique_ptr<TlsStream> tls;        // in mode tls: between the socket and what follows
+  std::unique_ptr<TlsStream> tls;        // in mode tls: encrypts and decrypts all bytes
   size_t next_address = 0;
-  double deadline = 0;  // of this attempt, or of the wait before the next
+  double deadline = 0;  // of this attempt; while kWaiting, the time of the next attempt
   double backoff = kFirstRetry;
   std::string trouble;
 
-  // Nothing is left to send.
+  // No byte is left to send, neither frames nor TLS records.
   bool drained() const { return lane->sender.empty() && (tls == nullptr || !tls->unsent()); }
 };
 

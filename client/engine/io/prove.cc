@@ -10,55 +10,57 @@
 
 namespace ors {
 
-void Engine::begin_proof(Connection* c, double now) {
+void Engine::begin_psk(Connection* c, double now) {
   c->handshake = std::make_unique<Handshake>(key_, state_.options().job,
                                              static_cast<uint16_t>(c->lane->number),
                                              random_bytes(kNonceSize), c->lane->name);
   c->step = Connection::Step::kProving;
-  c->deadline = now + kProofPatience;
+  c->deadline = now + kHandshakeTimeout;
   const std::string& opening = c->handshake->opening();
   const ssize_t size = ::send(c->fd, opening.data(), opening.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  // The buffer of a new connection takes more than this.
-  if (size != static_cast<ssize_t>(opening.size())) return no_proof(c, error_text(errno), now);
+  // The send buffer of a new connection is larger than the opening, so a short send is an error.
+  if (size != static_cast<ssize_t>(opening.size()))
+    return handshake_lost(c, error_text(errno), now);
   bytes_sent_.fetch_add(opening.size(), std::memory_order_relaxed);
   c->watches_write = true;  // as it was registered
   watch(c, false);
 }
 
-// Up to the whole answer or the last byte that is there: events are edges.
-void Engine::read_proof(Connection* c, double now) {
+// Reads until the reducer's answer is complete or no byte is left: epoll reports edges.
+void Engine::read_psk(Connection* c, double now) {
   char bytes[256];
   while (!c->handshake->proven()) {
     const ssize_t size = ::recv(c->fd, bytes, std::min(sizeof bytes, c->handshake->wanted()), 0);
     if (size < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      return no_proof(c, error_text(errno), now);
+      return handshake_lost(c, error_text(errno), now);
     }
-    if (size == 0) return no_proof(c, "closed by the reducer", now);
+    if (size == 0) return handshake_lost(c, "closed by the reducer", now);
     bytes_received_.fetch_add(static_cast<uint64_t>(size), std::memory_order_relaxed);
     if (auto failure = c->handshake->received({bytes, static_cast<size_t>(size)})) {
-      return disproven(c, *failure, now);
+      return handshake_refused(c, *failure, now);
     }
   }
   c->lane->sender.add(c->handshake->proof());
   c->handshake.reset();
   open(c, now);
-  // No event tells of what came with the answer.
+  // Frames may have arrived together with the answer, and epoll does not report them again.
   if (c->step == Connection::Step::kOpen) read(c, now);
 }
 
-// The network failed, which is nobody's fault: the next address, or later again.
-void Engine::no_proof(Connection* c, const std::string& why, double now) {
+// The network failed during the handshake. Tries the next address, or dials again later.
+void Engine::handshake_lost(Connection* c, const std::string& why, double now) {
   c->trouble =
-      why + (tls_ ? ", before the end of the TLS handshake" : ", before it had proven the key");
-  shut(c);
+      why + (tls_ ? ", before the end of the TLS handshake" : ", before it proved the key");
+  close_socket(c);
   try_address(c, now);
 }
 
-// Somebody is there who has not the key: no retry can mend that, and who joins must be told at
-// once. A group that is at work has its other reducers, and goes on trying.
-void Engine::disproven(Connection* c, const Failure& failure, double now) {
+// The peer does not have the key or a valid certificate. A retry cannot help, so before the join
+// the group fails at once. After the join the group keeps its other reducers and dials this one
+// again.
+void Engine::handshake_refused(Connection* c, const Failure& failure, double now) {
   dial_failed(c, failure.message, now);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (state_.joined()) return;

@@ -12,26 +12,26 @@ void Engine::begin_tls(Connection* c, double now) {
   c->tls = tls_->stream(parse_endpoint(address).value().host,
                         static_cast<uint16_t>(c->lane->number), c->lane->name);
   c->step = Connection::Step::kProving;
-  c->deadline = now + kProofPatience;
+  c->deadline = now + kHandshakeTimeout;
   c->watches_write = true;  // as it was registered
   watch(c, false);
-  go_on_with_tls(c, now);
+  continue_tls(c, now);
 }
 
-void Engine::go_on_with_tls(Connection* c, double now) {
+void Engine::continue_tls(Connection* c, double now) {
   using Proof = TlsStream::Proof;
   switch (c->tls->prove(c->fd)) {
     case Proof::kWaits:
       return;
     case Proof::kLost:
-      return no_proof(c, errno == 0 ? "closed by the reducer" : error_text(errno), now);
+      return handshake_lost(c, errno == 0 ? "closed by the reducer" : error_text(errno), now);
     case Proof::kRefused: {
       const Failure failure = c->tls->failure();
-      return disproven(c, failure, now);
+      return handshake_refused(c, failure, now);
     }
     case Proof::kProven:
       open(c, now);
-      // No event tells of what came with the proof.
+      // Frames may have arrived with the handshake, and epoll does not report them again.
       if (c->step == Connection::Step::kOpen) read(c, now);
   }
 }

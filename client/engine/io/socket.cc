@@ -19,12 +19,13 @@ namespace ors {
 namespace {
 
 void set_option(int fd, int level, int name, int value) {
-  // A refused option costs speed or detection time, never correctness.
+  // Errors are ignored: a missing option costs speed or detection time, never correctness.
   (void)::setsockopt(fd, level, name, &value, sizeof value);
 }
 
-// No SO_RCVBUF or SO_SNDBUF: they turn autotuning off. No TCP_USER_TIMEOUT: it kills a live peer
-// that merely stops reading; heartbeats and keepalive find dead ones.
+// Does not set SO_RCVBUF or SO_SNDBUF, because they turn autotuning off. Does not set
+// TCP_USER_TIMEOUT, because it closes connections to live peers that stop reading for a while;
+// heartbeats and keepalive detect dead peers.
 void set_options(int fd) {
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -56,7 +57,8 @@ bool is_link_local(const sockaddr& address) {
          IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
 }
 
-// Of the family of `to`, and link-local only where `to` is.
+// Returns the first address of the interface that has the family of `to` and is link-local exactly
+// if `to` is.
 std::optional<SocketAddress> interface_address(const std::string& name, const SocketAddress& to) {
   const auto& wanted = reinterpret_cast<const sockaddr&>(to.storage);
   ifaddrs* list = nullptr;
@@ -74,7 +76,8 @@ std::optional<SocketAddress> interface_address(const std::string& name, const So
   return found;
 }
 
-// The port is chosen with the peer in connect(): else a machine could have 28,000 connections.
+// Leaves the choice of the port to connect(), which knows the peer. If bind() chose the port, all
+// connections of the machine would share about 28,000 ports.
 bool bind_to(int fd, const SocketAddress& source) {
   set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
   return ::bind(fd, reinterpret_cast<const sockaddr*>(&source.storage), source.size) == 0;
@@ -126,7 +129,7 @@ std::shared_ptr<Lookup> Lookup::start(const Endpoint& endpoint) {
     return lookup;
   }
   try {
-    // Inherits the engine thread's signal mask: all blocked.
+    // The thread inherits the signal mask of the engine thread: all signals are blocked.
     std::thread([lookup, endpoint] {
       lookup->trouble_.clear();
       lookup->resolve(endpoint, 0);

@@ -24,14 +24,15 @@ struct Endpoint {
 };
 std::optional<Endpoint> parse_endpoint(const std::string& address);
 
-// A look-up of a name on a thread of its own, because getaddrinfo cannot be interrupted: the
-// engine must go on beating while a name server is silent. Numeric addresses need no thread.
+// Resolves a host name on a thread of its own, because getaddrinfo() cannot be interrupted and the
+// engine must send heartbeats while a name server is silent. Numeric addresses need no thread.
 class Lookup {
  public:
   static std::shared_ptr<Lookup> start(const Endpoint& endpoint);
 
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // Once done: in the resolver's order; empty with a reason when the name is not known.
+  // Valid once done(): the addresses in the resolver's order. If the look-up failed, addresses() is
+  // empty and trouble() is the reason.
   const std::vector<SocketAddress>& addresses() const { return addresses_; }
   const std::string& trouble() const { return trouble_; }
 
@@ -43,18 +44,21 @@ class Lookup {
   std::string trouble_;
 };
 
-// The address that connections to `to` come from: `source` itself, or one of the interface of that
-// name, which may have others by now. nullopt: it has none of the family of `to`.
+// Returns the local address for connections to `to`. `source` is an address or the name of an
+// interface; an interface is looked up at each call, because its addresses may change. Returns
+// nullopt if `source` has no address of the family of `to`.
 std::optional<SocketAddress> find_source(const std::string& source, const SocketAddress& to);
 std::string family_name(const SocketAddress& address);
 
-// Begins a non-blocking TCP connection with a congestion control (empty: the system's) from an
-// address (null: the system's choice): the descriptor, or -1 with *error set to an errno.
+// Begins a non-blocking TCP connection. An empty `congestion` means the system's congestion
+// control; a null `source` means an address of the system's choice. Returns the descriptor, or -1
+// and an errno in *error.
 int begin_connect(const SocketAddress& to, const std::string& congestion,
                   const SocketAddress* source, int* error);
 
-// Whether a connection stands: 0, EINPROGRESS, or the errno of its failure. Also refuses a socket
-// that is connected to itself, which a retry on loopback can be.
+// Returns 0 if the socket is connected, EINPROGRESS while it connects, else the errno of the
+// failure. A socket that is connected to itself counts as failed; retries on loopback can cause
+// one.
 int connect_result(int fd);
 
 std::string error_text(int error);

@@ -22,7 +22,7 @@ namespace {
 
 // 60,000 rounds or more; viewers become slow far beyond the files of a few ranks.
 constexpr size_t kMaxBytes = 32 << 20;
-constexpr int kMaxFiles = 1000;  // of one process, that differ in nothing but a number
+constexpr int kMaxFiles = 1000;  // file names that one process tries: they differ in a number
 constexpr size_t kMaxNameBytes = 100;
 
 std::string host_name() {
@@ -111,7 +111,7 @@ Timeline::~Timeline() {
   try {
     unwritten_ += "\n]\n";
     (void)flush();
-  } catch (const std::exception&) {  // out of memory: the end is missing
+  } catch (const std::exception&) {  // out of memory: the closing bracket is missing
   }
   if (fd_ >= 0) close_guarded(fd_);
 }
@@ -146,7 +146,8 @@ int64_t Timeline::micros(double moment) const {
   return std::llround((wall_less_monotonic_ + moment) * 1e6);
 }
 
-// The phases follow one another and add up to the round. While it is receiving it sends the rest.
+// The phases follow each other and cover the whole round. "receiving" starts at the first result;
+// later contributions of the round are sent during this phase.
 void Timeline::add_round(const RoundTrace& round) {
   const Moments& m = round.moments;
   const double sent = std::max(m.submitted, m.first_sent);

@@ -1,9 +1,9 @@
-// What became of each round and when, as a file in Chrome's trace format (Perfetto opens it).
+// Writes the phases of each round to a file in Chrome's trace format, which Perfetto opens.
 //
-// Times are the wall clock's of the moment when the file was opened, and from there the monotonic
-// clock's: those of one machine fit together exactly, those of several as well as their clocks do.
-// The file is an array whose end may be missing: each write ends with a whole event, but for one
-// that the process was killed in.
+// Timestamps start at the wall clock when the file is opened and advance with the monotonic clock.
+// Timelines of one machine therefore line up exactly; timelines of several machines line up as well
+// as their wall clocks do. The file is one JSON array, and the closing bracket may be missing. Each
+// write ends with a complete event, unless the process is killed during the write.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ namespace ors {
 // Written by one thread at a time.
 class Timeline {
  public:
-  // A new file <job>-rank<rank>-<host>-<pid>.json in `folder`, which is made where it is missing.
-  // Null with the reason in `why`.
+  // Creates <job>-rank<rank>-<host>-<pid>.json in `folder`, and the folder if it is missing. On
+  // failure returns null and sets *why.
   static std::unique_ptr<Timeline> open(const std::string& folder, const std::string& job,
                                         uint32_t rank, std::string* why);
   ~Timeline();
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // False once the file is full, or cannot be written: nothing more is taken.
+  // Returns false once the file is full or a write has failed. Later calls write nothing.
   bool write(const std::vector<RoundTrace>& rounds);
   const std::string& path() const { return path_; }
 
@@ -41,7 +41,7 @@ class Timeline {
   void add_slice(const char* name, int track, int64_t begin, int64_t end, const std::string& args);
   bool flush();
 
-  // Rounds of one key that overlap have a track each: slices of a track must not.
+  // Slices of one track must not overlap, so overlapping rounds of a key use separate tracks.
   struct Track {
     int number = 0;
     int64_t free_from = 0;

@@ -17,7 +17,8 @@ std::string comparison_key(uint64_t key_id) {
 
 }  // namespace
 
-// Not where a round ends: a caller up there may still use what a failure destroys.
+// Called at the end of State's entry points, not where a round finishes: a failure destroys rounds
+// that callers further up may still use.
 void Comparisons::begin_due(double now) {
   if (run_.over() || !rounds_.digests().on()) return;
   if (rounds_.mismatch()) return run_.end(*rounds_.mismatch());

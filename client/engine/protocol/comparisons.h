@@ -1,4 +1,4 @@
-// The all-reduces of the engine's own that bring the digests of all ranks together (digest.h).
+// Submits the engine's internal all-reduces that collect the digests of all ranks (digest.h).
 #pragma once
 
 #include "protocol/rounds.h"
@@ -9,7 +9,7 @@ class Comparisons {
  public:
   Comparisons(Run* run, Rounds* rounds, Pool* pool) : run_(*run), rounds_(*rounds), pool_(*pool) {}
 
-  // Begins those that are due. Ends the run where the ranks' results differ.
+  // Begins the comparisons that are due. Ends the run if a comparison found different results.
   void begin_due(double now);
 
  private:

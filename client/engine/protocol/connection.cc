@@ -10,8 +10,8 @@ namespace ors {
 namespace {
 
 constexpr size_t kBufferSize = kHeaderSize + kMaxControlBytes + kHeaderSize;
-constexpr size_t kSlack = 4'096;       // read with a payload: the next header and small frames
-constexpr size_t kBulkBytes = 32'768;  // from here on a second copy of the payload is dear
+constexpr size_t kSlack = 4'096;       // bytes read beyond a payload: next header, small frames
+constexpr size_t kBulkBytes = 32'768;  // payloads from this size on must not be copied twice
 constexpr size_t kScratch = 65'536;
 
 std::string shown(const uint8_t* bytes, size_t size) {
@@ -74,7 +74,8 @@ std::optional<Failure> Receiver::received(size_t size, FrameSink* sink) {
   return std::nullopt;
 }
 
-// Accounts for payload bytes; `data` is where they are now, or null if they were read in place.
+// Processes payload bytes: updates the CRC and copies or widens the bytes to the target. `data` is
+// null if they were read directly into the target.
 void Receiver::take(const uint8_t* data, size_t size) {
   uint8_t* place = target_.bytes != nullptr ? target_.bytes + payload_got_ : nullptr;
   if (data == nullptr) {
@@ -95,7 +96,7 @@ std::optional<Failure> Receiver::check_first_bytes() {
     return std::nullopt;
   }
   if (std::memcmp(bytes, "ORSP", 4) != 0) {
-    return broken(ErrorCode::kProtocol, "this is no reducer: the first bytes are " +
+    return broken(ErrorCode::kProtocol, "this is not a reducer: the first bytes are " +
                                             shown(bytes, std::min<size_t>(have(), 16)));
   }
   if (have() < kPrefaceSize) return std::nullopt;

@@ -1,7 +1,8 @@
-// The two directions of one connection, without its socket: bytes in become frames, frames to send
-// become vectors of bytes.
+// The two directions of a connection, without its socket: a Receiver parses received bytes into
+// frames, a Sender collects frames into iovecs.
 //
-// Law: payloads are read straight to where they belong. A peer can make a Receiver allocate at
+// Law: result payloads are read directly into the caller's target; only bytes that came in one read
+// with the header, and payloads to be widened, are copied. A peer can make a Receiver allocate at
 // most one control frame and one chunk.
 #pragma once
 
@@ -22,12 +23,12 @@ namespace ors {
 
 // Where the payload of a result goes.
 struct Target {
-  uint8_t* bytes = nullptr;  // as it is on the wire
-  float* wide = nullptr;     // or widened to float32; neither: nobody wants it
-  bool reread = false;       // result_ends() gets the CRC of the bytes as they lie there
+  uint8_t* bytes = nullptr;  // destination of the bytes of the wire
+  float* wide = nullptr;     // destination if widened to float32; both null: drop the payload
+  bool reread = false;       // pass result_ends() the CRC of the target memory, read again
 };
 
-// Who is told of the frames. Every failure ends the connection.
+// Handles the received frames. A returned failure ends the connection.
 class FrameSink {
  public:
   virtual std::optional<Failure> control(const Header& header, const uint8_t* payload) = 0;
@@ -42,13 +43,13 @@ class Receiver {
  public:
   explicit Receiver(std::string peer);
 
-  // Where the next bytes are to be read: fills one or two entries and returns how many.
+  // Sets up one or two buffers for the next read and returns their number.
   int prepare(struct iovec* out);
 
-  // `size` bytes were read there. A failure is final.
+  // Handles `size` bytes that were read into the buffers of prepare(). A failure is final.
   std::optional<Failure> received(size_t size, FrameSink* sink);
 
-  // The memory of the payload that is arriving is no longer ours: throw the rest away.
+  // Drops the rest of the payload that is arriving, because its target is no longer valid.
   void discard();
 
  private:
@@ -65,7 +66,7 @@ class Receiver {
   std::vector<uint8_t> buffer_;
   size_t begin_ = 0;
   size_t end_ = 0;
-  size_t needed_ = kHeaderSize;  // bytes of the frame that is not whole yet
+  size_t needed_ = kHeaderSize;  // bytes until the current frame is complete
   bool bulk_ = false;            // the last payload was large: read little beyond a header
 
   Header header_;
@@ -74,13 +75,13 @@ class Receiver {
   uint32_t payload_got_ = 0;
   uint32_t crc_ = 0;
   size_t window_ = 0;
-  std::vector<uint8_t> scratch_;  // wide payloads before they are widened, and unwanted ones
+  std::vector<uint8_t> scratch_;  // for payloads to widen or to drop
 };
 
 class Sender {
  public:
   static constexpr size_t kMaxFrames = 32;
-  static constexpr size_t kMaxBytes = 64 << 10;  // of one batch, but for its last frame
+  static constexpr size_t kMaxBytes = 64 << 10;  // of one batch; its last frame may exceed this
   static constexpr size_t kMaxPieces = 2 * kMaxFrames;
 
   Sender();
@@ -101,7 +102,7 @@ class Sender {
     std::string own;
   };
 
-  std::vector<Piece> pieces_;  // never grows beyond what is reserved: `data` may point into `own`
+  std::vector<Piece> pieces_;  // must not reallocate: `data` may point into `own`
   std::array<std::array<uint8_t, kHeaderSize>, kMaxFrames> headers_;
   size_t first_ = 0;
   size_t frames_ = 0;

@@ -1,8 +1,8 @@
-// Whether all ranks were given the same results: each adds up a digest of N rounds of a key, and an
-// all-reduce of the engine's own, on a key of its own, brings the digests of all ranks together.
+// Checks that all ranks got the same results. Each rank sums a digest over a window of N rounds of
+// a key; an internal all-reduce on a separate key then collects the digests of all ranks.
 //
-// Law: a digest does not depend on the order in which chunks and rounds come, and the windows of a
-// key are compared in order, so that ranks whose rounds end in different orders compare alike.
+// Law: a digest does not depend on the order in which chunks and rounds finish, and the windows of
+// a key are compared in order. Ranks whose rounds finish in different orders therefore agree.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,20 @@
 
 namespace ors {
 
-// One window of one key. Each rank contributes its digest at its own place among zeros.
+// One window of one key. Each rank contributes a vector that is zero except for its own digest.
 struct Comparison {
   uint64_t key_id = 0;
   std::string key;
-  uint64_t first = 0;  // rounds, both included
+  uint64_t first = 0;  // first and last round, inclusive
   uint64_t last = 0;
   uint64_t own = 0;
-  std::vector<uint64_t> digests;  // by rank, once it is compared
+  std::vector<uint64_t> digests;  // by rank, after the all-reduce
 };
 
-// What one chunk adds to its window; `crc` is of the result's bytes.
+// Returns the value that one chunk adds to its window; `crc` is the CRC of the result's bytes.
 uint64_t digest_of(uint64_t key_id, uint64_t position, uint32_t crc);
 
-// nullopt where all ranks agree; else a text that is the same on all ranks.
+// Returns nullopt if all ranks agree, else a failure with the same text on all ranks.
 std::optional<Failure> verdict_on(const Comparison& comparison);
 
 class Digests {
@@ -39,9 +39,9 @@ class Digests {
   bool on() const { return every_ > 0; }
   bool ends_window(uint64_t round) const { return (round + 1) % every_ == 0; }
 
-  // A round is over. Each round of a key comes once.
+  // Adds a finished round. Call once per round.
   void add(uint64_t key_id, const std::string& key, uint64_t round, uint64_t digest);
-  // The next window that is to be compared.
+  // Returns the next window to compare, or nullopt.
   std::optional<Comparison> next_due();
 
  private:

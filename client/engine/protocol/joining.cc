@@ -64,7 +64,8 @@ std::optional<Failure> Joining::on_pending(Lane* lane, std::string_view payload,
   return learn_lanes(lane, lanes, incarnation);
 }
 
-// The arbiter has answered: open the other reducers; any lane 0: open its other lanes.
+// A lane answered. On lane 0, opens the other lanes of its reducer; if the reducer is the arbiter
+// (the first address), also opens all other reducers.
 std::optional<Failure> Joining::learn_lanes(Lane* lane, uint32_t lanes,
                                             const std::string& incarnation) {
   if (lane->number >= lanes) {
@@ -149,7 +150,7 @@ std::optional<Failure> Joining::on_welcome(Lane* lane, std::string_view payload,
   if (const char* wrong = decode_welcome(payload, &welcome)) {
     return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad WELCOME: ") + wrong);
   }
-  // First: a reducer that is named twice would only look like a wrong slot.
+  // Before check_welcome(), which would report a reducer that is listed twice as a wrong slot.
   if (auto failure = learn_lanes(lane, welcome.lanes, welcome.incarnation)) return failure;
   if (auto failure = check_welcome(*lane, welcome)) return failure;
   lane->phase = Phase::kWelcomed;
@@ -187,7 +188,7 @@ std::optional<Failure> Joining::maybe_join(double now) {
     lane->last_heard = now;
   }
   for (size_t i = 0; i < lanes_.all().size();
-       ++i) {  // others may have joined, and lost one, before
+       ++i) {  // other ranks may have changed the route already
     if (auto failure = streams_.learn(lanes_.all()[i]->welcome.route, *lanes_.all()[i], now)) {
       return failure;
     }
@@ -196,7 +197,7 @@ std::optional<Failure> Joining::maybe_join(double now) {
   return std::nullopt;
 }
 
-// What rank 0 has said for all ranks, as the lanes pass it on.
+// Applies the settings that rank 0 chose for all ranks. The lanes passed them on in WELCOME.
 std::optional<Failure> Joining::take_rules() {
   const auto less = [](const Lane* a, const Lane* b) {
     return a->welcome.digest_every < b->welcome.digest_every;
@@ -208,8 +209,8 @@ std::optional<Failure> Joining::take_rules() {
   const auto older = [](const Lane& lane, const std::string& setting) {
     return lane_failure(ErrorCode::kVersion, lane,
                         "does not pass " + setting +
-                            " on: it is of an older release; install the same one everywhere, or "
-                            "leave " +
+                            " on: it runs an older release; install the same release everywhere, "
+                            "or leave " +
                             setting + " at its default");
   };
   if (least->welcome.digest_every != run_.options.digest_every)
@@ -222,7 +223,8 @@ std::optional<Failure> Joining::take_rules() {
   return std::nullopt;
 }
 
-// Who has not come: the reducers that do not answer, else the ranks that are absent.
+// The failure of a join that timed out. Names the reducers that did not answer; if all did, the
+// ranks that did not come.
 Failure Joining::not_joined() const {
   Failure failure;
   const std::string within = " within " + as_set(run_.options.connect_timeout);

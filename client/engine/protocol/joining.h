@@ -1,4 +1,4 @@
-// Joining a run: PROTOCOL.md, section 4.
+// Joins a run: HELLO, PENDING, WELCOME (PROTOCOL.md, section 4).
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class Joining {
         suspicions_(*suspicions),
         recovery_(*recovery) {}
 
-  void opened(Lane* lane, double now);  // the connection is there, and the preface was sent
+  void opened(Lane* lane, double now);  // connected; the preface is queued
   std::optional<Failure> on_pending(Lane* lane, std::string_view payload, double now);
   std::optional<Failure> on_welcome(Lane* lane, std::string_view payload, double now);
   Failure not_joined() const;

@@ -1,4 +1,5 @@
-// key id -> next round, in 16 bytes a key: all that is kept of a key that is not in use.
+// Hash map from key id to next round: all that is kept of a key that is not in use. An entry takes
+// 16 bytes.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +11,14 @@ namespace ors {
 
 class KeyMap {
  public:
-  // 0 for a key that was never put.
+  // Returns 0 for an unknown key.
   uint64_t get(uint64_t key) const {
     if (slots_.empty()) return 0;
     const Slot& slot = slots_[find(key)];
     return slot.value;
   }
 
-  // `round` is above 0, which marks a free slot.
+  // `round` must be above 0; 0 marks a free slot.
   void put(uint64_t key, uint64_t round) {
     if (4 * (size_ + 1) > 3 * slots_.size()) grow();
     Slot& slot = slots_[find(key)];

@@ -5,11 +5,11 @@
 namespace ors {
 namespace {
 
-constexpr double kKeyIdleSeconds = 1.0;  // then its records go; the lanes keep theirs longer
+constexpr double kKeyIdleSeconds = 1.0;  // until the record is dropped; lanes keep theirs longer
 
-// A chunk that is stable here may not be stable on a rank that has lost a lane, or stands still,
-// until a route moves the chunk. Records of keys are kept for this long, and for the worker
-// silence.
+// A rank that lost a lane or is paused may not know yet that a chunk is stable, and may send the
+// chunk to a new owner after a route change. Forgotten keys are therefore remembered for this many
+// seconds plus the worker silence; see revive().
 constexpr double kKeyRecentSeconds = 25.0;
 
 }  // namespace
@@ -23,7 +23,7 @@ std::optional<Failure> Keys::record(const std::string& name, double now, KeyReco
     fresh->name = name;
     fresh->next_round = forgotten_.get(id);
     fresh->idle_since = now;
-    idle_keys_.emplace_back(now, id);  // until it has a round
+    idle_keys_.emplace_back(now, id);  // idle until it has a round
     found = keys_.emplace(id, std::move(fresh)).first;
   }
   KeyRecord* known = found->second.get();
@@ -40,7 +40,7 @@ std::optional<Failure> Keys::record(const std::string& name, double now, KeyReco
   return std::nullopt;
 }
 
-// Keys that this rank has just forgotten may be unstable to others: they need its `done` anew.
+// Restores recently forgotten keys on a new route: other ranks may still need this rank's `done`.
 void Keys::revive(double now) {
   for (const auto& [at, id] : recent_) {
     auto& record = keys_[id];
@@ -66,7 +66,7 @@ void Keys::forget_idle(double now) {
     if (!record->rounds.empty() || record->idle_since != since) continue;
     const bool told = std::none_of(record->lanes.begin(), record->lanes.end(),
                                    [](const auto& entry) { return entry->listed; });
-    if (!told) {  // a heartbeat is still to carry its positions
+    if (!told) {  // its positions were not reported yet
       record->idle_since = now;
       idle_keys_.emplace_back(now, id);
       continue;

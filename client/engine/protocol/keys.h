@@ -1,4 +1,4 @@
-// The keys of a run: the records of those in use, and the next round of those that are not.
+// The keys of a run: records of the keys in use, and only the next round number of all other keys.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class Keys {
   const std::unordered_map<uint64_t, std::unique_ptr<KeyRecord>>& all() const { return keys_; }
   size_t remembered() const { return forgotten_.size(); }
 
-  // The record of a key, made where it is missing. Fails where another key has the same id.
+  // Returns the record of a key; creates it if missing. Fails if a different key has the same id.
   std::optional<Failure> record(const std::string& name, double now, KeyRecord** record);
   void has_no_round(KeyRecord* record, double since);
   void forget_idle(double now);
@@ -38,7 +38,7 @@ class Keys {
   std::unordered_map<uint64_t, std::unique_ptr<KeyRecord>> keys_;
   std::deque<std::pair<double, uint64_t>> idle_keys_;
   KeyMap forgotten_;
-  std::deque<std::pair<double, uint64_t>> recent_;  // keys that were forgotten just now
+  std::deque<std::pair<double, uint64_t>> recent_;  // recently forgotten keys
 };
 
 }  // namespace ors

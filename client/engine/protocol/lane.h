@@ -1,5 +1,5 @@
-// One lane as a worker sees it: how far the join is, what may be sent, what waits to be sent.
-// Plain data; the rules are in joining.cc, recovery.cc and sending.cc.
+// A worker's record of one lane: phase of the join, credit, send queues, suspicion. Plain data; the
+// rules are in joining.cc, recovery.cc and sending.cc.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Account {
 };
 
 struct Lane {
-  // kDropped: its connection is to be closed. kClosed: and it is not wanted again.
+  // kDropped: the connection must be closed. kClosed: the connection is not opened again.
   enum class Phase : uint8_t { kWanted, kOpening, kHello, kPending, kWelcomed, kDropped, kClosed };
 
   Lane(uint32_t reducer_index, uint32_t lane_number, const std::string& address)
@@ -31,7 +31,7 @@ struct Lane {
 
   bool welcomed() const { return phase == Phase::kWelcomed; }
   bool usable() const { return welcomed() && !restarted; }
-  // Its streams live in the state of the run that its last welcome named.
+  // From now on the lane's streams belong to the instance of the run that its last WELCOME named.
   void bind() {
     bound = welcomed();
     restarted = false;
@@ -39,29 +39,30 @@ struct Lane {
     instance = welcome.instance;
   }
 
-  const uint32_t reducer;  // this worker's own numbering; `slot` is the job's
+  const uint32_t reducer;  // index in this worker's address list; `slot` is the job's number
   const uint32_t number;
   const std::string name;
   Phase phase = Phase::kWanted;
-  std::string trouble;    // why it could not be opened, or was lost, the last time
-  uint32_t attempts = 0;  // to open it, since it was welcomed
-  uint32_t strikes = 0;   // errors of its connections since its last result
+  std::string trouble;    // why the last attempt or connection failed
+  uint32_t attempts = 0;  // connection attempts since the last WELCOME
+  uint32_t strikes = 0;   // connection errors since its last result
   Pending pending;
   Welcome welcome;
 
-  // The state of the run that its streams live in: that of the first welcome since a route moved
-  // its slot. `restarted`: it has another one now, and gets nothing until a route says where to.
+  // The instance of the run that holds the lane's streams: named by the first WELCOME after a route
+  // moved the slot. `restarted`: the lane now has a different instance; nothing is sent until a new
+  // route.
   bool bound = false;
   std::string incarnation;
   uint64_t instance = 0;
   bool restarted = false;
-  bool drains = false;         // it said GOAWAY
-  bool silent = false;         // nothing has come for too long
-  uint32_t route_known = 0;    // the newest route that it is known to know
-  std::string suspicion;       // why this worker suspects its slot; empty: it does not
-  double lost_at = -1;         // since then it is not welcomed; below 0: it is
-  Absence absence;             // what it said last
-  double complete_since = -1;  // since then it misses no rank; below 0: it does
+  bool drains = false;         // GOAWAY received
+  bool silent = false;         // nothing was received for longer than Options::silence
+  uint32_t route_known = 0;    // newest route that the lane has for certain
+  std::string suspicion;       // why this worker suspects its slot; empty if not
+  double lost_at = -1;         // when it stopped being welcomed; below 0 if welcomed
+  Absence absence;             // last ABSENT
+  double complete_since = -1;  // since when no rank is absent there; below 0 if one is
 
   double last_heard = 0;
   double last_sent = 0;
@@ -69,29 +70,29 @@ struct Lane {
 
   Receiver receiver;
   Sender sender;
-  std::deque<std::string> control;  // frames that go before any contribution
-  bool kicked = false;              // in the list of lanes with something to send
+  std::deque<std::string> control;  // control frames; sent before contributions
+  bool kicked = false;              // in Lanes::kicked_
 
   struct Queued {
     RoundRef round;  // keeps `share` alive
     Share* share = nullptr;
   };
-  std::deque<Queued> queue;        // rounds with chunks to send, in the order of submission
-  std::deque<Queued> undescribed;  // those whose chunk 0 is here and was not sent
+  std::deque<Queued> queue;        // shares with chunks to send, by priority and submission
+  std::deque<Queued> undescribed;  // shares whose chunk 0 was neither sent nor described
   Account credit;
   Account grant;
   bool has_grant = false;
   uint64_t granted_key = 0;
   uint64_t granted_round = 0;
   uint32_t granted_home = 0;
-  Queued granted;  // the same, if it was submitted and is not all sent
+  Queued granted;  // its share, if submitted and not fully sent
 
-  bool resends = false;  // what a lost connection had without an answer is not all sent again
+  bool resends = false;  // retransmits of a lost connection are pending
 
-  std::vector<KeyLane*> changed;  // keys whose done the lane may not know
+  std::vector<KeyLane*> changed;  // streams whose `done` the lane may not know
   uint64_t unreported_cost = 0;
 
-  RoundRef receiving;  // whose target a payload is being read into
+  RoundRef receiving;  // round whose target receives the current payload
   uint32_t receiving_chunk = 0;
   bool stats_waiting = false;
   Value stats;

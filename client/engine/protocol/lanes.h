@@ -1,5 +1,5 @@
-// The reducers of a job and a worker's lanes: which connections are to be opened or closed, which
-// lanes may have something to send, and the control frames that wait on each.
+// The reducers of a job and their lanes: connections to open and to close, lanes that may have
+// something to send, and queued control frames.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,20 @@ namespace ors {
 struct Reducer {
   std::string address;
   std::vector<std::unique_ptr<Lane>> lanes;
-  std::string incarnation;  // of its lane 0
-  uint32_t slot = 0;        // the job's numbering, from the join on
-  uint32_t count = 0;       // of its lanes, as it said last
-  double lost_at = -1;      // since then some lane is not usable; below 0: all are
-  double blocked_at = -1;   // since then open rounds need it while it is lost
-  double told_at = -1;      // when SUSPECT was sent last
-  double moved_at = -1;     // when a route put it out or took it in last
-  double patience = 0;      // seconds that it stays out at least (rank 0)
+  std::string incarnation;  // of lane 0
+  uint32_t slot = 0;        // number within the job; valid after the join
+  uint32_t count = 0;       // number of lanes, as last announced
+  double lost_at = -1;      // when it stopped being reached(); below 0 if reached
+  double blocked_at = -1;   // when open rounds started to wait for it while it is lost
+  double told_at = -1;      // when SUSPECT was last sent
+  double moved_at = -1;     // when a route last put it out or took it in
+  double patience = 0;      // rank 0: least seconds that it stays out
 
   bool all_welcomed() const;
-  bool reached() const;  // all its lanes are there, and talk
+  bool reached() const;  // all its lanes are usable and not silent
 };
 
-// A failure whose text names the lane.
+// Returns a failure with the text "<lane>: <what>".
 Failure lane_failure(ErrorCode code, const Lane& lane, const std::string& what);
 
 class Lanes {
@@ -39,22 +39,22 @@ class Lanes {
 
   std::vector<Reducer>& reducers() { return reducers_; }
   const std::vector<Reducer>& reducers() const { return reducers_; }
-  const std::vector<Lane*>& all() const { return all_; }  // those that were ever wanted
+  const std::vector<Lane*>& all() const { return all_; }  // all that want() has created
   Reducer& reducer_of(const Lane& lane) { return reducers_[lane.reducer]; }
   const Reducer& reducer_of(const Lane& lane) const { return reducers_[lane.reducer]; }
-  Lane* find(uint32_t reducer, uint32_t number) const;  // null: it was never wanted
+  Lane* find(uint32_t reducer, uint32_t number) const;  // null if want() has not created it
 
-  // The lane; a new one is to be opened.
+  // Returns the lane. A new lane is created and its connection opened.
   Lane* want(uint32_t reducer, uint32_t number);
-  void open(Lane* lane);  // the connection is wanted, again or for the first time
+  void open(Lane* lane);  // the connection must be opened (again)
   std::vector<Lane*> take_wanted();
-  // The connection is to be closed, for the reason in Lane::trouble.
+  // The connection must be closed; `why` goes to Lane::trouble.
   void drop(Lane* lane, const std::string& why, double now);
-  void forget_drop(const Lane* lane);  // it is closed already
+  void forget_drop(const Lane* lane);  // the connection is closed already
   std::vector<Lane*> take_dropped();
-  bool has_errands() const { return !to_open_.empty() || !to_drop_.empty(); }
+  bool has_connection_work() const { return !to_open_.empty() || !to_drop_.empty(); }
 
-  // The lane may have something to send.
+  // Marks the lane as having something to send.
   void kick(Lane* lane) {
     if (lane->kicked) return;
     kicked_.push_back(lane);

@@ -8,7 +8,8 @@
 namespace ors {
 namespace {
 
-constexpr double kUnreachedLane = 5.0;  // then its word on other ranks is not waited for
+// Seconds after which a rank counts as lost without the report of a reducer that is out of reach.
+constexpr double kUnreachedLane = 5.0;
 
 }  // namespace
 
@@ -25,7 +26,8 @@ std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload
   return std::nullopt;
 }
 
-// Why a rank is lost: every lane of every live slot says so, but for slots that are out of reach.
+// Returns why a rank is lost, or nullopt. A rank is lost when every lane of every live slot reports
+// it absent. Slots out of reach do not count.
 std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) const {
   std::optional<std::string> reason;
   for (const Reducer& reducer : lanes_.reducers()) {
@@ -62,7 +64,7 @@ void LostRanks::watch(double now) {
       return run_.end(failure);
     }
     for (const uint32_t rank : lane->absence.left) {
-      // It left when all its rounds were held everywhere: what is open here it never joined.
+      // A rank leaves only after all its rounds are done, so it never joined the rounds open here.
       if (rank == run_.options.rank || rounds_.open_rounds() == 0) continue;
       failure.rank = rank;
       failure.reason = "left";
@@ -73,11 +75,11 @@ void LostRanks::watch(double now) {
   }
 }
 
-// As far as any lane knows; a worker without any lane has nobody to wait for.
+// Whether all other ranks have left, as far as the lanes report. True if no lane is connected.
 bool LostRanks::others_have_left() const {
   std::set<uint32_t> left = {run_.options.rank};
   bool connected = false;
-  bool all = false;  // as a lane counts them, which names no more than a list can hold
+  bool all = false;  // by a lane's count: its list of names may be cut off
   for (const Lane* lane : lanes_.all()) {
     connected = connected || lane->welcomed();
     all = all || lane->absence.left_count + 1 >= run_.options.world_size;

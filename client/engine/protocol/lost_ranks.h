@@ -1,4 +1,4 @@
-// Ranks that the reducers cannot reach any more, or that have left.
+// Detects ranks that the reducers can no longer reach, and ranks that have left (ABSENT).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class LostRanks {
       : run_(*run), lanes_(*lanes), routing_(*routing), rounds_(*rounds) {}
 
   std::optional<Failure> on_absent(Lane* lane, std::string_view payload, double now);
-  // Ends the run where a rank is lost, or has left while open rounds need it.
+  // Ends the run if a rank is lost, or has left while open rounds need it.
   void watch(double now);
   bool others_have_left() const;
 

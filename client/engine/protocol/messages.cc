@@ -10,15 +10,15 @@ using Type = Value::Type;
 constexpr uint64_t kAny32 = 0xFFFFFFFF;
 constexpr uint64_t kAny64 = ~uint64_t{0};
 
-// Reads the fields of one map; the first wrong field is remembered and the rest skipped.
+// Reads the fields of one map. Keeps the first error and skips all fields after it.
 class Fields {
  public:
   explicit Fields(std::string_view payload) {
     wrong_ = msgpack_decode(payload, &map_);
-    if (wrong_ == nullptr && map_.type != Type::kMap) wrong_ = "the payload is no map";
+    if (wrong_ == nullptr && map_.type != Type::kMap) wrong_ = "the payload is not a map";
   }
   explicit Fields(const Value& map) : map_(map) {
-    if (map_.type != Type::kMap) wrong_ = "an item is no map";
+    if (map_.type != Type::kMap) wrong_ = "a list item is not a map";
   }
 
   const char* wrong() const { return wrong_; }
@@ -54,7 +54,7 @@ class Fields {
   Fields& incarnation(std::string* out) {
     const Value* value = field("incarnation");
     if (value == nullptr || value->type != Type::kBin || value->text.size() != 16) {
-      return fail("an incarnation that is not 16 bytes");
+      return fail("the incarnation is not 16 bytes");
     }
     *out = value->text;
     return *this;
@@ -63,7 +63,7 @@ class Fields {
   Fields& ranks(const char* name, std::vector<uint32_t>* out) {
     const Value* value = field(name);
     if (value == nullptr) return *this;
-    if (value->type != Type::kList) return fail("a list of ranks that is no list");
+    if (value->type != Type::kList) return fail("the ranks are not a list");
     for (const Value& item : value->list) {
       const auto rank = item.as_uint();
       if (!rank || *rank >= kMaxWorldSize) return fail("a rank out of range");
@@ -74,9 +74,10 @@ class Fields {
 
   Fields& chunk_table(ChunkTable* out) {
     const Value* value = field("chunk_table");
-    if (value == nullptr || value->type != Type::kList) return fail("no chunk table");
+    if (value == nullptr || value->type != Type::kList)
+      return fail("the chunk table is missing or not a list");
     for (const Value& row : value->list) {
-      if (row.list.size() != 2) return fail("a row of the chunk table is no pair");
+      if (row.list.size() != 2) return fail("a row of the chunk table is not a pair");
       const auto least = row.list[0].as_uint();
       const auto bytes = row.list[1].as_uint();
       if (!least || !bytes || *bytes > kMaxChunkBytes) return fail("a bad row of the chunk table");
@@ -91,7 +92,7 @@ class Fields {
     const Value* value = field(name);
     if (value == nullptr) return *this;
     if (value->type != Type::kList || value->list.size() > kMaxReducers) {
-      return fail("slots of a route that are no list, or too many");
+      return fail("the slots of a route are not a list, or too many");
     }
     for (const Value& item : value->list) {
       const auto n = item.as_uint();
@@ -114,10 +115,11 @@ class Fields {
     const Value* value = field(name);
     if (value == nullptr) return *this;
     if (value->type != Type::kList || value->list.size() > kMaxAbsent) {
-      return fail("absent ranks that are no list, or too many");
+      return fail("the absent ranks are not a list, or too many");
     }
     for (const Value& item : value->list) {
-      if (item.list.size() != 2 || item.list[1].type != Type::kStr) return fail("no rank and text");
+      if (item.list.size() != 2 || item.list[1].type != Type::kStr)
+        return fail("an absent rank is not a pair of rank and text");
       const auto rank = item.list[0].as_uint();
       if (!rank || *rank >= kMaxWorldSize) return fail("a rank out of range");
       out->emplace_back(static_cast<uint32_t>(*rank), item.list[1].text);
@@ -128,7 +130,7 @@ class Fields {
   Fields& maps(const char* name, std::vector<Value>* out) {
     const Value* value = field(name);
     if (value == nullptr) return *this;
-    if (value->type != Type::kList) return fail("a list that is no list");
+    if (value->type != Type::kList) return fail("a field is not a list");
     *out = value->list;
     return *this;
   }
@@ -156,7 +158,7 @@ Value numbers(const std::vector<uint32_t>& list) {
   return Value::of_list(std::move(items));
 }
 
-// The longest prefix of whole characters.
+// Returns the longest prefix of whole characters within `most` bytes.
 std::string_view clipped(std::string_view text, size_t most) {
   if (text.size() <= most) return text;
   while (most > 0 && (static_cast<uint8_t>(text[most]) & 0xC0) == 0x80) --most;

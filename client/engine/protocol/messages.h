@@ -1,7 +1,7 @@
-// The control maps of PROTOCOL.md, section 4: what a worker writes and reads.
+// Encodes and decodes the control maps that a worker sends and receives (PROTOCOL.md, section 4).
 //
-// Decoders return nullptr, or what is wrong with the map as a static text; numbers outside their
-// range and fields of another type are wrong, unknown names are not.
+// Decoders return nullptr, or an error as a static text. Wrong types and numbers out of range are
+// errors. Unknown fields are ignored; missing fields keep their defaults.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@ struct Welcome {
   uint32_t digest_every = 0;
   uint32_t worker_silence_ms = 0;
   uint32_t minor = 0;
-  Route route;  // without slots: the first one
+  Route route;  // without slots: the first route
 };
 
 struct StalledRound {
@@ -76,8 +76,8 @@ struct Suspicion {
 };
 
 struct Absence {
-  std::vector<std::pair<uint32_t, std::string>> absent;  // ranks and why
-  std::vector<uint32_t> left;                            // kMaxControlItems of them at most
+  std::vector<std::pair<uint32_t, std::string>> absent;  // rank and reason
+  std::vector<uint32_t> left;                            // at most kMaxControlItems
   uint32_t left_count = 0;
 };
 

@@ -1,4 +1,4 @@
-// One submitted round as its caller sees it: open, then finished once, with or without a failure.
+// The caller's handle of a submitted round: open until it finishes once, with or without a failure.
 #pragma once
 
 #include <atomic>
@@ -15,9 +15,9 @@
 
 namespace ors {
 
-// Who contributed NaN or Inf to a round: the lowest such rank, and its first chunk that has one.
+// The lowest rank that contributed NaN or Inf to a round, and the first such chunk of that rank.
 struct Culprit {
-  uint32_t rank = kNoRank;  // kNoRank: nobody
+  uint32_t rank = kNoRank;  // kNoRank: no rank did
   uint32_t chunk = 0;
 
   bool operator<(const Culprit& other) const {
@@ -25,15 +25,15 @@ struct Culprit {
   }
 };
 
-// Up to this a round of one chunk is small: sent, and its result read, by the caller's own threads.
-// Larger ones are moved by the engine thread, at the same time as the caller copies.
+// A round of one chunk up to this size is small: the caller's threads send it and read its result.
+// Larger rounds are left to the engine thread, which sends while the caller copies.
 constexpr uint32_t kSmallBytes = 32 << 10;
 
 class Operation {
  public:
   Operation(std::string key, bool notify) : key_(std::move(key)), notify_(notify) {}
 
-  // Called once, when the state has taken it; before that it has no round.
+  // Called once, when State has accepted the submission. round() is valid from then on.
   void begin(uint64_t round, bool small) {
     round_ = round;
     small_ = small;
@@ -44,13 +44,13 @@ class Operation {
   bool notify() const { return notify_; }
   bool small() const { return small_; }
 
-  // After done() is true none of these changes, and the target is the caller's again.
+  // Once done() is true, the values below no longer change, and the caller owns the target again.
   bool done() const { return done_.load(std::memory_order_acquire); }
   const std::optional<Failure>& failure() const { return failure_; }
   uint16_t flags() const { return flags_; }
   const Culprit& culprit() const { return culprit_; }
 
-  // True when it is finished; false after `seconds`.
+  // Returns true when the operation is finished, false after `seconds`.
   bool wait(double seconds) {
     if (done()) return true;
     std::unique_lock<std::mutex> lock(mutex_);
@@ -58,7 +58,7 @@ class Operation {
                               [this] { return done(); });
   }
 
-  // Called once, by whoever drives the state.
+  // Called once, by the thread that uses State.
   void finish(std::optional<Failure> failure, uint16_t flags, const Culprit& culprit) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -67,7 +67,7 @@ class Operation {
       culprit_ = culprit;
       done_.store(true, std::memory_order_release);
     }
-    finished_.notify_all();  // unlocked: who wakes would only wait for the lock
+    finished_.notify_all();  // after the unlock, so that waiters need not wait for the lock
   }
 
  private:

@@ -1,4 +1,4 @@
-// How a round is cut into chunks (PROTOCOL.md, section 6); route.h says which lane owns each.
+// Divides a round into chunks (PROTOCOL.md, section 6). route.h says which lane owns each chunk.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ struct ChunkRow {
 };
 using ChunkTable = std::vector<ChunkRow>;
 
-// Returns nullptr, or which rule the table breaks.
+// Returns nullptr, or the rule that the table breaks.
 const char* check_chunk_table(const ChunkTable& table);
 
-// What all ranks must agree on in a round.
+// The parameters of a round that must be the same on all ranks.
 struct Descriptor {
   uint8_t collective = 0;
   uint8_t op = 0;
@@ -32,7 +32,7 @@ struct Descriptor {
   uint16_t root = 0;
 };
 
-// Bytes of an element of the caller's tensor.
+// Size in bytes of an element of the caller's tensor.
 uint32_t caller_item_bytes(const Descriptor& round);
 
 // A chunk's elements, counted from the start of the whole round (part x count + offset).
@@ -44,7 +44,7 @@ struct Range {
 
 class Plan {
  public:
-  // nullopt and a text when the round would have too many chunks or bytes.
+  // Returns nullopt and sets *why if the round would have too many chunks or bytes.
   static std::optional<Plan> make(const Descriptor& round, uint32_t world_size,
                                   const ChunkTable& table, std::string* why);
 
@@ -54,8 +54,10 @@ class Plan {
   uint32_t item_bytes() const { return item_bytes_; }
   Range range(uint32_t chunk) const;
   uint32_t bytes(uint32_t chunk) const;
-  uint64_t cost(uint32_t chunk) const;  // charged alike for full and empty frames
-  uint64_t chunk_bytes() const { return chunk_elements_ * item_bytes_; }  // of all but the last
+  uint64_t cost(uint32_t chunk) const;  // credit that the chunk uses; the same for empty frames
+  uint64_t chunk_bytes() const {
+    return chunk_elements_ * item_bytes_;
+  }  // of all chunks but the last of a part
 
  private:
   uint32_t parts_ = 1;
@@ -65,7 +67,7 @@ class Plan {
   uint64_t chunk_elements_ = 1;
 };
 
-// Does this rank put bytes into the chunk, and does it get bytes back?
+// Whether this rank sends bytes in the chunk's contribution, and whether its result has bytes.
 bool sends_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank);
 bool gets_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank);
 

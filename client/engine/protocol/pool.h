@@ -1,4 +1,5 @@
-// Staging memory: reused, because the page faults of fresh memory cost more than the copy.
+// Pool of staging memory. Buffers are reused, because page faults of fresh memory cost more than
+// the copy.
 #pragma once
 
 #include <array>
@@ -15,21 +16,22 @@ struct Buffer {
   uint8_t* data = nullptr;
   size_t capacity = 0;
   int size_class = 0;
-  Buffer* next = nullptr;  // of the idle ones
+  Buffer* next = nullptr;  // in the list of idle buffers
 };
 
-// Shared by the round that keeps the bytes and the send that is reading them.
+// Shared by the chunk that keeps the bytes and the Sender that sends them.
 using BufferRef = std::shared_ptr<Buffer>;
 
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
   ~Pool();
 
-  // At least `size` bytes (at most kMaxChunkBytes), aligned to 64. Throws std::bad_alloc.
+  // Returns a buffer of at least `size` bytes (at most kMaxChunkBytes), aligned to 64 bytes. Throws
+  // std::bad_alloc.
   BufferRef take(size_t size);
 
-  void trim();                // gives all unused memory back
-  size_t used_bytes() const;  // taken and not returned
+  void trim();                // frees all idle buffers
+  size_t used_bytes() const;  // capacity of the buffers in use
   size_t idle_bytes() const;
 
  private:
@@ -39,7 +41,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void put_back(Buffer* buffer) noexcept;
 
   mutable std::mutex mutex_;
-  std::array<Buffer*, kClasses> idle_{};  // the last one that was put back, and from it the others
+  std::array<Buffer*, kClasses> idle_{};  // by size class: the head of a list, last returned first
   size_t used_bytes_ = 0;
   size_t idle_bytes_ = 0;
 };

@@ -37,7 +37,7 @@ void Positions::advance_done(KeyLane* entry) {
   while (at < entry->shares.size() && entry->shares[at]->all_held()) ++at;
   uint64_t done = entry->done;
   if (at == entry->shares.size()) {
-    // Nothing that was submitted is missing here.
+    // This rank holds all that it has submitted.
     if (at > 0 || done == 0) done = std::max(done, position(entry->key->next_round, 0));
   } else {
     const Share& share = *entry->shares[at];
@@ -48,7 +48,8 @@ void Positions::advance_done(KeyLane* entry) {
   mark_changed(entry);
 }
 
-// The rank has abandoned the round. Where none of its chunks was for this lane, no answer tells so.
+// Advances `done` over an abandoned round if this rank holds all earlier rounds. Needed on lanes
+// that own no chunk of the round, where no result would advance `done`.
 void Positions::pass(KeyLane* entry, uint64_t round) {
   const auto& shares = entry->shares;
   auto& at = entry->first_unheld;
@@ -71,7 +72,8 @@ void Positions::mark_reported(KeyLane* entry) {
   entry->unreported_cost = 0;
 }
 
-// What has changed, a frame for each stream; at least one frame.
+// Queues HEARTBEAT frames with the changed positions, one frame per home slot; an empty one if
+// nothing changed.
 void Positions::queue_heartbeat(Lane* lane, double now) {
   std::map<uint32_t, std::string> streams;
   auto& changed = lane->changed;
@@ -98,12 +100,12 @@ void Positions::queue_heartbeat(Lane* lane, double now) {
   }
 }
 
-// At once, unless the last one has not even left.
+// Queues a heartbeat now, unless frames are still waiting.
 void Positions::maybe_heartbeat(Lane* lane, double now) {
   if (lane->usable() && !lane->changed.empty() && lane->control.empty()) queue_heartbeat(lane, now);
 }
 
-void Positions::maybe_beat(Lane* lane, double now) {
+void Positions::keep_alive(Lane* lane, double now) {
   if (lane->phase != Lane::Phase::kPending && !lane->welcomed()) return;
   if (run_.over() || run_.bye_queued || !lane->control.empty()) return;
   const bool quiet = now - lane->last_sent >= run_.heartbeat;

@@ -1,5 +1,5 @@
-// The positions of PROTOCOL.md, section 8: what this rank holds of each stream (`done`), and how it
-// tells the lanes.
+// Positions (PROTOCOL.md, section 8): up to where this rank holds the results of each stream
+// (`done`), and the heartbeats that report this to the lanes.
 #pragma once
 
 #include "protocol/lanes.h"
@@ -14,7 +14,7 @@ class Positions {
   Positions(const Run* run, Lanes* lanes, const Routing* routing)
       : run_(*run), lanes_(*lanes), routing_(*routing) {}
 
-  // Tells the lane the key's name, unless the lane still knows it.
+  // Queues KEY with the key's name, unless the lane still knows the name.
   void queue_key(KeyLane* entry, double now);
 
   void advance_unsent(KeyLane* entry);
@@ -25,7 +25,7 @@ class Positions {
 
   void queue_heartbeat(Lane* lane, double now);
   void maybe_heartbeat(Lane* lane, double now);
-  void maybe_beat(Lane* lane, double now);  // where the lane has heard nothing for long
+  void keep_alive(Lane* lane, double now);  // keeps an idle connection alive
 
  private:
   const Run& run_;

@@ -7,12 +7,13 @@
 namespace ors {
 namespace {
 
-// Errors in a row, without a result in between: after so many others do the lane's part, if any
-// can; and so many are no chance, even on a link that damages every tenth frame.
+// Limits for successive connection errors of a lane without a result in between. After kMaxStrikes
+// this worker suspects the reducer, so that other reducers take over. After kLastStrikes, with no
+// other live reducer, the run ends: even a link that damages 10 % of the frames hardly gets there.
 constexpr uint32_t kMaxStrikes = 3;
 constexpr uint32_t kLastStrikes = 10;
 
-// Or is it an error of one connection?
+// Whether an ERROR ends the run. All other errors concern only the connection.
 bool ends_the_run(const Failure& failure) {
   return failure.rank >= 0 || failure.code == ErrorCode::kPeerLost ||
          failure.code == ErrorCode::kMismatch || failure.code == ErrorCode::kIntegrity;
@@ -20,7 +21,7 @@ bool ends_the_run(const Failure& failure) {
 
 }  // namespace
 
-void Recovery::lose(Lane* lane, const std::string& why, double now) {
+void Recovery::on_lost(Lane* lane, const std::string& why, double now) {
   if (lane->phase == Lane::Phase::kWanted) return;
   if (lane->phase != Lane::Phase::kDropped) lane->trouble = why;
   if (lane->lost_at < 0) lane->lost_at = now;
@@ -29,8 +30,8 @@ void Recovery::lose(Lane* lane, const std::string& why, double now) {
   streams_.open_again(lane);
 }
 
-// An error of this connection: a new one may do better.
-void Recovery::strike(Lane* lane, const Failure& failure, double now) {
+// Counts a connection error of a lane and reconnects.
+void Recovery::count_error(Lane* lane, const Failure& failure, double now) {
   const uint32_t strikes = lane->welcomed() ? ++lane->strikes : lane->strikes;
   if (strikes >= kLastStrikes && !others_are_live(lanes_.reducer_of(*lane)))
     return run_.end(failure);
@@ -45,21 +46,21 @@ bool Recovery::others_are_live(const Reducer& reducer) const {
 }
 
 std::optional<Failure> Recovery::welcomed(Lane* lane, double now) {
-  take_back(lane, now);
+  resume(lane, now);
   if (auto failure = streams_.learn(lane->welcome.route, *lane, now)) return failure;
   if (lane->restarted) {
     suspicions_.suspect(lane, "it was restarted and has lost its state of the run", now);
   }
-  streams_.tell_again(lane, now);
+  streams_.resend_control(lane, now);
   route_maker_.decide(now);
   return std::nullopt;
 }
 
-// The lane goes on if it has the state of the run that it had.
-void Recovery::take_back(Lane* lane, double now) {
+// The lane is welcomed again. Its streams continue if it still has the same state of the run.
+void Recovery::resume(Lane* lane, double now) {
   ++reconnects_;
   lane->attempts = 0;
-  suspicions_.met_again();
+  suspicions_.clear_pause();
   lane->lost_at = -1;
   lane->last_heard = now;
   lane->silent = false;
@@ -69,7 +70,7 @@ void Recovery::take_back(Lane* lane, double now) {
   const bool same_process = lane->incarnation == lane->welcome.incarnation;
   const bool same = same_process && lane->instance == lane->welcome.instance;
   lane->drains = lane->drains && same_process;
-  // It was restarted, and not cut off: nothing speaks against it.
+  // The reducer was restarted, so its earlier failures say nothing about its network.
   if (!same_process) lanes_.reducer_of(*lane).patience = 0;
   lane->restarted = lane->bound && routing_.live(lanes_.reducer_of(*lane)) && !same;
   if (!lane->restarted) lane->bind();
@@ -89,28 +90,28 @@ void Recovery::unreachable(Lane* lane, const std::string& why, double now) {
 
 void Recovery::closed(Lane* lane, const std::string& why, double now) {
   if (lane->phase == Lane::Phase::kClosed) return;
-  // Before the welcome only an ERROR is an answer. A proxy or a listener that is just starting ends
-  // connections, and a lane that dies and is started again. A reducer that is listed under two
-  // names ends the first connection for the second, whose answer tells the reason.
+  // Before the join a closed connection is retried; only an ERROR ends the join. A proxy, a reducer
+  // that is just starting, and a lane that is restarted all close connections. A reducer that is
+  // listed under two names closes the first connection, and its answer on the second explains why.
   if (!run_.over() && !run_.joined && lane->phase < Lane::Phase::kWelcomed)
     return unreachable(lane, why, now);
-  if (run_.joined && !run_.over() && !run_.bye_queued) return lose(lane, why, now);
+  if (run_.joined && !run_.over() && !run_.bye_queued) return on_lost(lane, why, now);
   lane->phase = Lane::Phase::kClosed;
   if (run_.over() || run_.bye_queued) return;
-  run_.end(lane_failure(ErrorCode::kUnavailable, *lane, "the connection has ended: " + why));
+  run_.end(lane_failure(ErrorCode::kUnavailable, *lane, "the connection was closed: " + why));
 }
 
-// The lane broke the protocol, or bytes were changed on the way. Before the join that ends it all;
-// after it a new connection is tried.
+// The lane broke the protocol, or bytes were corrupted on the way. Before the join this ends the
+// run; after the join the lane is reconnected.
 void Recovery::broken(Lane* lane, const Failure& failure, double now) {
   if (run_.over() || lane->phase == Lane::Phase::kDropped || lane->phase == Lane::Phase::kClosed)
     return;
-  if (run_.joined) return strike(lane, failure, now);
+  if (run_.joined) return count_error(lane, failure, now);
   Header header;
   header.kind = kError;
   lane->control.clear();
   lanes_.queue_frame(lane, header, encode_error(failure));
-  lane->phase = Lane::Phase::kClosed;  // it is told in its own words
+  lane->phase = Lane::Phase::kClosed;  // it gets `failure` itself, not the run's ERROR
   run_.end(failure);
 }
 
@@ -121,7 +122,7 @@ std::optional<Failure> Recovery::on_error(Lane* lane, std::string_view payload, 
   }
   failure.message += " (from " + lane->name + ")";
   if (run_.joined && !ends_the_run(failure)) {
-    strike(lane, failure, now);
+    count_error(lane, failure, now);
     return std::nullopt;
   }
   lane->phase = Lane::Phase::kClosed;
@@ -129,7 +130,7 @@ std::optional<Failure> Recovery::on_error(Lane* lane, std::string_view payload, 
   return std::nullopt;
 }
 
-// Open rounds go on until a route leads around the lane.
+// Open rounds continue on the lane until a new route excludes its reducer.
 std::optional<Failure> Recovery::on_goaway(Lane* lane, std::string_view payload, double now) {
   std::string reason;
   if (const char* wrong = decode_goaway(payload, &reason)) {

@@ -1,5 +1,5 @@
-// A lane that is lost, and back (PROTOCOL.md, section 11): what depends on the connection ends with
-// it; what depends on the lane's state of the run goes on where it was.
+// Handles errors, lost connections and reconnects of lanes (PROTOCOL.md, section 11). State of the
+// connection is reset. Streams continue where they were if the lane still has its state of the run.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,18 @@ class Recovery {
         suspicions_(*suspicions),
         route_maker_(*route_maker) {}
 
-  void unreachable(Lane* lane, const std::string& why, double now);  // the attempt has failed
+  void unreachable(Lane* lane, const std::string& why, double now);  // a connection attempt failed
   void closed(Lane* lane, const std::string& why, double now);
-  void broken(Lane* lane, const Failure& failure, double now);  // the lane broke the protocol
+  void broken(Lane* lane, const Failure& failure, double now);  // protocol error
   std::optional<Failure> on_error(Lane* lane, std::string_view payload, double now);
   std::optional<Failure> on_goaway(Lane* lane, std::string_view payload, double now);
-  std::optional<Failure> welcomed(Lane* lane, double now);  // after the join
+  std::optional<Failure> welcomed(Lane* lane, double now);  // a WELCOME after the join
   uint64_t reconnects() const { return reconnects_; }
 
  private:
-  void take_back(Lane* lane, double now);
-  void lose(Lane* lane, const std::string& why, double now);
-  void strike(Lane* lane, const Failure& failure, double now);
+  void resume(Lane* lane, double now);
+  void on_lost(Lane* lane, const std::string& why, double now);
+  void count_error(Lane* lane, const Failure& failure, double now);
   bool others_are_live(const Reducer& reducer) const;
 
   Run& run_;

@@ -6,7 +6,9 @@
 
 namespace ors {
 
-// No round: the result is of no use any more. That is no fault of the lane.
+// Finds the round that waits for a result. Leaves *round null if this rank no longer needs the
+// result, which is normal (for instance after a retransmit). Returns a failure if the lane broke
+// the protocol.
 std::optional<Failure> Results::find_chunk(Lane* lane, const Header& h, RoundRef* round) {
   const auto wrong = [&](const char* what) {
     return lane_failure(ErrorCode::kProtocol, *lane,
@@ -21,8 +23,9 @@ std::optional<Failure> Results::find_chunk(Lane* lane, const Header& h, RoundRef
   if (key == nullptr) return std::nullopt;
   const auto found = key->rounds.find(h.round);
   if (found == key->rounds.end()) {
-    return h.round < key->next_round ? std::nullopt
-                                     : std::optional(wrong("a result of no round of ours"));
+    return h.round < key->next_round
+               ? std::nullopt
+               : std::optional(wrong("a result of a round that was never submitted"));
   }
   const Round& r = *found->second;
   if (const char* what = check_result(*lane, r, h)) return wrong(what);
@@ -32,20 +35,21 @@ std::optional<Failure> Results::find_chunk(Lane* lane, const Header& h, RoundRef
 }
 
 const char* Results::check_result(const Lane& lane, const Round& r, const Header& h) const {
-  if (h.chunk >= r.chunks.size()) return "a result of no chunk of the round";
+  if (h.chunk >= r.chunks.size()) return "a result of a chunk that the round does not have";
   const Chunk& chunk = r.chunks[h.chunk];
   if (chunk.share != kNoShare && r.shares[chunk.share]->lane != &lane) {
     return "a result that another lane owns";
   }
   if (chunk.held || r.over) return nullptr;
-  if (!chunk.asked) return "a result that nobody asked for";
+  if (!chunk.asked) return "a result of a chunk that was not sent to this lane";
   const Descriptor& d = r.descriptor;
   if (h.dtype != d.dtype || h.op != d.op || h.collective != d.collective || h.count != d.count) {
     return "a result of another dtype, op, collective or count";
   }
-  if (h.rank != kNoRank && h.rank >= run_.options.world_size) return "a result that blames no rank";
+  if (h.rank != kNoRank && h.rank >= run_.options.world_size)
+    return "a result with a rank outside the world size";
   const bool full = gets_bytes(d, r.plan, h.chunk, run_.options.rank);
-  return h.length == (full ? r.plan.bytes(h.chunk) : 0) ? nullptr : "a result of a wrong length";
+  return h.length == (full ? r.plan.bytes(h.chunk) : 0) ? nullptr : "a result of the wrong length";
 }
 
 std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* target) {
@@ -88,7 +92,7 @@ std::optional<Failure> Results::ends(Lane* lane, const Header& h, double now) {
   if (round->moments.first_result == 0) round->moments.first_result = now;
   round->moments.last_result = now;
   chunk.held = true;
-  chunk.state = Chunk::State::kSent;  // it has come before it was sent again: no need to
+  chunk.state = Chunk::State::kSent;  // the result came first: cancel a pending retransmit
   round->flags |= h.flags & (kOverflow | kNan | kNonFinite);
   if (h.rank != kNoRank) round->culprit = std::min(round->culprit, Culprit{h.rank, h.chunk});
   if (rounds_.digests().on()) digest_result(round.get(), h);
@@ -107,7 +111,8 @@ std::optional<Failure> Results::ends(Lane* lane, const Header& h, double now) {
   return std::nullopt;
 }
 
-// The answer to a chunk that is held: it settles the charge, and carries `stable`.
+// Handles the answer to a chunk whose result this rank already holds: releases the charge and takes
+// the stable position.
 void Results::late_result(Lane* lane, const Header& h) {
   const KeyRecord* key = keys_.find(h.key);
   const uint32_t home = routing_.owners().home(h.key, h.chunk);
@@ -153,14 +158,15 @@ void Results::on_heartbeat(Lane* lane, const Header& header, const uint8_t* payl
   }
 }
 
-// Whether its digest is of the results as they lie in the caller's memory: who reads the socket
-// takes those CRCs, without a lock.
+// Whether the round's digest covers the results as they are in the caller's memory, so that
+// corruption after the receive is found. The thread that reads the socket computes these CRCs
+// without a lock.
 bool Results::rereads(const Round& round) {
   return round.descriptor.collective == kAllReduce && round.comparison == nullptr &&
          rounds_.digests().ends_window(round.number);
 }
 
-// A result is here. Ranks that scatter get different parts: there is nothing to compare.
+// Adds a result to the round's digest. Reduce-scatter is skipped: each rank gets a different part.
 void Results::digest_result(Round* round, const Header& h) {
   if (round->descriptor.collective == kReduceScatter || round->comparison != nullptr) return;
   const uint32_t crc = h.length > 0 ? h.payload_crc : round->chunks[h.chunk].crc;

@@ -1,4 +1,4 @@
-// What the lanes answer to contributions: results, refusals, and the positions that are stable.
+// Handles the answers of lanes to contributions: results, refusals and stable positions.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The records of the protocol state: keys, rounds, and what of them each lane owns. Plain data;
-// the rules are in rounds.cc, results.cc and sending.cc.
+// Records of the protocol state: keys, rounds, chunks, and each lane's share of a round. Plain
+// data; the rules are in rounds.cc, results.cc and sending.cc.
 #pragma once
 
 #include <cstdint>
@@ -25,19 +25,19 @@ struct KeyLane;
 constexpr uint32_t kNoShare = ~uint32_t{0};
 
 struct Chunk {
-  // Towards its present owner. kCopying: its submitter has not copied it yet.
+  // State of sending to the present owner. kCopying: not yet copied to staging memory.
   enum class State : uint8_t { kCopying, kReady, kSent };
   enum class Charge : uint8_t { kNone, kCredit, kGrant };
 
   BufferRef staging;  // kept until the chunk is stable
   uint32_t length = 0;
   uint32_t crc = 0;
-  uint32_t share = 0;  // index in Round::shares; kNoShare: it was stable before its stream moved
+  uint32_t share = 0;  // index in Round::shares; kNoShare: stable before its stream moved
   State state = State::kCopying;
-  Charge charge = Charge::kNone;  // what its cost is taken from until it is answered
-  bool held = false;              // its result is here, whoever sent it
-  bool asked = false;             // its owner may answer it: it was sent in the present stream
-  bool sent_before = false;       // to anybody
+  Charge charge = Charge::kNone;  // account charged until the answer
+  bool held = false;              // this rank has the result, from any owner
+  bool asked = false;             // sent in the present stream, so its owner may answer
+  bool sent_before = false;       // to any owner
 };
 
 // The chunks of one round and one home slot that one lane owns, ascending.
@@ -47,19 +47,19 @@ struct Share {
   Round* round = nullptr;
   uint32_t home = 0;
   std::vector<uint32_t> chunks;
-  size_t sent = 0;          // the first so many need not be sent; the next one is next
-  size_t prefix = 0;        // the results of the first so many are held
-  size_t freed = 0;         // the first so many are stable
-  uint64_t unanswered = 0;  // cost of what is charged
+  size_t sent = 0;          // chunks[sent] is the next to send
+  size_t prefix = 0;        // results of chunks[0 .. prefix) are held
+  size_t freed = 0;         // chunks[0 .. freed) are stable
+  uint64_t unanswered = 0;  // cost of the charged chunks
 
   Chunk& chunk(size_t index) const;
-  bool ready() const;            // its next chunk may be sent
-  bool to_stage() const;         // its next chunk is copied when its turn comes, and was not yet
-  bool next_is_charged() const;  // it was sent before: its room is taken
+  bool ready() const;            // the next chunk may be sent
+  bool to_stage() const;         // the next chunk must be staged by its sender first
+  bool next_is_charged() const;  // the next chunk is a retransmit, charged already
   bool all_sent() const { return sent == chunks.size(); }
   bool all_held() const { return prefix == chunks.size(); }
   bool all_freed() const { return freed == chunks.size(); }
-  void advance();  // `sent` and `prefix`, over what is sent and held
+  void advance();  // moves `sent` and `prefix` over chunks that are sent or held
 };
 
 struct Round {
@@ -69,24 +69,25 @@ struct Round {
   const Plan plan;
   KeyRecord* key = nullptr;
   uint64_t number = 0;
-  // The caller's, until the operation is done. `source` only where it is lent, or the target itself
-  // (an all-reduce in place): its chunks are copied when their turn comes.
+  // The caller's memory; valid until the operation is done. `source` is set only if it is lent or
+  // is the target (an in-place all-reduce). Then a chunk is staged just before it is sent.
   const uint8_t* source = nullptr;
   uint8_t* target = nullptr;
   OperationRef operation;
   std::vector<Chunk> chunks;
   std::vector<std::unique_ptr<Share>> shares;
-  uint64_t order = 0;       // of submission
-  int32_t priority = 0;     // the higher goes first, of rounds that wait for a lane
+  uint64_t order = 0;       // number of the submission
+  int32_t priority = 0;     // waiting rounds with a higher one are sent first
   uint32_t unanswered = 0;  // chunks without a result
-  size_t unstable = 0;      // shares that are not all freed
+  size_t unstable = 0;      // shares with a chunk that is not stable
   uint16_t flags = 0;
   Culprit culprit;
   Moments moments;
-  uint64_t digest = 0;                     // of the results that are held, where they are compared
-  std::unique_ptr<Comparison> comparison;  // of a round that compares; it owns source and target
-  bool over = false;  // abandoned or failed: nothing of it is sent or expected any more
-  Failure verdict;    // why, of an abandoned one
+  uint64_t digest = 0;  // sum over the results so far, if digests are compared
+  std::unique_ptr<Comparison>
+      comparison;     // set if this round compares digests; owns source and target
+  bool over = false;  // abandoned or failed: its chunks are neither sent nor expected
+  Failure verdict;    // why the round was abandoned
 };
 using RoundRef = std::shared_ptr<Round>;
 
@@ -115,20 +116,20 @@ struct KeyLane {
   KeyRecord* key = nullptr;
   uint32_t home = 0;
   uint64_t done = 0;
-  uint64_t reported = 0;  // the done that the lane was last told
+  uint64_t reported = 0;  // last value of `done` sent to the lane
   uint64_t stable = 0;
   uint64_t unreported_cost = 0;
-  std::deque<Share*> shares;  // of rounds that are not stable here, ascending
+  std::deque<Share*> shares;  // shares that are not stable, by round
   size_t first_unheld = 0;    // index into shares
   size_t first_unsent = 0;
-  bool announced = false;  // the lane has been told the name ...
-  double used_at = 0;      // ... and had reason to remember it then
+  bool announced = false;  // the key's name was sent on this connection
+  double used_at = 0;      // when the lane last had a reason to remember the name
   bool listed = false;     // in Lane::changed
 
   bool named(double now, double lasts) const {
     return announced && (first_unsent > 0 || now - used_at < lasts);
   }
-  void recount() {  // after shares have changed other than in order
+  void recount() {  // after `shares` changed out of order
     first_unheld = first_unsent = 0;
     while (first_unheld < shares.size() && shares[first_unheld]->all_held()) ++first_unheld;
     while (first_unsent < shares.size() && shares[first_unsent]->all_sent()) ++first_unsent;
@@ -137,7 +138,7 @@ struct KeyLane {
 
 struct KeyRecord {
   uint64_t id = 0;
-  std::string name;  // empty: it is here again for its positions alone
+  std::string name;  // empty: the record was restored only to report its positions
   uint64_t next_round = 0;
   std::map<uint64_t, RoundRef> rounds;  // not yet stable
   std::vector<std::unique_ptr<KeyLane>> lanes;

@@ -44,10 +44,10 @@ std::optional<Failure> Rounds::open(const Submission& s, double now, RoundRef* o
     share_out(round);
     record->rounds.emplace(round->number, round);
   } catch (...) {
-    take_back(*round);
+    undo_share_out(*round);
     throw;
   }
-  // From here on nothing can fail: the round is taken.
+  // Nothing below can fail: the round is submitted.
   round->operation->begin(round->number, plan->chunks() == 1 && plan->bytes(0) <= kSmallBytes);
   last_used_ = now;
   ++record->next_round;
@@ -71,13 +71,14 @@ KeyLane* Rounds::key_lane(KeyRecord* record, Lane* lane, uint32_t home, uint64_t
   fresh->lane = lane;
   fresh->key = record;
   fresh->home = home;
-  // All earlier rounds that this lane had a part of are done, else the record would be here.
+  // This rank holds all earlier rounds of the stream; otherwise the stream would still be here.
   fresh->done = fresh->reported = position(round, 0);
   record->lanes.push_back(std::move(fresh));
   return record->lanes.back().get();
 }
 
-// Gives each chunk, of those that have no share, to its owner. `chunks` ascend.
+// Assigns each of the chunks to a share of the lane that owns it. `chunks` ascend and have no
+// share.
 void Rounds::cut_shares(Round* round, const std::vector<uint32_t>& chunks) {
   std::vector<uint32_t> share_of(routing_.owners().streams(), kNoShare);
   for (const uint32_t index : chunks) {
@@ -96,7 +97,8 @@ void Rounds::cut_shares(Round* round, const std::vector<uint32_t>& chunks) {
   }
 }
 
-// Gives every lane its chunks, behind the rounds of the same priority that wait there.
+// Assigns the round's chunks to their lanes and queues them there, behind rounds of the same or a
+// higher priority.
 void Rounds::share_out(const RoundRef& round) {
   std::vector<uint32_t> chunks(round->chunks.size());
   std::iota(chunks.begin(), chunks.end(), 0u);
@@ -117,8 +119,8 @@ void Rounds::share_out(const RoundRef& round) {
   }
 }
 
-// Undoes a share_out() that has found no memory, as far as it came.
-void Rounds::take_back(const Round& round) {
+// Undoes a share_out() that ran out of memory halfway.
+void Rounds::undo_share_out(const Round& round) {
   for (const auto& owned : round.shares) {
     const auto is_it = [&](const Lane::Queued& entry) { return entry.share == owned.get(); };
     for (auto* queue : {&owned->lane->queue, &owned->lane->undescribed}) {
@@ -141,7 +143,7 @@ void Rounds::ready(const RoundRef& round, uint32_t index, Staged staged) {
   lanes_.kick(round->shares[chunk.share]->lane);
 }
 
-// The chunk is answered, or its answer is not waited for any more.
+// Called when the chunk is answered, or when this rank no longer waits for the answer.
 void Rounds::settle(Round* round, uint32_t index) {
   Chunk& chunk = round->chunks[index];
   if (chunk.charge == Chunk::Charge::kNone) return;
@@ -173,8 +175,8 @@ void Rounds::trace(const Round& round, const std::optional<Failure>& failure) {
   traces_.push_back(std::move(found));
 }
 
-// The round counts as held from now on (PROTOCOL.md, section 8). It stays until it is stable: a
-// lane may have to be told again.
+// From now on all results of the round count as held (PROTOCOL.md, section 8). The record stays
+// until the round is stable, because ABANDON may have to be sent again.
 void Rounds::abandon(const RoundRef& round, const Failure& failure, double now) {
   if (round->over) return;
   round->over = true;
@@ -195,7 +197,7 @@ void Rounds::abandon(const RoundRef& round, const Failure& failure, double now) 
   for (Lane* lane : lanes_.all()) {
     if (!lane->usable()) continue;
     for (uint32_t home = 0; home < routing_.route().slots(); ++home) {
-      if (routing_.carries(*lane, home)) tell_abandoned(*round, lane, home, now);
+      if (routing_.carries(*lane, home)) queue_abandon(*round, lane, home, now);
     }
   }
   for (const auto& owned : round->shares) {
@@ -208,7 +210,7 @@ void Rounds::abandon(const RoundRef& round, const Failure& failure, double now) 
   }
 }
 
-void Rounds::tell_abandoned(const Round& round, Lane* lane, uint32_t home, double now) {
+void Rounds::queue_abandon(const Round& round, Lane* lane, uint32_t home, double now) {
   KeyLane* entry = key_lane(round.key, lane, home, round.number);
   positions_.queue_key(entry, now);
   positions_.pass(entry, round.number);
@@ -233,7 +235,8 @@ void Rounds::retire(Round* round) {
 }
 
 void Rounds::advance_stable(KeyLane* entry, uint64_t stable) {
-  stable = std::min(stable, entry->done);  // nothing is stable that this rank does not hold
+  stable =
+      std::min(stable, entry->done);  // ignore positions beyond the results that this rank holds
   if (stable <= entry->stable) return;
   entry->stable = stable;
   auto& shares = entry->shares;
@@ -244,7 +247,7 @@ void Rounds::advance_stable(KeyLane* entry, uint64_t stable) {
       const uint32_t index = share->chunks[share->freed++];
       Chunk& chunk = round->chunks[index];
       settle(round, index);
-      chunk.state = Chunk::State::kSent;  // nobody needs it again
+      chunk.state = Chunk::State::kSent;  // never to be sent again
       chunk.staging.reset();
     }
     share->advance();

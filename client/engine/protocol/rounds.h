@@ -1,8 +1,9 @@
-// Rounds from submission to stability: their chunks are shared out among lanes, settled, and freed
-// when the round is stable.
+// Owns the rounds from submission until they are stable: divides a round's chunks among the lanes
+// that own them, releases their credit on an answer, and frees them when they are stable.
 //
-// Law: a contribution's staging copy is kept until its chunk is stable, whatever became of the
-// caller's operation, unless its round is abandoned.
+// Law: the staging copy of a contribution is kept until its chunk is stable, because a new owner
+// may need it again. This holds even after the caller's operation has finished. It does not hold
+// for abandoned rounds, whose copies are freed at once.
 #pragma once
 
 #include <cstdint>
@@ -29,14 +30,17 @@ class Rounds {
   Rounds(Run* run, Lanes* lanes, Routing* routing, Keys* keys, Positions* positions)
       : run_(*run), lanes_(*lanes), routing_(*routing), keys_(*keys), positions_(*positions) {}
 
-  // Throws std::bad_alloc: then nothing was opened.
+  // If it returns a failure or throws std::bad_alloc, no round was opened.
   std::optional<Failure> open(const Submission& submission, double now, RoundRef* round);
   // The chunk's bytes are ready to be sent.
   void ready(const RoundRef& round, uint32_t chunk, Staged staged);
+  // Returns the chunk's charge to the lane's credit or grant.
   void settle(Round* round, uint32_t chunk);
+  // Finishes the caller's operation, once. The round itself stays until it is stable.
   void finish(Round* round, std::optional<Failure> failure);
+  // Fails the round on this rank and sends ABANDON to all lanes.
   void abandon(const RoundRef& round, const Failure& failure, double now);
-  void tell_abandoned(const Round& round, Lane* lane, uint32_t home, double now);
+  void queue_abandon(const Round& round, Lane* lane, uint32_t home, double now);
   void advance_stable(KeyLane* key_lane, uint64_t stable);
   void fail_all(const Failure& cause);
 
@@ -53,13 +57,13 @@ class Rounds {
   std::vector<RoundTrace> take_traces() { return std::exchange(traces_, {}); }
 
   Digests& digests() { return digests_; }
-  const std::optional<Failure>& mismatch() const { return mismatch_; }  // of the ranks' digests
+  const std::optional<Failure>& mismatch() const { return mismatch_; }  // failure if digests differ
 
-  Finished on_finished;  // told of every operation that ends
+  Finished on_finished;  // called for every operation that finishes
 
  private:
   void share_out(const RoundRef& round);
-  void take_back(const Round& round);
+  void undo_share_out(const Round& round);
   void trace(const Round& round, const std::optional<Failure>& failure);
   void retire(Round* round);
   void digest_round(const Round& round, bool well);
@@ -70,8 +74,8 @@ class Rounds {
   Keys& keys_;
   Positions& positions_;
   double last_used_ = 0;
-  size_t open_rounds_ = 0;  // operations that are not finished
-  size_t live_rounds_ = 0;  // not stable everywhere
+  size_t open_rounds_ = 0;  // rounds whose operation is not finished
+  size_t live_rounds_ = 0;  // rounds that are not stable
   uint64_t submitted_ = 0;
   uint64_t nonfinite_ = 0;  // rounds with NaN or Inf in them
   bool traced_ = false;

@@ -9,30 +9,30 @@ namespace ors {
 
 struct Route {
   uint32_t number = 0;
-  std::vector<uint32_t> since;          // by slot, as the other lists
-  std::vector<uint32_t> live;           // 0 or 1
-  std::vector<uint32_t> lanes_by_slot;  // 1 at least
+  std::vector<uint32_t> since;          // by slot: the route that last moved its streams
+  std::vector<uint32_t> live;           // by slot: 0 or 1
+  std::vector<uint32_t> lanes_by_slot;  // at least 1
 
   static Route first(std::vector<uint32_t> lanes_by_slot);
 
   size_t slots() const { return since.size(); }
   uint32_t live_slots() const;
 
-  // The next route: `slot` is put out, taken in, or has begun anew where it was. The streams of the
-  // slots that stay dead move, too: the live slots share them in another way, or one of these has
-  // lost what it knew of them.
+  // Returns the next route, in which `slot` is put out, taken in, or restarted in place. The
+  // streams of all dead slots move as well: either the live slots share them differently, or the
+  // restarted slot has lost its part of them.
   Route with(uint32_t slot, bool live_now, uint32_t lanes) const;
 };
 
-// nullptr, or which rule the lists break. A route without lists is the first one.
+// Returns nullptr, or the rule that the lists break. A route without lists is the first route.
 const char* check_route(const Route& route);
 
-// Where a chunk is at home, and the lane that has it.
+// Home slot of a chunk, and the lane that owns the chunk now.
 struct Place {
   uint32_t home = 0;
   uint32_t slot = 0;
   uint32_t lane = 0;
-  uint32_t stream = 0;  // its number among the streams of all lanes: below Owners::streams()
+  uint32_t stream = 0;  // index of the stream, below Owners::streams()
 };
 
 class Owners {
@@ -46,9 +46,9 @@ class Owners {
 
  private:
   std::vector<uint32_t> lanes_;
-  std::vector<uint32_t> first_;       // by slot: the lanes of all slots before it
+  std::vector<uint32_t> first_;       // by slot: number of lanes of all slots before
   std::vector<uint32_t> live_;        // by slot
-  std::vector<uint32_t> group_;       // by slot: 0 for a live one, 1, 2 ... for the dead ones
+  std::vector<uint32_t> group_;       // by slot: 0 if live; dead slots count 1, 2, ...
   std::vector<uint32_t> live_slots_;  // ascending
   uint32_t total_ = 0;
   uint32_t dead_ = 0;

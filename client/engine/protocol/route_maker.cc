@@ -5,14 +5,14 @@
 namespace ors {
 namespace {
 
-constexpr double kComplete = 0.5;  // a slot is taken in when no rank was absent for so long
-constexpr double kPatience = 1.0;  // for the lanes of a slot that is out to miss ranks
+constexpr double kComplete = 0.5;  // seconds without an absent rank before a slot is taken in
+constexpr double kPatience = 1.0;  // least seconds out: its lanes then name ranks they miss
 constexpr double kMostPatience = 30.0;
-constexpr double kSteady = 60.0;  // a slot that was in for so long starts over
+constexpr double kSteady = 60.0;  // seconds in after which patience starts over
 
 }  // namespace
 
-// All its lanes are here, but have lost their state of the run.
+// Whether all its lanes are connected but have lost their state of the run.
 bool RouteMaker::is_new(const Reducer& reducer) const {
   const auto& lanes = reducer.lanes;
   return reducer.all_welcomed() &&
@@ -21,7 +21,7 @@ bool RouteMaker::is_new(const Reducer& reducer) const {
                       [](const auto& l) { return l->silent || l->drains; });
 }
 
-// Only if another slot is left that this worker itself can reach.
+// Whether another live slot is left that this worker can reach.
 bool RouteMaker::may_put_out(uint32_t slot) const {
   if (!routing_.live(slot)) return false;
   return std::any_of(lanes_.reducers().begin(), lanes_.reducers().end(), [&](const Reducer& other) {
@@ -40,8 +40,8 @@ bool RouteMaker::may_take_in(const Reducer& reducer, double now) const {
                      });
 }
 
-// A slot that only some ranks reach would go out and in, until its lanes miss those ranks: each
-// time it stays out for longer, unless it comes back as another process.
+// The slot stays out for at least `patience` seconds, longer each time. Otherwise a reducer that
+// only some ranks can reach would go out and in all the time. A restarted reducer starts over.
 void RouteMaker::put_out(Reducer* reducer, const std::string& why, double now) {
   const bool again = reducer->moved_at >= 0 && now - reducer->moved_at < kSteady;
   const double longer = std::clamp(2 * reducer->patience, kPatience, kMostPatience);

@@ -1,4 +1,4 @@
-// What rank 0, which alone makes routes, does about a reducer that it suspects or that is back.
+// Makes new routes, on rank 0 only: puts a suspected reducer out and takes a recovered one in.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class RouteMaker {
              StallReports* reports)
       : run_(*run), lanes_(*lanes), routing_(*routing), streams_(*streams), reports_(*reports) {}
 
-  void decide(double now);  // nothing on other ranks
+  void decide(double now);  // does nothing on other ranks
   bool may_put_out(uint32_t slot) const;
   void put_out(Reducer* reducer, const std::string& why, double now);
 

@@ -45,7 +45,7 @@ bool Routing::current(const Lane& lane, const Header& header, uint32_t* home) co
   return *home < route_.slots() && carries(lane, *home) && header.route == route_.since[*home];
 }
 
-void Routing::tell(Lane* lane) {
+void Routing::queue_route(Lane* lane) {
   if (!lane->welcomed() || lane->route_known >= route_.number) return;
   lane->route_known = route_.number;
   Header header;

@@ -1,4 +1,4 @@
-// Where chunks go: the route that is in force, and which lanes carry which stream under it.
+// The route in force, and the lanes that carry each stream under this route.
 #pragma once
 
 #include <cstdint>
@@ -25,28 +25,28 @@ class Routing {
   bool live(const Reducer& reducer) const { return route_.live[reducer.slot] != 0; }
   bool live(uint32_t slot) const { return route_.live[slot] != 0; }
   Reducer& at_slot(uint32_t slot) { return lanes_.reducers()[by_slot_[slot]]; }
-  // The lanes of the reducer that the route counts on; 0 where its slot is out.
+  // Returns the number of the reducer's lanes that the route uses; 0 if its slot is out.
   uint32_t lanes_in_use(const Reducer& reducer) const {
     return live(reducer) ? route_.lanes_by_slot[reducer.slot] : 0;
   }
 
-  // The lane because of which this worker suspects a live slot, if it does.
+  // Returns the lane for which this worker suspects the reducer's live slot; null if it does not.
   const Lane* suspicious(const Reducer& reducer) const;
 
-  // Whether the lane has the stream of this home slot.
+  // Whether the lane owns a part of the streams of this home slot.
   bool carries(const Lane& lane, uint32_t home) const;
   std::vector<Lane*> lanes_of_home(uint32_t home);
-  // Whether a frame is of a stream that is still where it was; and of which home slot.
+  // Whether a frame's stream has not moved since the frame was sent. Sets *home to its home slot.
   bool current(const Lane& lane, const Header& header, uint32_t* home) const;
 
-  // Before the first frame under a route that the lane does not know.
-  void tell(Lane* lane);
+  // Queues ROUTE if the lane does not know the route in force. Must precede frames of this route.
+  void queue_route(Lane* lane);
 
  private:
   Lanes& lanes_;
   Route route_;
   Owners owners_;
-  std::vector<uint32_t> by_slot_;  // our own number of the reducer
+  std::vector<uint32_t> by_slot_;  // index in Lanes::reducers(), by slot
 };
 
 }  // namespace ors

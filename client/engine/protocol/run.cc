@@ -14,8 +14,8 @@ std::string as_set(double seconds) {
 
 std::optional<std::string> check_options(const Options& o) {
   if (o.addresses.empty()) return "no reducer address";
-  if (o.job.empty() || o.job.size() > kMaxJobBytes) return "a job name has 1 to 128 bytes";
-  if (o.run_id.size() > kMaxRunIdBytes) return "a run id has at most 128 bytes";
+  if (o.job.empty() || o.job.size() > kMaxJobBytes) return "a job name must have 1 to 128 bytes";
+  if (o.run_id.size() > kMaxRunIdBytes) return "a run id must have at most 128 bytes";
   if (!valid_utf8(o.job) || !valid_utf8(o.run_id)) return "job and run id must be UTF-8";
   if (o.world_size < 1 || o.world_size > kMaxWorldSize) return "world size must be 1 to 8192";
   if (o.rank >= o.world_size) {
@@ -26,7 +26,7 @@ std::optional<std::string> check_options(const Options& o) {
   if (!(o.worker_silence >= 1 && o.worker_silence * 1000 <= kMaxSilenceMs)) {
     return "worker_silence must be 1 to 3600 seconds, got " + as_set(o.worker_silence);
   }
-  if (o.incarnation.size() != 16) return "an incarnation has 16 bytes";
+  if (o.incarnation.size() != 16) return "an incarnation must have 16 bytes";
   return std::nullopt;
 }
 

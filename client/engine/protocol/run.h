@@ -1,4 +1,5 @@
-// What all parts of the protocol state read of the run that a worker is in.
+// The worker's options, the terms of its run, and the end of the run. All parts of State read
+// these.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 namespace ors {
 
 struct Options {
-  std::vector<std::string> addresses;  // names of the reducers, in this worker's order
+  std::vector<std::string> addresses;  // of the reducers, in this worker's order
   std::string job;
   std::string run_id;
   uint32_t rank = 0;
@@ -20,7 +21,7 @@ struct Options {
   ChunkTable chunk_table;
   double connect_timeout = 60;
   double silence = 1;         // seconds without a byte before a welcomed lane is suspected
-  double worker_silence = 5;  // rank 0's: seconds without a byte before lanes call a worker lost
+  double worker_silence = 5;  // rank 0's: seconds without a byte until a worker counts as lost
   double reducer_wait = 30;   // seconds that open rounds wait for a reducer
   uint32_t digest_every = 0;  // rank 0's: rounds of a key between comparisons; 0: none
   double leave_wait = 10;     // seconds that rank 0 waits for the others to leave first
@@ -30,18 +31,18 @@ struct Options {
   std::string incarnation;    // 16 random bytes
 };
 
-// A time that was set, with the digits that it was given: "0.5 s".
+// Formats a setting without trailing zeros: "0.5 s".
 std::string as_set(double seconds);
 
-// nullopt, or the rule of PROTOCOL.md that an option breaks.
+// Returns nullopt, or the rule of PROTOCOL.md that an option breaks.
 std::optional<std::string> check_options(const Options& options);
 
-// Joining writes the terms, State the rest. A part that finds the run over calls end(); State then
-// ends the run for all parts before it returns to its caller.
+// Joining writes the terms; State writes the rest. A part ends the run with end(). State then ends
+// the run for all parts before it returns to its caller.
 struct Run {
   explicit Run(Options of_the_worker) : options(std::move(of_the_worker)) {}
 
-  // The first cause counts.
+  // Only the first call counts.
   void end(const Failure& why) {
     if (!over()) cause = why;
   }
@@ -49,7 +50,7 @@ struct Run {
 
   const Options options;
 
-  // The terms of the run, from the welcomes. Before the join: what holds until then.
+  // The terms of the run, from the WELCOMEs. Defaults before the join.
   bool joined = false;
   std::string run_id;
   ChunkTable chunk_table;
@@ -57,9 +58,9 @@ struct Run {
   double heartbeat = 0.25;
   double worker_silence = 5;
 
-  std::optional<Failure> cause;    // why State is to end the run
+  std::optional<Failure> cause;    // why State must end the run
   std::optional<Failure> failure;  // why the run has ended
-  bool leaving = false;            // the worker gives no more rounds
+  bool leaving = false;            // the worker submits no more rounds
   bool bye_queued = false;
   double ticked_at = -1;
 };

@@ -5,10 +5,12 @@
 namespace ors {
 namespace {
 
-// What a round may have unanswered on one lane, in bytes and in chunks: more of it only waits in
-// queues on the way, before the chunks that others wait for. It binds no other round, so it cannot
-// tie ranks that began with different rounds (their room is the lane's credit): the rank that lacks
-// a round's lowest open chunk has nothing of that round unanswered.
+// Window: the unanswered bytes that one round may have in flight on one lane, at least so many
+// bytes and so many chunks. More would only wait in network queues, in front of chunks that other
+// ranks wait for. The window cannot deadlock ranks that started with different rounds, because it
+// limits each round separately (all rounds together are limited by the lane's credit): the rank
+// that has not sent a round's lowest open chunk has nothing of that round in flight, so its window
+// is open.
 constexpr uint64_t kRoundWindow = 512 << 10;
 constexpr uint64_t kRoundWindowChunks = 4;
 
@@ -37,7 +39,7 @@ void Sending::fill(Lane* lane, double now) {
   if (!staging && !run_.over() && run_.joined && lane->usable() && sender.room()) {
     describe_waiting(lane, now);
   }
-  // Before the join, and for the last words, there are only control frames.
+  // Before the join and after the end, only control frames are sent.
   while (!lane->control.empty() && sender.room()) {
     sender.add(std::move(lane->control.front()));
     lane->control.pop_front();
@@ -46,9 +48,10 @@ void Sending::fill(Lane* lane, double now) {
   if (added) lane->last_sent = now;
 }
 
-// The next share whose next chunk may go now: first what a lost connection had without an answer,
-// whose room is taken already; then the granted round, then by priority and order
-// of submission under the credit. Never one whose key has an earlier chunk for this lane.
+// Returns the share whose next chunk may be sent now. First come retransmits after a lost
+// connection, which are charged already; then the granted round; then rounds by priority and
+// submission, within the credit. Chunks of one key are sent to a lane in order, so later shares of
+// the key wait.
 Share* Sending::next_share(Lane* lane, bool* on_grant) {
   const auto sendable = [](const Share* share) {
     const KeyLane* entry = share->key_lane;
@@ -77,7 +80,7 @@ Share* Sending::next_share(Lane* lane, bool* on_grant) {
     return share->unanswered < window;
   };
   for (const Lane::Queued& queued : queue) {
-    if (!sendable(queued.share)) continue;  // sent on a grant, or its submitter still copies
+    if (!sendable(queued.share)) continue;  // sent on a grant, or not staged yet
     if (!in_window(queued.share)) continue;
     *on_grant = false;
     return lane->credit.fits(cost(queued.share)) ? queued.share : nullptr;
@@ -95,7 +98,7 @@ std::optional<std::pair<RoundRef, uint32_t>> Sending::to_stage(Lane* lane) {
   return std::pair(rounds.at(share->round->number), share->chunks[share->sent]);
 }
 
-// What a CONTRIBUTION or DESCRIBE of this rank says of a round.
+// The header of a CONTRIBUTION or DESCRIBE frame.
 Header Sending::round_header(const Round& round, uint32_t chunk, uint8_t kind) const {
   const Descriptor& d = round.descriptor;
   Header header;
@@ -115,7 +118,8 @@ Header Sending::round_header(const Round& round, uint32_t chunk, uint8_t kind) c
   return header;
 }
 
-// Rounds whose chunk 0 must wait for credit, or behind others: the verdict on them need not.
+// Sends DESCRIBE for rounds whose chunk 0 waits for credit or behind other rounds, so that the
+// reducer can detect mismatches between ranks now.
 void Sending::describe_waiting(Lane* lane, double now) {
   auto& waiting = lane->undescribed;
   for (size_t left = waiting.size(); left > 0; --left) {
@@ -123,7 +127,7 @@ void Sending::describe_waiting(Lane* lane, double now) {
     waiting.pop_front();
     if (entry.share->sent > 0) continue;
     const bool copying = !entry.share->ready() && entry.round->source == nullptr;
-    if (copying) {  // it may well be sent at once
+    if (copying) {  // chunk 0 may be sent very soon
       waiting.push_back(entry);
       continue;
     }

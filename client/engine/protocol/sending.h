@@ -19,8 +19,8 @@ class Sending {
           Positions* positions)
       : run_(*run), lanes_(*lanes), routing_(*routing), keys_(*keys), positions_(*positions) {}
 
-  void fill(Lane* lane, double now);  // only when the lane's sender is empty
-  // After fill() added nothing: the chunk to stage() before it can add more.
+  void fill(Lane* lane, double now);  // requires an empty Sender
+  // If fill() added nothing: returns the chunk that must be staged before fill() can add it.
   std::optional<std::pair<RoundRef, uint32_t>> to_stage(Lane* lane);
   void on_grant(Lane* lane, const Header& header);
 

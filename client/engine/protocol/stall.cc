@@ -7,9 +7,9 @@
 namespace ors {
 namespace {
 
-constexpr size_t kMaxLines = 256;  // nobody may be reading them
+constexpr size_t kMaxLines = 256;  // the oldest are dropped if no caller takes them
 constexpr size_t kMaxRounds = 256;
-constexpr double kForgetAfter = 30;  // seconds without news: the round went on
+constexpr double kForgetAfter = 30;  // seconds without a report: the round has continued
 constexpr size_t kMaxAbsentShown = 8;
 
 std::string ranks(const std::vector<uint32_t>& list, uint64_t count) {
@@ -25,7 +25,7 @@ std::string ranks(const std::vector<uint32_t>& list, uint64_t count) {
 
 std::vector<uint32_t> present(const StalledRound& round, uint32_t world_size) {
   std::vector<uint32_t> list;
-  if (round.absent_count > round.absent.size()) return list;  // not all absent ones are named
+  if (round.absent_count > round.absent.size()) return list;  // the list of absent ranks is cut off
   const std::set<uint32_t> absent(round.absent.begin(), round.absent.end());
   for (uint32_t rank = 0; rank < world_size; ++rank) {
     if (absent.count(rank) == 0) list.push_back(rank);
@@ -59,7 +59,8 @@ void StallReports::add(const std::vector<StalledRound>& rounds, uint32_t world_s
   last_summary_ = std::move(summary);
 }
 
-// Only rounds that wait for each other: a waits for b here, and b for a there.
+// Describes rounds that wait for each other: rank a waits for rank b in one key, and b for a in
+// another. Empty if there are none.
 std::string StallReports::who_waits_for_whom(uint32_t world_size) const {
   std::set<uint32_t> waiting;
   std::set<uint32_t> awaited;

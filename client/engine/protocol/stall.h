@@ -1,4 +1,4 @@
-// What the lanes say of rounds that wait too long, as lines for a human.
+// Log lines for the user: above all, stalled rounds that the lanes report (STALL).
 #pragma once
 
 #include <deque>

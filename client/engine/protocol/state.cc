@@ -7,7 +7,8 @@
 namespace ors {
 namespace {
 
-// Between two ticks: this process was stopped, or starved. Ten times what the loop lets pass.
+// Seconds between two ticks that count as a pause of this process (stopped or starved). Ten times
+// the tick of the loop.
 constexpr double kLateTick = 0.5;
 
 Failure unexpected(const Lane& lane, const Header& header) {
@@ -30,7 +31,7 @@ void State::begin(double now) {
   rounds_.used(now);
 }
 
-std::vector<Lane*> State::wanted() {
+std::vector<Lane*> State::take_wanted() {
   return run_.failure ? std::vector<Lane*>() : lanes_.take_wanted();
 }
 
@@ -77,7 +78,7 @@ std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* 
       failure.code = ErrorCode::kVersion;
       failure.message = lane->name + " speaks protocol " + std::to_string(kProtocolMajor) + "." +
                         std::to_string(lane->welcome.minor) +
-                        ", and band, bor and bxor are of 1.1: install this release there, too";
+                        "; band, bor and bxor need 1.1: upgrade that reducer to this release";
       return failure;
     }
   }
@@ -127,7 +128,7 @@ std::optional<Failure> State::dispatch(Lane* lane, const Header& header, const u
   return unexpected(*lane, header);
 }
 
-// The frames about a run that is complete.
+// Handles the frames that may only come after WELCOME.
 std::optional<Failure> State::run_control(Lane* lane, const Header& header, std::string_view text,
                                           double now) {
   switch (header.kind) {
@@ -177,7 +178,7 @@ void State::tick(double now) {
   if (run_.failure) return;
   begin(now);
   if (run_.ticked_at >= 0 && now - run_.ticked_at > kLateTick)
-    suspicions_.wake_up(now - run_.ticked_at, now);
+    suspicions_.after_pause(now - run_.ticked_at, now);
   run_.ticked_at = now;
   if (!run_.joined && now - started_at_ >= run_.options.connect_timeout)
     return fail(joining_.not_joined());
@@ -187,7 +188,7 @@ void State::tick(double now) {
     lost_ranks_.watch(now);
     route_maker_.decide(now);
   }
-  for (Lane* lane : lanes_.all()) positions_.maybe_beat(lane, now);
+  for (Lane* lane : lanes_.all()) positions_.keep_alive(lane, now);
   keys_.forget_idle(now);
   comparisons_.begin_due(now);
   maybe_say_bye(now);
@@ -200,7 +201,8 @@ void State::leave(double now) {
   maybe_say_bye(now);
 }
 
-// Rank 0 goes last: while others are at work, somebody must be able to make routes.
+// Queues BYE when all rounds are stable. Rank 0 waits until the others have left (or leave_wait has
+// passed), because only rank 0 can make routes.
 void State::maybe_say_bye(double now) {
   if (!run_.leaving || run_.bye_queued || run_.over() || rounds_.live_rounds() > 0) return;
   if (stable_at_ < 0) stable_at_ = now;
@@ -231,16 +233,16 @@ void State::fail(const Failure& cause) {
     lane->stats_waiting = false;
     lanes_.kick(lane);
   }
-  if (cause.reason != "closed") tell_failure(cause);
+  if (cause.reason != "closed") queue_error(cause);
   rounds_.fail_all(cause);
 }
 
-// Ends the run for all ranks, with the same text.
-void State::tell_failure(const Failure& cause) {
+// Sends ERROR to all lanes, which ends the run for all ranks with the same text.
+void State::queue_error(const Failure& cause) {
   Failure said = cause;
   said.key.clear();
   said.round = -1;
-  if (said.rank < 0) said.rank = run_.options.rank;  // of the run, and not of a connection
+  if (said.rank < 0) said.rank = run_.options.rank;  // a rank marks an error of the whole run
   Header header;
   header.kind = kError;
   const std::string payload = encode_error(said);
@@ -267,7 +269,7 @@ void State::ask_stats() {
   }
 }
 
-// A lane that is lost has its last word, and is asked again when it is back.
+// Lost lanes are not waited for. They are asked again after they reconnect.
 bool State::stats_waiting() const {
   return std::any_of(lanes_.all().begin(), lanes_.all().end(),
                      [](const Lane* lane) { return lane->stats_waiting && lane->welcomed(); });

@@ -1,24 +1,25 @@
-// The protocol state of one worker, without sockets, threads, clock or randomness: `now` is an
-// argument (seconds that only rise), bytes move through each Lane's Receiver and Sender. Not
-// thread-safe: loop.h says who may call.
+// The protocol state machine of one worker. It uses no sockets, threads, clock or randomness: the
+// time `now` is an argument (monotonic seconds), and bytes pass through each lane's Receiver and
+// Sender. Not thread-safe: the law of locking in loop.h says which thread may call what.
 //
-// State is the front of its parts. Each part owns its data and uses the parts that stand before it
-// in the list of members:
-//   Run           the terms of the run, and whether it is over
-//   Lanes         reducers, lanes, control frames that wait
-//   Routing       which lane owns which chunk
-//   Keys          records of the keys in use
-//   Positions     what this rank holds of each stream, and how the lanes hear of it
-//   Rounds        rounds from submission to stability
-//   Results       what lanes answer
-//   Comparisons   digests of all ranks
-//   Sending       which frame goes next: credit and grants
-//   Streams       what a route, or a new connection, moves
-//   RouteMaker    rank 0: which reducers are out or in
-//   Suspicions    reducers that this worker cannot reach
-//   LostRanks     ranks that the reducers cannot reach
-//   Recovery      lanes that are lost, and back
-//   Joining       from HELLO to the first round
+// State forwards to its parts. Each part owns its data, and uses only parts above it in this list,
+// which is also the order of the members:
+//   Run           terms of the run (epoch, timeouts); whether the run has ended and why
+//   StallReports  log lines for the user
+//   Lanes         reducers, lanes, queued control frames, connections to open and to close
+//   Routing       the route in force: which lane owns which chunk
+//   Keys          records of the keys in use; next round of all other keys
+//   Positions     which results this rank holds in each stream; heartbeats that report them
+//   Rounds        rounds from submission until all their chunks are stable
+//   Results       handles results, refusals and stable positions from lanes
+//   Comparisons   starts the rounds that compare the digests of all ranks
+//   Sending       chooses the next frame of a lane, within credit and grants
+//   Streams       moves streams: to new owners on a new route, to a lane's new connection
+//   RouteMaker    rank 0 only: decides which reducers are out or in
+//   Suspicions    detects reducers that this worker cannot reach
+//   LostRanks     detects ranks that the reducers cannot reach, or that have left
+//   Recovery      handles errors and lost connections of lanes; reconnects
+//   Joining       joins the run: from HELLO until every lane has sent WELCOME
 #pragma once
 
 #include <cstdint>
@@ -47,76 +48,79 @@ class State {
   const Options& options() const { return run_.options; }
 
   // --- connections ---
-  void begin(double now);  // from here the connect timeout counts
-  // What only the thread in charge of connections can do: open, close, end.
-  bool has_errands() const { return lanes_.has_errands() || run_.failure; }
-  // Connections to open now; each is returned once until it is unreachable() or closed().
-  // Lane::attempts counts how often since it was welcomed: the first time there is no reason to
-  // wait.
-  std::vector<Lane*> wanted();
+  void begin(double now);  // starts the connect timeout; later calls do nothing
+  // Whether only the engine thread can go on: a connection must be opened or closed, or the run has
+  // failed.
+  bool needs_engine_thread() const { return lanes_.has_connection_work() || run_.failure; }
+  // Returns the lanes whose connections must be opened now. A lane is returned again only after
+  // unreachable() or closed(). Lane::attempts counts the attempts since the lane was last welcomed;
+  // the first attempt need not back off.
+  std::vector<Lane*> take_wanted();
   Lane* find(uint32_t reducer, uint32_t lane) { return lanes_.find(reducer, lane); }
-  void opened(Lane* lane, double now);                               // and the preface was sent
-  void unreachable(Lane* lane, const std::string& why, double now);  // the attempt has failed
+  void opened(Lane* lane, double now);  // connected; the preface is queued
+  void unreachable(Lane* lane, const std::string& why, double now);  // a connection attempt failed
   void closed(Lane* lane, const std::string& why, double now);
-  // Connections to close now, with Lane::trouble as the reason; closed() must follow.
-  std::vector<Lane*> to_drop() { return lanes_.take_dropped(); }
+  // Returns the lanes whose connections must be closed now; the reason is in Lane::trouble. The
+  // caller then calls closed() for each.
+  std::vector<Lane*> take_dropped() { return lanes_.take_dropped(); }
   bool joined() const { return run_.joined; }
   const std::string& run_id() const { return run_.run_id; }
 
   // --- rounds ---
-  // Which rule of a call the submission breaks; independent of any state.
+  // Returns an error text if the submission is invalid. Depends on the options only.
   std::optional<std::string> check(const Submission& submission) const {
     return check_submission(submission, run_.options);
   }
-  // Throws std::bad_alloc: then nothing was submitted.
+  // If it returns a failure or throws std::bad_alloc, nothing was submitted.
   std::optional<Failure> submit(const Submission& submission, double now, RoundRef* round);
-  // The chunk's bytes are ready to be sent. A lane's chunks of a round become ready in ascending
-  // order. Rounds whose source is lent are copied as to_stage() says, all others at once.
+  // The chunk's bytes are ready to be sent. The caller stages the chunks of a round for one lane in
+  // ascending order. With Round::source set, to_stage() says when to stage a chunk; otherwise the
+  // submitter stages all chunks right after submit().
   void ready(const RoundRef& round, uint32_t chunk, Staged staged) {
     rounds_.ready(round, chunk, std::move(staged));
   }
 
-  // --- frames in; failures go to broken() ---
+  // --- received frames; the caller passes a returned failure to broken() ---
   std::optional<Failure> control(Lane* lane, const Header& header, const uint8_t* payload,
                                  double now);
   std::optional<Failure> result_begins(Lane* lane, const Header& header, Target* target) {
     return results_.begins(lane, header, target);
   }
   std::optional<Failure> result_ends(Lane* lane, const Header& header, double now);
-  void broken(Lane* lane, const Failure& failure, double now);  // the lane broke the protocol
+  void broken(Lane* lane, const Failure& failure, double now);  // protocol error
 
-  // --- frames out ---
-  // Only when the lane's sender is empty.
+  // --- frames to send ---
+  // Adds the next frames to the lane's Sender, which must be empty.
   void fill(Lane* lane, double now) { sending_.fill(lane, now); }
-  // After fill() added nothing: the chunk to stage() before it can add more.
+  // If fill() added nothing: returns the chunk that must be staged before fill() can add it.
   std::optional<std::pair<RoundRef, uint32_t>> to_stage(Lane* lane) {
     return sending_.to_stage(lane);
   }
-  // Lanes that may have something to send are marked `kicked`.
+  // Lane::kicked marks the lanes that may have something to send; this clears all marks.
   void forget_kicked() { lanes_.forget_kicked(); }
   bool has_kicked() const { return lanes_.has_kicked(); }
 
-  // --- time and end ---
+  // --- timers and end ---
   void tick(double now);
-  void leave(double now);  // BYE as soon as everything is stable
+  void leave(double now);  // sends BYE once all rounds are stable
   bool bye_queued() const { return run_.bye_queued; }
   void fail(const Failure& failure);
   const std::optional<Failure>& failure() const { return run_.failure; }
   bool idle_for(double seconds, double now) const;
   size_t open_rounds() const { return rounds_.open_rounds(); }
 
-  // --- questions ---
+  // --- queries ---
   const Route& route() const { return routing_.route(); }
   std::vector<uint32_t> suspected() const { return suspicions_.slots(); }
   void ask_stats();
   bool stats_waiting() const;
-  const std::vector<Lane*>& lanes() const { return lanes_.all(); }  // those that were ever wanted
+  const std::vector<Lane*>& lanes() const { return lanes_.all(); }
   std::vector<std::string> take_reports() { return reports_.take(); }
   std::map<std::string, uint64_t> counters() const;
   std::vector<RoundTrace> take_traces() { return rounds_.take_traces(); }
   void trace_rounds(bool wanted) { rounds_.trace_rounds(wanted); }
   void report(std::string line) { reports_.push(std::move(line)); }
-  // Told of every operation that ends.
+  // `finished` is called for every operation that finishes.
   void on_finished(Rounds::Finished finished) { rounds_.on_finished = std::move(finished); }
 
   const std::shared_ptr<Pool> pool = std::make_shared<Pool>();
@@ -129,7 +133,7 @@ class State {
                                      double now);
   std::optional<Failure> on_stats(Lane* lane, std::string_view payload);
   std::optional<Failure> on_stall(std::string_view payload, const Lane& lane, double now);
-  void tell_failure(const Failure& cause);
+  void queue_error(const Failure& cause);
   void maybe_say_bye(double now);
 
   Run run_;
@@ -149,7 +153,7 @@ class State {
   Recovery recovery_{&run_, &lanes_, &routing_, &streams_, &suspicions_, &route_maker_};
   Joining joining_{&run_, &lanes_, &routing_, &rounds_, &streams_, &suspicions_, &recovery_};
   double started_at_ = -1;
-  double stable_at_ = -1;  // since then a worker that leaves has nothing to wait for
+  double stable_at_ = -1;  // while leaving: when all rounds became stable
 };
 
 }  // namespace ors

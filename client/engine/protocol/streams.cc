@@ -48,12 +48,12 @@ void Streams::apply(const Route& route, double now) {
     for (const auto& lane : reducer.lanes) {
       lane->bind();
       if (lane->welcomed() || !routing_.live(reducer)) lane->suspicion.clear();
-      if (routing_.live(reducer) && lane->lost_at >= 0) lane->lost_at = now;  // a new chance
+      if (routing_.live(reducer) && lane->lost_at >= 0) lane->lost_at = now;  // restart its timeout
     }
     reducer.blocked_at = -1;
   }
   for (Lane* lane : lanes_.all()) {
-    routing_.tell(lane);
+    routing_.queue_route(lane);
     if (lane->receiving != nullptr &&
         moved[routing_.owners().home(lane->receiving->key->id, lane->receiving_chunk)]) {
       lane->receiving.reset();
@@ -72,11 +72,11 @@ void Streams::apply(const Route& route, double now) {
 void Streams::move_key(KeyRecord* record, const std::vector<bool>& moved, double now) {
   std::vector<std::pair<Round*, std::vector<uint32_t>>> loose;
   for (const auto& [number, round] : record->rounds) {
-    loose.emplace_back(round.get(), take_out(round.get(), moved));
+    loose.emplace_back(round.get(), remove_shares(round.get(), moved));
   }
   forget_streams(record, moved);
   begin_streams(record, moved);
-  for (const auto& [round, chunks] : loose) put_in(round, chunks);
+  for (const auto& [round, chunks] : loose) add_shares(round, chunks);
   for (const auto& entry : record->lanes) {
     if (!moved[entry->home]) continue;
     entry->recount();
@@ -88,15 +88,14 @@ void Streams::move_key(KeyRecord* record, const std::vector<bool>& moved, double
     for (uint32_t home = 0; home < moved.size(); ++home) {
       if (!moved[home]) continue;
       for (Lane* lane : routing_.lanes_of_home(home)) {
-        if (lane->usable()) rounds_.tell_abandoned(*round, lane, home, now);
+        if (lane->usable()) rounds_.queue_abandon(*round, lane, home, now);
       }
     }
   }
 }
 
-// Takes a round's shares of streams that move away from their lanes; returns what of them is not
-// stable, ascending.
-std::vector<uint32_t> Streams::take_out(Round* round, const std::vector<bool>& moved) {
+// Removes the round's shares of moved streams. Returns their chunks that are not stable, ascending.
+std::vector<uint32_t> Streams::remove_shares(Round* round, const std::vector<bool>& moved) {
   std::vector<uint32_t> loose;
   std::vector<std::unique_ptr<Share>> kept;
   for (auto& share : round->shares) {
@@ -123,7 +122,7 @@ std::vector<uint32_t> Streams::take_out(Round* round, const std::vector<bool>& m
   return loose;
 }
 
-void Streams::put_in(Round* round, const std::vector<uint32_t>& chunks) {
+void Streams::add_shares(Round* round, const std::vector<uint32_t>& chunks) {
   const size_t before = round->shares.size();
   rounds_.cut_shares(round, chunks);
   for (size_t at = before; at < round->shares.size(); ++at) {
@@ -149,7 +148,8 @@ void Streams::forget_streams(KeyRecord* record, const std::vector<bool>& moved) 
   lanes.erase(std::remove_if(lanes.begin(), lanes.end(), goes), lanes.end());
 }
 
-// On every lane that may own a chunk of them: this rank may hold what others send there again.
+// Creates the records of moved streams on all lanes of their new home, even without a share there:
+// this rank may have to report `done` for results that other ranks still miss.
 void Streams::begin_streams(KeyRecord* record, const std::vector<bool>& moved) {
   for (uint32_t home = 0; home < moved.size(); ++home) {
     if (!moved[home]) continue;
@@ -163,7 +163,8 @@ void Streams::begin_streams(KeyRecord* record, const std::vector<bool>& moved) {
   }
 }
 
-// What waits for its turn, in the order of submission and priority: of one lane or of all.
+// Rebuilds the send queues of one lane, or of all lanes if `only` is null, in the order of priority
+// and submission.
 void Streams::rebuild_queues(const Lane* only) {
   const auto concerned = [only](const Lane* lane) { return only == nullptr || only == lane; };
   for (Lane* lane : lanes_.all()) {
@@ -226,7 +227,8 @@ void Streams::reset_connection(Lane* lane) {
   if (run_.joined) rebuild_queues(lane);
 }
 
-// What had no answer is sent again, in order. It stays charged: the lane may have it.
+// Marks unanswered chunks to be sent again, in order. They stay charged, because the lane may have
+// received them.
 void Streams::reset_share(Share* share) {
   for (size_t i = share->freed; i < share->chunks.size(); ++i) {
     Chunk& chunk = share->chunk(i);
@@ -236,9 +238,8 @@ void Streams::reset_share(Share* share) {
   }
 }
 
-// What the lane may not have heard: the connection that carried it is gone.
-void Streams::tell_again(Lane* lane, double now) {
-  routing_.tell(lane);
+void Streams::resend_control(Lane* lane, double now) {
+  routing_.queue_route(lane);
   if (lane->stats_waiting) {
     Header header;
     header.kind = kStats;
@@ -249,7 +250,7 @@ void Streams::tell_again(Lane* lane, double now) {
     for (const auto& [number, round] : record->rounds) {
       if (!round->over) continue;
       for (uint32_t home = 0; home < routing_.route().slots(); ++home) {
-        if (routing_.carries(*lane, home)) rounds_.tell_abandoned(*round, lane, home, now);
+        if (routing_.carries(*lane, home)) rounds_.queue_abandon(*round, lane, home, now);
       }
     }
   }
@@ -259,7 +260,7 @@ void Streams::tell_again(Lane* lane, double now) {
 
 Lane* Streams::want(uint32_t reducer, uint32_t number) {
   Lane* lane = lanes_.want(reducer, number);
-  // The reducer had fewer lanes meanwhile.
+  // The lane was closed while the reducer had fewer lanes.
   if (run_.joined && lane->phase == Lane::Phase::kClosed) open_again(lane);
   return lane;
 }

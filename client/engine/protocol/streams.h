@@ -1,8 +1,9 @@
-// Streams that move: to other lanes with a route, or to a lane's next connection (PROTOCOL.md,
-// section 11).
+// Moves streams: to other lanes when a new route arrives, or to a lane's new connection
+// (PROTOCOL.md, section 11).
 //
-// Law: after apply() nothing of a stream that moved is left: no share, position or charge. What of
-// the stream is not stable is sent to its new owner, whether this rank holds its result or not.
+// Law: apply() removes all shares, positions and charges that a moved stream had with its old
+// owner. It then queues every contribution that is not stable for the new owner (except for
+// abandoned rounds), even if this rank holds the result already, because other ranks may not.
 #pragma once
 
 #include <cstdint>
@@ -29,17 +30,19 @@ class Streams {
   std::optional<Failure> learn(const Route& route, const Lane& from, double now);
   void apply(const Route& route, double now);
 
-  // The lane, whose connection is wanted.
+  // Returns the lane and makes sure that its connection is opened.
   Lane* want(uint32_t reducer, uint32_t number);
-  void open_again(Lane* lane);  // unless it is not needed any more
-  // What depends on the lane's connection, which is gone.
+  void open_again(Lane* lane);  // closes the lane for good if it is no longer needed
+  // Resets all that belonged to the lane's lost connection. Unacknowledged contributions are queued
+  // again.
   void reset_connection(Lane* lane);
-  void tell_again(Lane* lane, double now);
+  // Sends again the control frames that the lost connection may not have delivered.
+  void resend_control(Lane* lane, double now);
 
  private:
   void move_key(KeyRecord* record, const std::vector<bool>& moved, double now);
-  std::vector<uint32_t> take_out(Round* round, const std::vector<bool>& moved);
-  void put_in(Round* round, const std::vector<uint32_t>& chunks);
+  std::vector<uint32_t> remove_shares(Round* round, const std::vector<bool>& moved);
+  void add_shares(Round* round, const std::vector<uint32_t>& chunks);
   void forget_streams(KeyRecord* record, const std::vector<bool>& moved);
   void begin_streams(KeyRecord* record, const std::vector<bool>& moved);
   void rebuild_queues(const Lane* only);

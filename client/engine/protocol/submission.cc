@@ -12,7 +12,7 @@ namespace {
 
 bool moves_only(uint8_t collective) { return collective == kBroadcast || collective == kAllGather; }
 
-// Elements that this rank gives and takes.
+// Elements of this rank's source and target.
 uint64_t source_count(const Descriptor& d, uint32_t rank, uint32_t world_size) {
   if (d.collective == kBarrier || (d.collective == kBroadcast && rank != d.root)) return 0;
   return d.collective == kReduceScatter ? d.count * world_size : d.count;
@@ -37,7 +37,7 @@ std::optional<std::string> check_descriptor(const Descriptor& d, uint32_t world_
     return plain ? std::nullopt : std::optional<std::string>("a barrier is uint8, op 0, count 0");
   }
   if (is_bitwise(d.op) && !is_integer(d.dtype)) {
-    return "op " + std::to_string(d.op) + " combines bits: it is of integers, got dtype " +
+    return "op " + std::to_string(d.op) + " is bitwise: expected an integer dtype, got dtype " +
            std::to_string(d.dtype);
   }
   const bool reduces = (d.op >= kSum && d.op <= kProd) || is_bitwise(d.op);
@@ -67,14 +67,15 @@ std::optional<std::string> check_submission(const Submission& s, const Options& 
   const Descriptor& d = s.descriptor;
   if (auto wrong = check_descriptor(d, options.world_size)) return wrong;
   if (s.key.empty() || s.key.size() > kMaxKeyBytes || !valid_utf8(s.key)) {
-    return "a key is 1 to 512 bytes of UTF-8, got " + std::to_string(s.key.size());
+    return "expected a key of 1 to 512 bytes of UTF-8, got " + std::to_string(s.key.size());
   }
   if (d.count > uint64_t{1} << 50) return "more than 2^50 elements";
   const bool barrier = d.collective == kBarrier;
   const bool root = d.collective == kBroadcast && options.rank == d.root;
   const bool receiver_only = d.collective == kBroadcast && !root;
   const uint64_t item = caller_item_bytes(d);
-  if (s.source != nullptr && (barrier || receiver_only)) return "this rank gives nothing here";
+  if (s.source != nullptr && (barrier || receiver_only))
+    return "this rank must not give a source here";
   if (auto wrong = check_buffer("source", s.source != nullptr, s.source_bytes,
                                 source_count(d, options.rank, options.world_size), item,
                                 !barrier && !receiver_only)) {
@@ -105,7 +106,7 @@ Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const uint8_t* f
   if (moves_only(d.collective) && to != nullptr) {  // no lane sends these back
     const uint64_t part = d.collective == kAllGather ? range.part * round.plan.count() : 0;
     uint8_t* own = to + (part + range.offset) * item;
-    if (d.wide) {  // as the other ranks get them: through the 16-bit type
+    if (d.wide) {  // rounded to the 16-bit type, as on the other ranks
       widen(d.dtype, staged.buffer->data, reinterpret_cast<float*>(own), range.elements);
     } else {
       std::memcpy(own, staged.buffer->data, staged.length);

@@ -1,4 +1,4 @@
-// What a caller submits, the rules that it must keep, and the copy of a chunk for sending.
+// A caller's submission, its checks, and the copy of its chunks to staging memory.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +17,17 @@ namespace ors {
 struct Submission {
   Descriptor descriptor;
   std::string key;
-  const uint8_t* source = nullptr;  // null: this rank gives nothing
+  const uint8_t* source = nullptr;  // null if this rank contributes nothing
   size_t source_bytes = 0;
-  uint8_t* target = nullptr;  // null: this rank takes nothing
+  uint8_t* target = nullptr;  // null if this rank receives nothing
   size_t target_bytes = 0;
-  bool lent = false;     // nobody changes the source before the operation is done
-  int32_t priority = 0;  // of rounds that wait, the higher goes first; ranks need not agree
+  bool lent = false;     // the caller does not change the source until the operation is done
+  int32_t priority = 0;  // waiting rounds with a higher one are sent first; may differ per rank
   bool notify = false;
-  OperationRef operation;  // that is to be finished; null: a new one
+  OperationRef operation;  // to finish; null: a new one is created
 };
 
-// Which rule of a call the submission breaks; independent of any state.
+// Returns nullopt, or the rule that the submission breaks. Depends on no state.
 std::optional<std::string> check_submission(const Submission& submission, const Options& options);
 
 struct Staged {
@@ -36,9 +36,9 @@ struct Staged {
   uint32_t crc = 0;
 };
 
-// Copies one chunk of the source into staging memory (cast and CRC in the same pass), and this
-// rank's own bytes into the target where no lane sends them back. Takes no lock and changes no
-// state: any thread may run it while others use the State.
+// Copies one chunk of the source into staging memory; casts and computes the CRC in the same pass.
+// For broadcast and all-gather also copies this rank's own bytes into the target, because no lane
+// sends them back. Takes no lock of the engine and reads no State, so any thread may call it.
 Staged stage(const Round& round, uint32_t chunk, uint32_t rank, const uint8_t* source,
              uint8_t* target, Pool* pool);
 

@@ -8,9 +8,9 @@
 namespace ors {
 namespace {
 
-constexpr double kReconnect = 0.3;      // seconds; a new connection takes milliseconds
-constexpr double kHelloPatience = 5.0;  // for an answer to a HELLO after the join
-constexpr double kComeBack = 3.0;       // for ranks that stood still together to meet again
+constexpr double kReconnect = 0.3;     // seconds to reconnect before a lane is suspected
+constexpr double kHelloTimeout = 5.0;  // seconds for the answer to a HELLO after the join
+constexpr double kReconnectAll = 3.0;  // seconds for ranks that were paused together to reconnect
 
 std::string seconds(double value) {
   char text[32];
@@ -37,11 +37,11 @@ void Suspicions::suspect(Lane* lane, const std::string& why, double now) {
   lane->suspicion = why;
   if (!news) return;
   ++count_;
-  tell(&reducer, now);
+  queue_suspect(&reducer, now);
   route_maker_.decide(now);
 }
 
-void Suspicions::tell(Reducer* reducer, double now) {
+void Suspicions::queue_suspect(Reducer* reducer, double now) {
   reducer->told_at = now;
   if (run_.options.rank == 0) return;
   Suspicion suspicion;
@@ -70,8 +70,8 @@ std::optional<Failure> Suspicions::on_suspect(Lane* lane, std::string_view paylo
   return std::nullopt;
 }
 
-// A lane has fallen silent, or speaks again. Its connection stays as it is: if the network or the
-// lane is only slow, closing would look to the lane as if this worker had died.
+// A lane became silent or sends again. The connection stays open: if the lane or the network is
+// just slow, a close would look to the lane as if this worker had died.
 void Suspicions::change_silence(Lane* lane, double silent, double now) {
   lane->silent = !lane->silent;
   lane->complete_since = lane->silent || !lane->absence.absent.empty() ? -1 : now;
@@ -84,13 +84,13 @@ void Suspicions::clear(Lane* lane) {
   if (lane->welcomed() && !lane->restarted && !lane->drains) lane->suspicion.clear();
 }
 
-// Lanes that are silent or do not come back.
+// Suspects lanes that are silent, do not answer HELLO, or do not reconnect.
 void Suspicions::watch_lanes(double now) {
   for (size_t i = 0; i < lanes_.all().size(); ++i) {  // a new route may add some
     Lane* lane = lanes_.all()[i];
     const double silent = now - lane->last_heard;
     const bool talks = lane->welcomed() || lane->phase == Lane::Phase::kPending;
-    if (lane->phase == Lane::Phase::kHello && silent > kHelloPatience) {
+    if (lane->phase == Lane::Phase::kHello && silent > kHelloTimeout) {
       lanes_.drop(lane, "it did not answer the hello for " + seconds(silent), now);
       suspect(lane, lane->trouble, now);
     } else if (talks && (silent > run_.options.silence) != lane->silent) {
@@ -104,7 +104,7 @@ void Suspicions::watch_lanes(double now) {
   }
 }
 
-// Whether an open round waits for a lane of it that is lost, or that stands still.
+// Whether an open round waits for a lane of this reducer that is lost or silent.
 bool Suspicions::needed(const Reducer& reducer) const {
   for (const auto& [id, record] : keys_.all()) {
     for (const auto& entry : record->lanes) {
@@ -116,9 +116,10 @@ bool Suspicions::needed(const Reducer& reducer) const {
   return false;
 }
 
-// Every lane answers, and has the run no more: it has ended since this worker was stopped.
-bool Suspicions::was_given_up() const {
-  if (stood_still_ <= 0) return false;
+// Whether the run ended while this process was paused: every live lane answers, and none has the
+// run.
+bool Suspicions::run_ended_in_pause() const {
+  if (pause_ <= 0) return false;
   return std::all_of(
       lanes_.reducers().begin(), lanes_.reducers().end(), [this](const Reducer& reducer) {
         const auto waits = [](const auto& lane) { return lane->phase == Lane::Phase::kPending; };
@@ -127,23 +128,23 @@ bool Suspicions::was_given_up() const {
       });
 }
 
-Failure Suspicions::stood_still() const {
+Failure Suspicions::pause_failure() const {
   Failure failure;
   failure.code = ErrorCode::kPeerLost;
   failure.rank = run_.options.rank;
   failure.reason = "lost";
   failure.message = "rank " + std::to_string(run_.options.rank) + " of job '" + run_.options.job +
-                    "', this process itself, stood still for " + seconds(stood_still_) +
-                    " (it was stopped or starved): the reducers call a worker lost after " +
+                    "', this process itself, stood still for " + seconds(pause_) +
+                    " (it was stopped or starved). The reducers count a worker as lost after " +
                     seconds(run_.worker_silence) +
-                    " without a byte, and the run has ended without it; where such pauses are "
-                    "ordinary, raise worker_silence (REDUCER_WORKER_SILENCE) on rank 0";
+                    " without a byte, and the run has ended without it. If such pauses are normal "
+                    "here, raise worker_silence (REDUCER_WORKER_SILENCE) on rank 0";
   return failure;
 }
 
 void Suspicions::watch_reducers(double now) {
-  const bool given_up = was_given_up();
-  if (given_up && now - woke_at_ >= kComeBack) return run_.end(stood_still());
+  const bool run_ended = run_ended_in_pause();
+  if (run_ended && now - pause_end_ >= kReconnectAll) return run_.end(pause_failure());
   for (Reducer& reducer : lanes_.reducers()) {
     const bool lost = !reducer.reached();
     if (!lost) reducer.lost_at = -1;
@@ -153,10 +154,10 @@ void Suspicions::watch_reducers(double now) {
     if (!blocked) reducer.blocked_at = -1;
     if (blocked && reducer.blocked_at < 0) reducer.blocked_at = now;
     if (blocked && now - reducer.blocked_at >= run_.options.reducer_wait) {
-      return run_.end(given_up ? stood_still() : no_reducer(now));
+      return run_.end(run_ended ? pause_failure() : no_reducer(now));
     }
     const bool again = now - reducer.told_at >= run_.heartbeat;
-    if (routing_.suspicious(reducer) != nullptr && again) tell(&reducer, now);
+    if (routing_.suspicious(reducer) != nullptr && again) queue_suspect(&reducer, now);
   }
 }
 
@@ -179,19 +180,18 @@ Failure Suspicions::no_reducer(double now) const {
   failure.reason = "unreachable";
   failure.message = "rank " + std::to_string(run_.options.rank) + " of job '" + run_.options.job +
                     "' could not reach the reducer of " + names +
-                    ", and no route leads around: is `reducer serve` running there?";
+                    ", and no other reducer can take over: is `reducer serve` running there?";
   return failure;
 }
 
-// This process stood still for so long, in which it sent nothing either.
-void Suspicions::wake_up(double seconds, double now) {
+void Suspicions::after_pause(double seconds, double now) {
   shift_clocks(seconds);
   if (seconds + 2 * run_.heartbeat < run_.worker_silence) return;
-  stood_still_ = seconds;
-  woke_at_ = now;
+  pause_ = seconds;
+  pause_end_ = now;
 }
 
-// Nobody is to blame for what was not heard meanwhile.
+// Moves all timers by the pause, so that no peer is suspected for silence during the pause.
 void Suspicions::shift_clocks(double seconds) {
   const auto shift = [seconds](double* at) {
     if (*at >= 0) *at += seconds;

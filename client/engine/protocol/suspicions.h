@@ -1,4 +1,5 @@
-// Reducers that this worker cannot reach: from the silence of a lane to the end of the run.
+// Detects reducers that this worker cannot reach, reports them to rank 0 (SUSPECT), and ends the
+// run if a reducer stays out of reach while open rounds need it.
 #pragma once
 
 #include <cstdint>
@@ -22,23 +23,23 @@ class Suspicions {
         route_maker_(*route_maker) {}
 
   void suspect(Lane* lane, const std::string& why, double now);
-  void clear(Lane* lane);  // unless the lane's state is lost, or it drains
+  void clear(Lane* lane);  // not if the lane lost its state of the run or drains
   std::optional<Failure> on_suspect(Lane* lane, std::string_view payload, double now);
   void watch_lanes(double now);
   void watch_reducers(double now);
-  // This process stood still for so long, in which it sent nothing either.
-  void wake_up(double seconds, double now);
-  void met_again() { stood_still_ = 0; }  // the run has not ended without this worker
+  // This process was paused (stopped or starved) for `seconds` and sent nothing meanwhile.
+  void after_pause(double seconds, double now);
+  void clear_pause() { pause_ = 0; }  // a lane still has the run: the pause was survived
 
   std::vector<uint32_t> slots() const;  // live slots that this worker cannot reach
   uint64_t count() const { return count_; }
 
  private:
-  void tell(Reducer* reducer, double now);
+  void queue_suspect(Reducer* reducer, double now);
   void change_silence(Lane* lane, double silent, double now);
   bool needed(const Reducer& reducer) const;
-  bool was_given_up() const;
-  Failure stood_still() const;
+  bool run_ended_in_pause() const;
+  Failure pause_failure() const;
   Failure no_reducer(double now) const;
   void shift_clocks(double seconds);
 
@@ -49,8 +50,8 @@ class Suspicions {
   const Rounds& rounds_;
   RouteMaker& route_maker_;
   uint64_t count_ = 0;
-  double stood_still_ = 0;  // seconds, if so long that lanes may have called this worker lost;
-  double woke_at_ = -1;     // until when it did
+  double pause_ = 0;       // length of the last pause if lanes may count this worker as lost; or 0
+  double pause_end_ = -1;  // when that pause ended
 };
 
 }  // namespace ors

@@ -1,4 +1,4 @@
-// When the steps of a round happened.
+// Timestamps of the steps of a round.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +6,13 @@
 
 namespace ors {
 
-// Of one round, in monotonic seconds; 0: it has not happened.
+// Of one round, in monotonic seconds; 0 if the step has not happened.
 struct Moments {
   double submitted = 0;
   double first_sent = 0;
-  double last_sent = 0;  // before the first result: what else there is to send waits for that
+  double last_sent = 0;  // last one before the first result
   double first_result = 0;
-  double last_result = 0;  // or when it failed
+  double last_result = 0;  // or time of the failure
 };
 
 // A round whose operation is finished.
@@ -22,7 +22,7 @@ struct RoundTrace {
   uint64_t bytes = 0;
   uint8_t collective = 0;
   Moments moments;
-  std::string error;  // empty: it has gone well
+  std::string error;  // empty on success
 };
 
 }  // namespace ors

@@ -1,4 +1,4 @@
-// The pure functions of the engine, bound for tests and tools.
+// Bindings of the engine's pure functions, for tests and tools.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -79,7 +79,7 @@ nb::list plan(int collective, int dtype, uint64_t count, uint32_t world, uint32_
   const ChunkTable rows = chunk_table_of(table);
   if (const char* wrong = check_chunk_table(rows)) throw nb::value_error(wrong);
   if (item_size(d.dtype) == 0 || world == 0 || lanes_by_slot.empty()) {
-    throw nb::value_error("no such dtype, world or reducers");
+    throw nb::value_error("dtype, world or reducers is out of range");
   }
   std::string why;
   const auto cut = Plan::make(d, world, rows, &why);
@@ -99,7 +99,7 @@ nb::list plan(int collective, int dtype, uint64_t count, uint32_t world, uint32_
 }
 
 void check_cast(int dtype, const Pin& narrow, const Pin& wide) {
-  if (dtype != kFloat16 && dtype != kBFloat16) throw nb::value_error("dtype is 3 or 4");
+  if (dtype != kFloat16 && dtype != kBFloat16) throw nb::value_error("expected dtype 3 or 4");
   if (wide.size() != 2 * narrow.size() || wide.size() % 4 != 0) {
     throw nb::value_error("the float32 buffer has twice the bytes of the 16-bit one");
   }

@@ -1,4 +1,5 @@
-// The worker's side of mode psk, bound for tests: they run it against the lane's side in Python.
+// Bindings of the worker's side of the psk handshake. Tests run it against the lane's side in
+// Python.
 #include <nanobind/stl/string.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// The protocol state alone, for the simulator: bytes are moved by hand, nothing blocks.
+// Bindings of the protocol state alone, for the simulator, which moves the bytes itself.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -26,7 +26,7 @@ class PyState {
 
   std::vector<std::pair<uint32_t, uint32_t>> wanted() {
     std::vector<std::pair<uint32_t, uint32_t>> pairs;
-    for (const Lane* lane : state_.wanted()) pairs.emplace_back(lane->reducer, lane->number);
+    for (const Lane* lane : state_.take_wanted()) pairs.emplace_back(lane->reducer, lane->number);
     return pairs;
   }
 
@@ -90,7 +90,7 @@ class PyState {
 
   std::vector<std::pair<uint32_t, uint32_t>> to_drop() {
     std::vector<std::pair<uint32_t, uint32_t>> pairs;
-    for (const Lane* lane : state_.to_drop()) pairs.emplace_back(lane->reducer, lane->number);
+    for (const Lane* lane : state_.take_dropped()) pairs.emplace_back(lane->reducer, lane->number);
     return pairs;
   }
 

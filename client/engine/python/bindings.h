@@ -1,4 +1,4 @@
-// The parts of the engine that are bound for tests and tools.
+// Bindings for tests and tools.
 #pragma once
 
 #include <nanobind/nanobind.h>

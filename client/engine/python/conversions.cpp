@@ -32,7 +32,7 @@ Failure forked_failure() {
   Failure failure;
   failure.code = ErrorCode::kUnavailable;
   failure.reason = "forked";
-  failure.message = "this process was forked from the one that connected: connect anew in here";
+  failure.message = "this process was forked after connect(): call connect() again in the child";
   return failure;
 }
 
@@ -110,7 +110,7 @@ nb::object to_python(const Value& value) {
 Secret secret_of(const nb::bytes& key) {
   if (key.size() == 0) return Secret();
   Digest digest;
-  if (key.size() != digest.size()) throw nb::value_error("the key of a job has 32 bytes");
+  if (key.size() != digest.size()) throw nb::value_error("expected a job key of 32 bytes");
   std::memcpy(digest.data(), key.c_str(), digest.size());
   return Secret(std::move(digest));
 }

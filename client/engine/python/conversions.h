@@ -1,4 +1,4 @@
-// Python's values as the engine's and back, and failures as exceptions.
+// Converts between Python values and the engine's, and raises failures as exceptions.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -17,7 +17,7 @@
 
 namespace ors::python {
 
-// Makes the class EngineError in the module.
+// Adds the class EngineError to the module.
 void add_engine_error(nb::module_& m);
 // Raises EngineError with the six fields of the failure.
 [[noreturn]] void raise(const Failure& failure);
@@ -26,14 +26,14 @@ Failure forked_failure();
 
 ChunkTable chunk_table_of(const std::vector<std::pair<uint64_t, uint64_t>>& rows);
 
-// Checks the arguments of a submit and pins its buffers; ValueError for what breaks a rule.
+// Converts the arguments of a submit and pins its buffers. Raises ValueError on invalid arguments.
 Submission make_submission(int collective, int op, int dtype, bool wide, const std::string& key,
                            int64_t root, uint64_t count, nb::object source, nb::object target,
                            bool notify, int32_t priority, Pins* pins);
 
 nb::object to_python(const Value& value);
 
-// A job's key, or none for no bytes; ValueError for another size.
+// Returns a job's key; empty for no bytes. Raises ValueError on any other size.
 Secret secret_of(const nb::bytes& key);
 
 }  // namespace ors::python

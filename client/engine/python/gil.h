@@ -1,18 +1,18 @@
-// A stretch of code without the GIL.
+// Releases the GIL for a scope.
 #pragma once
 
 #include <Python.h>
 #include <unistd.h>
 
-// Public from 3.13 on, private before; in neither case part of the stable ABI of 3.12.
+// Public since 3.13, private before; neither is in the stable ABI of 3.12, hence weak symbols.
 extern "C" __attribute__((weak)) int Py_IsFinalizing(void);
 extern "C" __attribute__((weak)) int _Py_IsFinalizing(void);
 
 namespace ors::python {
 
-// While the interpreter ends, taking the GIL ends the thread by a forced unwind, which C++ code
-// that may not throw turns into terminate(). A daemon thread that comes back from a wait then
-// stays here instead, until the process is gone; so does CPython itself from 3.14 on.
+// While the interpreter finalizes, CPython ends a thread that takes the GIL by a forced unwind,
+// which noexcept C++ code turns into terminate(). A daemon thread that returns from a wait then
+// blocks here until the process exits, as CPython itself does since 3.14.
 class WithoutGil {
  public:
   WithoutGil() : finalizes_(finalizing()), state_(PyEval_SaveThread()) {}
@@ -29,7 +29,7 @@ class WithoutGil {
     return _Py_IsFinalizing != nullptr && _Py_IsFinalizing() != 0;
   }
 
-  // A thread that has the GIL while the interpreter ends is the one that ends it.
+  // True for the thread that finalizes the interpreter: no other thread has the GIL then.
   const bool finalizes_;
   PyThreadState* const state_;
 };

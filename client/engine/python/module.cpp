@@ -1,4 +1,4 @@
-// The Python module reducer_client._engine: Engine, and all that the other files bind.
+// The Python module reducer_client._engine: binds Engine and calls the other bindings.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -37,8 +37,8 @@ std::string random_run_id() {
   return id;
 }
 
-// Calls `poll(seconds)` without the GIL until it is true or the time is over, and lets signal
-// handlers run in between.
+// Calls `poll(seconds)` without the GIL until it returns true or the timeout has passed. Runs
+// Python's signal handlers in between.
 template <typename Poll>
 bool wait_interruptible(double timeout, Poll poll) {
   using Clock = std::chrono::steady_clock;
@@ -52,7 +52,7 @@ bool wait_interruptible(double timeout, Poll poll) {
     }
     if (done) return true;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (left <= 0) return false;  // `poll` may return early: it had a last look with none left
+    if (left <= 0) return false;  // the last poll had a timeout of 0
   }
 }
 
@@ -109,7 +109,7 @@ class PyEngine {
     Submission submission = make_submission(collective, op, dtype, wide, key, root, count, source,
                                             target, notify, priority, pins.get());
     if (auto wrong = engine.check(submission)) throw nb::value_error(wrong->c_str());
-    // Once the engine has the operation it writes to the target: what may fail comes before.
+    // After engine.submit() the engine may write to the target, so all that can fail comes before.
     submission.operation = std::make_shared<Operation>(key, notify);
     std::list<Pinned> pinned;
     pinned.emplace_back(submission.operation, pins);
@@ -128,7 +128,7 @@ class PyEngine {
       notified_.erase(submission.operation.get());
       raise(*failure);
     }
-    pins->source.reset();  // it was copied
+    pins->source.reset();  // already copied, or the same memory as the target
     if (pins->target) pinned_.splice(pinned_.end(), pinned);
     return object;
   }
@@ -142,7 +142,7 @@ class PyEngine {
     });
     reap();
     if (operation == nullptr) return nb::none();
-    const auto found = notified_.find(operation.get());  // submit() has put it there
+    const auto found = notified_.find(operation.get());  // inserted by submit()
     nb::object object = std::move(found->second);
     notified_.erase(found);
     return object;
@@ -217,7 +217,8 @@ class PyEngine {
                     nb::rv_policy::take_ownership);
   }
 
-  // Lets go of the buffers of what is finished: the engine thread must not take the GIL to do so.
+  // Releases the buffers of finished operations. Done here because the engine thread must not take
+  // the GIL.
   void reap() {
     std::list<Pinned> done;
     for (auto it = pinned_.begin(); it != pinned_.end();) {
@@ -225,7 +226,7 @@ class PyEngine {
       if (it->first->done()) {
         done.splice(done.end(), pinned_, it);
       } else if (done.empty()) {
-        break;  // the oldest is open: most of the others are, too
+        break;  // the oldest is open, so most others are open too
       }
       it = next;
     }
@@ -240,8 +241,8 @@ class PyEngine {
   using Pinned = std::pair<OperationRef, std::shared_ptr<Pins>>;
 
   std::list<Pinned> pinned_;  // targets that the engine thread may write to
-  std::unordered_map<const Operation*, nb::object> notified_;  // that next_finished() returns
-  Engine* const engine_;  // outlives nothing of the above: see the destructor
+  std::unordered_map<const Operation*, nb::object> notified_;  // for next_finished()
+  Engine* const engine_;  // must end before the members above: see the destructor
   const int generation_;
 };
 
@@ -270,7 +271,7 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
   if (auto wrong = check_options(options)) throw nb::value_error(wrong->c_str());
   for (const std::string& address : options.addresses) {
     if (!parse_endpoint(address)) {
-      throw nb::value_error(("'" + address + "' is no host:port").c_str());
+      throw nb::value_error(("'" + address + "' is not of the form host:port").c_str());
     }
   }
   return options;
@@ -305,7 +306,7 @@ std::unique_ptr<Timeline> open_timeline(const std::string& folder, const Options
 
 NB_MODULE(_engine, m) {
   m.doc() = "The native part of reducer_client: protocol state and socket loop.";
-  nb::set_leak_warnings(false);  // modules at exit, and forked children, leave objects behind
+  nb::set_leak_warnings(false);  // objects stay alive at exit and in forked children
   add_engine_error(m);
 
   nb::class_<PyOperation>(m, "Operation")

@@ -1,4 +1,4 @@
-// An operation of the engine as Python sees it.
+// The Python object of an operation.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,8 +11,8 @@
 
 namespace ors::python {
 
-// A forked child leaves the operation's memory behind: threads that do not exist in the child may
-// hold the locks inside.
+// A forked child leaks the operation on purpose: a thread that does not exist in the child may hold
+// its lock.
 class PyOperation {
  public:
   PyOperation(OperationRef operation, std::shared_ptr<Pins> pins, bool may_block);

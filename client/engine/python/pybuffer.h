@@ -1,4 +1,4 @@
-// The caller's arrays, held for as long as an operation may touch them.
+// Holds the caller's arrays while an operation may use them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,7 +11,8 @@ namespace ors::python {
 
 namespace nb = nanobind;
 
-// A C-contiguous view of an object with the buffer protocol. Create and destroy with the GIL.
+// A C-contiguous view of an object with the buffer protocol. Create and destroy it with the GIL
+// held.
 class Pin {
  public:
   Pin(nb::handle object, bool writable) {

@@ -1,4 +1,4 @@
-// Checks that stay in release builds: CHECK names the line and ends the program.
+// CHECK prints the line of a failed check and ends the program, in release builds as well.
 #pragma once
 
 #include <cstdio>

@@ -1,4 +1,5 @@
-// CRC, casts and msgpack: each fast version against a slow and obvious one, and random damage.
+// Tests CRC, casts and msgpack: compares each fast version with a slow, simple one, and decodes
+// corrupted input.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -70,7 +71,7 @@ void check_casts() {
     ors::widen_f16(&h, &value, 1);
     wide.push_back(value);
     if (!std::isnan(value)) CHECK(half_by_arithmetic(value) == h);
-    // Ties and their neighbours.
+    // ties and the values next to them
     wide.push_back(std::nextafterf(value, 1e30f));
     wide.push_back(value * 1.00048828125f);
   }
@@ -84,7 +85,7 @@ void check_casts() {
   ors::narrow_f16(wide.data(), narrow.data(), wide.size());
   for (size_t i = 0; i < wide.size(); ++i) CHECK(narrow[i] == half_by_arithmetic(wide[i]));
   std::vector<uint16_t> one(1);
-  for (size_t i = 0; i < wide.size(); i += 7) {  // the tails of the vector version
+  for (size_t i = 0; i < wide.size(); i += 7) {  // sizes that are no multiple of the vector width
     ors::narrow_f16(&wide[i], one.data(), 1);
     CHECK(one[0] == narrow[i]);
   }
@@ -141,7 +142,8 @@ void check_msgpack_damage() {
     (void)ors::decode_absent(bad, &absence);
   }
   CHECK(ors::msgpack_decode(std::string(9, '\x91'), &value) != nullptr);  // too deep
-  CHECK(ors::msgpack_decode(std::string("\xDD\xFF\xFF\xFF\xFF", 5), &value) != nullptr);  // a bomb
+  CHECK(ors::msgpack_decode(std::string("\xDD\xFF\xFF\xFF\xFF", 5), &value) !=
+        nullptr);  // a huge count without items
 }
 
 }  // namespace

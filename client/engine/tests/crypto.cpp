@@ -1,4 +1,4 @@
-// SHA-256, HMAC and HKDF against the test cases of RFC 6234, RFC 4231 and RFC 5869.
+// Tests SHA-256, HMAC and HKDF with the test cases of RFC 6234, RFC 4231 and RFC 5869.
 #include <algorithm>
 #include <iostream>
 #include <string>
@@ -38,7 +38,7 @@ std::string counting(int first, int last) {
   return bytes;
 }
 
-// RFC 6234, section 8.5: TEST1, TEST2_1, TEST3, TEST4; and of no bytes at all.
+// RFC 6234, section 8.5: TEST1, TEST2_1, TEST3, TEST4; and the empty input.
 void check_sha256() {
   const std::string test4 = "0123456701234567012345670123456701234567012345670123456701234567";
   std::string ten;

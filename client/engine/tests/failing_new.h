@@ -1,8 +1,8 @@
-// Every `new` of this program can be made to fail: how a call that finds no memory leaves things.
+// Lets any `new` of the program fail, to test calls that run out of memory.
 #pragma once
 
-// The n-th allocation of this thread from now on fails with std::bad_alloc, 0 being the next one.
+// Makes the n-th next allocation of this thread throw std::bad_alloc; 0 is the next one.
 void fail_allocation(long n);
 
-// Takes that back; whether it had come to that.
+// Cancels the failure. Returns whether it has happened.
 bool allocation_failed();

@@ -1,9 +1,10 @@
-// Bytes of a hostile lane against the engine's parsers: `engine_fuzz COUNT FIRST VECTORS...`.
+// Fuzzes the engine's parsers with the bytes of a hostile lane: `engine_fuzz COUNT FIRST
+// VECTORS...`.
 //
-// The law: arbitrary bytes are parsed, or refused with a text; nothing else. No input makes the
-// parsers allocate more at once than kMost, or takes a second; no answer but the true one proves a
-// key. Built with sanitizers, the process ends at the first error. Inputs have numbers, and the
-// same number is the same input: FIRST begins there.
+// Law: any input is either parsed or refused with an error text. No input makes the parsers
+// allocate more than kMost at once or takes a second, and only the right answer proves a key. With
+// sanitizers the process ends at the first error. Inputs are numbered and reproducible: COUNT
+// inputs are run, starting at number FIRST.
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -26,10 +27,10 @@
 
 namespace {
 
-// A chunk and the slack behind it. The most that a map takes is less: 4,096 items.
+// A chunk plus slack. The largest map, of 4,096 items, needs less.
 constexpr size_t kMost = 5u << 20;
 constexpr uint64_t kShown = 1'000'000;  // inputs between two lines of output
-constexpr uint64_t kBatch = 1'024;      // inputs between two looks at the clock
+constexpr uint64_t kBatch = 1'024;      // inputs between two checks of the clock
 
 }  // namespace
 
@@ -39,13 +40,13 @@ void* operator new(size_t size) {
   CHECK(memory != nullptr);
   return memory;
 }
-// Inlined into a vector, GCC 14 takes them for the wrong end of its memory.
+// Not inlined: GCC 14 would warn falsely about the bounds of a vector.
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
-// splitmix64: cheap to begin anew for every input.
+// splitmix64: cheap to seed for every input.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 0x9E3779B97F4A7C15u) {}
@@ -96,7 +97,7 @@ std::string changed(Random* random, std::string bytes) {
   return bytes;
 }
 
-// Right CRCs around wrong contents, and mostly the right length: these reach the code behind the
+// Repairs the CRCs, and mostly the length, around corrupted contents, so that inputs get past these
 // checks.
 void seal(Random* random, std::string* frame) {
   if (frame->size() < ors::kHeaderSize) return;
@@ -139,7 +140,7 @@ void fuzz_map(Random* random, const Seeds& seeds) {
   }
 }
 
-// Wants what it is offered, but for one result in four; `room` is what a chunk may fill.
+// Accepts all frames, and three of four results. `room` is the size of the target.
 class Sink final : public ors::FrameSink {
  public:
   explicit Sink(Random* random) : random_(random), room_(ors::kMaxChunkBytes) {}

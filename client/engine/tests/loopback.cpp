@@ -1,5 +1,5 @@
-// Whole engines over loopback sockets against tiny lanes: many submitting threads, closing in the
-// middle, unreachable reducers, peers that are none, forked children.
+// Tests whole engines with tiny lanes over loopback sockets: many submitting threads, close during
+// rounds, unreachable reducers, peers that are not reducers, forked children.
 #include <sys/wait.h>
 
 #include "io/fork.h"
@@ -14,7 +14,7 @@ void check_sums(ors::Engine* engine, const std::string& key, int rounds, size_t 
     std::optional<ors::Failure> failure;
     const auto operation = submit(engine, key, source, &target, &failure);
     CHECK(!failure);
-    source.assign(count, -1);  // it was copied
+    source.assign(count, -1);  // allowed: the engine has copied it
     CHECK(engine->wait(operation, 30));
     CHECK(!operation->failure());
     for (const float value : target) CHECK(value == 2.0f * static_cast<float>(round + 1));
@@ -65,7 +65,7 @@ void test_lost_connections() {
   CHECK(!failure && !first->wait(0.05));
   server.cut();
   CHECK(!first->wait(0.05));
-  // A tiny lane keeps no result for who is away.
+  // A tiny lane does not keep results for a disconnected rank.
   const auto back = [&] { return engines[0]->counters().at("reconnects") == 1; };
   for (int i = 0; i < 1000 && !back(); ++i) first->wait(0.01);
   const auto second = submit(engines[1].get(), "key", source, &targets[1], &failure);
@@ -93,7 +93,7 @@ void test_lost_reducer() {
   submit(engines[0].get(), "key", target, &target, &failure);
   CHECK(failure && failure->code == ors::ErrorCode::kUnavailable);
   CHECK(engines[0]->next_finished(5) == open);
-  CHECK(engines[0]->next_finished(5) == nullptr);  // the end, at once
+  CHECK(engines[0]->next_finished(5) == nullptr);  // returns at once when the engine has ended
 }
 
 void test_abort_in_the_middle() {
@@ -130,7 +130,7 @@ void test_nobody_there() {
   uint16_t port = 0;
   const int fd = listen_on_loopback(&port);
   const std::string address = "127.0.0.1:" + std::to_string(port);
-  ors::Failure failure = failure_to_join(address);  // accepts, and says nothing
+  ors::Failure failure = failure_to_join(address);  // accepts connections but never answers
   CHECK(failure.code == ors::ErrorCode::kUnavailable);
   CHECK(failure.message.find(address) != std::string::npos);
   ::close(fd);
@@ -177,7 +177,7 @@ void test_other_servers() {
   }
 }
 
-// The child's copies of the sockets are closed, and the parent goes on.
+// The child's copies of the sockets are closed, and the parent continues to work.
 void test_fork() {
   Server server(0, 1);
   Engines engines = join({server.address()});
@@ -194,7 +194,7 @@ void test_fork() {
   for (std::thread& thread : threads) thread.join();
 }
 
-// An object that is kept after its thread has ended holds no key any more.
+// An engine object holds no key once its thread has ended.
 void test_the_key_is_zeroed() {
   const ors::Secret key = ors::job_key("0123456789abcdef", "job");
   const auto engine = std::make_unique<ors::Engine>(options(0, {"127.0.0.1:1"}), key);

@@ -1,5 +1,5 @@
-// Where memory ends in the middle of submit(): either it throws, and it is as if nobody had called;
-// or the engine has the operation, which ends, and until then the target is the engine's.
+// Tests submit() when memory runs out. Either submit() throws and nothing was submitted, or the
+// engine owns the operation and the target until the operation finishes.
 #include "failing_new.h"
 #include "server.h"
 
@@ -10,10 +10,10 @@ constexpr double kLong = 60;       // seconds
 
 struct Attempt {
   bool refused = false;  // submit() threw
-  bool failed = false;   // the operation did
+  bool failed = false;   // the operation failed
 };
 
-// The n-th allocation of one rank's submit() fails; the other rank has submitted that round.
+// Fails the n-th allocation of one rank's submit(), after the other rank has submitted that round.
 Attempt attempt(ors::Engine* engine, const std::string& key, long n) {
   const std::vector<float> source(kCount, 1);
   std::vector<float> target(kCount, -1);
@@ -29,7 +29,7 @@ Attempt attempt(ors::Engine* engine, const std::string& key, long n) {
   CHECK(allocation_failed() || !found.refused);
   CHECK(!failure);
   if (found.refused) {
-    CHECK(!engine->wait_ended(0.02));  // it would write now, or end
+    CHECK(!engine->wait_ended(0.02));  // time for the engine to write or to end
     CHECK(!engine->failure());
     for (const float value : target) CHECK(value == -1);
     return found;
@@ -50,7 +50,7 @@ void test_submit() {
   Engines engines;
   int refused = 0;
   int failed = 0;
-  bool open = false;  // the other rank has submitted, and waits
+  bool open = false;  // the other rank has submitted and waits
   std::vector<float> source(kCount, 1);
   std::vector<float> target(kCount);
   ors::OperationRef peer;

@@ -1,5 +1,5 @@
-// Finding OpenSSL: the first pair that is there, and in words what was sought if none is; files
-// that are no good.
+// Tests loading OpenSSL: the first pair that exists is used; the error names all pairs that were
+// tried. Also tests unusable certificate files.
 #include <string>
 
 #include "check.h"

@@ -1,4 +1,5 @@
-// Whole engines in this process, and reducers of one tiny lane over loopback sockets for them.
+// Test fixture: whole engines in this process, and reducers with one tiny lane over loopback
+// sockets.
 #pragma once
 
 #include <arpa/inet.h>
@@ -41,7 +42,7 @@ inline void write_all(int fd, const std::string& bytes) {
   }
 }
 
-// One reducer with one lane on a thread of its own.
+// A reducer with one lane, on its own thread.
 class Server {
  public:
   Server(uint32_t slot, uint32_t reducers)
@@ -56,13 +57,13 @@ class Server {
   }
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   uint32_t byes() const { return byes_; }
-  void flood(bool on) { flood_ = on; }  // what takes long to read, to rank 0, for 10 s at most
-  void cut() { cut_ = true; }           // drop all connections, after a heartbeat
+  void flood(bool on) { flood_ = on; }  // sends bytes to rank 0 without end, at most 10 s
+  void cut() { cut_ = true; }           // sends a heartbeat, then drops all connections
 
  private:
   struct Peer {
     int fd = -1;
-    std::string early;  // until the rank is known
+    std::string early;  // bytes received before the rank is known
     int64_t rank = -1;
   };
 
@@ -119,7 +120,7 @@ class Server {
     flood_ = false;
   }
 
-  // The last frame and the end in one segment.
+  // Sends the last frame and the end in one segment.
   void cut(Peer* peer) {
     if (peer->rank < 0) return;
     const int on = 1;

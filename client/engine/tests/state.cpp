@@ -1,5 +1,5 @@
-// The protocol state against tiny lanes in memory: joining, sums, credits, stability, refusal,
-// failure, and whatever bytes a lane may send.
+// Tests the protocol state with tiny lanes in memory: joining, sums, credit, stability, refusals,
+// failures, and arbitrary bytes from a lane.
 #include "protocol/state.h"
 
 #include <algorithm>
@@ -97,14 +97,14 @@ struct Cluster {
     for (const auto& state : states) CHECK(state->joined());
   }
 
-  // Moves bytes until none are left to move.
+  // Moves bytes until none are left.
   void settle() {
     for (bool moved = true; moved;) {
       moved = false;
       for (uint32_t rank = 0; rank < kWorld; ++rank) {
         ors::State* state = states[rank].get();
-        for (ors::Lane* lane : state->to_drop()) lose(rank, lane, lane->trouble);
-        for (ors::Lane* lane : state->wanted()) state->opened(lane, now);
+        for (ors::Lane* lane : state->take_dropped()) lose(rank, lane, lane->trouble);
+        for (ors::Lane* lane : state->take_wanted()) state->opened(lane, now);
         for (ors::Lane* lane : std::vector<ors::Lane*>(state->lanes())) {
           TinyLane& peer = lanes[lane->reducer * kLanes + lane->number];
           const std::string sent = drain(state, lane, now);
@@ -189,7 +189,7 @@ void test_sums_and_stability() {
     CHECK(state->counters().at("remembered_keys") == 1);
   }
   const auto calls =
-      call_all(&cluster, "key", 10);  // the round goes on after the key was forgotten
+      call_all(&cluster, "key", 10);  // round numbers continue after the key was forgotten
   CHECK(calls[0].operation->round() == 3);
   cluster.settle();
   CHECK(calls[0].operation->done());
@@ -219,7 +219,7 @@ void test_refusal() {
   }
 }
 
-// A submission that finds no memory has not happened, whichever allocation fails.
+// A submission that runs out of memory has no effect, whichever allocation fails.
 void test_submission_without_memory(bool fresh) {
   Cluster cluster;
   std::vector<std::vector<float>> targets(kWorld, std::vector<float>(60001));
@@ -258,7 +258,7 @@ void test_submission_without_memory(bool fresh) {
   }
 }
 
-// One rank loses every lane, each in the middle of a round: the sums come all the same.
+// One rank loses each of its lanes in the middle of a round. The sums are still right.
 void test_lost_lanes() {
   Cluster cluster;
   ors::State* state = cluster.states[0].get();
@@ -287,14 +287,15 @@ void test_lost_lanes() {
   CHECK(state->counters().at("unanswered") == 0);
 }
 
-// The caller has its target back while a payload for it is still arriving: not one byte may follow.
+// The operation fails while a payload for its target is arriving: no more bytes may be written
+// there.
 void test_target_is_let_go(bool refused) {
   Cluster cluster;
   std::vector<float> target(20000, -1);
   const auto operation = cluster.submit(0, "key", std::vector<float>(20000), &target);
   ors::State* state = cluster.states[0].get();
   for (ors::Lane* lane : state->lanes()) drain(state, lane, cluster.now);
-  ors::Lane* first = nullptr;  // the owner of chunk 0; any other one owns a later chunk
+  ors::Lane* first = nullptr;  // owner of chunk 0; the other lanes own later chunks
   ors::Lane* other = nullptr;
   const uint64_t key = ors::key_id("key");
   const uint32_t slot = key % 0x100000000 % kReducers;
@@ -339,7 +340,7 @@ void test_target_is_let_go(bool refused) {
   CHECK(state->failure().has_value() != refused);
 }
 
-// Nothing that a lane sends may do more than end the group.
+// Whatever a lane sends, the worst effect is the end of the group.
 void test_hostile_lanes() {
   std::mt19937 rng(3);
   for (int run = 0; run < 400; ++run) {
@@ -367,8 +368,8 @@ void test_hostile_lanes() {
       feed(state, lane, bytes, 1 + rng() % 30000, cluster.now);
       drain(state, lane, cluster.now);
       state->tick(cluster.now);
-      for (ors::Lane* broken : state->to_drop()) cluster.lose(0, broken, broken->trouble);
-      for (ors::Lane* again : state->wanted()) state->opened(again, cluster.now);
+      for (ors::Lane* broken : state->take_dropped()) cluster.lose(0, broken, broken->trouble);
+      for (ors::Lane* again : state->take_wanted()) state->opened(again, cluster.now);
       if (lane->phase == ors::Lane::Phase::kHello) {
         drain(state, lane, cluster.now);
         cluster.settle();

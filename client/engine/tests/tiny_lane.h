@@ -1,4 +1,4 @@
-// A lane in miniature for the engine's own tests: one job, float32 sums, no limits of its own.
+// A minimal lane for the engine's tests: one job, float32 sums, no limits.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class TinyLane {
         out_(world),
         unanswered_(world) {}
 
-  // A worker is known by the rank in its HELLO; bytes are what it sent after the preface.
+  // `rank` is the rank of the worker's HELLO; bytes are all that the worker sent after the preface.
   void take(uint32_t rank, const std::string& bytes) {
     in_[rank] += bytes;
     std::string& in = in_[rank];
@@ -48,17 +48,17 @@ class TinyLane {
   uint32_t byes() const { return byes_; }
   uint64_t unanswered_max() const { return unanswered_max_; }
   size_t contributions() const { return contributions_; }
-  size_t duplicates() const { return duplicates_; }  // second copies of one contribution
-  std::optional<uint64_t> refuse_round;              // of any key
+  size_t duplicates() const { return duplicates_; }  // retransmitted contributions
+  std::optional<uint64_t> refuse_round;              // refuse this round of every key
 
-  // Breaks the silence, as a lane does at every heartbeat.
+  // Sends a heartbeat.
   void beat() {
     ors::Header h;
     h.kind = ors::kHeartbeat;
     for (uint32_t r = 0; r < world_; ++r) send(r, h, {});
   }
 
-  // The connection of this rank has ended; the lane keeps what it knows.
+  // The connection of this rank was closed. The lane keeps the rank's state.
   void lose(uint32_t rank) {
     in_[rank].clear();
     out_[rank].clear();

@@ -1,4 +1,5 @@
-// The golden vectors of tests/vectors, one file a minor version, which Python checks too.
+// Checks the golden vectors of tests/vectors, one file per minor version. Python checks them as
+// well.
 #include <algorithm>
 #include <fstream>
 #include <iostream>
@@ -58,8 +59,8 @@ void check_preface(const Fields& fields, const std::string& bytes) {
   CHECK(bytes == std::string(reinterpret_cast<char*>(packed), sizeof packed));
 }
 
-// The worker's side of a handshake; the lane's is Python's alone. It is over the preface, too,
-// which names our own minor: what a worker of another one said is for lanes to understand.
+// Checks the worker's side of the handshake; Python checks the lane's side. The proof covers the
+// preface with this release's minor version, so vectors of other minor versions are for lanes only.
 void check_psk(const Fields& fields) {
   const auto bytes = [&](const char* name) { return unhex(fields.at(name)); };
   if (bytes("opening")[5] != ors::kProtocolMinor) return;
@@ -119,7 +120,7 @@ void check_frame(const Fields& fields, const std::string& bytes) {
   CHECK(ors::crc32c(payload.data(), payload.size()) == h.payload_crc);
 }
 
-// The maps that a worker reads must decode, whatever they hold.
+// All maps that a worker receives must decode.
 void check_map(const std::string& bytes) {
   const std::string payload = bytes.substr(ors::kHeaderSize);
   ors::Pending pending;
@@ -177,7 +178,7 @@ struct NoSink final : ors::FrameSink {
   std::optional<ors::Failure> result_ends(const ors::Header&) override { return {}; }
 };
 
-// Whole and byte by byte: the same verdict.
+// Frames fed whole and byte by byte must give the same outcome.
 void check_bad(const Fields& fields, const std::string& bytes) {
   const std::map<std::string, ors::ErrorCode> codes = {{"bad_frame", ors::ErrorCode::kProtocol},
                                                        {"version", ors::ErrorCode::kVersion},
@@ -195,7 +196,7 @@ void check_bad(const Fields& fields, const std::string& bytes) {
       failure = receiver.received(part, &sink);
     }
     const uint8_t kind = static_cast<uint8_t>(bytes[5]);
-    if (!failure && kind == ors::kContribution) return;  // lanes alone judge those
+    if (!failure && kind == ors::kContribution) return;  // only lanes check those
     CHECK(failure.has_value());
     const bool unexpected =
         kind == ors::kContribution && failure->code == ors::ErrorCode::kProtocol;

@@ -1,5 +1,5 @@
-// Callers that wait: one of them drives the sockets meanwhile. Nobody may miss the end of a round,
-// whichever thread reads it.
+// Tests waiting callers, one of which is the driver (io/loop.h). No caller may miss the end of its
+// round, whichever thread receives the result.
 #include <pthread.h>
 #include <signal.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kLong = 60;  // far more than the engine's ticks and the tests' bounds, in seconds
+constexpr double kLong = 60;  // seconds; far more than the engine's ticks and the tests' limits
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -41,7 +41,7 @@ void on_both(const Engines& engines, const std::function<void(ors::Engine*)>& wo
   for (std::thread& thread : threads) thread.join();
 }
 
-// Drivers, waiters that find one at work, polls, and large rounds of the engine thread's, mixed.
+// Mixes drivers, waiters beside a driver, polls, and large rounds on the engine thread.
 void test_many_waiters() {
   Server first(0, 2);
   Server second(1, 2);
@@ -82,7 +82,8 @@ void test_timeout() {
   late.join();
 }
 
-// Two threads wait for rounds that never come, one of them as the driver, until `end` ends all.
+// Two threads wait for rounds that never finish, one of them as the driver, until `end` ends the
+// run.
 void check_end(const std::function<void(std::optional<Server>*, ors::Engine*)>& end) {
   std::optional<Server> server;
   server.emplace(0u, 1u);
@@ -105,19 +106,19 @@ void check_end(const std::function<void(std::optional<Server>*, ors::Engine*)>& 
 }
 
 void test_ends() {
-  // The engine thread's clock finds this one, while the driver sleeps.
+  // The engine thread's timer must notice this while the driver sleeps.
   check_end([](std::optional<Server>* server, ors::Engine*) { server->reset(); });
   check_end([](std::optional<Server>*, ors::Engine* engine) { engine->abort(); });
 }
 
-// The driver reads the end of its connection, and the engine thread opens another.
+// The driver reads the end of the connection, and the engine thread reconnects.
 void test_reconnect_under_a_driver() {
   Server server(0, 1);
   const Engines engines = join({server.address()});
   Round round(engines[0].get(), "key", kSmallCount);
   std::thread driver([&] { CHECK(engines[0]->wait(round.operation, kLong)); });
   CHECK(!round.operation->wait(0.06));
-  server.cut();  // one event, with a frame
+  server.cut();  // the end and a frame arrive in one event
   CHECK(!round.operation->wait(0.2));
   Round peer(engines[1].get(), "key", kSmallCount);
   CHECK(engines[1]->wait(peer.operation, kLong));
@@ -126,7 +127,7 @@ void test_reconnect_under_a_driver() {
   CHECK(engines[0]->counters().at("reconnects") >= 1);
 }
 
-// Leaving waits for open rounds, and the engine thread must hear of it although a driver sleeps.
+// leave() must reach the engine thread while a driver sleeps, and waits for open rounds.
 void test_leave() {
   Server server(0, 1);
   const Engines engines = join({server.address()});
@@ -142,7 +143,7 @@ void test_leave() {
   for (const auto& engine : engines) CHECK(engine->wait_ended(5));
 }
 
-// A large round is sent while a driver sleeps, and nobody waits for it.
+// A large round is sent while a driver sleeps, without a driver of its own.
 void test_large_beside_a_driver() {
   Server server(0, 1);
   const Engines engines = join({server.address()});
@@ -152,7 +153,7 @@ void test_large_beside_a_driver() {
   const Round here(engines[0].get(), "large", 500000);
   const Round there(engines[1].get(), "large", 500000);
   CHECK(here.operation->wait(5));
-  // Each of these has to wake somebody: with the ticks alone they would take 15 s.
+  // Each round must wake a thread; with ticks alone the rounds would take 15 s.
   const auto start = Clock::now();
   on_both(engines, [](ors::Engine* engine) {
     for (int n = 0; n < 300; ++n) {
@@ -167,7 +168,7 @@ void test_large_beside_a_driver() {
   driver.join();
 }
 
-// What 8 floods have left in the sockets takes ThreadSanitizer a minute to read.
+// With ThreadSanitizer, reading what 8 floods left in the sockets takes a minute.
 #ifdef __SANITIZE_THREAD__
 constexpr uint32_t kFloods = 2;
 constexpr double kOnceFlooded = 30;
@@ -176,8 +177,8 @@ constexpr uint32_t kFloods = 8;
 constexpr double kOnceFlooded = 2;
 #endif
 
-// Reducers that never stop sending keep the engine thread at its sockets: who waits for a small
-// round gives up all the same when its time is over.
+// Reducers that never stop sending keep the engine thread busy. A caller that waits for a small
+// round must still time out.
 void test_flood() {
   std::vector<std::unique_ptr<Server>> servers;
   std::vector<std::string> addresses;
@@ -188,7 +189,7 @@ void test_flood() {
   const Engines engines = join(addresses);
   const Round round(engines[0].get(), "key", kSmallCount);
   for (const auto& server : servers) server->flood(true);
-  CHECK(!round.operation->wait(0.2));  // they are at it
+  CHECK(!round.operation->wait(0.2));  // the floods are running
   double longest = 0;
   for (int n = 0; n < 8; ++n) {
     const auto start = Clock::now();
@@ -203,7 +204,7 @@ void test_flood() {
 
 std::atomic<int> signals{0};
 
-// A signal sends the driver home, so that its caller can run the program's handlers.
+// A signal ends the driver's wait, so that its caller can run the program's signal handlers.
 void test_signal() {
   struct sigaction action{};
   action.sa_handler = [](int) { ++signals; };
@@ -218,7 +219,7 @@ void test_signal() {
     back = true;
   });
   const auto start = Clock::now();
-  while (!back) {  // it may not have been in its sleep yet
+  while (!back) {  // the driver may not have slept yet
     CHECK(::pthread_kill(waiter.native_handle(), SIGUSR1) == 0);
     CHECK(!round.operation->wait(0.01));
   }

@@ -1,6 +1,6 @@
-// Workers of one job in one process, against real reducers: checked all-reduces from several
-// threads. Usage: engine_worker host:port[,host:port...] world rounds [cert key ca]; with a first
-// line on stdin that is not empty, it is the text of the reducers' key.
+// Runs all workers of a job in one process with real reducers, and checks all-reduces from several
+// threads. Usage: engine_worker host:port[,host:port...] world rounds [cert key ca]. The first line
+// of stdin, if not empty, is the reducers' key.
 #include <unistd.h>
 
 #include <iostream>
@@ -46,7 +46,7 @@ void check_rounds(ors::Engine* engine, uint32_t rank, uint32_t world, int thread
     s.source = reinterpret_cast<const uint8_t*>((in_place ? target : source).data());
     s.target = reinterpret_cast<uint8_t*>(target.data());
     s.source_bytes = s.target_bytes = count * sizeof(float);
-    s.lent = round % 4 == 2;  // and kept until the round is over
+    s.lent = round % 4 == 2;  // the source is kept until the round is over
     ors::OperationRef operation;
     CHECK(!engine->submit(s, &operation));
     CHECK(engine->wait(operation, 60));

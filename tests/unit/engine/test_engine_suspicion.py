@@ -130,7 +130,7 @@ def test_a_lane_that_does_not_keep_rank_0_s_time_is_named() -> None:
     assert worker.state.joined
     worker = Worker(worker_silence=60.0)
     worker.welcome()  # as an older release
-    assert "does not pass worker_silence on: it is of an older release" in worker.state.error[1]
+    assert "does not pass worker_silence on: it runs an older release" in worker.state.error[1]
     with pytest.raises(ValueError, match=r"worker_silence must be 1 to 3600 seconds, got 0\.5 s"):
         Worker(worker_silence=0.5)
 

@@ -229,4 +229,4 @@ def test_a_reducer_of_an_older_release_is_named() -> None:
     with pytest.raises(StuckError):
         cluster.join()
     assert cluster.states[0].error is not None
-    assert "does not pass digest_every on: it is of an older release" in cluster.states[0].error[1]
+    assert "does not pass digest_every on: it runs an older release" in cluster.states[0].error[1]

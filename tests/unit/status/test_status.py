@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from click.testing import CliRunner, Result
 
 from reducer.cli import main
 from reducer.core.measures.ranking import MAX_RANKS
+from reducer.core.surface.numbers import RunReport
 from reducer.server.daemon.status_page import MAX_RUNS, numbers, page
 from reducer.status.ask import parse_address
 from reducer.status.summary import RankStatus, RunStatus, Summary, summarize
 from reducer.status.table import amount, as_text, duration
 from reducer_tools.top.rates import Rates, change
 from tests.support.ports import free_port
+from tests.support.simlane import SimLane, snapshot_of
 
 
 def status(*arguments: str) -> Result:
@@ -98,8 +101,12 @@ def test_who_is_absent_is_late_all_of_the_time() -> None:
 
 def test_the_page_is_told_no_more_than_it_shows() -> None:
     lateness = [[rank, 1.0 + rank] for rank in range(100)]
-    lanes = [run(run_id=f"r{n:03}", lateness=lateness) for n in range(MAX_RUNS + 6)]
-    found = numbers("a:1", 2222, answer(*lanes))
+    runs = [
+        RunReport(**run(run_id=f"r{n:03}", lateness=lateness, oldest_seconds=0.0))
+        for n in range(MAX_RUNS + 6)
+    ]
+    lane = replace(SimLane().lane_report(), runs=runs)
+    found = numbers("a:1", 2222, snapshot_of(lane))
     assert (len(found["runs"]), found["more_runs"]) == (MAX_RUNS, 6)
     assert [rank["rank"] for rank in found["runs"][0]["ranks"]] == [*range(99, 99 - MAX_RANKS, -1)]
     assert f"const MAX_RANKS = {MAX_RANKS};" in page().body.decode()

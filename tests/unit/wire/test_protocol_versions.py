@@ -144,7 +144,7 @@ def test_bitwise_operations_need_a_lane_of_minor_1(minor: int) -> None:
             worker.submit("bits", values, values, op=ReduceOp.BAND, dtype=DType.INT32)
         code, text = caught.value.args[:2]
         assert code == ErrorCode.VERSION
-        assert "speaks protocol 1.0, and band, bor and bxor are of 1.1" in text
+        assert "speaks protocol 1.0; band, bor and bxor need 1.1" in text
         assert not worker.sent()
     else:
         worker.submit("bits", values, values, op=ReduceOp.BAND, dtype=DType.INT32)

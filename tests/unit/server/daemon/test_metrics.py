@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from reducer.core.measures.durations import BOUNDS
 from reducer.core.measures.ranking import MAX_RANKS, MAX_RANKS_OF_JOB
 from reducer.server.daemon import metrics
-from reducer.server.pipe.snapshot import LaneReport, Snapshot, Usage
+from reducer.server.pipe.snapshot import LaneReport
 from tests.support.scripted import Spec, join_all
-from tests.support.simlane import SimLane
+from tests.support.simlane import SimLane, snapshot_of
 
 PATH = Path(__file__).parents[4] / "reducer/METRICS.md"
 INTRO = f"""\
@@ -62,13 +62,7 @@ def lane_part(lane: SimLane, number: int = 0, **changes: Any) -> LaneReport:
 
 def scrape(*lanes: LaneReport) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Every sample, by its name and labels."""
-    snapshot = Snapshot(
-        tasks=1, started=0.0, clock=0.0,
-        version="1", protocol="1.0", mode="open", time=0.0, started_at=1.0, ready=True, accepted=0,
-        down=[2], metrics_dropped={"slow": 4}, restarts={0: 0, 1: 0, 2: 3},
-        refused={"garbage": 2}, dropped_log_lines=0,
-        usage=Usage(1.5, 7), lanes=list(lanes),
-    )  # fmt: skip
+    snapshot = snapshot_of(*lanes)
     families = text_string_to_metric_families(metrics.render(snapshot).decode())
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
