@@ -455,10 +455,7 @@ class Group:
             raise
 
     def _give_up(self) -> None:
-        """A call has failed here, and not on the other ranks: its round may be complete on them.
-
-        Made again it would be one round later than theirs, and every sum from then on a wrong one.
-        """
+        """End the group after a call that failed on this rank alone (the law: interrupts.py)."""
         self._engine.abort()
 
     def _trace(
@@ -472,8 +469,7 @@ class Group:
 def wait_or_end(group: Group, work: Work[T], timeout: Timeout | None = None) -> T:
     """Wait for a call whose work the program does not get, so that it cannot wait again.
 
-    A timeout ends the group, as an interrupt does: a call made again would be another round than
-    the other ranks'.
+    A timeout ends the group, as an interrupt does, and for the same reason (interrupts.py).
     """
     with EndOnInterrupt(lambda _: group.abort()):
         try:

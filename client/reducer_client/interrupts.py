@@ -9,10 +9,10 @@ from types import TracebackType
 class EndOnInterrupt:
     """A block that ends the group where an interrupt leaves it (Ctrl-C, SystemExit).
 
-    Law: the other ranks may have the call, or its result. A program that catches the interrupt and
-    makes the call again would meet the next call of the other ranks, and every later sum would be
-    wrong without an error. So the group must end on this rank. An `Exception` passes: whoever
-    raises one knows whether the call counts.
+    Law: the other ranks may have the call, or its result. If this rank repeated the call, the
+    engine would number the repeat as the next round. The other ranks would match that round with
+    their next call, and every later sum would be wrong without an error. So the group must end on
+    this rank. An `Exception` passes: the code that raises one knows whether the call counts.
 
     Args:
         end: called with the interrupt, before it goes on. Called again for nested blocks.

@@ -73,9 +73,8 @@ class CallWork(dist.Work):
     def start(self, submit: Submit, end_group: EndGroup | None = None) -> CallWork:
         """Start a synchronous call: torch waits for it at once.
 
-        ``end_group``: called where this rank alone does not have the result, with the text of the
-        time-out if that is why. The call made again would be another round than that of the other
-        ranks, and so would every later call.
+        ``end_group``: called if only this rank lacks the result, with the text of the timeout if a
+        timeout is the cause. The group must end then, for the reason in interrupts.py.
         """
         self._end_group = end_group
         self._handle = submit(None)
