@@ -19,6 +19,7 @@ import torch  # only where it is installed
 from torch import nn
 
 import reducer_client.horovod as hvd
+from reducer_client.horovod.torch.gradients import Gradients
 from tests.support.digits import BATCH, STEPS, share, together
 from tests.support.horovod import as_tensors, be_horovod, make_model, values
 from tests.support.ranks import run_ranks
@@ -508,3 +509,41 @@ BEHAVIOUR = (
     _a_process_set_of_one,
     _a_gradient_of_two_layouts,  # leaves it under way
 )
+
+
+def _interrupted(rank: int, world: int, addresses: list[str], job: str) -> list[float]:
+    """Ctrl-C comes on rank 0 in its second step, behind the sums, and the program steps again."""
+
+    def interrupt(gradients: Gradients) -> None:
+        patch.undo()
+        raise KeyboardInterrupt
+
+    be_horovod(rank, world, addresses, job)
+    hvd.init()
+    weight = nn.Parameter(torch.zeros(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)])
+
+    def step(number: float) -> float:
+        optimizer.zero_grad()
+        (weight * (number + rank)).sum().backward()
+        optimizer.step()
+        assert weight.grad is not None
+        return float(weight.grad[0])
+
+    found = [step(10)]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(hvd.HorovodInternalError):
+        if rank == 0:
+            patch.setattr(Gradients, "_hook_those_that_learn", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                step(100)
+        for number in (100, 1_000, 10_000):
+            found.append(step(number))
+    hvd.shutdown()
+    return found
+
+
+def test_an_interrupt_in_a_step_ends_horovod(addresses: list[str], job: str) -> None:
+    """The step made again met the other ranks' next one, and all gradients were wrong."""
+    zero, one = run_ranks(2, _interrupted, addresses, job)
+    assert zero == [10.5]
+    assert one in ([10.5], [10.5, 100.5])

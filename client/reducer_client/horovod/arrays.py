@@ -26,6 +26,7 @@ from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, Kind, ReduceOp, Request
 from reducer_client.horovod.scaling import check_scalable
 from reducer_client.horovod.submissions import Submission
+from reducer_client.interrupts import EndOnInterrupt
 
 __all__ = [
     "allgather",
@@ -348,6 +349,11 @@ def _gather(
         return Submission(request, controller.handle(own), sources[index])
 
     return _submit_all(controller, Kind.ALLGATHER, name, len(sources), grouped, submission)
+
+
+def end_on_interrupt(process_set: ProcessSet) -> EndOnInterrupt:
+    """A block that ends Horovod where an interrupt leaves it: for calls made of several ones."""
+    return _controller(process_set).end_on_interrupt
 
 
 def _controller(process_set: ProcessSet) -> Controller:

@@ -61,6 +61,7 @@ class Controller:
     ) -> None:
         self.group = group
         self.ranks = tuple(ranks)
+        self.end_on_interrupt = EndOnInterrupt(self._end)
         self._cycle_time = settings.cycle_time
         self._timeline = timeline
         self._cache = RequestCache(settings.cache_capacity)
@@ -99,7 +100,7 @@ class Controller:
         anew.
         """
         kind_name = kind.name.lower()
-        with EndOnInterrupt(self._end):
+        with self.end_on_interrupt:
             if given is not None:
                 return call(f"{kind_name}.{given}")
             with self._changed:
@@ -150,7 +151,7 @@ class Controller:
                 self._changed.notify_all()
 
     def handle(self, name: str) -> OperationHandle:
-        return OperationHandle(name, self.hurry, EndOnInterrupt(self._end))
+        return OperationHandle(name, self.hurry, self.end_on_interrupt)
 
     def close(self) -> None:
         """Leave the group after the running operations. Those that wait for other ranks fail."""

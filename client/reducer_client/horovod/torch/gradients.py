@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from reducer_client.horovod.arrays import end_on_interrupt
 from reducer_client.horovod.errors import HorovodInternalError
 from reducer_client.horovod.handles import synchronize
 from reducer_client.horovod.process_sets import ProcessSet
@@ -95,8 +96,15 @@ class Gradients:
 
         Raises the first HorovodInternalError of a gradient; then no gradient may be applied.
         """
+        if not self._takes_part:
+            self.forget()
+            return
+        with end_on_interrupt(self._exchange.process_set):
+            self._finish()
+
+    def _finish(self) -> None:
         try:
-            if self._takes_part and not self._exchange.sparse_as_dense:
+            if not self._exchange.sparse_as_dense:
                 self._layouts.agree(p for p in self._bundles if p.requires_grad)
             for bundle in dict.fromkeys(self._bundles.values()):
                 if bundle not in self._flights:
