@@ -423,7 +423,8 @@ def _resolve_digest_every(env: Mapping[str, str], given: int | None) -> int:
     try:
         rounds = int(text if given is None else given)
     except ValueError:
-        raise ValueError(f"REDUCER_DIGEST_EVERY={text!r}: expected an integer") from None
+        got = f"REDUCER_DIGEST_EVERY={text!r}" if given is None else f"digest_every={given!r}"
+        raise ValueError(f"{got}: expected an integer") from None
     if not 0 <= rounds < 1 << 32:
         raise ValueError(f"digest_every={rounds}: expected 0 (never) to 2^32 - 1 rounds")
     return rounds

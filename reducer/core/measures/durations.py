@@ -14,7 +14,7 @@ BOUNDS: Final = [
 
 
 class Durations:
-    """`counts[i]`: rounds that took up to `BOUNDS[i]` and longer than the bound before it."""
+    """`counts[i]`: rounds that took at most `BOUNDS[i]` seconds and more than `BOUNDS[i - 1]`."""
 
     __slots__ = ("counts", "seconds")
 

@@ -289,7 +289,7 @@ def _hosts(head: bytes) -> list[str]:
 
 
 def _is_local(host: str) -> bool:
-    """Whether the Host header names this machine, so that no foreign web page sent the browser.
+    """Whether the Host header is localhost or an IP address, and no name of a foreign web page.
 
     The owner of a web page can let its name point to 127.0.0.1 (DNS rebinding). The browser would
     then treat that page and ours as one origin.

@@ -2,8 +2,8 @@
 
 malloc keeps the holes between buffers that stay allocated: a job that freed every second buffer and
 then took slightly larger ones used 2.6 times the memory of a lane. malloc_trim returns such holes,
-but stops a lane of 256 MiB for 15 ms. A slot returns its own pages in 1 us
-and 0.04 ms for each MiB.
+but stops a lane of 256 MiB for 15 ms. Returning the pages of one slot
+takes 1 us and 0.04 ms for each MiB.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How a stranger becomes a worker: the proofs of the modes psk and TLS, before any frame."""
+"""Authenticates connections by psk or TLS, before the first frame."""

@@ -426,6 +426,6 @@ class ReducerProcessGroup(DelegatingGroup):
 
 
 def _seconds(options: Any) -> float | None:
-    """The timeout of a call; None where it has none of its own."""
+    """The timeout of a call in seconds; None if the call sets none."""
     seconds: float = options.timeout.total_seconds()
     return seconds if seconds > 0 else None
