@@ -14,7 +14,9 @@ from reducer import compiled
 from reducer.wire.errors import InternalError
 
 FOLDER = Path(reducer.__file__).parent
-SERVER = [FOLDER / f"server/data/{name}.py" for name in ("buffers", "connection", "shell")]
+SERVER = [
+    FOLDER / f"server/data/{name}.py" for name in ("buffers", "connection", "executor", "shell")
+]
 SOURCES = [*FOLDER.glob("wire/*.py"), *FOLDER.glob("core/**/*.py"), *SERVER]
 
 
