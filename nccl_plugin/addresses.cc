@@ -17,7 +17,7 @@ using Strings = std::vector<std::string>;
 constexpr const char* kDefaultPort = "2222";
 constexpr const char* kSpaces = " \t\n\r\f\v";
 
-// The texts must equal those of reducer/cluster; tests/vectors/cluster tests both.
+// reducer/cluster has the same texts; tests/vectors/cluster tests both.
 struct Refused : std::runtime_error {
   Refused(const std::string& where, const std::string& text)
       : std::runtime_error(where + ": " + text) {}

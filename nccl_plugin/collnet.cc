@@ -83,7 +83,7 @@ bool is_rank(void* const handles[], int ranks, int rank, const void* listen_comm
   return false;
 }
 
-// What is wrong with the handle of another rank; empty if nothing is.
+// Returns the mistake in another rank's handle; empty if the handle is good.
 std::string mismatch(const Handle& theirs, const Handle& ours) {
   if (std::memcmp(theirs.magic, ours.magic, sizeof theirs.magic) != 0) {
     return "is of another version of the plugin";

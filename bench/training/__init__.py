@@ -22,5 +22,5 @@ efficiency
     only computes while the other workers compute, too.
 
 A run is valid only if, for each contender, all ranks end with the same bits in all parameters, and
-the last losses are those of gloo.
+the last losses equal gloo's.
 """

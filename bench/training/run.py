@@ -107,7 +107,7 @@ def _add_block(outcome: Outcome, turn: int, ranks: Sequence[dict[str, Any]]) -> 
 
 
 def step_seconds(ranks: Sequence[dict[str, Any]]) -> list[float]:
-    """Seconds from the slowest rank's end of a step to that of the next; their sum is the block."""
+    """Seconds between the ends of steps, each on its slowest rank; their sum is the block."""
     ends = [max(of_ranks) for of_ranks in zip(*(rank["ended"] for rank in ranks), strict=True)]
     begins = [max(rank["began"] for rank in ranks), *ends[:-1]]
     return [end - begin for begin, end in zip(begins, ends, strict=True)]

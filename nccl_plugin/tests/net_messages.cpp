@@ -1,5 +1,4 @@
-// Messages over loopback, within one process; the cases are those of aws-ofi-nccl's functional
-// tests.
+// Messages over loopback, within one process; the cases of aws-ofi-nccl's functional tests.
 #include <unistd.h>
 
 #include <algorithm>

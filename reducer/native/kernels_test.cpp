@@ -1,6 +1,6 @@
 // The kernels under sanitizers: every op, dtype, level and tail length. Buffers have exactly the
 // needed size and an odd address, so the sanitizer reports one byte too far. The results of each
-// level must equal those of the baseline level, and the CRC of all results must equal a constant:
+// level must equal the baseline level's, and the CRC of all results must equal a constant:
 // the bits are the same on every machine. tests/unit/kernels/test_kernels.py checks the values.
 #include "kernels.h"
 

@@ -130,7 +130,7 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
                          "lanes; start all ranks again");
     }
     if (!(other->welcome.chunk_table == w.chunk_table) || other->welcome.epoch != w.epoch) {
-      return differs("another chunk table or epoch", "here", "that of " + other->name);
+      return differs("another chunk table or epoch", "here", "the same as " + other->name);
     }
     if ((other->welcome.slot == w.slot) != (other->reducer == lane.reducer)) {
       return differs("slot", std::to_string(w.slot), "another than " + other->name);

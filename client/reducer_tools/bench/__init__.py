@@ -1,4 +1,4 @@
-"""``reducer bench``: measures running reducers and prints a table like that of nccl-tests.
+"""``reducer bench``: measures running reducers and prints a table like nccl-tests.
 
 ``sweep`` has the options of a measurement, ``pattern`` the data and the expected results, ``rank``
 measures as one rank of a job, ``workers`` starts ranks on this host, and ``show``, ``table`` and

@@ -18,8 +18,8 @@ MAX_STALLS: Final = 16
 
 
 class Stalls:
-    """`walks` counts how often the waiting rounds were looked at for a STATS, and `shared` how
-    often the answer was that of the last walk.
+    """`walks` counts the walks over waiting rounds for a STATS, and `shared` the answers that
+    repeated the last walk's.
     """
 
     def __init__(self, terms: Terms, seats: Seats, open_: OpenRounds) -> None:

@@ -1,6 +1,6 @@
 """What a lane reports: its numbers, and who is connected and who is waited for in each run.
 
-The fields and their order are those of the JSON on the metrics port. A sequence is a tuple where
+The JSON on the metrics port has these fields, in this order. A sequence is a tuple where
 the core has made it, and a list where it was read from JSON.
 """
 

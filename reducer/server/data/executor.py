@@ -1,6 +1,6 @@
 """Carries out what the core asks for, in order: send, fold, finish, free, close, and tell.
 
-What came of them is for the core, as events: the shell hands these in. An output that raises is
+The results are events for the core, which the shell hands in. An output that raises is
 such an event too, and takes none of those behind it with it: they may be of other runs.
 
 Kernels run inline: they release the GIL, but a lane has one thread, and a chunk of 64 KiB folds
