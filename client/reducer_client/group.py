@@ -325,11 +325,11 @@ class Group:
         Barriers without a ``key`` are one after the other, whichever thread calls them.
         """
         name = "~barrier" if key is None else _checked(key)
-        with self._end_on_interrupt:
-            work: Work[Array] = self._submit(
-                Collective.BARRIER, ReduceOp.NONE, DType.UINT8, name, count=0
-            )
-            wait_or_end(self, work, timeout)
+        wait_or_end(
+            self,
+            lambda: self._submit(Collective.BARRIER, ReduceOp.NONE, DType.UINT8, name, count=0),
+            timeout,
+        )
 
     def stats(self, timeout: float = 5.0) -> dict[str, Any]:
         """Counters of this worker and of every lane of the job (asked for now).
@@ -466,14 +466,22 @@ class Group:
         rounds_logger.debug("%s of %s x %d", name, kind, count, extra={"about": fields})
 
 
-def wait_or_end(group: Group, work: Work[T], timeout: Timeout | None = None) -> T:
-    """Wait for a call whose work the program does not get, so that it cannot wait again.
+def wait_or_end(group: Group, call: Callable[[], Work[T]], timeout: Timeout | None = None) -> T:
+    """Make a call whose work the program does not get, so that it cannot wait again.
 
     A timeout ends the group, as an interrupt does, and for the same reason (interrupts.py).
     """
-    with EndOnInterrupt(lambda _: group.abort()):
+    return wait_all_or_end(group, lambda: [call()], timeout)[0]
+
+
+def wait_all_or_end(
+    group: Group, calls: Callable[[], Sequence[Work[T]]], timeout: Timeout | None = None
+) -> list[T]:
+    """Make several calls as ``wait_or_end`` makes one."""
+    with group._end_on_interrupt:
+        works = calls()
         try:
-            return work.wait(timeout)
+            return [work.wait(timeout) for work in works]
         except RoundTimeoutError as error:
             group.abort(str(error))
             raise

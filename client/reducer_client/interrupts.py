@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
+
+
+class _Outermost(threading.local):
+    """The frame of each thread's outermost open block, for as long as the block is open."""
+
+    frame: FrameType | None = None
 
 
 class EndOnInterrupt:
@@ -14,17 +22,26 @@ class EndOnInterrupt:
     their next call, and every later sum would be wrong without an error. So the group must end on
     this rank. An `Exception` passes: the code that raises one knows whether the call counts.
 
+    The interpreter runs signal handlers at the entry of ``__exit__`` too, so an interrupt can leave
+    a block unseen. The thread's next block finds that one still noted and ends the group then.
+
     Args:
         end: called with the interrupt, before it goes on. Called again for nested blocks.
     """
 
-    __slots__ = ("_end",)
+    __slots__ = ("_end", "_outermost")
 
     def __init__(self, end: Callable[[BaseException], object]) -> None:
         self._end = end
+        self._outermost = _Outermost()
 
     def __enter__(self) -> None:
-        pass
+        frame, outermost = sys._getframe(1), self._outermost.frame
+        if outermost is not None:
+            if _is_running(outermost, frame):
+                return
+            self._end(KeyboardInterrupt("an interrupt ended an earlier call of this thread"))
+        self._outermost.frame = frame
 
     def __exit__(
         self,
@@ -34,3 +51,12 @@ class EndOnInterrupt:
     ) -> None:
         if error is not None and not isinstance(error, Exception):
             self._end(error)
+        if self._outermost.frame is sys._getframe(1):
+            self._outermost.frame = None
+
+
+def _is_running(frame: FrameType, inner: FrameType | None) -> bool:
+    """Whether a frame is on the stack below another frame of the same thread, or is that frame."""
+    while inner is not None and inner is not frame:
+        inner = inner.f_back
+    return inner is not None

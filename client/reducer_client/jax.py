@@ -17,7 +17,7 @@ from jax.experimental import io_callback
 from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
-from reducer_client.group import Group, wait_or_end
+from reducer_client.group import Group, wait_all_or_end, wait_or_end
 
 __all__ = ["all_reduce_tree", "broadcast_tree"]
 
@@ -61,10 +61,10 @@ def all_reduce_tree(
     arrays = [jnp.asarray(leaf) for leaf in leaves]
 
     def reduce(*parts: Any) -> list[Array]:
-        work = group.all_reduce_many(
-            [np.asarray(part) for part in parts], op, fusion_threshold, key, wire_dtype
+        sources = [np.asarray(part) for part in parts]
+        return wait_or_end(
+            group, lambda: group.all_reduce_many(sources, op, fusion_threshold, key, wire_dtype)
         )
-        return wait_or_end(group, work)
 
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     # JAX may drop a pure_callback or run it twice.
@@ -88,8 +88,9 @@ def broadcast_tree(tree: Any, group: Group, root: int = 0) -> Any:
         ReducerError: a subclass, if a round or the group failed.
     """
     leaves, structure = jax.tree.flatten(tree)
-    works = [group.broadcast(np.asarray(leaf), root) for leaf in leaves]
-    return jax.tree.unflatten(structure, [jnp.asarray(wait_or_end(group, work)) for work in works])
+    sources = [np.asarray(leaf) for leaf in leaves]
+    received = wait_all_or_end(group, lambda: [group.broadcast(s, root) for s in sources])
+    return jax.tree.unflatten(structure, [jnp.asarray(array) for array in received])
 
 
 def _refuse_manual_axes() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
-from reducer_client.group import Group, wait_or_end
+from reducer_client.group import Group, wait_all_or_end, wait_or_end
 from reducer_client.local_gradients import LocalVariables
 
 __all__ = ["BroadcastGlobalVariables", "DistributedOptimizer", "MetricAverage"]
@@ -141,7 +141,7 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # no types
         self.group = group
 
     def _mean(self, values: Array) -> Array:
-        return wait_or_end(self.group, self.group.all_reduce(values, "mean"))
+        return wait_or_end(self.group, lambda: self.group.all_reduce(values, "mean"))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Called by Keras. Raises a subclass of ReducerError if the reduction failed."""
@@ -156,9 +156,9 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -
         ReducerError: a subclass, if a round or the group failed.
     """
     arrays = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
-    works = [group.broadcast(array, root) for array in arrays]
-    for variable, work in zip(variables, works, strict=True):
-        variable.assign(wait_or_end(group, work))
+    received = wait_all_or_end(group, lambda: [group.broadcast(array, root) for array in arrays])
+    for variable, array in zip(variables, received, strict=True):
+        variable.assign(array)
 
 
 def trained_variables(model: Any) -> list[Any]:
@@ -244,7 +244,7 @@ def _reduce_on_host(
     grads: Sequence[Any], group: Group, op: Op, options: dict[str, Any]
 ) -> list[Any]:
     arrays = [keras.ops.convert_to_numpy(gradient) for gradient in grads]
-    reduced = wait_or_end(group, group.all_reduce_many(arrays, op, **options))
+    reduced = wait_or_end(group, lambda: group.all_reduce_many(arrays, op, **options))
     return [
         keras.ops.convert_to_tensor(array, dtype=keras.backend.standardize_dtype(gradient.dtype))
         for array, gradient in zip(reduced, grads, strict=True)

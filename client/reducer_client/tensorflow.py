@@ -21,7 +21,7 @@ import tensorflow as tf
 from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
-from reducer_client.group import Group, wait_or_end
+from reducer_client.group import Group, wait_all_or_end, wait_or_end
 from reducer_client.local_gradients import LocalVariables
 
 __all__ = ["DistributedGradientTape", "all_reduce", "all_reduce_many", "broadcast_variables"]
@@ -77,8 +77,9 @@ def all_reduce_many(
     """
 
     def reduce(*arrays: Array) -> list[Array]:
-        work = group.all_reduce_many(arrays, op, fusion_threshold, key, wire_dtype)
-        return wait_or_end(group, work)
+        return wait_or_end(
+            group, lambda: group.all_reduce_many(arrays, op, fusion_threshold, key, wire_dtype)
+        )
 
     def call(*dense: Any) -> list[Any]:
         return call_in_order(group, reduce, dense, [tensor.shape for tensor in dense])
@@ -173,9 +174,10 @@ def broadcast_variables(variables: Sequence[Any], group: Group, root: int = 0) -
     """
     if not tf.executing_eagerly():
         raise RuntimeError("broadcast_variables in a tf.function: call it outside, before training")
-    works = [group.broadcast(variable.numpy(), root) for variable in variables]
-    for variable, work in zip(variables, works, strict=True):
-        variable.assign(wait_or_end(group, work))
+    sources = [variable.numpy() for variable in variables]
+    received = wait_all_or_end(group, lambda: [group.broadcast(s, root) for s in sources])
+    for variable, array in zip(variables, received, strict=True):
+        variable.assign(array)
 
 
 def call_in_order(

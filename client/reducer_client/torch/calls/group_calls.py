@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -9,14 +10,14 @@ from functools import partial
 import torch
 
 from reducer_client.config import DEFAULT_STEP_TIMEOUT
-from reducer_client.errors import RoundTimeoutError
+from reducer_client.errors import ReducerError, RoundTimeoutError
 from reducer_client.group import Group
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.torch.calls.callbacks import CallbackThreads
 from reducer_client.torch.calls.name_scopes import MainScope, Scope
 from reducer_client.torch.calls.single_rank import SingleRankGroup
 from reducer_client.torch.calls.tasks import Task
-from reducer_client.torch.calls.works import CallWork, EndGroup, Handle, OnDone
+from reducer_client.torch.calls.works import CallWork, EndGroup, Handle, OnDone, Receipt
 from reducer_client.torch.tensors.cuda import CudaStaging
 from reducer_client.torch.tensors.packing import Packing
 
@@ -26,6 +27,12 @@ AnyGroup = Group | SingleRankGroup
 # submit(source, target, key=, on_done=, timeout=) starts a collective from one run of host memory
 # into another; the same one for a collective in place.
 Submit = Callable[..., Handle]
+
+
+class _Latest(threading.local):
+    """Whether torch has waited for the work of each thread's latest synchronous call."""
+
+    receipt: Receipt | None = None
 
 
 class GroupCalls:
@@ -41,6 +48,8 @@ class GroupCalls:
         self._staging: dict[torch.device, CudaStaging] = {}
         # One for all devices, whose calls have one order; starts a thread when first used.
         self._stager = ThreadPoolExecutor(1, thread_name_prefix="reducer-stager")
+        self._end_on_interrupt = EndOnInterrupt(lambda _: self.end_group())
+        self._latest = _Latest()
 
     def start(
         self,
@@ -66,7 +75,7 @@ class GroupCalls:
                     begin = partial(submit, key=key, timeout=timeout)
                     return self._start_on_device(begin, source, target, outputs, scope, device)
 
-            return self._unless_interrupted(start_on_device)
+            return self._make(start_on_device, asynchronous)
         read, write, finish = _on_host(source, target)
 
         def start() -> CallWork:
@@ -80,7 +89,7 @@ class GroupCalls:
                     return self._notified(work, begin, self.end_group)
                 return work.start(begin, self.end_group)
 
-        return self._unless_interrupted(start)
+        return self._make(start, asynchronous)
 
     def pending(self) -> list[CallWork]:
         """The calls that have been started, are under way, and that nobody need wait for."""
@@ -111,7 +120,7 @@ class GroupCalls:
                 task.run(step)
                 return work.start(lambda _: task, self.end_group)
 
-        return self._unless_interrupted(start)
+        return self._make(start, asynchronous)
 
     def end_group(self, timed_out: str = "") -> None:
         """This rank alone has not made a call, or has not its result: leave without a word."""
@@ -119,9 +128,29 @@ class GroupCalls:
         if self.also_ended is not None:
             self.also_ended()
 
-    def _unless_interrupted(self, start: Callable[[], CallWork]) -> CallWork:
-        with EndOnInterrupt(lambda _: self.end_group()):
-            return start()
+    def _make(self, start: Callable[[], CallWork], asynchronous: bool) -> CallWork:
+        """Start a call, and wait for a synchronous one.
+
+        torch waits again for the work of a synchronous call, at once. If it has not, an interrupt
+        came before: the program does not know that the call is over, and the group ends.
+        """
+        with self._end_on_interrupt:
+            if (receipt := self._latest.receipt) is not None and not receipt.given:
+                self.end_group()
+            work = start()
+            if not asynchronous:
+                self._wait(work)
+                self._latest.receipt = work.receipt = Receipt()
+            return work
+
+    def _wait(self, work: CallWork) -> None:
+        try:
+            work.wait()
+        except ReducerError:
+            raise
+        except Exception:  # no memory for the result, which the other ranks have
+            self.end_group()
+            raise
 
     def start_waiting(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
         """Start something that only waits, on any ranks; a barrier does not wait for that."""

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from reducer_client.errors import ReducerError, RoundTimeoutError
-from reducer_client.interrupts import EndOnInterrupt
+from reducer_client.errors import RoundTimeoutError
 from reducer_client.torch.calls.callbacks import CallbackThreads
 from reducer_client.torch.calls.futures import CallFuture, Context
 from reducer_client.torch.calls.name_scopes import Scope
@@ -31,6 +30,12 @@ class Handle(Protocol):
 OnDone = Callable[[Any], None]
 EndGroup = Callable[[str], None]
 Submit = Callable[[OnDone | None], Handle]
+
+
+class Receipt:
+    """Whether the program has waited for the work of a synchronous call."""
+
+    given = False
 
 
 class CallWork(dist.Work):
@@ -54,6 +59,7 @@ class CallWork(dist.Work):
         context: Context = nullcontext,
     ) -> None:
         super().__init__()
+        self.receipt: Receipt | None = None
         self._outputs = list(outputs)
         self._scope = scope
         self._threads = threads
@@ -63,7 +69,6 @@ class CallWork(dist.Work):
         self._context = context
         self._lock = threading.Lock()
         self._handle: Handle | None = None
-        self._notified = False
         self._settled = False
         self._when_settled: Callable[[], None] | None = None
         self._error: Exception | None = None
@@ -71,7 +76,7 @@ class CallWork(dist.Work):
         self._end_group: EndGroup | None = None
 
     def start(self, submit: Submit, end_group: EndGroup | None = None) -> CallWork:
-        """Start a synchronous call: torch waits for it at once.
+        """Start a synchronous call, for which the caller waits at once.
 
         ``end_group``: called if only this rank lacks the result, with the text of the timeout if a
         timeout is the cause. The group must end then, for the reason in interrupts.py.
@@ -85,7 +90,6 @@ class CallWork(dist.Work):
     ) -> CallWork:
         """Start an asynchronous call, which finishes on a thread of the client."""
         self._end_group = end_group
-        self._notified = True
 
         def on_done(handle: Handle) -> None:
             try:
@@ -102,33 +106,25 @@ class CallWork(dist.Work):
         Raises what failed: one of ``reducer_client``'s errors, all of which are RuntimeErrors.
         """
         handle, seconds = self._started(), timeout.total_seconds()
-        with EndOnInterrupt(self._lose):
-            try:
-                handle.wait(seconds or self._limit)
-            except RoundTimeoutError as error:
-                # A rank that came late would finish the call, and then be one behind us. (A
-                # hierarchy ends by itself.)
-                ends_itself = isinstance(handle, AllReduce)
-                if not seconds and not ends_itself and self._end_group is not None:
-                    self._end_group(str(error))
-                raise
-            except ReducerError:
-                raise
-            except Exception as error:  # no memory
-                self._lose(error)
-                raise
-            self._settle(handle)
-            if self._error is not None:
-                raise self._error
-            return True
+        try:
+            handle.wait(seconds or self._limit)
+        except RoundTimeoutError as error:
+            # A rank that came late would finish the call, and then be one behind us. (A hierarchy
+            # ends by itself.)
+            if not seconds and not isinstance(handle, AllReduce):
+                self._lose(str(error))
+            raise
+        self._settle(handle)
+        if self.receipt is not None:
+            self.receipt.given = True
+        if self._error is not None:
+            raise self._error
+        return True
 
-    def _lose(self, why: BaseException) -> None:
-        """The program has no result of a call that other ranks may have the result of.
-
-        The wait for an asynchronous call may be repeated, and ends nothing.
-        """
-        if self._end_group is not None and not self._notified:
-            self._end_group("")
+    def _lose(self, timed_out: str) -> None:
+        """The program will never have the result, which the other ranks may have."""
+        if self._end_group is not None:
+            self._end_group(timed_out)
 
     def when_settled(self, call: Callable[[], None]) -> None:
         """Have it called, on any thread, before anybody learns that the outputs are there."""
@@ -146,11 +142,9 @@ class CallWork(dist.Work):
             future = self._future = CallFuture(
                 self._scope, self._threads, self._devices, self._context
             )
-            settled, notified = self._settled, self._notified
+            settled = self._settled
         if settled:
             future.complete(self._outputs, self._error)
-        elif not notified:
-            self._threads.run(self._wait_and_complete)
         return future
 
     @property
@@ -205,14 +199,5 @@ class CallWork(dist.Work):
             self._error, self._settled, self._finish = error, True, None
             if self._when_settled is not None:
                 self._when_settled()
-        if is_lost and self._end_group is not None:
-            self._end_group("")
-
-    def _wait_and_complete(self) -> None:
-        assert self._future is not None
-        try:
-            self.wait()
-        except Exception as error:
-            self._future.complete(None, error)
-        else:
-            self._future.complete(self._outputs, None)
+        if is_lost:
+            self._lose("")
