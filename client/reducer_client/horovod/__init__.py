@@ -40,7 +40,7 @@ from reducer_client.horovod.basics import (
 )
 from reducer_client.horovod.counters import stats
 from reducer_client.horovod.errors import DuplicateNameError, HorovodInternalError
-from reducer_client.horovod.handles import poll, synchronize
+from reducer_client.horovod.handles import poll
 from reducer_client.horovod.process_sets import (
     ProcessSet,
     add_process_set,
@@ -48,6 +48,7 @@ from reducer_client.horovod.process_sets import (
     remove_process_set,
 )
 from reducer_client.horovod.requests import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from reducer_client.horovod.synchronous import synchronize
 
 if TYPE_CHECKING:
     from reducer_client.horovod.torch import (

@@ -21,12 +21,12 @@ from reducer_client.dtypes import find_reduction
 from reducer_client.horovod import context
 from reducer_client.horovod.controller import Controller
 from reducer_client.horovod.execution import OPS
-from reducer_client.horovod.handles import GroupHandle, OperationHandle, poll, synchronize
+from reducer_client.horovod.handles import GroupHandle, Handle, OperationHandle, poll
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, Kind, ReduceOp, Request
 from reducer_client.horovod.scaling import check_scalable
 from reducer_client.horovod.submissions import Submission
-from reducer_client.interrupts import EndOnInterrupt
+from reducer_client.horovod.synchronous import ends_on_interrupt, synchronize, synchronous
 
 __all__ = [
     "allgather",
@@ -61,7 +61,7 @@ def allreduce_async(
     *,
     out: Array | None = None,
     dtype: str | None = None,
-) -> OperationHandle:
+) -> Handle[Array]:
     """Start to reduce an array over the ranks of the set; the value is the result.
 
     Args:
@@ -101,7 +101,7 @@ def reducescatter_async(
     process_set: ProcessSet = global_process_set,
     *,
     dtype: str | None = None,
-) -> OperationHandle:
+) -> Handle[Array]:
     """Start to reduce an array; the value is this rank's rows of the result.
 
     Of n rows on s ranks the first n % s ranks get one more than the others.
@@ -135,7 +135,7 @@ def allgather_async(
     process_set: ProcessSet = global_process_set,
     *,
     dtype: str | None = None,
-) -> OperationHandle:
+) -> Handle[Array]:
     """Start to put the ranks' rows one below the other; the value is the whole.
 
     Ranks may have different numbers of rows. Any dtype without Python objects; ``dtype`` is the
@@ -164,7 +164,7 @@ def broadcast_async(
     *,
     out: Array | None = None,
     dtype: str | None = None,
-) -> OperationHandle:
+) -> Handle[Array]:
     """Start to send the array of the global rank ``root_rank`` to all ranks of the set.
 
     ``out`` is as for ``allreduce_async``, ``dtype`` as for ``allgather_async``.
@@ -190,7 +190,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
     *,
     dtype: str | None = None,
-) -> OperationHandle:
+) -> Handle[tuple[Array, Array]]:
     """Start to send rows to each rank; the value is (rows from all ranks by rank, their numbers).
 
     Every rank gets all rows of all ranks and keeps its own: a rank receives as many bytes as all
@@ -211,72 +211,21 @@ def alltoall_async(
     return controller.named(Kind.ALLTOALL, name, submit)
 
 
-def allreduce(
-    array: object,
-    op: ReduceOp = Average,
-    name: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Array:
-    """``allreduce_async``, and wait."""
-    result: Array = allreduce_async(
-        array, op, name, prescale_factor, postscale_factor, process_set
-    ).wait()
-    return result
+allreduce = synchronous(allreduce_async)
+allgather = synchronous(allgather_async)
+broadcast = synchronous(broadcast_async)
+alltoall = synchronous(alltoall_async)
+reducescatter = synchronous(reducescatter_async)
 
 
-def allgather(
-    array: object, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Array:
-    """``allgather_async``, and wait."""
-    result: Array = allgather_async(array, name, process_set).wait()
-    return result
-
-
-def broadcast(
-    array: object,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Array:
-    """``broadcast_async``, and wait."""
-    result: Array = broadcast_async(array, root_rank, name, process_set).wait()
-    return result
-
-
-def alltoall(
-    array: object,
-    splits: object | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[Array, Array]:
-    """``alltoall_async``, and wait."""
-    result: tuple[Array, Array] = alltoall_async(array, splits, name, process_set).wait()
-    return result
-
-
-def reducescatter(
-    array: object,
-    op: ReduceOp = Average,
-    name: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Array:
-    """``reducescatter_async``, and wait."""
-    result: Array = reducescatter_async(
-        array, op, name, prescale_factor, postscale_factor, process_set
-    ).wait()
-    return result
-
-
+@ends_on_interrupt
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the set has called it, or has joined."""
     controller = _controller(process_set)
     controller.named(Kind.BARRIER, None, lambda own: context.start_meeting(controller, own)).wait()
 
 
+@ends_on_interrupt
 def join() -> int:
     """This rank has no more data; returns when all ranks of the global set have called it.
 
@@ -349,11 +298,6 @@ def _gather(
         return Submission(request, controller.handle(own), sources[index])
 
     return _submit_all(controller, Kind.ALLGATHER, name, len(sources), grouped, submission)
-
-
-def end_on_interrupt(process_set: ProcessSet) -> EndOnInterrupt:
-    """A block that ends Horovod where an interrupt leaves it: for calls made of several ones."""
-    return _controller(process_set).end_on_interrupt
 
 
 def _controller(process_set: ProcessSet) -> Controller:

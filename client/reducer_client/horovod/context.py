@@ -24,6 +24,7 @@ from reducer_client.horovod.requests import Kind, Request
 from reducer_client.horovod.submissions import Submission
 from reducer_client.horovod.timeline import Timeline
 from reducer_client.horovod.topology import Topology, find_topology
+from reducer_client.interrupts import EndOnInterrupt
 
 _NOTHING = np.empty(0, np.uint8)
 _starts = itertools.count()
@@ -88,6 +89,11 @@ class Sets:
             controller.close()
         return True
 
+    def end(self, error: BaseException) -> None:
+        """See ``Controller.end``; for every set."""
+        for controller in list(self._controllers.values()):
+            controller.end(error)
+
     def close(self) -> None:
         for number in sorted(self._controllers, reverse=True):
             self._controllers.pop(number).close()
@@ -106,6 +112,9 @@ class Context:
     # How many distributed optimizers there were, by their process set.
     optimizers: Counter[int | None] = field(default_factory=Counter)
     pid: int = field(default_factory=os.getpid)
+
+    def __post_init__(self) -> None:
+        self.end_on_interrupt = EndOnInterrupt(self.sets.end)
 
     def close(self) -> None:
         self.sets.close()

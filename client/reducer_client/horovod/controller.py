@@ -61,7 +61,7 @@ class Controller:
     ) -> None:
         self.group = group
         self.ranks = tuple(ranks)
-        self.end_on_interrupt = EndOnInterrupt(self._end)
+        self._end_on_interrupt = EndOnInterrupt(self.end)
         self._cycle_time = settings.cycle_time
         self._timeline = timeline
         self._cache = RequestCache(settings.cache_capacity)
@@ -100,7 +100,7 @@ class Controller:
         anew.
         """
         kind_name = kind.name.lower()
-        with self.end_on_interrupt:
+        with self._end_on_interrupt:
             if given is not None:
                 return call(f"{kind_name}.{given}")
             with self._changed:
@@ -151,7 +151,7 @@ class Controller:
                 self._changed.notify_all()
 
     def handle(self, name: str) -> OperationHandle:
-        return OperationHandle(name, self.hurry, self.end_on_interrupt)
+        return OperationHandle(name, self.hurry)
 
     def close(self) -> None:
         """Leave the group after the running operations. Those that wait for other ranks fail."""
@@ -181,7 +181,7 @@ class Controller:
                 # Where all ranks wait, each for another one, only a new submission helps.
                 pause = 0.0 if heard_something else min(2 * pause + longer, _LONGEST_PAUSE)
         except Exception as error:
-            self._end(error)
+            self.end(error)
 
     def _await_turn(self, last: float, pause: float) -> bool:
         """Until there is something to say, or to wait for, and the cycle is over.
@@ -261,7 +261,7 @@ class Controller:
                     submission.handle.finish(value)
                 self._timeline.leave(running.names)
         except Exception as error:
-            self._end(error)
+            self.end(error)
 
     def _release(self, submission: Submission) -> None:
         with self._changed:
@@ -307,7 +307,7 @@ class Controller:
         absent = {rank for row in rows if row["key"].startswith(KEY) for rank in row["absent"]}
         return sorted(self.ranks[rank] for rank in absent)
 
-    def _end(self, error: BaseException) -> None:
+    def end(self, error: BaseException) -> None:
         """End with an error. All pending and later operations fail; only ``close`` works."""
         if isinstance(error, ReducerError):
             failure = from_reducer_error(error)

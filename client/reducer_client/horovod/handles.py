@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from reducer_client.horovod.errors import HorovodInternalError
-from reducer_client.interrupts import EndOnInterrupt
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Handle(Protocol):
+class Handle(Protocol[T_co]):
     """Something that is done at some time; ``wait`` returns its value or raises its error."""
-
-    end_on_interrupt: EndOnInterrupt
 
     @property
     def done(self) -> bool: ...
 
-    def wait(self) -> Any: ...
+    def wait(self) -> T_co: ...
 
 
 class OperationHandle:
     """One operation of one tensor. Any thread may wait for it, any number of times."""
 
-    def __init__(
-        self, name: str, hurry: Callable[[], None], end_on_interrupt: EndOnInterrupt
-    ) -> None:
+    def __init__(self, name: str, hurry: Callable[[], None]) -> None:
         self.name = name
-        self.end_on_interrupt = end_on_interrupt
         self._hurry = hurry
         self._finished = threading.Event()
         self._value: Any = None
@@ -39,14 +36,10 @@ class OperationHandle:
         return self._finished.is_set()
 
     def wait(self) -> Any:
-        """The result; raises HorovodInternalError if the operation failed.
-
-        An interrupt ends Horovod: a synchronous call does not give the program the handle.
-        """
-        with self.end_on_interrupt:
-            if not self._finished.is_set():
-                self._hurry()
-                self._finished.wait()
+        """The result; raises HorovodInternalError if the operation failed."""
+        if not self._finished.is_set():
+            self._hurry()
+            self._finished.wait()
         if self._error is not None:
             raise self._error
         return self._value
@@ -65,49 +58,44 @@ class OperationHandle:
 class GroupHandle:
     """Several handles as one; its value is the list of theirs."""
 
-    def __init__(self, handles: Sequence[Handle]) -> None:
+    def __init__(self, handles: Sequence[Handle[Any]]) -> None:
         self._handles = tuple(handles)
-        first = [handle.end_on_interrupt for handle in self._handles[:1]]
-        self.end_on_interrupt = first[0] if first else EndOnInterrupt(lambda _: None)
 
     @property
     def done(self) -> bool:
         return all(handle.done for handle in self._handles)
 
     def wait(self) -> list[Any]:
-        with self.end_on_interrupt:
-            return wait_all(self._handles)
+        return wait_all(self._handles)
 
 
-class MappedHandle:
+class MappedHandle(Generic[T]):
     """A handle whose value is made from another one's by the thread that waits, once."""
 
-    def __init__(self, handle: Handle, function: Callable[[Any], Any]) -> None:
-        self.end_on_interrupt = handle.end_on_interrupt
+    def __init__(self, handle: Handle[Any], function: Callable[[Any], T]) -> None:
         self._handle = handle
         self._function = function
         self._lock = threading.Lock()
-        self._value: tuple[Any] | None = None
+        self._value: tuple[T] | None = None
 
     @property
     def done(self) -> bool:
         return self._handle.done
 
-    def wait(self) -> Any:
-        with self.end_on_interrupt:
-            value = self._handle.wait()
-            with self._lock:
-                if self._value is None:
-                    self._value = (self._function(value),)
-            return self._value[0]
+    def wait(self) -> T:
+        value = self._handle.wait()
+        with self._lock:
+            if self._value is None:
+                self._value = (self._function(value),)
+        return self._value[0]
 
 
-def wait_all(handles: Iterable[Handle]) -> list[Any]:
+def wait_all(handles: Iterable[Handle[T]]) -> list[T]:
     """The values, once all are done.
 
     Raises the first error only then: nothing writes to arrays, or has their names, afterwards.
     """
-    values: list[Any] = []
+    values: list[T] = []
     errors: list[HorovodInternalError] = []
     for handle in handles:
         try:
@@ -119,14 +107,6 @@ def wait_all(handles: Iterable[Handle]) -> list[Any]:
     return values
 
 
-def poll(handle: Handle) -> bool:
+def poll(handle: Handle[Any]) -> bool:
     """Whether `synchronize` would return, or raise, at once."""
     return handle.done
-
-
-def synchronize(handle: Handle) -> Any:
-    """Wait for an asynchronous operation and return its result.
-
-    Raises HorovodInternalError if it failed.
-    """
-    return handle.wait()

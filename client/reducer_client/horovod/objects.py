@@ -12,12 +12,14 @@ from reducer_client.arrays import Array
 from reducer_client.horovod.arrays import allgather, broadcast, broadcast_async
 from reducer_client.horovod.basics import rank
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
+from reducer_client.horovod.synchronous import ends_on_interrupt
 
 __all__ = ["allgather_object", "broadcast_object"]
 
 _LENGTH = struct.Struct("<q")
 
 
+@ends_on_interrupt
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -39,6 +41,7 @@ def broadcast_object(
     return obj if sends else pickle.loads(room.data)
 
 
+@ends_on_interrupt
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:

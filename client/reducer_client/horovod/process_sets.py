@@ -59,7 +59,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     and HorovodInternalError where the ranks do not agree, or one of them has joined.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    made.process_set_id = context.current().sets.add(made.ranks)
+    current = context.current()
+    with current.end_on_interrupt:
+        made.process_set_id = current.sets.add(made.ranks)
     _usable.append(made)
     return made
 
@@ -73,7 +75,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if number is None or process_set is global_process_set:
         return False
-    was_there = context.current().sets.remove(number)
+    current = context.current()
+    with current.end_on_interrupt:
+        was_there = current.sets.remove(number)
     process_set.process_set_id = None
     if process_set in _usable:
         _usable.remove(process_set)

@@ -21,10 +21,7 @@ from reducer_client.horovod.scaling import check_scalable, scale_into
 from reducer_client.horovod.stalls import StallCheck
 from reducer_client.horovod.timeline import Timeline
 from reducer_client.horovod.topology import arrange
-from reducer_client.interrupts import EndOnInterrupt
 from tests.support.cluster import environment
-
-_IGNORED = EndOnInterrupt(lambda _: None)
 
 
 def test_settings_are_horovods() -> None:
@@ -131,7 +128,7 @@ def test_a_stall_is_told_once_and_ended_in_time(caplog: pytest.LogCaptureFixture
 
 def test_handles() -> None:
     hurried = []
-    handles = [OperationHandle(name, lambda: hurried.append(1), _IGNORED) for name in "ab"]
+    handles = [OperationHandle(name, lambda: hurried.append(1)) for name in "ab"]
     group = GroupHandle(handles)
     doubled = MappedHandle(group, lambda values: [2 * value for value in values])
     handles[0].finish(1)
@@ -145,7 +142,7 @@ def test_handles() -> None:
 
 
 def test_a_group_is_done_when_all_of_it_are() -> None:
-    handles = [OperationHandle(name, lambda: None, _IGNORED) for name in "abc"]
+    handles = [OperationHandle(name, lambda: None) for name in "abc"]
     handles[0].fail(HorovodInternalError("first"))
     handles[2].fail(HorovodInternalError("second"))
     late = threading.Timer(0.2, handles[1].finish, [1])

@@ -15,6 +15,7 @@ import tensorflow as tf
 from reducer_client.arrays import Array
 from reducer_client.horovod.errors import HorovodInternalError
 from reducer_client.horovod.process_sets import global_process_set
+from reducer_client.horovod.synchronous import ends_on_interrupt
 from reducer_client.tensorflow import call_in_order
 
 # TensorFlow has no types here.
@@ -51,8 +52,9 @@ def run(
     """
     if not tf.executing_eagerly():
         return call_in_order(global_process_set, function, tensors, shapes, dtypes)
+    call = ends_on_interrupt(call_in_order)
     try:
-        return call_in_order(global_process_set, function, tensors, shapes, dtypes)
+        return call(global_process_set, function, tensors, shapes, dtypes)
     except HorovodInternalError as error:
         raise FailedPreconditionError(
             str(error), rank=error.rank, round=error.round, key=error.key, reason=error.reason

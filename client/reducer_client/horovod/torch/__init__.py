@@ -29,7 +29,7 @@ from reducer_client.horovod.basics import (
 )
 from reducer_client.horovod.counters import stats
 from reducer_client.horovod.errors import DuplicateNameError, HorovodInternalError
-from reducer_client.horovod.handles import poll, synchronize
+from reducer_client.horovod.handles import poll
 from reducer_client.horovod.objects import allgather_object, broadcast_object
 from reducer_client.horovod.process_sets import (
     ProcessSet,
@@ -38,6 +38,7 @@ from reducer_client.horovod.process_sets import (
     remove_process_set,
 )
 from reducer_client.horovod.requests import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from reducer_client.horovod.synchronous import synchronize
 from reducer_client.horovod.torch import elastic
 from reducer_client.horovod.torch.compression import Compression
 from reducer_client.horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters

@@ -6,13 +6,13 @@ host memory: the copy there waits for the device, the copy back is made by ``syn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from reducer_client.arrays import Array
 from reducer_client.horovod import arrays
-from reducer_client.horovod.handles import GroupHandle, Handle, MappedHandle
+from reducer_client.horovod.handles import Handle, MappedHandle
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, ReduceOp, Sum
 from reducer_client.horovod.torch.tensors import copy_back, to_host, to_tensor
@@ -35,14 +35,10 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start to reduce a tensor over the ranks of the set; its value is a new tensor."""
-    array, dtype = to_host(tensor)
-    scales = (prescale_factor, postscale_factor)
-    handle = arrays.allreduce_async(
-        array, find_op(op, average), name, *scales, process_set, dtype=dtype
-    )
-    return _as_tensor(handle, tensor)
+    options = (find_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return _start(arrays.allreduce_async, tensor, *options)
 
 
 def allreduce_async_(
@@ -53,14 +49,10 @@ def allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """``allreduce_async`` in place."""
-    array, dtype = to_host(tensor)
-    scales = (prescale_factor, postscale_factor)
-    handle = arrays.allreduce_async(
-        array, find_op(op, average), name, *scales, process_set, out=array, dtype=dtype
-    )
-    return _in_place(handle, tensor)
+    options = (find_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return _start(arrays.allreduce_async, tensor, *options, in_place=True)
 
 
 def grouped_allreduce_async(
@@ -71,14 +63,10 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """Start to reduce tensors of one dtype that are announced together; a list of new ones."""
-    sources, dtype = _to_hosts(tensors)
-    scales = (prescale_factor, postscale_factor)
-    handle = arrays.grouped_allreduce_async(
-        sources, find_op(op, average), name, *scales, process_set, dtype=dtype
-    )
-    return _as_tensors(handle, tensors)
+    options = (find_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return _start_all(arrays.grouped_allreduce_async, tensors, *options)
 
 
 def grouped_allreduce_async_(
@@ -89,37 +77,26 @@ def grouped_allreduce_async_(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """``grouped_allreduce_async`` in place."""
-    sources, dtype = _to_hosts(tensors)
-    scales = (prescale_factor, postscale_factor)
-    handle = arrays.grouped_allreduce_async(
-        sources, find_op(op, average), name, *scales, process_set, outs=sources, dtype=dtype
-    )
-
-    def finish(found: list[Array]) -> list[torch.Tensor]:
-        return [copy_back(array, into) for array, into in zip(found, tensors, strict=True)]
-
-    return MappedHandle(handle, finish)
+    options = (find_op(op, average), name, prescale_factor, postscale_factor, process_set)
+    return _start_all(arrays.grouped_allreduce_async, tensors, *options, in_place=True)
 
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start to put the ranks' rows one below the other; ranks may have different numbers."""
-    array, dtype = to_host(tensor)
-    return _as_tensor(arrays.allgather_async(array, name, process_set, dtype=dtype), tensor)
+    return _start(arrays.allgather_async, tensor, name, process_set)
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """``allgather_async`` of several tensors of one dtype; a list of results."""
-    sources, dtype = _to_hosts(tensors)
-    handle = arrays.grouped_allgather_async(sources, name, process_set, dtype=dtype)
-    return _as_tensors(handle, tensors)
+    return _start_all(arrays.grouped_allgather_async, tensors, name, process_set)
 
 
 def broadcast_async(
@@ -127,11 +104,9 @@ def broadcast_async(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start to send the tensor of the global rank ``root_rank``; its value is a new tensor."""
-    array, dtype = to_host(tensor)
-    handle = arrays.broadcast_async(array, root_rank, name, process_set, dtype=dtype)
-    return _as_tensor(handle, tensor)
+    return _start(arrays.broadcast_async, tensor, root_rank, name, process_set)
 
 
 def broadcast_async_(
@@ -139,11 +114,9 @@ def broadcast_async_(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """``broadcast_async`` in place."""
-    array, dtype = to_host(tensor)
-    handle = arrays.broadcast_async(array, root_rank, name, process_set, out=array, dtype=dtype)
-    return _in_place(handle, tensor)
+    return _start(arrays.broadcast_async, tensor, root_rank, name, process_set, in_place=True)
 
 
 def alltoall_async(
@@ -151,7 +124,7 @@ def alltoall_async(
     splits: object | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
+) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
     """Start to send rows to each rank; the value is (rows from all ranks, their numbers).
 
     See ``arrays.alltoall_async`` for what travels.
@@ -176,13 +149,11 @@ def reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
+) -> Handle[torch.Tensor]:
     """Start to reduce a tensor; the value is this rank's rows, of which the first ranks may have
     one more."""
-    array, dtype = to_host(tensor)
-    scales = (prescale_factor, postscale_factor)
-    handle = arrays.reducescatter_async(array, op, name, *scales, process_set, dtype=dtype)
-    return _as_tensor(handle, tensor)
+    options = (op, name, prescale_factor, postscale_factor, process_set)
+    return _start(arrays.reducescatter_async, tensor, *options)
 
 
 def grouped_reducescatter_async(
@@ -192,17 +163,32 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
+) -> Handle[list[torch.Tensor]]:
     """``reducescatter_async`` of several tensors of one dtype; a list of results."""
-    sources, dtype = _to_hosts(tensors)
-    scales = (prescale_factor, postscale_factor)
-    handle = arrays.grouped_reducescatter_async(
-        sources, op, name, *scales, process_set, dtype=dtype
-    )
-    return _as_tensors(handle, tensors)
+    options = (op, name, prescale_factor, postscale_factor, process_set)
+    return _start_all(arrays.grouped_reducescatter_async, tensors, *options)
 
 
-def _to_hosts(tensors: Sequence[torch.Tensor]) -> tuple[list[Array], str | None]:
+def _start(
+    start: Callable[..., Handle[Array]],
+    tensor: torch.Tensor,
+    *options: object,
+    in_place: bool = False,
+) -> Handle[torch.Tensor]:
+    array, dtype = to_host(tensor)
+    if in_place:
+        return MappedHandle(
+            start(array, *options, out=array, dtype=dtype), lambda found: copy_back(found, tensor)
+        )
+    return MappedHandle(start(array, *options, dtype=dtype), lambda found: to_tensor(found, tensor))
+
+
+def _start_all(
+    start: Callable[..., Handle[list[Array]]],
+    tensors: Sequence[torch.Tensor],
+    *options: object,
+    in_place: bool = False,
+) -> Handle[list[torch.Tensor]]:
     hosts = [to_host(tensor) for tensor in tensors]
     kinds = {tensor.dtype for tensor in tensors}
     if len(kinds) != 1:
@@ -210,19 +196,11 @@ def _to_hosts(tensors: Sequence[torch.Tensor]) -> tuple[list[Array], str | None]
             f"grouped tensors of {', '.join(sorted(map(str, kinds))) or 'nothing'}: expected "
             "tensors of one dtype"
         )
-    return [host.array for host in hosts], hosts[0].dtype
+    sources, dtype = [host.array for host in hosts], hosts[0].dtype
+    outs = {"outs": sources} if in_place else {}
+    back = copy_back if in_place else to_tensor
 
-
-def _as_tensor(handle: Handle, like: torch.Tensor) -> Handle:
-    return MappedHandle(handle, lambda found: to_tensor(found, like))
-
-
-def _as_tensors(handle: GroupHandle, like: Sequence[torch.Tensor]) -> Handle:
     def finish(found: list[Array]) -> list[torch.Tensor]:
-        return [to_tensor(array, tensor) for array, tensor in zip(found, like, strict=True)]
+        return [back(array, tensor) for array, tensor in zip(found, tensors, strict=True)]
 
-    return MappedHandle(handle, finish)
-
-
-def _in_place(handle: Handle, tensor: torch.Tensor) -> Handle:
-    return MappedHandle(handle, lambda found: copy_back(found, tensor))
+    return MappedHandle(start(sources, *options, **outs, dtype=dtype), finish)

@@ -14,6 +14,7 @@ import torch
 from reducer_client.horovod.basics import rank
 from reducer_client.horovod.process_sets import ProcessSet
 from reducer_client.horovod.requests import Average, ReduceOp, Sum
+from reducer_client.horovod.synchronous import ends_on_interrupt
 from reducer_client.horovod.torch import asynchronous
 
 # torch leaves what decorates and applies Functions untyped.
@@ -38,12 +39,13 @@ class AllReduce(torch.autograd.Function):
         ctx.arguments = (op, scales, process_set, grouped)
         if not grouped:
             (tensor,) = tensors
-            handle = asynchronous.allreduce_async(tensor, None, name, op, *scales, process_set)
-            return (handle.wait(),)
-        handle = asynchronous.grouped_allreduce_async(tensors, None, name, op, *scales, process_set)
-        return tuple(handle.wait())
+            one = asynchronous.allreduce_async(tensor, None, name, op, *scales, process_set)
+            return (one.wait(),)
+        all_ = asynchronous.grouped_allreduce_async(tensors, None, name, op, *scales, process_set)
+        return tuple(all_.wait())
 
     @staticmethod
+    @ends_on_interrupt
     def backward(ctx: Any, *gradients: torch.Tensor) -> Gradients:
         op, scales, process_set, grouped = ctx.arguments
         reduced = AllReduce.apply(None, op, scales, process_set, grouped, *gradients)
@@ -68,6 +70,7 @@ class AllGather(torch.autograd.Function):
         return tuple(asynchronous.grouped_allgather_async(tensors, name, process_set).wait())
 
     @staticmethod
+    @ends_on_interrupt
     def backward(ctx: Any, *gradients: torch.Tensor) -> Gradients:
         process_set: ProcessSet = ctx.process_set
         means = asynchronous.grouped_allreduce_async(
@@ -94,6 +97,7 @@ class Broadcast(torch.autograd.Function):
         return asynchronous.broadcast_async(tensor, root_rank, name, process_set).wait()
 
     @staticmethod
+    @ends_on_interrupt
     def backward(ctx: Any, *gradients: torch.Tensor) -> Gradients:
         mean = asynchronous.allreduce_async(
             gradients[0], op=Average, process_set=ctx.process_set
@@ -117,6 +121,7 @@ class AllToAll(torch.autograd.Function):
         return output, received
 
     @staticmethod
+    @ends_on_interrupt
     def backward(ctx: Any, *gradients: torch.Tensor) -> Gradients:
         handle = asynchronous.alltoall_async(
             gradients[0], ctx.received, process_set=ctx.process_set
@@ -144,6 +149,7 @@ class ReduceScatter(torch.autograd.Function):
         return tuple(handle.wait())
 
     @staticmethod
+    @ends_on_interrupt
     def backward(ctx: Any, *gradients: torch.Tensor) -> Gradients:
         op, scales, process_set = ctx.arguments
         factor = scales[0] * scales[1] * (process_set.size() if op == Sum else 1)

@@ -12,6 +12,7 @@ import torch
 from reducer_client.horovod.basics import rank
 from reducer_client.horovod.handles import wait_all
 from reducer_client.horovod.objects import allgather_object, broadcast_object
+from reducer_client.horovod.synchronous import ends_on_interrupt
 from reducer_client.horovod.torch.ops import broadcast_async_
 
 Parameters = Mapping[str, torch.Tensor] | Iterable[torch.Tensor | tuple[str, torch.Tensor]]
@@ -19,6 +20,7 @@ Parameters = Mapping[str, torch.Tensor] | Iterable[torch.Tensor | tuple[str, tor
 Unpacked = tuple[list[dict[str, Any]], list[Any]]
 
 
+@ends_on_interrupt
 def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     """Overwrite tensors by those of ``root_rank``.
 
@@ -38,6 +40,7 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     wait_all([broadcast_async_(tensor, root_rank, name) for name, tensor in named])
 
 
+@ends_on_interrupt
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:

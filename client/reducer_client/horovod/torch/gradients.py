@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from reducer_client.horovod.arrays import end_on_interrupt
 from reducer_client.horovod.errors import HorovodInternalError
-from reducer_client.horovod.handles import synchronize
+from reducer_client.horovod.handles import Handle
 from reducer_client.horovod.process_sets import ProcessSet
 from reducer_client.horovod.requests import Average, ReduceOp
+from reducer_client.horovod.synchronous import ends_on_interrupt
 from reducer_client.horovod.torch.compression import Compressor
 from reducer_client.horovod.torch.layouts import Layouts, laid_out
 from reducer_client.horovod.torch.ops import allreduce_async_, grouped_allreduce_async_
@@ -99,9 +99,9 @@ class Gradients:
         if not self._takes_part:
             self.forget()
             return
-        with end_on_interrupt(self._exchange.process_set):
-            self._finish()
+        self._finish()
 
+    @ends_on_interrupt
     def _finish(self) -> None:
         try:
             if not self._exchange.sparse_as_dense:
@@ -181,15 +181,15 @@ class Gradients:
             "process_set": rule.process_set,
             **rule.factors,
         }
+        handle: Handle[Any]
         if as_one:
             handle = grouped_allreduce_async_(list(sent), **options)
         else:
             handle = allreduce_async_(sent[0], **options)
 
         def land() -> None:
-            results = synchronize(handle)
-            if not as_one:
-                results = [results]
+            found = handle.wait()
+            results = found if as_one else [found]
             for parameter, result, context in zip(parameters, results, contexts, strict=True):
                 _store(parameter, rule.compression.decompress(result, context))
 

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import torch
 
 from reducer_client.horovod import arrays
-from reducer_client.horovod.handles import poll, synchronize
+from reducer_client.horovod.handles import poll
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, ReduceOp
+from reducer_client.horovod.synchronous import ends_on_interrupt, synchronize, synchronous
 from reducer_client.horovod.torch import autograd
 from reducer_client.horovod.torch.asynchronous import (
     allgather_async,
@@ -69,6 +70,7 @@ class Compressor(Protocol):
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor: ...
 
 
+@ends_on_interrupt
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -99,20 +101,10 @@ def allreduce(
     return reduced
 
 
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """``allreduce`` in place, without a gradient."""
-    scales = (prescale_factor, postscale_factor)
-    return allreduce_async_(tensor, average, name, op, *scales, process_set).wait()
+allreduce_ = synchronous(allreduce_async_)
 
 
+@ends_on_interrupt
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -135,20 +127,10 @@ def grouped_allreduce(
     )
 
 
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
-    """``grouped_allreduce`` in place, without gradients."""
-    scales = (prescale_factor, postscale_factor)
-    return grouped_allreduce_async_(tensors, average, name, op, *scales, process_set).wait()
+grouped_allreduce_ = synchronous(grouped_allreduce_async_)
 
 
+@ends_on_interrupt
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -156,6 +138,7 @@ def allgather(
     return autograd.AllGather.apply(name, process_set, False, tensor)[0]
 
 
+@ends_on_interrupt
 def grouped_allgather(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -165,6 +148,7 @@ def grouped_allgather(
     return list(autograd.AllGather.apply(name, process_set, True, *tensors))
 
 
+@ends_on_interrupt
 def broadcast(
     tensor: torch.Tensor,
     root_rank: int,
@@ -175,16 +159,10 @@ def broadcast(
     return autograd.Broadcast.apply(tensor, root_rank, name, process_set)
 
 
-def broadcast_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """``broadcast`` in place, without a gradient."""
-    return broadcast_async_(tensor, root_rank, name, process_set).wait()
+broadcast_ = synchronous(broadcast_async_)
 
 
+@ends_on_interrupt
 def alltoall(
     tensor: torch.Tensor,
     splits: object | None = None,
@@ -199,6 +177,7 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
+@ends_on_interrupt
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -213,6 +192,7 @@ def reducescatter(
     return _reducescatter([tensor], name, compression, op, scales, process_set, grouped=False)[0]
 
 
+@ends_on_interrupt
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,

@@ -11,6 +11,7 @@ from reducer_client.horovod.errors import HorovodInternalError
 from reducer_client.horovod.handles import wait_all
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, ReduceOp, Sum
+from reducer_client.horovod.synchronous import ends_on_interrupt
 from reducer_client.horovod.torch.ops import allgather_async
 
 
@@ -36,6 +37,7 @@ def sparse_allreduce_async(
     shape = torch.tensor([[rank(), tensor.sparse_dim(), *tensor.shape]], device="cpu")
     shapes = allgather_async(shape, f"{name}.shape", process_set)
 
+    @ends_on_interrupt
     def finish() -> torch.Tensor:
         found, rows, said = wait_all([values, indices, shapes])
         _check(name, said.tolist())

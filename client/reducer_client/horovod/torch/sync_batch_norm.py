@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from reducer_client.horovod.basics import size
 from reducer_client.horovod.requests import Sum
+from reducer_client.horovod.synchronous import ends_on_interrupt
 from reducer_client.horovod.torch.ops import allreduce
 
 
@@ -21,6 +22,7 @@ class SyncBatchNorm(_BatchNorm):
         if input.dim() < 2:
             raise ValueError(f"SyncBatchNorm: expected (N, C, ...), got {tuple(input.shape)}")
 
+    @ends_on_interrupt
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
         if size() == 1 or not (self.training or self.running_mean is None):
