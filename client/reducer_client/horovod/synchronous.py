@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import Signature, signature
 from typing import Any, ParamSpec, TypeVar
 
 from reducer_client.horovod import context
@@ -32,8 +33,10 @@ def synchronous(start: Callable[P, Handle[T]]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return start(*args, **kwargs).wait()
 
-    call.__name__ = call.__qualname__ = start.__name__.replace("_async", "")
-    call.__doc__ = f"Make the call ``{start.__name__}`` and return its value."
+    function: Any = call
+    function.__signature__ = signature(start).replace(return_annotation=Signature.empty)
+    function.__doc__ = f"Make the call ``{function.__name__}`` and return its value."
+    function.__name__ = function.__qualname__ = function.__name__.replace("_async", "")
     return call
 
 

@@ -188,7 +188,7 @@ class Gradients:
             handle = allreduce_async_(sent[0], **options)
 
         def land() -> None:
-            found = handle.wait()
+            found: Any = handle.wait()
             results = found if as_one else [found]
             for parameter, result, context in zip(parameters, results, contexts, strict=True):
                 _store(parameter, rule.compression.decompress(result, context))
