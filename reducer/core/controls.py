@@ -55,7 +55,7 @@ class Controls:
         try:
             self._dispatch(peer, event, now, out)
         except PEER_ERRORS as error:
-            out += self._refusals.untaken(peer, error, now)
+            out += self._refusals.refuse_frame(peer, error, now)
         except Exception as bug:
             members = self._roster.runs_by_number.get(peer.run_number)
             if members is None:
@@ -132,7 +132,9 @@ class Controls:
         self._run_of(peer).notices.abandon(peer.rank, event.header, cause, now, out)
 
     def _error(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
-        """A member gives up: the run ends for all ranks, with its reason or because of its loss."""
+        """A member has failed: the run ends for all ranks, with the member's verdict or with its
+        loss.
+        """
         error = messages.decode(messages.Error, event.payload or b"")
         if peer.state != SessionState.READY:
             out += self._refusals.close(peer, error.message, now)
@@ -143,19 +145,19 @@ class Controls:
             out += self._endings.fail(run, code, error.message, error.rank, error.reason)
             return
         text = f"rank {peer.rank} of job {run.title!r} has failed: {error.message}"
-        # Where lanes welcomed it to different runs, nobody can join: no rank is to blame.
+        # JOIN: lanes have welcomed the rank to different runs, so no rank is to blame.
         code = ErrorCode.JOIN if error.code == ErrorCode.JOIN else ErrorCode.PEER_LOST
         out += self._endings.fail(run, code, text, peer.rank, "failed")
 
     def _bye(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
-        """The rank leaves cleanly; whatever still needs it is lost."""
+        """The rank leaves cleanly. A round that still needs the rank ends the run."""
         run = self._run_of(peer)
         members = self._roster.runs[run.name, run.run_id]
         members.leave(peer)
         if len(members.left) == run.world_size:
             out += self._endings.end(members)
             return
-        waiting = run.open.that_wants(peer.rank)
+        waiting = run.open.first_that_wants(peer.rank)
         if waiting is None:
             return
         text = f"rank {peer.rank} left job {run.title!r} before round {waiting.number} was complete"

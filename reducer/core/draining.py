@@ -1,4 +1,4 @@
-"""The end of a lane: it drains until its runs have gone elsewhere, or shuts down."""
+"""How a lane ends: it drains until its runs have moved to other reducers, or it shuts down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reducer.wire import messages
 from reducer.wire.codes import ErrorCode
 from reducer.wire.errors import ReductionError, UnavailableError
 
-# Seconds to wait for workers: after GOAWAY they leave within milliseconds, if they can.
+# Seconds to wait for the workers: after GOAWAY they move within milliseconds, if they can.
 DRAIN_PATIENCE: Final = 1.0
 
 
@@ -23,18 +23,18 @@ class Draining:
         self._since = 0.0
 
     def begin(self, reason: str, now: float) -> list[Output]:
-        """Finish the open rounds, take no new run."""
+        """Send GOAWAY to all runs, and refuse the forming ones. Open and new rounds continue."""
         self._roster.draining, self._since = reason, now
         goaway = messages.Goaway(reason)
         out: list[Output] = [
             members.run.seats.to_all(goaway) for members in self._roster.runs.values()
         ]
-        # A session that has said nothing yet may be about to rejoin a run.
+        # Sessions without a HELLO are not refused: they may be about to rejoin a run.
         error = UnavailableError(f"this reducer is draining ({reason})")
         return out + self._refuse_forming(error, now)
 
     def is_over(self, now: float) -> bool:
-        """Nothing is to be waited for: the runs have gone elsewhere, or cannot and are idle."""
+        """Whether every run has moved away, or nothing is open after DRAIN_PATIENCE."""
         runs = [members.run for members in self._roster.runs.values()]
         if not any(run.streams.live for run in runs):
             return True
@@ -53,7 +53,7 @@ class Draining:
         return out
 
     def _refuse_forming(self, error: ReductionError, now: float) -> list[Output]:
-        """One frame and one line in the log for each run, however many wait for it."""
+        """One ERROR and one log line for each forming run, however many workers wait for it."""
         out: list[Output] = []
         for forming in list(self._roster.forming.values()):
             out += self._refusals.refuse_all(forming, error, now)

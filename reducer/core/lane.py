@@ -1,7 +1,7 @@
-"""One lane: the way from an event to the session or the run that it is for.
+"""One lane: brings each event to the session or the run that it concerns.
 
-Sans-I/O: `handle(event, now)` returns what the shell has to do. No socket, clock, thread, array or
-random number is in here or below.
+Sans-I/O: `handle(event, now)` returns what the shell has to do. This package contains no socket,
+clock, thread, array or random number.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class Lane:
         }
 
     def handle(self, event: Event, now: float) -> list[Output]:
-        """The outputs for `event`; never raises for what a peer has sent.
+        """Return the outputs for `event`. Nothing that a peer sends makes this raise.
 
-        What raises in the data path ends its run; elsewhere the shell reports it as Broken.
+        An internal error on the data path ends the run. Other internal errors may be raised; the
+        shell then reports Broken.
         """
         if isinstance(event, events.Contributed):
             return self._contributed(event, now)
@@ -66,17 +67,20 @@ class Lane:
     # --- before memory is taken -----------------------------------------------------------------
 
     def admit(self, session: int, header: Header, unread: int) -> Admission | None:
-        """Whether memory is to be taken for a contribution, and what goes with the contribution.
+        """Return where a contribution belongs, before memory is taken for it.
 
-        `unread` bytes wait to be sent to the session. None: the payload is to be thrown away.
-        Raises the ProtocolError family.
+        `unread` bytes wait to be sent to the session. None: the payload is to be discarded. Raises
+        the ProtocolError family.
         """
         peer = self._roster.sessions[session]
         return _ready_run(peer).contributions.admit(peer.rank, header, unread)
 
     def unread_room(self, session: int) -> tuple[int, int]:
-        """The bytes that may wait to be sent to the session, at any time and now; with more it does
-        not read."""
+        """How many bytes may wait to be sent to the session: the bound that always holds, and the
+        bound now.
+
+        A session with more bytes waiting than the second bound is a slow reader.
+        """
         peer = self._roster.sessions.get(session)
         if peer is None or peer.run is None:
             return LEAST_FRAMES, LEAST_FRAMES
@@ -86,7 +90,7 @@ class Lane:
     def admit_long(self, session: int, header: Header, unread: int) -> None:
         """Like `admit`, for a control frame of more than MAX_EARLY_BYTES.
 
-        Only a complete run has reserved any.
+        Only a complete run has reserved memory for such a frame.
         """
         peer = self._roster.sessions[session]
         if peer.run is None:
@@ -105,29 +109,31 @@ class Lane:
         return peer is not None and peer.run is not None and peer.run.is_behind
 
     def heard(self, session: int, now: float) -> None:
-        """Bytes have come, whole frames or not: the peer is not silent."""
+        """Note that bytes have come from the peer, whole frames or not."""
         peer = self._roster.sessions.get(session)
         if peer is not None:
             peer.heard_at = now
 
     def job_named_by(self, session: int) -> str:
-        """The job that the session has said HELLO for; "" if it has not, or was not let in."""
+        """The job that the session's HELLO named; "" before the HELLO, or if its permit forbids the
+        job.
+        """
         peer = self._roster.sessions.get(session)
         return "" if peer is None else peer.named
 
     def run_of(self, session: int) -> int:
-        """The number of the run that it is in, 0 for none."""
+        """The number of the session's run, 0 for none."""
         peer = self._roster.sessions.get(session)
         return 0 if peer is None else peer.run_number
 
     def world_size_of(self, session: int) -> int:
-        """How many ranks the session's run has; 0 where it is in none."""
+        """How many ranks the session's run has; 0 if the session is in no run."""
         peer = self._roster.sessions.get(session)
         return 0 if peer is None or peer.run is None else peer.run.world_size
 
     @property
     def idle(self) -> bool:
-        """Whether the lane has no run, complete, forming or ended."""
+        """Whether the lane has no run at all: none complete, forming or ended."""
         return not (self._roster.runs or self._roster.forming or len(self._roster.ended))
 
     @property
@@ -136,7 +142,11 @@ class Lane:
         return self._endings.runs_ended
 
     def drained(self, now: float) -> bool:
-        """Nothing is to be waited for: the runs have gone elsewhere, or cannot and are idle."""
+        """Whether a draining lane may close.
+
+        The routes of all runs leave its slot out, or no round is open although the workers had
+        DRAIN_PATIENCE to move.
+        """
         return self._draining.is_over(now)
 
     def snapshot(self) -> CoreNumbers:
@@ -170,12 +180,12 @@ class Lane:
         except PEER_ERRORS as error:
             if event.buffer is not None:
                 out.append(Free(peer.run_number, (event.buffer,)))
-            out += self._refusals.untaken(peer, error, now)
+            out += self._refusals.refuse_frame(peer, error, now)
 
     def _folded(self, event: events.Folded, now: float) -> list[Output]:
         out: list[Output] = []
         members = self._roster.runs_by_number.get(event.run)
-        if members is None:  # it has ended meanwhile
+        if members is None:  # the run has ended meanwhile
             if event.taken is not None:
                 out.append(Free(event.run, (event.taken,)))
             return out

@@ -28,8 +28,8 @@ from reducer.wire.codes import ErrorCode
 # ordinary traffic.
 WAITING_SECONDS: Final = 1.0
 MAX_ROUNDS: Final = 16
-# Limits for all runs together, and for the characters of a key's name: an answer is some megabytes
-# at most.
+# The most waiting rounds of all runs together, and the most characters of a key's name: an answer
+# stays below a few megabytes.
 MAX_ROUNDS_IN_ALL: Final = 256
 KEY_SHOWN: Final = 128
 
@@ -47,13 +47,13 @@ def lane_numbers(roster: Roster, errors: Mapping[ErrorCode, int]) -> CoreNumbers
 
 
 def parts_of(roster: Roster, now: float) -> Iterator[Part]:
-    """Yields the part of one run after the other: runs may end between two of them.
+    """Yield the part of each run. Runs may end between two parts.
 
-    The complete runs report MAX_ROUNDS_IN_ALL waiting rounds at most, and the runs of one job
-    MAX_RANKS_OF_JOB ranks.
+    All parts together have at most MAX_ROUNDS_IN_ALL waiting rounds, and the parts of one job at
+    most MAX_RANKS_OF_JOB rows of ranks.
     """
     rounds = MAX_ROUNDS_IN_ALL
-    ranks: Counter[str] = Counter()  # by job, that were reported
+    ranks: Counter[str] = Counter()  # rows that were reported, by job
     for number, members in list(roster.runs_by_number.items()):
         if number in roster.runs_by_number:
             report = run_report(members, now, min(rounds, MAX_ROUNDS))

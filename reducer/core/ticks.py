@@ -1,4 +1,4 @@
-"""What time does to a lane: heartbeats, silence, stalls, absence, and records to forget."""
+"""The work of a lane's ticks: heartbeats, silence, stalls, absent ranks, records to forget."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from reducer.core.surface.frames import payload_frame
 from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES, MessageKind
 from reducer.wire.errors import ProtocolError
 
-# What a tick tells all runs, in stable positions sent: to make one ready costs as much as to send
-# it to MADE ranks, and a frame as much as LEAST_TOLD positions. Runs that have more to tell, or
-# have waited less, have their turn at the next ticks. But each run has a heartbeat in every
-# interval, of TOLD_ANYWAY positions: workers give up a lane that they do not hear.
+# The most that one tick tells all runs, in stable positions sent. Preparing a position costs as
+# much as sending it to MADE ranks, and a frame costs as much as LEAST_TOLD positions. Runs that
+# have more to tell, or have waited less, have their turn at the next ticks. Each run still gets a
+# heartbeat of TOLD_ANYWAY positions in every interval, because workers suspect a lane that sends
+# nothing.
 MOST_TOLD: Final = 65_536
 MADE: Final = 16
 LEAST_TOLD: Final = 256
@@ -27,7 +28,7 @@ TOLD_ANYWAY: Final = 16
 
 
 class Beats:
-    """`_told_at`: when there was news for each job."""
+    """Sends heartbeats. `_told_at`: when each job was last told stable positions."""
 
     def __init__(
         self, roster: Roster, endings: Endings, refusals: Refusals, joining: Joining
@@ -37,7 +38,7 @@ class Beats:
         self._refusals = refusals
         self._joining = joining
         self._settings = roster.settings
-        self._next_beat = 0.0  # of the runs that form
+        self._next_beat = 0.0  # of the forming runs
         self._told_at: dict[str, float] = {}
 
     def beat(self, now: float, out: list[Output]) -> None:
@@ -55,8 +56,11 @@ class Beats:
             self._beat_forming(now, out)
 
     def _due(self, now: float) -> list[Members]:
-        """The runs whose heartbeat is due: of each job the one that has waited longest, then the
-        next one of each. The job that was told something last comes last."""
+        """The runs whose heartbeat is due, in their order.
+
+        First comes one run of each job, the run that has waited longest; then the next run of each
+        job. The job that was told most recently comes last.
+        """
         runs = self._roster.runs.values()
         self._told_at = {
             members.run.name: self._told_at.get(members.run.name, 0.0) for members in runs
@@ -74,7 +78,9 @@ class Beats:
         return [members for wave in waves for members in wave]
 
     def _beat_run(self, members: Members, now: float, may_tell: int, out: list[Output]) -> int:
-        """HEARTBEATs of what there is to tell, or an empty one; what that takes of MOST_TOLD."""
+        """Send the run's stable positions, or an empty HEARTBEAT. Returns how much of MOST_TOLD
+        this took.
+        """
         run, interval = members.run, self._settings.heartbeat
         if may_tell <= 0 and run.positions.has_news and now < members.beat_at + interval:
             return 0
@@ -94,7 +100,7 @@ class Beats:
         if not has_news:
             members.next_beat += interval * ((now - members.next_beat) // interval + 1)
         elif may_tell > 0:
-            members.next_beat = now  # behind those that have waited longer
+            members.next_beat = now  # due again, after runs that have waited longer
         return told
 
     def _beat_forming(self, now: float, out: list[Output]) -> None:
@@ -105,7 +111,7 @@ class Beats:
                 out += self._refusals.break_up(forming, bug, now)
 
     def _beat_of(self, forming: Forming) -> Send:
-        """Whom the run waits for, where that has changed."""
+        """PENDING if the set of absent ranks has changed, else an empty HEARTBEAT."""
         sessions = tuple(forming.sessions.values())
         if not forming.changed:
             heartbeat = payload_frame(MessageKind.HEARTBEAT, b"", self._settings.crc32c)
@@ -118,26 +124,28 @@ def _next_beat(members: Members) -> float:
     return members.next_beat
 
 
-# Seconds that the lane keeps an idle key beyond Members.silence: until then a rank whose connection
-# is dead may have missed a stable position, and it announces an idle key again after 1 s.
+# How many seconds beyond Members.silence the lane keeps an idle key. Until then, a rank on a dead
+# connection may have missed a stable position. A rank announces a key again after the key was idle
+# for 1 s.
 KEY_IDLE_SECONDS: Final = 7.0
-# A tick that comes so many seconds after the one before is late: this process stood still. The
+# A tick is late if it comes this many seconds after the last one: the process was stopped. The
 # engine has the same limit.
 LATE_TICK: Final = 0.5
-# What a tick does of work that nobody waits for; the rest has its turn at the next ones. Bytes of
-# the records of keys that are idle, or whose run or stream is over, 0.5 ms; runs that nobody has
-# come back to; what runs are told of their rounds that wait, in frames and lines of the log; and
-# connections that have said nothing and are refused, a line each, which takes 0.1 to 0.2 ms.
+# Limits of one tick for work that nobody waits for; the rest is done at the next ticks.
+# Bytes of records of keys that are idle, or whose run or stream has ended: 0.5 ms.
 MOST_IDLE: Final = 1 << 20
+# Deserted runs that are ended.
 MOST_ENDED: Final = 16
+# STALL frames and log lines about stalled rounds.
 MOST_STALLED: Final = 32
+# Connections that are refused for lack of a HELLO. A log line takes 0.1 to 0.2 ms.
 MOST_REFUSED: Final = 16
-# Ranks that one tick tells who is absent. A run is told once in a heartbeat interval at most.
+# Ranks that are sent ABSENT. A run gets at most one ABSENT in a heartbeat interval.
 MOST_TOLD_ABSENCE: Final = 1_024
 
 
 class Ticks:
-    """`_sweeps` counts the ticks that have looked for idle keys."""
+    """The work of a tick. `_sweeps` counts the ticks that have looked for idle keys."""
 
     def __init__(self, roster: Roster, endings: Endings, refusals: Refusals, beats: Beats) -> None:
         self._roster = roster
@@ -180,14 +188,16 @@ class Ticks:
                     continue
                 if may_tell > 0 and members.absence_from <= now:
                     may_tell -= self._tell_absence(members, now, out)
-                if members.run.is_behind:  # whoever had its turns for that may have gone
+                if members.run.is_behind:  # the session that had the turns may have ended
                     members.run.seats.ask_for_turns(out)
             except Exception as bug:
                 out += self._endings.fault(members, bug)
         self._end_deserted(few(deserted, MOST_ENDED), out)
 
     def _forget_idle(self, now: float, out: list[Output]) -> None:
-        """At each tick the first turn is another job's, and in that another run's."""
+        """Forget records of about MOST_IDLE bytes. Each tick begins with another job and another
+        run.
+        """
         self._roster.ended.forget_some(MOST_IDLE, out)
         looked = 0
         for members in self._to_sweep():
@@ -211,7 +221,7 @@ class Ticks:
 
     def _forget_idle_of(self, members: Members, now: float) -> int:
         idle = members.run.idle
-        if not members.complete:  # who is back must be told of idle keys
+        if not members.complete:  # a rank that reconnects is told of idle keys
             return idle.take_apart(MOST_IDLE)
         return idle.forget(now - members.silence - KEY_IDLE_SECONDS, MOST_IDLE)
 
@@ -226,7 +236,7 @@ class Ticks:
                 out += self._endings.fault(members, bug)
 
     def _tell_absence(self, members: Members, now: float, out: list[Output]) -> int:
-        """ABSENT to all its ranks, if it has changed; how many these are."""
+        """Send ABSENT to all ranks of the run if it has changed. Returns the number of ranks."""
         absence = members.absence(now - self._settings.lost_grace)
         if absence is None:
             return 0
@@ -254,7 +264,7 @@ class Ticks:
                 out += self._endings.fault(members, bug)
 
     def _is_overdue(self, peer: Session, now: float) -> bool:
-        """Whether it has not said HELLO in time."""
+        """Whether the session has not said HELLO in time."""
         late = now - peer.opened_at > self._settings.hello_deadline
         return late and peer.state == SessionState.NEW
 
@@ -265,11 +275,11 @@ class Ticks:
     def _check_session(self, peer: Session, now: float) -> list[Output]:
         silent = now - peer.heard_at
         if peer.state == SessionState.READY and silent > peer.silence:
-            # No ERROR: it may only be this lane that does not hear it.
-            text = f"nothing was heard of it for {silent:.1f} s"
+            # No ERROR: perhaps only this lane hears nothing from the worker.
+            text = f"it sent nothing for {silent:.1f} s"
             return self._refusals.close(peer, text, now - self._settings.lost_grace)
         if peer.state == SessionState.LEFT and silent > peer.silence:
-            return self._refusals.close(peer, "has left and does not close", now)
+            return self._refusals.close(peer, "said BYE and did not close", now)
         return []
 
 

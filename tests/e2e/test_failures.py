@@ -198,9 +198,7 @@ def test_a_worker_that_was_stopped_for_too_long_says_so(addresses: list[str], jo
         stopped = ranks.collect_one(1)
     (error,) = _errors([other], PeerLostError)
     assert (error.rank, error.reason) == (1, "lost")
-    assert re.search(
-        r"rank 1 of job .* is lost: nothing was heard of it for [1-4]\.\d s", str(error)
-    )
+    assert re.search(r"rank 1 of job .* is lost: it sent nothing for [1-4]\.\d s", str(error))
     (error,) = _errors([stopped], PeerLostError)
     assert error.rank == 1
     assert re.search(r"this process itself, stood still for \d+\.\d s", str(error))

@@ -1,1 +1,1 @@
-"""Containers for what a peer makes a lane remember: safe against the numbers that it chooses."""
+"""Containers for numbers that a peer chooses: no choice makes them slow."""

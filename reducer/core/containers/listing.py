@@ -1,4 +1,4 @@
-"""A list whose items come and go while it is walked a part at a time."""
+"""A list that is walked in parts and may change between them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T", bound=Listed)
 
 
 class Listing(Generic[T]):
-    """In no order. To add and to remove take the same time however many there are.
+    """A list without an order. Adding and removing take constant time.
 
-    A walk goes from the end to the start: the last one comes into the place of one that is removed.
-    So it may meet one twice, and misses none but those that come after its start.
+    Removing an item moves the last item into its place. A walk goes from the end to the start, so
+    it may meet an item twice, and it misses only items that were added after its start.
     """
 
     __slots__ = ("_all",)

@@ -1,11 +1,11 @@
 """Tables whose keys a peer chooses, safe against chosen keys.
 
 The hash of an int in Python is the int itself. So a peer could choose numbers that all collide, and
-each look-up would walk over all of them. These tables mix a secret of the process into each key:
-Python's own secret, which guards its dicts of texts in the same way.
+each look-up would walk over all of them. These tables mix a secret into each number: the secret of
+the process with which Python guards its dicts of strings.
 
-A dict also keeps the memory of its largest size. Records are charged while they exist, so a table
-is rebuilt once it has lost most of them.
+A dict also keeps the memory of its largest size. Records are charged only while they exist, so a
+table is rebuilt after it has lost most of its entries.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _SECRET: Final = hash("numbers that peers choose") & ((1 << 60) - 1)
-_SMALL: Final = 5  # a table that never had more stays as it is: so many are in the smallest dict
-_PART: Final = 4  # of the most that it had: with less, it is made anew
+_SMALL: Final = 5  # entries of the smallest dict; a table that never had more is not rebuilt
+_PART: Final = 4  # a table with less than 1/n of its most entries is rebuilt
 
 
 class _Table(Generic[K, T]):
@@ -44,14 +44,14 @@ class _Table(Generic[K, T]):
         if self._most == _SMALL or len(self._items) * _PART >= self._most:
             return
         items = self._items
-        with suppress(MemoryError):  # then it keeps what it has
-            # A copy of a dict is larger than the smallest one, whatever is in it.
+        with suppress(MemoryError):  # then the table keeps its dict
+            # A copied dict is never the smallest one; a dict that is built from few items is.
             self._items = dict(items.items()) if len(items) <= _SMALL else dict(items)
         self._most = max(_SMALL, len(self._items))
 
 
 class Numbered(_Table[int, T]):
-    """By numbers that a peer chooses: the id of a key, a round, the index of a chunk."""
+    """A table by numbers that a peer chooses: ids of keys, rounds, indexes of chunks."""
 
     __slots__ = ()
 
@@ -90,7 +90,7 @@ class Numbered(_Table[int, T]):
 
 
 class OrderedSet(_Table[T, None]):
-    """Objects of ours, in the order in which they came."""
+    """A set of the lane's own objects, in the order of insertion."""
 
     __slots__ = ()
 
@@ -104,7 +104,7 @@ class OrderedSet(_Table[T, None]):
         self._put(item, None)
 
     def discard(self, item: T) -> bool:
-        """False where it is not there."""
+        """Remove the item; False if the set does not have it."""
         if item not in self._items:
             return False
         del self._items[item]
@@ -117,5 +117,5 @@ class OrderedSet(_Table[T, None]):
         return item
 
     def first(self, most: int) -> list[T]:
-        """The oldest entries, at most so many."""
+        """The oldest entries, at most `most`."""
         return list(islice(self._items, most))

@@ -1,7 +1,8 @@
-"""Room on a lane: what each job has reserved of its memory.
+"""The memory of a lane, and how much of it each job has reserved.
 
-Numbers only; no memory is owned here. The law: every byte that a worker may send has room that
-was reserved when its job joined, so a lane never has to stop reading (PROTOCOL.md, section 7).
+Numbers only; no memory is owned here. The law: every byte that a worker may send has room that was
+reserved when the worker's run was complete, so a lane never has to stop reading (PROTOCOL.md,
+section 7).
 """
 
 from __future__ import annotations
@@ -14,30 +15,33 @@ from reducer.wire.codes import MAX_CONTROL_BYTES
 from reducer.wire.errors import QuotaError
 from reducer.wire.messages import ChunkTable
 
-# Shares for the results that are not stable yet, beside one share for each rank's contributions.
-# Results that a rank has not reported as done are: unanswered as the rank sees them (credit +
-# grant); answered while the rank could send nothing, or before an earlier one of their key, by a
-# new connection or a route (at most what was unanswered then); and less than half a credit, for
-# which a rank makes no report. (A done report comes before the contributions that need its room.)
+# Shares for results that are not stable yet, in addition to one share for each rank's
+# contributions. PROTOCOL.md, section 8, derives the number. A rank reports results as done before
+# it sends the contributions that need their room.
 SHARES_BESIDE_RANKS: Final = 3
-# Chunks that one grant covers: two, so that the next one travels while the first is folded.
+# Chunks that one grant covers: the second chunk travels while the first is folded.
 GRANT_CHUNKS: Final = 2
-# The part of each share that is kept for the records of the run (`records.py`) where memory is
-# short, and the least: what the records of its ranks and of a small model need.
+# Where memory is short, 1/n of each share is for the records of the run (`records.py`), and at
+# least LEAST_RECORDS bytes: enough for the ranks and for a small model.
 PART_OF_SHARE: Final = 8
 LEAST_RECORDS: Final = 32_768
-# Bounds of what each share keeps for control frames: one that a rank has not sent to its end, and
-# those that the rank has not read. Within the bounds it is the same part of the share.
+# Bounds of the part of each share that is for control frames: one frame that a rank is still
+# sending, and the frames that the rank has not read. Between the bounds this part is
+# 1/PART_OF_SHARE as well.
 LEAST_FRAMES: Final = MAX_CONTROL_BYTES
 MOST_FRAMES: Final = 4 * MAX_CONTROL_BYTES
-# A run takes no more than this part of the free memory, if it can work with that: other jobs, and
-# groups of its own workers, come after it.
+# A run reserves at most 1/n of the free memory if the run can work with that: other jobs, and
+# groups of the same workers, come later.
 PART_OF_FREE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Limits of a rank in bytes: unanswered, more under a grant, records, control frames."""
+    """What one rank may use on a lane, in bytes.
+
+    `credit` is for unanswered contributions, and `grant` for those to the granted round; `largest`
+    is the largest chunk. `records` and `frames` are for records and control frames.
+    """
 
     credit: int
     grant: int
@@ -51,9 +55,11 @@ class Window:
 
     @property
     def unstable(self) -> int:
-        """Limit of the cost of complete, unstable chunks; above it no contribution is taken.
+        """Limit of the cost of complete chunks that are not stable. Above it no contribution is
+        taken.
 
-        Below the limit one more fits. Ranks that report what they hold stay far below it.
+        At the limit there is room for one more chunk. Ranks that report what they hold stay far
+        below the limit.
         """
         return SHARES_BESIDE_RANKS * self.limit - self.largest
 
@@ -61,8 +67,8 @@ class Window:
     def unread(self) -> int:
         """Limit of the bytes that wait in the lane for a rank that does not read.
 
-        A rank that reads stays far below it, since it counts contributions as unanswered until it
-        has read their results.
+        A rank that reads stays far below the limit: to the rank, a contribution is unanswered until
+        it has read the result.
         """
         return self.limit + _headers(self.limit) + _stable(self.records) + self.frames
 
@@ -71,22 +77,22 @@ class Window:
         return (world_size + SHARES_BESIDE_RANKS) * share
 
     def room_for_records(self, world_size: int) -> int:
-        """The part of `reserve` for records, of all ranks together."""
+        """The part of `reserve` that is for records."""
         return (world_size + SHARES_BESIDE_RANKS) * self.records
 
 
 def _headers(limit: int) -> int:
-    """Twice the headers of the results of so much cost, with MIN_COST for each contribution."""
+    """Room for headers of results: 128 bytes for each MIN_COST of `limit`; a header has 80."""
     return -(-limit // 32)
 
 
 def _stable(records: int) -> int:
-    """The stable positions of all keys that such a share has room for."""
+    """Room for the stable positions of all keys that fit in `records` bytes."""
     return records // 2
 
 
 def share_of(limit: int, records: int = LEAST_RECORDS, frames: int = LEAST_FRAMES) -> int:
-    """The bytes that a run reserves on a lane for each of its ranks."""
+    """The bytes of one share of a run."""
     return limit + _headers(limit) + records + _stable(records) + frames
 
 
@@ -96,7 +102,10 @@ def _limit(share: int, records: int, frames: int) -> int:
 
 
 class Budget:
-    """The memory of one lane, handed out to jobs; `job_total` is the most of one, 0: all."""
+    """The memory of one lane, which runs reserve.
+
+    `job_total` limits the memory of each job; 0: no limit but `total`.
+    """
 
     def __init__(self, total: int, credit: int, job_total: int = 0, records: int = 0) -> None:
         self.total = total
@@ -107,10 +116,10 @@ class Budget:
         self._reserved_by: dict[str, int] = {}
 
     def open(self, job: str, world_size: int, table: ChunkTable, slots: int = 1) -> Window:
-        """Reserve a run's memory. The credit shrinks to the run's part of the rest, to one chunk.
+        """Reserve a run's memory.
 
-        The limits for records and control frames shrink with it. Raises QuotaError if not even one
-        chunk fits.
+        If memory is short, the credit shrinks down to one chunk, and the limits for records and
+        control frames shrink with it. Raises QuotaError if not even one chunk fits.
         """
         largest = max(MIN_COST, *(chunk for _, chunk in table))
         free = self.total - self.reserved
@@ -148,13 +157,13 @@ class Budget:
         self.give(job, window.reserve(world_size))
 
     def give(self, job: str, size: int) -> None:
-        """Give back so many bytes that the job's runs had reserved."""
+        """Give back `size` bytes that runs of the job have reserved."""
         self._add(job, -size)
 
     def _add(self, job: str, size: int) -> None:
         of_job, reserved = self._reserved_by.get(job, 0) + size, self.reserved + size
         if of_job:
-            self._reserved_by[job] = of_job  # first: where this fails, nothing has changed
+            self._reserved_by[job] = of_job  # first: if this raises, nothing has changed
         else:
             self._reserved_by.pop(job, None)
         self.reserved = reserved

@@ -6,11 +6,11 @@ from reducer.core.surface.buffer import Buffer
 
 
 class HeldBytes:
-    """Bytes of the buffers that a run holds on a lane.
+    """Counts the bytes of the buffers that a run holds on a lane, without walks over the buffers.
 
-    Each buffer is counted as it comes and goes: nobody walks them. `parked` are contributions that
-    no accumulator has yet, of `parts` ranks, `summed` accumulators and results. `unstable` is the
-    cost, in credit, of the chunks that are complete and not stable.
+    `parked`: contributions that are in no accumulator yet. `parts`: how many these are. `summed`:
+    accumulators and results. `unstable`: the cost, in credit, of complete chunks that are not
+    stable.
     """
 
     __slots__ = ("parked", "parts", "summed", "unstable")
@@ -30,7 +30,7 @@ class HeldBytes:
         self.parts += 1
 
     def unpark(self, count: int, size: int) -> None:
-        """Take back so many parked buffers of one size."""
+        """Take back `count` parked buffers of `size` bytes each."""
         self.parked -= count * size
         self.parts -= count
 

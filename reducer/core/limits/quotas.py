@@ -1,4 +1,4 @@
-"""Limits of a job on a lane beside memory: connections and runs.
+"""Limits of a job on a lane besides memory: connections and runs.
 
 Law: only the job that exceeds its quota is refused, by name. So a worker that may speak for one job
 (mode psk) cannot keep another job out.
@@ -10,19 +10,20 @@ from typing import Final
 
 from reducer.wire.errors import QuotaError
 
-# A worker has one connection, and may have old ones that have not ended yet.
+# A worker has one connection, and perhaps old ones that have not ended yet.
 CONNECTIONS_PER_WORKER: Final = 4
-# Workers that come before their run is known, or with a hello that is refused.
+# Connections of workers whose run is not known yet, or whose HELLO is refused.
 SPARE_CONNECTIONS: Final = 64
 # One job may hold 1/n of a lane's descriptors.
 PART_OF_DESCRIPTORS: Final = 2
-# A connection whose run forms takes memory that no budget holds. One job may have so many, and one
-# for so many bytes of its memory; a complete run reserves more for each worker. It is what one may
-# take in mode tls, with a frame and a record of TLS whose ends have not come; idle it takes 36 KB.
+# A connection whose run is forming takes memory that no budget counts: in mode tls up to
+# BYTES_PER_CONNECTION with an unfinished frame and an unfinished TLS record, and 36 KB when idle.
+# One job may have FREE_CONNECTIONS, or more if it has BYTES_PER_CONNECTION of memory for each. A
+# complete run has reserved more than that for each worker.
 FREE_CONNECTIONS: Final = 1_024
-# Runs of one job that have ended and are not forgotten yet, for each that it may have.
-ENDED_PER_RUN: Final = 4
 BYTES_PER_CONNECTION: Final = 65_536
+# Ended runs of one job that are not forgotten yet, for each run that the job may have.
+ENDED_PER_RUN: Final = 4
 
 
 class Connections:
@@ -32,7 +33,7 @@ class Connections:
         self._of: dict[str, int] = {}
 
     def enter(self, job: str) -> int:
-        """One more; how many there are now."""
+        """Count one more connection. Returns how many the job has now."""
         count = self._of[job] = self._of.get(job, 0) + 1
         return count
 
@@ -43,12 +44,12 @@ class Connections:
 
 
 def allowed_connections(workers: int) -> int:
-    """How many connections a job of so many workers may have, in all of its runs."""
+    """How many connections a job of `workers` workers may have, in all of its runs."""
     return CONNECTIONS_PER_WORKER * workers + SPARE_CONNECTIONS
 
 
 class MostConnections:
-    """The most connections that one job may have on a lane, however many its workers are.
+    """The most connections that one job may have on a lane, whatever its number of workers.
 
     ``descriptors``: how many files the lane may open; ``memory``: the budget of the job.
     """
@@ -60,7 +61,7 @@ class MostConnections:
         self.count = min(descriptors // PART_OF_DESCRIPTORS, self._by_memory)
 
     def check_world(self, job: str, world_size: int) -> None:
-        """Raises QuotaError for a job that could not be complete."""
+        """Raises QuotaError for a world size whose workers could not all connect."""
         coming_back = min(world_size, SPARE_CONNECTIONS)
         needed = PART_OF_DESCRIPTORS * (world_size + coming_back)
         if needed > self._descriptors:
@@ -72,7 +73,7 @@ class MostConnections:
         if world_size > self._by_memory:
             raise QuotaError(
                 f"job {job!r} has {world_size:,} workers; with {self._memory:,} bytes of memory a "
-                f"lane takes {self._by_memory:,} of one job: raise --memory or --job-memory"
+                f"lane admits {self._by_memory:,} of one job: raise --memory or --job-memory"
             )
 
     def too_many(self, job: str, workers: int, count: int) -> QuotaError:
@@ -82,7 +83,7 @@ class MostConnections:
                 f"may have {allowed_connections(workers):,}: does a worker connect again and again?"
             )
         return QuotaError(
-            f"job {job!r} has {count:,} connections to this lane, the most of one job is "
+            f"job {job!r} has {count:,} connections to this lane, the limit for one job is "
             f"{self.count:,} ({self._descriptors:,} open files, {self._memory:,} bytes of memory): "
             "raise ulimit -n and --memory, or make fewer groups"
         )

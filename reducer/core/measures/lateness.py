@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# Seconds; below that it is traffic, and most chunks cost nothing here.
+# Seconds. A shorter wait is ordinary traffic, so most chunks cost nothing here.
 SHORTEST_WAIT: Final = 0.001
 
 
@@ -23,7 +23,7 @@ class Lateness:
         self._counted_until = [0.0] * world_size
 
     def note(self, rank: int, since: float, now: float) -> None:
-        """A chunk has come from the rank for which it was waited since then."""
+        """A chunk has come from `rank`, for which the other ranks had waited since `since`."""
         if now - since < SHORTEST_WAIT:
             return
         counted = self._counted_until[rank]

@@ -1,4 +1,4 @@
-"""Which ranks stand out: for messages, reports and metrics of a bounded size."""
+"""The ranks with the largest numbers, for messages, reports and metrics of a bounded size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final, TypeVar
 
 MAX_RANKS: Final = 64
-# All runs of one job together, its groups included: a page takes 20 us for each rank.
+# For all runs of one job together, including groups: a metrics page takes 20 us for each rank.
 MAX_RANKS_OF_JOB: Final = 1_024
 
 N = TypeVar("N", int, float)

@@ -1,4 +1,4 @@
-"""How runs and sessions end: over, failed, faulty; lost, refused, broken."""
+"""How runs end (over, failed, internal error) and how sessions end (lost, refused, broken)."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ from reducer.wire.errors import (
     UnstableError,
 )
 
-# Bytes of records that a run forgets when it ends: a small model has no more.
+# Bytes of records that a run forgets when it ends: those of a small model.
 FORGOTTEN_AT_ONCE: Final = 64 << 10
-# Runs without members that one HELLO ends, if it replaces them.
+# Deserted runs that a new run ends because it replaces them.
 REPLACED_AT_ONCE: Final = 64
-# Open rounds of all the runs that end at once, or of one run: each takes 3 us, and so do as many
-# bytes of records of its chunks and ranks; what a rank has sent of a chunk takes a part of that.
+# The work of ending runs at once, counted in rounds of 3 us each. ROUND bytes of records count as a
+# round, and so do PARTS_OF_ROUND parked contributions or STREAMS_OF_ROUND streams.
 ROUNDS_AT_ONCE: Final = 2_048
 PARTS_OF_ROUND: Final = 8
 STREAMS_OF_ROUND: Final = 4
 
 
 class Endings:
-    """`runs_ended` counts the runs that are over; `errors` counts, by code, sessions that were
-    refused and runs that were ended.
+    """Ends runs.
+
+    `runs_ended` counts the runs that are over; `errors` counts, by code, sessions that were refused
+    and runs that were ended.
     """
 
     def __init__(self, roster: Roster) -> None:
@@ -47,7 +49,7 @@ class Endings:
         self._ended_now: list[Ended] = []  # since the last tick
 
     def fail(self, run: Run, code: ErrorCode, text: str, rank: int, reason: str) -> list[Output]:
-        """The run is over for every rank, for one reason that all are told."""
+        """End the run for every rank, with one ERROR that all ranks are sent."""
         members = self._roster.runs[run.name, run.run_id]
         error = messages.Error(int(code), text[:4_000], rank, reason[:1_000])
         self.errors[code] += 1
@@ -56,9 +58,9 @@ class Endings:
         return [line, *self.end(members, error)]
 
     def fault(self, members: Members, error: Exception) -> list[Output]:
-        """End a run after an error of our own, or without memory: its state may be incomplete.
+        """End a run after an internal error or without memory: its state may be incomplete.
 
-        The run ends for every rank. The workers come back and send again what was not answered.
+        The run ends for every rank. The workers reconnect and send their contributions again.
         """
         run = members.run
         text = fault_text(error)
@@ -68,14 +70,17 @@ class Endings:
         out: list[Output] = [line]
         try:
             out.append(run.seats.to_all(messages.Error(int(ErrorCode.INTERNAL), text[:4_000])))
-        except Exception as worse:  # then the connections end without a word
-            text = f"{text}; and no ERROR could be made: {worse}"
+        except Exception as worse:  # then the connections end without an ERROR
+            text = f"{text}; and no ERROR could be sent: {worse}"
         return out + self._end(members, text)
 
     def fault_in(
         self, run: int, error: Exception, buffer: Buffer | None, out: list[Output]
     ) -> None:
-        """A bug of ours while the run's state changed. `buffer` may be the run's or the event's."""
+        """End a run after an internal error in an event, and free the event's `buffer`.
+
+        The run may have taken the buffer already, and then frees it itself.
+        """
         members = self._roster.runs_by_number.get(run)
         if members is None:
             out.append(Log(0, logging.ERROR, fault_text(error), NOTHING, error))
@@ -86,7 +91,7 @@ class Endings:
             out.append(Free(0, (buffer,)))
 
     def end(self, members: Members, error: messages.Error | None = None) -> list[Output]:
-        """The run is over; its members are told why, if there is a reason."""
+        """The run is over; its members are sent `error`, if any."""
         run = members.run
         if error is not None:
             return [run.seats.to_all(error), *self._end(members, error.message)]
@@ -95,17 +100,17 @@ class Endings:
         return [*self._end(members, "the run is over"), line]
 
     def end_deserted(self, job: str, run_id: str, now: float) -> list[Output]:
-        """End some of the runs that this one replaces, those with the most room first."""
+        """End some of the deserted runs that this run replaces, the largest reservations first."""
         replaced = sorted(self._roster.deserted(job, run_id, now), key=room_of, reverse=True)
         return [out for members in few(replaced, REPLACED_AT_ONCE) for out in self.end(members)]
 
     def tell_again(self, out: list[Output]) -> None:
-        """Tell every session that is still open of the latest ends of runs; each tick does.
+        """Close the sessions that are still open although their runs have ended since the last
+        tick.
 
-        The first outputs are lost where something has failed after the run was dropped. For all
-        other sessions these outputs do nothing.
+        An error after the end of a run may have lost the outputs that close its sessions.
         """
-        text = "internal error of the reducer: the run has ended, and its end could not be told"
+        text = "internal error of the reducer: the run has ended, and its ERROR could not be sent"
         for ended in self._ended_now:
             number = ended.members.run.number
             peers = [
@@ -122,10 +127,10 @@ class Endings:
         self._ended_now.clear()
 
     def _end(self, members: Members, reason: str) -> list[Output]:
-        """Drop what the run had, and close its connections.
+        """Drop the run's state, and close its connections.
 
-        The run gives its room back when the last connection has ended: until then connections may
-        hold results. The keys keep their room until they are forgotten, a part at each tick.
+        The run gives its memory back when the last connection has ended: until then connections may
+        hold results. Keys keep their part of the memory until ticks have forgotten them.
         """
         run = members.run
         out: list[Output] = []
@@ -144,7 +149,7 @@ class Endings:
 
 
 def few(runs: list[Members], most: int) -> list[Members]:
-    """The first sessions: as many as can end before other jobs have their turns."""
+    """The first of the runs: as many as may end before other jobs have their turns."""
     rounds, found = 0, list[Members]()
     for members in runs[:most]:
         if rounds >= ROUNDS_AT_ONCE:
@@ -157,14 +162,14 @@ def few(runs: list[Members], most: int) -> list[Members]:
 
 
 class Refusals:
-    """Ends a session for its own mistake, or its run where the protocol says so."""
+    """Ends a session for a mistake of its peer, or the session's run if the protocol says so."""
 
     def __init__(self, roster: Roster, endings: Endings) -> None:
         self._roster = roster
         self._endings = endings
 
     def lose(self, session: int, reason: str, now: float) -> list[Output]:
-        """The connection of a session has ended; where this raises it can be said again."""
+        """The connection of a session has ended. If this raises, it can be called again."""
         peer = self._roster.sessions.get(session)
         if peer is None:
             return []
@@ -189,7 +194,7 @@ class Refusals:
     def close(self, peer: Session, reason: str, now: float) -> list[Output]:
         if peer.state == SessionState.READY:
             self._note_loss(peer, now, reason)
-        if peer.forming is not None:  # else the run could be complete with who is gone
+        if peer.forming is not None:  # else the run could be complete with this session
             self._unjoin(peer, peer.forming)
         peer.move(SessionState.CLOSED)
         return [Close(peer.run_number, peer.id, reason)]
@@ -225,13 +230,13 @@ class Refusals:
         return out
 
     def break_up(self, forming: Forming, error: Exception, now: float) -> list[Output]:
-        """A bug of ours, or no memory, while the run forms."""
+        """Refuse all sessions of a forming run after an internal error or without memory."""
         text = fault_text(error)
         line = Log(0, logging.ERROR, text, {"job": forming.job}, error)
         return [line, *self.refuse_all(forming, InternalError(text), now)]
 
-    def untaken(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
-        """A frame could not be taken: end the session, or the run where that is the law."""
+    def refuse_frame(self, peer: Session, error: ReductionError, now: float) -> list[Output]:
+        """Refuse a frame: end its session, or the run if the error concerns all ranks."""
         run = peer.run
         if peer.state == SessionState.CLOSED or run is None:
             return self.refuse(peer, error, now)
@@ -249,8 +254,8 @@ class Refusals:
     def broken(self, session: int, error: Exception, now: float) -> list[Output]:
         peer = self._roster.sessions.get(session)
         if isinstance(error, PEER_ERRORS):
-            return [] if peer is None else self.untaken(peer, error, now)
-        if peer is None:  # nothing is lost but the connection
+            return [] if peer is None else self.refuse_frame(peer, error, now)
+        if peer is None:  # only the connection is lost
             return [Log(0, logging.ERROR, fault_text(error), NOTHING, error)]
         members = self._roster.runs_by_number.get(peer.run_number)
         if members is not None:
@@ -262,7 +267,7 @@ class Refusals:
         return out + self.refuse(peer, InternalError(text), now)
 
     def failed(self, event: Failed, now: float) -> list[Output]:
-        """An output could not be carried out: its run ends, or the sessions that it was for."""
+        """An output has failed: end its run or, if there is none, the sessions of the output."""
         members = self._roster.runs_by_number.get(event.run)
         if members is not None:
             return self._endings.fault(members, event.error)
@@ -283,7 +288,9 @@ class Refusals:
             del self._roster.forming[forming.id]
 
     def _note_loss(self, peer: Session, now: float, reason: str) -> None:
-        """A member's connection is lost. The others are told, unless the member is back in time."""
+        """A member's connection is lost. The other ranks are told unless the member is back in
+        time.
+        """
         if peer.run is None:
             return
         members = self._roster.runs.get((peer.run.name, peer.run.run_id))

@@ -1,4 +1,4 @@
-"""A run that is forming: the ranks that have said HELLO, and the first one's terms (law 8)."""
+"""A run that is forming: the ranks that have said HELLO, and the terms of the first one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from reducer.wire import messages
 from reducer.wire.errors import JoinError
 from reducer.wire.keys import run_title, split_run_id
 
-# Job, run id and whether it was complete before. The run id is "" where not every rank gives it:
-# of a job one such run forms at a time. Groups, and runs that were there before, form beside it.
+# Job, run id, and whether the run was complete before. The run id is "" unless all ranks must give
+# it, as in a group or a rejoin; one such run of a job forms at a time.
 FormingId = tuple[str, str, bool]
 
 
 def forming_id(hello: messages.Hello) -> FormingId:
-    """The part that is equal in all HELLOs of a forming run."""
+    """The part that is equal in the HELLOs of one forming run."""
     named = hello.rejoin or bool(split_run_id(hello.run_id)[1])
     return hello.job, hello.run_id if named else "", hello.rejoin
 
@@ -20,11 +20,11 @@ def forming_id(hello: messages.Hello) -> FormingId:
 class Forming:
     """The ranks of a run until it is complete; `sessions` and `incarnations` by rank.
 
-    A rank whose connection has ended is forgotten, with all that it has said: a process that was
-    started again takes its place, rank 0 with a run id of its own.
+    A rank whose connection has ended is forgotten, with everything that it has said. A process that
+    was started again can then take its place, and a new rank 0 can name another run id.
 
-    Where the run was complete before, this lane has lost its state or never had it. Only the
-    processes that were in the run come back, so nobody else may take part.
+    If the run was complete before, this lane has lost its state or never had it. Only the processes
+    of the run come back, so no other process may join.
     """
 
     def __init__(self, hello: messages.Hello) -> None:
@@ -44,9 +44,9 @@ class Forming:
         self._first_rank = hello.rank
 
     def admit(self, hello: messages.Hello, session: int) -> int | None:
-        """The session that the rank had before, if any.
+        """Admit the rank. Returns the session that the rank had before, if any.
 
-        Raises JoinError where the hello does not fit, naming both sides.
+        Raises JoinError, which names both sides, if the hello does not fit.
         """
         who = f"rank {hello.rank} of job {self.title!r}"
         self._agree(who, "world size", hello.world_size, self.world_size)
@@ -83,7 +83,7 @@ class Forming:
         if got != expected:
             raise JoinError(
                 f"{who} says {what} {got}, rank {self._first_rank} says {expected}: "
-                "start all ranks with the same"
+                f"start all ranks with the same {what}"
             )
 
     def leave(self, rank: int) -> None:
@@ -94,7 +94,7 @@ class Forming:
 
     @property
     def run_id(self) -> str:
-        """The run id that the ranks here have given; "" before any of them has given one."""
+        """The run id that ranks have given; "" before any rank has given one."""
         return next(iter(self._run_ids.values()), "")
 
     @property
@@ -102,7 +102,7 @@ class Forming:
         return len(self.sessions) == self.world_size
 
     def absent(self, most: int) -> list[int]:
-        """The first ones: no walk over all ranks of a world size that is only claimed."""
+        """The first `most` absent ranks, without a walk over all: a peer chooses the world size."""
         found: list[int] = []
         for rank in range(self.world_size):
             if len(found) == most:

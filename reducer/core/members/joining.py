@@ -1,4 +1,4 @@
-"""How workers come in: HELLO, the run that forms, WELCOME; and how they come back."""
+"""How workers join (HELLO, forming run, WELCOME), and how they rejoin."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from reducer.wire.errors import (
     UnavailableError,
 )
 
-PARTS_OF_BEAT: Final = 5  # ticks of a heartbeat
-# Bytes of records that ended runs forget when a new run needs their room: as many as at a tick.
+PARTS_OF_BEAT: Final = 5  # ticks over which the first heartbeats of runs are spread
+# Bytes of records that ended runs forget when a new run needs their memory, as in a tick.
 CUT_OFF_AT_ONCE: Final = 1 << 20
 
 
 class Founding:
-    """`_runs` counts the runs so far: each has the number that it was at."""
+    """Turns forming runs into complete ones. `_runs` counts them: each run has its number."""
 
     def __init__(self, roster: Roster, endings: Endings, refusals: Refusals) -> None:
         self._roster = roster
@@ -49,7 +49,7 @@ class Founding:
         self._runs = 0
 
     def complete(self, forming: Forming, now: float) -> list[Output]:
-        """All ranks are here: reserve the room, and welcome them."""
+        """All ranks have joined: reserve memory, and welcome them."""
         out = self._endings.end_deserted(forming.job, forming.run_id, now)
         try:
             members = self._found(forming, now, out)
@@ -83,7 +83,7 @@ class Founding:
 
     def _begin(self, members: Members, forming: Forming, now: float) -> list[Output]:
         run = members.run
-        # Each beat may have the positions of all keys of its run: not all runs at one tick.
+        # A heartbeat may carry the positions of all keys: spread the runs over the ticks.
         part = run.number % PARTS_OF_BEAT / PARTS_OF_BEAT
         members.next_beat = now + part * self._settings.heartbeat
         for rank, session in forming.sessions.items():
@@ -93,7 +93,7 @@ class Founding:
         return [welcome, Log(run.number, logging.INFO, text, run.about())]
 
     def _found(self, forming: Forming, now: float, out: list[Output]) -> Members:
-        """The run with its room; nothing is reserved where this raises."""
+        """Make the run and reserve its memory; nothing stays reserved if this raises."""
         settings, budget = self._settings, self._roster.budget
         if (forming.job, forming.run_id) in self._roster.runs:
             raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
@@ -114,9 +114,10 @@ class Founding:
             raise
 
     def _reserve(self, forming: Forming, now: float, out: list[Output]) -> Window:
-        """Reserve room for the run; if too little is free, ended runs of the job give theirs up.
+        """Reserve memory for the run; if too little is free, cut off ended runs of the job.
 
-        Their keys keep room until ticks forget these keys, all but CUT_OFF_AT_ONCE bytes.
+        Keys of these runs keep memory until ticks have forgotten them, all but CUT_OFF_AT_ONCE
+        bytes.
         """
         left = CUT_OFF_AT_ONCE
         for ended in self._roster.ended.of(forming.job):
@@ -133,7 +134,7 @@ class Founding:
             kept += self._roster.room_of_deserted(forming.job, forming.run_id, now)
             if not kept:
                 raise
-            text = f"{error}; or try again soon: its ended runs still take {kept:,}"
+            text = f"{error}; or try again soon: its ended runs still take {kept:,} bytes"
             raise QuotaError(text) from error
 
     def _open(self, forming: Forming) -> Window:
@@ -163,7 +164,7 @@ class Joining:
         if peer.permit is not None:
             peer.permit.check(hello.job, hello.rank)
         if not peer.named:
-            crowd = self._name(peer, hello.job)
+            crowd = self._count(peer, hello.job)
             if crowd is not None:
                 return crowd
         members = self._members_of(hello)
@@ -174,7 +175,10 @@ class Joining:
         return self._endings.end(members) + self._join(peer, hello, now)
 
     def _members_of(self, hello: messages.Hello) -> Members | None:
-        """The complete run that the hello is for; whose WELCOME was lost cannot name it."""
+        """The complete run that the hello is for.
+
+        A rank whose WELCOME was lost cannot name its run, so its incarnation is looked up.
+        """
         runs = self._roster.runs
         if hello.run_id:
             return runs.get((hello.job, hello.run_id))
@@ -184,8 +188,8 @@ class Joining:
         return None
 
     def _join(self, peer: Session, hello: messages.Hello, now: float) -> list[Output]:
-        """The run is not there yet: it forms, or is complete with this rank."""
-        out = self._make_place(hello, now)  # what that gives back is not lost with a refusal
+        """Admit the rank to a forming run, which may be complete with this rank."""
+        out = self._make_place(hello, now)  # these outputs are not lost if the rank is refused
         try:
             return out + self._admit(peer, hello, now)
         except PEER_ERRORS as error:
@@ -210,7 +214,7 @@ class Joining:
             self._most.check_world(hello.job, hello.world_size)
             self._check_quota(hello.job)
             forming = Forming(hello)
-        # First: whoever is admitted in part goes with the session.
+        # First: if the following fails halfway, the end of the session undoes it.
         peer.rank, peer.forming = hello.rank, forming
         try:
             replaced = forming.admit(hello, peer.id)
@@ -238,7 +242,7 @@ class Joining:
             raise too_many_ended(job, ENDED_PER_RUN * settings.max_runs)
 
     def pending(self, forming: Forming, sessions: tuple[int, ...]) -> Send:
-        """Whom the run still waits for, to those who are there."""
+        """PENDING with the absent ranks, for `sessions`."""
         settings = self._settings
         absent = tuple(forming.absent(PENDING_RANKS))
         count = forming.world_size - len(forming.sessions)
@@ -247,10 +251,11 @@ class Joining:
         )
         return self._roster.send(0, pending, sessions)
 
-    def _name(self, peer: Session, job: str) -> list[Output] | None:
-        """Count the connection for its job; raises QuotaError for one too many.
+    def _count(self, peer: Session, job: str) -> list[Output] | None:
+        """Count the connection for its job; raises QuotaError above the job's limit.
 
-        Of those that are refused so, as many again may wait to read why; more end at once.
+        Up to twice the limit, refused connections stay open to read the ERROR. Above that,
+        connections are closed at once.
         """
         count = self._roster.connections.enter(job)
         peer.named = job
@@ -268,19 +273,21 @@ class Joining:
         return None
 
     def _run_count(self, job: str) -> int:
-        """How many runs of the job are here or form."""
+        """How many runs of the job are complete or forming."""
         forming = sum(f.job == job for f in self._roster.forming.values())
         return forming + sum(name == job for name, _ in self._roster.runs)
 
     def _is_dead(self, members: Members, hello: messages.Hello) -> bool:
-        """All have gone, and a new process asks for the run: it was restarted at once."""
+        """Whether all members are gone and the hello comes from a new process: the job was
+        restarted.
+        """
         gone = not hello.rejoin and not members.run.seats.present
         return gone and hello.incarnation not in members.incarnations.values()
 
     def _rejoin(
         self, members: Members, peer: Session, hello: messages.Hello, now: float
     ) -> list[Output]:
-        """A complete run admits only its own members, back on a new connection."""
+        """A complete run admits only its own members, on a new connection."""
         run = members.run
         if members.incarnations.get(hello.rank) != hello.incarnation or hello.rank in members.left:
             raise JoinError(
@@ -302,7 +309,7 @@ class Joining:
         return out + run.rejoined(peer.rank)
 
     def _replace(self, session: int | None, now: float) -> list[Output]:
-        """End the connection that the rank had before, if any, and what waits for it there."""
+        """Close the rank's earlier connection, if any, without a flush."""
         old = None if session is None else self._roster.sessions.get(session)
         if old is None:
             return []

@@ -25,7 +25,7 @@ MAX_ABSENT: Final = 64
 class Members:
     """The members of `run`; `left` are the ranks that said BYE.
 
-    `sessions` are all of its connections that have not ended, also those that were replaced.
+    `sessions`: all connections of the run that have not ended, including replaced ones.
     """
 
     __slots__ = (
@@ -43,7 +43,7 @@ class Members:
     ) -> None:
         self.run = run
         self.incarnations = incarnations
-        self.digest_every = digest_every  # for the ranks to agree on; nothing here reads it
+        self.digest_every = digest_every  # passed on to all ranks, not used here
         self.silence = silence  # seconds without a byte before a rank counts as lost
         # The session of each rank, open or not.
         self.last: list[int | None] = [None] * run.world_size
@@ -53,14 +53,14 @@ class Members:
         self.next_stall = now
         self.next_beat = now
         self.beat_at = now  # when the last heartbeat was sent
-        self.absence_from = now  # when it may be told again
+        self.absence_from = now  # when the next ABSENT may be sent
         self._lost: dict[int, tuple[float, str]] = {}
         self._last_lost_at = 0.0
         self._told: tuple[int, ...] = ()
 
     def seat(self, peer: Session, rank: int) -> None:
-        """The rank is here, on this session."""
-        self.sessions.add(peer.id)  # first: where this fails, nothing has changed
+        """The rank is connected, on this session."""
+        self.sessions.add(peer.id)  # first: if this raises, nothing has changed
         peer.move(SessionState.READY)
         peer.rank, peer.run, peer.forming = rank, self.run, None
         peer.silence = self.silence
@@ -75,36 +75,38 @@ class Members:
             self.run.seats.departed = peer.rank
 
     def lose(self, peer: Session, since: float, reason: str) -> None:
-        """The connection of a member has ended; it may come back on another one."""
+        """The connection of a member has ended. The member may reconnect."""
         if self.run.seats.sessions[peer.rank] == peer.id:
-            self._lost[peer.rank] = (since, reason)  # first: where this fails, it is said again
+            self._lost[peer.rank] = (since, reason)  # first: if this raises, `lose` is called again
             self._last_lost_at = max(self._last_lost_at, since)
             self.run.seats.sessions[peer.rank] = None
 
     def shift_clocks(self, seconds: float, now: float) -> None:
-        """Shift deadlines: the lane was stopped for so long, and no worker could reconnect."""
+        """Shift deadlines: the lane was stopped for `seconds`, and no worker could reconnect."""
         for rank, (since, reason) in self._lost.items():
             self._lost[rank] = (min(now, since + seconds), reason)
         self._last_lost_at = min(now, self._last_lost_at + seconds)
 
     @property
     def complete(self) -> bool:
-        """Every rank that has not left is connected."""
+        """Whether every rank that has not left is connected."""
         return not self._lost
 
     def deserted(self, before: float) -> bool:
-        """Nobody has been here since `before`."""
+        """Whether no rank has been connected since `before`."""
         gone = len(self._lost) + len(self.left) == self.run.world_size
         return gone and self._last_lost_at <= before
 
     def absent(self, before: float) -> Absent:
-        """The ranks that have been gone since `before`, and why; those that have left."""
+        """The ranks without a connection since `before`, with reasons, and the ranks that have
+        left.
+        """
         gone = tuple((rank, self._lost[rank][1][:200]) for rank in self._gone(before))
         left = tuple(sorted(self.left)[:MAX_CONTROL_ITEMS])
         return Absent(gone, left, len(self.left))
 
     def absence(self, before: float) -> Absent | None:
-        """The same, when it is not what was last asked for."""
+        """Like `absent`; None if the ranks are those of the last call."""
         told = (*self._gone(before), -1, len(self.left))
         if told == self._told or (not self._told and told == (-1, 0)):
             return None
@@ -112,7 +114,10 @@ class Members:
         return self.absent(before)
 
     def _gone(self, before: float) -> list[int]:
-        """MAX_ABSENT of them; each tick asks, and thousands may be gone for an hour."""
+        """MAX_ABSENT ranks without a connection since `before`.
+
+        Each tick asks, and thousands of ranks may be absent for an hour.
+        """
         gone = []
         for rank, (lost_at, _) in self._lost.items():
             if lost_at <= before:
@@ -122,14 +127,14 @@ class Members:
         return gone
 
 
-# Forgetting a run takes as long as forgetting so many bytes of the records of its keys.
+# The time that forgetting a run takes, in bytes of records of keys.
 RUN: Final = 16 << 10
 
 T = TypeVar("T")
 
 
 def in_turns(of_jobs: Mapping[str, list[T]], turn: int) -> list[list[T]]:
-    """The lists of all jobs; in each turn the list of another job comes first."""
+    """The lists of all jobs. In each turn the list of another job comes first."""
     lists = list(of_jobs.values())
     first = turn % max(1, len(lists))
     return lists[first:] + lists[:first]
@@ -140,9 +145,9 @@ def fault_text(error: Exception) -> str:
 
 
 class Ended:
-    """The members of an ended run; `room` is the memory that the run still has.
+    """The members of an ended run; `room` is the memory that the run still reserves.
 
-    Until it `is_dropped`, the run still has buffers, because an allocation has failed.
+    While `is_dropped` is False, the run has buffers: an allocation has failed.
     """
 
     __slots__ = ("is_dropped", "members", "room")
@@ -154,14 +159,16 @@ class Ended:
 
 
 class EndedRuns:
-    """By number. A run gives its room back when the last connection has ended, as until then
-    connections may hold results; its keys keep their room until they are forgotten.
+    """The ended runs by number, until their memory is given back.
+
+    A run gives its memory back when its last connection has ended, as connections may hold results
+    until then. Keys keep their part of the memory until they are forgotten.
     """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._runs: dict[int, Ended] = {}
-        self._forgotten_first = 0  # the job that has the first turn of the next tick
+        self._forgotten_first = 0  # which job has the first turn of a tick
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -173,12 +180,12 @@ class EndedRuns:
         return self._runs.get(number)
 
     def add(self, members: Members) -> Ended:
-        """The run is over; nothing of it is dropped yet."""
+        """Add a run that has ended; its state is not dropped yet."""
         ended = self._runs[members.run.number] = Ended(members)
         return ended
 
     def of(self, job: str) -> list[Ended]:
-        """The ended runs of the job that have room of the lane's memory."""
+        """The ended runs of the job, which still reserve memory."""
         return [ended for ended in self._runs.values() if ended.members.run.name == job]
 
     def drop(self, ended: Ended, out: list[Output]) -> None:
@@ -186,9 +193,11 @@ class EndedRuns:
         ended.is_dropped = True
 
     def forget_some(self, most: int, out: list[Output]) -> None:
-        """Forget keys of runs that have ended: `most` bytes of their records, and RUN for each.
+        """Forget keys of ended runs: about `most` bytes of records, and each run counts as RUN
+        bytes.
 
-        The jobs take turns at being the first, however many runs of one have ended before.
+        In each tick another job has the first turn, so the ended runs of one job do not delay the
+        others.
         """
         by_job: dict[str, list[Ended]] = {}
         for ended in self._runs.values():
@@ -204,11 +213,11 @@ class EndedRuns:
                 took += self.forget(ended, most - took, out)
 
     def forget(self, ended: Ended, most: int, out: list[Output]) -> int:
-        """Forget keys of the run; the bytes of their records, `most` at most, and RUN.
+        """Forget keys of the run. Returns the bytes of their records, `most` at most, plus RUN.
 
-        What fails here must keep neither the room of the run nor the others. So the rest of its
-        buffers and records gives its room back at once, and its memory as soon as the lane looks
-        for cycles.
+        An error here must not keep the memory of this run reserved or hinder other runs. The rest
+        of the run is then dropped as it is: its reservation ends at once, and its memory is freed
+        when the lane looks for cycles.
         """
         took = RUN
         try:
@@ -217,14 +226,15 @@ class EndedRuns:
             took += ended.members.run.idle.take_apart(most)
             self.maybe_close_room(ended)
         except Exception as bug:
-            self._give_up(ended, bug, out)
+            self._drop_after_fault(ended, bug, out)
         return took
 
     def cut_off(self, ended: Ended, most: int, out: list[Output]) -> int:
-        """The job needs the room of an ended run of its own: what was not read there is lost.
+        """A new run of the job needs the memory: close the ended run's connections at once.
 
-        Of its keys only some are forgotten at once: returns the bytes of their records, `most` at
-        most, and RUN. The others keep their part of the room, as in each run that has ended.
+        Results that were not read there are lost. Some keys are forgotten at once; returns the
+        bytes as `forget` does. The other keys keep their part of the memory, as in each run that
+        has ended.
         """
         run = ended.members.run
         reason = "the run is over, and the next one needs its memory"
@@ -235,7 +245,7 @@ class EndedRuns:
         return self.forget(ended, most, out)
 
     def maybe_close_room(self, ended: Ended) -> None:
-        """Give back what no connection holds, and no key that is not forgotten."""
+        """Give back the memory that neither connections nor keys of the run need."""
         if ended.members.sessions or not ended.is_dropped:
             return
         run = ended.members.run
@@ -245,19 +255,19 @@ class EndedRuns:
         if not room:
             del self._runs[run.number]
 
-    def _give_up(self, ended: Ended, bug: Exception, out: list[Output]) -> None:
+    def _drop_after_fault(self, ended: Ended, bug: Exception, out: list[Output]) -> None:
         run = ended.members.run
-        run.idle.give_up()
+        run.idle.drop_ended()
         ended.is_dropped = True
         self.maybe_close_room(ended)
-        text = f"job {run.title!r}: what an ended run had is given up: {fault_text(bug)}"
+        text = f"job {run.title!r}: the rest of an ended run is dropped: {fault_text(bug)}"
         out.append(Log(run.number, logging.ERROR, text, run.about(), bug))
 
 
 class Roster:
     """Sessions by number, runs by (job, run id) and by number, and their common limits.
 
-    `draining` is the reason why no new worker is taken, or empty.
+    `draining`: why the lane takes no new run; empty while it does.
     """
 
     def __init__(self, settings: LaneSettings) -> None:
@@ -284,7 +294,7 @@ class Roster:
         self.runs_by_number.pop(run.number, None)
 
     def deserted(self, job: str, run_id: str, now: float) -> list[Members]:
-        """Runs of the job that nobody is in, and that this one replaces.
+        """The deserted runs of the job that run `run_id` replaces.
 
         A group does not replace the other groups of its run, whose ranks may be about to rejoin.
         """
@@ -297,11 +307,11 @@ class Roster:
         return [members for members in runs if members.deserted(now)]
 
     def room_of_deserted(self, job: str, run_id: str, now: float) -> int:
-        """Bytes that the runs which this one replaces still have of the lane's memory."""
+        """The bytes that are reserved by the deserted runs which run `run_id` replaces."""
         return sum(map(room_of, self.deserted(job, run_id, now)))
 
     def shift_clocks(self, seconds: float, now: float) -> None:
-        """This process stood still for so long: nobody is to blame for what it did not hear."""
+        """The process was stopped for `seconds`: that time does not count as silence."""
         for peer in self.sessions.values():
             peer.opened_at = min(now, peer.opened_at + seconds)
             peer.heard_at = min(now, peer.heard_at + seconds)

@@ -18,7 +18,7 @@ class SessionState(IntEnum):
     JOINING = 1  # admitted; the run is forming
     READY = 2  # welcomed: contributions may come
     LEFT = 3  # said BYE
-    CLOSED = 4  # told to close; what still arrives is ignored
+    CLOSED = 4  # being closed; what still arrives is ignored
 
 
 # The states that may follow each state. A closed session may be closed again.
@@ -32,9 +32,9 @@ TRANSITIONS: Final = {
 
 
 class Session:
-    """`named` is the job for which it is counted, from its HELLO on.
+    """`named`: the job that the session is counted for, from its HELLO on.
 
-    `silence` is how long it may send nothing once it is in a run, in seconds.
+    `silence`: how many seconds the session may send nothing once it is in a run.
     """
 
     __slots__ = (
@@ -55,14 +55,14 @@ class Session:
         self.named = ""
 
     def move(self, state: SessionState) -> None:
-        """Move along TRANSITIONS; anything else is a bug of ours."""
+        """Move along TRANSITIONS; raises InternalError for any other step."""
         if state not in TRANSITIONS[self.state]:
             raise InternalError(f"{self} went from {self.state.name} to {state.name}")
         self.state = state
 
     @property
     def run_number(self) -> int:
-        """The number of its run, 0 before it is in one."""
+        """The number of the session's run, 0 before it is in one."""
         return 0 if self.run is None else self.run.number
 
     def about(self) -> dict[str, object]:

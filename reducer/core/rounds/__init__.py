@@ -1,1 +1,1 @@
-"""What a lane knows of each stream, key, round and chunk of a run."""
+"""The state of a run's streams, keys, rounds and chunks."""

@@ -1,4 +1,4 @@
-"""Whether a contribution's header makes sense, decided before any memory is taken for it."""
+"""Checks a contribution's header before any memory is taken for the payload."""
 
 from __future__ import annotations
 
@@ -41,25 +41,27 @@ _SIXTEEN_BIT: Final = frozenset((int(DType.FLOAT16), int(DType.BFLOAT16)))
 
 
 class Plans:
-    """The plans of a job's rounds, remembered by what they depend on."""
+    """The plans of a job's rounds, kept by collective, op, dtype and count."""
 
     def __init__(self, world_size: int, table: ChunkTable, records: Records) -> None:
         self._world_size = world_size
         self._records = records
         self._table = table
         self._plans: dict[tuple[int, int, int, int], Plan] = {}
-        self._last = Header(kind=0)  # what `_of_last` was the plan of
+        self._last = Header(kind=0)  # its plan is `_of_last`
         self._of_last: Plan | None = None
 
     def checked(self, header: Header, rank: int, epoch: int) -> Plan:
-        """As `of`, for a frame of `rank`; raises ProtocolError where its fields make no sense."""
+        """Like `of`, for a frame of `rank`; raises ProtocolError if the header's fields are
+        invalid.
+        """
         _check_fields(header, rank, epoch, self._world_size)
         return self.of(header)
 
     def of(self, header: Header) -> Plan:
-        """The plan of a header's round; raises ProtocolError for one that makes no sense.
+        """Return the plan of a header's round; raises ProtocolError for an invalid round.
 
-        Raises RecordsError where there is no room to remember it.
+        Raises RecordsError if there is no room to keep the plan.
         """
         last = self._last
         if (
@@ -89,11 +91,14 @@ class Plans:
             raise ProtocolError(f"op {header.op} does not belong to collective {header.collective}")
         if header.op in BITWISE and header.dtype in FLOATS:
             op, dtype = ReduceOp(header.op).name.lower(), DType(header.dtype).name.lower()
-            raise ProtocolError(f"op {op} is of integers, got {dtype}")
+            raise ProtocolError(f"op {op} is for integers, got {dtype}")
         if header.collective == Collective.BARRIER and header.count:
             raise ProtocolError(f"a barrier of {header.count} elements, expected 0")
         if header.count * ITEM_SIZES[header.dtype] * self._world_size > MAX_ROUND_BYTES:
-            raise ProtocolError(f"a round of {header.count:,} elements a part is over the limit")
+            raise ProtocolError(
+                f"a round of {header.count:,} elements per part has more than the limit of "
+                f"{MAX_ROUND_BYTES:,} bytes"
+            )
         plan = make_plan(
             header.collective, header.dtype, header.count, self._world_size, self._table
         )

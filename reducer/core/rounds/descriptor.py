@@ -1,4 +1,4 @@
-"""What every rank must say alike of one round."""
+"""The descriptor of a round: the fields that must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDE: Final = int(Flag.WIDE)
 
 
 class Descriptor:
-    """Two of them are equal where the ranks agree."""
+    """Two descriptors are equal if the ranks agree."""
 
     __slots__ = ("collective", "count", "dtype", "op", "root", "wide")
 

@@ -1,4 +1,4 @@
-"""Keys of a run: their names, how far each rank holds their results, and what no frame has told."""
+"""Keys: names, the ranks' done positions, and stable positions that no frame has told yet."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from reducer.wire.header import HEADER_SIZE
 
 
 class Key(Listed):
-    """`stable` is the minimum of the ranks' done positions.
+    """One key; `stable` is the minimum of the ranks' done positions.
 
-    `_tree` has these in its second half, and in each place n before the lesser of places 2n and
-    2n + 1: so the minimum, in place 1, costs no more than the logarithm of the ranks, whatever the
-    ranks report. `unreported` is the cost of what became stable and no frame has told the ranks
-    yet. `idles`: the key is in the queue of its table for keys that may be forgotten.
+    `_tree` is a tournament: its second half has the done positions, and each place n before that
+    the lesser of places 2n and 2n + 1. The minimum is in place 1, so a report takes logarithmic
+    time whatever the ranks report. `unreported`: the cost of the chunks that are stable although no
+    frame has told the ranks. `idles`: the key is in its table's queue of idle keys.
     """
 
     __slots__ = (
@@ -40,11 +40,11 @@ class Key(Listed):
         return repr(self.name) if self.name else f"{self.id:#018x}"
 
     def is_news(self, rank: int, position: int) -> bool:
-        """Whether the rank has not reported as much before."""
+        """Whether the position is above all that the rank has reported."""
         return position > self._tree[self._world_size + rank]
 
     def report(self, rank: int, position: int) -> bool:
-        """Take a rank's done position; True when `stable` has risen."""
+        """Take a rank's done position. Returns whether `stable` has risen."""
         tree = self._tree
         at = self._world_size + rank
         if position <= tree[at]:
@@ -61,7 +61,7 @@ class Key(Listed):
         return True
 
     def slowest(self) -> int:
-        """The lowest of the ranks whose done position is `stable`."""
+        """The lowest rank whose done position is `stable`."""
         return self._tree.index(self.stable, self._world_size) - self._world_size
 
 
@@ -69,10 +69,10 @@ ENTRY: Final = struct.Struct("<QQ")
 
 
 class Untold:
-    """`cost` is the cost of all chunks that became stable untold."""
+    """Keys whose stable position no frame has told yet; `cost`: the cost of their stable chunks."""
 
     def __init__(self) -> None:
-        # Those that give credit first.
+        # Told first: keys that have results to free.
         self._credited: OrderedSet[Key] = OrderedSet()
         self._changed: OrderedSet[Key] = OrderedSet()
         self.cost = 0
@@ -91,7 +91,7 @@ class Untold:
             self._changed.add(key)
 
     def charge(self, key: Key, cost: int) -> None:
-        """Chunks of the key that cost so much are stable."""
+        """Chunks of the key with this cost are stable."""
         key.unreported += cost
         self.cost += cost
 
@@ -104,7 +104,7 @@ class Untold:
             self._changed.discard(key)
 
     def tell(self, most: int) -> bytes:
-        """`most` stable positions, from now on told."""
+        """Return `most` stable positions for a HEARTBEAT; they count as told."""
         keys = self._credited.first(most)
         keys += self._changed.first(most - len(keys))
         for key in keys:
@@ -112,17 +112,17 @@ class Untold:
         return payload_of(keys)
 
     def drop_last(self) -> None:
-        """The table is taken apart."""
+        """Forget a key, while the table of the keys is taken apart."""
         for keys in (self._credited, self._changed):
             if len(keys):
                 keys.pop_last()
 
 
 def payload_of(keys: Iterable[Key]) -> bytes:
-    """Stable positions for a HEARTBEAT."""
+    """The stable positions of the keys, as the payload of a HEARTBEAT."""
     return b"".join([ENTRY.pack(key.id, key.stable) for key in keys])
 
 
 def entries_in(heartbeat: bytes) -> int:
-    """How many stable positions the frame tells."""
+    """How many stable positions a HEARTBEAT carries."""
     return (len(heartbeat) - HEADER_SIZE) // ENTRY.size

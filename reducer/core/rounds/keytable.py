@@ -1,4 +1,4 @@
-"""The keys of a run in a stream: names, positions, and when one of them is forgotten."""
+"""The keys of a run in one stream: names, positions, and when a key is forgotten."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from reducer.wire.keys import key_id
 
 
 class KeyRounds(Key):
-    """`held` are the complete chunks that are not stable yet, in their order. `ascending`: the
-    numbers of the rounds, where an earlier stream may have had some of them.
+    """A key with its rounds.
+
+    `held`: the complete chunks that are not stable yet, by position. `ascending`: the numbers of
+    the rounds, only in a stream that a route has moved here: its earlier owner may have completed
+    some of these rounds.
     """
 
     __slots__ = ("ascending", "held", "rounds")
@@ -32,11 +35,14 @@ class KeyRounds(Key):
         super().__init__(id_, world_size)
         self.rounds: Numbered[Round] = Numbered()
         self.ascending: Ascending | None = None
-        self.held: list[Chunk] = []  # as long as credits allow; a deque takes more, empty
+        self.held: list[Chunk] = []  # a list: an empty deque takes more memory
 
     def described(self, stream: StreamRounds, header: Header, plan: Plan, now: float) -> Round:
-        """The record of a round, made and described by whoever speaks of it first; raises
-        RecordsError."""
+        """Return the record of a round. The round's first frame makes the record and describes the
+        round.
+
+        Raises RecordsError.
+        """
         round_ = self.rounds.get(header.round)
         if round_ is None:
             round_ = self.begin(stream, header.round, now)
@@ -45,7 +51,7 @@ class KeyRounds(Key):
         return round_
 
     def begin(self, stream: StreamRounds, number: int, now: float) -> Round:
-        """A round of the key begins here; raises RecordsError."""
+        """Make the record of a round; raises RecordsError."""
         round_ = Round(stream, self, number, self._world_size, now)
         self.rounds[number] = round_
         if stream.since:
@@ -63,7 +69,7 @@ class KeyRounds(Key):
 
     @property
     def has_passed(self) -> bool:
-        """Whether there may be rounds or chunks that are not complete, but every rank has."""
+        """Whether there may be incomplete rounds or chunks whose results every rank holds."""
         if self.ascending is None:
             return False
         number, index = divmod(self.stable, MAX_CHUNKS)
@@ -78,7 +84,7 @@ class KeyRounds(Key):
         return bool(self.held) and self.held[0].position < self.stable
 
     def release(self) -> tuple[list[Buffer], int]:
-        """Forget the chunks below `stable`: their buffers and their cost."""
+        """Forget the chunks below `stable`. Returns their buffers and their cost."""
         freed: list[Buffer] = []
         cost = 0
         passed = 0
@@ -97,14 +103,14 @@ class KeyRounds(Key):
         return freed, cost
 
     def first_passed(self) -> Round | None:
-        """The first of the rounds that every rank has behind it."""
+        """The first round whose results every rank holds, although it is not complete here."""
         if self.ascending is None:
             return None
         number = self.ascending.first_below(self.stable // MAX_CHUNKS, self.rounds)
         return None if number is None else self.rounds[number]
 
     def forget_if_over(self, round_: Round) -> None:
-        """Drop a round of which nothing is left to do or to hold."""
+        """Forget the round if nothing of it is left to do or to hold."""
         if round_.chunks:
             return
         over = len(round_.abandoned) == self._world_size if round_.void else round_.left == 0
@@ -112,14 +118,14 @@ class KeyRounds(Key):
             self.forget(round_)
 
     def forget_rounds(self, most: int) -> int:
-        """Forget rounds until their records took `most` bytes; the bytes."""
+        """Forget rounds with records of `most` bytes or a little more. Returns the bytes."""
         took = 0
         while took < most and len(self.rounds):
             round_ = self.rounds.pop_last()
             took += round_.charged
             round_.give_back()
         if not len(self.rounds):
-            self.held.clear()  # chunks know their round, and rounds their key
+            self.held.clear()  # each chunk refers to its round and its key
         return took
 
     def forget(self, round_: Round) -> None:
@@ -134,10 +140,10 @@ def _position(chunk: Chunk) -> int:
 
 
 class KeyTable:
-    """`listing` has all keys, to be walked in parts.
+    """The keys of one stream; `listing` has all of them, for walks in parts.
 
-    `moved`: an earlier stream may have known more keys, so that a rank may speak here of one that
-    is new (PROTOCOL.md, section 11).
+    `moved`: a route has moved the stream here, so ranks may report keys that are new to this lane
+    (PROTOCOL.md, section 11).
     """
 
     def __init__(
@@ -160,7 +166,7 @@ class KeyTable:
         self._moved = moved
         self.listing: Listing[KeyRounds] = Listing()
         self._keys: Numbered[KeyRounds] = Numbered()
-        # Each key once at most: whoever repeats that it has nothing new makes nothing longer.
+        # Each key at most once, so a rank that repeats a report does not make the queue longer.
         self._idle: deque[tuple[float, KeyRounds]] = deque()
 
     def __len__(self) -> int:
@@ -176,19 +182,20 @@ class KeyTable:
         return iter(self._keys.values())
 
     def open(self, id_: int, now: float) -> KeyRounds:
-        """The record of a key, made when it is new; raises RecordsError."""
+        """Return the record of a key, which is made if the key is new; raises RecordsError."""
         key = self._keys.get(id_)
         if key is None:
             if len(self._keys) >= self._max_keys:
                 raise RecordsError(
                     f"job {self._job!r} has {len(self._keys):,} keys in use, "
-                    f"the limit is {self._max_keys:,} (--job-keys): are keys made anew each step?"
+                    f"the limit is {self._max_keys:,} (--job-keys): does the job make new keys at "
+                    "each step?"
                 )
             self.records.take(self._size)
             try:
                 self._keys[id_] = key = KeyRounds(id_, self._world_size)
                 self.listing.add(key)
-            except Exception:  # no memory: the key is nowhere, or its run cannot be taken apart
+            except Exception:  # no memory: a key in one of the two alone would break `take_apart`
                 self._keys.pop(id_)
                 self.records.give(self._size)
                 raise
@@ -197,7 +204,7 @@ class KeyTable:
         return key
 
     def announce(self, id_: int, name: str, now: float) -> None:
-        """The name behind an id; raises ProtocolError for a false one and for a collision."""
+        """Take the name of a key; raises ProtocolError for a wrong id or two names with one id."""
         if key_id(name) != id_:
             raise ProtocolError(f"{id_:#x} is not the id of key {name!r}")
         key = self.open(id_, now)
@@ -211,19 +218,21 @@ class KeyTable:
         self.maybe_idle(key)
 
     def report(self, key: KeyRounds, rank: int, done: int) -> list[Buffer] | None:
-        """Take a rank's done position; the results that are stable by it, None if none can be."""
+        """Take a rank's done position. Returns the results to free, or None if `stable` did not
+        rise.
+        """
         if not key.report(rank, done):
             return None
-        self._untold.add(key, key.holds_stable)  # first: where this fails, nothing is lost
+        self._untold.add(key, key.holds_stable)  # first: if this raises, nothing is lost
         freed, cost = key.release()
         self._untold.charge(key, cost)
         self.maybe_idle(key)
         return freed
 
     def entries(self, payload: memoryview, rank: int, now: float) -> list[tuple[KeyRounds, int]]:
-        """The done positions in a rank's HEARTBEAT that are news, one for each key.
+        """Return the done positions of a rank's HEARTBEAT that are new, one for each key.
 
-        Raises ProtocolError for a broken list, and RecordsError, before the first is given.
+        Raises ProtocolError for a malformed list, and RecordsError. No position was taken then.
         """
         if len(payload) % ENTRY.size:
             raise ProtocolError(f"a heartbeat of {len(payload)} bytes is no list of entries")
@@ -240,7 +249,7 @@ class KeyTable:
         return list(found.items())
 
     def payload(self, keys: list[KeyRounds], now: float) -> bytes:
-        """The stable positions of some keys, for a rank that may have missed them."""
+        """The stable positions of keys, for a rank that may have missed them."""
         for key in keys:
             key.touched_at = now
         return payload_of(key for key in keys if key.stable)
@@ -254,15 +263,16 @@ class KeyTable:
 
     @property
     def idle_since(self) -> float | None:
-        """When the key that has its turn first to be forgotten was touched."""
+        """When the first key in the queue of idle keys was touched; None if the queue is empty."""
         return self._idle[0][0] if self._idle else None
 
     def forget_idle(self, before: float, most: int) -> int:
-        """Drop the records of keys of which nothing is open since `before`.
+        """Forget keys that are idle since `before`.
 
-        Returns what the records take of those that had their turn: `most` bytes, or one key more.
-        One that was touched meanwhile waits again: nothing else may come that puts it into the
-        queue. So does one whose position nobody was told: it is still known, and in the account.
+        Returns the bytes of the records that were looked at: `most`, or up to one key more. A key
+        that was touched meanwhile is queued again, because perhaps no later frame would queue it. A
+        key whose stable position was not told is queued again as well, because `Untold` still
+        refers to it.
         """
         looked = 0
         while looked < most and self._idle and self._idle[0][0] < before:
@@ -286,12 +296,15 @@ class KeyTable:
             self.records.give(text_bytes(key.name))
 
     def end(self) -> None:
-        """The table is not to be used any more: its run takes it apart, a part at a time."""
+        """The table is no longer used. The run takes it apart in parts."""
         self._idle_keys.end(self)
 
     def take_apart(self, most: int) -> int:
-        """Forget rounds and keys until their records took `most` bytes, and at the end the table;
-        the bytes."""
+        """Forget rounds and keys with records of about `most` bytes, and the table when it is
+        empty.
+
+        Returns the bytes.
+        """
         took = 0
         while took < most and len(self._keys):
             key = self._keys.pop_last()
@@ -311,49 +324,51 @@ class KeyTable:
 
 
 class IdleKeys:
-    """The tables of a run that have idle keys, each once, and since when the first of these waits.
+    """The tables of a run that have idle keys, each with the time of its first idle key.
 
-    One that has waited before comes behind the others: it may have to wait twice as long. Tables
-    that are over come first; their records take room until they are taken apart.
+    A table that had its turn goes to the end of the queue, so its keys may wait twice as long.
+    Tables of ended streams come first: their records take room until the tables are taken apart.
     """
 
     def __init__(self) -> None:
         self._since: OrderedDict[KeyTable, float] = OrderedDict()
-        self._over: deque[KeyTable] = deque()
+        self._ended: deque[KeyTable] = deque()
 
     def __len__(self) -> int:
         return len(self._since)
 
     @property
     def is_clean(self) -> bool:
-        """Whether no table is over."""
-        return not self._over
+        """Whether the table of every ended stream was taken apart."""
+        return not self._ended
 
     def wait(self, table: KeyTable, since: float) -> None:
         self._since[table] = since
 
     def end(self, table: KeyTable) -> None:
-        """The table is not to be used any more."""
+        """The stream of the table has ended."""
         self._since.pop(table, None)
-        self._over.append(table)
+        self._ended.append(table)
 
-    def give_up(self) -> None:
-        """Forget the tables that are over at once, without a look at their records."""
-        self._over.clear()
+    def drop_ended(self) -> None:
+        """Drop the tables of ended streams as they are. Their records stay charged."""
+        self._ended.clear()
 
     def take_apart(self, most: int) -> int:
-        """Forget keys of tables that are over; the bytes of their records, about `most` at most."""
+        """Forget keys of ended streams, with records of about `most` bytes. Returns the bytes."""
         took = 0
-        while self._over and took < most:
-            table = self._over[0]
+        while self._ended and took < most:
+            table = self._ended[0]
             took += table.take_apart(most - took)
             if not len(table):
-                self._over.popleft()
+                self._ended.popleft()
         return took
 
     def forget(self, before: float, most: int) -> int:
-        """Forget keys that are over, or idle since `before`; the bytes of the records looked at,
-        about `most` at most."""
+        """Forget keys of ended streams, and keys that are idle since `before`.
+
+        Returns the bytes of the records that were looked at, about `most` at most.
+        """
         looked = self.take_apart(most)
         while self._since and looked < most:
             table, since = next(iter(self._since.items()))

@@ -1,4 +1,4 @@
-"""The rounds of a job that are under way on this lane, and who is waited for in them."""
+"""The open rounds of a run on this lane, and the rounds that wait for a verdict."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 
 from reducer.core.rounds.round import Round
 
-# Whoever keeps thousands of rounds open, on purpose or not, costs the others no walk over them.
+# The bound of a walk: a job with thousands of open rounds must not delay other jobs.
 LOOKED_AT: Final = 1_024
 
 
 class OpenRounds:
-    """Open ones, oldest first, by the first contribution; and those that wait for a verdict."""
+    """Open rounds in the order of their first contributions, and rounds that wait for a verdict."""
 
     def __init__(self) -> None:
-        # A dict finds its first one behind all that were taken out before that.
+        # A plain dict finds its first entry only after a walk over the removed ones before it.
         self._open: OrderedDict[Round, None] = OrderedDict()
         self._judged: OrderedDict[Round, None] = OrderedDict()
         self.oldest: Round | None = None  # of the open ones
@@ -33,7 +33,7 @@ class OpenRounds:
         return chain(self._open, self._judged)
 
     def begin(self, round_: Round, now: float) -> None:
-        """Its first contribution has come."""
+        """The first contribution to the round has come."""
         self._openings += 1
         round_.opening = self._openings
         round_.opened_at = now
@@ -42,7 +42,7 @@ class OpenRounds:
             self.oldest = round_
 
     def end(self, round_: Round) -> bool:
-        """It is complete or void; True if it was the oldest."""
+        """The round is complete or void. Returns whether it was the oldest."""
         was_oldest = self.oldest is round_
         self._take_out(round_)
         return was_oldest
@@ -61,17 +61,19 @@ class OpenRounds:
         self._judged.pop(round_, None)
 
     def stalled(self, now: float, after: float, most: int) -> list[Round]:
-        """So many of those that nothing has come for in `after` seconds; the oldest LOOKED_AT are
-        looked at."""
+        """At most `most` rounds for which nothing has come in `after` seconds.
+
+        Only the oldest LOOKED_AT rounds are looked at.
+        """
         oldest = islice(self, LOOKED_AT)
         return list(islice((r for r in oldest if now - r.touched_at >= after), most))
 
-    def that_wants(self, rank: int) -> Round | None:
-        """A round that cannot end without this rank."""
+    def first_that_wants(self, rank: int) -> Round | None:
+        """The first round that cannot end without this rank, or None."""
         return next((round_ for round_ in self if round_.wants(rank)), None)
 
     def drop(self, round_: Round) -> None:
-        """Its stream has moved away."""
+        """The round's stream has moved away."""
         self._take_out(round_)
         self._judged.pop(round_, None)
 

@@ -35,8 +35,8 @@ from reducer.wire.messages import Refused
 
 
 class Phase(IntEnum):
-    COLLECTING = 0  # ranks are missing, or there is more to sum than at once
-    FOLDING = 1  # all are in; the last kernel runs
+    COLLECTING = 0  # ranks are missing, or parts are left for the next turns
+    FOLDING = 1  # all ranks have contributed; the last kernel runs
     COMPLETE = 2  # the result is sent and cached
     STABLE = 3  # every rank holds the result; nothing is left here
     FAILED = 4  # the round was refused or abandoned
@@ -56,26 +56,26 @@ TRANSITIONS: dict[tuple[Phase, Step], Phase] = {
     (Phase.FOLDING, Step.REDUCED): Phase.COMPLETE,
     (Phase.COMPLETE, Step.ALL_DONE): Phase.STABLE,
     (Phase.COLLECTING, Step.VOIDED): Phase.FAILED,
-    # Its result is on its way to the ranks: it stays until they all have it.
+    # The result is on its way to the ranks: the chunk stays until all ranks have it.
     (Phase.COMPLETE, Step.VOIDED): Phase.COMPLETE,
 }
 
-# The same for the data path: a pair of members is hashed, and a member looked up, by calls.
+# TRANSITIONS as a list, for the data path: hashing and looking up enum members are calls.
 _STEPS: Final = len(Step)
 _AFTER: Final = [TRANSITIONS.get((phase, step)) for phase in Phase for step in Step]
 _CONTRIBUTED: Final = Step.CONTRIBUTED
 
 
 class Chunk:
-    """One chunk on its owner: who has contributed, what is parked, what is folded.
+    """One chunk on its owner: the ranks that have contributed, their parts, and what is folded.
 
-    `crcs[rank]` is the CRC of that rank's contribution, None before it: bitmap and duplicate
+    `crcs[rank]` is the CRC of the rank's contribution, or None before it: bitmap and duplicate
     check in one. `parts` holds the contributions that are not in `acc`. A part leaves `parts` only
-    when a kernel has read it: the ranks that a kernel is `folding` are still there. Where the order
-    matters, ranks below `folded` are in `acc`. `half_at`: when half of the ranks had contributed.
-    `cost` is what each rank's contribution takes of its credit. `culprit` is the lowest rank whose
-    contribution is known not to be finite, else NO_RANK.
-    `part_bytes` is the memory of each part: the buffers of one chunk are of one size.
+    after a kernel has read it: the parts of the ranks in `folding` are still there. If the order
+    matters, the ranks below `folded` are in `acc`. `half_at`: when half of the ranks had
+    contributed. `cost`: what each contribution takes of its rank's credit. `culprit`: the lowest
+    rank whose contribution is known not to be finite, else NO_RANK. `part_bytes`: the memory of
+    each part; the buffers of one chunk have one size.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class Chunk:
         return position(self.round.number, self.index)
 
     def step(self, step: Step) -> None:
-        """Move along TRANSITIONS; anything else is a bug of ours."""
+        """Move along TRANSITIONS; raises InternalError for any other step."""
         after = _AFTER[self.phase * _STEPS + step]
         if after is None:
             raise InternalError(
@@ -132,7 +132,7 @@ class Chunk:
         self.step(_CONTRIBUTED)
 
     def ready(self, in_order: bool) -> list[int]:
-        """The ranks that may be folded now: the contiguous ones, or all where order is free."""
+        """The ranks that may be folded now: the next ones in order, or all if the order is free."""
         if not in_order:
             return sorted(self.parts)
         rank = self.folded
@@ -141,11 +141,11 @@ class Chunk:
         return list(range(self.folded, rank))
 
     def begin_fold(self, ranks: list[int]) -> None:
-        """A kernel reads the parts of these ranks; `folded_into` follows."""
+        """A kernel begins to read the parts of these ranks; `folded_into` follows."""
         self.folding = ranks
 
     def begin_last(self) -> None:
-        """All ranks are in, and the last kernel is to run; `complete` follows."""
+        """All ranks have contributed and the last kernel begins; `complete` follows."""
         self.step(Step.LAST_KERNEL)
         self.round.left -= 1
 
@@ -158,7 +158,10 @@ class Chunk:
         return self.parts[last]
 
     def folded_into(self, taken: Buffer | None) -> list[Buffer]:
-        """`folding` is in the accumulator, which is `taken` if that is new; the spent parts."""
+        """The parts of `folding` are in the accumulator. Returns the parts that are free now.
+
+        A new accumulator is `taken`, or else the buffer of the first part.
+        """
         ranks, self.folding = self.folding, []
         spent = [self.parts.pop(rank) for rank in ranks]
         held = self.round.stream.held
@@ -173,15 +176,18 @@ class Chunk:
         return spent
 
     def note(self, flags: int, culprit: int) -> None:
-        """A kernel has seen `flags`; `culprit` is the lowest of its ranks that is not finite."""
+        """A kernel has found `flags`; `culprit` is the lowest of its ranks whose part is not
+        finite.
+        """
         self.flags |= flags
         if culprit < self.culprit:
             self.culprit = culprit
 
     def complete(self, result: Buffer | None, crc: int) -> list[Buffer]:
-        """`result` was one of the parts; the accumulator and the others are given up.
+        """The chunk is complete; `result` is the buffer of one of its parts, if it has bytes.
 
-        Nobody but the caller knows of them then: a fault cannot give them back a second time.
+        Returns the other parts and the accumulator. The chunk no longer refers to them, so a later
+        error cannot free them a second time.
         """
         self.step(Step.REDUCED)
         held = self.round.stream.held
@@ -200,7 +206,7 @@ class Chunk:
         return spent
 
     def release(self) -> Buffer | None:
-        """Every rank has the result: give it up."""
+        """Every rank has the result. Returns its buffer, which the chunk gives up."""
         self.step(Step.ALL_DONE)
         held = self.round.stream.held
         held.unstable -= self.cost
@@ -209,15 +215,17 @@ class Chunk:
             held.release(result)
         return result
 
-    def pass_by(self, freed: list[Buffer]) -> None:
-        """Every rank holds its result from an earlier stream: give up what has come again."""
+    def drop_passed(self, freed: list[Buffer]) -> None:
+        """Every rank holds the result from an earlier stream: drop the contributions that came
+        again.
+        """
         self.step(Step.VOIDED)
         self.drop(freed)
         self.round.forget_chunk(self)
         self.round.left -= 1
 
     def drop(self, freed: list[Buffer]) -> None:
-        """Give up everything that it holds: `freed` has it then, also where this raises."""
+        """Move every buffer of the chunk to `freed`, which has the parts even if this raises."""
         held = self.round.stream.held
         if self.phase is Phase.COMPLETE:
             held.unstable -= self.cost
@@ -241,7 +249,7 @@ class Chunk:
 
 
 class Debt:
-    """What a rank has sent of a void round, since the rank began to send `times` times again."""
+    """The cost of what a rank has sent of a void round since its reconnect number `times`."""
 
     __slots__ = ("cost", "times")
 
@@ -253,15 +261,17 @@ class Debt:
 class Round(Listed):
     """One round of one key in a stream.
 
-    `owned` chunks of the round are this lane's, and `left` of them are not complete. `described`
-    are ranks that have described the round before they could send of it; `verdict` collects every
-    rank's descriptor once two of them differ. A void round only waits to be forgotten: `owed` is
-    each rank's cost that its ABANDON will settle (Debts), and `refused` is what the ranks are
-    `told`, once it is known. `last` is the rank whose contribution completed a chunk last; `wait`
-    is the longest wait of the round for a rank, where rounds are traced. `charged` is what its
-    records take of the run's room. `ascending` has the indexes of the chunks, where an earlier
-    stream may have had them. `opening` counts the rounds of the run in the order of their first
-    contributions; it is 0 before that.
+    `owned`: how many chunks of the round this lane owns. `left`: how many of these are not
+    complete. `described`: ranks that have sent a DESCRIBE. `verdict`: every rank's descriptor,
+    collected once two of them differ. `last`: the rank whose contribution completed a chunk last.
+    `wait`: the longest wait of the round for a rank, if rounds are traced. `charged`: the bytes of
+    the round's records. `ascending`: the indexes of the chunks, only in a stream that a route has
+    moved here. `opening`: the place of the round in the order of first contributions, from 1; 0
+    before that.
+
+    A void round only waits to be forgotten. `owed`: the cost that each rank's ABANDON will settle
+    (Debts). `refused`: the verdict, once it is known. `told`: the ranks that were sent the verdict.
+    `abandoned`: the ranks that have sent an ABANDON.
     """
 
     __slots__ = (
@@ -300,7 +310,7 @@ class Round(Listed):
         self.opening = 0
         self.void = False
         self.refused: Refused | None = None
-        # Sets of ranks; dicts, which take less while they are empty.
+        # Sets of ranks, as dicts: an empty dict takes less memory than an empty set.
         self.told: dict[int, None] = {}
         self.described: dict[int, None] = {}
         self.abandoned: dict[int, None] = {}
@@ -315,7 +325,7 @@ class Round(Listed):
         self.charged += size
 
     def give_back(self) -> None:
-        """The round is forgotten, with all that it holds: its chunks, which know it, too."""
+        """The round is forgotten, with its chunks: give back the room of its records."""
         records = self.stream.records
         self.chunks.clear()
         self.stream.rounds.discard(self)
@@ -332,7 +342,7 @@ class Round(Listed):
             ranks[rank] = None
 
     def refuse(self, refused: Refused) -> None:
-        """The verdict is known, and kept for ranks that may miss it; raises RecordsError."""
+        """Keep the verdict for ranks that may miss it; raises RecordsError."""
         self.charge(text_bytes(refused.message))
         self.stream.refused.add(self)
         self.refused = refused
@@ -352,7 +362,7 @@ class Round(Listed):
         return Descriptor(header) == described
 
     def chunk(self, index: int, cost: int) -> Chunk:
-        """The record of a chunk, made when it is new; raises RecordsError."""
+        """Return the record of a chunk, which is made if the chunk is new; raises RecordsError."""
         chunk = self.chunks.get(index)
         if chunk is None:
             world_size = len(self.contributed)
@@ -374,7 +384,9 @@ class Round(Listed):
             self.charged -= size
 
     def make_void(self) -> list[Buffer]:
-        """Free everything that is not on its way to the ranks."""
+        """Void the round. Returns the buffers of its incomplete chunks; complete chunks keep
+        theirs.
+        """
         self.void = True
         freed: list[Buffer] = []
         for chunk in self._collecting():
@@ -384,7 +396,7 @@ class Round(Listed):
         return freed
 
     def speakers(self) -> set[int]:
-        """The ranks that have described the round."""
+        """The ranks whose descriptor is known here."""
         if self.verdict is not None:
             return set(self.verdict)
         return {r for r, n in enumerate(self.contributed) if n} | set(self.described)
@@ -398,7 +410,7 @@ class Round(Listed):
         self.verdict = dict.fromkeys(speakers, self.descriptor)
 
     def collect(self, rank: int, descriptor: Descriptor) -> bool:
-        """Take a rank's descriptor for the verdict; True when it was the last one."""
+        """Take a rank's descriptor for the verdict. Returns True if it was the last one."""
         if self.verdict is None or rank in self.verdict:
             return False
         self.charge(WORD)
@@ -406,13 +418,13 @@ class Round(Listed):
         return len(self.verdict) == len(self.contributed)
 
     def note_wait(self, wait: Wait) -> None:
-        """Keep the longest."""
+        """Keep the wait if it is the longest so far."""
         known = self.wait
         if known is None or wait.until - wait.since > known.until - known.since:
             self.wait = wait
 
     def unanswered(self) -> dict[int, int]:
-        """The cost of what each rank has sent and was not answered: one walk for all ranks."""
+        """The unanswered cost of each rank in this round; one walk for all ranks."""
         owed: dict[int, int] = {}
         for chunk in self._collecting():
             cost = chunk.cost
@@ -424,24 +436,26 @@ class Round(Listed):
         return [chunk for chunk in self.chunks.values() if chunk.phase == Phase.COLLECTING]
 
     def has_passed(self, index: int) -> bool:
-        """Whether chunks before `index` are to be told."""
+        """Whether `passed` may find chunks before `index`."""
         return self.ascending is not None and self.ascending.has_below(index)
 
     def passed(self, index: int, most: int) -> list[Chunk]:
-        """Incomplete chunks before `index`, which every rank holds already: so many at most, and
-        each once."""
+        """Incomplete chunks before `index`, whose results every rank holds: each is returned once.
+
+        Looks at `most` chunks at most.
+        """
         below = [] if self.ascending is None else self.ascending.take_below(index, most)
         found = [chunk for i in below if (chunk := self.chunks.get(i)) is not None]
         return [chunk for chunk in found if chunk.phase == Phase.COLLECTING]
 
     def wants(self, rank: int) -> bool:
-        """Whether something of the rank is still to come: chunks, or its description."""
+        """Whether chunks of the rank, or its descriptor, are still to come."""
         if self.verdict is not None:
             return rank not in self.verdict
         return self.contributed[rank] < self.owned
 
     def waiting_for(self) -> list[int]:
-        """The ranks that the verdict, or the lowest incomplete chunk, lacks."""
+        """The ranks that are missing from the verdict, or from the first incomplete chunk."""
         if self.verdict is not None:
             return [rank for rank in range(len(self.contributed)) if self.wants(rank)]
         for chunk in self.chunks.values():
@@ -451,12 +465,12 @@ class Round(Listed):
 
 
 class StreamRounds:
-    """The rounds of a stream: `place` says which chunks of home slot `home` are in the stream, and
-    frames about it carry `since`.
+    """The rounds of a stream.
 
-    `records` and `held` count the records and the buffers of all streams of the run. `rounds` holds
-    each round that a rank has sent of, or that waits for a verdict; `refused` holds each round that
-    has its verdict. Only the keys know the other rounds.
+    `place`: the chunks of home slot `home` that are in the stream; frames about it carry `since`.
+    `records` and `held` count the records and the buffers of all streams of the run. `rounds`: the
+    rounds to which a rank has contributed, or that wait for a verdict. `refused`: the rounds whose
+    verdict is known. Only the keys know the other rounds.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""Who owns a chunk, all reducers alive or not (PROTOCOL.md, sections 6 and 11)."""
+"""The owners of chunks, while all reducers are live and later (PROTOCOL.md, sections 6 and 11)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Place:
         return ((key & _LOW) + chunk) % self.period == self.offset
 
     def owned(self, key: int, chunks: int) -> int:
-        """How many of the chunks 0..chunks-1 of a key are in this place."""
+        """How many of the chunks 0 to `chunks` - 1 of a key are in this place."""
         first = (self.offset - (key & _LOW)) % self.period
         return 0 if first >= chunks else (chunks - 1 - first) // self.period + 1
 
@@ -40,7 +40,7 @@ class Route:
         return cls(0, (0,) * slots, (1,) * slots, lanes_by_slot)
 
     def home(self, key: int, chunk: int) -> int:
-        """The slot that owns the chunk while all are live."""
+        """The slot that owns the chunk while all slots are live."""
         return ((key & _LOW) + chunk) % len(self.live)
 
     def owner(self, key: int, chunk: int) -> tuple[int, int]:
@@ -59,7 +59,7 @@ class Route:
 
 
 class Holding:
-    """What a lane of a slot owns under a route: chunks of its own slot and of every dead one."""
+    """The chunks that a lane of a slot owns under a route: of its own slot and of dead slots."""
 
     __slots__ = ("_of_dead", "_own", "_route", "_slot")
 
@@ -75,7 +75,7 @@ class Holding:
             self._of_dead = (slots * len(living) * lanes, slots * turn)
 
     def place(self, home: int) -> Place | None:
-        """Which chunks of a home slot are here; None: none of them."""
+        """The chunks of a home slot that the lane owns; None if it owns none."""
         if not self._route.live[self._slot]:
             return None
         if home == self._slot:

@@ -1,7 +1,7 @@
-"""What a lane knows of the chunks of one home slot, since one route (PROTOCOL.md, section 11).
+"""The state that a lane has of the chunks of one home slot (PROTOCOL.md, section 11).
 
-A stream is a fresh start in small: positions, bitmaps and results begin from nothing in it, as in
-a new run, so that nothing but the worker's copies is needed to go on after a reducer's death.
+A new stream begins with empty positions, bitmaps and results, as a new run does. To continue after
+the death of a reducer, a lane therefore needs nothing but the copies that the workers keep.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ class Stream(StreamRounds):
         self.keys = new_table(since > 0, records, self.untold)
 
     def drop(self, freed: list[Buffer]) -> None:
-        """Give every buffer back; the stream is not to be used any more.
+        """End the stream; `freed` gets its buffers. The run takes its keys apart later, in parts.
 
-        Where this raises it can be called again: no buffer is given back twice.
-
-        Its run takes apart, a part at a time, its keys and the rounds that nobody has sent of.
+        If this raises, it can be called again: no buffer is given back twice.
         """
         self.is_over = True
         for round_ in list(self.rounds):
@@ -51,10 +49,9 @@ class Stream(StreamRounds):
 
 
 class Streams:
-    """What lane `lane` of slot `slot` owns under `route`, by home slot.
+    """The streams of lane `lane` of slot `slot` under `route`, by home slot.
 
-    A stream is made by the first frame about it: whatever walks them takes no longer for slots that
-    a job has and does not use.
+    A stream is made by its first frame, so walks take no time for slots that the job does not use.
     """
 
     def __init__(
@@ -83,11 +80,11 @@ class Streams:
 
     @property
     def live(self) -> bool:
-        """Whether anything can be here."""
+        """Whether the lane's slot is live, so that it may own chunks."""
         return bool(self.route.live[self.slot])
 
     def move(self, route: Route) -> list[Stream]:
-        """Take a newer route; the streams that it moves away from here."""
+        """Take a newer route. Returns the streams that the route moves away from this lane."""
         moved = [s for s in self._by_home.values() if route.since[s.home] != s.since]
         for stream in moved:
             del self._by_home[stream.home]
@@ -96,9 +93,10 @@ class Streams:
         return moved
 
     def find(self, rank: int, home: int, since: int) -> Stream | None:
-        """The stream that a frame of `rank` is about; None if it is elsewhere now.
+        """Return the stream that a frame of `rank` belongs to; None if a route has moved it away.
 
-        Raises ProtocolError for one that is not here, as far as this lane knows, and RecordsError.
+        Raises ProtocolError if this lane does not own the stream under the route that it knows, and
+        RecordsError.
         """
         stream = self._by_home.get(home)
         if stream is not None and stream.since == since:
@@ -111,8 +109,9 @@ class Streams:
         place = self._holding.place(home)
         if since > self.route.since[home] or place is None:
             raise ProtocolError(
-                f"rank {rank} sent of slot {home} since route {since} to slot {self.slot} lane "
-                f"{self.lane}, which knows route {self.route.number} and does not own it"
+                f"rank {rank} sent a frame of home slot {home} since route {since} to slot "
+                f"{self.slot} lane {self.lane}, which knows route {self.route.number} and does not "
+                "own it"
             )
         self.records.take(STREAM)
         stream = Stream(home, since, place, self.records, self._held, self._new_table)

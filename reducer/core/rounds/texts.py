@@ -1,4 +1,4 @@
-"""Texts that name ranks: what disagrees, who is waited for."""
+"""Texts about rounds: ranks that disagree, and ranks that are waited for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RANKS_SHOWN: Final = 16
 
 
 def mismatch_text(round_: Round, verdict: dict[int, Descriptor]) -> str:
-    """One text for all ranks, sorted by rank: who submitted what."""
+    """The verdict for all ranks: what each rank has submitted."""
     groups: dict[Descriptor, list[int]] = {}
     for rank in sorted(verdict):
         groups.setdefault(verdict[rank], []).append(rank)
@@ -42,7 +42,7 @@ def stall_text(round_: Round, now: float) -> str:
 
 
 def about(round_: Round) -> dict[str, object]:
-    """The fields of a log line about a round, beside job and run."""
+    """The fields of a log line about a round, besides job and run."""
     return {"key": _name(round_.key), "round": round_.number}
 
 

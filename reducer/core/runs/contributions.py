@@ -1,4 +1,4 @@
-"""The way of a contribution: admitted before memory is taken for it, then added to its chunk."""
+"""Admits contributions before memory is taken for them, and adds them to their chunks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from reducer.wire.keys import position
 
 
 class Admitted(Admission):
-    """Where a contribution belongs: it is looked up once, before memory is taken."""
+    """Where a contribution belongs, looked up once, before memory is taken."""
 
     __slots__ = ("cost", "plan", "stream")
 
     def __init__(self, stream: Stream, plan: Plan, cost: int) -> None:
         self.stream = stream
         self.plan = plan
-        self.cost = cost  # of its credit
+        self.cost = cost  # what it takes of the rank's credit
 
 
 class Contributions:
@@ -63,11 +63,12 @@ class Contributions:
         self._most_unstable = positions.most_unstable
 
     def admit(self, rank: int, header: Header, unread: int) -> Admitted | None:
-        """Refuse what makes no sense or has no room, before memory is taken (ProtocolError).
+        """Check a contribution and look up where it belongs, before memory is taken.
 
-        `unread` bytes wait in the lane for the rank to read them. None where no memory is to be
-        taken: a stream has moved away, or the contribution is here, or of a void round, and there
-        is no room for it.
+        `unread` bytes wait in the lane for the rank to read them. Returns None if the payload is to
+        be discarded: the stream has moved away, or the rank is out of room and the contribution is
+        a second copy or of a void round. Raises the ProtocolError family for invalid fields, and
+        for any other contribution without room.
         """
         plan = self._plans.checked(header, rank, self._seats.epoch)
         stream = self._stream_of(rank, header)
@@ -88,21 +89,21 @@ class Contributions:
         return None
 
     def take(self, rank: int, event: Contributed, now: float, out: list[Output]) -> None:
-        """Take one admitted contribution; outputs are added to `out`, also where it raises.
+        """Take one admitted contribution; outputs are added to `out`, even if this raises.
 
         Raises PeerLostError (a rank that the round needs has left), IntegrityError (a duplicate
         with other bytes), RecordsError or UnstableError; the buffer is then still the caller's.
         """
         header, buffer, admission = event.header, event.buffer, event.admission
-        if admission is None and not header.length:  # nobody has asked for memory
+        if admission is None and not header.length:  # no memory was needed
             admission = self.admit(rank, header, 0)
         stream: Stream | None
         if isinstance(admission, Admitted):
             stream, plan, cost = admission.stream, admission.plan, admission.cost
-        else:  # its bytes were thrown away
+        else:  # the payload was discarded
             stream, plan = self._stream_of(rank, header), self._plans.of(header)
             cost = plan.cost(header.chunk)
-        if stream is None or stream.is_over:  # a route has moved it while it was on its way
+        if stream is None or stream.is_over:  # a route has moved the stream since `admit`
             self._free(buffer, out)
             return
         self.taken += 1
@@ -120,7 +121,7 @@ class Contributions:
             raise self._positions.too_unstable()
         round_ = key.described(stream, header, plan, now)
         if not round_.void:
-            self._meet(round_, header, plan, now, out)
+            self._open_or_void(round_, header, plan, now, out)
         round_.touched_at = now
         if round_.void:
             self._verdicts.discard(round_, rank, header, buffer, cost, out)
@@ -136,10 +137,10 @@ class Contributions:
         home = self._streams.route.home(header.key, header.chunk)
         return self._streams.find(rank, home, header.route)
 
-    def _meet(
+    def _open_or_void(
         self, round_: Round, header: Header, plan: Plan, now: float, out: list[Output]
     ) -> None:
-        """The first contribution of a round opens it; one that describes it otherwise voids it."""
+        """Open the round if this is its first contribution; void it if the descriptors differ."""
         if not round_.opening:
             if self._seats.departed is not None:
                 raise PeerLostError(f"rank {self._seats.departed} has left the job")
@@ -185,7 +186,7 @@ class Contributions:
         buffer: Buffer | None,
         out: list[Output],
     ) -> None:
-        """Exactly once: a second copy is dropped, or answered from the cache."""
+        """A second copy: drop it, and answer it from the cache if the chunk is complete."""
         if chunk.crcs[rank] != header.payload_crc:
             raise IntegrityError(
                 f"rank {rank} sent two different contributions for key {key.label} round "

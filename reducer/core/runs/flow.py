@@ -1,4 +1,4 @@
-"""The credit of a run: what ranks have unanswered, which round they are granted, what they owe."""
+"""The credit of a run: unanswered cost, the granted round, and debts for void rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reducer.wire.header import Crc, Header, pack_header
 
 
 class UnreadError(QuotaError):
-    """A rank sends on and does not read what it was sent."""
+    """A rank keeps sending and does not read."""
 
 
 class Ledger:
@@ -27,22 +27,21 @@ class Ledger:
         self._limit = window.limit
         self._unread = window.unread
         self._unanswered = [0] * world_size
-        # By its `opening`: a round that is forgotten, known here, would keep its memory.
+        # The round's `opening`: a reference would keep a forgotten round in memory.
         self._granted = [0] * world_size
 
     def fits(self, rank: int, cost: int, unread: int) -> bool:
-        """Whether the rank has room for so much more, while it has left `unread` bytes unread."""
+        """Whether the rank has room for `cost` more while `unread` bytes wait for it."""
         owed = self._unanswered[rank] + cost
         return owed <= self._limit and owed + unread <= self._unread
 
     @property
     def slack(self) -> int:
-        """How many bytes may wait for a rank whatever it has unanswered."""
+        """How many bytes may wait for a rank, whatever its unanswered cost."""
         return self._unread - self._limit
 
     def unread_room(self, rank: int) -> int:
-        """How many bytes may wait for the rank, or come from it in a frame, beside what it has
-        unanswered."""
+        """How many bytes may wait for the rank now, including a frame that it is sending."""
         return self._unread - self._unanswered[rank]
 
     def over(self, rank: int, cost: int, unread: int) -> QuotaError:
@@ -50,15 +49,16 @@ class Ledger:
         owed = self._unanswered[rank]
         if owed + cost > self._limit:
             return QuotaError(
-                f"rank {rank} has {owed:,} bytes unanswered and sends {cost:,} more: over its "
-                f"{self._limit:,}"
+                f"rank {rank} has {owed:,} bytes unanswered and sends {cost:,} more: above its "
+                f"limit of {self._limit:,}"
             )
         return self.too_slow(rank, cost, unread)
 
     def too_slow(self, rank: int, size: int, unread: int) -> UnreadError:
         return UnreadError(
             f"rank {rank} has {self._unanswered[rank]:,} bytes unanswered, {unread:,} that it has "
-            f"not read, and sends {size:,} more: over its {self._unread:,} (a slow reader)"
+            f"not read, and sends {size:,} more: above its limit of {self._unread:,} "
+            "(a slow reader)"
         )
 
     def charge(self, rank: int, cost: int) -> None:
@@ -76,22 +76,22 @@ class Ledger:
         return self._unanswered[rank] + self.window.largest > self.window.credit
 
     def grant(self, rank: int, oldest: Round) -> bool:
-        """Whether a rank that runs low must be told now that it may go on with the oldest round.
+        """Grant the rank the oldest round. Returns whether the rank must be sent a GRANT.
 
-        So it is when some of that round is still to come from it.
+        No GRANT is sent to a rank that has sent the whole round, or was granted it before.
         """
         if self._granted[rank] == oldest.opening or not oldest.wants(rank):
             return False
         self._granted[rank] = oldest.opening
         return True
 
-    def take_grant(self, rank: int) -> None:
-        """Forget what the rank was granted: it may not have heard of it."""
+    def forget_grant(self, rank: int) -> None:
+        """Forget the rank's grant: the rank may not have received it."""
         self._granted[rank] = 0
 
 
 class Grants:
-    """Every rank can always go on with the oldest round, whatever else it has unanswered."""
+    """Let every rank continue with the oldest open round, whatever its unanswered cost."""
 
     def __init__(self, ledger: Ledger, open_: OpenRounds, seats: Seats, crc: Crc) -> None:
         self._ledger = ledger
@@ -100,38 +100,41 @@ class Grants:
         self._crc = crc
 
     def begin(self, round_: Round, now: float, out: list[Output]) -> None:
-        """Its first contribution has come."""
+        """The first contribution to the round has come."""
         self._open.begin(round_, now)
         if len(self._open) == 1:
-            self.to_stuck(out)
+            self.grant_oldest(out)
 
     def end(self, round_: Round, out: list[Output]) -> None:
-        """The round is open no more; if it was the oldest, the next one may need a grant."""
+        """The round is no longer open. If it was the oldest, ranks may need a grant of the next
+        one.
+        """
         if self._open.end(round_):
-            self.to_stuck(out)
+            self.grant_oldest(out)
 
     def end_all(self, rounds: Iterable[Round], out: list[Output]) -> None:
-        """As `end`, for several rounds."""
+        """Like `end`, for several rounds."""
         was_oldest = False
         for round_ in rounds:
             was_oldest |= self._open.end(round_)
         if was_oldest:
-            self.to_stuck(out)
+            self.grant_oldest(out)
 
-    def to_stuck(self, out: list[Output]) -> None:
-        """Another round is the oldest now: whoever cannot go on may need it.
+    def grant_oldest(self, out: list[Output]) -> None:
+        """Another round is the oldest now: grant it to the ranks that run low.
 
-        Ranks are stuck even while no other round is open: by what they sent of void rounds.
+        A rank may run low even if no other round is open, because of what it has sent of void
+        rounds.
         """
         self._grant(range(len(self._seats.sessions)), out)
 
     def maybe_grant(self, rank: int, out: list[Output]) -> None:
-        """Let a rank go on with the oldest open round when its credit may be used up."""
+        """Let the rank continue with the oldest open round if its credit may be used up."""
         if self._ledger.runs_low(rank):
             self._grant((rank,), out)
 
     def _grant(self, ranks: Iterable[int], out: list[Output]) -> None:
-        """One frame for all of them that run low, have part of the round to send and are here."""
+        """Send one GRANT to the connected ranks that run low and have not sent the whole round."""
         oldest, ledger = self._open.oldest, self._ledger
         if oldest is None:
             return
@@ -149,16 +152,17 @@ class Grants:
             out.append(Send(self._seats.run, sessions, frame, None, 0))
 
     def again(self, rank: int, out: list[Output]) -> None:
-        """The rank may not have heard of what it was granted."""
-        self._ledger.take_grant(rank)
+        """Repeat the grant for a rank that may not have received it."""
+        self._ledger.forget_grant(rank)
         self.maybe_grant(rank, out)
 
 
 class Debts:
-    """`_sums` adds up the debts of each rank; `_times` counts how often a rank was back.
+    """The debts of ranks: the cost of what they have sent of void rounds.
 
-    A rank that is back sends everything again, so debts that a round noted before count no more:
-    that takes no walk over the rounds.
+    `_sums`: the total of each rank. `_times`: how often each rank has reconnected. A rank that
+    reconnects sends everything again, so debts with an older `times` no longer count. No walk over
+    the rounds is needed for that.
     """
 
     def __init__(self, ledger: Ledger, world_size: int) -> None:
@@ -167,9 +171,9 @@ class Debts:
         self._times = [0] * world_size
 
     def note(self, round_: Round, costs: dict[int, int]) -> None:
-        """The round becomes void: what each rank has sent of it, which the ledger knows.
+        """The round becomes void: note the cost of what each rank has sent of it.
 
-        Raises RecordsError before anything is noted.
+        The ledger has charged this cost already. Raises RecordsError before anything is noted.
         """
         round_.charge(OWED * len(costs))
         for rank, cost in costs.items():
@@ -177,7 +181,7 @@ class Debts:
             self._sums[rank] += cost
 
     def add(self, round_: Round, rank: int, cost: int) -> None:
-        """The rank sends so much more of a void round; raises RecordsError."""
+        """The rank has sent `cost` more of a void round; raises RecordsError."""
         debt, times = round_.owed.get(rank), self._times[rank]
         if debt is None:
             round_.charge(OWED)
@@ -202,14 +206,14 @@ class Debts:
             self.settle(round_, rank)
 
     def begin_again(self, rank: int) -> None:
-        """The rank is back on a new connection, and sends everything again."""
+        """The rank has reconnected and sends everything again: settle its debts."""
         self._ledger.settle(rank, self._sums[rank])
         self._sums[rank] = 0
         self._times[rank] += 1
 
 
 class Flow:
-    """One ledger, and who writes in it."""
+    """The ledger of a run and all that writes in it."""
 
     def __init__(self, window: Window, world_size: int, seats: Seats, crc: Crc) -> None:
         self.ledger = Ledger(window, world_size)

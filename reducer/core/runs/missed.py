@@ -1,4 +1,4 @@
-"""What a rank that is back may have missed: told in parts, so that other jobs have their turns."""
+"""Tells a reconnected rank what it may have missed, in parts: other jobs have turns between."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from reducer.core.runs.verdicts import Verdicts
 from reducer.core.surface.events import Output
 from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES
 
-# REFUSED frames in one part, each of 16 KiB at most; a part may be one HEARTBEAT instead.
+# REFUSED frames in one part, each of 16 KiB at most. A part may be one HEARTBEAT instead.
 PART_ROUNDS: Final = 4
 
 
 class Missed:
-    """Tells stable positions and verdicts, to one rank after the other.
+    """Tells stable positions and verdicts to one rank after another.
 
-    `_streams` are to be walked for the first of the ranks, the last stream first; `_keys` and
-    `_rounds` are the places in the listings of that stream where the walk goes on.
+    `_streams`: the streams still to be walked for the first rank, beginning at the end of the list.
+    `_keys` and `_rounds`: where the walk continues in the listings of the last stream.
     """
 
     def __init__(self, seats: Seats, verdicts: Verdicts) -> None:
         self._seats = seats
         self._verdicts = verdicts
         self._ranks: deque[int] = deque()
-        self._begun = False  # with the first of them
+        self._begun = False  # the walk for the first rank
         self._streams: list[Stream] = []
         self._keys = 0
         self._rounds = 0
@@ -36,14 +36,14 @@ class Missed:
         return bool(self._ranks)
 
     def add(self, rank: int) -> None:
-        """The rank is back; what it was told on its old connection does not count."""
+        """The rank has reconnected. What it was told on its old connection does not count."""
         if rank in self._ranks:
             self._begun = self._begun and self._ranks[0] != rank
         else:
             self._ranks.append(rank)
 
     def tell(self, streams: Iterable[Stream], now: float) -> list[Output]:
-        """The next part."""
+        """Return the next part."""
         out: list[Output] = []
         rank = self._ranks[0]
         session = self._seats.sessions[rank]
@@ -78,7 +78,7 @@ class Missed:
         self._enter()
 
     def _enter(self) -> None:
-        """The stream that has its turn, if any is left."""
+        """Begin with the next stream, if any is left."""
         if self._streams:
             stream = self._streams[-1]
             self._keys, self._rounds = len(stream.keys), len(stream.refused)

@@ -1,4 +1,4 @@
-"""Streams that a newer route moves away are dropped a part at a time (PROTOCOL.md, section 11)."""
+"""Drops streams that a newer route moves away, in parts (PROTOCOL.md, section 11)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from reducer.core.runs.sums import Sums
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Free, Output
 
-# Streams that a route moves and that have no rounds: so many are dropped at once, 0.3 us each. A
-# job has one for each reducer that is dead.
+# How many streams without rounds are dropped at once: 0.3 us each. A job has one stream for each
+# dead reducer.
 STREAMS_AT_ONCE: Final = 256
 
 
 class Moves:
-    """`streams` have moved away and are still to be dropped, those with rounds first."""
+    """`streams` have moved away and are still to be dropped; those with rounds come first."""
 
     def __init__(self, number: int, flow: Flow, sums: Sums) -> None:
         self.streams: deque[Stream] = deque()
@@ -30,7 +30,7 @@ class Moves:
         return bool(self.streams)
 
     def add(self, stream: Stream) -> None:
-        """Nothing more comes for the stream."""
+        """The stream has moved away: its frames are dropped from now on."""
         stream.is_over = True
         if stream.rounds:
             self.streams.appendleft(stream)
@@ -38,7 +38,7 @@ class Moves:
             self.streams.append(stream)
 
     def drop_some(self, out: list[Output]) -> None:
-        """All the streams with rounds, which hold buffers, and the next of the others."""
+        """Drop all streams with rounds, which hold buffers, and the next of the other streams."""
         freed: list[Buffer] = []
         out.append(Free(self._number, freed))
         dropped = 0
@@ -51,7 +51,7 @@ class Moves:
             dropped += 1
 
     def _forget(self, round_: Round) -> None:
-        """The round goes on elsewhere."""
+        """The round continues on another lane."""
         self._flow.open.drop(round_)
         self._flow.debts.settle_all(round_)
         for rank, cost in round_.unanswered().items():

@@ -1,4 +1,4 @@
-"""What ranks say of keys and rounds without a contribution: KEY, DESCRIBE, ABANDON."""
+"""Handles KEY, DESCRIBE and ABANDON: what ranks say about keys and rounds."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Notices:
         self._verdicts = verdicts
 
     def announce(self, rank: int, header: Header, name: str, now: float) -> None:
-        """KEY: the name behind an id."""
+        """KEY: a rank tells the name of a key."""
         stream = self._streams.find(rank, header.chunk, header.route)
         if stream is not None:
             stream.keys.announce(header.key, name, now)
 
     def describe(self, rank: int, header: Header, now: float, out: list[Output]) -> None:
-        """DESCRIBE: what a round is, said by a rank that cannot send of it yet."""
+        """DESCRIBE: the descriptor of a round, from a rank that cannot send its chunks yet."""
         world_size = len(self._seats.sessions)
         plan = self._plans.checked(header, rank, self._seats.epoch)
         home = self._streams.route.home(header.key, 0)
@@ -37,10 +37,12 @@ class Notices:
         if stream is None:
             return
         if not stream.place.owns(header.key, 0):
-            raise ProtocolError(f"rank {rank} described a round to a lane that does not judge it")
+            raise ProtocolError(
+                f"rank {rank} described a round to a lane that does not own its chunk 0"
+            )
         key = stream.keys.open(header.key, now)
         known = header.round in key.rounds
-        # A description only makes a verdict come sooner: too many of them are not kept.
+        # A DESCRIBE only speeds up a verdict, so it is dropped if records are short.
         keep = known or self._records.half_free(ROUND + LIST_PLACE * world_size)
         if position(header.round, 0) < key.stable or not keep:
             stream.keys.maybe_idle(key)
@@ -61,7 +63,7 @@ class Notices:
         if stream is None:
             return
         key = stream.keys.open(header.key, now)
-        # Known rounds first: a rank that had no part in one here may have passed it already.
+        # Known rounds first: a rank that sent nothing of a round here may have passed it already.
         round_ = key.rounds.get(header.round)
         if round_ is None:
             if position(header.round + 1, 0) <= key.stable:

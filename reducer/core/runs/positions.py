@@ -1,4 +1,4 @@
-"""What ranks report as done, and what they are told is stable (PROTOCOL.md, section 8)."""
+"""Takes done positions of ranks, and sends stable positions to them (PROTOCOL.md, section 8)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from reducer.wire.codes import MAX_CHUNKS, MAX_HEARTBEAT_ENTRIES
 from reducer.wire.errors import UnstableError
 from reducer.wire.header import Header
 
-# Rounds and chunks: 3 to 5 us each, and as much for so many ranks of a chunk, and for so many bytes
-# of the records of a round: what each rank has said of a void one.
+# The work of one turn, in rounds and chunks of 3 to 5 us each. RANKS_AT_ONCE ranks of a chunk count
+# as one more, and so do RECORDS_AT_ONCE bytes of a round's records.
 FORGOTTEN_AT_ONCE: Final = 256
 RANKS_AT_ONCE: Final = 8
 RECORDS_AT_ONCE: Final = 4_096
 
 
 class Passed:
-    """`_keys` have rounds of that kind, who has waited longest first; one frame may name many keys.
+    """Forgets rounds that are not complete here, although every rank holds their results.
 
-    The rounds are not complete here. A rank that did not know how far the others are has sent
-    chunks of them here again.
+    The results come from an earlier stream. A rank that did not know the stable position has sent
+    its chunks here again. `_keys`: the keys with such rounds, by the time that they have waited.
     """
 
     def __init__(self, run: int, ledger: Ledger, verdicts: Verdicts, grants: Grants) -> None:
@@ -44,12 +44,12 @@ class Passed:
         return bool(self._keys)
 
     def add(self, stream: Stream, key: KeyRounds) -> None:
-        """The ranks have passed more of the key."""
+        """The stable position of the key has risen."""
         if key.has_passed:
             self._keys[key] = stream
 
     def forget_more(self, out: list[Output]) -> None:
-        """The next part, of the keys that have waited longest."""
+        """Forget the next part, of the keys that have waited longest."""
         left = FORGOTTEN_AT_ONCE
         while left > 0 and self._keys:
             key, stream = next(iter(self._keys.items()))
@@ -65,7 +65,7 @@ class Passed:
         self._keys.clear()
 
     def _forget_some(self, key: KeyRounds, left: int, out: list[Output]) -> int:
-        """Forget `left` rounds and chunks at most; how many more might be."""
+        """Forget at most `left` rounds and chunks. Returns how much of `left` remains."""
         over = list[Round]()
         while left > 0 and (round_ := key.first_passed()) is not None:
             left -= 1 + self._drop(round_, MAX_CHUNKS, left, out)
@@ -85,8 +85,10 @@ class Passed:
         return left
 
     def _drop(self, round_: Round, index: int, most: int, out: list[Output]) -> int:
-        """Drop chunks before `index` that are not complete, one or so many as `most` allows; what
-        they take of it."""
+        """Drop incomplete chunks before `index`: one, or more as `most` allows.
+
+        Returns how much of `most` this took.
+        """
         each = 1 + len(round_.contributed) // RANKS_AT_ONCE
         chunks = round_.passed(index, max(1, most // each))
         for chunk in chunks:
@@ -94,12 +96,12 @@ class Passed:
                 self._ledger.settle(rank, chunk.cost)
             freed: list[Buffer] = []
             out.append(Free(self._run, freed))
-            chunk.pass_by(freed)
+            chunk.drop_passed(freed)
         return len(chunks) * each
 
 
 class Positions:
-    """`_changed` are streams in which keys have become stable since the last beat."""
+    """`_changed`: streams that may have stable positions which the ranks were not told."""
 
     def __init__(
         self, window: Window, seats: Seats, streams: Streams, held: HeldBytes, passed: Passed
@@ -110,7 +112,7 @@ class Positions:
         self._streams = streams
         self.held = held
         self._passed = passed
-        # A dict finds its first one behind all that were taken out before that.
+        # A plain dict finds its first entry only after a walk over the removed ones before it.
         self._changed: OrderedDict[Stream, None] = OrderedDict()
 
     @property
@@ -126,7 +128,7 @@ class Positions:
         now: float,
         out: list[Output],
     ) -> None:
-        """HEARTBEAT of a worker: done positions of keys in a stream."""
+        """HEARTBEAT of a worker: done positions of keys in one stream."""
         if payload is None:
             return
         stream = self._streams.find(rank, header.chunk, header.route)
@@ -140,7 +142,7 @@ class Positions:
         self.tell_in_time(stream, out)
 
     def rise(self, stream: Stream, key: KeyRounds, freed: list[Buffer], out: list[Output]) -> None:
-        """More of the key is stable now, so that these results are needed no more."""
+        """The stable position of the key has risen, so the results `freed` are free."""
         self._changed[stream] = None
         if freed:
             out.append(Free(self._seats.run, freed))
@@ -151,15 +153,15 @@ class Positions:
                 self._seats.ask_for_turns(out)
 
     def tell_in_time(self, stream: Stream, out: list[Output]) -> None:
-        """Ranks that wait for half of their credit to be stable hear of it before the next beat.
+        """Send stable positions before the next heartbeat if they are worth half a credit.
 
-        In one frame: of the rest they hear in the next ones.
+        This sends one frame. Positions beyond it follow in later frames.
         """
         if 2 * stream.untold.cost >= self._credit:
             out.append(self._tell(stream, MAX_HEARTBEAT_ENTRIES))
 
     def beat(self, most: int) -> Send:
-        """A HEARTBEAT to every rank: `most` stable positions that have changed, or an empty one."""
+        """A HEARTBEAT to every rank: up to `most` changed stable positions, or an empty one."""
         while self._changed:
             stream = next(iter(self._changed))
             if stream.untold:
@@ -181,10 +183,9 @@ class Positions:
         return send
 
     def too_unstable(self) -> UnstableError:
-        """Results that are not stable take too much.
+        """The error for too many results that are not stable.
 
-        The error names the key that keeps the most chunks, and the rank that has not reported
-        them.
+        It names the key that keeps the most chunks, and the rank that has not reported them.
         """
         keys = (key for stream in self._streams for key in stream.keys)
         key = max(keys, key=_kept)
@@ -192,8 +193,8 @@ class Positions:
         number, chunk = divmod(key.stable, MAX_CHUNKS)
         text = (
             f"rank {rank} has reported key {key.label} as done up to round {number} chunk {chunk}, "
-            f"and {len(key.held):,} chunks of it are complete since: results that are not stable "
-            f"take {self.held.unstable:,} bytes, the limit is {self.most_unstable:,}"
+            f"and {len(key.held):,} chunks of the key are complete since: results that are not "
+            f"stable take {self.held.unstable:,} bytes, the limit is {self.most_unstable:,}"
         )
         return UnstableError(text, rank)
 

@@ -1,4 +1,4 @@
-"""What a chunk's ranks are sent: one result, kept until every rank holds it."""
+"""Sends the result of a chunk to the ranks, and keeps it until every rank holds it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from reducer.wire.header import NO_RANK, Crc, Header, pack_header
 
 
 class Results:
-    """`late[rank]`: rounds that the rank was the last in. `nonfinite[rank]`: chunks that the rank
-    was the first to spoil. `sent` counts RESULT frames, `bytes_out` their payloads, `rounds` those
-    that are complete.
+    """`sent` counts RESULT frames, `bytes_out` their payloads, `rounds` complete rounds.
+
+    `late[rank]`: rounds in which the rank came last. `nonfinite[rank]`: chunks in which the rank is
+    the lowest whose contribution is not finite.
     """
 
     def __init__(
         self, terms: Terms, seats: Seats, ledger: Ledger, grants: Grants, crc: Crc, traced: bool
     ) -> None:
-        self.traced = traced  # every round is told of when it is over
+        self.traced = traced  # every round is reported when it is over (Traced)
         self.sent = 0
         self.bytes_out = 0
         self.rounds = 0
@@ -54,7 +55,7 @@ class Results:
             out.append(Free(self._number, spent))
         key.keep(chunk)
         self._ledger.settle_all(chunk.cost)
-        # Lanes finish neighbouring chunks at the same time: not all at the same worker's NIC.
+        # Lanes finish neighbouring chunks at the same time; each begins at another worker's NIC.
         first = chunk.index % self._world_size
         if self.send(key, chunk, first, self._world_size, out) == self._world_size:
             round_.stream.untold.told(key)
@@ -69,10 +70,9 @@ class Results:
                 out.append(self._trace(key, chunk, now))
 
     def send(self, key: KeyRounds, chunk: Chunk, first: int, count: int, out: list[Output]) -> int:
-        """RESULT to so many ranks, from one on and around: with the bytes to those that asked for
-        them, empty to others.
+        """Send RESULT to `count` ranks, from `first` on and around. Some ranks get an empty frame.
 
-        Returns to how many: those that are connected.
+        Returns how many of the ranks are connected.
         """
         round_ = chunk.round
         plan, described = round_.plan, round_.descriptor

@@ -36,7 +36,7 @@ from reducer.wire import messages
 
 
 class Run:
-    """The lane keeps `seats`, and the run what the ranks there have sent."""
+    """The parts of one run, connected. `Members` sets `seats`."""
 
     def __init__(self, terms: Terms, settings: LaneSettings, route: Route, window: Window) -> None:
         self.terms = terms
@@ -77,7 +77,7 @@ class Run:
         self.reconnects = 0
         self.failovers = 0
         self._flow = flow
-        self._freed: list[Buffer] = []  # by the end of the run
+        self._freed: list[Buffer] = []  # by `drop_all`
 
     def about(self) -> dict[str, object]:
         """The fields of log lines about the run."""
@@ -89,11 +89,11 @@ class Run:
 
     @property
     def stream_count(self) -> int:
-        """How many streams have tables that are in use."""
+        """How many streams have tables in use."""
         return len(self.streams) + len(self.moves.streams)
 
     def move(self, route: Route) -> list[Output]:
-        """A newer route is known: streams that it moves are dropped."""
+        """Take a newer route, and drop the streams that it moves away."""
         out: list[Output] = []
         pairs = zip(self.route.live, route.live, strict=True)
         self.failovers += sum(1 for before, after in pairs if before and not after)
@@ -105,11 +105,11 @@ class Run:
         if self.moves:
             self.seats.ask_for_turns(out)
         if moved:
-            self._flow.grants.to_stuck(out)
+            self._flow.grants.grant_oldest(out)
         return out
 
     def rejoined(self, rank: int) -> list[Output]:
-        """After the WELCOME on its new connection the rank may have missed something."""
+        """The rank has been welcomed on a new connection: repeat what it may have missed."""
         out: list[Output] = []
         self._flow.debts.begin_again(rank)
         self.missed.add(rank)
@@ -119,12 +119,15 @@ class Run:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is work that waits for turns of the run."""
+        """Whether the run has work that waits for its turns."""
         return bool(self.sums.behind or self.moves or self.passed or self.missed)
 
     def catch_up(self, now: float) -> list[Output]:
-        """The next part: of a sum, of streams that have moved away, of what the ranks have passed,
-        or of what they have missed."""
+        """Do the next part of the work that waits, in this order.
+
+        Sums come first, then streams that have moved away, rounds that ranks have passed, and what
+        ranks have missed.
+        """
         out: list[Output] = []
         if self.sums.behind:
             self.sums.go_on(now, out)
@@ -144,7 +147,7 @@ class Run:
         )  # fmt: skip
 
     def drop_all(self) -> list[Output]:
-        """The run is over: give every buffer back. Where this raises it can be called again."""
+        """The run is over: free all its buffers. If this raises, it can be called again."""
         freed = self._freed
         for stream in chain(self.streams, self.moves.streams):
             stream.drop(freed)

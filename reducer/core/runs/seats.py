@@ -1,4 +1,4 @@
-"""Where the ranks of a job are, and frames to them."""
+"""The sessions of a run's ranks, and frames to them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from reducer.wire.header import Crc
 
 
 class Seats:
-    """`sessions[rank]` is kept by the lane: the session to answer, None while it has none.
+    """`sessions[rank]`: the rank's session, None while it has none; `Members` sets it.
 
-    `departed` is the first rank that has left for good.
+    `departed` is the first rank that said BYE.
     """
 
     def __init__(self, run: int, world_size: int, epoch: int, crc: Crc) -> None:
@@ -58,14 +58,14 @@ class Seats:
         return Send(self.run, self.present, frame, None, 0)
 
     def ask_for_turns(self, out: list[Output]) -> None:
-        """In the name of any session that is here."""
+        """Ask for turns of the run, in the name of any connected session."""
         for session in self.sessions:
             if session is not None:
                 out.append(Behind(self.run, session))
                 return
 
     def of(self, ranks: Iterable[int]) -> list[int]:
-        """The sessions of the ranks; those that are not connected have none."""
+        """The sessions of those ranks that are connected."""
         sessions = [self.sessions[rank] for rank in ranks]
         return [session for session in sessions if session is not None]
 

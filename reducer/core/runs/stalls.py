@@ -1,4 +1,4 @@
-"""Rounds that wait for ranks: what the ranks and the operator are told of them."""
+"""Reports rounds that wait for ranks, to the ranks and to the operator."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ MAX_STALLS: Final = 16
 
 
 class Stalls:
-    """`walks` counts the walks over waiting rounds for a STATS, and `shared` the answers that
-    repeated the last walk's.
-    """
+    """`walks`: walks over the open rounds for STATS; `shared`: answers that needed no new walk."""
 
     def __init__(self, terms: Terms, seats: Seats, open_: OpenRounds) -> None:
         self.walks = 0
@@ -29,10 +27,13 @@ class Stalls:
         self._seats = seats
         self._open = open_
         self._walked: tuple[dict[str, Any], ...] = ()
-        self._walk_from = 0.0  # when it may be made anew
+        self._walk_from = 0.0  # when the next walk may be made
 
     def report(self, now: float, after: float) -> list[Output]:
-        """STALL to every rank about the rounds that nothing has come for, oldest first."""
+        """Send STALL to every rank about rounds for which nothing has come in `after` seconds.
+
+        The oldest rounds come first; each gets a log line.
+        """
         stalled = self._open.stalled(now, after, MAX_STALLS)
         if not stalled:
             return []
@@ -41,7 +42,7 @@ class Stalls:
         return [self._seats.to_all(messages.Stall(rows)), *logs]
 
     def waiting(self, now: float, interval: float) -> tuple[dict[str, Any], ...]:
-        """The oldest rounds that are open, and who is absent from them; as old as `interval`."""
+        """The oldest open rounds and their absent ranks; the rows may be `interval` seconds old."""
         if now >= self._walk_from:
             self._walk_from = now + interval
             oldest = islice(self._open, MAX_STALLS)

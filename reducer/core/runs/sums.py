@@ -1,7 +1,7 @@
-"""What a kernel is to do with the parts of a chunk, and when.
+"""Decides what a kernel does with the parts of a chunk, and when.
 
-An accumulator is opened only in place of parts that are as large. Parts of one chunk that are more
-than are summed at once are summed in several turns of the run.
+An accumulator is opened only in place of parts that are as large. If the parts of a chunk are too
+large for one turn, they are summed in several turns of the run.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from reducer.core.surface.events import Finish, Fold, Folded, Free, Output, Redu
 from reducer.core.surface.settings import LaneSettings
 from reducer.wire.codes import COPY, ITEM_SIZES, DType, ReduceOp
 
-# Parts that are folded in one pass, before the last has come: a pass for each would read and write
-# the accumulator as often.
+# The least number of parts that are folded before all ranks have contributed: every fold reads and
+# writes the whole accumulator.
 FOLD_AT_ONCE: Final = 4
 _FREE_DTYPE: Final = int(DType.FLOAT16)
 _FREE_OPS: Final = frozenset((int(ReduceOp.SUM), int(ReduceOp.MEAN)))
 
 
 class Work:
-    """A chunk that a kernel is at work on, of a key."""
+    """A chunk that a kernel is working on, and the chunk's key."""
 
     __slots__ = ("chunk", "key")
 
@@ -36,8 +36,10 @@ class Work:
 
 
 class Sums:
-    """`_works` are the chunks that a kernel is at work on, by the number that its Fold or Finish
-    carries; `behind` are the chunks with more parts to sum than at once.
+    """The sums of a run's chunks.
+
+    `_works`: the chunks that a kernel is working on, by the `work` of the Fold or Finish. `behind`:
+    the chunks that need more turns.
     """
 
     def __init__(self, terms: Terms, settings: LaneSettings, results: Results) -> None:
@@ -60,9 +62,10 @@ class Sums:
         now: float,
         out: list[Output],
     ) -> bool:
-        """Fold what has its turn; where all are in, and no more than are summed at once, finish.
+        """Fold the parts that are ready; finish the chunk if all parts are there and fit in one
+        turn.
 
-        True where the chunk is behind from now on.
+        Returns True if the chunk needs more turns from now on.
         """
         is_behind = False
         if not chunk.missing and (op == COPY or not self._is_too_much(chunk, op, dtype)):
@@ -77,12 +80,12 @@ class Sums:
         return False
 
     def maybe_go_on(self, now: float, out: list[Output]) -> None:
-        """Do the next part of what is behind, unless a kernel is at work."""
+        """Sum the next parts of a chunk that needs more turns, unless a kernel is working."""
         if self.behind and not self._works:
             self.go_on(now, out)
 
     def go_on(self, now: float, out: list[Output]) -> None:
-        """The next parts of the chunk that has waited longest."""
+        """Sum the next parts of the chunk that has waited longest."""
         chunk, key = next(iter(self.behind.items()))
         described, plan = chunk.round.descriptor, chunk.round.plan
         if chunk.phase is not Phase.COLLECTING or described is None or plan is None:
@@ -91,20 +94,20 @@ class Sums:
         self.add(key, chunk, described.op, described.dtype, plan, now, out)
 
     def folded(self, event: Folded, out: list[Output]) -> None:
-        """The kernel is done with `folding`: the parts are in the accumulator."""
+        """The kernel is done: the parts of `folding` are in the accumulator."""
         chunk = self._works.pop(event.work).chunk
         chunk.note(event.flags, event.culprit)
         out.append(Free(self._number, chunk.folded_into(event.taken)))
 
     def reduced(self, event: Reduced, now: float, out: list[Output]) -> None:
-        """The kernel is done: the last part is the result, as `_finish` has said."""
+        """The kernel is done: the result is in the buffer of the last part."""
         work = self._works.pop(event.work)
         chunk = work.chunk
         chunk.note(event.flags, event.culprit)
         self.results.answer(work.key, chunk, event.crc, chunk.last_part(), now, out)
 
     def forget(self, round_: Round) -> None:
-        """The round goes on elsewhere."""
+        """The round continues on another lane."""
         for chunk in round_.chunks.values():
             self.behind.pop(chunk, None)
 
@@ -119,17 +122,20 @@ class Sums:
         return parts > self._at_once(chunk, self._width(op, dtype))
 
     def _at_once(self, chunk: Chunk, width: int) -> int:
-        """So many parts, where they are large; no fewer than make place for an accumulator."""
+        """How many large parts one turn sums: at least as many as an accumulator replaces."""
         return max(FOLD_AT_ONCE, width, self._most // chunk.part_bytes)
 
     def _width(self, op: int, dtype: int) -> int:
-        """An accumulator is as large as so many parts."""
+        """The size of an accumulator, in parts."""
         return self._acc_itemsize(op, dtype) // ITEM_SIZES[dtype]
 
     def _maybe_fold(
         self, key: KeyRounds, chunk: Chunk, op: int, dtype: int, plan: Plan, out: list[Output]
     ) -> bool:
-        """Fold where the accumulator is no larger than what it replaces; True if more is left."""
+        """Fold parts if the accumulator is no larger than the parts that it replaces.
+
+        Returns True if parts that were ready are left.
+        """
         ranks = chunk.ready(_in_order(op, dtype))
         if len(ranks) < FOLD_AT_ONCE:
             return False
@@ -159,7 +165,7 @@ class Sums:
         now: float,
         out: list[Output],
     ) -> None:
-        """All ranks are in: reduce, or forward the one part that there is."""
+        """All ranks have contributed: reduce the parts, or send on the only one."""
         chunk.begin_last()
         ranks = sorted(chunk.parts)
         parts = [chunk.parts[r] for r in ranks]
@@ -181,5 +187,8 @@ class Sums:
 
 
 def _in_order(op: int, dtype: int) -> bool:
-    """Law 2: sums of float16 in float64 are exact (at most 8,192 ranks), their order is free."""
+    """Whether the parts must be folded in rank order.
+
+    The order of sums of float16 is free: in float64 they are exact (up to 8,192 ranks).
+    """
     return dtype != _FREE_DTYPE or op not in _FREE_OPS

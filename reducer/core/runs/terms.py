@@ -1,4 +1,4 @@
-"""What the ranks of a run have agreed on, and the number that this lane gives the run."""
+"""The terms of a run: what its ranks have agreed on, and the number that this lane gives it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reducer.wire.messages import ChunkTable
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`job` and `run_id` name the run; `slot` is this reducer's place in the first list."""
+    """`job` and `run_id` name the run; `slot` is this reducer's slot in rank 0's numbering."""
 
     number: int
     job: str

@@ -1,4 +1,4 @@
-"""Rounds that fail: two descriptors, the verdict on them, and what the ranks abandon."""
+"""Rounds that fail: descriptors that differ, the verdict, and ABANDON."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from reducer.wire.header import Header
 
 
 class Verdicts:
-    """Law 7: the owner of chunk 0 judges, one text goes to all, nothing is summed.
+    """Voids rounds, and judges those whose chunk 0 this lane owns.
 
-    What keeps a record raises RecordsError where there is no room for it; the run then ends.
+    Law: the owner of chunk 0 judges, one text goes to all ranks, and nothing is summed. Every
+    record that is kept may raise RecordsError; the run then ends.
     """
 
     def __init__(self, terms: Terms, seats: Seats, flow: Flow) -> None:
@@ -33,7 +34,7 @@ class Verdicts:
         self.refused = 0  # rounds judged here
 
     def mismatch(self, round_: Round, out: list[Output]) -> None:
-        """Two descriptors in one round."""
+        """Two descriptors of the round differ."""
         if round_.stream.place.owns(round_.key.id, 0):
             self._open.begin_verdict(round_)
         self._void(round_, out)
@@ -47,14 +48,14 @@ class Verdicts:
         cost: int,
         out: list[Output],
     ) -> None:
-        """A contribution to a void round: count its cost until the ABANDON, drop its bytes."""
+        """Drop a contribution to a void round, and charge its cost until the rank's ABANDON."""
         self._debts.add(round_, rank, cost)
         self.collect(round_, rank, header, out)
         if buffer is not None:
             out.append(Free(self._seats.run, (buffer,)))
 
     def collect(self, round_: Round, rank: int, header: Header, out: list[Output]) -> None:
-        """The last rank's descriptor completes the verdict: one text goes to all ranks."""
+        """Take a rank's descriptor. The last one completes the verdict, which goes to all ranks."""
         if round_.refused is not None:
             if rank not in round_.told:
                 out.append(self._refuse(round_, (rank,)))
@@ -72,21 +73,21 @@ class Verdicts:
         self._open.end_verdict(round_)
 
     def abandon(self, round_: Round, rank: int, cause: messages.Abandon, out: list[Output]) -> None:
-        """The rank has given the round up; it settles what it has sent of it."""
+        """The rank has abandoned the round: settle the cost of what the rank has sent of it."""
         speakers = round_.speakers()
         if not round_.void:
             self._void(round_, out)
         self._debts.settle(round_, rank)
         round_.mark(round_.abandoned, rank)
         if round_.refused is None and round_.stream.place.owns(round_.key.id, 0):
-            # The verdict was another lane's, which has died since; whoever spoke here missed it.
+            # Another lane gave the verdict and has died. Ranks that spoke here missed it.
             round_.refuse(messages.Refused(cause.code, cause.message))
             self.refused += 1
             self._open.end_verdict(round_)
             out.append(self._refuse(round_, speakers.difference(round_.abandoned)))
 
     def again(self, round_: Round, rank: int, out: list[Output]) -> None:
-        """The rank may have missed the verdict."""
+        """Repeat the verdict for a rank that may have missed it."""
         if rank not in round_.abandoned:
             out.append(self._refuse(round_, (rank,)))
 

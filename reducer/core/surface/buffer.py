@@ -1,4 +1,7 @@
-"""Memory as the core knows it: a token of the shell, stored and handed back, never read."""
+"""A buffer as the core knows it: an object of the shell that the core stores and hands back.
+
+The core never reads a buffer's memory.
+"""
 
 from __future__ import annotations
 

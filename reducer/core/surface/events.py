@@ -1,13 +1,13 @@
-"""What goes into a lane and what comes out of it: the whole surface between core and shell.
+"""Events go into a lane, and outputs come out: all that core and shell exchange.
 
-Effects are values. An output carries numbers and buffers, nothing that the shell could change, and
-the core takes no effect for granted: what came of a Fold or a Finish is an event, and an output
-that failed is one too (Failed), which ends the run that the output is of. The shell hands these
-events in once the whole list of outputs is carried out, and before any other event.
+Effects are values. An output carries numbers and buffers, nothing that the shell could change. The
+core does not assume that an output has succeeded: the result of a Fold or a Finish is an event. A
+failed output is an event as well (Failed), which ends the run of the output. The shell hands these
+events in after it has carried out the whole list of outputs, and before any other event.
 
-What comes with each contribution is a class of its own: mypyc makes that a C struct, where a
-named tuple is built and read as any Python object (a sixth of the lane's instructions). What holds
-an Exception is a class too: mypyc does not know it in a named tuple.
+Everything that exists for each contribution is a class: mypyc makes a C struct of a class, while a
+named tuple is built and read as any Python object (a sixth of the lane's instructions). Everything
+that holds an Exception is a class too: mypyc does not know Exception in a named tuple.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 class Opened(NamedTuple):
     """A connection whose preface named this lane; `session` is the shell's number for it.
 
-    `permit`: what its worker has proven that it may join; None: anything.
+    `permit`: what the worker has proven that it may join; None: any job.
     """
 
     session: int
@@ -36,7 +36,7 @@ class Opened(NamedTuple):
 
 
 class ControlReceived(NamedTuple):
-    """Any frame but a CONTRIBUTION."""
+    """A frame of any kind but CONTRIBUTION."""
 
     session: int
     header: Header
@@ -46,16 +46,16 @@ class ControlReceived(NamedTuple):
 class Admission:
     """What a lane has looked up for a contribution before memory is taken for it.
 
-    The shell hands it in with the contribution, and knows nothing of it.
+    The shell hands the Admission in with the contribution, and does not look into it.
     """
 
     __slots__ = ()
 
 
 class Contributed:
-    """A complete CONTRIBUTION; `buffer` is None where its length is 0, or nobody needs it.
+    """A complete CONTRIBUTION; `buffer` is None if the payload is empty or was discarded.
 
-    `admission` is what `Lane.admit` has returned for it; None where nobody has asked.
+    `admission` is what `Lane.admit` has returned; None also if `Lane.admit` was not called.
     """
 
     __slots__ = ("admission", "buffer", "header", "session")
@@ -74,10 +74,11 @@ class Contributed:
 
 
 class Folded:
-    """A Fold was carried out; `taken` is the buffer that the shell took for its accumulator, if so.
+    """A Fold was carried out; `taken` is the buffer that the shell took for the accumulator, if
+    any.
 
-    `flags` is what the kernel has seen; `culprit` is the lowest rank of the Fold whose part is not
-    finite, else NO_RANK.
+    `flags`: what the kernel has found in the values. `culprit`: the lowest rank of the Fold whose
+    part is not finite, else NO_RANK.
     """
 
     __slots__ = ("culprit", "flags", "run", "taken", "work")
@@ -91,7 +92,7 @@ class Folded:
 
 
 class Reduced:
-    """A Finish was carried out; `crc` is the CRC-32C of the result, the rest as in Folded."""
+    """A Finish was carried out; `crc` is the CRC-32C of the result. The rest is as in Folded."""
 
     __slots__ = ("crc", "culprit", "flags", "run", "work")
 
@@ -104,10 +105,10 @@ class Reduced:
 
 
 class Failed:
-    """An output of `run` (0: of none) could not be carried out.
+    """An output of `run` (0: of no run) could not be carried out.
 
-    `sessions` may have missed what it was to bring them. The shell keeps no buffer that it took
-    for the output.
+    `sessions` may have missed frames of the output. The shell keeps no buffer that it took for the
+    output.
     """
 
     __slots__ = ("error", "run", "sessions")
@@ -119,9 +120,9 @@ class Failed:
 
 
 class Broken:
-    """A session cannot go on: its peer broke the rules (ReductionError), or it met a bug of ours.
+    """A session cannot continue: its peer broke the protocol (ReductionError), or a bug was met.
 
-    A bug ends the whole run that the session is in.
+    A bug ends the whole run of the session.
     """
 
     __slots__ = ("error", "session")
@@ -132,14 +133,14 @@ class Broken:
 
 
 class Lost(NamedTuple):
-    """A connection has ended; the shell says so once for every session."""
+    """A connection has ended; the shell reports this once for every session."""
 
     session: int
     reason: str
 
 
 class CatchUp(NamedTuple):
-    """It is the session's turn, and its run is behind: do the next part of the work."""
+    """The session has its turn and its run is behind: do the next part of the work."""
 
     session: int
 
@@ -169,7 +170,7 @@ Event = (
 
 # --- outputs, to be carried out in their order ------------------------------------------------
 #
-# `run` is the number of the run that an output is of, 0 for none.
+# `run` is the number of the run that an output belongs to, 0 for none.
 
 
 class Send:
@@ -188,7 +189,7 @@ class Send:
 
 
 class Sum:
-    """What a kernel computes: an op on `count` elements of each part, of `world` ranks in all."""
+    """What a kernel computes: `op` on `count` elements of each part, in a run of `world` ranks."""
 
     __slots__ = ("count", "dtype", "op", "world")
 
@@ -200,10 +201,11 @@ class Sum:
 
 
 class Fold:
-    """Fold `parts`, of `ranks`, in order into `acc`; answered with Folded.
+    """Fold `parts`, the contributions of `ranks`, in order into `acc`; answered with Folded.
 
-    `acc` None: take a buffer for the accumulator and begin it from parts[0]. `acc` parts[0]: begin
-    from it, in place. `work` is the run's number for it.
+    If `acc` is None, the shell takes a buffer for the accumulator and begins with parts[0]. If
+    `acc` is parts[0], the accumulator begins with that part, in place. `work` identifies the Fold
+    in its run.
     """
 
     __slots__ = ("acc", "parts", "ranks", "run", "sum", "work")
@@ -226,7 +228,9 @@ class Fold:
 
 
 class Finish:
-    """Reduce `acc`, if any, and `parts`, of `ranks`, into `out`; answered with Reduced."""
+    """Reduce `acc`, if any, and `parts`, the contributions of `ranks`, into `out`; answered with
+    Reduced.
+    """
 
     __slots__ = ("acc", "out", "parts", "ranks", "run", "sum", "work")
 
@@ -250,7 +254,7 @@ class Finish:
 
 
 class Free:
-    """The run needs the buffers no more; sockets may still hold a part of them unsent."""
+    """The run no longer needs the buffers. Sockets may still have to send parts of them."""
 
     __slots__ = ("buffers", "run")
 
@@ -260,7 +264,7 @@ class Free:
 
 
 class Close(NamedTuple):
-    """Flush what was sent to the session, then close its connection; or end it `at_once`."""
+    """Flush what was sent to the session and close its connection; `at_once`: without the flush."""
 
     run: int
     session: int
@@ -269,14 +273,14 @@ class Close(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """The run has more to do than at once: hand in CatchUp in the turns of the session."""
+    """The run has more work than one turn allows: hand in CatchUp in the turns of the session."""
 
     run: int
     session: int
 
 
 class Wait(NamedTuple):
-    """Half of the ranks had sent a chunk at `since`, and `rank`, the last of them, at `until`."""
+    """Half of the ranks had sent a chunk at `since`; `rank` was the last to send it, at `until`."""
 
     rank: int
     since: float
@@ -284,10 +288,10 @@ class Wait(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """A round is over on this lane; `key` is a label. Only where `LaneSettings.traced` asks for it.
+    """A round is over on this lane; only with `LaneSettings.traced`. `key` is a label.
 
-    `wait` is its longest; nothing has come for it since `all_in_at`. Times are those that `handle`
-    was given.
+    `wait` is the longest wait of the round. The last contribution came at `all_in_at`. All times
+    come from the `now` of `handle`.
     """
 
     run: int
@@ -304,8 +308,8 @@ class Traced(NamedTuple):
 class Log:
     """A line for the operator; `level` as in the logging module.
 
-    `about`: the fields of the line beside its text: job, run, rank, key, round, code. `error`: a
-    bug of ours, to be counted, and logged with its stack.
+    `about`: the fields of the line besides its text: job, run, rank, key, round, code. `error`: an
+    internal error, which is counted and logged with its stack.
     """
 
     __slots__ = ("about", "error", "level", "run", "text")

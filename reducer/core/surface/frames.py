@@ -8,7 +8,7 @@ from reducer.wire.header import Crc, Header, pack_header
 
 
 def control_frame(message: messages.Message, crc: Crc, **fields: int) -> bytes:
-    """A map in a frame of its kind."""
+    """A frame whose payload is a map."""
     kind = messages.KIND_OF[type(message)]
     return payload_frame(kind, messages.encode(message), crc, **fields)
 

@@ -1,7 +1,7 @@
-"""What a lane reports: its numbers, and who is connected and who is waited for in each run.
+"""What a lane reports: numbers, and for each run the ranks that are connected or waited for.
 
-The JSON on the metrics port has these fields, in this order. A sequence is a tuple where
-the core has made it, and a list where it was read from JSON.
+The JSON on the metrics port has these fields, in this order. A sequence is a tuple where the core
+has made it, and a list where it was read from JSON.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RunReport:
 class FormingReport:
     """A run that some ranks have not joined yet.
 
-    ``run_id`` is empty as long as the ranks need not all name the same one.
+    ``run_id`` is empty if the run's ranks need not name it.
     """
 
     job: str

@@ -1,4 +1,4 @@
-"""What the proof of a connection lets its worker join."""
+"""The places that the proof of a connection lets its worker take."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ANY_RANK: Final = -1
 
 
 class Permit:
-    """`places`: the jobs, and for each the rank or ANY_RANK; `proof`: what says so, in one word.
+    """`places`: jobs, each with a rank or ANY_RANK; `proof`: the kind of the proof, in one word.
 
-    `jobs` are the names of them: each rank of a job may have a certificate of its own.
+    `jobs` are the names of the jobs, each once: every rank of a job may have a place of its own.
     """
 
     __slots__ = ("jobs", "places", "proof")
@@ -26,19 +26,19 @@ class Permit:
 
     @property
     def only_job(self) -> str:
-        """The job that all places are in; "" where there are several."""
+        """The job of all places; "" if they have several jobs."""
         return next(iter(self.jobs)) if len(self.jobs) == 1 else ""
 
     def check(self, job: str, rank: int) -> None:
-        """Raises AuthenticationError for what is none of the places."""
+        """Raises AuthenticationError unless the worker may join the job as this rank."""
         if (job, ANY_RANK) in self.places or (job, rank) in self.places:
             return
         text = (
-            f"by its {self.proof} this worker may join {self}, and it says HELLO as rank {rank} of "
+            f"by its {self.proof} this worker may join {self}, but it says HELLO as rank {rank} of "
             f"job {job!r}"
         )
         if any(name == job for name, _ in self.places):
-            text += f"; a {self.proof} for the whole job opens its groups, too"
+            text += f"; a {self.proof} for the whole job also admits to its groups"
         raise AuthenticationError(text)
 
     def __str__(self) -> str:

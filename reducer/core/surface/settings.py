@@ -1,4 +1,4 @@
-"""What a lane is told when it starts."""
+"""The settings of a lane."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Final
 
 from reducer.wire.header import Crc
 
-# Bytes of parts: 2 ms. More of one chunk are summed in several turns of its job.
+# The most bytes of parts that are summed in one turn: 2 ms. A chunk with more is summed in several
+# turns of its job.
 MOST_SUMMED: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LaneSettings:
-    """`budget` and `credit` in bytes, times in seconds; reasons: PROTOCOL.md and design.md."""
+    """`budget` and `credit` in bytes, times in seconds. PROTOCOL.md gives the reasons."""
 
     lane: int
     lanes: int
@@ -26,14 +27,14 @@ class LaneSettings:
     heartbeat: float = 0.25
     stall_after: float = 10.0
     hello_deadline: float = 2.0
-    silence: float = 5.0  # of a worker whose job does not say
+    silence: float = 5.0  # for a worker whose job sets no other
     lost_grace: float = 0.5
     deserted_after: float = 5.0
-    records: int = 2 << 20  # of each share of a run, at most: what its records may take
-    job_budget: int = 0  # of one job; 0: as much as there is
+    records: int = 2 << 20  # at most, in each share of a run
+    job_budget: int = 0  # of one job; 0: no limit but `budget`
     max_jobs: int = 1_000
     max_runs: int = 1_000  # of one job
-    job_keys: int = 200_000  # of one run, for each slot
-    descriptors: int = 1 << 20  # that the process may open
-    most_summed: int = MOST_SUMMED  # at once; four parts, if they are more
-    traced: bool = False  # every round is told of when it is over
+    job_keys: int = 200_000  # of one run, for each home slot
+    descriptors: int = 1 << 20  # files that the process may open
+    most_summed: int = MOST_SUMMED  # bytes in one turn; at least four parts
+    traced: bool = False  # every round is reported when it is over (Traced)

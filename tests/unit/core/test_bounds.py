@@ -606,7 +606,7 @@ def test_a_run_that_ends_takes_streams_apart_that_have_moved() -> None:
     members.run.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
     assert members.run.is_behind
     members.run.drop_all()
-    assert len(members.run.idle._over) == slots and not members.run.is_behind
+    assert len(members.run.idle._ended) == slots and not members.run.is_behind
 
 
 def test_the_tables_of_streams_that_have_moved_are_forgotten_some_at_each_tick() -> None:

@@ -169,9 +169,9 @@ def test_keys_that_cannot_be_forgotten_are_given_up_with_their_run_alone() -> No
     jobs = [members.run for members in lane.core._roster.runs.values()]
     for worker in workers:
         worker.bye()
-    jobs[0].idle._over[0].listing._all.clear()
+    jobs[0].idle._ended[0].listing._all.clear()
     lane.tick()
-    assert ["given up" in text for text in lane.logs].count(True) == 1
+    assert ["is dropped" in text for text in lane.logs].count(True) == 1
     for worker in workers:
         worker.session.lose()
     lane.tick()
@@ -186,7 +186,7 @@ def test_a_run_whose_keys_cannot_be_forgotten_ends_for_every_rank() -> None:
     stream_of(lane).keys.listing._all.clear()
     lane.feed(events.Broken(workers[0].session.number, RuntimeError("injected")))
     assert all(worker.error().code == ErrorCode.INTERNAL for worker in workers)
-    assert any("given up" in text for text in lane.logs)
+    assert any("is dropped" in text for text in lane.logs)
     for worker in workers:
         worker.session.lose()
     assert not lane.core._roster.budget.reserved
@@ -214,7 +214,7 @@ def test_a_run_whose_buffers_cannot_be_dropped_keeps_its_room_until_they_are(
     lane.tick()
     assert not lane.core._roster.budget.reserved and not lane.core._roster.ended.of("job")
     assert len(lane.held) == (3 if fails_again else 0)
-    assert any("given up" in text for text in lane.logs) == fails_again
+    assert any("is dropped" in text for text in lane.logs) == fails_again
 
 
 if __name__ == "__main__":

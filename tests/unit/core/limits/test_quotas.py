@@ -231,7 +231,7 @@ def test_a_world_for_which_a_lane_has_no_descriptors_is_refused_at_once() -> Non
 
 def test_a_world_for_which_a_lane_has_no_memory_is_refused_at_once() -> None:
     text = refused_for(Scripted(SimLane(budget=64 << 20), 1, 8_192, job="a"))
-    assert "with 67,108,864 bytes of memory a lane takes 1,024 of one job: raise --memory" in text
+    assert "with 67,108,864 bytes of memory a lane admits 1,024 of one job: raise --memory" in text
 
 
 def test_runs_that_form_leave_descriptors_to_other_jobs() -> None:
@@ -244,7 +244,7 @@ def test_runs_that_form_leave_descriptors_to_other_jobs() -> None:
     ]
     assert sum(rank.session.closed is None for rank in ranks) == 128
     text = refused_for(ranks[128])
-    assert "has 129 connections to this lane, the most of one job is 128 (256 open files" in text
+    assert "has 129 connections to this lane, the limit for one job is 128 (256 open files" in text
     assert "raise ulimit -n and --memory" in text
     assert all(not rank.read(MessageKind.ERROR) for rank in ranks[128 + SPARE_CONNECTIONS :])
     assert all(worker.read(MessageKind.WELCOME) for worker in join_all(lane, 2, job="b"))

@@ -1,4 +1,4 @@
-"""ROUNDS.md shows the table as it is.
+"""ROUNDS.md shows the table of transitions.
 
 `python -m tests.unit.core.rounds.test_rounds_doc` writes it.
 """
@@ -20,18 +20,19 @@ Written from `TRANSITIONS` in `rounds/round.py` by
 LAWS = """
 What holds at every moment:
 
-1. A rank counts once: a second copy of its contribution is dropped and counted (same CRC), or
-   stops the job (another one).
-2. Ranks are folded in rank order, at least four at a time and the rest with the last one, so the
-   result is a function of the contributions alone. Only sums of float16 (exact in float64) are
-   folded in any order. Parts of more than 16 MiB are folded in several turns of their job.
+1. A rank counts once: a second copy of its contribution is dropped and counted if the CRC is the
+   same, and stops the job if the CRC differs.
+2. Ranks are folded in rank order, at least four at a time, and the remaining ones after the last
+   contribution. The result is therefore a function of the contributions alone. Only sums of
+   float16, which are exact in float64, are folded in any order. Parts of more than 16 MiB are
+   folded in several turns of their job.
 3. An accumulator is opened only in place of parts that are as large: a chunk never holds more
    than its ranks have reserved.
-4. A result is kept until every rank holds it, and its buffer is used again only then.
-5. Nothing of a round with two descriptors is ever summed or sent.
-6. A part leaves the chunk only when the shell has told that a kernel has read it (Folded,
-   Reduced). Where a Fold, a Finish or any other output fails, the run ends for every rank: a chunk
-   whose part may be missing is never summed over.
+4. A result is kept until every rank holds it. Only then is its buffer used again.
+5. A round with two descriptors is never summed, and none of its results is sent.
+6. A part leaves the chunk only after the shell has reported that a kernel has read it (Folded,
+   Reduced). If a Fold, a Finish or any other output fails, the run ends for every rank: no sum
+   may lack a part.
 """
 
 
