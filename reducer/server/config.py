@@ -1,9 +1,9 @@
 """The one table of options: command line, ``REDUCER_*`` environment, TOML file, defaults.
 
 Every option is declared once, as a field of `Config`; flags, environment names, TOML keys, checks
-and documentation are derived from it. Precedence: command line > environment > file > what a
-cluster's variables say of this replica (`reducer.cluster`) > default. No other module of the daemon
-reads the environment.
+and documentation are derived from it. Precedence: command line > environment > file > the cluster's
+variables about this replica (`reducer.cluster`) > default. No other module of the daemon reads the
+environment.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ FILE_ENV = "REDUCER_CONFIG"
 
 
 class ConfigError(ValueError):
-    """An option has a value that cannot be used; the text says which, from where, and why."""
+    """An option has an unusable value; the text gives the option, its source and the reason."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option's flags, variable, unit, limits and help; its name and type come from the field."""
+    """An option's flags, variable, unit, limits and help. Its name and type come from the field."""
 
     help: str
     parse: Callable[[str], Any]
@@ -223,7 +223,7 @@ class Config:
 
 
 def options() -> dict[str, Option]:
-    """The table, by field name, in the order of the documentation."""
+    """The table by field name, in the order of the documentation."""
     return {item.name: item.metadata["option"] for item in fields(Config)}
 
 
@@ -237,7 +237,7 @@ def env_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Effective:
-    """A configuration, and for each option in words where its value came from."""
+    """A configuration, and in words the source of each option's value."""
 
     config: Config
     sources: Mapping[str, str]
@@ -249,7 +249,7 @@ def load(
     file: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Effective:
-    """Merge the sources; ``arguments`` holds only what the command line named.
+    """Merge the sources; ``arguments`` holds only options that the command line gives.
 
     Raises ConfigError for an unreadable file, an unknown key or a value out of range.
     """
@@ -277,12 +277,12 @@ def load(
 
 
 def _of_replica(env: Mapping[str, str], named: set[str]) -> dict[str, tuple[str, str]]:
-    """Text and source of the options that follow from being a reducer's replica, as far as nobody
-    has named them.
+    """Text and source of the options that follow from the cluster's variables, unless they are
+    `named`.
 
-    Without a key or certificates, and where nobody has named a host, it serves in open mode on
-    Vertex alone, where the network is the job's own (SECURITY.md); a TF_CONFIG may be of a cluster
-    with many others in it.
+    On Vertex alone, the reducer serves in open mode if no host, key or certificate is given: the
+    network is the job's own there (SECURITY.md). A TF_CONFIG may belong to a cluster that others
+    use too.
     """
     if {"host", "port"} <= named:
         return {}
@@ -350,16 +350,16 @@ def _read_file(path: str) -> dict[str, str]:
 
 
 def check_protection(config: Config) -> None:
-    """Refuse to serve in a way that the user has not asked for in words.
+    """Refuse to serve without protection unless the user asks for that explicitly.
 
-    Raises ConfigError for a bind beyond loopback with neither protection nor consent, for two of
-    them at once, of which one would be ignored, and for a part of what TLS needs.
+    Raises ConfigError for an address beyond loopback with neither protection nor consent, for two
+    of these at once, and for an incomplete set of TLS files.
     """
     given = [name for name in ("key_file", "tls_cert", "insecure") if getattr(config, name)]
     if len(given) > 1:
         raise ConfigError(
-            f"{' and '.join(map(_both_names, given))} are both set: expected one of them. With a "
-            "key or a certificate nobody is served without one."
+            f"{' and '.join(map(_both_names, given))} are both set: expected one of them. A "
+            "reducer with a key or a certificate serves only workers that have one."
         )
     missing = [name for name in _TLS_OPTIONS if not getattr(config, name)]
     if 0 < len(missing) < len(_TLS_OPTIONS):
@@ -383,7 +383,7 @@ def _both_names(name: str) -> str:
 
 
 def read_key(config: Config) -> bytes:
-    """The key of the key file, b"" without one; raises ConfigError for a file that is no good."""
+    """The key of the key file, b"" without one; raises ConfigError for an unusable file."""
     try:
         return keyfile.read(config.key_file) if config.key_file else b""
     except keyfile.KeyFileError as error:
@@ -391,7 +391,9 @@ def read_key(config: Config) -> bytes:
 
 
 def make_timeline_folder(config: Config) -> None:
-    """Raises ConfigError where the files of a timeline cannot be made; nothing without one."""
+    """Make the folder of the timeline, if one is set; raises ConfigError if it cannot be written
+    to.
+    """
     if not config.timeline:
         return
     try:
@@ -406,7 +408,7 @@ def make_timeline_folder(config: Config) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """True if every address of ``host`` is a loopback address; names that fail are not."""
+    """Whether all addresses of ``host`` are loopback; False for a name that does not resolve."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -415,10 +417,10 @@ def is_loopback(host: str) -> bool:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity, and in a container the quota of its cgroup.
+    """How many cores this process may use: its affinity, and in a container its cgroup's quota.
 
-    A container sees its own cgroup as the root. Elsewhere the root has no quota, and one that
-    systemd sets (CPUQuota=) is not seen: name the lanes there.
+    A container sees its own cgroup as the root. Outside containers the root has no quota, and a
+    quota that systemd sets (CPUQuota=) is not found: set --lanes there.
     """
     cores = len(os.sched_getaffinity(0))
     try:
@@ -429,8 +431,11 @@ def usable_cores() -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment for a lane process: the same code as ours, no threads of a BLAS, and a secret
-    of its own for Python's dicts (`reducer.core.containers.tables`)."""
+    """The environment of a lane process.
+
+    It has the same code as this process, no BLAS threads, and its own secret for Python's dicts
+    (`reducer.core.containers.tables`).
+    """
     root = str(Path(__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH", "")
     path = root + (os.pathsep + inherited if inherited else "")

@@ -1,4 +1,4 @@
-"""Listening sockets, and the options of every accepted one."""
+"""Listening sockets, and the options of accepted sockets."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from collections.abc import Iterable
 logger = logging.getLogger("reducer.server")
 
 BACKLOG = 1024
-# Unix sockets do not tune themselves. The kernel doubles it, and allows it without privileges.
+# Unix sockets do not tune their buffers. The kernel doubles this value, the largest that it allows
+# without privileges.
 LOCAL_SEND_BUFFER = 212_992
-# The kernel keeps at most so many bytes that it has not sent yet, for each TCP connection. Without
-# this, up to 4 MiB (tcp_wmem) that nobody counts wait there for a worker that does not read. The
-# rest waits with us, and is counted.
+# The most unsent bytes that the kernel keeps for each TCP connection. Without this limit, up to 4
+# MiB (tcp_wmem) wait in the kernel, uncounted, for a worker that does not read. Bytes above the
+# limit wait in the lane, which counts them.
 UNSENT_IN_KERNEL = 262_144
 _LOCAL_PREFIX = "open-reduction-server/"  # PROTOCOL.md, section 1
-_SO_PASSRIGHTS = 83  # asm-generic/socket.h; Python has no name for it
+_SO_PASSRIGHTS = 83  # asm-generic/socket.h; Python does not define it
 
 
 class ListenError(Exception):
-    """The address cannot be listened on; the text says which, why, and what to try."""
+    """No socket can listen on the address; the text gives address, reason and what to try."""
 
 
 def listen(host: str, port: int, what: str, congestion: str = "") -> list[socket.socket]:
-    """Non-blocking listeners on every address of ``host``; all share one port.
+    """Open non-blocking listeners on every address of ``host``; all have the same port.
 
-    Port 0 takes any free one. Accepted sockets inherit ``congestion``. Raises ListenError.
+    Port 0 takes any free port. Accepted sockets inherit ``congestion``. Raises ListenError.
     """
     listeners: list[socket.socket] = []
     refusal: Exception | None = None
@@ -59,8 +60,8 @@ def listen(host: str, port: int, what: str, congestion: str = "") -> list[socket
             for other in listeners:
                 other.close()
             raise ListenError(
-                f"congestion control {congestion!r}: {error.strerror}; allowed without privileges "
-                "are those in /proc/sys/net/ipv4/tcp_allowed_congestion_control"
+                f"congestion control {congestion!r}: {error.strerror}; expected one of those in "
+                "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
             ) from None
     return listeners
 
@@ -83,9 +84,9 @@ def _listen_on(family: int, kind: int, protocol: int, address: tuple[object, int
 
 
 def listen_local(listeners: Iterable[socket.socket]) -> list[socket.socket]:
-    """For each TCP listener one on the abstract Unix socket that workers beside us try first.
+    """Open an abstract Unix socket for each TCP listener; workers on this machine try it first.
 
-    A name that is taken is logged and left out: TCP serves these workers as well.
+    If the name is taken, this is logged and the socket left out: TCP serves these workers as well.
     """
     found = []
     for listener in listeners:
@@ -108,11 +109,11 @@ def listen_local(listeners: Iterable[socket.socket]) -> list[socket.socket]:
 
 
 def refuse_descriptors(local: socket.socket) -> bool:
-    """Let nobody pass descriptors over this Unix socket, nor over those accepted from it.
+    """Refuse descriptors over this Unix socket and over the sockets accepted from it.
 
-    Any user of the machine could stop the reducer by a descriptor whose close waits (SO_LINGER):
-    the reducer asks for none, so the kernel closes it as soon as the bytes beside it are read, in
-    the process that reads. Returns False on Linux before 6.16, which does not have the option.
+    Any user of the machine could stop the reducer by passing a descriptor whose close waits
+    (SO_LINGER): the kernel closes an unwanted descriptor in the process that reads the bytes beside
+    it. Returns False on Linux before 6.16, which does not have the option.
     """
     try:
         local.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
@@ -124,7 +125,7 @@ def refuse_descriptors(local: socket.socket) -> bool:
 
 
 def local_name(listener: socket.socket) -> str:
-    """The abstract name, without its leading zero byte, that belongs to a TCP listener."""
+    """The abstract name, without the leading zero byte, of a TCP listener's Unix socket."""
     host, port = listener.getsockname()[:2]
     return f"{_LOCAL_PREFIX}[{host}]:{port}" if ":" in host else f"{_LOCAL_PREFIX}{host}:{port}"
 
@@ -144,15 +145,16 @@ def _explain(host: str, port: int, what: str, error: Exception | None) -> str:
         flag = "--port" if what == "workers" else "--metrics-port"
         text += (
             f". Another process has this port: 'ss -ltnp sport = :{port}' names it. Stop it, or "
-            f"choose another with {flag} ({flag} 0 takes any free one)"
+            f"choose another with {flag} ({flag} 0 takes any free port)"
         )
     return text
 
 
 def _hand_down(listener: socket.socket) -> None:
-    """Options that accepted sockets inherit: a peer without power is found after 3 s (1 + 1 x 2).
+    """Set options that accepted sockets inherit. A peer without power is found after 3 s (1 + 1 x
+    2).
 
-    No TCP_USER_TIMEOUT: it kills a live peer that merely stops reading.
+    There is no TCP_USER_TIMEOUT: it kills a live peer that merely stops reading.
     """
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_IN_KERNEL)

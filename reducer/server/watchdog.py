@@ -1,9 +1,9 @@
-"""Ends a process whose event loop has stopped to run its timers.
+"""Ends a process whose event loop no longer runs its timers.
 
-If memory runs out, the loop may lose a callback, and with it the timer that every deadline needs.
-So a thread watches the loop. The thread takes no memory and writes nothing, since the reader of its
-output might be stopped, too. It counts its own seconds: while the whole process is stopped, the
-count is stopped.
+Without memory the loop may lose a callback, and with it the timer that every deadline needs. A
+thread therefore watches the loop. The thread allocates nothing and writes nothing, because the
+reader of its output might be stopped as well. It counts its own seconds: while the whole process is
+stopped, the count stops.
 """
 
 from __future__ import annotations

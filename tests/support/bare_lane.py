@@ -172,7 +172,7 @@ def receive(connection: Connection, data: memoryview) -> None:
         if connection.turn.is_over:
             connection.turn.spent = 0.0
             connection.turn.waiting.pop(connection, None)
-            connection.let_go()
+            connection.resume()
         room = connection.get_buffer(-1)
         size = min(len(room), len(data))
         room[:size] = data[:size]

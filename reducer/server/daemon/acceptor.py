@@ -1,8 +1,9 @@
-"""Accepts, reads the 16-byte preface of each connection, and passes the socket to its lane.
+"""Accepts connections, reads the 16-byte preface of each, and passes the socket to its lane.
 
-Everything before the preface is untrusted: at most 16 bytes are read for a deadline of 2 s. Up to
-4,096 such sockets are held, within a quarter of the descriptors, and then the oldest makes room: a
-stranger who is held costs a socket, one who is cut off and comes again costs 50 us of this core.
+Everything before the preface is untrusted: at most 16 bytes are read, within 2 s. Up to 4,096 such
+sockets are held, and at most a quarter of the descriptors; then the oldest makes room. A stranger
+that is held costs a socket. A stranger that is cut off and connects again costs 50 us of the main
+process's time.
 """
 
 from __future__ import annotations
@@ -38,34 +39,36 @@ from reducer.wire.header import (
 
 logger = logging.getLogger("reducer.acceptor")
 
-PREFACE_SECONDS = 2.0  # the value of NATS
-_SWEEP_SECONDS = 0.05  # deadlines that near to one another are met together, by the first
-# Bytes that a refused peer may still send while it reads our answer; then it is cut off.
+PREFACE_SECONDS = 2.0  # the same as in NATS
+_SWEEP_SECONDS = 0.05  # deadlines closer than this are handled together
+# The most bytes that a refused peer may still send while it reads the answer.
 _MAX_DISCARDED = 1 << 20
-_REST_SECONDS = 0.1  # of a listener whose connections can neither be accepted nor refused
-_AT_ONCE = 64  # connections, and sockets with bytes; then the rest of the process gets its turn
+_REST_SECONDS = 0.1  # for a listener that can neither accept nor refuse
+_AT_ONCE = 64  # connections and sockets with bytes, before the rest of the process has its turn
 
 _MODE_FLAGS = {"open": 0, "psk": PrefaceFlag.PSK, "tls": PrefaceFlag.TLS}
-# What a worker of mode open is told, which believes us; for the log, what it lacks.
+# The text for a worker in mode open, which needs no proof of the reducer.
 _NEEDS = {
     "psk": (
-        "this reducer wants proof of a key (mode psk), and this worker has none: give it the key "
-        "file of the reducer by connect(key_file=...) or REDUCER_KEY_FILE"
+        "this reducer wants proof of a key (mode psk), and this worker has none: give the worker "
+        "the reducer's key file by connect(key_file=...) or REDUCER_KEY_FILE"
     ),
     "tls": (
-        "this reducer wants TLS and a certificate (mode tls), and this worker has none: give it "
-        "connect(tls_cert=..., tls_key=..., tls_ca=...) or REDUCER_TLS_CERT, _KEY and _CA"
+        "this reducer wants TLS and a certificate (mode tls), and this worker has none: give "
+        "the worker connect(tls_cert=..., tls_key=..., tls_ca=...), or REDUCER_TLS_CERT, _KEY and "
+        "_CA"
     ),
 }
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-# (lane, socket, the preface that was read from it): False if the lane takes no more; it is ours.
+# Gets lane, socket and preface. Returns False if the lane takes no more; the socket is then still
+# the acceptor's.
 PassSocket = Callable[[int, socket.socket, bytes], bool]
 
 
 class _Waiting:
-    """A socket whose preface is not complete, or that has been refused and still reads why."""
+    """A socket whose preface is not complete, or that was refused and still reads the reason."""
 
     __slots__ = ("address", "data", "discarded", "over", "refused", "sock", "until")
 
@@ -82,7 +85,7 @@ class _Waiting:
 class Acceptor:
     """Accepts on ``listeners`` until `stop`. ``refused`` counts refusals by cause.
 
-    A worker of another mode than ``mode`` is told and refused.
+    A worker in another mode than ``mode`` is sent the reason and refused.
     """
 
     def __init__(
@@ -100,14 +103,14 @@ class Acceptor:
         self._pass_socket = pass_socket
         self._crc32c = crc32c
         self._mode = mode
-        # The oldest first; a plain dict would look through all that left before it.
+        # The oldest first. A plain dict finds its first entry only after a walk over removed ones.
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
         self._room = descriptors.room_for_waiting()
         self._limit = RateLimit(1.0)
         self._reserve = _open_reserve()
         self._resting: dict[int, asyncio.TimerHandle] = {}  # listeners, by descriptor
-        # One reader and one timer of the loop for all: strangers come by the thousand, and those of
-        # each would cost more than its connection.
+        # One reader and one timer of the loop for all sockets: strangers may come by the thousand,
+        # and a reader and a timer for each would cost more than its connection.
         self._epoll = select.epoll()
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -117,7 +120,7 @@ class Acceptor:
         asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._on_ready)
 
     def stop(self) -> None:
-        """Close the listeners and every socket that no lane has."""
+        """Close the listeners and every socket that was not passed to a lane."""
         asyncio.get_running_loop().remove_reader(self._epoll.fileno())
         if self._deadline is not None:
             self._deadline.cancel()
@@ -137,7 +140,7 @@ class Acceptor:
             waiting = self._waiting.get(fd)
             if listener is not None:
                 self._on_connections(listener)
-            elif waiting is not None:  # else it has just made room for another
+            elif waiting is not None:  # None: it has just made room for another socket
                 self._on_bytes(waiting)
 
     def _on_connections(self, listener: socket.socket) -> None:
@@ -154,18 +157,19 @@ class Acceptor:
             self._welcome(sock, address)
 
     def _refuse_one(self, listener: socket.socket, error: OSError) -> None:
-        """Accept one connection on the reserve descriptor and close it.
+        """Accept one connection on the reserve descriptor, and close it.
 
-        Otherwise the pending connection would wake the loop forever."""
+        Otherwise the pending connection would wake the loop forever.
+        """
         self._note("descriptors", None, os.strerror(error.errno or 0))
         if self._reserve is None:
             self._rest(listener.fileno())
             return
         os.close(self._reserve)
-        self._reserve = None  # its number may be a client's before it is opened again
+        self._reserve = None  # a client may get this number
         try:
             sock = listener.accept()[0]
-        except OSError:  # the descriptors were not what lacks
+        except OSError:  # something other than descriptors is exhausted
             self._rest(listener.fileno())
         else:
             with contextlib.suppress(OSError), sock:
@@ -184,7 +188,7 @@ class Acceptor:
         try:
             self._reserve = _open_reserve() if self._reserve is None else self._reserve
             self._epoll.register(fd, select.EPOLLIN)
-        except (OSError, MemoryError):  # the kernel has no memory for it, either
+        except (OSError, MemoryError):  # the kernel has no memory for this either
             loop = asyncio.get_running_loop()
             self._resting[fd] = loop.call_later(_REST_SECONDS, self._resume, fd)
         else:
@@ -193,11 +197,11 @@ class Acceptor:
     def _welcome(self, sock: socket.socket, address: object) -> None:
         now = asyncio.get_running_loop().time()
         waiting = _Waiting(sock, address, now + PREFACE_SECONDS)
-        self._on_bytes(waiting)  # most have sent their preface by now
+        self._on_bytes(waiting)  # most workers have sent their preface by now
         if not waiting.over:
             try:
                 self._wait_for(waiting)
-            except Exception:  # nobody would hear of it again
+            except Exception:  # no event or timer would close it
                 self._waiting.pop(sock.fileno(), None)
                 sock.close()
                 raise
@@ -205,7 +209,7 @@ class Acceptor:
     def _wait_for(self, waiting: _Waiting) -> None:
         if len(self._waiting) >= self._room:
             oldest = next(iter(self._waiting.values()))
-            self._note("crowded", oldest, "no preface came, and others wait for the place")
+            self._note("crowded", oldest, "no preface came, and another connection needs the place")
             self._end(oldest)
         fd = waiting.sock.fileno()
         self._waiting[fd] = waiting
@@ -258,14 +262,17 @@ class Acceptor:
             waiting.sock.close()
 
     def _same_mode(self, waiting: _Waiting, preface: Preface) -> bool:
-        """Else the worker is told what is missing: one that wants proof believes no words, and
-        gets the preface of our own mode."""
+        """Whether the worker has the reducer's mode; if not, it is refused.
+
+        A worker that requires proof does not trust an ERROR, so it gets the preface of the
+        reducer's mode.
+        """
         ours = _MODE_FLAGS[self._mode]
         if preface.flags == ours:
             return True
         if not preface.flags:
             what = "key" if self._mode == "psk" else "certificate"
-            self._note("plain", waiting, f"it came without a {what}, and this reducer has one")
+            self._note("plain", waiting, f"it has no {what}, and this reducer requires one")
             self._refuse(waiting, self._error(ErrorCode.AUTHENTICATION, _NEEDS[self._mode]))
         elif preface.flags == PrefaceFlag.PSK:
             text = f"it asks for mode psk, and this reducer has no key (mode {self._mode})"
@@ -278,8 +285,10 @@ class Acceptor:
         return False
 
     def _refuse(self, waiting: _Waiting, answer: bytes) -> None:
-        """Answer, then wait for the peer's end: closing at once would send RST, and RST
-        destroys an answer that the peer has not read."""
+        """Answer, then wait for the peer's end.
+
+        Closing at once would send RST, which destroys an answer that the peer has not read.
+        """
         waiting.refused = True
         try:
             waiting.sock.send(answer, socket.MSG_DONTWAIT)
@@ -294,7 +303,7 @@ class Acceptor:
             self._end(waiting)
 
     def _on_deadline(self) -> None:
-        """End those whose time is over, and be called for the oldest of the others."""
+        """End the sockets whose time is over, and set the timer for the oldest of the others."""
         loop = asyncio.get_running_loop()
         self._deadline = None
         until = loop.time() + _SWEEP_SECONDS
@@ -312,7 +321,7 @@ class Acceptor:
         waiting.over = True
         fd = waiting.sock.fileno()
         if self._waiting.pop(fd, None) is not None:
-            self._epoll.unregister(fd)  # a lane's copy would keep it here beyond our close()
+            self._epoll.unregister(fd)  # epoll would keep it after close(), as the lane has a copy
         return waiting.sock
 
     def _end(self, waiting: _Waiting) -> None:
@@ -334,7 +343,7 @@ class Acceptor:
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, object]:
     """Like `socket.accept`, but closes the descriptor if there is no memory for the object."""
-    fd, address = cast(Any, listener)._accept()  # has no public name
+    fd, address = cast(Any, listener)._accept()  # this method has no public name
     try:
         return socket.socket(listener.family, listener.type, listener.proto, fileno=fd), address
     except Exception:
@@ -343,7 +352,7 @@ def _accept(listener: socket.socket) -> tuple[socket.socket, object]:
 
 
 def _open_reserve() -> int | None:
-    """Open the reserve descriptor, which is given up to accept a connection; None on failure."""
+    """Open the reserve descriptor, to be closed for one more connection; None on failure."""
     try:
         return os.open(os.devnull, os.O_RDONLY)
     except OSError as error:
@@ -354,7 +363,7 @@ def _open_reserve() -> int | None:
 
 def _guess(data: bytes) -> str:
     if data.startswith((b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI")):
-        return "this is HTTP; the metrics have a port of their own (--metrics-port)"
+        return "this is HTTP; the metrics have their own port (--metrics-port)"
     if data.startswith(b"\x16\x03"):
-        return "this is TLS without our preface: no worker of ours"
+        return "this is TLS without a preface: not a worker"
     return f"no preface: the first bytes are {data[:8]!r}"

@@ -1,9 +1,10 @@
-"""A tiny HTTP server for the status page, /metrics, /healthz, /readyz, /api/stats and /api/status.
+"""A small HTTP server for the status page, /metrics, /healthz, /readyz, /api/stats and /api/status.
 
-A connection has one request of at most 8 KiB, within 2 s: the server answers tools and probes. It
-keeps 64 connections. If another one comes, the server closes the oldest connection whose answer is
-not in work. A page is rendered once for all requests that wait for it. If 48 connections wait for
-pages, the newest one of the most wanted page is closed, so that a crowd keeps no probe out.
+A connection has one request of at most 8 KiB, within 2 s: the server is for tools and probes. It
+keeps 64 connections. If another one comes, the server closes the oldest connection that waits for
+its client. A page is rendered once for all requests that wait for it. If 48 connections wait for
+pages, the newest one of the most wanted page is closed instead, so that many requests cannot keep a
+probe out.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from reducer.server.sockets import BACKLOG
 logger = logging.getLogger("reducer.admin")
 
 _MAX_REQUEST = 8192
-_MAX_DISCARDED = 1 << 16  # bytes that a client may send behind its request
-_REQUEST_SECONDS = 2.0  # for the request, as for prefaces
+_MAX_DISCARDED = 1 << 16  # bytes that a client may send after its request
+_REQUEST_SECONDS = 2.0  # to send the request, as for prefaces
 _ANSWER_SECONDS = 5.0  # to read the answer, and to close
-_PAGE_SECONDS = 10.0  # to make a page: what takes longer is lost
+_PAGE_SECONDS = 10.0  # to make a page; after that it counts as lost
 MAX_CONNECTIONS = 64
-MOST_WAITING = 48  # of them, for pages that are made
-_JSON_DEPTH = 5  # of a job, and of a run, in the stats: "lanes", one of them, "core", "jobs"
+MOST_WAITING = 48  # connections that wait for pages
+_JSON_DEPTH = 5  # of a job and of a run in the stats: "lanes", one of them, "core", "jobs"
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d*)?")
 _REASONS = {
     200: "OK",
@@ -43,7 +44,7 @@ _REASONS = {
 }
 
 
-# An answer is what it says it is, of this moment, and nobody frames it.
+# No type sniffing, no cache, no frames.
 _HEADERS = (
     "X-Content-Type-Options: nosniff",
     "Cache-Control: no-store",
@@ -66,7 +67,7 @@ Page = Callable[[], Coroutine[Any, Any, Answer]]
 
 
 class _Shared:
-    """A page that is made once for all who ask for it meanwhile."""
+    """A page that is made once for all requests that come before it is ready."""
 
     def __init__(self, make: Page) -> None:
         self.waiting: dict[asyncio.Task[None], None] = {}  # the tasks of the connections
@@ -74,7 +75,7 @@ class _Shared:
         self._made: asyncio.Task[Answer] | None = None
 
     async def ask(self, task: asyncio.Task[None]) -> Answer:
-        """Raises what making the page raises, and TimeoutError."""
+        """Return the page. Raises TimeoutError, and any error of making the page."""
         made = self._made
         if made is None or made.done():
             made = self._made = asyncio.create_task(self._make())
@@ -86,7 +87,7 @@ class _Shared:
                 self.stop()
             raise
         except asyncio.CancelledError:
-            if made.cancelled():  # another one who asked has waited for too long
+            if made.cancelled():  # another request has timed out
                 raise TimeoutError from None
             raise
         finally:
@@ -99,9 +100,9 @@ class _Shared:
 
 
 class _Phase(IntEnum):
-    """What a connection waits for; the lower one makes room first."""
+    """What a connection waits for; the lowest phase makes room first."""
 
-    CLIENT = 0  # to close: the kernel has all of its answer
+    CLIENT = 0  # for the client to close: the kernel has the whole answer
     REQUEST = 1
     READER = 2
     PAGE = 3
@@ -116,7 +117,7 @@ def json_answer(found: object) -> Answer:
 
 
 def _json(found: object, depth: int) -> str:
-    """Encode in parts. One call of json.dumps would hold the GIL, and stop the other threads."""
+    """Encode in parts. One call of json.dumps would hold the GIL and stop the other threads."""
     if depth and isinstance(found, dict):
         items = (f"{json.dumps(str(k))}: {_json(v, depth - 1)}" for k, v in found.items())
         return "{" + ", ".join(items) + "}"
@@ -157,9 +158,9 @@ class Admin:
             self._servers.append(server)
 
     async def reopen(self) -> None:
-        """Watch the listeners anew. uvloop watches one no more that had no memory for a client.
+        """Watch the listeners again: uvloop drops a listener if there is no memory for a client.
 
-        Where this fails they are watched as before.
+        If this raises, the listeners are watched as before.
         """
         before, self._servers = self._servers, []
         try:
@@ -172,7 +173,7 @@ class Admin:
                 server.close()
 
     async def stop(self) -> None:
-        """Close the listeners and end what is still being answered."""
+        """Close the listeners, and end the connections."""
         for server in self._servers:
             server.close()
         for task in list(self._open):
@@ -200,8 +201,11 @@ class Admin:
             writer.close()
 
     def _make_room(self) -> None:
-        """Cut off who has come last to the page that most wait for, or else the oldest connection
-        that waits for its client."""
+        """Cut off one connection, to make room for another.
+
+        If many connections wait for pages, it is the newest one of the page that most of them wait
+        for. Otherwise it is the oldest one in the lowest phase.
+        """
         self.dropped["crowded"] += 1
         pages = self._pages.values()
         if sum(len(page.waiting) for page in pages) >= MOST_WAITING:
@@ -259,7 +263,7 @@ async def _tell(writer: asyncio.StreamWriter, method: str, answer: Answer) -> No
         f"Content-Security-Policy: {answer.policy}",
         *_HEADERS,
     ]
-    if writer.transport.is_closing():  # the client has gone; uvloop raises RuntimeError for that
+    if writer.transport.is_closing():  # uvloop raises RuntimeError after the client has gone
         return
     writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n")
     if method != "HEAD":
@@ -269,7 +273,7 @@ async def _tell(writer: asyncio.StreamWriter, method: str, answer: Answer) -> No
 
 
 async def _wait_for_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read until the client has closed. Unread bytes would turn our close into a RST."""
+    """Read until the client has closed. With unread bytes, closing would send a RST."""
     if not writer.transport.is_closing() and writer.can_write_eof():
         writer.write_eof()
         left = _MAX_DISCARDED
@@ -289,10 +293,10 @@ def _hosts(head: bytes) -> list[str]:
 
 
 def _is_local(host: str) -> bool:
-    """Whether the Host header is localhost or an IP address, and no name of a foreign web page.
+    """Whether the Host header is localhost or an IP address, not the name of a foreign web page.
 
     The owner of a web page can let its name point to 127.0.0.1 (DNS rebinding). The browser would
-    then treat that page and ours as one origin.
+    then treat that page and the status page as one origin.
     """
     found = _HOST.fullmatch(host)
     if found is None:

@@ -1,4 +1,4 @@
-"""The daemon's main process: listen, start lanes, say ready, wait, drain, end."""
+"""The daemon's main process, from listening and starting lanes to the drain and the end."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from reducer.wire.errors import InternalError
 logger = logging.getLogger("reducer.server")
 
 EXIT_FAILED = 1
-# Beyond the lanes' own deadline: flushing, lingering sockets, process exit.
+# Time beyond the lanes' own deadline, for flushing, lingering sockets and process exit.
 _DRAIN_GRACE_SECONDS = 5.0
-# The loop, which takes sockets, has Python back from the thread that makes pages after so long.
+# After this time, the thread that makes pages gives the interpreter back to the loop, which accepts
+# sockets.
 _SWITCH_SECONDS = 0.0002
 _REOPEN_SECONDS = 1.0
 
 
 def serve(options: config.Config, key: bytes = b"") -> int:
-    """Run the daemon until it is told to stop; the exit status.
+    """Run the daemon until it is told to stop. Returns the exit status.
 
-    The ``key`` is that of mode psk.
-    That of `drained_status` after a drain, or when it is stopped before it is ready; 1 when it
-    cannot start, when open rounds outlast `drain_timeout`, when a lane does not drain, or when a
-    second signal forces.
+    ``key`` is the key of mode psk. The status is `drained_status` after a drain, and after a stop
+    before the daemon is ready. It is 1 if the daemon cannot start, if open rounds outlast
+    `drain_timeout`, if a lane does not drain, or after a second signal.
     """
     descriptors.keep_standard_ones()
     log.set_up(options.log_level, options.log_format, options.debug)
@@ -57,23 +57,23 @@ def serve(options: config.Config, key: bytes = b"") -> int:
     descriptors.raise_limit()
     if options.mode == "open" and not config.is_loopback(options.host):
         logger.warning(
-            "serving on %s without authentication: whoever reaches it can join, read and change "
+            "serving on %s without authentication: anyone who reaches it can join, read and change "
             "sums; a key keeps strangers out (reducer keygen, %s)",
             options.host,
             config.env_name("key_file"),
         )
-    if options.mode != "open":  # for the lanes, too: no key, no gradient belongs into a core dump
+    if options.mode != "open":  # inherited by the lanes: no core dump may hold a key or gradients
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             return runner.run(Server(options, key).run())
-        except Exception as error:  # its lanes end with it
-            logger.critical("the daemon fails", exc_info=error)
+        except Exception as error:  # the lanes end with this process
+            logger.critical("the daemon has failed", exc_info=error)
             return EXIT_FAILED
 
 
 class Server:
-    """One daemon; `run` is its whole life."""
+    """One daemon, whose life is `run`."""
 
     def __init__(self, options: config.Config, key: bytes) -> None:
         self._options = options
@@ -91,7 +91,7 @@ class Server:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._unhandled)
-        # It makes the pages, one after the other: each thread more would keep the loop waiting.
+        # One thread makes all pages: more threads would delay the loop.
         loop.set_default_executor(ThreadPoolExecutor(1))
         sys.setswitchinterval(_SWITCH_SECONDS)
         try:
@@ -112,7 +112,7 @@ class Server:
         stopped = asyncio.create_task(self._stop.wait())
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done() or starting.exception() is not None:
-            return await self._give_up(starting)
+            return await self._end_start(starting)
         stopped.cancel()
         self._acceptor = Acceptor(
             self._listeners,
@@ -133,7 +133,9 @@ class Server:
             self._reopening = loop.create_task(self._reopen())
 
     async def _reopen(self) -> None:
-        """The failure may have closed the metrics port, and then a probe ends the daemon."""
+        """Open the metrics port again. A failure may have closed it, and a probe would end the
+        daemon.
+        """
         while self._serves:
             try:
                 await self._admin.reopen()
@@ -142,8 +144,8 @@ class Server:
                 logger.error("the metrics port cannot be opened again: %s", error)
                 await asyncio.sleep(_REOPEN_SECONDS)
 
-    async def _give_up(self, starting: asyncio.Task[None]) -> int:
-        """The lanes did not start, or a signal came before they had."""
+    async def _end_start(self, starting: asyncio.Task[None]) -> int:
+        """The lanes did not start, or a signal came before they were ready."""
         starting.cancel()
         (error,) = await asyncio.gather(starting, return_exceptions=True)
         await self._lanes.close()
@@ -157,9 +159,9 @@ class Server:
         return EXIT_FAILED
 
     async def _shutdown(self) -> int:
-        # 1. Not ready: load balancers and probes look elsewhere.
+        # 1. Not ready: load balancers and probes choose other reducers.
         self._serves = False
-        # 2. Stop accepting; sockets without a preface go away.
+        # 2. Stop accepting, and close sockets without a preface.
         self._acceptor.stop()
         # 3. Lanes finish their open rounds by the deadline, send GOAWAY and close.
         logger.info("draining: open rounds have %g s", self._options.drain_timeout)
@@ -171,8 +173,8 @@ class Server:
             task.cancel()
         (how, _) = await asyncio.gather(drain, force, return_exceptions=True)
         if isinstance(how, Exception):
-            logger.error("the drain fails", exc_info=how)
-        # 4. End what is left, tell why.
+            logger.error("the drain has failed", exc_info=how)
+        # 4. End the rest, and log the reason.
         await self._admin.stop()
         await self._lanes.close()
         if self._force.is_set():
@@ -236,8 +238,8 @@ class Server:
         )
         try:
             print(json.dumps(line), flush=True)
-        except OSError:  # nobody listens, or the disk is full
-            with open(os.devnull, "wb") as nothing:  # else our exit fails at what is not written
+        except OSError:  # nobody reads, or the disk is full
+            with open(os.devnull, "wb") as nothing:  # else the flush at exit fails
                 os.dup2(nothing.fileno(), sys.stdout.fileno())
 
     async def _snapshot(self) -> Snapshot:
@@ -294,8 +296,8 @@ class Server:
         return text_answer(200, "ready")
 
 
-# The pages are made in a thread. What makes them is imported by the first one: it is a third of all
-# that the main process imports, and many daemons never show one.
+# The pages are made in a thread. The first request imports what makes them: a third of all that the
+# main process imports, and many daemons never show a page.
 
 
 def _metrics(snapshot: Snapshot) -> Answer:

@@ -1,4 +1,4 @@
-"""The main process's side of one lane process: start it, send orders, read answers, wait for it."""
+"""One lane process as the main process sees it: start, orders, answers, end."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from reducer.server.pipe.options import LaneOptions
 from reducer.server.pipe.orders import ORDER_KEY
 from reducer.server.watchdog import EXIT_WITHOUT_BEAT
 
-# A line of answers: a report has one for each run, which names some of its ranks and rounds.
+# The longest line of an answer: a report has a line for each run, with some of its ranks and
+# rounds.
 _LINE_LIMIT = 64 << 20
-# The kernel doubles it, and counts 768 bytes for a socket: a question waits for 85 of them at most.
+# The kernel doubles this value, and counts 768 bytes for each socket. A question therefore waits
+# for at most 85 sockets.
 _ORDERS_BUFFER = 32_768
-# Between two looks at a process whose end nobody has told of, where memory has ended.
+# Between two checks for the end of a process: without memory, its notification may be lost.
 WATCH_SECONDS = 1.0
 
 
 class LaneChild:
-    """A process of one lane. ``hear`` is called with each answer of the lane."""
+    """A process of one lane. ``hear`` is called with each answer."""
 
     def __init__(self, lane: int, hear: Callable[[dict[str, Any]], None]) -> None:
         self._lane = lane
@@ -44,8 +46,7 @@ class LaneChild:
         return f"lane {self._lane} (pid {self._process.pid})"
 
     async def start(self, options: config.Config, key: bytes) -> None:
-        """Spawn the process. Raises OSError or MemoryError where that cannot be done; nothing is
-        left of it."""
+        """Spawn the process. Raises OSError or MemoryError if that fails; nothing is left then."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_LINE_LIMIT)
         with contextlib.ExitStack() as undo:
@@ -83,7 +84,7 @@ class LaneChild:
             socket.send_fds(self._orders, [order], [sock.fileno()])
 
     def when_writable(self, call: Callable[[], None] | None) -> None:
-        """Call once orders can be given again; None: no more."""
+        """Call ``call`` whenever orders can be sent; None ends this."""
         loop = asyncio.get_running_loop()
         if call is None:
             loop.remove_writer(self._orders.fileno())
@@ -91,23 +92,23 @@ class LaneChild:
             loop.add_writer(self._orders.fileno(), call)
 
     def kill(self, why: str = "") -> None:
-        """SIGKILL; ``why`` is told with how it has ended."""
+        """Send SIGKILL; ``why`` becomes a part of the text that `end` returns."""
         if self._process.returncode is None:
             self._last_words = why
             self._process.kill()
 
     async def end(self) -> str:
-        """Wait for the end of the process, and release what belongs to it.
+        """Wait for the end of the process, and release its descriptors.
 
-        Returns how it has ended: empty for exit status 0.
+        Returns how the process has ended; empty for exit status 0.
         """
-        while self._process.poll() is None:  # who waits for a future may be told nothing
+        while self._process.poll() is None:  # without memory, the future may never be set
             await asyncio.wait([self._exited], timeout=WATCH_SECONDS)
         status = self._process.wait()
         await asyncio.wait([self._reading], timeout=WATCH_SECONDS)
         self._reading.cancel()
         self._answers.close()
-        await asyncio.sleep(0)  # the loop closes the transport in its next turn
+        await asyncio.sleep(0)  # the loop closes the transport in its next pass
         self.when_writable(None)
         self._orders.close()
         if not status:
@@ -129,12 +130,12 @@ class LaneChild:
                 message = json.loads(line)
                 self._last_words = message.get("failed", self._last_words)
                 self._hear(message)
-        except Exception as error:  # nobody else would read the next ones
+        except Exception as error:  # no other task reads answers
             self.kill(f"its answers cannot be read: {error!r}")
 
 
 def _spawn(options: LaneOptions) -> subprocess.Popen[bytes]:
-    # The lane ignores both, but not before half a second: so it starts with both blocked.
+    # The lane ignores both signals, but only after half a second, so it starts with both blocked.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         return subprocess.Popen(

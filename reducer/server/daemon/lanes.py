@@ -1,7 +1,7 @@
-"""Starts, feeds and watches the lane processes; knows nothing of frames.
+"""Starts, feeds and watches the lane processes, without knowledge of frames.
 
-Law: a lane that dies takes nothing with it but its own state. Another process takes its place, and
-its runs form there anew (PROTOCOL.md, section 11). Until then its sockets wait, for 2 s at most.
+Law: a lane that dies loses only its own state. Another process takes its place, and the lane's runs
+form there anew (PROTOCOL.md, section 11). Until then new sockets wait, for 2 s at most.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ logger = logging.getLogger("reducer.lanes")
 START_SECONDS = 60.0
 PING_SECONDS = 1.0
 AGAIN_SECONDS = 1.0  # between two orders to drain
-REPORT_SECONDS = 4.0  # it is made in turns with the jobs; `reducer status` waits for 5 s
-_SWEEP_SECONDS = 0.25  # between two looks at the sockets that wait
+REPORT_SECONDS = 4.0  # reports yield to jobs; `reducer status` waits for 5 s
+_SWEEP_SECONDS = 0.25  # between two checks of the waiting sockets
 # A process that has lived for less than this has died quickly. After the third such death in a row
-# the next start waits, each time twice as long, but never as long as a job without another reducer
-# waits for this one (30 s).
+# the next start is delayed, each time twice as long. The longest delay is shorter than the time
+# that a job without another reducer waits for this one (30 s).
 _STEADY_SECONDS = 60.0
 _QUICK_DEATHS = 3
 _FIRST_PAUSE = 2.0
@@ -40,7 +40,7 @@ _LAST_PAUSE = 10.0
 
 
 def pause_before_restart(quick_deaths: int) -> float:
-    """Seconds before the next start, after so many quick deaths in a row."""
+    """Seconds before the next start, after this number of quick deaths in a row."""
     if quick_deaths < _QUICK_DEATHS:
         return 0.0
     doublings = min(quick_deaths - _QUICK_DEATHS, 16)
@@ -48,7 +48,7 @@ def pause_before_restart(quick_deaths: int) -> float:
 
 
 class LaneHandle:
-    """One lane, over all processes that serve it one after the other.
+    """One lane, over all processes that serve it one after another.
 
     ``room``: how many sockets may wait for it.
     """
@@ -56,9 +56,9 @@ class LaneHandle:
     def __init__(self, options: config.Config, lane: int, key: bytes, room: int) -> None:
         self.lane = lane
         self.restarts = 0
-        self.failure = ""  # how the lane has ended, where it should have gone on or drained
+        self.failure = ""  # how the lane has ended, if it did not drain
         self.ready = asyncio.Event()  # a process takes sockets
-        self.ended = asyncio.Event()  # no process ever will again
+        self.ended = asyncio.Event()  # no process will take sockets again
         self._options = options
         self._key = key
         self._child: LaneChild | None = None
@@ -66,16 +66,17 @@ class LaneHandle:
         self._stopping = asyncio.Event()
         self._killed = ""
         self._orders = Orders(room)
-        self._is_full = False  # until its process has taken some of its orders
+        self._is_full = False  # the process has not read its orders
         self._sweep: asyncio.TimerHandle | None = None
         self._asked: dict[bytes, asyncio.Future[Any]] = {}  # by the question
-        self._parts: list[Part] = []  # of a report that is not whole yet
+        self._parts: list[Part] = []  # of a report that is not complete yet
         self._limit = RateLimit(1.0)
 
     async def keep(self) -> None:
         """Start a process, and another one whenever it dies, until `drain` or `kill`.
 
-        Where the first one does not become ready none follows, and `failure` says why.
+        If the first process does not become ready, no other is started, and `failure` gives the
+        reason.
         """
         quick_deaths = 0
         while not self._stopping.is_set():
@@ -89,7 +90,7 @@ class LaneHandle:
                 quick_deaths = quick_deaths + 1 if lived < _STEADY_SECONDS else 1
                 await self._pause(how, quick_deaths)
             except Exception:
-                logger.exception("lane %d is started again after a bug of ours", self.lane)
+                logger.exception("lane %d is started again after an internal error", self.lane)
                 await asyncio.sleep(AGAIN_SECONDS)
         self.ended.set()
         self._orders.close()
@@ -97,7 +98,7 @@ class LaneHandle:
             self._sweep.cancel()
 
     async def _live(self) -> str:
-        """One process, from its start to its end. How it has ended: empty for exit status 0."""
+        """Run one process. Returns how the process has ended; empty for exit status 0."""
         child = LaneChild(self.lane, self._hear)
         try:
             await child.start(self._options, self._key)
@@ -107,10 +108,10 @@ class LaneHandle:
             return f"lane {self.lane} could not be started: {error!r}"
         try:
             how = await self._end_of(child)
-        except Exception as bug:  # nobody else would start another one
-            logger.exception("%s is given up", child)
+        except Exception as bug:  # else no process would be started again
+            logger.exception("%s is killed after an internal error", child)
             child.kill()
-            how = f"a bug of ours: {bug!r}"
+            how = f"an internal error: {bug!r}"
         finally:
             self.ready.clear()
             self._child = None
@@ -124,12 +125,12 @@ class LaneHandle:
         self._child = child
         if self._killed:
             child.kill(self._killed)
-        late = asyncio.get_running_loop().call_later(START_SECONDS, self._give_up, child)
+        late = asyncio.get_running_loop().call_later(START_SECONDS, self._kill_if_not_ready, child)
         how = await child.end()
         late.cancel()
         return how
 
-    def _give_up(self, child: LaneChild) -> None:
+    def _kill_if_not_ready(self, child: LaneChild) -> None:
         if not self.ready.is_set():
             child.kill(f"it was not ready in {START_SECONDS:g} s")
 
@@ -156,8 +157,11 @@ class LaneHandle:
             self._answered(ORDER_PING, None)
 
     def pass_socket(self, sock: socket.socket, preface: bytes) -> bool:
-        """Hand a connected socket over and close our copy; False, and still the caller's, if the
-        lane takes no more. One that has no process now gets it with the next, if that is soon."""
+        """Hand a connected socket to the lane, and close this process's copy.
+
+        Returns False if the lane takes no more; the socket is then still the caller's. While the
+        lane has no process, the socket waits for the next one, WAIT_SECONDS at most.
+        """
         loop = asyncio.get_running_loop()
         if self.ended.is_set() or not self._orders.take(sock, preface, loop.time()):
             return False
@@ -168,7 +172,7 @@ class LaneHandle:
 
     @property
     def late(self) -> int:
-        """How many sockets have waited for too long, and were closed."""
+        """How many sockets were closed because they had waited too long."""
         return self._orders.late
 
     def _close_late(self) -> None:
@@ -182,13 +186,16 @@ class LaneHandle:
     async def snapshot(self) -> LaneReport | None:
         """The lane's report, None while it has no process.
 
-        Raises TimeoutError if it does not answer in time. All who ask meanwhile share the answer.
+        Raises TimeoutError if the lane does not answer in time. Requests that come before the
+        answer share it.
         """
         found: LaneReport | None = await self._ask(ORDER_REPORT, REPORT_SECONDS)
         return found
 
     async def ping(self) -> None:
-        """Return once the lane has shown that it lives, or if it has no process; as `snapshot`."""
+        """Return when the lane has answered, or at once if it has no process. Raises as `snapshot`
+        does.
+        """
         await self._ask(ORDER_PING, PING_SECONDS)
 
     async def _ask(self, question: bytes, seconds: float) -> Any:
@@ -201,7 +208,7 @@ class LaneHandle:
             self._maybe_give_orders()
         try:
             return await asyncio.wait_for(asyncio.shield(answer), seconds)
-        except TimeoutError:  # the lane may have lost the question: the next one asks anew
+        except TimeoutError:  # the lane may have lost the question: the next request asks again
             if self._asked.get(question) is answer and not self._orders.waits(question):
                 del self._asked[question]
             raise
@@ -212,7 +219,7 @@ class LaneHandle:
             answer.set_result(found)
 
     def drain(self) -> None:
-        """Order the process to finish its work and to end."""
+        """Order the process to finish its open rounds and to end."""
         self._stopping.set()
         self._orders.drain()
         self._maybe_give_orders()
@@ -242,10 +249,10 @@ class LaneHandle:
                 child.when_writable(self._give_orders)
                 return
             except (BrokenPipeError, ConnectionResetError):
-                return  # its end will be heard of
+                return  # `keep` notices the end of the process
             except OSError as error:
-                self._warn(f"cannot be told {order.data[:1]!r}: {error}")
-            self._orders.given()
+                self._warn(f"cannot be sent order {order.data[:1]!r}: {error}")
+            self._orders.sent()
 
     def _warn(self, text: str) -> None:
         held = self._limit.admit(asyncio.get_running_loop().time())
@@ -263,15 +270,15 @@ class LaneGroup:
         self.handles = [LaneHandle(options, lane, key, room) for lane in range(lanes)]
         self._keepers: list[asyncio.Task[None]] = []
 
-    def spawn(self, give_up: Callable[[], None]) -> None:
-        """Start all processes. `give_up` is called when a lane has nobody to start it again."""
+    def spawn(self, on_failure: Callable[[], None]) -> None:
+        """Start all processes. `on_failure` is called if a lane can no longer be started again."""
         for handle in self.handles:
             keeper = asyncio.create_task(handle.keep())
-            keeper.add_done_callback(functools.partial(_kept, handle, give_up))
+            keeper.add_done_callback(functools.partial(_on_keeper_end, handle, on_failure))
             self._keepers.append(keeper)
 
     async def wait_ready(self) -> None:
-        """Until all lanes take sockets; RuntimeError with the reason if one cannot."""
+        """Wait until all lanes take sockets; raises RuntimeError with the reason if one cannot."""
         for handle in self.handles:
             waits = [asyncio.create_task(event.wait()) for event in (handle.ready, handle.ended)]
             _, rest = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -281,7 +288,7 @@ class LaneGroup:
                 raise RuntimeError(handle.failure)
 
     def failure(self) -> str:
-        """How the first lane has ended that did not drain; empty if none did so."""
+        """How the first lane has ended that did not drain; empty if all drained."""
         return next((handle.failure for handle in self.handles if handle.failure), "")
 
     def down(self) -> list[int]:
@@ -298,9 +305,9 @@ class LaneGroup:
         await asyncio.gather(*(handle.ping() for handle in self.handles))
 
     async def drain(self, seconds: float) -> None:
-        """Let all lanes finish; those that take longer than ``seconds`` are killed.
+        """Let all lanes finish; a lane that takes longer than ``seconds`` is killed.
 
-        The order is repeated, as a lane may have lost it.
+        The order is repeated, because a lane may have lost it.
         """
         now = asyncio.get_running_loop().time
         until = now() + seconds
@@ -313,15 +320,17 @@ class LaneGroup:
             handle.kill(f"it did not drain within {seconds:g} s")
 
     async def close(self) -> None:
-        """Kill what still runs and wait for it."""
+        """Kill the processes that still run, and wait for them."""
         for handle in self.handles:
             handle.kill("the daemon ends")
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
 
-def _kept(handle: LaneHandle, give_up: Callable[[], None], keeper: asyncio.Task[None]) -> None:
+def _on_keeper_end(
+    handle: LaneHandle, on_failure: Callable[[], None], keeper: asyncio.Task[None]
+) -> None:
     bug = None if keeper.cancelled() else keeper.exception()
     if bug is not None:
         handle.failure = f"lane {handle.lane} cannot be started again: {bug!r}"
         handle.ended.set()
-        give_up()
+        on_failure()

@@ -1,10 +1,11 @@
-"""Every Prometheus series of the daemon, declared here and nowhere else (METRICS.md shows them).
+"""Every Prometheus series of the daemon, declared only here (METRICS.md lists them).
 
-The lanes count; a scrape asks each of them for a snapshot and renders it. Nothing is kept here, so
-that what a job has is gone with the job. Its label is not called `job`: Prometheus has one of that
-name for every target. A group of a job's workers has a label of its own, `JOB#GROUP`, for its ranks
-are others than those of the job. Labels are bounded: jobs by --max-jobs, ranks by
-`reducer.core.measures.ranking.MAX_RANKS` for each job and lane, causes and codes by the code.
+The lanes count; a scrape asks each lane for a snapshot and renders it. This module keeps no
+numbers, so the series of a job end with the job. The label of a job is not called `job`, because
+Prometheus has a label of that name for every target. A group of a job's workers has its own label,
+`JOB#GROUP`, because the group numbers its ranks differently. Labels are bounded: jobs by
+--max-jobs, ranks by `reducer.core.measures.ranking.MAX_RANKS` for each job and lane, causes and
+codes by the code.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Row = tuple[tuple[str, ...], float]
 Kind = Literal["counter", "gauge", "histogram"]
-# How the numbers of several lanes, or reducers, make one: rounds are seen by all, bytes by one.
+# How to combine the numbers of several lanes or reducers: all lanes see a round, one lane sees a
+# byte.
 Over = Literal["sum", "max", "-"]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One family; ``field`` names its number in a part of the snapshot."""
+    """One family; ``field`` is the name of its number in a part of the snapshot."""
 
     field: str
     name: str
@@ -159,7 +161,7 @@ _JOB_SERIES = _labelled(("job_name", "lane"),
     ("world_size", "reducer_world_size", "Ranks of the job.", "gauge", "max"),
 )
 
-# Of the report that `reducer status` shows, by run; runs of one title are put together.
+# From the report that `reducer status` shows, by run. Runs with one title are combined.
 _RUN_SERIES = _labelled(("job_name", "lane"),
     ("connected", "reducer_connected_ranks", "Ranks that are connected to the lane.", "gauge",
      "max"),
@@ -167,20 +169,20 @@ _RUN_SERIES = _labelled(("job_name", "lane"),
      "Since the first contribution of the oldest round that is open; 0: none is.", "gauge", "max"),
 )
 
-# By rank; of each job and lane the ranks with the largest numbers:
-# `reducer.core.measures.ranking.most`.
+# By rank: for each job and lane the ranks with the largest numbers
+# (`reducer.core.measures.ranking.most`).
 _RANK_SERIES = _labelled(("job_name", "lane", "rank"),
     ("late", "reducer_last_rank", "Rounds in which the rank was last.", "counter", "max"),
     ("lateness", "reducer_rank_lateness_seconds",
      "Time in which at least half of the ranks were waiting for this rank.", "counter", "max"),
     ("nonfinite", "reducer_nonfinite_contributions",
-     "Chunks of which the rank was the first to contribute NaN or Inf.", "counter"),
+     "Chunks to which the rank contributed NaN or Inf, and no lower rank did.", "counter"),
 )
 # fmt: on
 
 
 def catalogue() -> tuple[Series, ...]:
-    """Every series of a scrape, in its order."""
+    """Every series of a scrape, in the order of the scrape."""
     return (
         _INFO, _KERNEL_INFO, *_DAEMON_SERIES, _REFUSED, _METRICS_DROPPED, _RESTARTS,
         *_PROCESS_SERIES, *_LANE_SERIES, _ERRORS, *_JOB_SERIES, *_RUN_SERIES, _ROUND_SECONDS,
@@ -273,7 +275,7 @@ class _SnapshotCollector(Collector):
         ends = [*map(str, BOUNDS), "+Inf"]
         for labels, job in self._jobs():
             counts = [0] * len(ends)
-            for place, count in job.numbers.round_counts:  # twice if two runs share a name
+            for place, count in job.numbers.round_counts:  # several times if runs share a title
                 counts[int(place)] += int(count)
             buckets = list(zip(ends, accumulate(counts), strict=True))
             family.add_metric(labels, buckets, job.numbers.round_seconds)
@@ -282,9 +284,8 @@ class _SnapshotCollector(Collector):
     def _rank_rows(self, field: str) -> Iterator[Row]:
         found: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for (title, lane), job in self._jobs():
-            for rank, value in getattr(
-                job.numbers, field
-            ):  # a rank comes twice if two runs share a name
+            # A rank comes several times if runs share a title.
+            for rank, value in getattr(job.numbers, field):
                 found[title, lane, str(rank)] += value
         yield from found.items()
 

@@ -1,7 +1,7 @@
-"""The status page of one reducer: a static file, and the numbers that it asks for once a second.
+"""The status page of one reducer: a static file, and the numbers that it requests once a second.
 
-What it shows is bounded, whatever the jobs do; names are data of strangers, which the page treats
-as text. It needs nothing from anywhere else, and its policy allows nothing else.
+The page is bounded, whatever the jobs do. Names come from strangers, so the page treats them as
+text. It loads nothing from elsewhere, and its policy forbids that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_RUNS: Final = 64
 
 @functools.cache
 def page() -> Answer:
-    """The file, with a policy that lets its own style and script run, and no others."""
+    """The file, with a policy that allows only its own style and script."""
     text = _FILE.read_text(encoding="utf-8")
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; "
@@ -42,7 +42,7 @@ def _hash(text: str, element: str) -> str:
 
 
 def numbers(address: str, port: int, snapshot: Snapshot) -> dict[str, Any]:
-    """Returns what /api/status shows: lanes put together, long lists cut."""
+    """Returns what /api/status shows: the lanes combined, long lists cut."""
     summary = summarize({address: snapshot.as_json()})
     return {
         "port": port,

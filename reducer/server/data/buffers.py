@@ -1,8 +1,8 @@
 """Pooled, aligned buffers for contributions, accumulators and results.
 
 Law: a buffer that was given back is handed out again only when nothing refers to its memory. The
-event loop keeps slices of memoryviews that it has not fully sent; every `share()` is therefore a
-view of its own on the exporter, and the exporter's reference count tells when they are gone.
+event loop keeps slices of memoryviews that it has not fully sent. Every `share()` is therefore a
+new view of the exporter, and the exporter's reference count shows when all views are gone.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from reducer.wire.header import HEADER_SIZE
 
 _ALIGN: Final = 64  # a cache line, and the width of an AVX-512 register
 SMALLEST: Final = 4096
-# Seconds without a buffer out after which the memory goes back to the system.
+# After this many seconds without a buffer in use, the memory goes back to the system.
 IDLE_SECONDS: Final = 10.0
-# Bytes of it that a tick gives back: 3 ms where they are the smallest buffers.
+# Bytes that a tick gives back: 3 ms if these are the smallest buffers.
 TRIMMED_AT_ONCE: Final = 8 << 20
-# Unsent buffers that a tick looks at, as many of each size; the others have their turn at the next
-# ones. Whoever wants a buffer of one size looks at fewer of that.
+# How many unsent buffers a tick looks at, shared equally by the sizes; the others follow at the
+# next ticks. A `take` looks at fewer, of its own size only.
 LOOKED_AT: Final = 2_000
 LOOKED_AT_IN_NEED: Final = 16
 
 
 class PooledBuffer:
-    """`view` is the whole writable capacity; the core keeps and returns this object only.
+    """`view` is the whole writable capacity. The core only stores and returns the object.
 
     `is_out`: the pool has handed it out.
     """
@@ -45,11 +45,11 @@ class PooledBuffer:
         self._base = self._references()
 
     def discard(self) -> None:
-        """The memory is the system's again: nobody may use the buffer any more."""
+        """Return the memory to the system. The buffer must not be used any more."""
         self._store.give_back(self._exporter)
 
     def share(self, length: int) -> memoryview:
-        """A view for one transport, counted by `busy`."""
+        """A view for one transport; `busy` is true while it exists."""
         return memoryview(self._exporter).cast("B")[:length]
 
     @property
@@ -60,7 +60,9 @@ class PooledBuffer:
     def _references(self) -> int:
         """Count references of the exporting object.
 
-        Call sites add different numbers of references: compare counts of one call site only."""
+        Call sites add different numbers of references, so compare only counts from the same call
+        site.
+        """
         return getrefcount(self._exporter)
 
 
@@ -73,21 +75,21 @@ def size_class(length: int) -> int:
 
 
 def _slot_size(size_class: int) -> int:
-    """The next header is read behind the payload in the same call."""
+    """The size of a slot, with room to read the next header together with the payload."""
     return -(-(size_class + HEADER_SIZE) // _ALIGN) * _ALIGN
 
 
 class BufferPool:
-    """Buffers by size class; ``limit`` bounds what is out, unsent and cached together, in bytes.
+    """Buffers by size class; ``limit`` bounds the bytes in use, unsent and cached together.
 
-    Taking never fails for the limit: the core has reserved room for every byte before. Only the
-    cache gives way when the limit is near. Where the system has no memory, MemoryError is raised
-    and nothing is counted.
+    `take` never fails because of the limit: the core has reserved room for every byte. Near the
+    limit only the cache shrinks. If the system has no memory, MemoryError is raised and nothing is
+    counted.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._stores: dict[int, Store] = {}  # for each size class, for ever
+        self._stores: dict[int, Store] = {}  # by size class, never removed
         self._free: dict[int, list[PooledBuffer]] = {}
         self._unsent: dict[int, deque[PooledBuffer]] = {}
         self._last_out = 0.0
@@ -99,11 +101,11 @@ class BufferPool:
 
     @property
     def unsent(self) -> int:
-        """Buffers given back while a transport still sends from them."""
+        """Buffers that were given back while a transport still sends from them."""
         return sum([len(queue) for queue in self._unsent.values()])
 
     def take(self, length: int) -> PooledBuffer:
-        """A buffer of at least ``length`` bytes and the slack; contents are undefined."""
+        """A buffer for ``length`` bytes and one header behind them; its contents are undefined."""
         wanted = size_class(length)
         stack = self._free.get(wanted)
         if not stack and self._unsent:
@@ -133,7 +135,7 @@ class BufferPool:
         return buffer
 
     def give_back(self, buffer: PooledBuffer) -> None:
-        """Raises InternalError for one that is here already: two chunks would share it."""
+        """Take a buffer back. Raises InternalError for a second time: two chunks would share it."""
         if not buffer.is_out:
             raise InternalError(f"a buffer of {buffer.size_class:,} bytes was given back twice")
         buffer.is_out = False
@@ -146,7 +148,7 @@ class BufferPool:
             self._cache(buffer)
 
     def tick(self, now: float) -> None:
-        """Collect buffers that were sent meanwhile; return memory to the system when idle."""
+        """Collect buffers that have been sent; return memory to the system when idle."""
         self._look_at_all()
         if self.out:
             self._last_out = now
@@ -160,7 +162,7 @@ class BufferPool:
                 self._look(size, most)
 
     def _look(self, size: int, most: int) -> None:
-        """Collect buffers of one class that were sent meanwhile; so many are looked at."""
+        """Collect buffers of one size that have been sent; looks at `most` of them."""
         queue = self._unsent.get(size)
         if queue is None:
             return

@@ -1,6 +1,6 @@
 """One worker's connection in a lane: bytes -> decoder -> shell, and frames back.
 
-The event loop reads straight into the decoder's buffers. Nothing here knows of jobs or rounds.
+The event loop reads straight into the decoder's buffers. This module knows neither jobs nor rounds.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS, BadFrameError, ReductionError
 from reducer.wire.header import HEADER_SIZE, Header
 
-# A peer that should read our last frames is cut off where it takes less than LINGER_BYTES in this
-# time: it keeps the room of its run. Closing at once would send RST while unread bytes lie in our
-# receive queue, and RST destroys what is on its way.
+# A peer that is to read the last frames is cut off if it reads less than LINGER_BYTES in this time,
+# because it keeps the memory of its run reserved. Closing at once would send RST if unread bytes
+# are in the receive queue, and RST destroys bytes in flight.
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES: Final = 65_536
-NO_REASON: Final = "no reason was given"  # a worker's ERROR may say nothing
-# Bytes of one read after the end of a connection, at most: all connections that are to end may send
+NO_REASON: Final = "no reason was given"  # a worker's ERROR may have an empty text
+# The most bytes of one read after the end of a connection: all connections that are ending may send
 # at once.
 READ_BYTES: Final = 16_384
 _DISCARD: Final = bytearray(READ_BYTES)
-# Of a turn: a read, whatever has come, with the loop's way to it. What the kernel takes to copy the
-# bytes is timed: 0.1 ms for 1 MiB, or 0.5 into memory that is new.
+# What every read takes of a turn, whatever its size, for the loop's own work. The kernel's time to
+# copy the bytes is measured in addition: 0.1 ms for 1 MiB, or 0.5 ms into new memory.
 READ_SECONDS: Final = 4e-6
-# Bytes of a HEARTBEAT that are taken at once: 256 entries, each of which may be a key to be made. A
-# key has a place for each rank: in a run of more than RANKS_OF_PART ranks the part is smaller.
+# Bytes of a HEARTBEAT that are handled at once: 256 entries, each of which may make a key. A key
+# takes memory for each rank, so the part is smaller in runs of more than RANKS_OF_PART ranks.
 HEARTBEAT_PART: Final = 4_096
 RANKS_OF_PART: Final = 256
 _LEAST_PART: Final = 128
@@ -47,9 +47,9 @@ clock: Final = time.monotonic
 
 
 class Owner:
-    """Receives the events of a connection: frames that were read, wishes for a later call, the end.
+    """Receives the events of a connection: frames, requests for a later call, the end.
 
-    The lane's shell implements it. Connections know this class alone, so data goes one way:
+    The lane's shell implements this class. Connections know nothing else, so data goes one way:
     connection -> shell -> core -> shell -> executor -> connection -> outbox.
     """
 
@@ -61,11 +61,11 @@ class Owner:
         raise NotImplementedError
 
     def place(self, connection: Connection, header: Header) -> Contributed | None:
-        """Returns where to read a contribution; None: nowhere."""
+        """Returns where to read a contribution; None: discard its payload."""
         raise NotImplementedError
 
     def admit_long(self, connection: Connection, header: Header) -> None:
-        """Raises where no memory may be taken for a long control frame."""
+        """Raises if no memory may be taken for a long control frame."""
         raise NotImplementedError
 
     def contributed(
@@ -81,7 +81,7 @@ class Owner:
         raise NotImplementedError
 
     def release(self, arriving: Contributed) -> None:
-        """Takes back the memory of a contribution that does not come whole."""
+        """Takes back the memory of a contribution that will not be complete."""
         raise NotImplementedError
 
     def world_size_of(self, connection: Connection) -> int:
@@ -108,11 +108,11 @@ class Owner:
         """Calls `Connection.lose` in one of the next passes of the loop."""
         raise NotImplementedError
 
-    def throw_away_soon(self, connection: Connection) -> None:
-        """Calls `Connection.read_on` in one of the next passes of the loop."""
+    def discard_soon(self, connection: Connection) -> None:
+        """Calls `Connection.resume_reading` in one of the next passes of the loop."""
         raise NotImplementedError
 
-    def thrown_away(self) -> None:
+    def discarded(self) -> None:
         """Counts one read of bytes that came after the end of a connection."""
         raise NotImplementedError
 
@@ -132,33 +132,33 @@ class Owner:
 class Connection:
     """Opened -> frames -> closing (reads and discards until the peer closes) -> lost.
 
-    An `asyncio.BufferedProtocol` in all but name: uvloop asks for its methods alone, and a
-    compiled class has no interpreted base.
+    This class has the methods of an `asyncio.BufferedProtocol` and not the base: uvloop needs only
+    the methods, and a compiled class cannot have an interpreted base.
     """
 
     def __init__(self, owner: Owner, session: int, permit: Permit | None = None) -> None:
         self.session = session
         self.permit = permit
         self.bytes_in = 0
-        self.bytes_noted = 0  # of them, at the shell's last tick
+        self.bytes_noted = 0  # `bytes_in` at the shell's last tick
         self.bytes_out = 0
-        self.overhead = 0  # bytes that TLS has added to them
-        self.can_wait = False  # for its flush: the tick alone has queued what waits
-        self.unread = 0  # `held` after the last frame, or more: as many at most are now
-        self.slack = LEAST_FRAMES  # so many may be
+        self.overhead = 0  # bytes that TLS has added to `bytes_out`
+        self.can_wait = False  # for its flush: only the tick has queued frames
+        self.unread = 0  # upper bound of `held`, from the last frame
+        self.slack = LEAST_FRAMES  # how many unread bytes are always allowed
         self.reads_since = 0.0  # when the last buffer was given
         self.turn = owner.turns.enter("" if permit is None else permit.only_job)
         self._owner = owner
         self._decoder = Decoder(owner.crc32c, self._target)
-        self._arriving: Contributed | None = None  # has its memory, and is not whole
+        self._arriving: Contributed | None = None  # has its memory, and is not complete
         self._outbox = Outbox()
-        self._large: deque[tuple[int, int]] = deque()  # frames: where they begin and end
+        self._large: deque[tuple[int, int]] = deque()  # large frames: where each begins and ends
         self._will_flush = False
         self.is_full = False  # the transport has bytes that the kernel did not take
         self._transport: asyncio.Transport | None = None
         self._closing = ""
-        self._is_given_up = False
-        self._is_deaf = False
+        self._must_cut_off = False
+        self._is_slow_reader = False
         self._aborted = False
         self._linger: asyncio.TimerHandle | None = None
         self._why_lost: Exception | None = None
@@ -166,28 +166,28 @@ class Connection:
         self._is_cut = False  # the transport is gone, and `lose` is to come
         self._is_lost = False
         self._is_behind = False
-        self._soon: asyncio.Handle | None = None  # of `go_on`
+        self._soon: asyncio.Handle | None = None  # the call of `go_on`
         self._held = False
-        self._rest: Frame | None = None  # of a HEARTBEAT
-        self._is_read = False  # bytes that may be frames wait for the next turn
+        self._rest: Frame | None = None  # the rest of a HEARTBEAT
+        self._is_read = False  # bytes that were read wait for the next turn
         self._sent_mark = 0
         self._sent_at = 0.0
-        self._answer_end = 0  # as `_sent`, once the kernel has the last answer to a STATS
+        self._answer_end = 0  # `_sent` when the kernel has the last answer to STATS
 
     @property
     def is_made(self) -> bool:
-        """Whether the loop has given it its transport."""
+        """Whether the loop has set the transport."""
         return self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         try:
-            self._transport.set_write_buffer_limits(0)  # pause_writing where a byte is left
+            self._transport.set_write_buffer_limits(0)  # pause_writing as soon as a byte is left
             self._owner.opened(self)
         except Exception as error:
             self.fail(error)
 
-    # An error that leaves the next two methods ends the connection; the loop hides an OSError.
+    # `fail` handles errors in the next two methods. The loop would hide an OSError.
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
         try:
@@ -208,7 +208,7 @@ class Connection:
 
     def _take_bytes(self, nbytes: int) -> None:
         if self._closing:
-            self._owner.thrown_away()
+            self._owner.discarded()
             self._read_later()
             return
         self.bytes_in += nbytes
@@ -217,12 +217,12 @@ class Connection:
         self._owner.turns.begin(self.turn)
         if self.turn.spent + seconds < SECONDS:
             self._take_frames(seconds)
-        else:  # it was read before it could be held
+        else:  # the turn is over: the frames wait for the next one
             self._is_read = True
             self.spend(seconds)
 
     def _take_frames(self, reading: float = 0.0) -> None:
-        """Take frames until none is left or the turn is over; reads took `reading` seconds."""
+        """Handle frames until none is left or the turn is over; reads took `reading` seconds."""
         turn = self.turn
         self._owner.turns.begin(turn)
         self._is_read = False
@@ -244,10 +244,10 @@ class Connection:
         except PEER_ERRORS as error:
             self._owner.broken(self, error)
             now = clock()
-        except Exception as bug:  # mypyc: another type than `error` needs a name of its own
+        except Exception as bug:  # mypyc: one name has one type
             self.fail(bug)
             now = clock()
-        if self.turn is not turn:  # a HELLO takes of both
+        if self.turn is not turn:  # a HELLO has changed the job: charge both
             self._owner.turns.charge(turn, now - started)
         self.spend(now - started)
 
@@ -257,7 +257,7 @@ class Connection:
         return self._decoder.has_chunks
 
     def _next_frame(self) -> Frame | None:
-        """The next one; a long HEARTBEAT comes in parts, each as if it were one."""
+        """The next frame. A long HEARTBEAT comes in parts, each as a frame of its own."""
         frame = self._rest
         if frame is None:
             frame = self._decoder.next_frame()
@@ -271,14 +271,14 @@ class Connection:
         return Frame(frame.header, payload[:part])
 
     def _heartbeat_part(self, size: int) -> int:
-        """How many bytes of a HEARTBEAT of `size` bytes are taken at once, in whole entries."""
+        """How many bytes of a HEARTBEAT of `size` bytes are handled at once, in whole entries."""
         if size <= _LEAST_PART:
             return size
         ranks = max(RANKS_OF_PART, self._owner.world_size_of(self))
         return max(_LEAST_PART, HEARTBEAT_PART * RANKS_OF_PART // ranks // _ENTRY * _ENTRY)
 
     def spend(self, seconds: float) -> bool:
-        """The lane has worked for the connection for so long. Whether its turn is over."""
+        """Charge the connection's job for work of the lane. Returns whether the turn is over."""
         turns = self._owner.turns
         if not turns.charge(self.turn, seconds):
             return False
@@ -290,21 +290,21 @@ class Connection:
         self._owner.broken(self, BadFrameError(what))
 
     def fail(self, error: Exception) -> None:
-        """A bug of ours: nobody knows which bytes are lost."""
+        """An internal error: bytes may be lost, so the session ends."""
         self._owner.failed(self, error)
 
     def _read_later(self) -> None:
-        """It is to end: what it still sends is thrown away, of a few connections at a time."""
+        """The connection is closing: the owner reads and discards what still comes, in turns."""
         transport = self._open_transport()
         if transport is not None and not self._reads_later:
             transport.pause_reading()
-            self._owner.throw_away_soon(self)
+            self._owner.discard_soon(self)
             self._reads_later = True
 
-    def read_on(self) -> None:
+    def resume_reading(self) -> None:
         self._reads_later = False
         transport = self._open_transport()
-        if transport is not None and not self._held:  # else `let_go` asks again
+        if transport is not None and not self._held:  # else `resume` calls this again
             transport.resume_reading()
 
     def _open_transport(self) -> asyncio.Transport | None:
@@ -313,21 +313,21 @@ class Connection:
             return None
         return transport
 
-    def name(self, job: str) -> None:
-        """The connection is the job's from now on, if its proof has not said so before."""
+    def set_job(self, job: str) -> None:
+        """The connection belongs to the job from now on. Its proof may have said so before."""
         if job == self.turn.job:
             return
         before, self.turn = self.turn, self._owner.turns.enter(job)
         self._owner.turns.leave(before, self)
 
     def hold(self) -> None:
-        """Read nothing, and do nothing for it, until `let_go`."""
+        """Read nothing and do nothing for the connection until `resume`."""
         transport = self._transport
         if transport is not None and not self._closing and not transport.is_closing():
             self._held = True
             transport.pause_reading()
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         if not self._held or self._transport is None:
             return
         self._held = False
@@ -336,12 +336,12 @@ class Connection:
             if self._closing:
                 self._read_later()
             else:
-                self.read_on()
+                self.resume_reading()
         except Exception as error:
             self.fail(error)
 
     def go_on(self) -> None:
-        """Do what another turn has left to be done, unless others of the job have used this one."""
+        """Do the work that an earlier turn has left, unless the job's turn is over."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -360,7 +360,7 @@ class Connection:
             self._take_frames()
 
     def go_on_soon(self) -> None:
-        """Its run is behind, and this connection has its turns for that."""
+        """The run is behind, and this connection's turns are used to catch up."""
         self._is_behind = True
         if self._soon is None:
             self._soon = asyncio.get_running_loop().call_soon(self._go_on_now)
@@ -400,7 +400,7 @@ class Connection:
             raise
 
     def lose(self) -> None:
-        """Take the last frames, and be gone; the transport is. Twice is once."""
+        """The transport is gone: handle the last frames, then end. A second call does nothing."""
         if self._is_lost:
             return
         self._is_lost = True
@@ -409,7 +409,7 @@ class Connection:
             if self._is_read and not self._closing:
                 self._take_frames()
             self._closing = self._closing or str(exc or "")
-        finally:  # else the room of its run would be kept for ever
+        finally:  # else the memory of the run would stay reserved forever
             self._closing = self._closing or "the worker closed the connection"
             try:
                 self._owner.lost(self, self._closing)
@@ -417,14 +417,14 @@ class Connection:
                 self._forget()
 
     def _forget(self) -> None:
-        """Let go of what would keep itself until a collection, which only an idle lane makes."""
+        """Break reference cycles: only an idle lane collects them."""
         self._transport = self._linger = self._rest = None
         self._release_arriving()
         self._decoder.end()
         self._outbox.clear()
 
     def _release_arriving(self) -> None:
-        """Nothing more is read into the buffer of a contribution whose end has not come."""
+        """Give back the buffer of a contribution that is not complete."""
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
             self._owner.release(arriving)
@@ -432,7 +432,7 @@ class Connection:
     def send(self, frame: list[Piece], length: int) -> int:
         """Queue one frame of `length` bytes; its pieces must stay unchanged until they are sent.
 
-        Returns what is `held` at most.
+        Returns an upper bound of `held`.
         """
         if self._transport is None or self._closing:
             return 0
@@ -457,12 +457,12 @@ class Connection:
 
     @property
     def waiting(self) -> int:
-        """Bytes that the transport does not have yet."""
+        """Bytes that the transport was not given yet."""
         return self._outbox.size
 
     @property
     def backlog(self) -> int:
-        """Bytes that the transport has, and the kernel did not take."""
+        """Bytes that the transport has and the kernel did not take."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _flush_soon(self) -> None:
@@ -470,27 +470,27 @@ class Connection:
         self._will_flush = True
 
     def flush(self) -> None:
-        """Hand what waits to the transport, a part of it; the rest has the next turns.
+        """Hand a part of the queued frames to the transport; the rest follows in later turns.
 
-        A full one gets nothing until it has sent all that it has: each write that it keeps takes
+        A full transport gets nothing until it has sent everything: each write that it keeps takes
         memory, and time at the end of the connection.
         """
         self._will_flush = False
-        if self.is_full or self._is_given_up or not self._outbox.size:
+        if self.is_full or self._must_cut_off or not self._outbox.size:
             return
         if self._transport is None or self._transport.is_closing():
             self._outbox.clear()
             return
         try:
             self._transport.writelines(self._outbox.take())
-            if self._outbox.size and not self.is_full and not self._closing:  # else `end` goes on
+            if self._outbox.size and not self.is_full and not self._closing:  # else `end` continues
                 self._flush_soon()
-        except Exception:  # nothing may follow these frames, also if `abort` fails
-            self._closing = self._closing or "it cannot be written"
+        except Exception:  # nothing may follow these frames, even if `abort` fails
+            self._closing = self._closing or "writing to it failed"
             raise
 
     def is_closing(self) -> bool:
-        """Whether `close` or `abort` was called. Then nothing more is read or sent."""
+        """Whether `close` or `abort` was called. After that nothing is read or sent."""
         return bool(self._closing)
 
     def unsent(self) -> int:
@@ -498,10 +498,10 @@ class Connection:
         return self._outbox.size + self.backlog
 
     def held(self) -> int:
-        """`unsent`, and what lies in memory with it: a large frame is whole until its last byte.
+        """`unsent` and the memory that it keeps: a large frame stays whole until its last byte.
 
-        (Its pieces go to the transport one after the other. What of a smaller one is gone and
-        still there is less than BYTES_AT_ONCE.)
+        The pieces of a large frame go to the transport one after another. Sent parts of smaller
+        frames keep less than BYTES_AT_ONCE, which is not counted.
         """
         unsent = self.unsent()
         sent = self.bytes_out - unsent
@@ -510,18 +510,18 @@ class Connection:
         return unsent + max(0, sent - self._large[0][0]) if self._large else unsent
 
     def stuck_for(self, now: float) -> float:
-        """Seconds since the kernel last took a byte of what is queued; 0 with nothing queued."""
+        """Seconds since the kernel last took a queued byte; 0 if nothing is queued."""
         sent = self._sent()
         if not self.unsent() or sent != self._sent_mark:
             self._sent_mark, self._sent_at = sent, now
         return now - self._sent_at
 
     def may_ask(self) -> bool:
-        """Whether a STATS may be answered: the peer has read the answer to the last one."""
+        """Whether a STATS may be answered: the kernel has taken the answer to the last STATS."""
         return self._sent() >= self._answer_end
 
     def answered(self) -> None:
-        """The answer to a STATS is the last frame that was queued."""
+        """The last frame in the queue is the answer to a STATS."""
         self._answer_end = self.bytes_out + self.overhead
 
     def _sent(self) -> int:
@@ -529,7 +529,7 @@ class Connection:
         return self.bytes_out + self.overhead - self.unsent()
 
     def close(self, reason: str) -> None:
-        """Take nothing more, and `end` soon."""
+        """Handle no more frames, and call `end` soon."""
         if self._closing or self._transport is None:
             return
         self._closing = reason or NO_REASON
@@ -537,26 +537,28 @@ class Connection:
         self._owner.end_soon(self)
         try:  # noqa: SIM105  # suppress() takes memory, which may be what has ended
             self._read_later()
-        except Exception:  # it ends all the same
+        except Exception:  # the connection ends anyway
             pass
 
-    def note_deaf(self, what: str) -> None:
-        """Its peer does not read."""
+    def note_slow_reader(self, what: str) -> None:
+        """The peer does not read: cut it off soon."""
         if not self._closing:
-            self._is_deaf = True
-            self.give_up(f"slow reader: {what}")
+            self._is_slow_reader = True
+            self.cut_off_soon(f"slow reader: {what}")
 
-    def give_up(self, why: str) -> None:
-        """Send nothing more, and be cut off soon: all the ranks of a run may be."""
-        if self._is_given_up or self._aborted or self._transport is None:
+    def cut_off_soon(self, why: str) -> None:
+        """Send nothing more, and cut the connection off in a later pass: a whole run may end at
+        once.
+        """
+        if self._must_cut_off or self._aborted or self._transport is None:
             return
-        self._owner.end_soon(self)  # first: whoever is closing and not in that list never ends
-        self._is_given_up = True
+        self._owner.end_soon(self)  # first: without this, a closing connection never ends
+        self._must_cut_off = True
         self._closing = self._closing or why or NO_REASON
 
     def end(self) -> None:
         """Send the queued frames, then end. A peer that stops reading is cut off."""
-        if self._is_given_up:  # first: the end of what its peer sends makes a transport closing
+        if self._must_cut_off:  # first: the peer's EOF closes the transport too
             self._cut_off()
             return
         transport = self._transport
@@ -568,16 +570,16 @@ class Connection:
                 self._linger_on(transport, self._unread(transport))
             elif not self.is_full and self._outbox.size:
                 self._owner.end_soon(self)
-            return  # a full one goes on with `resume_writing`
+            return  # a full transport continues with `resume_writing`
         if self._linger is not None:
             self._linger.cancel()
-        self._owner.turns.release(self.turn, self)  # else its end would not be noticed
+        self._owner.turns.release(self.turn, self)  # else the peer's end would not be noticed
         if transport.can_write_eof():
             transport.write_eof()
         self._linger_on(transport, self._unread(transport))
 
     def _cut_off(self) -> None:
-        if self._is_deaf:
+        if self._is_slow_reader:
             self._owner.drop_slow_reader(self, self._closing)
         else:
             self.abort(self._closing)
@@ -593,13 +595,13 @@ class Connection:
             if took >= LINGER_BYTES or (took and not unread):
                 self._linger_on(transport, unread)
             else:
-                self.give_up(self._closing)
-        except Exception:  # nobody looks again
+                self.cut_off_soon(self._closing)
+        except Exception:  # no timer is left
             transport.abort()
             raise
 
     def _unread(self, transport: asyncio.Transport) -> int:
-        """Bytes that the peer has not acknowledged: in our queue and in the kernel's."""
+        """Bytes that the peer has not acknowledged: in the lane's queue and in the kernel's."""
         queued = bytearray(4)
         fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
         return self.unsent() + int.from_bytes(queued, sys.byteorder)

@@ -1,10 +1,10 @@
-"""Carries out what the core asks for, in order: send, fold, finish, free, close, and tell.
+"""Carries out the core's outputs in order: sends, folds, finishes, frees, closes, logs.
 
-The results are events for the core, which the shell hands in. An output that raises is
-such an event too, and takes none of those behind it with it: they may be of other runs.
+The results are events for the core, which the shell hands in. An output that raises becomes such an
+event too, and the outputs after it are still carried out: they may belong to other runs.
 
-Kernels run inline: they release the GIL, but a lane has one thread, and a chunk of 64 KiB folds
-in less time than a hand-over to another thread takes.
+Kernels run inline: they release the GIL, but a lane has one thread, and a chunk of 64 KiB folds in
+less time than a hand-over to another thread takes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from reducer.wire.header import NO_RANK
 
 logger = logging.getLogger("reducer.lane")
 
-_STACK_SIZE: Final = 2_048  # characters, about
+_STACK_SIZE: Final = 2_048  # about, in characters
 _FLAGS: Final = (1 << PART_SHIFT) - 1
 
 
 @dataclass
 class ShellCounters:
-    """Numbers that only the shell can know."""
+    """Numbers that the shell counts."""
 
     accepted: int = 0
     internal_errors: int = 0
@@ -45,8 +45,7 @@ class ShellCounters:
 
 
 class Executor:
-    """One per lane. ``crowded`` has the connections for which more waits to be sent than may
-    wait at any time."""
+    """One per lane. ``crowded``: connections with more bytes waiting than their `slack`."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class Executor:
         self._log_shares = LogShares()
 
     def run(self, outputs: list[events.Output]) -> list[events.Effect]:
-        """Carry out the outputs in order. Returns the events that the core must be told."""
+        """Carry out the outputs in order. Returns the events for the core."""
         came: list[events.Effect] = []
         for output in outputs:
             try:
@@ -87,7 +86,7 @@ class Executor:
         return came
 
     def _others(self, output: events.Close | events.Behind | events.Traced | events.Log) -> None:
-        """Outputs that no chunk needs."""
+        """Carry out outputs that are off the path of chunks."""
         if isinstance(output, events.Close):
             self._close(output)
         elif isinstance(output, events.Log):
@@ -113,7 +112,7 @@ class Executor:
                 self.crowded.append(connection)
 
     def drop_slow_reader(self, connection: Connection, why: str) -> None:
-        """Disconnect one worker that does not read; the others never wait for it."""
+        """Disconnect a worker that does not read. The other workers never wait for it."""
         if connection.abort(why):
             self.slow_readers += 1
             text = f"session {connection.session} is a {why}"
@@ -172,7 +171,7 @@ class Executor:
         if connection is None:
             return
         if close.at_once:
-            connection.give_up(close.reason)
+            connection.cut_off_soon(close.reason)
         else:
             connection.close(close.reason)
 
@@ -182,7 +181,7 @@ class Executor:
         if not logger.isEnabledFor(line.level):
             return
         more = ""
-        if line.level > logging.DEBUG:  # that is for whoever asks for all
+        if line.level > logging.DEBUG:  # DEBUG lines are not limited
             size = len(line.text) + (_STACK_SIZE if line.error is not None else 0)
             held = self._log_shares.admit(line.about, size, time.monotonic())
             if held is None:
@@ -194,13 +193,13 @@ class Executor:
 
 
 def folded(fold: events.Fold, taken: Buffer | None, seen: int) -> events.Folded:
-    """What the core is told of a Fold for which the kernel has returned `seen`."""
+    """The event for a Fold for which the kernel has returned `seen`."""
     culprit = _culprit(fold.ranks, seen)
     return events.Folded(fold.run, fold.work, taken, seen & _FLAGS, culprit)
 
 
 def reduced(finish: events.Finish, crc: int, seen: int) -> events.Reduced:
-    """What the core is told of a Finish for which the kernel has returned `seen`."""
+    """The event for a Finish for which the kernel has returned `seen`."""
     culprit = _culprit(finish.ranks, seen)
     return events.Reduced(finish.run, finish.work, crc, seen & _FLAGS, culprit)
 
@@ -211,7 +210,7 @@ def _culprit(ranks: Sequence[int], seen: int) -> int:
 
 
 def failure_of(output: events.Output, error: Exception) -> events.Failed | None:
-    """What the core is told of an output that raised; None for the report of a failure itself."""
+    """The event for an output that raised; None for the log line of an internal error."""
     sessions: Sequence[int] = ()
     if isinstance(output, events.Send):
         sessions = output.sessions
@@ -223,14 +222,16 @@ def failure_of(output: events.Output, error: Exception) -> events.Failed | None:
 
 
 def _with_payload(frame: bytes, buffer: PooledBuffer, length: int) -> list[Piece]:
-    """A small result is copied, once for all who get it: unread it would keep the whole buffer."""
+    """The frame with its payload. A small payload is copied: unread, it would keep its whole
+    buffer.
+    """
     if length < SMALLEST:
         return [b"".join((frame, buffer.view[:length]))]
     return [frame, buffer.share(length)]
 
 
 def ours(buffer: Buffer) -> PooledBuffer:
-    """Cast a buffer that the core hands back to the class that the shell gave the core."""
+    """Cast a buffer that the core hands back to the shell's own class."""
     return cast(PooledBuffer, buffer)
 
 

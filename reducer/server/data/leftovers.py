@@ -1,4 +1,4 @@
-"""Reads what peers send after the end of their connections, and throws it away.
+"""Reads and discards what peers send after the end of their connections.
 
 Some peers read the last frames only after they have sent everything. No job pays for these reads.
 Jobs take turns, so that a job whose connections keep sending does not delay another job's last
@@ -13,30 +13,30 @@ from typing import Final
 from reducer.server.data.connection import READ_BYTES, Connection
 from reducer.server.data.turns import Turn
 
-# Of so many connections the loop reads once more before it serves others, and so many bytes of all
+# How many connections are read once more before the loop serves others, and how many bytes of all
 # of them between two ticks.
 AT_ONCE: Final = 32
 MOST_BYTES: Final = 4 << 20
 
 
 class Leftovers:
-    """Who of each job is read once more, and how much has been read since the last tick."""
+    """Connections that wait for another read, by job, and the bytes read since the last tick."""
 
     def __init__(self) -> None:
         self._bytes = 0
         self._waiting: OrderedDict[Turn, deque[Connection]] = OrderedDict()
 
     def add(self, connection: Connection) -> None:
-        """It is not read until its turn comes."""
+        """Queue the connection. It is not read until its turn comes."""
         waiting = self._waiting.get(connection.turn)
         if waiting is None:
             waiting = self._waiting[connection.turn] = deque()
         waiting.append(connection)
 
-    def have_read(self) -> None:
+    def count_read(self) -> None:
         """Count a read of a closing connection.
 
-        A read counts as READ_BYTES: the loop's way to a single byte takes 6 us.
+        A read counts as READ_BYTES: even for a single byte the loop takes 6 us.
         """
         self._bytes += READ_BYTES
 
@@ -45,7 +45,7 @@ class Leftovers:
         return bool(self._waiting) and self._bytes < MOST_BYTES
 
     def take(self) -> list[Connection]:
-        """Those that are read before the loop serves others."""
+        """The connections that are read before the loop serves others."""
         taken: list[Connection] = []
         while self._waiting and len(taken) < AT_ONCE:
             turn, waiting = self._waiting.popitem(last=False)

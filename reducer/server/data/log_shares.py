@@ -1,7 +1,7 @@
 """Limits what each job may write to the log of a lane, at all levels but DEBUG.
 
-Law: a job neither fills a disk nor hides what is said of another one. What is of no job, or of
-strangers before they have named one, shares too.
+Law: a job can neither fill a disk nor hide the log lines of another job. Lines of no job, and lines
+of strangers that have named no job yet, have a share as well.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Mapping
 
 from reducer.log import RateLimit
 
-# A line counts once for so many characters: the texts of errors are the workers'.
+# A line counts once for each 256 characters: the texts of errors come from workers.
 _CHARACTERS = 256
-# Of a job: so many at once, as its groups begin by hundreds; then 4 a second, 90 MB a day.
+# Lines of one job: 200 at once, as its groups begin by hundreds; then 4 a second, 90 MB a day.
 BURST = 200
 _INTERVAL = 0.25
-# Of all jobs: in mode open strangers have as many names as they like.
+# Lines of all jobs: in mode open, strangers may invent any number of names.
 _ALL_BURST = 2_000
 _ALL_INTERVAL = 0.025
-_MAX_JOBS = 1_024  # that are known; the one whose last line is oldest makes room
+_MAX_JOBS = 1_024  # with a share; the job whose last line is oldest makes room
 
 
 class LogShares:
@@ -28,7 +28,7 @@ class LogShares:
         self._all = RateLimit(_ALL_INTERVAL, _ALL_BURST)
 
     def admit(self, about: Mapping[str, object], characters: int, now: float) -> int | None:
-        """How many lines of the job were held back before this one; None: hold this one, too."""
+        """How many lines of the job were held back before this line; None: hold this line back."""
         share = self._share(about.get("job"))
         cost = 1 + characters // _CHARACTERS
         held = share.admit(now, cost)

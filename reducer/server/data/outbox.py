@@ -1,4 +1,4 @@
-"""The frames that wait for one connection's transport: few pieces, handed out a part at a time."""
+"""The frames that wait for one connection's transport, handed out in parts."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ from typing import Final
 
 Piece = bytes | memoryview
 
-# Pieces that are smaller than this, on an average, are copied together: each costs the transport
-# that keeps it some hundred bytes, and time at its end.
+# Pieces whose average size is below this are joined into one: each piece that the transport keeps
+# takes some hundred bytes, and time when the connection ends.
 _COPIED_BYTES: Final = 1_024
-# So many that have come since are looked at together.
+# How many new pieces are collected before they are joined.
 JOINED_PIECES: Final = 128
-# What a transport gets at once; fewer bytes wait until the loop has read all that has come, and go
-# together. In mode tls 1 MiB is encrypted in 0.3 to 0.7 ms. What the kernel does not take, libuv
-# writes without a turn of the job, and lets go of in one step where the connection ends.
+# The most that a transport gets at once. Fewer bytes wait until the loop has read everything that
+# has come, and are sent together. In mode tls, 1 MiB is encrypted in 0.3 to 0.7 ms. libuv writes
+# the bytes that the kernel does not take without a turn of the job, and frees them in one step when
+# the connection ends.
 BYTES_AT_ONCE: Final = 1 << 20
 PIECES_AT_ONCE: Final = 256
 
 
 class Outbox:
-    """Pieces of frames in the order in which they go out; ``size`` is their bytes."""
+    """Pieces of frames in the order of sending; ``size`` is their bytes."""
 
     def __init__(self) -> None:
         self.size = 0
         self._pieces: list[Piece] = []
-        self._joined = 0  # pieces that stay as they are, and their bytes
+        self._joined = 0  # pieces at the front that stay as they are
         self._joined_size = 0
 
     def add(self, pieces: list[Piece], size: int) -> None:
-        """They must stay unchanged until they are sent."""
+        """Queue pieces of `size` bytes in all; they must stay unchanged until they are sent."""
         self._pieces += pieces
         self.size += size
         if len(self._pieces) - self._joined >= JOINED_PIECES:
             self._join()
 
     def take(self) -> list[Piece]:
-        """The next ones, BYTES_AT_ONCE and PIECES_AT_ONCE at most; they are no longer here.
+        """Remove and return the next pieces, BYTES_AT_ONCE and PIECES_AT_ONCE at most.
 
-        Where this raises, nothing more may be sent.
+        If this raises, nothing more may be sent.
         """
         self._join()
         taken = self._pieces
@@ -51,12 +52,12 @@ class Outbox:
         return taken
 
     def clear(self) -> None:
-        """Drop all frames. This takes no memory."""
+        """Drop all frames. This allocates no memory."""
         self._pieces.clear()
         self.size = self._joined = self._joined_size = 0
 
     def _join(self) -> None:
-        """Make one of the last pieces, if they are small."""
+        """Join the new pieces into one if they are small."""
         last, size = self._pieces[self._joined :], self.size - self._joined_size
         if len(last) > 1 and size < _COPIED_BYTES * len(last):
             self._pieces[self._joined :] = [b"".join(last)]
@@ -64,7 +65,7 @@ class Outbox:
 
 
 def _cut(pieces: list[Piece]) -> list[Piece]:
-    """Leave what may be taken at once; what was behind it."""
+    """Cut `pieces` to what may be taken at once. Returns the pieces after that."""
     place, room = 0, BYTES_AT_ONCE
     while place < min(len(pieces), PIECES_AT_ONCE) and len(pieces[place]) <= room:
         room -= len(pieces[place])

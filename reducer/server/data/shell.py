@@ -25,20 +25,23 @@ from reducer.wire.header import Header
 
 logger = logging.getLogger("reducer.lane")
 
-# Connections that get a tick's frames before the loop serves others: a call of the system each.
-# Answers may wait with them; what takes its job's turn goes on with the other answers.
+# Connections that get a tick's frames before the loop serves others: each needs a system call.
+# Answers in the same connection may wait with these frames; answers that do not fit in the job's
+# turn join the other answers.
 FLUSHED_AT_ONCE: Final = 64
-# Connections that are ended before the loop serves others, and those whose loss is handled: 10 to
-# 40 us each, and what waits for them is let go of. They are fewer where that takes a job's part of
-# the pass. All ranks of a run may end together, or of a host.
+# The most connections that are ended, or whose loss is handled, before the loop serves others. Each
+# takes 10 to 40 us, with its waiting frames. There are fewer if the job's part of the pass is over.
+# All ranks of a run or of a host may end together.
 ENDED_AT_ONCE: Final = 32
-# 100 us each. The first frames of so few are read before they count as silent.
+# New connections before the loop serves others: 100 us each. Few, so that their first frames are
+# read before they count as silent.
 NEWCOMERS_AT_ONCE: Final = 4
-# A write of less is not timed, as that would cost a part of it: it takes so many seconds of a turn.
+# A smaller write is not timed, because timing takes a part of the time itself. It counts as
+# WRITE_SECONDS of the turn.
 TIMED_BYTES: Final = 4_096
 WRITE_SECONDS: Final = 0.000_005
-# What the kernel did not take at once libuv writes as soon as the kernel does, and times nothing:
-# so many seconds for each byte, 80 us for 256 KiB.
+# libuv writes the bytes that the kernel did not take as soon as the kernel takes them, untimed.
+# Each of them counts as this many seconds: 80 us for 256 KiB.
 LATER_BYTE_SECONDS: Final = 3e-10
 
 
@@ -67,13 +70,13 @@ class LaneShell(Owner):
         self._losing: list[Connection] = []
         self._next_flush: asyncio.Handle | None = None
         self._ticks = False
-        self._failure: Exception | None = None  # of the end of a run: the lane cannot go on
+        self._failure: Exception | None = None  # while a run was ended: the lane cannot continue
         self.executor = Executor(kernels, pool, self.connections, self.counters)
 
     def connection(self, permit: Permit | None = None) -> Connection:
         """A protocol object for a socket that the main process has passed on.
 
-        ``permit``: what its worker has proven that it may join; None: anything.
+        ``permit``: what the worker has proven that it may join; None: any job.
         """
         session = self._next_session
         self._next_session += 1
@@ -106,29 +109,31 @@ class LaneShell(Owner):
                 connection.slack, room = self._lane.unread_room(connection.session)
                 held = connection.held()
                 if held > room:
-                    connection.note_deaf(f"{held:,} bytes wait for it, over its {room:,}")
+                    connection.note_slow_reader(
+                        f"{held:,} bytes wait for the worker, above its limit of {room:,}"
+                    )
             except Exception as error:
                 self.failed(connection, error)
 
     @property
     def newcomers_at_once(self) -> int:
-        """Sockets to take before the loop serves others: fewer where their HELLOs wait."""
+        """How many sockets to take before the loop serves others; one if HELLOs already wait."""
         return 1 if self._silent.are_many else NEWCOMERS_AT_ONCE
 
     def opened(self, connection: Connection) -> None:
         self.counters.accepted += 1
-        oldest = self._silent.in_the_way()
+        oldest = self._silent.to_displace()
         if oldest is not None:
             self.counters.silent_dropped += 1
             dropped = self.connections[oldest]
             self._silent.remove(oldest, dropped.permit)
-            dropped.abort("no HELLO came, and others wait for the place")
+            dropped.abort("no HELLO came, and another connection needs the place")
         self.connections[connection.session] = connection
         self._silent.add(connection.session, connection.permit)
         self.feed(events.Opened(connection.session, connection.permit))
 
     def place(self, connection: Connection, header: Header) -> events.Contributed | None:
-        """A contribution with the buffer that it is to be read into; None: nowhere."""
+        """A contribution, with the buffer that it is to be read into; None: discard its payload."""
         if header.kind != CONTRIBUTION:
             raise BadFrameError("a worker sent a RESULT; only a lane does")
         unread = 0 if connection.unread <= connection.slack else connection.held()
@@ -139,7 +144,7 @@ class LaneShell(Owner):
         return events.Contributed(connection.session, header, buffer, admission)
 
     def admit_long(self, connection: Connection, header: Header) -> None:
-        """Whether memory may be taken for a long control frame."""
+        """Raises if no memory may be taken for a long control frame."""
         self._lane.admit_long(connection.session, header, connection.held())
 
     def contributed(
@@ -149,7 +154,7 @@ class LaneShell(Owner):
         arrived: events.Contributed | None,
         now: float,
     ) -> None:
-        """A contribution has arrived; `arrived` is None if its bytes were thrown away."""
+        """A contribution has arrived; `arrived` is None if its payload is empty or discarded."""
         if arrived is None:
             arrived = events.Contributed(connection.session, header, None)
         self._feed(arrived, now)
@@ -165,34 +170,36 @@ class LaneShell(Owner):
             self._named(connection, self._lane.job_named_by(session))
 
     def _named(self, connection: Connection, job: str) -> None:
-        """A HELLO has come. Of a job that cannot be named it is as good as none: see Silent."""
+        """A HELLO has come. Without a job, or if it was refused, the session still counts as
+        silent.
+        """
         session = connection.session
         if job and self._silent.remove(session, connection.permit) and session in self.connections:
-            connection.name(job)
+            connection.set_job(job)
 
     def world_size_of(self, connection: Connection) -> int:
-        """How many ranks the connection's run has; 0 where it is in none."""
+        """How many ranks the connection's run has; 0 if it is in no run."""
         return self._lane.world_size_of(connection.session)
 
     def catch_up(self, connection: Connection) -> None:
-        """Do the next part of what its run is behind with, if there is any."""
+        """Do the next part of the work that the connection's run is behind with, if any."""
         if self._lane.behind(connection.session):
             self.feed(events.CatchUp(connection.session))
             connection.go_on_soon()
 
     def flush_soon(self, connection: Connection) -> None:
-        """Once the loop has read all that has come: one call of it for all connections.
+        """Flush after the loop has read everything that has come, in one call for all connections.
 
-        What a tick sends, often the same to thousands, lets the answers to others go first.
+        Frames of a tick, often the same for thousands of connections, wait until answers were sent.
         """
         if self._ticks and connection.can_wait:
-            return  # it is there: a tick may send it many frames
+            return  # the connection is queued already
         connection.can_wait = self._ticks
         (self._unflushed_later if self._ticks else self._unflushed).append(connection)
         self._flush_on()
 
     def _flush_on(self) -> None:
-        """Let the loop come to the next flush; the tick asks too, should this have failed."""
+        """Schedule the next flush. The tick calls this too, in case scheduling has failed."""
         if self._next_flush is not None:
             return
         waiting = self._unflushed or self._unflushed_later or self._ending or self._losing
@@ -201,7 +208,7 @@ class LaneShell(Owner):
 
     def _flush(self) -> None:
         self._next_flush = None
-        self.turns.served_all()
+        self.turns.end_pass()
         self._flush_answers()
         if self._unflushed_later:
             self._flush_some_later()
@@ -210,11 +217,11 @@ class LaneShell(Owner):
         if self._losing:
             self._end_some(self._losing, Connection.lose)
         if self.leftovers.are_due:
-            self._throw_away_some()
+            self._discard_some()
         self._flush_on()
 
     def _flush_answers(self) -> None:
-        """Send as many answers of each job as its turn allows; then the loop serves others."""
+        """Send as many answers of each job as its turn allows; the rest follows in later passes."""
         waiting = self._unflushed
         try:
             self._unflushed = []
@@ -225,7 +232,7 @@ class LaneShell(Owner):
                     self._unflushed.append(connection)
         except Exception:
             meanwhile, self._unflushed = self._unflushed, waiting
-            self._unflushed += meanwhile  # whoever is flushed already has nothing left
+            self._unflushed += meanwhile  # connections that were flushed have nothing left
             raise
         finally:
             for connection in waiting:
@@ -241,54 +248,54 @@ class LaneShell(Owner):
         del self._unflushed_later[:FLUSHED_AT_ONCE]
 
     def end_soon(self, connection: Connection) -> None:
-        """A run of thousands of workers ends a part at a time."""
+        """Call `Connection.end` in a later pass: a run of thousands of workers ends in parts."""
         self._ending.append(connection)
         self._flush_on()
 
     def lose_soon(self, connection: Connection) -> None:
-        """The ranks of a host may all be lost at once."""
+        """Call `Connection.lose` in a later pass: all ranks of a host may be lost at once."""
         self._losing.append(connection)
         self._flush_on()
 
-    def throw_away_soon(self, connection: Connection) -> None:
-        """All ranks of a run may end together, and send on."""
+    def discard_soon(self, connection: Connection) -> None:
+        """Discard in a later pass: all ranks of a run may end together and keep sending."""
         self.leftovers.add(connection)
         self._flush_on()
 
-    def thrown_away(self) -> None:
-        self.leftovers.have_read()
+    def discarded(self) -> None:
+        self.leftovers.count_read()
 
-    def _throw_away_some(self) -> None:
+    def _discard_some(self) -> None:
         for connection in self.leftovers.take():
             try:
-                connection.read_on()
+                connection.resume_reading()
             except Exception as error:
-                connection.abort("it cannot be read")
+                connection.abort("reading from it failed")
                 self._note_bug(connection, error)
 
     def _end_some(self, waiting: list[Connection], end: Callable[[Connection], None]) -> None:
-        """The first of those that wait for their `end`, until a job's part of the pass is over."""
+        """Call `end` for the first waiting connections, until a job's part of the pass is over."""
         until = clock() + self.turns.seconds
         ended = 0
         for connection in waiting[:ENDED_AT_ONCE]:
             try:
                 end(connection)
             except Exception as error:
-                connection.abort("it cannot be ended")
+                connection.abort("ending it failed")
                 self._note_bug(connection, error)
             ended += 1
             if clock() >= until:
                 break
-        del waiting[:ended]  # some may have asked for another turn
+        del waiting[:ended]  # `end` may have queued connections again
 
     def may_write(self, connection: Connection) -> bool:
         """Whether the connection's job has time left for a write in this pass of the loop."""
         return connection.turn.written < self.turns.seconds
 
     def flush(self, connection: Connection) -> None:
-        """Frames to one connection; one that does not take them ends alone, and its rank is back.
+        """Send frames on one connection. If this fails, only this connection ends.
 
-        Nothing more may be written there, as a frame may be cut.
+        Nothing more may be written on it, because a frame may be cut. Its rank reconnects.
         """
         try:
             seconds = WRITE_SECONDS
@@ -299,11 +306,11 @@ class LaneShell(Owner):
             connection.turn.written += seconds
             connection.spend(seconds)
         except Exception as error:
-            connection.abort("it cannot be written")
+            connection.abort("writing to it failed")
             self._note_bug(connection, error)
 
     def _timed_flush(self, connection: Connection) -> float:
-        """The seconds that it takes of its job's turn, now and later."""
+        """Flush, and return how many seconds of the job's turn this takes, now and later."""
         before = connection.backlog if connection.is_full else 0
         started = clock()
         connection.flush()
@@ -313,14 +320,14 @@ class LaneShell(Owner):
         return seconds
 
     def broken(self, connection: Connection, error: ReductionError) -> None:
-        """The peer broke the rules: its session ends, the others go on."""
+        """The peer broke the protocol: its session ends, the others continue."""
         self.counters.protocol_errors += 1
         if isinstance(error, UnreadError):
-            connection.note_deaf(str(error))
+            connection.note_slow_reader(str(error))
         self._end(connection, error)
 
     def failed(self, connection: Connection, error: Exception) -> None:
-        """A bug of ours showed in this session: its run ends, the others go on."""
+        """An internal error concerns this session: its run ends, the others continue."""
         self._end(connection, error)
 
     def _end(self, connection: Connection, error: Exception) -> None:
@@ -348,16 +355,17 @@ class LaneShell(Owner):
             self._lose_again(session, reason)
 
     def _lose_again(self, session: int, reason: str) -> None:
-        """Tell the core again of a session's end.
+        """Tell the core again that a session has ended.
 
-        The core keeps the memory of a run until it knows that all its sessions have ended."""
+        The core keeps the memory of a run until it knows that all sessions of the run have ended.
+        """
         try:
             self.feed(events.Lost(session, reason))
         except Exception as error:
             self._failure = error
 
     def _end_run(self, connection: Connection, run: int, error: Exception) -> None:
-        """What the core should know of a session it does not: the run cannot go on."""
+        """The core may not know what has happened to a session: end the session's run."""
         self._note_bug(connection, error)
         try:
             self.feed(events.Failed(run, (), error))
@@ -365,14 +373,14 @@ class LaneShell(Owner):
             self._failure = again
 
     def release(self, arriving: events.Contributed) -> None:
-        """Its end does not come."""
+        """The contribution will not be complete: take its buffer back."""
         if arriving.buffer is not None:
             self._pool.give_back(ours(arriving.buffer))
 
     def tick(self) -> None:
-        """Every 50 ms: the core's timers, readers that are stuck, buffers sent meanwhile.
+        """Every 50 ms: the core's timers, stuck readers, buffers that were sent.
 
-        Raises what has kept a run from being ended: somebody would wait for ever in it.
+        Raises the error that has kept a run from being ended: its ranks would wait forever.
         """
         if self._failure is not None:
             raise self._failure
@@ -388,7 +396,7 @@ class LaneShell(Owner):
             self.feed(events.Tick())
         finally:
             self._ticks = False
-        if self._next_flush is not None:  # a callback that has failed would be the last
+        if self._next_flush is not None:  # the callback may have failed
             self._next_flush.cancel()
             self._next_flush = None
         self._flush_on()
@@ -396,19 +404,19 @@ class LaneShell(Owner):
         self._pool.tick(now)
 
     def _watch(self, connection: Connection, now: float) -> None:
-        """Tell the core which sessions sent bytes, and cut off the sessions that do not read."""
+        """Tell the core that the session has sent bytes; cut off a worker that does not read."""
         if connection.bytes_in != connection.bytes_noted:
             connection.bytes_noted = connection.bytes_in
             self._lane.heard(connection.session, now)
-        if connection.is_full and not connection.backlog:  # the loop lacked memory to say so
+        if connection.is_full and not connection.backlog:  # the loop lost `resume_writing`
             connection.resume_writing()
         stuck = connection.stuck_for(now)
         if stuck > self._slow_reader_seconds:
-            connection.note_deaf(f"nothing was read for {stuck:.1f} s")
+            connection.note_slow_reader(f"nothing was read for {stuck:.1f} s")
 
     def _note_bug(self, connection: Connection, error: Exception) -> None:
         self.counters.internal_errors += 1
         try:  # noqa: SIM105  # suppress() takes memory, which may be what has ended
-            logger.error("a bug of ours, session %d ends", connection.session, exc_info=error)
+            logger.error("internal error, session %d ends", connection.session, exc_info=error)
         except Exception:
             pass

@@ -1,10 +1,10 @@
-"""Connections that have not said for which job they come, and which makes room for the next one.
+"""Connections that have not said HELLO, and which of them makes room for the next one.
 
-A HELLO that is refused before it has named a job changes nothing: the connection lingers until its
+A HELLO that is refused before its job is known changes nothing: the connection stays until its
 worker has read why, or has gone.
 
-The oldest makes room, as for prefaces, but of those that may join the same jobs, where these are
-the most: who has proven one job cannot keep another out.
+The oldest connection makes room, as with prefaces, but only among those that may join the same
+jobs, in the largest such group: a worker with a proof for one job cannot keep another job out.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from reducer.server import descriptors
 
 MAX_SILENT: Final = 256
 
-Jobs = frozenset[str]  # of a permit; none: any
+Jobs = frozenset[str]  # of a permit; empty: any job
 
 
 class Silent:
-    """Sessions by what they may join: the session that makes room is found without a walk."""
+    """Silent sessions by the jobs that they may join; none is walked to find which makes room."""
 
     def __init__(self) -> None:
         self._room = descriptors.room_for_newcomers(MAX_SILENT)
         self._count = 0
-        self._groups: dict[Jobs, dict[int, None]] = {}  # in each the oldest session first
+        self._groups: dict[Jobs, dict[int, None]] = {}  # the oldest session of each group first
 
     def add(self, session: int, permit: Permit | None) -> None:
         self._groups.setdefault(_jobs(permit), {})[session] = None
         self._count += 1
 
     def remove(self, session: int, permit: Permit | None) -> bool:
-        """False if the session has said HELLO, or has gone."""
+        """Returns False if the session has said HELLO or has gone."""
         jobs = _jobs(permit)
         group = self._groups.get(jobs)
         if group is None or session not in group:
@@ -45,11 +45,13 @@ class Silent:
 
     @property
     def are_many(self) -> bool:
-        """Whether silent sessions take more than half of the room: soon new ones displace them."""
+        """Whether silent sessions take more than half of the room, so that new ones soon displace
+        them.
+        """
         return self._count > self._room // 2
 
-    def in_the_way(self) -> int | None:
-        """The session to end so that another may come; None if there is room."""
+    def to_displace(self) -> int | None:
+        """The session that must make room for another one; None if there is room."""
         if self._count < self._room:
             return None
         most: dict[int, None] = {}

@@ -1,9 +1,9 @@
-"""Memory in slots of one size. Each slot returns its pages to the system by itself.
+"""Memory in slots of one size. Each slot returns its pages to the system on its own.
 
 malloc keeps the holes between buffers that stay allocated: a job that freed every second buffer and
 then took slightly larger ones used 2.6 times the memory of a lane. malloc_trim returns such holes,
-but stops a lane of 256 MiB for 15 ms. Returning the pages of one slot
-takes 1 us and 0.04 ms for each MiB.
+but stops a lane of 256 MiB for 15 ms. Returning the pages of one slot takes 1 us and 0.04 ms for
+each MiB.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from collections import OrderedDict
 from typing import Any, Final
 
 _PAGE: Final = mmap.PAGESIZE
-# Small slots share a mapping of about so many bytes: a process may have 65,530 of them
+# Small slots share a mapping of about this size: a process may have 65,530 mappings
 # (vm.max_map_count).
 _MAPPED: Final = 1 << 20
-# A ctypes array; it holds the mapping, and views of it hold the array.
+# A ctypes array. The array keeps its mapping alive, and views of the array keep the array alive.
 Slot = Any
 
 
 class Store:
-    """All slots of one size: as many mappings as they need."""
+    """All slots of one size, in as many mappings as they need."""
 
     def __init__(self, size: int) -> None:
-        self._array = _array_type(size)  # a new type each time would be garbage in cycles
+        self._array = _array_type(size)  # made once: a type is garbage in cycles
         self._size = size
-        # A dict finds its first one behind all that were taken out before that.
+        # A plain dict finds its first entry only after a walk over the removed ones before it.
         self._with_room: OrderedDict[Slots, None] = OrderedDict()
 
     def take(self) -> Slot:
-        """Raises MemoryError where the system has none."""
+        """Take an unused slot. Raises MemoryError if the system has no memory."""
         slots = next(iter(self._with_room), None)
         if slots is None:
             slots = Slots(self._size)
@@ -43,14 +43,14 @@ class Store:
             slot.slots = slots
             if slots.is_full:
                 del self._with_room[slots]
-        except BaseException:  # else the next one would be sought in mappings that are full
+        except BaseException:  # else this mapping would not be found again
             slots.give_back(address)
             self._with_room[slots] = None
             raise
         return slot
 
     def give_back(self, slot: Slot) -> None:
-        """Take back a slot that nobody uses any more."""
+        """Take back a slot that is no longer used."""
         slots = slot.slots
         slots.give_back(ctypes.addressof(slot))
         if slots.is_empty:
@@ -60,10 +60,10 @@ class Store:
 
 
 class Slots:
-    """One mapping of slots of ``size`` bytes. Raises MemoryError where the system has none.
+    """One mapping of slots of ``size`` bytes. Raises MemoryError if the system has no memory.
 
-    The mapping goes with the last reference; its memory has gone before, as munmap may fail for
-    the limit of mappings.
+    The mapping goes with the last reference to it. Its memory is returned before that, because
+    munmap may fail at the limit of mappings.
     """
 
     def __init__(self, size: int) -> None:
@@ -73,7 +73,8 @@ class Slots:
         self._mapping = _map(self._length)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         if self._count > 1:
-            # A huge page would bring back what lies between two slots. Not every kernel has them.
+            # A huge page would bring back the memory between two slots. Not every kernel has huge
+            # pages.
             with contextlib.suppress(OSError):
                 self._mapping.madvise(mmap.MADV_NOHUGEPAGE)
         self._unused = list(reversed(range(self._count)))
@@ -88,31 +89,32 @@ class Slots:
         return len(self._unused) == self._count
 
     def take(self) -> int:
-        """The address of an unused one."""
+        """Take an unused slot, and return its address."""
         slot = self._unused[-1]
-        address = self._address + slot * self._size  # first: where this fails, nothing has changed
+        address = self._address + slot * self._size  # first: if this raises, nothing has changed
         self._unused.pop()
         self._is_unused[slot] = 0
         return address
 
     def give_back(self, address: int) -> None:
-        """The slot's memory is the system's again, but for pages that used slots share with it."""
+        """Return the slot's memory to the system, except pages that it shares with used slots."""
         slot = (address - self._address) // self._size
         self._unused.append(slot)
         self._is_unused[slot] = 1
         begin, end = self._first_page(slot), self._last_page(slot)
         if begin < end:
-            with contextlib.suppress(OSError):  # the memory stays, for the next one that takes it
+            with contextlib.suppress(OSError):  # the memory stays with the unused slot
                 self._mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def _first_page(self, slot: int) -> int:
+        """Where the slot's first page begins that no used slot shares."""
         page = slot * self._size // _PAGE * _PAGE
         while slot * self._size > page and self._is_unused[slot - 1]:
             slot -= 1
         return max(page, _up(slot * self._size))
 
     def _last_page(self, slot: int) -> int:
-        """The end of it."""
+        """Where the slot's last page ends that no used slot shares."""
         behind = slot + 1
         page = _up(behind * self._size)
         while behind < self._count and behind * self._size < page and self._is_unused[behind]:
@@ -122,7 +124,7 @@ class Slots:
 
 
 def _array_type(size: int) -> Any:
-    """from_address takes 50 bytes for each array, from_buffer 730."""
+    """A ctypes type, for `from_address`: 50 bytes for each array, where `from_buffer` takes 730."""
     fields = {"_type_": ctypes.c_char, "_length_": size, "__slots__": ("slots",)}
     make: Any = type(ctypes.Array)
     return make("Slot", (ctypes.Array,), fields)

@@ -1,10 +1,10 @@
 """Writes the phases of each round on a lane to a file in Chrome's trace format (for Perfetto).
 
-Times are the wall clock's of the moment when the file was opened, and from there the monotonic
-clock's: those of one machine fit together exactly, those of several as well as their clocks do.
-The file is an array whose end may be missing: each write ends with a whole event, but for one that
-the process was killed in. It is written on the lane's event loop: the folder must be on a local
-disk, as one that hangs would stop the lane.
+Times begin with the wall clock at the opening of the file, and continue with the monotonic clock.
+Files of one machine therefore agree exactly, files of several machines as well as their clocks do.
+The file is an array whose end may be missing: each write ends with a whole event unless the process
+is killed in it. The lane's event loop writes the file, so the folder must be on a local disk: a
+disk that hangs would stop the lane.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from typing import Any, Final
 
 from reducer.core.surface.events import Traced
 
-# 60,000 rounds or more; viewers become slow far beyond the files of a few lanes.
+# 60,000 rounds or more. Viewers become slow only far beyond the files of a few lanes.
 MAX_BYTES: Final = 32 << 20
-# A key that was traced longer ago begins a new track, should it come again.
+# Keys with tracks. The key that was traced longest ago is forgotten, and gets a new track later.
 MAX_TRACED_KEYS: Final = 4_096
-# Of one key. The last of them takes what overlaps with more rounds than that.
+# Tracks of one key. The last track takes all rounds that overlap with more rounds than that.
 MAX_TRACKS: Final = 64
-# Behind the ranks, which the client's files number from 0.
+# Sorts lanes after the ranks, which the client's files number from 0.
 _SORT_AFTER_RANKS: Final = 10_000
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class Timeline:
-    """The file of one lane of the daemon `parent`; OSError where it cannot be made."""
+    """The file of one lane of the daemon `parent`; raises OSError if it cannot be made."""
 
     def __init__(self, folder: str, parent: int, lane: int) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -44,8 +44,8 @@ class Timeline:
         stem = f"reducer-{re.sub(r'[^0-9A-Za-z._]', '-', host)}-{parent}-lane{lane}"
         self.path, self._fd = _fresh(folder, stem)
         self._offset = time.time() - time.monotonic()
-        # By job and key, the last traced one last. Rounds of one key that overlap have tracks of
-        # their own: (number, free from).
+        # By job and key, the most recently traced last. Rounds of one key that overlap have
+        # different tracks: (number, free from).
         self._tracks: OrderedDict[tuple[str, str], list[tuple[int, int]]] = OrderedDict()
         self._last_track = 0
         self._written = 0
@@ -71,7 +71,7 @@ class Timeline:
         self._slice("summing", track, all_in, ended)
 
     def flush(self) -> None:
-        """Write what was added. Raises OSError; with EFBIG if the file is full."""
+        """Write the added events. Raises OSError, with EFBIG if the file is full."""
         if not self._lines:
             return
         data = ((",\n" if self._written else "[\n") + ",\n".join(self._lines)).encode()
@@ -134,7 +134,7 @@ class Timeline:
 
 
 def _fresh(folder: str, stem: str) -> tuple[str, int]:
-    """A file that nothing else writes to."""
+    """Create and open a new file."""
     for number in count(1):
         path = os.path.join(folder, stem + (f"-{number}" if number > 1 else "") + ".json")
         try:

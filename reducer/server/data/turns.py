@@ -5,8 +5,9 @@ used up its turn, its connections are not read until the loop has served the oth
 of them continue, in the order in which they were stopped. Meanwhile their bytes wait in the kernel.
 If no other job has connections, the next turn begins at once.
 
-Each pass of the loop gives every job a part of a turn. A job keeps what it does not use, up to one
-turn. So a job that needs little is served at once, even beside a job that uses all of its time.
+Each pass of the loop gives every job a part of a turn. A job keeps the time that it does not use,
+up to one turn. So a job that needs little is served at once, even beside a job that uses all of its
+time.
 """
 
 from __future__ import annotations
@@ -16,30 +17,32 @@ from itertools import islice
 from typing import Final, Protocol
 
 SECONDS: Final = 0.001  # of one turn
-# What a pass of the loop gives to a job that is not alone. The shorter, the less the others wait,
-# and the more passes there are: each takes some microseconds.
+# Time that a pass of the loop gives to each of several jobs. With less, other jobs wait less, but
+# there are more passes, which take some microseconds each.
 SHARED_SECONDS: Final = SECONDS / 4
-# What it gives to all jobs that have more to do: without keys names cost nothing.
+# Time that a pass gives to all jobs together that have used up their turns. In mode open, a worker
+# could otherwise gain time by using many job names.
 PASS_SECONDS: Final = 2 * SECONDS
-# A turn that took longer, as one frame can, costs the job some of its next ones; no more than so
-# many: its ranks would seem silent.
+# The most turns that a job loses after one turn that took too long, as one frame can make it. A job
+# that loses more would seem silent to its ranks.
 MOST_TURNS: Final = 20
-MOST_AT_ONCE: Final = 64  # connections that go on together
+MOST_AT_ONCE: Final = 64  # connections that continue together
 
 
 class Pausable(Protocol):
-    """A connection that can be left alone for a while."""
+    """A connection that can be held and resumed."""
 
     def hold(self) -> None: ...
 
-    def let_go(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class Turn:
-    """Of one job: ``spent`` seconds, who waits for the next one, how many go on with it.
+    """The turn of one job.
 
-    ``passes``: those that have given it their part. ``written``: seconds of writing since the loop
-    has last served everybody.
+    ``spent``: seconds used. ``waiting``: connections that wait for the next turn; ``at_once``: how
+    many of them continue with it. ``passes``: passes of the loop that have given the job their
+    part. ``written``: seconds of writing since the last pass.
     """
 
     __slots__ = ("at_once", "job", "members", "passes", "spent", "waiting", "written")
@@ -58,7 +61,7 @@ class Turn:
         return self.spent >= SECONDS
 
     def take(self, passes: int, seconds: float) -> None:
-        """Give it `seconds` for each pass that it has not been given yet."""
+        """Take back `seconds` of `spent` for each pass that has not counted for the job yet."""
         if self.spent > 0.0:
             owed = min(self.spent, MOST_TURNS * SECONDS)
             self.spent = max(0.0, owed - (passes - self.passes) * seconds)
@@ -75,16 +78,16 @@ class Turn:
             if not self.is_over:
                 del self.waiting[connection]
                 try:
-                    connection.let_go()
-                except Exception:  # else nobody would let it go
+                    connection.resume()
+                except Exception:  # else it would never be resumed
                     self.waiting[connection] = None
                     raise
 
 
 class Turns:
-    """By the name of the job, "" for connections of which nobody knows it yet.
+    """The turns by job; job "" is for connections whose job is not known yet.
 
-    ``count``: turns that ended with more to read. ``seconds``: what a pass gives to each job.
+    ``count``: turns that ended with more to read. ``seconds``: time that a pass gives to each job.
     """
 
     def __init__(self) -> None:
@@ -96,7 +99,7 @@ class Turns:
         self._is_due = False
 
     def enter(self, job: str) -> Turn:
-        """One more connection of the job."""
+        """The job has one more connection."""
         turn = self._by_job.get(job)
         if turn is None:
             turn = self._by_job[job] = Turn(job, self._passes)
@@ -106,23 +109,23 @@ class Turns:
         return turn
 
     def leave(self, turn: Turn, connection: Pausable) -> None:
-        """The connection has ended, or is another job's from now on."""
+        """The connection has ended, or belongs to another job from now on."""
         self.release(turn, connection)
         turn.members -= 1
         self._maybe_forget(turn)
 
     def release(self, turn: Turn, connection: Pausable) -> None:
-        """Read the connection in any turn."""
+        """Resume the connection, whatever turn it waits for."""
         turn.waiting.pop(connection, None)
-        connection.let_go()
+        connection.resume()
 
     def begin(self, turn: Turn) -> None:
-        """Before it works: give it its part of the passes since it has last worked."""
+        """Give the job, before it works again, its part of the passes since it last worked."""
         if turn.passes != self._passes:
             turn.take(self._passes, self.seconds)
 
     def charge(self, turn: Turn, seconds: float) -> bool:
-        """The lane has worked for the job for so long. Whether its turn is over."""
+        """Charge the job for work of the lane. Returns whether the job's turn is over."""
         self.begin(turn)
         turn.spent += seconds
         if turn.spent < SECONDS:
@@ -134,24 +137,24 @@ class Turns:
         return True
 
     def wait(self, turn: Turn, connection: Pausable) -> None:
-        """The turn is over: leave the connection alone until another one comes to it."""
+        """The turn is over: hold the connection until another turn resumes it."""
         if connection not in turn.waiting:
             turn.waiting[connection] = None
             connection.hold()
 
     def go_on(self) -> None:
-        """Let the loop come to the next turns; the tick asks too, should this have failed."""
+        """Schedule the next turns. The tick calls this too, in case scheduling has failed."""
         if self._over and not self._is_due:
             asyncio.get_running_loop().call_soon(self._next)
             self._is_due = True
 
-    def served_all(self) -> None:
-        """The loop has served everybody once; where a turn is over, `_next` counts that."""
+    def end_pass(self) -> None:
+        """The loop has served everybody once; `_next` counts the pass if a turn is over."""
         if not self._is_due:
             self._passes += 1
 
     def _next(self) -> None:
-        """The loop has served everybody once: the next turn of those whose turn was over."""
+        """The loop has served everybody once: begin the next turn of jobs whose turn was over."""
         self._is_due = False
         self._passes += 1
         self._share()
@@ -165,7 +168,7 @@ class Turns:
     def _maybe_forget(self, turn: Turn) -> None:
         if turn.members or turn in self._over:
             return
-        if self._by_job.get(turn.job) is turn:  # else the job has come anew meanwhile
+        if self._by_job.get(turn.job) is turn:  # else the job has entered again meanwhile
             del self._by_job[turn.job]
             self._share()
 

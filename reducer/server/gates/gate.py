@@ -1,8 +1,8 @@
-"""The gate of a lane that demands a proof: holds connections whose worker has not given one yet.
+"""The gate of a lane in mode psk or tls: holds connections until their workers give a proof.
 
-Law: a newcomer costs what its mode allows and two seconds at most, and there are never more than
-256 of them, or an eighth of the descriptors; it has no decoder, no session, and nothing of a job.
-The loop does only a part of a crowd's handshakes at a time, so that jobs need not wait. After the
+Law: there are at most 256 newcomers, or an eighth of the descriptors. Each costs what its mode
+allows and lasts two seconds at most. A newcomer has no decoder, no session and no state of a job.
+The loop does only a part of the waiting handshakes at a time, so that jobs need not wait. After the
 proof the newcomer's transport belongs to an ordinary Connection, with a permit.
 """
 
@@ -23,16 +23,16 @@ from reducer.server.sockets import peer_name
 
 logger = logging.getLogger("reducer.auth")
 
-PROOF_SECONDS = 2.0  # the value of NATS, as for prefaces
+PROOF_SECONDS = 2.0  # as for prefaces
 MAX_NEWCOMERS = 256
 
 Admit = Callable[[Permit | None], Connection]
 
 
 class Gate:
-    """Knows the newcomers of one lane; ``refused`` counts by cause those that came to nothing.
+    """The newcomers of one lane; ``refused`` counts by cause the newcomers that gave no proof.
 
-    ``admit`` makes the connection of a worker that may join what its permit says; None: anything.
+    ``admit`` makes the connection of a worker with a permit; None permits any job.
     """
 
     def __init__(self, admit: Admit) -> None:
@@ -44,31 +44,31 @@ class Gate:
         self._waiting: deque[Newcomer] = deque()
         self._lost: deque[Newcomer] = deque()
         self._is_due = False
-        self._worked = 0.0  # seconds, without a pause
+        self._worked = 0.0  # seconds of work since the last pause
         self._worked_at = 0.0
 
     def __len__(self) -> int:
         return len(self._newcomers)
 
     def newcomer(self, preface: bytes) -> Newcomer:
-        """The protocol object for a connection that began with these bytes."""
+        """The protocol object for a connection that began with this preface."""
         raise NotImplementedError
 
     def enter(self, newcomer: Newcomer) -> None:
         if len(self._newcomers) >= self._room:
             oldest = next(iter(self._newcomers))
-            oldest.refuse("crowded", "it has proven nothing, and others wait for the place")
+            oldest.refuse("crowded", "it gave no proof, and another connection needs the place")
         self._newcomers[newcomer] = None
 
     def leave(self, newcomer: Newcomer) -> bool:
-        """False if it had left already."""
+        """Returns False if the newcomer has left already."""
         if newcomer not in self._newcomers:
             return False
         del self._newcomers[newcomer]
         return True
 
     def work_for(self, newcomer: Newcomer) -> bool:
-        """Do a step of its handshake; False: it is done in one of the next turns of the loop."""
+        """Do a step of the newcomer's handshake; False: a later pass of the loop does the step."""
         if not self._waiting and self._has_time():
             self._spend(newcomer.go_on)
             return True
@@ -77,11 +77,11 @@ class Gate:
         return False
 
     def tick(self) -> None:
-        """Let the loop come to those who wait, should that have failed before."""
+        """Schedule the waiting work again, in case scheduling has failed."""
         self._go_on_soon()
 
     def forget_soon(self, newcomer: Newcomer) -> None:
-        """Its connection is lost. A crowd may leave in one moment, with 0.1 ms for each."""
+        """The newcomer's connection is lost. Many may leave at once, and each takes 0.1 ms."""
         self._lost.append(newcomer)
         if len(self._lost) > self._room:
             self._lost.popleft().forget()
@@ -119,16 +119,16 @@ class Gate:
             logger.warning("refused %s (%s): %s%s", peer, cause, text, more)
 
     def close(self) -> None:
-        """Cut everybody off who waits."""
+        """Refuse all newcomers."""
         for newcomer in list(self._newcomers):
-            newcomer.refuse("ending", "this reducer ends")
+            newcomer.refuse("ending", "this reducer is ending")
 
 
 class Newcomer(asyncio.BufferedProtocol):
-    """One connection from its preface to its proof: the part that all modes share.
+    """One connection from its preface to its proof: the part that is common to all modes.
 
-    An error of our own ends the connection, and the worker dials again. The event loop would keep
-    the connection, or hide an OSError.
+    An internal error ends the connection, and the worker dials again. The event loop would keep the
+    connection, or hide an OSError.
     """
 
     __slots__ = ("_gate", "_peer", "_timer", "_transport", "is_made")
@@ -158,7 +158,7 @@ class Newcomer(asyncio.BufferedProtocol):
         except OSError as error:
             if error.errno in descriptors.NO_MEMORY:
                 raise
-            self.refuse("left", "it was gone at once")
+            self.refuse("left", "it closed the connection at once")
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
@@ -168,11 +168,11 @@ class Newcomer(asyncio.BufferedProtocol):
             self._fail(error)
 
     def _take_bytes(self, nbytes: int) -> None:
-        """The next part of its proof has come: ask the gate to work for it."""
+        """The next bytes of the proof have come: ask the gate to work for this newcomer."""
         raise NotImplementedError
 
     def go_on(self) -> None:
-        """Go on with what has come."""
+        """Handle the bytes that have come."""
         try:
             if not self._transport.is_closing():
                 self._go_on()
@@ -191,10 +191,10 @@ class Newcomer(asyncio.BufferedProtocol):
         self._gate.forget_soon(self)
 
     def forget(self) -> None:
-        """Release what the mode's newcomer holds; no more bytes come."""
+        """The connection is lost: release what the mode's newcomer holds."""
 
     def refuse(self, cause: str, text: str) -> None:
-        """Cut it off, count and log why."""
+        """Abort the connection; count and log the cause."""
         if self._end():
             self._transport.abort()
             self._gate.note(cause, self._peer, text)
@@ -202,11 +202,11 @@ class Newcomer(asyncio.BufferedProtocol):
     def _fail(self, error: Exception) -> None:
         self._transport.abort()
         self._end()
-        what = f"a bug of ours, connection of {self._peer} ends"
+        what = f"internal error, connection of {self._peer} ends"
         asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
 
     def _why_it_left(self) -> str:
-        return "it closed the connection before it had proven anything"
+        return "it closed the connection before it gave a proof"
 
     def _on_deadline(self) -> None:
         self.refuse("slow", f"no proof came in {PROOF_SECONDS:g} s")

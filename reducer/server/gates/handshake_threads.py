@@ -1,7 +1,7 @@
-"""Threads that do what a lane's loop must not wait for: the steps of TLS handshakes.
+"""Threads for the slow steps of TLS handshakes, so that a lane's loop need not wait for them.
 
-OpenSSL decodes what a stranger sends before it knows who has signed it, and a certificate can be
-made that takes 0.2 s to decode. The interpreter's lock is free meanwhile.
+OpenSSL decodes a stranger's certificate before it knows the signer, and a certificate can be made
+that takes 0.2 s to decode. The interpreter's lock is free meanwhile.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-# More would take more of the cores from the loop while they do slow steps. A lower priority would
-# help it less than it harms: where the cores are busy a thread would be stopped with the
-# interpreter's lock in hand, for 0.1 s, and a crowd of honest workers would never come in.
+# More threads would take more of the cores from the loop. A lower priority would do more harm than
+# good: on busy cores a thread could be stopped for 0.1 s while it holds the interpreter's lock, and
+# many honest workers would never be admitted.
 THREADS = 2
 
 Step = Callable[[], None]
 
 
 class HandshakeThreads:
-    """Does the steps in the order in which they come; each wakes its loop."""
+    """Runs steps in the order in which they come. Each step wakes its own loop."""
 
     def __init__(self) -> None:
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
@@ -31,7 +31,7 @@ class HandshakeThreads:
         self._steps.put(step)
 
     def close(self) -> None:
-        """End, each after its step, and wait for none."""
+        """End each thread after its current step, without waiting for it."""
         for _ in range(THREADS):
             self._steps.put(None)
 
@@ -40,6 +40,6 @@ def _work(steps: SimpleQueue[Step | None]) -> None:
     while (step := steps.get()) is not None:
         try:  # noqa: SIM105  # suppress() takes memory, which may be what has ended
             step()
-        except Exception:  # or the thread would end; the tick looks for what has stepped
+        except Exception:  # else the thread would end; the tick finds finished steps
             pass
-        del step  # or what it knows would live until the next one
+        del step  # else its objects would live until the next step

@@ -1,5 +1,7 @@
-"""The gate of mode psk. Whoever fails is cut off without a word, and nothing of this module is left
-on the way of a frame."""
+"""The gate of mode psk. A newcomer that fails is cut off without an answer.
+
+After the proof, no code of this module is on the path of a frame.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from reducer.wire.handshake import NONCE_SIZE, LaneHandshake, extract
 
 
 class PskGate(Gate):
-    """Runs the handshakes of one lane: a newcomer holds a few hundred bytes."""
+    """Runs the psk handshakes of one lane. A newcomer holds a few hundred bytes."""
 
     def __init__(self, key: bytes, lane: int, incarnation: bytes, admit: Admit) -> None:
         super().__init__(admit)
@@ -36,7 +38,7 @@ class PskNewcomer(Newcomer):
     def __init__(self, gate: Gate, handshake: LaneHandshake) -> None:
         super().__init__(gate)
         self._handshake = handshake
-        self._received = 0  # bytes that the handshake has not been told of
+        self._received = 0  # bytes that the handshake was not given yet
         self._is_held = False
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -64,11 +66,11 @@ class PskNewcomer(Newcomer):
             self._hand_over()
 
     def _why_it_left(self) -> str:
-        text = "it closed the connection before it had proven a key"
+        text = "it closed the connection before it proved its key"
         if self._handshake.job:
             text += (
-                f" for job {self._handshake.job!r}, after our own proof: its key is another one, "
-                "or it is no worker of ours"
+                f" for job {self._handshake.job!r}, after this reducer had proved its own: it has "
+                "another key, or it is not a worker"
             )
         return text
 

@@ -1,7 +1,7 @@
-"""Mode tls: TLS 1.3, a certificate from each side, and what a worker's lets it join.
+"""Mode tls: TLS 1.3, a certificate on each side, and the permit in a worker's certificate.
 
-A reducer takes any certificate of its CA. URIs in the certificate (subjectAltName) narrow that to
-jobs, and to ranks of jobs: `reducer://job/NAME`, `reducer://job/NAME/rank/N`.
+A reducer accepts any certificate of its CA. URIs in the certificate (subjectAltName) restrict the
+worker to jobs, or to ranks of jobs: `reducer://job/NAME`, `reducer://job/NAME/rank/N`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _URI = re.compile(r"reducer://job/([^/?#]+)(?:/rank/(\d{1,5}))?")
 
 
 class TlsFilesError(ValueError):
-    """A file of mode tls cannot be used; the text says which, and why."""
+    """A file of mode tls is unusable; the text gives the file and the reason."""
 
 
 class TlsFiles(NamedTuple):
-    """PEM files: our certificate with its chain, its key, and the CA of the workers."""
+    """PEM files: this reducer's certificate with its chain, its key, and the CA of the workers."""
 
     cert: str
     key: str
@@ -32,16 +32,16 @@ class TlsFiles(NamedTuple):
 
 
 def make_context(files: TlsFiles) -> ssl.SSLContext:
-    """Raises TlsFilesError, which names the file that is no good and says why."""
+    """Raises TlsFilesError, which names the unusable file and gives the reason."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
-    # Nothing is resumed: every connection shows its certificate, and nothing is kept of it.
+    # No session is resumed: every connection shows its certificate, and no state outlives it.
     context.num_tickets = 0
-    # One key exchange: of a finite field of 8,192 bits, a stranger's ClientHello takes 0.15 s. It
-    # is P-256, as Python 3.11.2 on OpenSSL 3 (Debian 12) raises SSLError for X25519.
+    # Only one key exchange: a stranger's ClientHello for a finite field of 8,192 bits would take
+    # 0.15 s. P-256, because Python 3.11.2 on OpenSSL 3 (Debian 12) raises SSLError for X25519.
     context.set_ecdh_curve("prime256v1")
-    # Workers name AES-128-GCM first, the fastest.
+    # Workers list AES-128-GCM first: the fastest cipher.
     context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     try:
         keyfile.check_private(files.key)
@@ -58,20 +58,20 @@ def make_context(files: TlsFiles) -> ssl.SSLContext:
         context.load_verify_locations(files.ca)
     except (OSError, ValueError) as error:
         raise TlsFilesError(
-            f"--tls-ca {files.ca}: {reason_of(error)}; expected the certificates in PEM of whoever "
-            "signs those of the workers"
+            f"--tls-ca {files.ca}: {reason_of(error)}; expected PEM certificates of the CA that "
+            "signs the workers' certificates"
         ) from None
     return context
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted, and nobody is here to type its password")
+    raise ValueError("the key is encrypted; expected a key without a password")
 
 
 def permit_of(certificate: Mapping[str, Any]) -> Permit | None:
     """The permit of a verified certificate; None permits any job.
 
-    A URI with our scheme that names no job permits nothing.
+    A `reducer:` URI that names no job permits nothing.
     """
     names: tuple[tuple[str, str], ...] = certificate.get("subjectAltName", ())
     uris = [name for kind, name in names if kind == "URI" and name.lower().startswith("reducer:")]

@@ -1,4 +1,4 @@
-"""The gate of mode tls: handshakes, until a certificate has proven what their workers may join.
+"""The gate of mode tls: handshakes, until a certificate has proven what the worker may join.
 
 Threads run OpenSSL's part of the handshakes. The loop does the cheap part: it reads bytes, and
 sends what OpenSSL has written.
@@ -16,20 +16,23 @@ from reducer.server.gates.tls import permit_of
 from reducer.server.gates.tls_errors import explain, is_ours
 from reducer.server.gates.tls_link import RECORD_HEADER, RECORDS_AT_ONCE, TlsLink
 
-# What a newcomer may send; a ClientHello and a chain of three certificates need 6 KiB.
+# The most bytes that a newcomer may send. A ClientHello and a chain of three certificates need 6
+# KiB.
 RECEIVED_BYTES = 16_384
-# Between get_buffer and buffer_updated nothing else runs: one buffer serves every newcomer. It is
-# small, as TLS's memory grows with what it is given at once, and stays as large.
+# Nothing else runs between get_buffer and buffer_updated, so one buffer serves all newcomers. It is
+# small because TLS's memory grows with the bytes that it is given at once, and never shrinks.
 _RECEIVED = memoryview(bytearray(4_096))
-# RFC 8446, section 5: what begins a record of TLS 1.3, and the most that may follow.
+# RFC 8446, section 5: the types of a record of TLS 1.3, and its greatest length.
 _RECORD_TYPES = range(20, 24)
 _RECORD_MAJOR = 3
 _RECORD_BYTES = 16_384 + 256
 
 
 def whole_records(data: bytes | bytearray) -> int:
-    """Bytes of the first records that have come whole, some at most; all of them, where these are
-    no records of TLS."""
+    """The length of the first complete records, RECORDS_AT_ONCE at most.
+
+    The length of all bytes if they are not records of TLS.
+    """
     end = 0
     for _ in range(RECORDS_AT_ONCE):
         if end == len(data):
@@ -49,13 +52,13 @@ def whole_records(data: bytes | bytearray) -> int:
 
 
 class TlsGate(Gate):
-    """Lets the TLS handshakes of one lane go on, a few steps at a time, in threads."""
+    """Runs the TLS handshakes of one lane, a few steps at a time, in threads."""
 
     def __init__(self, context: ssl.SSLContext, admit: Admit) -> None:
         super().__init__(admit)
         self._context = context
         self._threads = HandshakeThreads()
-        self._ready: dict[Newcomer, TlsNewcomer] = {}  # for a thread, the first comer first
+        self._ready: dict[Newcomer, TlsNewcomer] = {}  # newcomers that wait for a thread, in order
         self._running: list[TlsNewcomer] = []
 
     def newcomer(self, preface: bytes) -> TlsNewcomer:
@@ -68,7 +71,7 @@ class TlsGate(Gate):
         return super().leave(newcomer)
 
     def begin_step(self, newcomer: TlsNewcomer) -> None:
-        """Do the next step of its handshake as soon as a thread is free, then let it go on."""
+        """Run the next step of the handshake as soon as a thread is free."""
         self._ready[newcomer] = newcomer
         self._use_threads()
 
@@ -96,10 +99,10 @@ class TlsGate(Gate):
 class TlsNewcomer(Newcomer):
     """A newcomer in mode tls.
 
-    A worker that fails gets TLS's alert with the reason, and the rest of the 2 seconds to read it.
-    Closing at once would send a RST, which destroys bytes in flight.
+    A worker that fails is sent TLS's alert with the reason, and has the rest of the 2 seconds to
+    read it. Closing at once would send a RST, which destroys bytes in flight.
 
-    From `begin_step` to `has_stepped`, TLS with its two BIOs belongs to a thread.
+    From `begin_step` to `has_stepped`, the TLS object and its two BIOs belong to a thread.
     """
 
     __slots__ = (
@@ -115,10 +118,10 @@ class TlsNewcomer(Newcomer):
         self.has_stepped = False
         self._error: Exception | None = None  # of the last step
         self._waits = False
-        self._ends = False  # its peer sends no more
+        self._ends = False  # the peer has sent EOF
         self._preface = preface
         self._received = 0
-        self._pending = bytearray()  # TLS has not been given it
+        self._pending = bytearray()  # bytes that TLS was not given yet
         self._told = False
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -134,10 +137,12 @@ class TlsNewcomer(Newcomer):
             if not self.is_stepping:
                 self.ask()
         if self._received == RECEIVED_BYTES:
-            self.refuse("oversized", f"{RECEIVED_BYTES} bytes, and no end of the handshake")
+            self.refuse(
+                "oversized", f"{RECEIVED_BYTES} bytes came without the end of the handshake"
+            )
 
     def ask(self) -> None:
-        """Ask the gate to go on with it, once."""
+        """Ask the gate, once, to continue this handshake."""
         if not self._waits:
             self._waits = True
             self._gate.work_for(self)
@@ -151,7 +156,9 @@ class TlsNewcomer(Newcomer):
             self._begin_step()
 
     def _begin_step(self) -> None:
-        """If a record has come: each step costs the loop more than the bytes of a record do."""
+        """Begin a step if a complete record has come: a step costs the loop more than copying a
+        record.
+        """
         end = whole_records(self._pending)
         if end:
             self._incoming.write(self._pending[:end])
@@ -167,17 +174,17 @@ class TlsNewcomer(Newcomer):
         return self.is_stepping or self._waits
 
     def step(self) -> None:
-        """In a thread."""
+        """Runs in a thread."""
         try:
             self._tls.do_handshake()
         except Exception as error:
-            self._error = error.with_traceback(None)  # whose frames know this object
+            self._error = error.with_traceback(None)  # the traceback's frames refer to this object
         else:
             self._error = None
         self.has_stepped = True
         try:  # noqa: SIM105  # suppress() takes memory, which may be what has ended
             self._loop.call_soon_threadsafe(self._steps.end_steps)
-        except Exception:  # the tick looks for what has stepped, too
+        except Exception:  # the tick finds finished steps too
             pass
 
     def _end_step(self) -> None:
@@ -193,7 +200,7 @@ class TlsNewcomer(Newcomer):
             else:
                 raise error
         finally:
-            del error  # else it and its traceback would keep one another
+            del error  # else the error and its traceback would be a cycle
 
     def _why_it_left(self) -> str:
         return "it closed the connection before the end of the TLS handshake"
@@ -224,7 +231,7 @@ class TlsNewcomer(Newcomer):
         super().connection_lost(exc)
 
     def forget(self) -> None:
-        if self.has_stepped or not self.is_stepping:  # else its thread does it
+        if self.has_stepped or not self.is_stepping:  # else the thread still uses them
             del self._tls, self._incoming, self._outgoing
 
     def _hand_over(self) -> None:
@@ -234,7 +241,8 @@ class TlsNewcomer(Newcomer):
         connection = self._gate.admit(permit)
         link = TlsLink(self._transport, self._tls, self._incoming, self._outgoing, connection)
         self._transport.set_protocol(cast(asyncio.BufferedProtocol, link))
-        # The preface came in the clear. Only what is said in here tells that nobody has changed it.
+        # The preface came in the clear. Sent back inside TLS, it shows the worker that nobody
+        # changed it.
         link.write(self._preface)
         link.begin()
         if self._ends:

@@ -1,7 +1,7 @@
 """TLS between a socket and a Connection, after the handshake.
 
 `writelines` encrypts at once, into TLS's own memory, so the buffers of a frame are free when it
-returns. Each slow reader therefore has a copy of its own, up to its limit of unread bytes.
+returns. Each slow reader therefore has its own copy of the frames, up to its limit of unread bytes.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ from typing import Any
 from reducer.server.data.connection import READ_SECONDS, Connection, clock
 from reducer.server.gates.tls_errors import is_ours
 
-# Between get_buffer and buffer_updated nothing else runs: one buffer serves every connection. What
-# is read and may not be delivered yet stays encrypted, so much at most.
+# Nothing else runs between get_buffer and buffer_updated, so one buffer serves all connections.
+# Bytes that may not be delivered yet stay encrypted, this many at most.
 _RECEIVED = memoryview(bytearray(64 << 10))
-# Until a chunk has come: what is kept of it is a connection's own.
+# Reads are small until a chunk has come: undelivered bytes are then the connection's own memory.
 _FIRST_RECEIVED = _RECEIVED[: 4 << 10]
-# TLS's own memory grows with what it is given at once, and stays as large: of what is to be sent
-# it gets so many bytes.
+# How many bytes TLS is given at once to encrypt: its memory grows with that, and never shrinks.
 WRITTEN_AT_ONCE = 128 << 10
-# It works on all records that it was given until one brings data. One without, as each KeyUpdate
-# is, takes 10 to 25 us: so many come between two looks at the clock.
+# How many records TLS is given between two looks at the clock. A read works on all records until
+# one has data; a record without data, such as a KeyUpdate, takes 10 to 25 us.
 RECORDS_AT_ONCE = 16
-# Type, version, and in the last two bytes the length of what follows.
+# Type, version, and in the last two bytes the length of the rest.
 RECORD_HEADER = 5
-# Records without data in a row, OpenSSL's own limit for empty ones: a key is good for millions of
-# records, so a worker sends one KeyUpdate now and then.
+# The most records in a row without data, as OpenSSL limits empty records. A key is good for
+# millions of records, so a worker rarely sends a KeyUpdate.
 MOST_WITHOUT_DATA = 32
-# Bytes that TLS itself has answered and the worker leaves unread: 300 changes of its key.
+# The most bytes of TLS's own answers that a worker may leave unread: 300 key updates.
 MOST_UNREAD_ANSWERS = 8 << 10
 
 
 class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
     """The protocol of a socket's transport, and the transport of a Connection.
 
-    An end without TLS's close_notify is an end like any other: frames say what matters (BYE), and
-    one that is cut off counts for nothing.
+    An end without TLS's close_notify is accepted: a BYE frame tells a clean end, and a frame that
+    is cut off does not count.
     """
 
     def __init__(
@@ -58,13 +57,13 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         self._connection = connection
         self._error: Exception | None = None
         self._paused = False
-        self._received: bytes | memoryview = b""  # and TLS has not been given it
-        self._missing = 0  # of the record that it was given last
+        self._received: bytes | memoryview = b""  # TLS was not given these bytes yet
+        self._missing = 0  # bytes of the record that TLS was given last
         self._without_data = 0  # records in a row
-        self._answers = 0  # bytes that TLS itself has answered, since all was sent
+        self._answers = 0  # bytes of TLS's own answers since everything was sent
 
     def begin(self) -> None:
-        """Tell the connection, and give it what came with the end of the handshake."""
+        """Start the connection, and give it the bytes that came with the end of the handshake."""
         self._connection.connection_made(self)
         self._received = self._incoming.read()
         self._deliver()
@@ -82,7 +81,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         self._connection.reads_since = clock()
         if self._connection.is_closing():
             return memoryview(self._connection.get_buffer(-1))
-        kept = len(self._received)  # a part of a header at most, or the connection would be held
+        kept = len(self._received)  # of a record's header; with more, reading is held
         if self._connection.turn.is_over:
             return _RECEIVED[kept : kept + 1]
         return _RECEIVED[kept:] if self._connection.has_chunks else _FIRST_RECEIVED[kept:]
@@ -95,13 +94,13 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _take_bytes(self, nbytes: int) -> None:
         if self._connection.is_closing():
-            self._connection.buffer_updated(nbytes)  # throws it away
+            self._connection.buffer_updated(nbytes)  # discards the bytes
             return
         kept = len(self._received)
         _RECEIVED[:kept] = self._received
         self._received = _RECEIVED[: kept + nbytes]
         seconds = READ_SECONDS + (clock() - self._connection.reads_since)
-        self._connection.spend(seconds)  # if its turn is over, this was read before a hold
+        self._connection.spend(seconds)  # may hold the connection
         self._deliver()
 
     def eof_received(self) -> bool:
@@ -124,18 +123,18 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
                 room = memoryview(self._connection.get_buffer(-1))
                 got = self._decrypt(room)
                 if got:
-                    self._connection.reads_since = clock()  # what decryption takes is spent
+                    self._connection.reads_since = clock()  # decryption is charged already
                     self._connection.buffer_updated(got)
                 more = 0 < got == len(room)
             self._answer()
             self._received = bytes(self._received)
         except ssl.SSLError as error:
-            self._error = error.with_traceback(None)  # whose frames know this object
+            self._error = error.with_traceback(None)  # the traceback's frames refer to this object
             self._transport.abort()
             if is_ours(error):
-                context = {"message": "TLS has failed, its worker dials again", "exception": error}
+                context = {"message": "TLS has failed, the worker dials again", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(context)
-        except Exception as bug:  # what was decrypted is lost
+        except Exception as bug:  # the decrypted bytes are lost
             self._connection.fail(bug)
 
     def _is_held(self) -> bool:
@@ -143,13 +142,13 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         return self._paused or closing
 
     def _decrypt(self, room: memoryview) -> int:
-        """Fill it from the records that have come, a few at a time, until the turn is over."""
+        """Fill `room` from the records that have come, a few at a time, until the turn is over."""
         got, size = 0, len(room)
         started = clock()
         while self._incoming.pending or self._tls.pending() or self._give():
             try:
                 got += self._read(room[got:])
-            finally:  # what cannot be decrypted takes of the turn as well
+            finally:  # failed decryption is charged as well
                 now = clock()
                 self._connection.spend(now - started)
                 started = now
@@ -174,13 +173,13 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         return True
 
     def _read(self, room: memoryview) -> int:
-        """Read decrypted bytes until there is no room. A call of TLS gives one record at most."""
+        """Read decrypted bytes until `room` is full. One call of TLS gives one record at most."""
         got, size = 0, len(room)
         try:
             while got < size:
                 more = int(self._tls.read(size - got, room[got:]))
                 got += more
-                if not more:  # close_notify: an end like any other
+                if not more:  # close_notify: the peer sends no more
                     self._transport.close()
                 if not more or not self._incoming.pending:
                     break
@@ -196,7 +195,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         return got
 
     def _answer(self) -> None:
-        """Send TLS's own messages. Refuse a peer that asks TLS for more than the peer reads."""
+        """Send TLS's own messages. Refuse a peer that requests more of them than it reads."""
         size = self._outgoing.pending
         if not size:
             return
@@ -262,7 +261,7 @@ class TlsLink(asyncio.BufferedProtocol, asyncio.Transport):
         return True
 
     def write_eof(self) -> None:
-        with contextlib.suppress(ssl.SSLError):  # it would wait for the worker's close_notify
+        with contextlib.suppress(ssl.SSLError):  # it does not wait for the worker's close_notify
             self._tls.unwrap()
         self._send()
         self._transport.write_eof()

@@ -1,7 +1,7 @@
-"""The process of one lane, which `reducer.server.daemon.lanes` alone starts.
+"""The process of one lane, which only `reducer.server.daemon.lanes` starts.
 
-It owns no listener: connected sockets arrive over a socket pair. Orders come on the same pair,
-one byte each; answers go back on a pipe, as lines of JSON. It dies with its parent.
+It has no listener: connected sockets arrive over a socket pair, and so do orders, one byte each.
+Answers go back on a pipe, as lines of JSON. The process dies with its parent.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from reducer.wire.handshake import MAX_KEY_BYTES
 logger = logging.getLogger("reducer.lane")
 
 TICK_SECONDS = 0.05
-# What workers have, once the rounds are over, to read their last frames. The main process waits for
-# 5 s beyond the drain, and what comes after this may take a second.
+# Time for workers to read their last frames after the rounds are over. The main process waits for 5
+# s beyond the drain, and the rest of the exit may take a second.
 CLOSE_SECONDS = 3.0
 WHY_IT_ENDS = "it was told to stop"
 LAG_WARNING_SECONDS = 0.2
-# A socket begins in one turn of the loop, a report is made beside the jobs. The loop lost
-# what takes longer: it had no memory to run the task.
+# Time for the loop to start a connection, and for a task to make a report between the jobs' turns.
+# If it takes longer, the loop has lost the task for lack of memory.
 ADOPT_SECONDS = 2.0
 LOST_REPORT_SECONDS = 30.0
-# Whoever asks for one report after the other: a fifth of a lane's time. So long a rest follows each
-# second of work.
+# Reports take at most a fifth of a lane's time, even if one is requested after another: each second
+# of work is followed by this many seconds of rest.
 REST = 4.0
 _ORDER_BYTES = 64
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(4)
@@ -75,7 +75,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Answers(asyncio.Protocol):
-    """The pipe to the main process, which would take a lane that cannot answer for a dead one."""
+    """The pipe to the main process. A lane that cannot answer ends, as it would count as dead."""
 
     def __init__(self, lane: LaneProcess) -> None:
         self._lane = lane
@@ -86,7 +86,10 @@ class _Answers(asyncio.Protocol):
 
 
 class _Adoption:
-    """A socket that begins, at the latest at ``until``; ``protocol`` once the loop has asked."""
+    """A passed socket until the loop has made its transport; it has time until ``until``.
+
+    ``protocol``: the protocol object, once the loop has asked for it.
+    """
 
     def __init__(
         self, sock: socket.socket, until: float, make: Callable[[], Connection | Newcomer]
@@ -107,7 +110,7 @@ class _Adoption:
 
 
 class LaneProcess:
-    """The event loop side of one lane; each tick calls ``beat``."""
+    """The event loop side of one lane. Each tick calls ``beat``."""
 
     def __init__(self, options: LaneOptions, beat: Callable[[], None]) -> None:
         self._options = options
@@ -128,24 +131,24 @@ class LaneProcess:
         self._adopting: dict[asyncio.Task[None], _Adoption] = {}
         self._report: asyncio.Task[None] | None = None
         self._report_until = 0.0
-        self._rests_until = 0.0  # no report begins before
+        self._rests_until = 0.0  # no report begins before that
         self._lag = 0.0
         self._lag_lines = log.RateLimit(10.0)
         self._order = bytearray(_ORDER_BYTES)
         self._drain_until: float | None = None
-        self._drains = False  # every run has been told
+        self._drains = False  # all runs were sent GOAWAY
         self._unpassed = 0
         self._failure: Exception | None = None
         self._in_time = True
-        self._cycles: Cycles | None = None  # until everything is started
+        self._cycles: Cycles | None = None  # None until the start is complete
         self._beat = beat
         self._answers: asyncio.WriteTransport
         self._finished: asyncio.Event
 
     async def run(self) -> bool:
-        """Serve until the drain is over; whether all rounds ended in time.
+        """Serve until the drain is over. Returns whether all rounds ended in time.
 
-        Raises what makes going on impossible.
+        Raises the error that keeps the lane from continuing.
         """
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._unhandled)
@@ -170,7 +173,7 @@ class LaneProcess:
         loop.remove_reader(self._orders.fileno())
         if self._report is not None:
             self._report.cancel()
-            await asyncio.wait([self._report], timeout=1.0)  # one that is lost never ends
+            await asyncio.wait([self._report], timeout=1.0)  # a lost task never ends
         self._orders.close()
         self._answers.close()
         return self._in_time
@@ -213,7 +216,7 @@ class LaneProcess:
 
     def _take_socket(self, order: bytes, fds: Sequence[int]) -> None:
         if not fds:
-            # The kernel had no descriptor for it and has closed it (EMFILE).
+            # The kernel had no descriptor for the socket and has closed it (EMFILE).
             self._unpassed += 1
             return
         try:
@@ -232,7 +235,7 @@ class LaneProcess:
             task = loop.create_task(self._adopt(loop, adoption))
             self._adopting[task] = adoption
             task.add_done_callback(self._adopted)
-        except Exception:  # its worker dials again
+        except Exception:  # the worker dials again
             sock.close()
             raise
 
@@ -242,7 +245,7 @@ class LaneProcess:
     def _end_adoptions(self, now: float, lag: float) -> None:
         """Close the sockets whose tasks the loop has lost: their workers dial again.
 
-        Where this process stood still, for `lag` seconds, the tasks have not had their turn.
+        If the process was stopped for `lag` seconds, the tasks had no turn in that time.
         """
         for task, adoption in list(self._adopting.items()):
             adoption.until += lag
@@ -266,14 +269,14 @@ class LaneProcess:
         try:
             self._tick_once(expected)
         except Exception as error:
-            # Without ticks there are no deadlines, and every hang would be for ever.
+            # Without ticks there are no deadlines, and a hang would last forever.
             try:
                 self.fail(error)
             except BaseException:
                 os._exit(1)
 
     def fail(self, error: Exception) -> None:
-        """The lane cannot go on: it ends, and is started again."""
+        """The lane cannot continue: it ends, and the main process starts it again."""
         self._failure = error
         self._finished.set()
 
@@ -329,7 +332,10 @@ class LaneProcess:
                     connection.abort(WHY_IT_ENDS)
 
     def _maybe_report(self) -> None:
-        """One report answers all who ask before its end, or before it has taken too long."""
+        """Begin a report, which answers all requests that come before its end.
+
+        A report that takes too long is cancelled by the next request.
+        """
         now = time.monotonic()
         if self._report is not None and now >= self._report_until:
             self._report.cancel()
@@ -342,11 +348,11 @@ class LaneProcess:
         try:
             await self._tell_parts()
         except Exception as error:
-            context = {"message": "a report fails", "exception": error}
+            context = {"message": "a report has failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
     async def _tell_parts(self) -> None:
-        """Make a line for each run, beside the jobs; send all of them at the end."""
+        """Make a line for each run, between the jobs' turns; send all lines at the end."""
         await asyncio.sleep(max(0.0, self._rests_until - time.monotonic()))
         began = time.thread_time()
         lines = []
@@ -405,7 +411,7 @@ def _gate(
 
 
 def _receive_key(orders: socket.socket) -> bytes:
-    """The first order; the parent has sent it before this process was started."""
+    """Receive the key, the first order, which the parent has sent before this process started."""
     order = orders.recv(2 * MAX_KEY_BYTES)
     if not order.startswith(ORDER_KEY):
         raise RuntimeError("the main process sent no key")
@@ -413,7 +419,7 @@ def _receive_key(orders: socket.socket) -> bytes:
 
 
 def _timeline(options: LaneOptions) -> Timeline | None:
-    """The timeline; None if none is wanted or the file cannot be opened."""
+    """The timeline; None if none is configured or the file cannot be opened."""
     if not options.timeline:
         return None
     try:
@@ -444,18 +450,18 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process as soon as ``parent`` ends, even by SIGKILL."""
+    """Get SIGKILL as soon as ``parent`` ends, even if SIGKILL ends the parent."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
 
 
 def main() -> NoReturn:
     options = LaneOptions(**json.loads(sys.argv[1]))
     die_with_parent(options.parent)
-    # Both reach the whole process group (Ctrl-C, systemd); the main process alone decides.
+    # Both signals reach the whole process group (Ctrl-C, systemd); only the main process acts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log.set_up(options.log_level, options.log_format, options.debug, lane=options.lane)
@@ -470,8 +476,8 @@ def main() -> NoReturn:
         with contextlib.suppress(OSError):
             os.write(last_words, line.encode() + b"\n")
     logging.shutdown()
-    # To close the loop around what is still open may fail, and then never ends; nor does it around
-    # a task that the loop has lost.
+    # Skip the loop's close: it may fail, and never end, because of objects that are still open or
+    # of tasks that the loop has lost.
     os._exit(status)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LaneOptions:
-    """Options of one lane process; JSON in the only argument of its command."""
+    """Options of one lane process, as JSON in the only argument of its command."""
 
     lane: int
     lanes: int
@@ -28,8 +28,8 @@ class LaneOptions:
     require_native: bool
     no_native: bool
     psk: bool
-    tls: Sequence[str]  # TlsFiles, or nothing
+    tls: Sequence[str]  # TlsFiles, or empty
     log_level: str
     log_format: str
     debug: str
-    timeline: str  # a folder, or nothing
+    timeline: str  # a folder, or empty

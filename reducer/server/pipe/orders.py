@@ -1,7 +1,7 @@
-"""The queue of orders to a lane process: questions first, then sockets, at last the drain.
+"""The queue of orders to a lane process: first questions, then sockets, last the drain.
 
-Law: many new connections do not delay an answer. A socket that waits for too long is closed. Its
-worker dials again, and a stranger holds no descriptor while a lane is down.
+Law: new connections do not delay an answer. A socket that waits for too long is closed: its worker
+dials again, and a stranger holds no descriptor while a lane is down.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import socket
 from collections import deque
 from typing import NamedTuple
 
-ORDER_KEY = b"K"  # of mode psk: before all others, once
-ORDER_SOCKET = b"S"  # with the preface that was read from it
+ORDER_KEY = b"K"  # only in mode psk: the first order, sent once
+ORDER_SOCKET = b"S"  # with the preface of the socket
 ORDER_PING = b"P"
 ORDER_REPORT = b"R"
 ORDER_DRAIN = b"D"
 
-WAIT_SECONDS = 2.0  # as for prefaces
+WAIT_SECONDS = 2.0  # as long as for a preface
 
 
 class Order(NamedTuple):
@@ -26,7 +26,7 @@ class Order(NamedTuple):
 
 
 class Orders:
-    """No more than ``room`` sockets; ``late`` counts those that were closed."""
+    """At most ``room`` sockets wait; ``late`` counts the sockets that were closed."""
 
     def __init__(self, room: int) -> None:
         self.late = 0
@@ -39,11 +39,11 @@ class Orders:
         self._questions.append(Order(question))
 
     def waits(self, question: bytes) -> bool:
-        """Whether the lane has not been given it yet."""
+        """Whether the question was not sent to the lane yet."""
         return any(order.data == question for order in self._questions)
 
     def take(self, sock: socket.socket, preface: bytes, now: float) -> bool:
-        """False, and still the caller's, if there is no room."""
+        """Queue a socket. Returns False without room; the socket is then still the caller's."""
         if len(self._sockets) >= self._room:
             return False
         self._sockets.append(Order(ORDER_SOCKET + preface, sock, now + WAIT_SECONDS))
@@ -57,12 +57,12 @@ class Orders:
         queue = self._first_queue()
         return queue[0] if queue else None
 
-    def given(self) -> None:
-        """The first order is with the lane, which has a socket of its own for it."""
+    def sent(self) -> None:
+        """The first order was sent; the lane has its own copy of the order's socket."""
         self._close(self._first_queue().popleft())
 
     def close_late(self, now: float) -> bool:
-        """Close the sockets whose time is over; whether others wait."""
+        """Close the sockets that have waited too long. Returns whether others wait."""
         while self._sockets and self._sockets[0].until <= now:
             self.late += 1
             self._close(self._sockets.popleft())

@@ -1,4 +1,4 @@
-"""The report of a lane on its way to the main process: lines of JSON, one for each part."""
+"""The report of a lane as it is sent to the main process: lines of JSON, one for each part."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def numbers_of(found: dict[str, Any]) -> LaneNumbers:
 
 
 def put_together(numbers: LaneNumbers, parts: Iterable[Part]) -> LaneReport:
-    """Makes the report of a lane from its parts. The numbers of runs of one title are added up."""
+    """Makes the report of a lane from its parts, and adds up the numbers of runs with one title."""
     jobs: dict[str, JobNumbers] = {}
     runs: list[RunReport] = []
     forming: list[FormingReport] = []

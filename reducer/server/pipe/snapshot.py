@@ -1,4 +1,4 @@
-"""The daemon's numbers at one moment: what the pages of the metrics port are made from."""
+"""The numbers of the daemon at one moment, from which the metrics port makes its pages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LaneNumbers:
 
 @dataclass(frozen=True, slots=True)
 class JobNumbers:
-    """The numbers of all runs of one title, added up."""
+    """The sum of the numbers of all runs with one title."""
 
     numbers: RunNumbers
     world_size: int
@@ -59,7 +59,7 @@ class JobNumbers:
 
 @dataclass(frozen=True, slots=True)
 class LaneReport:
-    """One lane: ``jobs`` by title, its complete runs and those that form."""
+    """The report of one lane: ``jobs`` by title, complete runs and forming runs."""
 
     numbers: LaneNumbers
     jobs: Mapping[str, JobNumbers]
@@ -85,9 +85,9 @@ class LaneReport:
 class Snapshot:
     """The main process's own numbers, and the report of every lane that has a process.
 
-    ``time`` and ``started_at`` are seconds since 1970; ``started`` and ``clock`` are seconds of
-    the monotonic clock. ``down`` lists the lanes that have died and are not up again; ``lanes``
-    has no report of them. ``restarts`` counts by lane. ``usage`` counts the main process.
+    ``time`` and ``started_at`` are seconds since 1970; ``started`` and ``clock`` are seconds of the
+    monotonic clock. ``down`` lists the lanes that have died and are not restarted yet; ``lanes``
+    does not include them. ``restarts`` counts by lane. ``usage`` is that of the main process.
     """
 
     tasks: int
@@ -122,7 +122,7 @@ _NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
 def fields_of(found: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass in their order, not copied: asdict() copies deeply."""
+    """Returns the fields of a dataclass in their order, without the deep copies of asdict()."""
     kind = type(found)
     names = _NAMES.get(kind)
     if names is None:

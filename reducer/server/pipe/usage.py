@@ -9,7 +9,7 @@ from typing import Final
 
 from reducer.server.pipe.snapshot import Usage
 
-# Opened once: a process without a free descriptor must still tell how it is.
+# Opened once, because a process without a free descriptor must still report.
 _STATM: Final = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 

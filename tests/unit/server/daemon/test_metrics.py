@@ -23,20 +23,21 @@ PATH = Path(__file__).parents[4] / "reducer/METRICS.md"
 INTRO = f"""\
 # Metrics
 
-What `/metrics` of a reducer shows (`--metrics-host`, `--metrics-port`: loopback, 2223), written
+The metrics at `/metrics` of a reducer (`--metrics-host`, `--metrics-port`: loopback, 2223), written
 from `reducer/server/daemon/metrics.py` by `python -m tests.unit.server.daemon.test_metrics`. The
-lanes count; a scrape asks each of them.
+lanes count; a scrape asks each lane.
 
-- **over lanes** says how the lanes of a reducer, and reducers, make one number. Bytes and events
-  are each lane's own: `sum`. Rounds, times and ranks are seen by all lanes at the same time: `max`.
+- **over lanes** says how to combine the numbers of several lanes or reducers. Each lane has its own
+  bytes and events: `sum`. All lanes see the same rounds, times and ranks: `max`.
 - Labels are bounded: `job_name` by `--max-jobs`, `rank` to the {MAX_RANKS} ranks of a job and lane
-  with the largest numbers (a job and its groups: {MAX_RANKS_OF_JOB:,} of a lane), the others by the
-  code. What has a `job_name` label goes with the job.
-- A group of a job's workers is a run with ranks of its own: `job_name` is then `JOB#GROUP`. In the
+  with the largest numbers (a job and its groups: {MAX_RANKS_OF_JOB:,} of a lane), all other labels
+  by the code. A series with a `job_name` label ends with the job.
+- A group of a job's workers is a run with its own ranks: `job_name` is then `JOB#GROUP`. In the
   name of a job, `#` is shown as `%23`, and `%` as `%25`.
-- A round of one chunk is on one lane alone: `max` over lanes may count few of many small rounds.
+- A round of one chunk is on one lane only: of many small rounds, `max` over lanes counts a part.
 
-`deploy/grafana/reducer.json` is a dashboard of them, `deploy/prometheus/alerts.yaml` has alerts.
+`deploy/grafana/reducer.json` is a dashboard of these metrics, and
+`deploy/prometheus/alerts.yaml` has alerts.
 
 """
 

@@ -280,11 +280,11 @@ async def no_turn_for_a_loss() -> None:
     assert stays.turn.members == 1, "each leaves once"
 
 
-async def nothing_for_one_that_is_given_up() -> None:
+async def nothing_for_one_that_is_cut_off_soon() -> None:
     lane = Lane([Ended()])
     (connection,), (sink,) = lane.connections, lane.sinks
     lane.send()
-    connection.give_up("it is over")
+    connection.cut_off_soon("it is over")
     await lane.wait()
     assert isinstance(sink, Ended) and sink.ended and not sink.taken
 
@@ -335,7 +335,7 @@ CASES = [
     no_callback, no_next_callback, no_time_for_a_tick, one_that_cannot_be_ended,
     one_that_lacks_a_frame, one_that_is_queued_meanwhile, one_whose_end_fails, no_end_of_many,
     no_end_of_all_that_linger, no_flush_for_each_tick, no_loss_of_many, no_turn_for_a_loss,
-    nothing_for_one_that_is_given_up, no_time_for_two_ends, no_time_for_two_losses,
+    nothing_for_one_that_is_cut_off_soon, no_time_for_two_ends, no_time_for_two_losses,
     one_that_a_tick_tells_much, one_whose_loss_fails,
 ]  # fmt: skip
 

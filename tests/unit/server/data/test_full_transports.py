@@ -218,7 +218,7 @@ def test_a_worker_that_ends_and_does_not_read_is_cut_off(eof_first: bool) -> Non
 
 
 def test_one_that_is_lost_while_it_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its socket was asked for, and each rank of its run was counted as a bug of ours."""
+    """Its socket was asked for, and each rank of its run was counted as an internal error."""
 
     async def run() -> None:
         connection, transport = opened()

@@ -14,7 +14,7 @@ def connections(*jobs: str) -> list[Connection]:
     shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     made = [shell.connection() for _ in jobs]
     for connection, job in zip(made, jobs, strict=True):
-        connection.name(job)
+        connection.set_job(job)
     return made
 
 
@@ -47,7 +47,7 @@ def test_a_single_byte_counts_as_a_whole_read() -> None:
     leftovers.add(*connections("hostile"))
     for _ in range(MOST_BYTES // READ_BYTES):
         assert leftovers.are_due
-        leftovers.have_read()
+        leftovers.count_read()
     assert not leftovers.are_due
     leftovers.tick()
     assert leftovers.are_due

@@ -30,7 +30,7 @@ class Crowd:
         self.silent = Silent()
         self.permits: dict[int, Permit | None] = {}
         for permit in itertools.islice(itertools.cycle(permits), MAX_SILENT):
-            assert self.silent.in_the_way() is None
+            assert self.silent.to_displace() is None
             self.come(permit)
 
     def come(self, permit: Permit | None) -> None:
@@ -45,16 +45,16 @@ class Crowd:
 
 def test_there_is_room_for_so_many_and_again_for_who_has_left() -> None:
     crowd = Crowd(GREEDY, ANYTHING)
-    assert crowd.go(crowd.silent.in_the_way())
-    assert crowd.silent.in_the_way() is None
+    assert crowd.go(crowd.silent.to_displace())
+    assert crowd.silent.to_displace() is None
 
 
 def test_who_has_left_leaves_once() -> None:
     crowd = Crowd(GREEDY)
-    oldest = crowd.silent.in_the_way()
+    oldest = crowd.silent.to_displace()
     assert crowd.go(oldest) and not crowd.go(oldest)
     crowd.come(GREEDY)
-    assert crowd.silent.in_the_way() is not None
+    assert crowd.silent.to_displace() is not None
     assert not crowd.silent.remove(MAX_SILENT + 2, SLOW), "it never was there"
 
 
@@ -62,7 +62,7 @@ def test_the_oldest_of_those_that_are_most_makes_room() -> None:
     crowd = Crowd(GREEDY, SLOW, GREEDY, ANYTHING)
     gone: list[int] = []
     while not gone or crowd.permits[gone[-1]] is not SLOW:
-        oldest = crowd.silent.in_the_way()
+        oldest = crowd.silent.to_displace()
         assert oldest is not None and crowd.go(oldest)
         gone.append(oldest)
         crowd.come(SLOW)

@@ -297,7 +297,7 @@ class Line:
     def hold(self) -> None:
         self.reads = False
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         self.reads = True
 
 
@@ -415,10 +415,10 @@ def test_a_job_that_comes_anew_owes_nothing_to_the_turn_of_its_forgotten_one() -
     assert asyncio.run(turn())
 
 
-def test_who_is_let_go_and_held_again_is_not_read() -> None:
+def test_a_connection_that_is_resumed_and_held_again_is_not_read() -> None:
     """Its frames have no room: in mode tls a lane asked for some without an end."""
 
-    async def let_go() -> None:
+    async def resume() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         hostile = Held(shell, "hostile", 0, 1)
         await rest(shell)
@@ -426,11 +426,11 @@ def test_who_is_let_go_and_held_again_is_not_read() -> None:
         turn = hostile.connection.turn
         turn.spent = 10 * SECONDS
         del turn.waiting[hostile.connection]
-        hostile.connection.let_go()
+        hostile.connection.resume()
         assert hostile.connection._held and not hostile.reads
         await until(lambda: hostile.reads)
 
-    asyncio.run(let_go())
+    asyncio.run(resume())
 
 
 def test_a_job_that_was_held_is_read_to_its_end_when_it_is_closed() -> None:
@@ -628,7 +628,7 @@ def test_what_comes_after_the_end_is_thrown_away_slowly(size: int) -> None:
 
 
 class Kept:
-    """A connection that cannot go on, once; `held` as long as nobody has let it go."""
+    """A connection whose first `resume` fails; `held` until it is resumed."""
 
     def __init__(self) -> None:
         self.held, self.fails = False, True
@@ -636,7 +636,7 @@ class Kept:
     def hold(self) -> None:
         self.held = True
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         if self.fails:
             self.fails = False
             raise MemoryError("injected")
@@ -656,6 +656,6 @@ async def one_that_fails_to_go_on() -> None:
     assert len(failures) == 1
 
 
-def test_who_could_not_be_let_go_waits_for_the_next_turn() -> None:
+def test_a_connection_that_could_not_be_resumed_waits_for_the_next_turn() -> None:
     """Nobody knew of the connection any more: it was not read until it counted as silent."""
     asyncio.run(one_that_fails_to_go_on())

@@ -1,4 +1,4 @@
-"""A bug of ours before a worker has proven anything ends its connection, and is counted."""
+"""An internal error before a worker's proof ends the connection, and is counted."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_question_that_a_lane_has_lost_is_asked_again(monkeypatch: pytest.Monk
             await asyncio.sleep(0)
             order = lane._orders.first()
             assert order is not None and order.data == ORDER_PING
-            lane._orders.given()
+            lane._orders.sent()
             with pytest.raises(TimeoutError):
                 await asked
         assert lane._orders.first() is None

@@ -37,7 +37,7 @@ def told(orders: Orders) -> list[bytes]:
     found = []
     while (order := orders.first()) is not None:
         found.append(order.data[:1])
-        orders.given()
+        orders.sent()
     return found
 
 
@@ -59,7 +59,7 @@ def test_no_more_sockets_wait_than_there_is_room_for(stack: ExitStack) -> None:
     socks = [newcomer(stack) for _ in range(3)]
     assert [orders.take(sock, PREFACE, 0.0) for sock in socks] == [True, True, False]
     assert socks[2].fileno() != -1
-    orders.given()
+    orders.sent()
     assert orders.take(socks[2], PREFACE, 0.0)
     orders.close()
     assert all(sock.fileno() == -1 for sock in socks)

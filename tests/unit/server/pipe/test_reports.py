@@ -172,7 +172,7 @@ def test_a_report_that_fails_is_counted_and_the_next_one_is_made(
         with caplog.at_level(logging.ERROR):
             process._maybe_report()
             await report(process)
-        assert not lines and "a report fails" in caplog.text and "injected" in caplog.text
+        assert not lines and "a report has failed" in caplog.text and "injected" in caplog.text
         process._maybe_report()
         await report(process)
         assert len(lines) == RUNS + 1
