@@ -90,7 +90,7 @@ def _print_table(options: argparse.Namespace, times: dict[str, list[float]]) -> 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Measure sums in two levels beside flat ones.")
+    parser = argparse.ArgumentParser(description="Compare sums in two levels with flat sums.")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--local", type=int, default=2, help="ranks on each host")
     parser.add_argument("--reducers", type=int, default=2)
@@ -99,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warmup", type=int, default=1, help="turns")
     parser.add_argument("--repeats", type=int, default=5, help="turns that count")
     parser.add_argument("--congestion", default="cubic")
-    parser.add_argument("--json", action="store_true", help="a line for each measurement, too")
+    parser.add_argument(
+        "--json", action="store_true", help="also print a line for each measurement"
+    )
     return parser
 
 

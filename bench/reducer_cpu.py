@@ -1,4 +1,4 @@
-"""CPU time of a reducer per GB: ours, a minimal reducer in C, and an echo in C.
+"""CPU time per GB: of `reducer serve`, of a minimal reducer in C, and of an echo in C.
 
     python -m bench.reducer_cpu                      # 64 MiB rounds, 4 workers, 1 MiB chunks
     python -m bench.reducer_cpu --chunk-kib 64 --json
@@ -12,7 +12,7 @@ The traffic uses loopback. With ``--rate`` every worker and the server have a NI
 the result is the time of a round. This shows the cost of rank order, exactly once, CRC and
 retention when the network is the limit.
 
-``ours`` is `reducer serve --lanes 1` with every check on and our Python client; the C programs of
+``ours`` is `reducer serve --lanes 1` with every check on and the Python client; the C programs of
 bench/reference check nothing. Needs root (see `bench.netlab`), make and a C compiler.
 """
 
@@ -30,7 +30,7 @@ from bench.fleet import ROOT, Fleet, FleetError, OneHost, Place, cpu_seconds
 from bench.netlab import Lab, LabError, Nic, allow_congestion
 
 BUILT = ROOT / "build" / "reference"
-SERVER = "reducer"  # the host of all servers, and without a rate of the workers, too
+SERVER = "reducer"  # the host of all servers, and of the workers if there is no rate
 SIDES = ("echo", "C reducer", "ours")
 # Limits for the CPU cost of a side relative to another, with 4 workers and chunks of 1 MiB.
 LIMITS = (("C reducer", "echo", 1.15), ("ours", "C reducer", 1.25))
@@ -229,7 +229,9 @@ def _read_line(process: subprocess.Popen[str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="CPU of the reducer for each GB, beside C.")
+    parser = argparse.ArgumentParser(
+        description="CPU time of the reducer per GB, compared with C programs."
+    )
     for name, default in (
         ("workers", 4),
         ("mib", 64),
@@ -242,7 +244,9 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--congestion", default="cubic")
     parser.add_argument("--rate", help="of every NIC, in tc's words (1gbit); loopback without it")
-    parser.add_argument("--json", action="store_true", help="one line for each measurement, too")
+    parser.add_argument(
+        "--json", action="store_true", help="also print one line for each measurement"
+    )
     return parser
 
 

@@ -20,7 +20,7 @@ TYPES = {
 }
 # Integers up to this are exact in every dtype above, and so are all partial sums.
 _EXACT = 256
-# An array repeats after so many elements. It is a prime, so that a check finds a misplaced chunk.
+# The period of an array, in elements: a prime, so that a check finds a misplaced chunk.
 _PERIOD = 65_537
 # Limits of one turn of one contender: total bytes of its rounds, and number of rounds.
 _TURN_BYTES = 4 << 20

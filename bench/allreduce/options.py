@@ -81,9 +81,9 @@ def _parser() -> argparse.ArgumentParser:
         default=default.types,
         help=f"types: {','.join(TYPES)}; the last is fp32 that travels as bf16",
     )
-    add("peers", _peers, f"beside the reducers: {','.join(PEERS)}, or none")
-    add("repeats", _at_least(1), "turns that are measured")
-    add("warmup", _at_least(0), "turns before them that are not")
+    add("peers", _peers, f"compared with the reducers: {','.join(PEERS)}, or none")
+    add("repeats", _at_least(1), "measured turns")
+    add("warmup", _at_least(0), "warm-up turns, not measured")
     parser.add_argument(
         "--loopback", action="store_true", help="all on one host without a limited NIC"
     )
@@ -91,11 +91,15 @@ def _parser() -> argparse.ArgumentParser:
     add("reducer-rate", _rate, "the same for the reducers' hosts, if they differ")
     add("congestion", str, "TCP congestion control of all hosts (root)")
     add("chunk-table", _table, "least bytes of a round and bytes of its chunks: 0:64K,8M:128K")
-    add("credit", str, "of reducer serve: bytes that a worker may have unanswered on a lane")
+    add(
+        "credit",
+        str,
+        "--credit of reducer serve: bytes that a worker may have unanswered on a lane",
+    )
     add(
         "piece",
         _size,
-        "bytes that reducers and plugin are given at a time, eight under way; 2M: NCCL",
+        "bytes of one request to reducers and plugin, eight in flight; 2M as in NCCL",
     )
     add("transport", str, "of reducer_client.connect")
     add("json", Path, "file that the results are appended to, as JSON lines")

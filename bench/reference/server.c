@@ -17,7 +17,7 @@
 enum {
   kQueue = 1024,
   kParts = 16,
-  /* So many bytes are sent immediately; fewer wait until all received bytes are handled. */
+  /* This many bytes are sent at once; fewer wait until all received bytes are handled. */
   kSendAtOnce = 1 << 20,
 };
 

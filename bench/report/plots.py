@@ -95,7 +95,7 @@ def _draw_bars(runs: Sequence[Run], axes: Axes) -> None:
             _draw_bar(series, at - 0.4 + (number + 0.5) * width, width * 0.92, axes)
     axes.set_xticks(range(len(groups)), [_name_bar(run, case) for run, case in groups], size=7)
     axes.set_ylabel("time / (N / BW)")
-    axes.set_title("line: what the NICs need at least; whiskers: min to max", size=9)
+    axes.set_title("line: the least time that the NICs need; whiskers: min to max", size=9)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.15)
     names = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     axes.legend(names.values(), names.keys(), fontsize=8, ncols=len(names), loc="upper left")

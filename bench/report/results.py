@@ -208,7 +208,7 @@ def load(path: Path) -> list[Run]:
     try:
         return collect(lines)
     except (KeyError, ResultsError) as error:
-        raise ResultsError(f"{path}: {error!r}; is it all of bench.allreduce?") from None
+        raise ResultsError(f"{path}: {error!r}; is it a file of bench.allreduce?") from None
 
 
 def collect(lines: Iterable[Line]) -> list[Run]:

@@ -111,24 +111,39 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=_integers, default=[8, 16, 32, 64, 128, 256, 512, 1024])
     add("--sizes", type=_sizes, default=[64 << 20, 400_000_000], help="such as 64MiB,400MB")
     add("--reducers-per-worker", type=float, default=1.0)
-    add("--lanes", type=int, default=1, help="of one reducer")
+    add("--lanes", type=int, default=1, help="lanes of each reducer")
     add("--real-lanes", type=int, default=1, help="lanes that are simulated")
     add("--gbit", type=float, default=10.0, help="Gbit/s of every host, each way")
     add("--latency-us", type=float, default=25.0, help="from NIC to NIC")
-    add("--segment", type=parse_size, default=4 << 10, help="bytes of one turn at a NIC")
-    add("--memory", type=parse_size, default=8 << 30, help="of one reducer, as of its option")
-    add("--credit", type=parse_size, default=4 << 20, help="as of the reducer's option")
-    add("--lane-cpu-s-per-gb", type=float, default=LANE_CPU_S_PER_GB, help="received and sent")
-    add("--lane-frame-us", type=float, default=LANE_FRAME_US, help="each frame, in or out")
+    add(
+        "--segment",
+        type=parse_size,
+        default=4 << 10,
+        help="bytes that a flow sends in its turn at a NIC",
+    )
+    add("--memory", type=parse_size, default=8 << 30, help="--memory of each reducer")
+    add("--credit", type=parse_size, default=4 << 20, help="--credit of each reducer")
+    add(
+        "--lane-cpu-s-per-gb",
+        type=float,
+        default=LANE_CPU_S_PER_GB,
+        help="CPU seconds of a lane for each GB received and sent",
+    )
+    add("--lane-frame-us", type=float, default=LANE_FRAME_US, help="CPU time of a frame, in or out")
     add(
         "--worker-cpu-s-per-gb",
         type=float,
         default=WORKER_CPU_S_PER_GB,
-        help="of the engine's thread",
+        help="CPU seconds of the engine for each GB",
     )
-    add("--worker-frame-us", type=float, default=WORKER_FRAME_US, help="each frame, in or out")
-    add("--host-gbit", type=float, default=32.0, help="of the hosts whose lanes are counted")
-    add("--check", action="store_true", help="compare the model with what it stands for")
+    add(
+        "--worker-frame-us",
+        type=float,
+        default=WORKER_FRAME_US,
+        help="CPU time of a frame, in or out",
+    )
+    add("--host-gbit", type=float, default=32.0, help="rate of the hosts in the table of lanes")
+    add("--check", action="store_true", help="compare the model with engine and measurements")
     add("--json", type=Path, help="one line for each row")
     add("--plot", type=Path, help="a PNG")
     return parser

@@ -103,20 +103,25 @@ def _parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--size", choices=SHAPES, default="10m")
     add("--workers", type=_counts, default=[8], metavar="N,...")
-    add("--reducers", type=_count, help="as many as workers, unless given")
+    add("--reducers", type=_count, help="default: as many as workers")
     add("--lanes", type=_count, default=1, help="of each reducer")
     add("--rates", type=_words, default=["100mbit"], metavar="RATE,...", help="of every NIC")
-    add("--loopback", action="store_true", help="no lab and no root: a check, not a measurement")
+    add("--loopback", action="store_true", help="without lab and root: a check, not a measurement")
     add("--congestion", default="cubic", help="of all hosts of the lab")
-    add("--chunk", type=_size, metavar="SIZE", help="of all rounds, unless the client chooses")
-    add("--credit", metavar="SIZE", help="of `reducer serve`, unless it chooses")
+    add(
+        "--chunk",
+        type=_size,
+        metavar="SIZE",
+        help="chunk size of all rounds; default: the client's",
+    )
+    add("--credit", metavar="SIZE", help="--credit of `reducer serve`; default: its own")
     add("--batch", type=_count, default=1, help="passages of a worker in a step")
     add("--sequence", type=int, default=32, help="tokens of a passage")
     add("--warmup", type=_count, default=2, help="steps")
     add("--blocks", type=_count, default=5, help="of each contender")
     add("--steps", type=_count, default=2, help="of each block")
     add("--contenders", type=_words, default=["gloo", "reducers"], metavar="NAME,...")
-    add("--priority", action="store_true", help="one more contender: reducers-priority")
+    add("--priority", action="store_true", help="add the contender reducers-priority")
     add("--json", type=Path, metavar="PATH", help="append one line for each contender")
     add("--plot", type=Path, metavar="PNG", help="speed-up by rate and number of workers")
     options = parser.parse_args()

@@ -19,7 +19,7 @@ from reducer.kernels.interface import PART_SHIFT
 from reducer.wire.codes import BITWISE, FLOATS, NOT_IN_NUMPY, DType, Flag, ReduceOp
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer  # collections.abc.Buffer is of Python 3.12
+    from typing_extensions import Buffer  # collections.abc.Buffer is new in Python 3.12
 
 NAME = "numpy"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer  # collections.abc.Buffer is of Python 3.12
+    from typing_extensions import Buffer  # collections.abc.Buffer is new in Python 3.12
 
 PART_SHIFT: Final = 16  # result >> PART_SHIFT is the number of the first part that is not finite
 

@@ -1,7 +1,7 @@
-"""Python to C by mypyc, for mypyc.cmake: ``generate_c.py FOLDER MODULE...``, in the root.
+"""Compiles Python to C with mypyc, for mypyc.cmake.
 
-Beside the C it writes the digests of the sources, by which `reducer.compiled` finds that one of
-them has changed since.
+Run ``generate_c.py FOLDER MODULE...`` in the root. It also writes digests of the sources, so that
+`reducer.compiled` notices a source that has changed since.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Compiles the Python code that handles every contribution with mypyc. One library has all of the
-# code. A small library for each module refers to it; Python finds that one before the .py file.
-# mypyc chooses the names of the generated files.
+# code. Each module has a small library that refers to the large one, and Python finds the small
+# library before the .py file. mypyc chooses the names of the generated files.
 get_filename_component(root "${CMAKE_CURRENT_SOURCE_DIR}/../.." ABSOLUTE)
 file(GLOB modules RELATIVE "${root}" CONFIGURE_DEPENDS
      "${root}/reducer/wire/*.py" "${root}/reducer/core/*.py" "${root}/reducer/core/*/*.py")

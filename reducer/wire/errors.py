@@ -2,7 +2,7 @@
 
 - ``ProtocolError``: the peer broke the rules. Reaction: close the connection.
 - ``RoundError``: a round or a job failed. Reaction: tell every rank.
-- ``InternalError``: our bug. Reaction: log the error with its stack and keep serving.
+- ``InternalError``: a bug in this program. Reaction: log the error with its stack and keep serving.
 
 Input from a peer may raise only the first two families.
 """
@@ -91,8 +91,8 @@ class RoundError(ReductionError):
     """A round, or all rounds of a job, cannot be completed."""
 
 
-# The errors that a peer can cause. Code that handles peers catches only these, so that our own
-# bugs show.
+# The errors that a peer can cause. Code that handles peers catches only these, so that bugs are
+# not hidden.
 PEER_ERRORS: Final = (ProtocolError, RoundError)
 
 
@@ -103,6 +103,6 @@ class PeerLostError(RoundError):
 
 
 class InternalError(ReductionError):
-    """A bug of ours."""
+    """A bug in this program."""
 
     code = ErrorCode.INTERNAL

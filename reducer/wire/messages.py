@@ -332,7 +332,8 @@ class Suspect:
 class Absent:
     """Ranks that are not connected to the lane, each with the reason, and ranks that said BYE.
 
-    `left` has at most 4,096 of the ranks that said BYE; `left_count` counts all of them.
+    `left` lists at most 4,096 of the ranks that said BYE; `left_count` is the number of all of
+    these.
     """
 
     absent: tuple[tuple[int, str], ...] = _wire(_absent, default=())
