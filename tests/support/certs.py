@@ -39,15 +39,17 @@ class Files:
         return {"tls_cert": self.cert, "tls_key": self.key, "tls_ca": self.ca}
 
     def context(self) -> ssl.SSLContext:
-        """The context of a worker in plain Python; as in our client, its ClientHello has a key
-        share of the one group."""
+        """The context of a worker in plain Python. As in the client, its ClientHello has one key
+        share.
+        """
         context = self.context_of_any_group()
         context.set_ecdh_curve("prime256v1")
         return context
 
     def context_of_any_group(self) -> ssl.SSLContext:
         """The same with OpenSSL's default groups: the lane requests another share (RFC 8446,
-        4.1.4)."""
+        4.1.4).
+        """
         context = ssl.create_default_context(cafile=self.ca)
         context.load_cert_chain(self.cert, self.key)
         return context

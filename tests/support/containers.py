@@ -1,6 +1,8 @@
-"""Images built and containers run without a daemon: buildah, podman and runc, with a storage of
-their own below build/container, on a base image that debootstrap makes from the machine's own
-distribution. They use no registry."""
+"""Builds images and runs containers without a daemon, by buildah, podman and runc.
+
+They have their own storage below build/container, and a base image that debootstrap makes from the
+machine's own distribution. They use no registry.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,10 @@ def unavailable() -> str:
 def tool(
     *command: str | Path, check: bool = True, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """A program with our configuration and, of buildah and podman, our storage; AssertionError
-    with what it said unless it ends well."""
+    """Run a program with this module's configuration and, for buildah and podman, its storage.
+
+    Raises AssertionError with the program's output if the program fails.
+    """
     name, *arguments = map(str, command)
     if name in ("buildah", "podman"):
         arguments = [*STORAGE, *arguments]
@@ -104,8 +108,11 @@ def _mirror() -> str:
 
 @functools.cache
 def wheelhouse() -> Path:
-    """A folder with everything that an image installs beside ours, for the base's Python; it is
-    fetched with pip's settings here, so that no image needs any."""
+    """A folder with all wheels that an image needs besides ours, for the base image's Python.
+
+    The wheels are fetched with pip's settings of this machine, so that no image needs these
+    settings.
+    """
     shown = tool("apt-cache", "show", "--no-all-versions", "python3").stdout
     match = re.search(r"^Version: (3\.\d+)", shown, re.M)
     assert match, f"apt has no python3:\n{shown}"

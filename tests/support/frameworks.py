@@ -1,4 +1,4 @@
-"""Which frameworks are installed; nothing is imported to find out."""
+"""Which frameworks are installed; this imports none of them."""
 
 from __future__ import annotations
 

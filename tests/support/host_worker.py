@@ -1,6 +1,6 @@
-"""One of several ranks on a host with a NIC of its own: sums flat and in two levels; one JSON line.
+"""One of several ranks on a host with its own NIC: sums flat and in two levels; one JSON line.
 
-Reads torchrun's variables and REDUCER_ADDRS. Its argument is the file that ranks use to meet.
+Reads torchrun's variables and REDUCER_ADDRS. Its argument is the file through which ranks meet.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def home(chunk: int, slots: int) -> int:
 
 
 def positions(frames: list[Frame]) -> dict[tuple[int, int], int]:
-    """(home slot, route) and done of the one key in the heartbeats."""
+    """By (home slot, route): the done position of the one key in the heartbeats."""
     found = {}
     for beat in said(frames, MessageKind.HEARTBEAT):
         payload = bytes(beat.payload or b"")

@@ -25,8 +25,11 @@ def free_port() -> int:
 
 
 def _ports() -> range:
-    """The longer range of ports outside Linux's ephemeral range: an ephemeral port could be taken
-    meanwhile. All ports if that range has fewer than a thousand."""
+    """The longer range of ports outside Linux's ephemeral range, whose ports could be taken
+    meanwhile.
+
+    All ports if that range has fewer than a thousand.
+    """
     low, high = map(int, _OUTGOING.read_text(encoding="ascii").split())
     longer = max(range(1024, low), range(high + 1, 65_536), key=len)
     return longer if len(longer) >= 1_000 else range(1024, 65_536)

@@ -23,7 +23,7 @@ def process_group(
     seconds: float = 60,
     **options: Any,
 ) -> Iterator[Any]:
-    """The default group, destroyed at the end; ``options`` are those of `Options`."""
+    """The default group, destroyed at the end; ``options`` are the arguments of `Options`."""
     torch.set_num_threads(1)
     keep_gloo_on_loopback()
     dist.init_process_group(

@@ -97,7 +97,7 @@ class Stream:
 
 
 def _size_of_first(held: bytearray) -> int:
-    """Bytes of the preface or frame that `held` begins with; 0 while that is not known."""
+    """The size of the preface or frame that `held` begins with; 0 while it is not known."""
     if held[:4] == b"ORSP":
         return PREFACE_SIZE
     if len(held) < HEADER_SIZE:
@@ -108,7 +108,7 @@ def _size_of_first(held: bytearray) -> int:
 class Proxies:
     """A port before each reducer; a context manager. ``plan`` gives each new stream its harm.
 
-    Workers are to be given `addresses`. All methods are for the test's thread.
+    Workers connect to `addresses`. All methods are for the test's thread.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Proxies:
         }
         self._tasks: set[asyncio.Task[None]] = set()
         self.made = [0] * len(upstreams)  # links so far, by reducer
-        self.ended = [0] * len(upstreams)  # of them, those on which nothing can come any more
+        self.ended = [0] * len(upstreams)  # links on which nothing can come any more, by reducer
         self._servers = [socket.create_server(("127.0.0.1", 0)) for _ in upstreams]
         self.addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in self._servers]
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies")
@@ -159,7 +159,7 @@ class Proxies:
     # --- in the loop's thread -------------------------------------------------------------------
 
     def _do(self, action: Callable[[], Any]) -> None:
-        """Run it there and wait."""
+        """Run the action in the loop's thread, and wait for it."""
 
         async def run() -> None:
             action()

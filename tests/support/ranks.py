@@ -1,8 +1,8 @@
 """Ranks as real processes: each runs one function and sends its result or its error back.
 
-They are forked from a server that has torch and the client loaded (`tests.support.warm`), so that a
-rank starts in milliseconds. A rank that must start like any program, with an environment that the
-dynamic linker or an import reads, is `fresh`.
+Ranks are forked from a server that has loaded torch and the client (`tests.support.warm`), so a
+rank starts in milliseconds. A rank is `fresh` if it must start like any program, with an
+environment that the dynamic linker or an import reads.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ _SPAWN = multiprocessing.get_context("spawn")
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.support.warm"])
 all_fresh = False
-"""Set by tests of what should not be loaded beside torch, or reads the environment when loaded."""
-# One helper process of multiprocessing lives as long as ours: it is there before any test counts.
+"""Set by tests of libraries that must not meet torch, or that read the environment when loaded."""
+# Start multiprocessing's resource tracker before any test counts processes: it lives as long as
+# this process.
 resource_tracker.ensure_running()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank ended: a value, an error, or neither (it was killed, or is late)."""
+    """How one rank ended: with a value, with an error, or with neither (killed, or late)."""
 
     rank: int
     value: Any = None
@@ -48,7 +49,7 @@ class Outcome:
 
 
 class RunningRanks:
-    """The processes of one call of ``start_ranks``; a context manager that leaves none behind."""
+    """The processes of one call of ``start_ranks``; the context manager ends all of them."""
 
     def __init__(self, started: Sequence[tuple[BaseProcess, Connection]]) -> None:
         self._started = started
@@ -73,23 +74,23 @@ class RunningRanks:
         os.kill(self.pid(rank), signum)
 
     def receive(self, rank: int, timeout: float = 30.0) -> Any:
-        """The next thing that the rank gave to its ``tell``."""
+        """The next value that the rank passed to its ``tell``."""
         connection = self._started[rank][1]
-        assert connection.poll(timeout), f"rank {rank} said nothing for {timeout} s"
+        assert connection.poll(timeout), f"rank {rank} sent no message for {timeout} s"
         message = connection.recv()
         assert not isinstance(message, Outcome), f"rank {rank} ended: {message}"
         return message
 
     def wait(self, rank: int, timeout: float = 30.0) -> None:
-        """Until there is something to `receive`."""
-        assert self._started[rank][1].poll(timeout), f"rank {rank} said nothing for {timeout} s"
+        """Wait until there is a value to `receive`."""
+        assert self._started[rank][1].poll(timeout), f"rank {rank} sent no message for {timeout} s"
 
     def send(self, rank: int, message: object = None) -> None:
-        """Give the rank what its ``tell.hear()`` waits for."""
+        """Send the message that the rank's ``tell.hear()`` waits for."""
         self._started[rank][1].send(message)
 
     def collect_one(self, rank: int, timeout: float = 60.0) -> Outcome:
-        """The outcome of one rank while the others go on."""
+        """The outcome of one rank while the others continue."""
         connection = self._started[rank][1]
         assert connection.poll(timeout), f"rank {rank} has not ended within {timeout} s"
         outcome = connection.recv()
@@ -97,7 +98,7 @@ class RunningRanks:
         return outcome
 
     def collect(self, timeout: float = 60.0) -> list[Outcome]:
-        """All outcomes by rank; a rank without one by then has ``reported=False``."""
+        """All outcomes by rank; a rank that has not reported in time has ``reported=False``."""
         deadline = time.monotonic() + timeout
         open_ranks = {c: rank for rank, (_, c) in enumerate(self._started)}
         while open_ranks:
@@ -120,7 +121,7 @@ class RunningRanks:
 
 
 class Tell:
-    """Given to a rank's function as its last argument when ``talk`` is set."""
+    """Exchanges messages with the test; with ``talk``, the last argument of a rank's function."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -143,8 +144,10 @@ def join(rank: int, world_size: int, addresses: list[str], job: str, **options: 
 
 
 def server() -> tuple[int | None, int | None]:
-    """The pid of the server that ranks are forked from, and our descriptor that keeps the server
-    alive, both once the first rank has started."""
+    """The server from which ranks are forked: its pid, and the descriptor that keeps it alive.
+
+    Both exist once the first rank has started.
+    """
     running = forkserver._forkserver
     return running._forkserver_pid, running._forkserver_alive_fd
 
@@ -182,7 +185,7 @@ def run_ranks(
 
 
 def values(outcomes: Sequence[Outcome]) -> list[Any]:
-    """Of all ranks; AssertionError with the traces if any failed or is late."""
+    """The values of all ranks; AssertionError with the traces if any failed or is late."""
     failed = [o for o in outcomes if o.error is not None or not o.reported]
     if failed:
         texts = (f"rank {o.rank}: {o.trace or 'no outcome (dead or late)'}" for o in failed)
@@ -200,24 +203,24 @@ def _main(
     args: tuple[Any, ...],
 ) -> None:
     _die_with_the_test()
-    os.environ.clear()  # of the server
+    os.environ.clear()  # the server's environment
     os.environ.update(environment)
     # A test run in the background of a shell inherits an ignored SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     extra = (Tell(connection),) if talk else ()
     try:
         outcome = Outcome(rank, value=function(rank, world_size, *args, *extra))
-    except BaseException as raised:  # what pytest raises in a failed check is no Exception
+    except BaseException as raised:  # pytest raises BaseException in a failed check
         error = raised if isinstance(raised, Exception) else AssertionError(repr(raised))
         outcome = Outcome(rank, error=error, trace=traceback.format_exc())
     connection.send(outcome)
     connection.close()
     if server()[1] is not None:
-        atexit._run_exitfuncs()  # multiprocessing ends forked processes without
+        atexit._run_exitfuncs()  # multiprocessing skips these in forked processes
 
 
 def _die_with_the_test() -> None:
-    """The server ends when no process holds its descriptor any more, and then its ranks end."""
+    """End the server, and then its ranks, when no process holds its descriptor any more."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -12,7 +12,7 @@ from tests.support.ports import free_ports
 
 
 class Reducers:
-    """`count` daemons on ports of their own; a context manager that ends those that run."""
+    """`count` daemons, each with a fixed port; the context manager ends those that run."""
 
     def __init__(self, count: int, *arguments: str, lanes: int = 1) -> None:
         self._arguments = arguments
@@ -30,23 +30,23 @@ class Reducers:
         return found
 
     def contributions(self, index: int) -> int:
-        """How many the reducer has taken for the jobs that are on it now."""
+        """How many contributions the reducer has taken for its present jobs."""
         lanes = self.daemon(index).stats()["lanes"]
         jobs = [job for lane in lanes for job in lane["core"]["jobs"].values()]
         return sum(job["contributions"] for job in jobs)
 
     def bytes_in(self) -> int:
-        """Payload that all running reducers have taken for the jobs that are on them now."""
+        """Payload bytes that all running reducers have taken for their present jobs."""
         running = [index for index, daemon in enumerate(self._daemons) if daemon is not None]
         return sum(sum(self.lane_bytes_in(index)) for index in running)
 
     def lane_bytes_in(self, index: int) -> list[int]:
-        """That of a reducer, by lane."""
+        """Payload bytes that a reducer has taken for its present jobs, by lane."""
         lanes = self.daemon(index).stats()["lanes"]
         return [sum(j["bytes_in"] for j in lane["core"]["jobs"].values()) for lane in lanes]
 
     def restart(self, index: int) -> int:
-        """`terminate`, then `start`; the exit status."""
+        """`terminate`, then `start`; returns the exit status."""
         status = self.terminate(index)
         self.start(index)
         return status
@@ -61,12 +61,12 @@ class Reducers:
         os.kill(self.daemon(index).lane_pid(lane), signal.SIGKILL)
 
     def strike(self, index: int) -> None:
-        """SIGKILL to the daemon and its lanes, at once and from any thread; `kill` buries it."""
+        """SIGKILL to the daemon and its lanes at once, from any thread; call `kill` afterwards."""
         for pid in self._pids(index):
             os.kill(pid, signal.SIGKILL)
 
     def terminate(self, index: int) -> int:
-        """SIGTERM, and wait for the drain; the exit status."""
+        """SIGTERM, and wait for the drain; returns the exit status."""
         status = self.daemon(index).stop()
         self._daemons[index] = None
         return status

@@ -1,4 +1,4 @@
-"""One DDP worker that is told nothing: where it is comes from the environment alone.
+"""One DDP worker whose place comes from the environment alone.
 
 It trains over the reducers and then over gloo, and prints the digests of both models as JSON.
 """

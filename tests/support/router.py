@@ -65,7 +65,7 @@ class Router(Lab):
 
 
 def enter(namespace: str) -> None:
-    """This thread, and those that it starts from now on, use the namespace's network."""
+    """Let this thread, and threads that it starts later, use the namespace's network."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/run/netns", namespace).open("rb") as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:

@@ -30,7 +30,7 @@ class Spec:
 
 
 class Scripted:
-    """One rank on one lane. `frames` has the received frames that the test has not taken."""
+    """One rank on one lane. `frames`: received frames that the test has not taken yet."""
 
     def __init__(
         self, lane: SimLane, rank: int, world_size: int, *, table: messages.ChunkTable = TABLE,
@@ -65,7 +65,7 @@ class Scripted:
         self.session.send(frame(self.header(spec, chunk, **fields), data))
 
     def contribute_all(self, spec: Spec, data: bytes) -> None:
-        """Every chunk of a round of one part, in ascending order."""
+        """Contribute every chunk of a round of one part, in ascending order."""
         plan = self.plan(spec)
         step = plan.chunk_elements * plan.item
         for chunk in range(plan.chunks):
@@ -86,7 +86,7 @@ class Scripted:
         self.session.send(frame(Header(kind=MessageKind.BYE)))
 
     def read(self, kind: MessageKind) -> list[Frame]:
-        """The frames of one kind that have come since the last call for it."""
+        """The frames of one kind that have come since the last `read` of this kind."""
         self.frames += self.session.read()
         found = [f for f in self.frames if f.header.kind == kind]
         self.frames = [f for f in self.frames if f.header.kind != kind]
@@ -103,12 +103,12 @@ class Scripted:
 
 
 def join_all(lane: SimLane, world_size: int, **kwargs: object) -> list[Scripted]:
-    """A complete run."""
+    """The ranks of a complete run."""
     return [Scripted(lane, rank, world_size, **kwargs) for rank in range(world_size)]  # type: ignore[arg-type]
 
 
 def runs_of_one(lane: SimLane, count: int) -> list[Scripted]:
-    """The only ranks of so many runs, whose streams have moved."""
+    """The ranks of `count` runs of one rank each, whose streams have moved."""
     workers = [join_all(lane, 1, run_id=f"run-{n}")[0] for n in range(count)]
     for worker in workers:
         worker.session.send(control(messages.Route(1, (1,), (1,), (1,))))
@@ -116,7 +116,7 @@ def runs_of_one(lane: SimLane, count: int) -> list[Scripted]:
 
 
 def fill(worker: Scripted, keys: int, route: int = 1) -> None:
-    """Keys with a done position, of the rank on a stream that has moved."""
+    """Make keys with a done position of the rank, on a stream that has moved."""
     for first in range(0, keys, 1_000):
         entries = ((key, 1) for key in range(first, min(keys, first + 1_000)))
         worker.session.send(heartbeat(*entries, route=route))

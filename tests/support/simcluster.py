@@ -1,7 +1,7 @@
 """Engine states and lanes in one process, connected by links with random delays and cuts.
 
-Every link is first in, first out, as TCP is; which link moves next, and how many bytes, is drawn
-from the seed. The same seed gives the same run.
+Every link delivers in order, as TCP does. The seed decides which link moves next, and how many
+bytes. The same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tests.support.simlane import SimLane, SimSession
 
 
 class StuckError(Exception):
-    """Nothing moves any more, and the operations are not finished."""
+    """Nothing moves any more, although operations are not finished."""
 
 
 class SimCluster:
-    """`world_size` engine states and `lanes_by_slot` real lanes; `now` goes on as it is pumped."""
+    """`world_size` engine states and `lanes_by_slot` real lanes; pumping advances `now`."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class SimCluster:
             for rank in range(world_size)
         ]
         self.sessions: dict[tuple[int, int, int], SimSession] = {}
-        # Lanes that hold so many bytes stop reading: what the reserved room is there to prevent.
+        # Lanes that hold this many bytes stop reading, which reserved room must prevent.
         self.stop_reading_at: int | None = None
-        self.cut = 0  # most bytes that move at once; 0: drawn for every move
+        self.cut = 0  # most bytes of one move; 0: random for every move
 
     # --- driving --------------------------------------------------------------------------------
 
@@ -88,8 +88,8 @@ class SimCluster:
     def pump(self, until: Callable[[], bool], idle_seconds: float = 2.0) -> None:
         """Move bytes until `until()`.
 
-        Raises StuckError after `idle_seconds` (of the simulation) without a contribution, a join
-        or a result: heartbeats alone are no progress.
+        Raises StuckError after `idle_seconds` of simulated time without a contribution, a join or a
+        result: heartbeats are no progress.
         """
         mark, marked_at = self._progress(), self.now
         while not until():
@@ -119,7 +119,7 @@ class SimCluster:
             self.pass_time(0.05)
 
     def step(self) -> bool:
-        """One pass over all links in random order; whether a byte has moved."""
+        """Make one pass over all links in random order. Returns whether a byte has moved."""
         self._connect()
         moved = False
         links = list(self.sessions.items())
@@ -148,7 +148,7 @@ class SimCluster:
         return True
 
     def _moves(self, rank: int, reducer: int) -> bool:
-        """Whether bytes pass between them now."""
+        """Whether bytes pass between the rank and the reducer now."""
         return True
 
     def _reads(self, reducer: int, lane: int) -> bool:
@@ -190,7 +190,7 @@ class SimCluster:
         root: int = 0,
         count: int | None = None,
     ) -> Any:
-        """An operation of one rank; `count` defaults to the elements of `source`."""
+        """Submit an operation of one rank; `count` defaults to the elements of `source`."""
         if count is None:
             assert source is not None
             count = source.size
@@ -199,7 +199,7 @@ class SimCluster:
         )
 
     def finish(self, operations: list[Any]) -> None:
-        """Pump until all are finished; their errors stay on them."""
+        """Pump until all operations are finished; their errors stay on them."""
         self.pump(lambda: all(operation.done for operation in operations))
 
     def report(self) -> str:

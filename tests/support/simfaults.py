@@ -9,9 +9,9 @@ from reducer.core.surface import events
 from tests.support.simcluster import SimCluster
 from tests.support.simlane import SimLane, SimSession
 
-NEW_INCARNATIONS = True  # False: a process that starts again looks like the one before
+NEW_INCARNATIONS = True  # False: a restarted process looks like the one before
 _FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
-_NO_ANSWER = 2.0  # what the engine gives an address to answer
+_NO_ANSWER = 2.0  # the engine's timeout for an address
 Link = tuple[int, int, int]  # rank, slot, lane
 
 
@@ -22,17 +22,19 @@ class _Dial:
 
 
 class FaultyCluster(SimCluster):
-    """Slot s is the s-th reducer of every rank. Faults last until they are taken back."""
+    """Slot s is the s-th reducer of every rank. A fault lasts until it is undone."""
 
     def __init__(self, world_size: int, lanes_by_slot: tuple[int, ...], **options: Any) -> None:
         super().__init__(world_size, lanes_by_slot, **options)
         self.lanes_by_slot = lanes_by_slot
         self.frozen: set[int] = set()
-        self.cut_off: set[tuple[int, int]] = set()  # (rank, slot): nothing passes
+        self.cut_off: set[tuple[int, int]] = set()  # (rank, slot) without traffic
         self._options = options
         self._dials: dict[Link, _Dial] = {}
         self._due: set[Link] = set()
-        self._closed: list[tuple[int, int, SimSession]] = []  # the lane has not heard of it yet
+        self._closed: list[
+            tuple[int, int, SimSession]
+        ] = []  # the lane does not know of these ends yet
         self._starts = 0
         self._bodies: dict[tuple[int, int, int, int], int] = {}
         for lane in self.lanes.values():
@@ -44,7 +46,7 @@ class FaultyCluster(SimCluster):
         return (slot, 0) in self.lanes
 
     def kill(self, slot: int) -> None:
-        """SIGKILL: what was on its way to the workers arrives up to an arbitrary byte."""
+        """SIGKILL: the bytes in flight to the workers arrive up to a random byte."""
         for link in [link for link in self.sessions if link[1] == slot]:
             self._break(link, "connection reset")
         for lane in range(self.lanes_by_slot[slot]):
@@ -52,7 +54,7 @@ class FaultyCluster(SimCluster):
         self.frozen.discard(slot)
 
     def start(self, slot: int) -> None:
-        """A new process at the same address, with empty memory."""
+        """Start a new process at the same address, with empty memory."""
         self._starts += NEW_INCARNATIONS
         keep = {
             name: value
@@ -73,7 +75,7 @@ class FaultyCluster(SimCluster):
 
     def _incarnation(self, slot: int, lane: int) -> bytes:
         if not self._starts:
-            return bytes([slot, lane]) * 8  # that of SimCluster
+            return bytes([slot, lane]) * 8  # as in SimCluster
         return bytes([slot, lane]) + self._starts.to_bytes(14, "little")
 
     def drain(self, slot: int) -> None:
@@ -87,11 +89,11 @@ class FaultyCluster(SimCluster):
         )
 
     def reset(self, link: Link) -> None:
-        """The connection breaks, in the middle of whatever is on its way, in both directions."""
+        """Break the connection at a random byte in both directions."""
         self._break(link, "connection reset")
 
     def heal(self) -> None:
-        """Everything runs and passes again."""
+        """End all faults."""
         self.frozen.clear()
         self.cut_off.clear()
         for slot in range(len(self.lanes_by_slot)):
@@ -108,7 +110,7 @@ class FaultyCluster(SimCluster):
         self._end(link, session)
 
     def _end(self, link: Link, session: SimSession) -> None:
-        """The worker dials at once what had welcomed it, else with a back-off."""
+        """End a session. The worker redials at once if the lane had welcomed it, else later."""
         self._closed.append((link[0], link[1], session))
         if session.welcomed:
             self._dials.pop(link, None)

@@ -18,15 +18,15 @@ from reducer.wire.decoder import SKIP, Decoder, Frame
 from reducer.wire.errors import PEER_ERRORS
 from reducer.wire.header import HEADER_SIZE, Header
 
-KIND_OFFSET = 5  # of a frame's kind in its header
+KIND_OFFSET = 5  # where a header has the kind of its frame
 
 
 class InjectedError(MemoryError):
-    """What `SimLane.inject` raises."""
+    """The error that `SimLane.inject` raises."""
 
 
 class SimBuffer:
-    """Memory of one contribution; `state` tells a use after it was freed."""
+    """Memory of one contribution; `state` shows a use after the buffer was freed."""
 
     def __init__(self, size: int) -> None:
         self.memory = bytearray(size + HEADER_SIZE)
@@ -35,7 +35,7 @@ class SimBuffer:
 
 
 class SimSession:
-    """The lane's end of one connection, and what it has written to it."""
+    """The lane's end of one connection, with the bytes that the lane has written to it."""
 
     def __init__(self, lane: SimLane, number: int) -> None:
         self.lane = lane
@@ -62,7 +62,7 @@ class SimSession:
         return buffer.view
 
     def send(self, data: bytes) -> None:
-        """Bytes from the worker."""
+        """Give the lane bytes from the worker."""
         rest = memoryview(data)
         while rest and self.closed is None:
             room = self._decoder.get_buffer()
@@ -73,7 +73,7 @@ class SimSession:
 
     @property
     def room(self) -> int:
-        """Bytes that the lane keeps to read into, between two frames."""
+        """The size of the lane's read buffer between two frames."""
         return len(self._decoder.get_buffer())
 
     def _received(self, n: int) -> None:
@@ -104,13 +104,13 @@ class SimSession:
         return self._reader.feed(data)
 
     def take(self, limit: int) -> bytes:
-        """The next bytes of the lane, for a simulated link."""
+        """Take the next bytes that the lane has written, for a simulated link."""
         data = bytes(self.outbox[:limit])
         del self.outbox[:limit]
         return data
 
     def lose(self, reason: str = "the worker closed the connection") -> None:
-        """The connection ends."""
+        """End the connection."""
         if self.closed is None:
             self.closed = reason
         if self._arriving is not None:
@@ -120,10 +120,10 @@ class SimSession:
 
 
 class SimLane:
-    """`now` is the time of the simulation; `held` are the buffers that are out.
+    """`now` is the time of the simulation; `held` are the buffers in use.
 
-    `inject` is called with each output before it is carried out, and with a size before memory of
-    that size is taken; it may raise InjectedError.
+    `inject` is called with each output before it is carried out, and with each size before memory
+    of that size is taken; it may raise InjectedError.
     """
 
     def __init__(self, kernels: KernelSet | None = None, **settings: Any) -> None:
@@ -144,13 +144,13 @@ class SimLane:
         self._held_bytes = 0
         self.peak = 0
         self.logs: list[str] = []
-        self.about: list[dict[str, object]] = []  # their fields
-        self.unsent: frozenset[int] = frozenset()  # kinds of frames that are dropped instead
-        # CRCs of contributions by key, round, chunk and rank: of one job, on all its lanes.
+        self.about: list[dict[str, object]] = []  # the fields of `logs`
+        self.unsent: frozenset[int] = frozenset()  # kinds of frames that are not sent
+        # CRCs of one job's contributions on all its lanes, by key, round, chunk and rank.
         self.bodies: dict[tuple[int, int, int, int], int] | None = None
         self.inject: Callable[[events.Output | int], None] = lambda what: None
         self._opened = 0
-        self._behind: dict[int, None] = {}  # sessions
+        self._behind: dict[int, None] = {}  # sessions that need turns
 
     def connect(self) -> SimSession:
         self._opened += 1
@@ -160,7 +160,7 @@ class SimLane:
         return session
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns the lane's numbers, and those of each job or group."""
+        """Returns the lane's numbers, and the numbers of each job or group."""
         found: dict[str, Any] = self.lane_report().as_json()["core"]
         return found
 
@@ -177,7 +177,7 @@ class SimLane:
         return put_together(LaneNumbers(**zeros), self.core.parts(self.now))
 
     def tick(self, seconds: float = 0.05) -> None:
-        """Time goes by, with ticks on the way: a late one would blame nobody."""
+        """Let time pass with regular ticks, because after a late tick the lane blames nobody."""
         end = self.now + seconds
         while self.now < end - 0.25:
             self.stand_still(0.25)
@@ -191,7 +191,7 @@ class SimLane:
             self.catch_up(number)
 
     def catch_up(self, number: int) -> None:
-        """A turn of the session: one part of what its run is behind with."""
+        """Give the session a turn: one part of the work that its run is behind with."""
         if self.core.behind(number):
             self.feed(events.CatchUp(number))
         else:
@@ -208,12 +208,12 @@ class SimLane:
                 failed = failure_of(output, error)
                 came += [failed] if failed is not None else []
                 if isinstance(output, events.Free):
-                    self._give_back_all(output)  # as the real pool does, although it fails
+                    self._give_back_all(output)  # as the real pool does, even if the output fails
         for effect in came:
             self.feed(effect)
 
     def compare(self, header: Header) -> None:
-        """A rank's contribution to a chunk is the same each time that it is sent."""
+        """Assert that a rank sends the same contribution to a chunk every time."""
         if self.bodies is None:
             return
         id_ = (header.key, header.round, header.chunk, header.rank)
@@ -309,7 +309,7 @@ def _views(buffers: Any) -> Iterator[memoryview]:
 
 
 def snapshot_of(*lanes: LaneReport) -> Snapshot:
-    """Returns the snapshot of a daemon with these lanes, and one lane more that is down."""
+    """Returns the snapshot of a daemon with these lanes, and with one more lane that is down."""
     return Snapshot(
         tasks=1, started=0.0, clock=0.0,
         version="1", protocol="1.0", mode="open", time=0.0, started_at=1.0, ready=True, accepted=0,

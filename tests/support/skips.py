@@ -1,7 +1,8 @@
-"""A plugin of pytest: `-p tests.support.skips` fails a run with a skip whose reason is not here.
+"""A plugin of pytest: `-p tests.support.skips` fails a run with a skip for a reason not listed
+here.
 
-CI and `make test` load it where the machine has everything (tests/machine.sh): there a test that
-skips is a test that nobody runs.
+CI and `make test` load the plugin where the machine has everything (tests/machine.sh). A test that
+skips there never runs anywhere.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pytest
 
 # A test may skip for these reasons.
 ALLOWED = (
-    # No GPU, or what only makes sense beside one.
+    # No GPU, or a test that is only useful beside a GPU.
     r"CUDA",
     r"no NVIDIA driver",
     r"no libnccl",

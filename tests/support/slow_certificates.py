@@ -1,8 +1,8 @@
-"""Certificates that take OpenSSL a fifth of a second each to decode: a stranger's weapon.
+"""Certificates that a stranger could send: each takes OpenSSL a fifth of a second to decode.
 
-The key of each names an elliptic curve of its own (RFC 3279, section 2.3.5), by a generator in
-compressed form over a prime p = c * 2**620 + 1. To decompress it OpenSSL takes a square root modulo
-p (Tonelli and Shanks), in steps that grow with the square of 620.
+The key of each certificate names its own elliptic curve (RFC 3279, section 2.3.5), by a generator
+in compressed form over a prime p = c * 2**620 + 1. To decompress the generator, OpenSSL takes a
+square root modulo p (Tonelli and Shanks), in steps that grow with the square of 620.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _name(number: int) -> bytes:
 
 
 def _certificate(number: int, key: bytes) -> str:
-    """In PEM; its issuer is the next one, and nobody has signed it."""
+    """A certificate in PEM; its issuer is the next one, and nobody has signed it."""
     algorithm = _der(SEQUENCE, _der(OID, ECDSA_WITH_SHA256))
     valid = _der(SEQUENCE, _der(TIME, b"250101000000Z"), _der(TIME, b"350101000000Z"))
     version = _der(VERSION, _integer(2))
@@ -67,7 +67,7 @@ def _certificate(number: int, key: bytes) -> str:
 
 
 def slow_context(folder: Path, count: int) -> ssl.SSLContext:
-    """Of a stranger who shows one certificate and ``count`` slow ones behind it."""
+    """The context of a stranger that shows one certificate and ``count`` slow ones after it."""
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo

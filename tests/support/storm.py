@@ -22,10 +22,10 @@ from tests.support.simfaults import FaultyCluster
 
 CHUNK = 1_024
 TABLE = ((0, CHUNK),)
-MOST_AHEAD = 8  # rounds of a key between the ranks
-FAULTS = 12  # of one spell of bad weather
+MOST_AHEAD = 8  # rounds of a key, before the slowest rank
+FAULTS = 12  # of one spell
 ROUNDS_OF_A_SPELL = 20
-CALM = 4.0  # between two: else a rank could be silent for 5 s in sum, and lost
+CALM = 4.0  # between two spells: else a rank could be silent for 5 s in sum, and lost
 PATIENCE = 60.0  # of simulated time: longer than any deadline of the protocol
 
 
@@ -42,7 +42,7 @@ class Operation:
 
 @dataclass
 class Storm:
-    """One job of `rounds` rounds a key; `run` raises AssertionError or StuckError."""
+    """One job with `rounds` rounds of each key; `run` raises AssertionError or StuckError."""
 
     seed: int
     rounds: int = 20
@@ -56,7 +56,7 @@ class Storm:
         self.calm_until = 0.0
         self.world = self.rng.randrange(2, 5)
         if self.seed % 8 == 0:
-            self.world += FOLD_AT_ONCE  # some parts are folded before the last has come
+            self.world += FOLD_AT_ONCE  # some parts are folded before the last one has come
         lanes = tuple(self.rng.choice((1, 1, 2)) for _ in range(self.rng.randrange(1, 4)))
         self.keys = [f"key-{n}" for n in range(self.rng.randrange(1, 4))]
         self.cluster = FaultyCluster(
@@ -74,7 +74,7 @@ class Storm:
     # --- the job --------------------------------------------------------------------------------
 
     def values(self, key: str, number: int) -> np.ndarray:
-        """Contributions of all ranks to a round: any of them can be made again."""
+        """The contributions of all ranks to a round; the same at every call."""
         rng = np.random.default_rng((self.seed, self.keys.index(key), number))
         count = int(rng.integers(1, 12 * CHUNK // 4))
         return rng.standard_normal((self.world, count), dtype=np.float32)
@@ -86,7 +86,7 @@ class Storm:
         return total.tobytes()
 
     def submit_some(self) -> None:
-        """Each rank submits its keys in an order of its own."""
+        """Let each rank submit some of its keys, in its own random order."""
         if self.cluster.now < self.calm_until:
             return
         for (rank, key), number in list(self.next_round.items()):
@@ -128,13 +128,13 @@ class Storm:
     def submitted(self) -> bool:
         return all(number == self.rounds for number in self.next_round.values())
 
-    # --- the weather ----------------------------------------------------------------------------
+    # --- the faults -----------------------------------------------------------------------------
 
     def maybe_break(self) -> None:
-        """Begin a fault that ends by itself after at most 3 s.
+        """Begin a random fault, which ends on its own after at most 3 s.
 
-        A rank without any connection for 0.5 s is lost: only links whose lanes have all welcomed
-        the rank are cut, and then they are not reset, too.
+        A rank without any connection for 0.5 s is lost. So only links whose lanes have all welcomed
+        the rank are cut, and cut links are not reset as well.
         """
         if not self.faults and not self.repairs and self.spells > 1:
             self.spells -= 1
@@ -167,7 +167,7 @@ class Storm:
                 lanes = range(cluster.lanes_by_slot[slot])
                 links = [cluster.sessions.get((*pair, lane)) for lane in lanes]
                 whole = all(link is not None and link.welcomed for link in links)
-                if whole and pair not in self.cut:  # in sum a rank would be silent for too long
+                if whole and pair not in self.cut:  # two cuts could be too long in sum
                     self.cut.add(pair)
                     cluster.cut_off.add(pair)
                     self.repairs.append((end, lambda: cluster.cut_off.discard(pair)))

@@ -15,7 +15,9 @@ from tests.support.worker import Worker
 
 
 def check_it_lives_on(daemon: Daemon, **proof: Any) -> None:
-    """No connection is left, no bug has shown, and it still sums for a worker with ``proof``."""
+    """Assert that no connection is left, no bug has shown, and a worker with ``proof`` gets its
+    sum.
+    """
     assert daemon.get("/healthz")[0] == 200
     values = np.arange(100_000, dtype=np.float32)
     with Worker(daemon.port, "after", 0, 1, **proof) as worker:

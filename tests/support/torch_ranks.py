@@ -1,4 +1,4 @@
-"""What ranks need that run torch beside the reducers."""
+"""Code for ranks that run torch beside the reducers."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def gloo_and_group(
 
 
 def digest(module: nn.Module) -> str:
-    """Of the bits of all parameters."""
+    """A hash of the bits of all parameters."""
     values = (v.detach().contiguous().view(torch.uint8).numpy() for v in module.parameters())
     return hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# "At once", where a test can only tell it by the clock: a busy machine takes a part of a second for
+# The limit for "at once" in a test with a clock: a busy machine may need a part of a second for
 # nothing, so no test has a tighter limit.
 AT_ONCE = 2.0
 

@@ -1,4 +1,4 @@
-"""Imports for the server that ranks are forked from: a rank imports nothing of this again.
+"""Imports for the server from which ranks are forked, so that a rank need not repeat them.
 
 The server must have one thread when it forks, so nothing here may start another.
 """

@@ -1,7 +1,7 @@
-"""A worker in plain Python on `reducer.wire`, which lets a test send a daemon any bytes.
+"""A worker in plain Python on `reducer.wire`, with which a test can send a daemon any bytes.
 
-It uses one reducer with any number of lanes. It has no retransmission and no failover; the engine
-has both.
+It uses one reducer with any number of lanes. Unlike the engine it has neither retransmission nor
+failover.
 """
 
 from __future__ import annotations
@@ -59,8 +59,11 @@ def connect(
     job: str = "",
     tls: ssl.SSLContext | None = None,
 ) -> socket.socket:
-    """A blocking socket that has sent its preface and, with a key, proven that it has it; with
-    `tls`, that has shown its certificate and was told that this will do."""
+    """A blocking socket that has sent its preface.
+
+    With `key` it has also proven the key. With `tls` it has shown its certificate, and the lane has
+    accepted it.
+    """
     sock = socket.socket()
     if receive_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -72,7 +75,7 @@ def connect(
         sock.sendall(preface)
         sock = tls.wrap_socket(sock, server_hostname="127.0.0.1")
         if sock.recv(PREFACE_SIZE) != preface:
-            raise WorkerError("the lane said another preface than ours")
+            raise WorkerError("the lane has sent back another preface than the worker's")
         return sock
     if not key:
         sock.sendall(pack_preface(lane))
@@ -93,7 +96,7 @@ class Link:
         self.keys: set[str] = set()
 
     def receive(self) -> list[Frame]:
-        """Frames of one read up to an ERROR, or none; WorkerError at the end of the stream."""
+        """The frames of one read, up to an ERROR; raises WorkerError at the end of the stream."""
         try:
             got = self.sock.recv_into(self._decoder.get_buffer())
         except ConnectionError as error:
@@ -102,7 +105,7 @@ class Link:
             raise WorkerError("the lane closed the connection")
         self._decoder.received(got)
         frames = list(iter(self._decoder.next_frame, None))
-        while isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():  # no event tells of it
+        while isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():  # not seen by select
             self._decoder.received(self.sock.recv_into(self._decoder.get_buffer()))
             frames += iter(self._decoder.next_frame, None)
         for place, frame in enumerate(frames):
@@ -112,7 +115,7 @@ class Link:
         return frames
 
     def check(self) -> None:
-        """WorkerError if an ERROR has come, behind the frames that came before it."""
+        """Raises WorkerError if an ERROR has come; call it after the frames before the ERROR."""
         if self._error is not None:
             raise WorkerError(self._error.message, self._error)
 
@@ -148,7 +151,7 @@ class Worker:
         self._incarnation = secrets.token_bytes(16)
         self._selector = selectors.DefaultSelector()
         self._receive_buffer = receive_buffer
-        self.most = 0  # bytes that it may have unanswered, under a grant
+        self.most = 0  # bytes that may be unanswered under a grant
         self._credit = 0
         self._lanes = 0
         self._welcomed = 0
@@ -158,7 +161,7 @@ class Worker:
         self._beat_at = 0.0
 
     def hello(self, lane: int) -> Link:
-        """Connect to a lane and say HELLO; the answer is still to come."""
+        """Connect to a lane and send HELLO, without waiting for the answer."""
         sock = connect(self._port, lane, self._receive_buffer, self._key, self._job, self._tls)
         link = Link(sock)
         self.links.append(link)
@@ -177,7 +180,7 @@ class Worker:
         return link
 
     def start(self) -> int:
-        """HELLO to every lane; the number of lanes."""
+        """Send HELLO to every lane. Returns the number of lanes."""
         self.hello(0)
         deadline = time.monotonic() + TIMEOUT
         while not self._lanes:
@@ -213,10 +216,10 @@ class Worker:
         self._table = welcome.chunk_table
 
     def poll(self, timeout: float = TIMEOUT) -> list[tuple[Link, Frame]]:
-        """Frames that have come, after at most ``timeout``; sends a heartbeat when one is due.
+        """The frames that come within ``timeout``; sends a heartbeat when one is due.
 
         Raises:
-            WorkerError: a link has ended, or a lane said ERROR and all before it was handed out.
+            WorkerError: a link has ended, or a lane sent ERROR and no earlier frame is left.
         """
         deadline = time.monotonic() + timeout
         found: list[tuple[Link, Frame]] = []
@@ -257,7 +260,7 @@ class Worker:
             self.goaway = messages.decode(messages.Goaway, frame.payload).reason
 
     def heartbeat(self) -> None:
-        """HEARTBEAT with what is done, to every lane."""
+        """Send a HEARTBEAT with the done positions to every lane."""
         entries = b"".join(struct.pack("<QQ", key, done) for key, done in self._done.items())
         header = Header(
             MessageKind.HEARTBEAT, rank=self.rank, length=len(entries), payload_crc=crc32c(entries)
@@ -300,7 +303,7 @@ class Worker:
         return plan
 
     def collect(self, name: str, round_: int, plan: Plan, like: npt.NDArray[np.generic]) -> bytes:
-        """Wait for all results of a round and put them together."""
+        """Wait for all results of a round, and put them together."""
         key = key_id(name)
         wanted = [(key, round_, chunk) for chunk in range(plan.chunks)]
         deadline = time.monotonic() + TIMEOUT
@@ -319,7 +322,7 @@ class Worker:
     def all_reduce(
         self, name: str, round_: int, array: npt.NDArray[np.generic], op: int = ReduceOp.SUM
     ) -> bytes:
-        """The bytes of the result."""
+        """Contribute and collect; returns the bytes of the result."""
         plan = self.contribute(name, round_, array, op)
         return self.collect(name, round_, plan, array)
 
@@ -331,7 +334,7 @@ class Worker:
         return self.absent
 
     def wait_for_error(self) -> messages.Error:
-        """Poll until the lane says ERROR; AssertionError if it ends without."""
+        """Poll until a lane sends ERROR; raises AssertionError if a lane closes without one."""
         deadline = time.monotonic() + TIMEOUT
         try:
             while time.monotonic() < deadline:
@@ -343,7 +346,7 @@ class Worker:
         raise AssertionError(f"no ERROR within {TIMEOUT:g} s")
 
     def bye(self) -> None:
-        """Report what is done and leave cleanly."""
+        """Report the done positions, and leave cleanly."""
         self.heartbeat()
         for link in self.links:
             link.sock.sendall(pack_header(Header(MessageKind.BYE, rank=self.rank), crc32c))
