@@ -126,5 +126,5 @@ def test_the_error_of_narrowing_is_measured_now_and_then(solo: Group) -> None:
     whole = ReductionState(solo)
     whole.submit(torch.tensor([1.3]), 0, lambda work: None).wait()
     assert whole.narrowing.error is None
-    with pytest.raises(ValueError, match="every 0: expected 1 or more"):
+    with pytest.raises(ValueError, match="every=0: expected 1 or more"):
         NarrowingGauge("bfloat16", every=0)

@@ -1,4 +1,4 @@
-"""PyTorch: the reducers behind torch.distributed, or behind one DistributedDataParallel module.
+"""PyTorch: the reducers as backend of torch.distributed, or for one DistributedDataParallel module.
 
 torch.distributed.init_process_group("reducer")
 

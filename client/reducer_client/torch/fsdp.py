@@ -1,4 +1,4 @@
-"""FSDP2 in hybrid form: sharded on a host by gloo or nccl, the same shard of all hosts by reducers.
+"""HSDP with FSDP2: gloo or nccl shards a model within each host, reducers average over the hosts.
 
 mesh = init_device_mesh("cuda", (hosts, local), mesh_dim_names=("hosts", "local"))
 fully_shard(model, mesh=mesh["local"])
@@ -30,21 +30,26 @@ def attach_fsdp(
     options: Options | None = None,
     timeout: float = 300.0,
 ) -> ReductionState:
-    """Make the gradients of a sharded model the mean over all hosts; all ranks call it.
+    """Average the gradients of a sharded model over all hosts. All ranks must call this function.
 
-    FSDP's reduce-scatter leaves each rank the mean over its host of its shard. The hook sums that
-    over the ranks that have the same shard, and divides by their number: together it is the mean
-    over all ranks, as long as ``set_gradient_divide_factor`` is not used. The backward pass waits
-    for it at every module that was sharded; on CUDA the stream does.
+    FSDP's reduce-scatter gives each rank the mean of its shard over the ranks of its host. The hook
+    then takes the mean over the ranks that have the same shard on the other hosts. The result is
+    the mean over all ranks, unless ``set_gradient_divide_factor`` is used. The backward pass waits
+    for each reduction; on CUDA only the stream waits for the copy back to the device.
 
     Args:
-        model: on which ``fully_shard`` was called, with a mesh of the ranks of one host.
-        hosts: the dimension of the mesh over the hosts, or a joined group of its ranks.
-        options: addresses, job and ``wire_dtype``, where the environment does not say.
-        timeout: seconds that the hosts have to join, and each reduction then.
+        model: module on which ``fully_shard`` was called with a mesh of one host's ranks.
+        hosts: the mesh dimension over the hosts, or a joined group of its ranks.
+        options: addresses, job and ``wire_dtype``. By default they come from the environment.
+        timeout: seconds for joining, and for each reduction.
 
     Returns:
-        The state, with ``group``, ``last_error`` and ``bytes_reduced``; close its group at the end.
+        The state of the hook, with ``group``, ``last_error`` and ``bytes_reduced``. Close its group
+            at the end.
+
+    Raises:
+        TypeError: ``model`` has no ``fully_shard``.
+        ValueError, ReducerError: as ``reducer_client.connect``, if the ranks cannot join.
     """
     if not isinstance(model, FSDPModule):
         raise TypeError(f"expected a module after fully_shard, got {type(model).__name__}")
@@ -60,9 +65,9 @@ def attach_fsdp(
 
 
 def reduce_shard(state: ReductionState, shard: torch.Tensor) -> None:
-    """FSDP's hook for a reduce-scattered gradient: takes the mean over the hosts, in place.
+    """FSDP's hook after a reduce-scatter: replaces the shard by its mean over the hosts.
 
-    Raises RuntimeError with the text of what failed; the error itself is ``state.last_error``.
+    Raises RuntimeError with the text of the failure. ``state.last_error`` has the error itself.
     """
     state.bytes_reduced += shard.numel() * shard.element_size()
     exchange(state, shard, lambda host, on_done: state.submit(host, 0, on_done)).wait()

@@ -12,7 +12,13 @@ import pytest
 pytest.importorskip("torch")
 
 from reducer_client.config import find_local_ranks
-from reducer_client.torch.hierarchy.layout import HostRecord, Layout, _this_machine, refuse, unpack
+from reducer_client.torch.hierarchy.layout import (
+    HostRecord,
+    Layout,
+    _this_machine,
+    find_obstacle,
+    unpack,
+)
 
 ASK = """
 import sys
@@ -35,11 +41,11 @@ def test_two_containers_of_one_machine_are_two_hosts() -> None:
 
 
 def test_hosts_of_equally_many_neighbouring_ranks_have_a_hierarchy() -> None:
-    assert refuse(GOOD) == ""
-    assert refuse([replace(place, local_rank=-1) for place in GOOD]) == ""
+    assert find_obstacle(GOOD) == ""
+    assert find_obstacle([replace(place, local_rank=-1) for place in GOOD]) == ""
     # What a launcher started is a host, also where the machine has two of them.
-    assert refuse([replace(place, machine=A) for place in GOOD]) == ""
-    assert refuse([replace(GOOD[0], wanted=True), *GOOD[1:]]) == ""
+    assert find_obstacle([replace(place, machine=A) for place in GOOD]) == ""
+    assert find_obstacle([replace(GOOD[0], wanted=True), *GOOD[1:]]) == ""
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,10 @@ def test_hosts_of_equally_many_neighbouring_ranks_have_a_hierarchy() -> None:
             [*GOOD[:2], replace(GOOD[2], local_size=4), GOOD[3]],
             "rank 0 is one of 2.*rank 2 one of 4",
         ),
-        ([*GOOD[:3], replace(GOOD[3], cuda=True)], "ranks 0 and 3 has CUDA devices, the other has"),
+        (
+            [*GOOD[:3], replace(GOOD[3], cuda=True)],
+            "only one of the ranks 0 and 3 has CUDA devices",
+        ),
         ([replace(place, local_size=1) for place in GOOD], "no host has several ranks"),
         ([replace(place, local_size=0) for place in GOOD], "no host has several ranks"),
         (GOOD[:2], "2 ranks are not several hosts of 2"),
@@ -64,7 +73,7 @@ def test_hosts_of_equally_many_neighbouring_ranks_have_a_hierarchy() -> None:
 )
 def test_other_layouts_have_none_and_say_why(places: list[HostRecord], why: str) -> None:
     with pytest.raises(AssertionError, match=why):
-        raise AssertionError(refuse(places))
+        raise AssertionError(find_obstacle(places))
 
 
 def test_what_a_rank_says_travels_as_bytes() -> None:

@@ -1,1 +1,1 @@
-"""The process group that torch.distributed calls: its collectives, and how its group forms."""
+"""The process group that torch.distributed calls: its collectives, and how its ranks join."""

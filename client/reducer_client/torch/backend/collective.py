@@ -1,7 +1,8 @@
-"""The parts of a collective that torch's compiler and profiler need.
+"""Wraps the collectives of a process group for torch's compiler, profiler and coalescing manager.
 
-torch.compile leaves the calls as they are, torch.profiler shows them as ``reducer:all_reduce`` and
-so on, from the call until the result is there, and ``_coalescing_manager`` gathers their works.
+torch.compile does not trace into the calls. torch.profiler shows each call as
+``reducer:all_reduce`` and so on, from its start until the result has arrived. Inside torch's
+``_coalescing_manager`` the works are collected.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Method = Callable[..., Any]
 
 
 def collective(title: str) -> Callable[[Method], Method]:
-    """Decorates a method that starts a collective and returns its work."""
+    """Decorator for a method that starts a collective and returns its work."""
 
     def decorate(method: Method) -> Method:
         def start(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -37,9 +38,10 @@ def collective(title: str) -> Callable[[Method], Method]:
 
 
 def untraced(method: Method) -> Method:
-    """The method, which dynamo does not look into: to it a process group has no attributes.
+    """Wrap a method so that dynamo does not trace into it.
 
-    Dynamo, which takes seconds to import, is not imported by a program that does not use it.
+    Dynamo's model of a process group has no attributes, so tracing would fail. The wrapper does not
+    import dynamo, which takes seconds, unless the program has imported it.
     """
     disabled = _disable_dynamo(method)
 
@@ -56,7 +58,7 @@ def _plain(title: str, method: Method, *args: Any, **kwargs: Any) -> Any:
 
 def _profiled(title: str, method: Method, *args: Any, **kwargs: Any) -> Any:
     record = record_function(title)
-    record.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    record.__enter__()  # type: ignore[no-untyped-call]  # not annotated in torch
 
     def end() -> None:
         record.__exit__(None, None, None)
@@ -68,6 +70,6 @@ def _profiled(title: str, method: Method, *args: Any, **kwargs: Any) -> Any:
         raise
     if isinstance(work, CallWork):
         work.when_settled(end)
-    else:  # a call of an inner group, which gloo and nccl show themselves
+    else:  # a call of an inner group: gloo and nccl record it themselves
         end()
     return work

@@ -1,6 +1,7 @@
-"""The calls of a process group that do not go through reducers.
+"""The calls of a process group that use gloo or nccl instead of the reducers.
 
-Named one by one: a call that torch adds shall fail, and not silently take the slow way.
+Every such call is listed here. A call that a later torch adds therefore fails instead of silently
+taking the slow path.
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ from reducer_client.torch.tensors.memory import resolved, with_memory
 Tensors = list[torch.Tensor]
 
 
-# What the stub says of the methods is not what torch calls them with.
+# Torch calls the methods with other arguments than its stub declares.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
-    """Calls between two ranks, and calls that give each rank other data: over the inner groups.
+    """Group whose point-to-point, scatter, gather and all-to-all calls use the inner groups.
 
-    Those take a tensor's memory for its values, so they get tensors for which that holds.
+    The inner groups read and write the raw memory of tensors. Tensors whose memory does not hold
+    their values are therefore copied (`_plain`).
     """
 
     def __init__(self, rank: int, world_size: int, calls: GroupCalls, inner: InnerGroups) -> None:
         super().__init__(rank, world_size)
         self._calls = calls
         self._inner = inner
-        # The works of the calls that are made inside a coalescing manager of torch.
+        # Works of the calls inside torch's coalescing manager; None outside of it.
         self.coalescing: list[Any] | None = None
 
     @collective("send")
@@ -80,7 +82,7 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
     ) -> Any:
         options = opts or GatherOptions()
         inner, sent = self._inner.find(input_tensors[0].device), _plain(input_tensors)
-        if not output_tensors:  # on every rank but the root
+        if not output_tensors:  # not the root
             return inner.gather([], sent, options)
         return self._fill(output_tensors[0], lambda plain: inner.gather([plain], sent, options))
 
@@ -113,7 +115,10 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
     alltoall_base = all_to_all_single
 
     def _fill(self, outputs: Tensors, start: Callable[[Tensors], Any]) -> Any:
-        """Start a call of an inner group; other outputs get their values from plain ones."""
+        """Start a call of an inner group that writes to ``outputs``.
+
+        Outputs that the inner group cannot write to receive their values through contiguous copies.
+        """
         own = [with_memory(tensor) for tensor in outputs]
         plain = _plain(own)
         work = start(plain)
@@ -130,10 +135,10 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
                     output.detach().copy_(values)
 
         waiting: Any = self._calls.start_waiting(finish, outputs)
-        waiting._source_rank = work._source_rank  # asked after a receive from any rank
+        waiting._source_rank = work._source_rank  # torch reads it after a receive from any rank
         return waiting
 
 
 def _plain(tensors: Tensors) -> Tensors:
-    """What an inner group takes for what it is: gloo fills strided memory as if it were not."""
+    """Contiguous tensors whose memory holds their values. Gloo ignores strides."""
     return [resolved(with_memory(tensor)).contiguous() for tensor in tensors]

@@ -1,4 +1,4 @@
-"""How the ranks of a process group become a group on the reducers: one name, one run, everyone."""
+"""How the ranks of a process group agree on a job and a run, and join the group on the reducers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,15 @@ def form_hierarchy(
     options: Options,
     timeout: timedelta,
 ) -> Hierarchy | None:
-    """Form the hierarchy of a process group, or return None. Only this run uses ``store``."""
+    """Form the hierarchy of a process group; None if the ranks' hosts do not allow one.
+
+    ``store`` must belong to this run alone.
+    """
 
     def join(part: str, host: int, hosts: int) -> Group:
         formation = Formation(part, host, hosts, timeout, is_default=False)
-        # One hierarchy of a group follows another only after all ranks have left the former.
+        # The run id can be used again: a group forms a new hierarchy only after all ranks have left
+        # its previous one.
         run_id = group.run_id.partition("#")[0]
         return formation.form(PrefixStore(part, store), replace(options, job=group.job), run_id)
 
@@ -45,7 +49,7 @@ def form_hierarchy(
 
 @dataclass(frozen=True)
 class Formation:
-    """Which group is to be formed, and this rank's place in it."""
+    """Name and size of a process group that is to be formed, and this rank's place in it."""
 
     name: str
     rank: int
@@ -54,17 +58,18 @@ class Formation:
     is_default: bool
 
     def form(self, store: Store, options: Options, run_id: str | None) -> Group:
-        """Join the group on the reducers; returns when all ranks have joined.
+        """Join the group on the reducers. Returns when all ranks have joined.
 
         Args:
-            store: of this group alone.
-            run_id: of the default group, where this is another one.
+            store: a store for groups of this name only.
+            run_id: id of the run that the group belongs to. By default rank 0 chooses it.
 
         Raises:
-            JoinError: ranks did not come in time; it names them.
+            JoinError: some ranks did not come in time, or rank 0 failed. The text names the ranks.
             ValueError, ReducerError: as ``reducer_client.connect``.
         """
-        # A store may outlive a group of this name; every rank makes its groups equally often.
+        # The store may hold keys of earlier groups of this name. Every rank makes equally many
+        # groups, so equal generations belong together.
         generation = store.add(f"generation/{self.rank}", 1)
         here = PrefixStore(str(generation), store)
         here.set(f"rank/{self.rank}", "")
@@ -73,7 +78,7 @@ class Formation:
         self._wait(here, ["run"])
         chosen = json.loads(here.get("run"))
         if "error" in chosen:
-            raise JoinError(f"process group {self.name!r}: rank 0 has failed: {chosen['error']}")
+            raise JoinError(f"process group {self.name!r}: rank 0 failed: {chosen['error']}")
         seconds = self.timeout.total_seconds()
         return connect(
             options.addresses,
@@ -89,7 +94,7 @@ class Formation:
         try:
             self._wait(store, [f"rank/{rank}" for rank in range(self.world_size)])
             job, found = config.resolve_run(options.addresses, options.job)
-        except (JoinError, ValueError) as error:  # who comes later need not wait
+        except (JoinError, ValueError) as error:  # the other ranks need not wait
             store.set("run", json.dumps({"error": str(error)}))
             raise
         name = run_id or found
@@ -102,10 +107,11 @@ class Formation:
     def _wait(self, store: Store, keys: list[str]) -> None:
         try:
             store.wait(keys, self.timeout)
-        except RuntimeError as error:  # stores have no type for a timeout in common
+        except RuntimeError as error:  # no common type for a timeout
             ranks = range(self.world_size)
             missing = [str(rank) for rank in ranks if not store.check([f"rank/{rank}"])]
             raise JoinError(
-                f"process group {self.name!r}: after {self.timeout.total_seconds():g} s these of "
-                f"{self.world_size} ranks are missing: {', '.join(missing) or 'none; 0 has failed'}"
+                f"process group {self.name!r}: not all of {self.world_size} ranks came within "
+                f"{self.timeout.total_seconds():g} s; missing ranks: "
+                f"{', '.join(missing) or 'none, but rank 0 failed after it came'}"
             ) from error

@@ -1,13 +1,13 @@
-"""Calls in which torch's C++ takes a work from Python and keeps only its C++ half.
+"""Patches for DistributedDataParallel where its C++ code keeps only the C++ half of a work.
 
-A work of ours is a Python object: without that its C++ half is the bare base class, whose ``wait``
+A work of this package is a Python object. Its C++ half alone is the bare base class, whose ``wait``
 never returns. Torch keeps the Python half wherever C++ gets a work from a process group, and where
-an operator registers one. The one place where torch does not is ``DistributedDataParallel.join``:
-the module gives the work of each forward pass to its reducer, which waits for that work in the
-backward pass, and the program may make any number of calls between the two.
+an operator registers one. The exception is ``DistributedDataParallel.join``: in each forward pass
+the module gives a work to its C++ reducer, which waits for the work in the backward pass. The
+program may make any number of calls in between.
 
-To C++ the value of a future that Python completes is a Python object. DDP's reducer unpacks it.
-Torch's built-in hook FP16_COMPRESS, in C++, does not: it fails with an internal assertion.
+In C++ the value of a future that Python completes is a Python object. DDP's C++ reducer unpacks the
+object. Torch's built-in C++ hook FP16_COMPRESS does not, and fails with an internal assertion.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from reducer_client.torch.backend.delegate import DelegatingGroup
 from reducer_client.torch.calls.works import CallWork
 
-_c10d: Any = _distributed_c10d  # torch's stub has little of it
+_c10d: Any = _distributed_c10d  # torch's stub lacks most names
 
 
 def hand_over_lasting_works() -> None:
-    """Have every reducer of DDP given, for a work of ours, torch's own over the future of the call.
+    """Patch DDP's C++ reducer: it takes, instead of our work, a C++ work on the same future.
 
-    That lives as long as the reducer has it, and no longer. Twice is once; works of other backends
-    are handed over as they are.
+    The C++ work lives as long as the reducer holds it. Works of other backends are passed on
+    unchanged. A second call changes nothing.
     """
     take = _c10d.Reducer._set_forward_pass_work_handle
     if hasattr(take, "__wrapped__"):
@@ -44,9 +44,9 @@ def hand_over_lasting_works() -> None:
 
 
 def take_python_hooks() -> None:
-    """Have DDP take torch's fp16 hook in Python for the built-in one, on a group of ours.
+    """Patch DDP to use torch's Python fp16 hook instead of the built-in one on our groups.
 
-    Twice is once; groups of other backends get the hook in C++.
+    Groups of other backends keep the C++ hook. A second call changes nothing.
     """
     model: Any = DistributedDataParallel
     register = model._register_builtin_comm_hook
@@ -57,7 +57,7 @@ def take_python_hooks() -> None:
     def register_python(self: Any, comm_hook_type: Any) -> None:
         compresses = comm_hook_type == _c10d.BuiltinCommHookType.FP16_COMPRESS
         if compresses and isinstance(self.process_group, DelegatingGroup):
-            # Imports much that a program without hooks does not need.
+            # Imports many modules that a program without hooks does not need.
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
             self.register_comm_hook(self.process_group, fp16_compress_hook)

@@ -1,4 +1,4 @@
-"""The inner groups for what does not go through reducers: gloo for the CPU, nccl for CUDA."""
+"""Inner groups for the calls that do not use reducers: gloo for the CPU, nccl for CUDA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from reducer_client import config
 
 
 class InnerGroups:
-    """Made when first needed, by those ranks alone that need them: connections are made lazily."""
+    """Makes each inner group at its first use, and only on the ranks that use it.
+
+    Connections are made lazily, so the other ranks need not take part.
+    """
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
         self._store = store
@@ -33,7 +36,7 @@ class InnerGroups:
             return self._made[device.type]
 
     def end(self, abort: bool) -> None:
-        """Shut down, or abort, those that were made."""
+        """Shut down or abort the groups that have been made."""
         with self._lock:
             for group in self._made.values():
                 group.abort() if abort else group.shutdown()
@@ -50,7 +53,7 @@ class InnerGroups:
 
     def _make_nccl(self, store: Store) -> Any:
         if not dist.is_nccl_available():
-            raise RuntimeError("this call on CUDA tensors goes over nccl, which this torch has not")
+            raise RuntimeError("this call on CUDA tensors needs nccl, but this torch has no nccl")
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         return dist.ProcessGroupNCCL(store, self._rank, self._world_size, options)

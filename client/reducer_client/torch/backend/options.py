@@ -1,4 +1,4 @@
-"""Options of a process group that a program sets; the environment sets the others."""
+"""The options of a process group that a program can set. The environment sets all others."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ Hierarchy = Literal["auto"] | bool
 class Options:
     """``pg_options`` of ``init_process_group("reducer")`` and ``new_group``; equal on all ranks.
 
-    Groups that are given none have those of the default group. What is not said here comes from
-    the environment, as for ``reducer_client.connect``.
+    A group made without options has those of the default group. All other settings come from the
+    environment, as for ``reducer_client.connect``.
 
     Args:
-        addresses: ``host:port`` of every reducer; by default ``REDUCER_ADDRS``.
-        job: the name of the training run; by default ``REDUCER_JOB``, else what the launcher says,
-            else one that rank 0 makes.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: how sums and means of float32 travel, from
-            1 MiB in a call. Smaller ones, as counts and losses are, and all other operations stay
-            exact. For ``attach_fsdp`` it is every gradient.
-        hierarchy: whether the ranks of a host sum among themselves first, each a part, so that the
-            host's NIC carries it once. ``"auto"``: the default group, where the launcher says
-            that there are several hosts with equally many ranks. True: ValueError where there are
-            not; another group has a hierarchy only with this, given to ``new_group`` itself.
+        addresses: ``host:port`` of every reducer. By default ``REDUCER_ADDRS``.
+        job: name of the job. By default ``REDUCER_JOB``, else the name that the launcher gives,
+            else a random name that rank 0 chooses.
+        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 is sent for sums and
+            means of at least 1 MiB. Smaller calls, such as those for counts and losses, and all
+            other operations send float32. With ``attach_fsdp`` all gradients are sent in this
+            dtype.
+        hierarchy: whether the ranks of a host first sum among themselves, each a part of the array,
+            so that the host's NIC carries the array once. ``"auto"`` does so in the default group
+            if the launcher's variables show several hosts with equal numbers of ranks. True raises
+            ValueError if the hosts do not allow a hierarchy. A group other than the default one has
+            a hierarchy only if its own ``new_group`` call gives True.
     """
 
     addresses: str | Sequence[str] | None = None

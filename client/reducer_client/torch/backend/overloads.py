@@ -1,8 +1,8 @@
-"""The forms in which torch's ``ProcessGroup`` takes the arguments of a call.
+"""Torch's overloads of the methods of ``ProcessGroup``.
 
-The methods of our groups take lists of tensors and an object of options. Torch's own take a single
-tensor, too, and a root, an operation or a timeout instead of the options; each such form is one
-function here, with torch's names, which returns the arguments of the method.
+Our methods take lists of tensors and an options object. Torch's methods also take a single tensor,
+and a root, an operation or a timeout in place of the options object. Each overload is one function
+here, with torch's parameter names. The function returns the arguments for our method.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SUM = dist.ReduceOp.SUM
 
 
 def overloads(*forms: Form) -> Callable[[Method], Method]:
-    """Decorates a method that takes lists and options: it takes these forms of arguments, too.
+    """Decorator that adds overloads to a method that takes lists and options.
 
-    TypeError for arguments that fit none, as torch's.
+    The method raises TypeError for arguments that match no overload, as torch's methods do.
     """
 
     def decorate(method: Method) -> Method:
@@ -68,14 +68,16 @@ def _fits(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:
         return False
-    return all(_is(value, signature.parameters[name].annotation) for name, value in given.items())
+    return all(
+        _matches(value, signature.parameters[name].annotation) for name, value in given.items()
+    )
 
 
-def _is(value: object, kind: Any) -> bool:
+def _matches(value: object, kind: Any) -> bool:
     if get_origin(kind) is not list:
         return isinstance(value, kind)
     (element,) = get_args(kind)
-    return isinstance(value, (list, tuple)) and all(_is(one, element) for one in value)
+    return isinstance(value, (list, tuple)) and all(_matches(one, element) for one in value)
 
 
 def _refusal(
@@ -85,15 +87,15 @@ def _refusal(
     kwargs: Mapping[str, Any],
 ) -> str:
     expected = " or ".join(f"{name}({', '.join(s.parameters)})" for s in signatures)
-    named = [f"{key}={_kind(value)}" for key, value in kwargs.items()]
-    return f"{name}: expected {expected}, got ({', '.join([*map(_kind, args), *named])})"
+    named = [f"{key}={_type_name(value)}" for key, value in kwargs.items()]
+    return f"{name}: expected {expected}, got ({', '.join([*map(_type_name, args), *named])})"
 
 
-def _kind(value: object) -> str:
-    """Names the type; for a list, the types of its elements, too."""
+def _type_name(value: object) -> str:
+    """The name of a value's type; for a list also the names of its elements' types."""
     name = type(value).__name__
     if isinstance(value, (list, tuple)):
-        return f"{name}[{', '.join(sorted({_kind(one) for one in value}))}]"
+        return f"{name}[{', '.join(sorted({_type_name(one) for one in value}))}]"
     return name
 
 
@@ -130,14 +132,14 @@ def allgather_one(output_tensors: Tensors, input_tensor: Tensor, timeout: Timeou
 def gather_one(
     output_tensors: Tensors, input_tensor: Tensor, root: SupportsIndex, timeout: Timeout = None
 ) -> Any:
-    outputs = [output_tensors] if output_tensors else []  # empty on every rank but the root
+    outputs = [output_tensors] if output_tensors else []  # empty except on the root
     return outputs, [input_tensor], _set(GatherOptions(), timeout, rootRank=root)
 
 
 def scatter_one(
     output_tensor: Tensor, input_tensors: Tensors, root: SupportsIndex, timeout: Timeout = None
 ) -> Any:
-    inputs = [input_tensors] if input_tensors else []  # empty on every rank but the root
+    inputs = [input_tensors] if input_tensors else []  # empty except on the root
     return [output_tensor], inputs, _set(ScatterOptions(), timeout, rootRank=root)
 
 

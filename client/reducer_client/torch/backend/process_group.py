@@ -2,14 +2,15 @@
 
     torch.distributed.init_process_group("reducer")
 
-Sums, gathers and broadcasts go through the reducers. What two ranks do alone, and what gives each
-rank something else, goes over an inner group of gloo (CPU) or nccl (CUDA), made when first needed.
-``monitored_barrier`` is refused by torch itself before 2.14: it takes gloo alone.
+Reductions, all_gather, broadcast and barrier go through the reducers. Point-to-point calls, and
+calls that give each rank different data, use an inner group of gloo (CPU) or nccl (CUDA), which is
+made at its first use. Before version 2.14 torch itself refuses ``monitored_barrier`` on every
+backend but gloo.
 
-The ranks must make the calls of a group in the same order. Where they do not, every one raises
-MismatchError, which says who called what, if the calls take the same keys. A barrier and a sum,
-a CPU and a CUDA tensor, and in a hierarchy a large and a small sum are not: each waits for its
-like, and raises RoundTimeoutError in the end.
+All ranks must make the calls of a group in the same order. If different calls have the same key,
+every rank raises MismatchError, which says what each rank called. A barrier and a sum, calls on CPU
+and on CUDA tensors, and with a hierarchy small and large sums have different keys. Ranks that
+differ in this way wait for each other and raise RoundTimeoutError in the end.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
     if not isinstance(options, Options):
         raise TypeError(f"pg_options: expected reducer_client.torch.Options, got {options!r}")
     if parent is not None and parent.job and options.job is None:
-        options = replace(options, job=parent.job)  # its key and certificate open its groups
+        options = replace(options, job=parent.job)  # keys and certificates are for the parent's job
     hand_over_lasting_works()
     take_python_hooks()
     name, rank, size = str(backend.group_id), backend.group_rank, backend.group_size
@@ -95,9 +96,9 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
         run_id = None if parent is None else parent.run_id
         formation = Formation(name, rank, size, backend.timeout, is_default=world is None)
         group = formation.form(PrefixStore("reducer", backend.store), options, run_id)
-    # A store may outlive a group of this name: its connections are not the next one's.
+    # The store may hold addresses of an earlier group of this name; the run id tells them apart.
     run = PrefixStore(group.run_id if isinstance(group, Group) else "", backend.store)
-    # Groups beside the default one are seldom whole hosts: they say so.
+    # Groups other than the default one seldom cover whole hosts, so they must ask for a hierarchy.
     levels = options.hierarchy if world is None else not inherited and options.hierarchy is True
     hierarchy = None
     if levels and isinstance(group, Group):
@@ -110,15 +111,15 @@ def create(backend: Any, options: Options | None) -> ReducerProcessGroup:
 class ReducerProcessGroup(DelegatingGroup):
     """A process group whose collectives go through the reducers.
 
-    Failures are those of ``reducer_client``; all are RuntimeErrors. Where DistributedDataParallel
-    waits, they come out of ``backward()``.
+    Collectives raise the errors of ``reducer_client``, which are all RuntimeErrors. ``backward()``
+    of a DistributedDataParallel module raises them as well.
 
     Attributes:
-        options: what it was made with.
-        layout: which ranks share a host, where they sum among themselves first; None: they do not.
+        options: the options of the group.
+        layout: which ranks share a host; None if the group has no hierarchy.
     """
 
-    # What torch asks of the backend of a device.
+    # Torch reads these attributes of a device's backend.
     supports_splitting = False
     supports_time_estimate = False
 
@@ -177,7 +178,7 @@ class ReducerProcessGroup(DelegatingGroup):
     @collective("reduce")
     @overloads(reduce_one)
     def reduce(self, tensors: Tensors, opts: ReduceOptions | None = None) -> dist.Work:
-        """The tensors of all ranks but the root stay as they are."""
+        """Reduce to the root. The tensors of all other ranks stay unchanged."""
         options = opts or ReduceOptions()
         check_root("reduce", options.rootRank, self.size())
         mine = tensors if self.rank() == options.rootRank else [t.clone() for t in tensors]
@@ -232,7 +233,7 @@ class ReducerProcessGroup(DelegatingGroup):
         input_tensors: list[Tensors],
         opts: ReduceScatterOptions | None = None,
     ) -> dist.Work:
-        """The inputs may have several shapes, equal on all ranks, as gloo allows."""
+        """As in gloo, the inputs may differ in shape if every rank gives the same shapes."""
         (output,) = output_tensors
         check_count("reduce_scatter", input_tensors[0], self.size())
         whole, part = padded(input_tensors[0], output, self.rank())
@@ -257,11 +258,12 @@ class ReducerProcessGroup(DelegatingGroup):
     def barrier(self, opts: BarrierOptions | None = None) -> dist.Work:
         """Like gloo's barrier: completes after every call that any rank started before.
 
-        That one of them has failed is told by its own work: it may be over on another rank.
+        The barrier does not raise the errors of those calls. A call may fail on one rank and
+        succeed on another, so each call reports its own error.
         """
         options = opts or BarrierOptions()
         seconds = _seconds(options)
-        before = self._calls.pending()  # what is started while it waits comes after it
+        before = self._calls.pending()  # the barrier does not wait for later calls
 
         def run(key: str) -> None:
             for work in before:
@@ -274,14 +276,14 @@ class ReducerProcessGroup(DelegatingGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier whose error names all ranks that have not come, ``wait_all_ranks`` or not."""
+        """A barrier whose error names all absent ranks, whatever ``wait_all_ranks`` is."""
         options = BarrierOptions()
         options.asyncOp = False
         if timeout is not None:
             options.timeout = timeout
         self.barrier(options).wait()
 
-    # What torch 2.12 and earlier call them.
+    # The names of these methods in torch 2.12 and earlier.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -296,12 +298,12 @@ class ReducerProcessGroup(DelegatingGroup):
         return self._gather(Packing(flat), Packing(inputs), flat, opts)
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Calls are started as they come; until the end their works are gathered."""
+        """Collect the works of the following calls, which start at once."""
         self.coalescing = []
 
     @untraced
     def _end_coalescing(self, device: torch.device) -> dist.Work:
-        """One work for all calls since the start."""
+        """Return one work for all calls since `_start_coalescing`."""
         works, self.coalescing = self.coalescing or [], None
 
         def run() -> None:
@@ -311,7 +313,7 @@ class ReducerProcessGroup(DelegatingGroup):
         return self._calls.start_waiting(run, [])
 
     def shutdown(self) -> None:
-        """Leave, once every rank has our results; twice is once."""
+        """Leave when every rank has our results. A second call changes nothing."""
         self._inner.end(abort=False)
         self._reduction.close()
         self._calls.close()
@@ -328,7 +330,7 @@ class ReducerProcessGroup(DelegatingGroup):
     name = _get_backend_name = getBackendName
 
     def _get_backend(self, device: torch.device) -> ReducerProcessGroup:
-        """Of every kind of device; torch registers backends in groups of its own class alone."""
+        """This group, for every kind of device: torch registers backends only in its own class."""
         return self
 
     @property

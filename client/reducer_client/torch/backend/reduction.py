@@ -1,4 +1,4 @@
-"""How sums are taken: by the reducers, from every rank."""
+"""How a process group reduces tensors: on the reducers alone, or in a hierarchy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from reducer_client.torch.hierarchy.hierarchy import Hierarchy
 from reducer_client.torch.tensors.host import check_reducible, reducible, scaled
 from reducer_client.torch.tensors.packing import Packing
 
-# Smaller sums travel whole: counts, losses and norms, of which every digit counts, and which are a
-# round trip in any dtype. DDP's first bucket is closed at 1 MiB, the others are larger.
+# Smaller sums and means are sent as float32. Counts, losses and norms need every digit, and take
+# one round trip in any dtype. DDP closes its first bucket at 1 MiB; its other buckets are larger.
 LEAST_NARROWED_BYTES = 1 << 20
 _NARROWED_OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
 
 
 class Reduction(Protocol):
-    """Takes sums for a process group."""
+    """Reduces tensors for a process group."""
 
     def all_reduce(
         self,
@@ -33,7 +33,7 @@ class Reduction(Protocol):
         asynchronous: bool,
         timeout: float | None,
     ) -> CallWork:
-        """Reduce tensors of one dtype over all ranks, in place; one round for all of them."""
+        """Reduce tensors of one dtype over all ranks, in place, in one round."""
         ...
 
     def close(self) -> None:
@@ -41,12 +41,12 @@ class Reduction(Protocol):
         ...
 
     def abort(self) -> None:
-        """Leave that without a word."""
+        """Leave these groups at once; the other ranks fail."""
         ...
 
 
 class FlatReduction:
-    """Every rank sends all that it has to the reducers."""
+    """Sends the whole arrays of every rank to the reducers."""
 
     def __init__(self, calls: GroupCalls, wire_dtype: WireDtype | None) -> None:
         self._calls = calls
@@ -63,7 +63,7 @@ class FlatReduction:
         check_reducible(packing.dtype, op)
 
         def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
-            given = scaled(source, op)  # the caller's own stays as it is until the call is made
+            given = scaled(source, op)  # a refused call leaves the caller's tensor as it was
             what = reducible(given, op)
             return self._submit(
                 what.array,
@@ -84,17 +84,17 @@ class FlatReduction:
         )
 
     def close(self) -> None:
-        """The group of the calls is theirs."""
+        """Leave nothing: this object has joined no group."""
 
     def abort(self) -> None:
-        """Likewise."""
+        """Leave nothing, as in `close`."""
 
     def _submit(self, array: Array, op: Op, *, key: str, **call: Any) -> Handle:
         return self._calls.group.all_reduce(array, op, key=key, **call)
 
 
 class HierarchicalReduction(FlatReduction):
-    """The ranks of a host sum among themselves, and each has a part of the sums reduced."""
+    """Sums among the ranks of a host first; each rank then sends its shard to the reducers."""
 
     def __init__(
         self, calls: GroupCalls, wire_dtype: WireDtype | None, hierarchy: Hierarchy
@@ -111,14 +111,14 @@ class HierarchicalReduction(FlatReduction):
         self.hierarchy.abort()
 
     def _submit(self, array: Array, op: Op, *, key: str, **call: Any) -> Handle:
-        # What callbacks call, and tensors of another kind of device, come in another order on each
-        # rank; neighbours could not match them.
+        # The order of calls from callbacks, and of calls on the other kind of device, differs
+        # between the ranks of a host. The hierarchy needs one order, so these calls are flat.
         if not key.startswith(f"{self._prefix}/"):
             return super()._submit(array, op, key=key, **call)
         return self.hierarchy.all_reduce(array, op, self._prefix, flat_key=key, **call)
 
 
 def narrow(flat: torch.Tensor, op: Any, wire_dtype: WireDtype | None) -> WireDtype | None:
-    """The dtype in which a tensor travels: only large sums and means of float32 are narrowed."""
+    """The dtype in which a tensor is sent: only large sums and means of float32 are narrowed."""
     narrowed = flat.dtype is torch.float32 and op.op in _NARROWED_OPS
     return wire_dtype if narrowed and flat.nbytes >= LEAST_NARROWED_BYTES else None

@@ -1,1 +1,1 @@
-"""A collective under way: its name, its order, its work, its future, its callbacks."""
+"""Collectives in progress: their keys, order, works, futures and callbacks."""

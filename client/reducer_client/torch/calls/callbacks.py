@@ -10,14 +10,14 @@ import torch
 
 from reducer_client.reports import logger
 
-_STOPPING = 5.0  # seconds that `stop` waits for a callback that runs
+_STOPPING = 5.0  # seconds that `stop` waits for each running callback
 
 
 class CallbackThreads:
-    """Runs tasks at once: there is a thread more whenever none is idle.
+    """Runs each task at once, on an idle thread or on a new one.
 
-    Daemons, unlike those of an executor: at the end of a program that failed nobody waits for a
-    callback that waits for a rank.
+    The threads are daemons, unlike those of a ThreadPoolExecutor. When a program fails, its exit
+    must not wait for a callback that waits for another rank.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,10 @@ class CallbackThreads:
         self._threads: list[threading.Thread] = []
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Raises RuntimeError where the system has no thread for the task: then it never runs."""
+        """Run a task on a thread.
+
+        Raises RuntimeError if the system cannot start a thread. The task then never runs.
+        """
         with self._changed:
             if len(self._tasks) < self._idle:
                 self._tasks.append(task)
@@ -36,12 +39,12 @@ class CallbackThreads:
                 return
             name = f"reducer-callbacks-{len(self._threads)}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
-            thread.start()  # which waits for the lock
+            thread.start()  # the thread waits for the lock
             self._threads.append(thread)
             self._tasks.append(task)
 
     def run(self, task: Callable[[], None]) -> None:
-        """Run a task that somebody waits for; on this thread if no other can be started."""
+        """Run a task in any case: on this thread if no other thread can be started."""
         try:
             self.submit(task)
         except Exception:  # RuntimeError, or no memory
@@ -58,8 +61,8 @@ class CallbackThreads:
                 thread.join(_STOPPING)
 
     def _run(self) -> None:
-        # A new thread takes what `set_num_threads` was given when it is asked for it, and the cores
-        # of the machine before: products of matrices would differ in their last bits by who runs.
+        # Before this call a new thread computes with all cores, after it with the number given to
+        # `set_num_threads`. The last bits of a matrix product depend on that number.
         torch.get_num_threads()
         while (task := self._next()) is not None:
             try:

@@ -1,4 +1,4 @@
-"""Futures of calls: torch's, with callbacks that may block, and errors that keep their text."""
+"""Torch futures whose callbacks may block and whose errors keep their text."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ Callback = Callable[["CallFuture"], Any]
 
 
 class CallFuture(torch.futures.Future[Any]):
-    """Completed by the client; its Python callbacks run on threads of their own.
+    """A torch future that the client completes. Its Python callbacks run on their own threads.
 
-    DistributedDataParallel reads the value in C++, where an exception object is only no tensor. So
-    the value of a failed call raises the error to whoever looks at it.
+    DistributedDataParallel reads the value in C++, which reports an exception object only as a
+    failed cast to a tensor. So the value of a failed call is an object that raises the error when
+    it is read.
 
     Args:
-        devices: of the tensors in the value, for CUDA.
-        context: in which it is completed: the stream whose work its consumers have to wait for.
+        devices: CUDA devices of the tensors in the value.
+        context: function that returns the context in which the future is completed, such as the
+            CUDA stream that consumers must wait for.
     """
 
     def __init__(
@@ -44,7 +46,10 @@ class CallFuture(torch.futures.Future[Any]):
         self._completing = False
 
     def complete(self, value: Any, error: BaseException | None) -> None:
-        """Once; never blocks: callbacks of Python, if there are any, run on another thread."""
+        """Complete the future with a value or an error. Further calls change nothing.
+
+        Does not block: if there are Python callbacks, another thread runs them.
+        """
         with self._lock:
             if self._completing:
                 return
@@ -55,7 +60,7 @@ class CallFuture(torch.futures.Future[Any]):
         self._threads.run(lambda: self._set(value, error))
 
     def then(self, callback: Callback) -> CallFuture:
-        """A future with what the callback returns or raises."""
+        """A future for the value that the callback returns, or for the error that it raises."""
         scope = self._next_branch()
         child = CallFuture(scope, self._threads, self._devices)
 
@@ -71,7 +76,7 @@ class CallFuture(torch.futures.Future[Any]):
         return child
 
     def add_done_callback(self, callback: Callback) -> None:
-        """Like torch's. If the future is done, the callback runs at once, on this thread."""
+        """As in torch. If the future is done, the callback runs at once, on this thread."""
         self._call_within(self._next_branch(), callback)
 
     def _next_branch(self) -> Scope:
@@ -94,7 +99,7 @@ class CallFuture(torch.futures.Future[Any]):
                     super().add_done_callback(run)
                     return
         except BaseException:
-            scope.end()  # nothing will run in it
+            scope.end()  # the callback will not run
             raise
         super().add_done_callback(run)
 
@@ -107,7 +112,7 @@ class CallFuture(torch.futures.Future[Any]):
 
 
 class _Failure:
-    """The value of a failed call. C++ looks at a value by its text, or by pickling it."""
+    """The value of a failed call. C++ reads it by its text or by pickling; both raise the error."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error

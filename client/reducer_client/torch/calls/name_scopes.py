@@ -1,16 +1,17 @@
-"""Names for the rounds of calls, equal on all ranks whatever threads do.
+"""Keys for the rounds of calls, equal on all ranks also for calls from callbacks.
 
-A program makes its calls in the same order on all ranks, and takes some keys in turns. Callbacks
-of futures call, too (PowerSGD sums twice in them), but when and on which thread they run is chance.
-So each call has a scope, each callback of its future a branch of that, by the order in which they
-are registered, and what a callback calls is named after its branch.
+A program makes its own calls in the same order on all ranks; their keys rotate. Callbacks of
+futures make calls as well (PowerSGD reduces twice in them), but their order and their threads
+differ between ranks. So each call has a scope. Each callback of the call's future has a branch of
+this scope, numbered in the order of registration. The calls of a callback are named after its
+branch.
 
-Scopes are named by the numbers of the program's calls, and their names come round: the engine
-remembers every key for ever. The ranks count the rounds of a key each for itself, so a name is safe
-where each rank makes the calls of its earlier use first. Each rank sees to that alone: a callback
-that calls waits for the callbacks of the earlier use, and one that comes after those of the later
-use is refused. What is left to the program: callbacks of calls that are so far apart are registered
-in one order on all ranks.
+A scope is named after the number of the program's call modulo `_NAMES`, because the engine never
+forgets a key. Each rank counts the rounds of a key on its own. So a name may be used again only if
+each rank makes the calls of the earlier use first. Each rank ensures this by itself: a callback
+that makes a call waits for the callbacks of the earlier use, and a call that comes after a later
+use is refused. The program must register the callbacks of calls that are `_NAMES` apart in the same
+order on all ranks.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from reducer_client.config import DEFAULT_STEP_TIMEOUT
 from reducer_client.errors import ReducerError, RoundTimeoutError
 from reducer_client.spread import KeysInTurn
 
-# Scopes have so many names. Bounds the keys that engine and reducers know; a callback that is
-# later than so many calls of its group makes others wait.
+# Number of scope names. It limits the keys that the engine and the reducers remember. A callback
+# that has not ended after this many calls of its group delays other callbacks.
 _NAMES = 4096
 
 
 class Uses:
-    """Open callbacks of this rank by name, and the last call of each name.
+    """Tracks the open callbacks of this rank, and the latest use of each name.
 
     Args:
-        patience: seconds that a call waits for what the earlier use of its name has to run.
+        patience: seconds that a call waits for the callbacks of an earlier use of its name.
     """
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self._changed = threading.Condition()
-        self._open: dict[int, list[int]] = {}  # by name: the calls that have something to run
-        self._latest: dict[int, int] = {}  # by name: the last call of which something called
+        self._open: dict[int, list[int]] = {}  # by name: calls with callbacks still to end
+        self._latest: dict[int, int] = {}  # by name: last call whose callback made calls
 
     def begin(self, call: int) -> None:
-        """Something that is going to run belongs to the scope of a call."""
+        """Record a callback of ``call`` that will run. `end` removes it."""
         with self._changed:
             self._open.setdefault(call % _NAMES, []).append(call)
 
@@ -52,22 +53,26 @@ class Uses:
             self._changed.notify_all()
 
     def take_turn(self, call: int) -> None:
-        """Return when no earlier call of the name has anything to run; raises ReducerError."""
+        """Wait until no earlier call of the same name has open callbacks.
+
+        Raises RoundTimeoutError after ``patience`` seconds, and ReducerError if a later call has
+        used the name.
+        """
         name = call % _NAMES
         with self._changed:
             if not self._changed.wait_for(lambda: not self._before(call), self._patience):
                 raise RoundTimeoutError(
-                    f"a callback of call {call} of the group: the one of call "
-                    f"{self._before(call)[0]} has not ended after {self._patience:g} s; expected "
-                    f"it to end before {_NAMES:,} more calls have callbacks that call",
+                    f"a callback of call {call} of the group waited {self._patience:g} s for a "
+                    f"callback of call {self._before(call)[0]} to end; expected callbacks to end "
+                    f"within {_NAMES:,} calls of the group",
                     reason="timeout",
                 )
             latest = self._latest.get(name, call)
             if latest > call:
                 raise ReducerError(
-                    f"a callback of call {call} of the group calls after one of call {latest}: "
-                    f"expected it before, since their names are the same; register a callback "
-                    f"that calls before {_NAMES:,} more calls",
+                    f"a callback of call {call} of the group makes a call after a callback of call "
+                    f"{latest} has made one: expected the reverse order, because both use the same "
+                    f"keys; register a callback within {_NAMES:,} calls of the group",
                     reason="late",
                 )
             self._latest[name] = call
@@ -80,8 +85,8 @@ class Scope:
     """Calls that every rank makes in the same order.
 
     Args:
-        uses, call: where to note what runs in it, and the call of the program that it belongs to;
-            None for a scope in which nothing calls.
+        uses: records the callbacks of the scope; None for a scope in which no calls are made.
+        call: number of the program's call that the scope belongs to.
     """
 
     def __init__(self, name: str, uses: Uses | None = None, call: int = 0) -> None:
@@ -92,7 +97,7 @@ class Scope:
 
     @contextmanager
     def next_call(self, group: str) -> Generator[tuple[str, Scope]]:
-        """Name the next call that a callback makes on a group: its key, and its own scope."""
+        """Yield the key and the scope of the next call that a callback makes on a group."""
         if self._uses is not None:
             self._uses.take_turn(self._call)
         number = self._calls.get(group, 0)
@@ -105,11 +110,11 @@ class Scope:
             raise
 
     def branch(self, number: int) -> Scope:
-        """The scope of the callback that was registered as that number of its future."""
+        """The scope of the callback that was registered as number ``number`` on the future."""
         return Scope(f"{self._name}/{number}", self._uses, self._call)
 
     def begin(self) -> None:
-        """Something is going to run in it; ``end`` says that it has."""
+        """Record that a callback will run in the scope. ``end`` removes it."""
         if self._uses is not None:
             self._uses.begin(self._call)
 
@@ -119,7 +124,7 @@ class Scope:
 
 
 class MainScope:
-    """The calls of the program on one group."""
+    """The scope of the calls that the program makes on one group."""
 
     def __init__(self, group: str, reducers: int, patience: float = DEFAULT_STEP_TIMEOUT) -> None:
         self._group = group
@@ -131,10 +136,11 @@ class MainScope:
 
     @contextmanager
     def next_call(self, place: str) -> Generator[tuple[str, Scope]]:
-        """Name the call that is made inside the block: its key, and the scope of its callbacks.
+        """Yield the key of the call that the block makes, and the scope of its callbacks.
 
-        Calls of other places ("cpu", "cuda") are other rounds: they reach the engine by other ways.
-        A call that raises is not counted: other ranks may not have been refused.
+        Calls of different places ("cpu", "cuda") have different keys, because they reach the engine
+        on different paths. A call that raises is not counted, so that the next call of this rank
+        still matches the open call of the other ranks.
         """
         within: Scope | None = getattr(_entered, "scope", None)
         with self._next_call(place) if within is None else within.next_call(self._group) as call:
@@ -157,7 +163,7 @@ class MainScope:
 
 
 def main_prefix(place: str) -> str:
-    """Begins the keys of the calls that the program makes itself, outside callbacks."""
+    """The prefix of the keys of calls that the program makes outside of callbacks."""
     return f"calls/{place}"
 
 
@@ -166,7 +172,7 @@ _entered = threading.local()
 
 @contextmanager
 def entered(scope: Scope) -> Generator[None]:
-    """Calls of this thread inside the block belong to the scope."""
+    """Calls that this thread makes inside the block belong to the scope."""
     before = getattr(_entered, "scope", None)
     _entered.scope = scope
     try:

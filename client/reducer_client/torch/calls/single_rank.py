@@ -1,4 +1,4 @@
-"""A group of one rank: every collective without a reducer."""
+"""A group of one rank, whose collectives need no reducer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reducer_client.torch.calls.works import OnDone
 
 
 class _Done:
-    """The handle of a call that had nobody to wait for."""
+    """The handle of a call that was complete at once."""
 
     done = True
 
@@ -23,7 +23,7 @@ class _Done:
 
 
 class SingleRankGroup:
-    """``reducer_client.Group`` for a world of one, as far as process groups use it."""
+    """The part of ``reducer_client.Group`` that process groups use, for a world size of 1."""
 
     reducers = 1
     step_timeout = None

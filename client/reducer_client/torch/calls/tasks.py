@@ -1,4 +1,4 @@
-"""Handles of what the client itself does in several steps."""
+"""Handles of operations that the client runs in several steps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from reducer_client.torch.calls.works import OnDone
 
 
 class Task:
-    """A function that waits for calls; run once, on any thread, within a scope.
+    """Runs a function that waits for calls: once, on any thread, within a scope.
 
-    A work that a program keeps holds this, but not the function, which knows what it waited for.
+    The task keeps no reference to the function. A program that keeps the task's work therefore does
+    not keep the works that the function waited for.
     """
 
     def __init__(self, scope: Scope, on_done: OnDone | None) -> None:

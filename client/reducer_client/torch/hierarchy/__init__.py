@@ -1,1 +1,1 @@
-"""All-reduce in two levels: among the ranks of a host, then among the hosts by the reducers."""
+"""All-reduce in two levels: among the ranks of each host, then among hosts on the reducers."""

@@ -1,4 +1,4 @@
-"""One all-reduce through a hierarchy: its handle, its time, its parts."""
+"""One all-reduce through a hierarchy: its handle, its deadline and its pieces."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from reducer_client.errors import ReducerError, RoundTimeoutError
 from reducer_client.torch.hierarchy.step_thread import StepThread
 from reducer_client.work import Timeout
 
-# Bytes of the pieces that a rank owns of a large array: the first and the last one have no network
-# to hide behind, and each is a round of the reducers, which like them large.
+# Bytes of a rank's shard of one piece. Small shards shorten the exchange of the first and the last
+# piece, which no network transfer overlaps. Large shards make rounds of the reducers efficient.
 SHARD_BYTES = 4 << 20
 
-# Seconds in which the ranks of a hierarchy that ends tell each other why: three steps of network,
-# each with a limit of its own.
+# Seconds for the ranks of a failed hierarchy to agree on the cause: three network steps, each with
+# its own timeout.
 PATIENCE = 10.0
 
-# By local rank the part of a piece that each has, as bytes.
+# The shards of a piece as bytes, indexed by local rank.
 Piece = list[torch.Tensor]
 
 
 class AllReduce:
-    """Any thread may wait for it, any number of times."""
+    """A call and its handle. Any thread may wait for it, any number of times."""
 
     def __init__(
         self,
@@ -62,16 +62,19 @@ class AllReduce:
 
     @property
     def done(self) -> bool:
-        """Whether the call is finished, well or not; ``wait`` then returns or raises at once."""
+        """Whether the call has succeeded or failed, so that ``wait`` returns or raises at once."""
         return self._finished.is_set()
 
     def wait(self, timeout: Timeout | None = None) -> Array:
         """Wait for the result and return it.
 
+        Args:
+            timeout: seconds or a timedelta. None waits until the call ends, which is at most
+                PATIENCE seconds after the timeout given to ``all_reduce``.
+
         Raises:
-            ReducerError: the call failed, on all ranks of the host with the same text.
-            RoundTimeoutError: not finished in ``timeout``, and goes on. None waits for the end,
-                which comes within the time that ``all_reduce`` was given, and PATIENCE after it.
+            ReducerError: the call failed. All ranks of the host raise the same text.
+            RoundTimeoutError: the call did not finish within ``timeout``. The call continues.
         """
         limit = max(0.0, self.left()) + PATIENCE if timeout is None else as_seconds(timeout)
         if not self._finished.wait(limit):
@@ -85,21 +88,24 @@ class AllReduce:
         return self.result
 
     def exception(self) -> ReducerError | None:
-        """Why the call failed; None if it did not, or is not done yet."""
+        """The error that ``wait`` raises; None if the call succeeded or is not done yet."""
         return self.error if self.done else None
 
     def left(self) -> float:
-        """The seconds that it still has."""
+        """The seconds until the deadline."""
         return self._deadline - time.monotonic()
 
     def describe(self) -> bytes:
-        """The text that must be equal on all ranks of a host."""
+        """A text that must be equal on all ranks of a host."""
         text = f"{self.op} of {self.wire.name.lower()} x {self.result.size}"
         text += f" as {self.wire_dtype}" if self.wire_dtype else ""
         return f"{text}, key {self.key!r}".encode()
 
     def pieces(self, local_size: int) -> list[Piece]:
-        """Views of the result; parts but the last are aligned, and may be empty at the end."""
+        """The result cut into pieces of `local_size` shards, as views.
+
+        All shards but the last are multiples of CHUNK_ALIGNMENT. Shards at the end may be empty.
+        """
         flat = torch.from_numpy(self.result.reshape(-1).view(np.uint8))
         pieces = []
         step = SHARD_BYTES * local_size
@@ -111,17 +117,17 @@ class AllReduce:
         return pieces
 
     def finish(self, callbacks: StepThread) -> None:
-        """It is done; its callback runs on another thread than those that others wait for."""
+        """Mark the call done. ``callbacks`` runs the callback, so that it delays no other call."""
         self._finished.set()
         if self._on_done is None:
             return
         done = partial(self._on_done, self)
         try:
             callbacks.put(done)
-        except Exception:  # no memory
+        except Exception:  # out of memory
             done()
 
 
 def as_seconds(timeout: Timeout) -> float:
-    """Seconds of a timeout in seconds or a timedelta."""
+    """A timeout in seconds."""
     return timeout if isinstance(timeout, int | float) else timeout.total_seconds()

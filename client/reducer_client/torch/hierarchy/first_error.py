@@ -1,4 +1,4 @@
-"""Errors on their way to other ranks, and which of all ranks' errors was the first cause."""
+"""Errors as records for other ranks, and the choice of the first cause among all ranks' errors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from reducer_client.errors import ClosedError, PeerLostError, ReducerError, Roun
 from reducer_client.group import Group
 from reducer_client.torch.hierarchy.host_group import RECORD_BYTES
 
-# One rank's end reaches the others' by closed connections, within milliseconds; a rank that is dead
-# is missed by the reducers within a second.
+# Seconds. The other ranks see the end of a rank by its closed connections within milliseconds. The
+# reducers detect a dead rank within a second.
 _PATIENCE = 3.0
 _TEXT_BYTES = 1200
 _KEY_BYTES = 300
 
 
 def pack_error(error: ReducerError | None) -> bytes:
-    """At most RECORD_BYTES; nothing for None."""
+    """The error as a record of at most RECORD_BYTES; empty for None."""
     if error is None:
         return b""
     fields = {
@@ -34,7 +34,7 @@ def pack_error(error: ReducerError | None) -> bytes:
 
 
 def unpack_error(record: bytes) -> ReducerError:
-    """The reverse."""
+    """The error of a record that `pack_error` made."""
     try:
         fields = json.loads(record)
         kind: type[ReducerError] = getattr(errors, fields["kind"])
@@ -45,15 +45,15 @@ def unpack_error(record: bytes) -> ReducerError:
             key=fields["key"],
             reason=fields["reason"],
         )
-    except ValueError:  # it was cut
+    except ValueError:  # the record was truncated
         return ReducerError(record.decode(errors="replace"))
 
 
 def find_cause(group: Group, key: str, mine: ReducerError) -> ReducerError:
-    """Agree on the error that all ranks raise. Each rank calls this at its end with its own error.
+    """Agree on the error that all ranks raise. Each rank calls this with its own error.
 
-    A rank that is dead, or does not come, is named; else it is the error of the lowest rank that
-    does not merely say that another one has gone.
+    If a rank is dead or does not come, the error names that rank. Otherwise it is the error of the
+    lowest rank whose error does not only report that another rank has left.
     """
     record = np.frombuffer(pack_error(mine).ljust(RECORD_BYTES, b"\0"), np.uint8)
     try:
@@ -62,7 +62,7 @@ def find_cause(group: Group, key: str, mine: ReducerError) -> ReducerError:
         return lost if lost.reason == "lost" or _is_echo(mine) else mine
     except RoundTimeoutError as absent:
         return RoundTimeoutError(
-            f"{mine}; whoever is absent from {absent}", rank=absent.rank, reason="timeout"
+            f"{mine}; while the ranks compared errors: {absent}", rank=absent.rank, reason="timeout"
         )
     except ReducerError:
         return mine

@@ -1,16 +1,17 @@
-"""All-reduce in two levels: the ranks of a host among themselves, then the hosts.
+"""All-reduce in two levels: among the ranks of each host, then among the hosts.
 
-A host's NIC carries the gradients once each way, not once for each of its ranks. Every rank owns a
-shard: it adds up its neighbours' parts of it, has the sum reduced over the ranks with its number on
-the other hosts, by the reducers, and hands the result to its neighbours. So all ranks of a host
-share the work.
+The NIC of a host carries the gradients once in each direction, and not once for each rank. Every
+rank owns a shard. It sums the shard over the ranks of its host, reduces this sum on the reducers
+with the ranks of the same local rank on the other hosts, and sends the result to the ranks of its
+host. So all ranks of a host share the work.
 
-The law of the sum: both levels fold in rank order with the reducers' kernels, and each rounds once.
-A result is a pure function of the contributions and of how many ranks a host has: the same bits on
-all ranks and in every run. They are other bits than those of the sum over all ranks at once, which
-rounds elsewhere. A mean divides on each level, by the ranks of a host and by the hosts: sums that
-would not fit a 16-bit float never exist. Where a host has 2, 4 or 8 ranks the first division is
-exact but for subnormal numbers, so that the mean is that of dividing once.
+Law of the sum: both levels add in rank order with the reducers' kernels, and each level rounds
+once. A result is a pure function of the contributions and of the number of ranks per host, so the
+bits are the same on all ranks and in every run. They differ from the bits of one sum over all
+ranks, which rounds in other places. A mean divides on both levels, first by the ranks of a host and
+then by the hosts, so that no intermediate sum overflows a 16-bit float. With 2, 4 or 8 ranks per
+host the first division is exact except for subnormal numbers, so the mean equals that of a single
+division.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from reducer_client.work import Timeout, Work
 # Joins a group over some ranks of a job: (its name, rank, world size).
 Connect = Callable[[str, int, int], Group]
 
-# Smaller arrays go over all ranks at once: what a host's ranks tell each other costs more than what
-# it saves. At 1 Gbit both take as long at 1 MiB, and flat is 3 times as fast at 256 KiB
-# (bench.hierarchy, 2 hosts x 2 ranks, all on two cores).
+# Smaller arrays are reduced over all ranks at once, because the exchange within the host costs more
+# than it saves. On 1 Gbit/s both ways take equally long at 1 MiB, and the flat way is 3 times as
+# fast at 256 KiB (bench.hierarchy, 2 hosts x 2 ranks, all on two cores).
 LEAST_BYTES = 1 << 20
 _FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16)
 
@@ -57,15 +58,18 @@ def open_hierarchy(
     wanted: bool | None = None,
     timeout: float = 300.0,
 ) -> Hierarchy | None:
-    """The hierarchy of a group's ranks; None where their hosts do not allow one. All ranks call it.
+    """Make the hierarchy of a group's ranks; None if their hosts do not allow one.
+
+    All ranks must call this function.
 
     Args:
-        group: of all ranks. What is too small for a hierarchy goes over it.
-        store: where the ranks of a host meet; all ranks share it.
-        connect: joins the group over the hosts, which has a name for each local rank.
-        name: of the hierarchy; begins its keys and the names of its groups.
-        wanted: False: none; True: ValueError on all ranks where the hosts do not allow one.
-        timeout: seconds that a call has where it does not say.
+        group: group of all ranks. It also reduces arrays that are too small for the hierarchy.
+        store: a store of all ranks, by which the ranks of a host find each other.
+        connect: function that joins the group over the hosts, which has a name for each local rank.
+        name: prefix of the hierarchy's keys and of the names of its groups.
+        wanted: False for no hierarchy. True raises ValueError on all ranks if the hosts do not
+            allow one.
+        timeout: default timeout of a call in seconds.
     """
     layout, why_not = agree(group, name, wanted)
     if layout is None:
@@ -82,13 +86,13 @@ def open_hierarchy(
 
 
 class Hierarchy:
-    """Made by `open_hierarchy`. The calls of a host's ranks come in the same order on all of them.
+    """Reduces arrays in two levels. `open_hierarchy` makes hierarchies.
 
-    ``all_reduce`` is that of a group. The exchange on the host, the network, and the handing out on
-    the host are under way at once, each with another part of an array or with another array; beside
-    the arrays there is memory for one piece, of a few MiB for each rank of a host. An error that a
-    round alone has (NumericError, MismatchError between hosts) is that call's; after every other
-    one the hierarchy is at an end, on all ranks.
+    All ranks of a host must make their calls in the same order. The exchange on the host, the
+    rounds of the reducers, and the collection of results overlap: each stage works on another piece
+    or another array. Apart from the arrays, each rank needs memory for one piece, which is a few
+    MiB for each rank of a host. A NumericError, or a MismatchError between hosts, fails one call.
+    Every other error ends the hierarchy on all ranks.
     """
 
     def __init__(
@@ -104,7 +108,7 @@ class Hierarchy:
         self.layout = layout
         self._group = group
         self._across = across
-        self._inward, self._outward = host_groups
+        self._exchange_group, self._collect_group = host_groups
         self._name = name
         self._timeout = timeout
         self._kernels = kernels.load()
@@ -121,7 +125,7 @@ class Hierarchy:
 
     @property
     def step_timeout(self) -> float | None:
-        """That of the group over all ranks."""
+        """The step timeout of the group over all ranks."""
         return self._group.step_timeout
 
     def all_reduce(
@@ -138,10 +142,10 @@ class Hierarchy:
         on_done: Callable[[Any], None] | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array] | AllReduce:
-        """Like `Group.all_reduce`. Floats of at least LEAST_BYTES go through the hierarchy.
+        """Like `Group.all_reduce`. Float arrays of at least LEAST_BYTES go through the hierarchy.
 
         Args:
-            flat_key: the key of a call that does not take it; by default ``key``.
+            flat_key: key of a call that does not go through the hierarchy. By default ``key``.
         """
         source = as_array(array)
         _, wire = find_reduction(op, source.dtype, dtype)
@@ -179,9 +183,9 @@ class Hierarchy:
         return call
 
     def close(self, timeout: float = 10.0) -> None:
-        """Finish the open calls within ``timeout`` seconds, and leave the group over the hosts.
+        """Wait up to ``timeout`` seconds for the open calls, then leave the group over the hosts.
 
-        The group over all ranks stays as it is.
+        The group over all ranks stays open.
         """
         with self._lock:
             in_time = self._idle.wait_for(lambda: self._open == 0, timeout)
@@ -215,30 +219,30 @@ class Hierarchy:
             self._fail(call, error)
 
     def _fail(self, call: AllReduce, error: Exception) -> None:
-        """The exchange of a call has failed: the collect thread ends the hierarchy and the call."""
+        """Let the collect thread end the hierarchy and the call after a failed exchange."""
         try:
-            self._collecting.put(partial(self._break_and_finish, error, call))
-        except Exception as no_memory:
-            self._end_connections(ReducerError(f"{type(error).__name__}: {error}; {no_memory}"))
+            self._collecting.put(partial(self._end_and_finish, error, call))
+        except Exception as out_of_memory:
+            self._end_connections(ReducerError(f"{type(error).__name__}: {error}; {out_of_memory}"))
             self._finish(call)
 
     def _compare(self, call: AllReduce) -> None:
-        """Gloo ends the process where sizes differ; so they are compared first."""
-        texts = self._inward.tell(call.describe(), call.left)
+        """Compare the calls of the host's ranks, because gloo ends the process if sizes differ."""
+        texts = self._exchange_group.share(call.describe(), call.left)
         if len(set(texts)) > 1:
-            said = (f"rank {self.layout.neighbour(r)} {t.decode()}" for r, t in enumerate(texts))
+            calls = (f"rank {self.layout.neighbour(r)} {t.decode()}" for r, t in enumerate(texts))
             raise MismatchError(
-                f"the ranks of a host called all_reduce differently: {'; '.join(said)}",
+                f"the ranks of a host called all_reduce differently: {'; '.join(calls)}",
                 key=call.key,
                 reason="neighbour",
             )
 
     def _fold(self, call: AllReduce, number: int, piece: Piece) -> Work[Array]:
-        """Our shard of a piece, folded over this host, in its place; then on its way."""
+        """Sum our shard of a piece over this host, in place, and submit it to the reducers."""
         own = piece[self.layout.local_rank]
         parts = [row[: own.numel()] for row in self._received]
         parts[self.layout.local_rank] = own
-        self._inward.swap(piece, parts, call.left)
+        self._exchange_group.exchange(piece, parts, call.left)
         shard = own.numpy()
         self._kernels.finish(
             find_op(call.op),
@@ -250,13 +254,13 @@ class Hierarchy:
             shard.data,
         )
         values = shard.view(call.result.dtype)
-        key = f"{number}/{call.key}"  # nothing but pieces goes over this group
+        key = f"{number}/{call.key}"  # this group has no other calls
         try:
             return self._across.all_reduce(
                 values, call.op, key, values, call.wire_dtype, dtype=call.dtype
             )
         except ReducerError as error:
-            raise self._of_hosts(error) from None
+            raise self._between_hosts(error) from None
 
     # On the collect thread, which alone finishes calls.
 
@@ -266,26 +270,26 @@ class Hierarchy:
         try:
             self._wait(call, work)
             own = piece[self.layout.local_rank]
-            self._outward.swap([own] * len(piece), piece, call.left)
+            self._collect_group.exchange([own] * len(piece), piece, call.left)
         except Exception as error:
-            self._break(error)
+            self._end(error)
 
     def _wait(self, call: AllReduce, work: Work[Array]) -> None:
         try:
             work.wait(max(call.left(), 0.0))
         except (MismatchError, NumericError) as error:
-            # The neighbours wait for our shard; that it is none they hear at the end of the call.
-            call.error = call.error or self._of_hosts(error)
+            # The other ranks of the host still wait for our shard. `_finish` gives them the error.
+            call.error = call.error or self._between_hosts(error)
         except ReducerError as error:
-            raise self._of_hosts(error) from None
+            raise self._between_hosts(error) from None
 
     def _finish(self, call: AllReduce) -> None:
         if self._failure is None:
             try:
-                told = self._outward.tell(pack_error(call.error), call.left)
+                told = self._collect_group.share(pack_error(call.error), call.left)
                 call.error = next((unpack_error(t) for t in told if t), None)
             except Exception as error:
-                self._break(error)
+                self._end(error)
         call.error = self._failure or call.error
         try:
             call.finish(self._callbacks)
@@ -294,12 +298,12 @@ class Hierarchy:
                 self._open -= 1
                 self._idle.notify_all()
 
-    def _break_and_finish(self, error: Exception, call: AllReduce) -> None:
-        self._break(error)
+    def _end_and_finish(self, error: Exception, call: AllReduce) -> None:
+        self._end(error)
         self._finish(call)
 
-    def _break(self, error: Exception) -> None:
-        """The end on all ranks; they tell each other why, over the group of all."""
+    def _end(self, error: Exception) -> None:
+        """End the hierarchy on all ranks, which agree on the cause over the group of all ranks."""
         if self._failure is not None:
             return
         if not isinstance(error, ReducerError):
@@ -310,16 +314,16 @@ class Hierarchy:
     def _end_connections(self, why: ReducerError) -> None:
         with self._lock:
             self._failure = self._failure or why
-        self._inward.abort()
-        self._outward.abort()
+        self._exchange_group.abort()
+        self._collect_group.abort()
         self._across.abort()
 
-    def _of_hosts(self, error: ReducerError) -> ReducerError:
-        """For a rank the group over the hosts has the number of a host."""
+    def _between_hosts(self, error: ReducerError) -> ReducerError:
+        """The error with a worker's rank. The group over the hosts uses host numbers as ranks."""
         rank = None if error.rank is None else self.layout.counterpart(error.rank)
         who = "" if rank is None else f"rank {rank}: "
         return type(error)(
-            f"{who}{error} (between the hosts, whose numbers stand for ranks here)",
+            f"{who}{error} (between hosts: the other ranks in this text are numbers of hosts)",
             rank=rank,
             round=error.round,
             key=error.key,

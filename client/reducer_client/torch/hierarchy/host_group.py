@@ -1,4 +1,4 @@
-"""The gloo group of one host's ranks, over loopback."""
+"""The gloo group of one host's ranks, on the loopback interface."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from reducer_client.errors import PeerLostError, ReducerError, RoundTimeoutError
 from reducer_client.torch.hierarchy.layout import Layout
 
-# Bytes of what `tell` carries.
+# Size of the records that `share` exchanges.
 RECORD_BYTES = 2048
 _NEVER_SENT = 1
 _AT_ONCE = timedelta(milliseconds=1)
 
 
 class HostGroup:
-    """Point-to-point transfers, so that each part goes directly to its place.
+    """Point-to-point transfers between the ranks of a host, straight into the receivers' arrays.
 
-    One thread at a time may call it, and all ranks of the host make the same calls in the same
-    order, with parts of equal sizes; only ``abort`` may come from anywhere. After a failure
-    nothing works any more, on any of them.
+    One thread at a time may call it. All ranks of the host make the same calls in the same order,
+    with parts of equal sizes. Any thread may call ``abort``. After a failure every further call
+    fails on all ranks.
     """
 
     def __init__(self, store: Store, name: str, layout: Layout, timeout: float) -> None:
         self._layout = layout
         self._others = [r for r in range(layout.local_size) if r != layout.local_rank]
-        gloo: Any = dist.ProcessGroupGloo  # torch's stubs have little of it
+        gloo: Any = dist.ProcessGroupGloo  # torch's stubs lack most of it
         options = gloo._Options()
         options._timeout = timedelta(seconds=timeout)
         options._devices = [gloo.create_device(interface="lo")]
@@ -40,13 +40,13 @@ class HostGroup:
             PrefixStore(prefix, store), layout.local_rank, layout.local_size, options
         )
 
-    def swap(
+    def exchange(
         self, parts: Sequence[torch.Tensor], into: Sequence[torch.Tensor], left: Callable[[], float]
     ) -> None:
-        """Send ``parts[r]`` to local rank r and receive its part for us in ``into[r]``.
+        """Send ``parts[r]`` to local rank r and receive that rank's part for us in ``into[r]``.
 
-        Our own entries are not looked at. ``left``: seconds that there still are. Raises
-        RoundTimeoutError or PeerLostError, which names the rank.
+        Our own entries are ignored. ``left`` returns the remaining seconds. Raises
+        RoundTimeoutError or PeerLostError, which name the rank.
         """
         works = []
         for other in self._others:
@@ -61,18 +61,21 @@ class HostGroup:
             except RuntimeError as error:
                 raise self._explain(other, error) from None
 
-    def tell(self, record: bytes, left: Callable[[], float]) -> list[bytes]:
-        """Every local rank's record, by local rank; of RECORD_BYTES at most, padded with zeros."""
+    def share(self, record: bytes, left: Callable[[], float]) -> list[bytes]:
+        """Exchange records of at most RECORD_BYTES; returns all records, indexed by local rank.
+
+        Zero bytes at the end of a record are lost.
+        """
         mine = torch.frombuffer(bytearray(record.ljust(RECORD_BYTES, b"\0")), dtype=torch.uint8)
         told = torch.empty(self._layout.local_size, RECORD_BYTES, dtype=torch.uint8, device="cpu")
         told[self._layout.local_rank] = mine
-        self.swap([mine] * self._layout.local_size, list(told), left)
+        self.exchange([mine] * self._layout.local_size, list(told), left)
         return [bytes(row.numpy()).rstrip(b"\0") for row in told]
 
     def abort(self) -> None:
-        """End all connections, which fails what waits on them, here and on the other ranks."""
+        """Close all connections. Transfers in progress fail on this rank and on the other ranks."""
         for other in self._others:
-            # Gloo's own abort leaves them open; what it does end them for is a wait that is over.
+            # Gloo's own abort leaves connections open. A wait that times out closes them.
             with contextlib.suppress(RuntimeError):
                 into = torch.empty(1, dtype=torch.uint8, device="cpu")
                 self._group.recv([into], other, _NEVER_SENT).wait(_AT_ONCE)
@@ -82,10 +85,10 @@ class HostGroup:
         text = str(error).partition("] ")[2].partition(". This is")[0] or str(error)
         if "Timed out" in text:
             return RoundTimeoutError(
-                f"rank {rank}, on this host, did not come in time", rank=rank, reason="timeout"
+                f"rank {rank}, on this host, did not answer in time", rank=rank, reason="timeout"
             )
         return PeerLostError(
-            f"rank {rank}, on this host, has ended its connection ({text})",
+            f"rank {rank}, on this host, closed its connection ({text})",
             rank=rank,
             reason="neighbour",
         )

@@ -1,8 +1,8 @@
-"""Finds out which ranks share a host, from a record that each rank gives.
+"""Finds out which ranks share a host. Each rank gives a record of what it knows.
 
-A host here is what one launcher started: as many neighbouring ranks as LOCAL_WORLD_SIZE says, in
-one network namespace of one machine. Nothing of it is assumed: every rank sees what all have said,
-so all come to the same verdict.
+A host here means the ranks that one launcher started: LOCAL_WORLD_SIZE consecutive ranks in one
+network namespace of one machine. The records are compared, not trusted: every rank sees all
+records, so all ranks come to the same decision.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _WANTED = {None: 0, True: 1, False: 2}
 
 @dataclass(frozen=True)
 class Layout:
-    """``hosts`` hosts with ``local_size`` ranks each; host h has h * local_size and those behind.
+    """``hosts`` hosts with ``local_size`` consecutive ranks each, in the order of ranks.
 
-    ``rank``: this worker's. ``cuda``: whether the ranks have CUDA devices.
+    ``rank`` is this worker's rank. ``cuda`` says whether the ranks have CUDA devices.
     """
 
     hosts: int
@@ -47,7 +47,7 @@ class Layout:
         return self.rank % self.local_size
 
     def neighbour(self, local_rank: int) -> int:
-        """The rank of a worker on this host."""
+        """The rank of the worker with this local rank on our host."""
         return self.host * self.local_size + local_rank
 
     def counterpart(self, host: int) -> int:
@@ -57,7 +57,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class HostRecord:
-    """A rank's record; 0 and -1 if the launcher does not tell. ``wanted`` is the user's wish."""
+    """The record of a rank. ``wanted`` is its ``hierarchy`` option.
+
+    Sizes are 0 and local ranks -1 if the launcher does not give them.
+    """
 
     local_size: int
     local_rank: int
@@ -71,16 +74,17 @@ class HostRecord:
 
 
 def unpack(record: bytes) -> HostRecord:
-    """The reverse of `HostRecord.pack`."""
+    """The record that `HostRecord.pack` has packed."""
     local_size, local_rank, wanted, cuda, machine = _RECORD.unpack(record)
     found = {number: choice for choice, number in _WANTED.items()}[wanted]
     return HostRecord(local_size, local_rank, found, cuda, machine)
 
 
 def agree(group: Group, name: str, wanted: bool | None) -> tuple[Layout | None, str]:
-    """The layout of the group's ranks, or None and why there is none. All ranks call it.
+    """The layout of the group's ranks, or None and the reason why there is none.
 
-    Raises ValueError on all ranks where one wants a hierarchy and the layout does not allow it.
+    All ranks must call this function. If a rank wants a hierarchy and the layout does not allow
+    one, all ranks raise ValueError.
     """
     local_rank, local_size = find_local_ranks()
     mine = HostRecord(
@@ -90,9 +94,9 @@ def agree(group: Group, name: str, wanted: bool | None) -> tuple[Layout | None, 
         torch.cuda.is_available(),
         _this_machine(),
     )
-    said = group.all_gather(np.frombuffer(mine.pack(), np.uint8), key=f"{name}/layout").wait()
-    places = [unpack(record.tobytes()) for record in said]
-    why_not = refuse(places)
+    records = group.all_gather(np.frombuffer(mine.pack(), np.uint8), key=f"{name}/layout").wait()
+    places = [unpack(record.tobytes()) for record in records]
+    why_not = find_obstacle(places)
     if not why_not:
         hosts = len(places) // mine.local_size
         return Layout(hosts, mine.local_size, group.rank, mine.cuda), ""
@@ -102,8 +106,8 @@ def agree(group: Group, name: str, wanted: bool | None) -> tuple[Layout | None, 
     return None, why_not
 
 
-def refuse(places: Sequence[HostRecord]) -> str:
-    """Why ranks that say this have no hierarchy; "": they have one."""
+def find_obstacle(places: Sequence[HostRecord]) -> str:
+    """Why ranks with these records cannot have a hierarchy; "" if they can."""
     size = places[0].local_size
     for rank, place in enumerate(places):
         if place.wanted is False:
@@ -114,16 +118,16 @@ def refuse(places: Sequence[HostRecord]) -> str:
                 f"{place.local_size} (LOCAL_WORLD_SIZE): expected equally many on all hosts"
             )
         if place.cuda != places[0].cuda:
-            return f"one of ranks 0 and {rank} has CUDA devices, the other has none"
+            return f"only one of the ranks 0 and {rank} has CUDA devices"
     if size < 2:
-        return "no host has several ranks (LOCAL_WORLD_SIZE, as launchers set it)"
+        return "no host has several ranks (LOCAL_WORLD_SIZE, which launchers set)"
     if len(places) % size or len(places) == size:
         return f"{len(places)} ranks are not several hosts of {size} (LOCAL_WORLD_SIZE)"
     for rank, place in enumerate(places):
         if place.local_rank not in (-1, rank % size):
             return (
                 f"rank {rank} is local rank {place.local_rank}: expected {rank % size}, the ranks "
-                "of a host one after the other"
+                "of a host must be consecutive"
             )
         first = rank - rank % size
         if place.machine != places[first].machine:
@@ -132,7 +136,7 @@ def refuse(places: Sequence[HostRecord]) -> str:
 
 
 def _this_machine() -> bytes:
-    """Differs where two ranks could not talk over loopback."""
+    """An id that differs between ranks that cannot talk over loopback."""
     booted = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     network = os.stat("/proc/self/ns/net").st_ino
     return hashlib.sha256(booted + str(network).encode()).digest()[:16]

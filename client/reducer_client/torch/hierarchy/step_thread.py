@@ -1,4 +1,4 @@
-"""A thread that takes steps one after the other."""
+"""A thread that runs functions one after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reducer_client.reports import logger
 
 
 class StepThread:
-    """A thread that runs steps in order; steps do not raise. The thread ends with the process."""
+    """Runs steps in order. A step that raises is logged. The thread ends with the process."""
 
     def __init__(self, name: str) -> None:
         self._steps: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -22,7 +22,7 @@ class StepThread:
         self._steps.put(step)
 
     def stop(self) -> None:
-        """Return when all steps are done; none may come any more."""
+        """Return when all steps are done. No step may be added any more."""
         self._steps.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -32,12 +32,12 @@ class StepThread:
             pass
 
     def _take(self) -> bool:
-        # A function of its own: a step holds arrays, and must be gone when the next is waited for.
+        # A step holds arrays. It is a local variable here, so that the wait for the next frees it.
         step = self._steps.get()
         try:
             if step is not None:
                 step()
         except Exception:
-            with suppress(Exception):  # a handler of the program's logs may fail
+            with suppress(Exception):  # the program's logging handler may fail
                 logger.exception("%s: a step failed", threading.current_thread().name)
         return step is not None

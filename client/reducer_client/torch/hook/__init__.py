@@ -1,1 +1,1 @@
-"""DDP's communication hooks: the mean of a bucket, 16-bit types, top-k."""
+"""DDP's communication hooks: all-reduce of buckets, 16-bit types, top-k."""

@@ -1,7 +1,7 @@
 """DDP's communication hook: the mean of each bucket of gradients through a group.
 
-A failure reaches ``backward()`` as a RuntimeError with the text of the error; the error itself is
-kept as ``state.last_error``. The optimizer must not step after it.
+After a failure ``backward()`` raises a RuntimeError with the text of the error, and
+``state.last_error`` has the error itself. The optimizer must not step after a failure.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotations with real classes.
@@ -24,41 +24,42 @@ from reducer_client.work import Timeout, Work
 
 __all__ = ["ReductionState", "all_reduce_hook", "attach", "ddp_options", "exchange", "take"]
 
-# torch's own: 5 to 100 MiB differ by 2 % where communication dominates (bench.training), and
-# smaller ones overlap more of the backward pass.
+# The default of torch. Sizes of 5 to 100 MiB differ by 2 % if communication dominates
+# (bench.training), and smaller buckets overlap more of the backward pass.
 DEFAULT_BUCKET_CAP_MB = 25
 
 TensorFuture = torch.futures.Future[torch.Tensor]
 # submit(host, on_done) starts a collective on a host tensor, in place.
 Submit = Callable[[torch.Tensor, OnDone], object]
 
-_names: "weakref.WeakKeyDictionary[Group, itertools.count[int]]" = weakref.WeakKeyDictionary()
+_state_numbers: "weakref.WeakKeyDictionary[Group, itertools.count[int]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class ReductionState:
     """State of ``all_reduce_hook`` for one DDP module.
 
+    A pickle of the state, for example in a checkpoint, does not contain the group. Set
+    ``state.group`` after loading.
+
     Args:
         group: the joined group that sums the gradients.
-        wire_dtype: ``"bfloat16"`` or ``"float16"``: how float32 buckets travel.
-        prioritize: of the buckets that wait for the network, the latest goes first: it holds the
-            layers that the next forward pass needs first.
-        timeout: seconds (or a timedelta) that a bucket has; then the step fails with an error that
-            names who was absent. By default the group's ``step_timeout`` if ``connect`` was given
-            one, else that of the process group: torch's own, or what ``init_process_group`` was
-            given.
-        process_group: the one of the module; by default torch's default group.
-        prefix: begins the keys of the buckets. By default it tells by the order of creation which
-            module of the group it is, so all ranks must create their states in the same order.
+        wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which float32 buckets are sent.
+        prioritize: send the latest bucket first, because the next forward pass needs its layers
+            first.
+        timeout: timeout of a bucket, in seconds or a timedelta. The step then fails with an error
+            that names the absent ranks. By default the group's ``step_timeout`` if ``connect`` was
+            given one, else the timeout of the process group.
+        process_group: the process group of the module. By default torch's default group.
+        prefix: prefix of the keys of the buckets. By default the number of this state within the
+            group, so all ranks must create their states in the same order.
 
     Attributes:
-        last_error: why the last reduction failed, or None.
-        bytes_reduced: bytes of gradients handed in so far.
-        bytes_on_wire: what has travelled for them, sent and received, without frame headers and
-            what a lost reducer makes travel again.
-        narrowing: what ``wire_dtype`` costs: ``narrowing.error`` and ``narrowing.overflows``.
-
-    It can be pickled with a checkpoint, without its group; set ``state.group`` after loading.
+        last_error: the error of the last failed reduction, or None.
+        bytes_reduced: bytes of all gradients reduced so far.
+        bytes_on_wire: bytes sent and received for them, without frame headers and retransmissions.
+        narrowing: the cost of ``wire_dtype``: ``narrowing.error`` and ``narrowing.overflows``.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class ReductionState:
         if wire_dtype not in (None, "float32", "float16", "bfloat16"):
             raise ValueError(f"wire_dtype={wire_dtype!r}: expected float16, bfloat16 or None")
         if prefix is None:
-            prefix = f"ddp{next(_names.setdefault(group, itertools.count()))}"
+            prefix = f"ddp{next(_state_numbers.setdefault(group, itertools.count()))}"
         self.group: Group | None = group
         self.wire_dtype = wire_dtype
         self.prioritize = prioritize
@@ -95,23 +96,23 @@ class ReductionState:
         self.__dict__.update(state)
 
     def keep_error(self, error: Exception) -> None:
-        """Called where a reduction has failed."""
+        """Keep the error of a failed reduction as ``last_error``."""
         self.last_error = error
 
     def joined_group(self) -> Group:
-        """The group; RuntimeError after unpickling, until there is a new one."""
+        """The group. Raises RuntimeError if the state was unpickled and has no new group yet."""
         if self.group is None:
             name = type(self).__name__
             raise RuntimeError(f"this {name} was unpickled: set state.group to a new group")
         return self.group
 
     def submit(self, host: torch.Tensor, bucket: int, on_done: OnDone) -> Work[Any]:
-        """Start the mean of a bucket in contiguous CPU memory over all ranks, in place."""
+        """Start the mean over all ranks of a bucket in contiguous CPU memory, in place."""
         group = self.joined_group()
-        self.narrowing.look(host)
+        self.narrowing.observe(host)
         narrow = self.wire_dtype if host.dtype is torch.float32 else None
         itemsize = 2 if narrow in ("float16", "bfloat16") else host.element_size()
-        self.bytes_on_wire += 2 * host.numel() * itemsize  # there and back
+        self.bytes_on_wire += 2 * host.numel() * itemsize  # sent and received
         is_bfloat16 = host.dtype is torch.bfloat16
         array = (host.view(torch.uint16) if is_bfloat16 else host).numpy()
         return group.all_reduce(
@@ -127,7 +128,7 @@ class ReductionState:
         )
 
     def staging(self, device: torch.device) -> CudaStaging:
-        """The staging of a CUDA device; made at its first use."""
+        """The staging of a CUDA device, made at its first use."""
         if device not in self._staging:
             self._staging[device] = CudaStaging(device)
         return self._staging[device]
@@ -135,18 +136,22 @@ class ReductionState:
 
 def all_reduce_hook(
     state: ReductionState,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]  # bound only where torch has c10d
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # only defined if torch has c10d
 ) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook: the mean of a bucket over all ranks, in place.
+    """DDP communication hook: replaces a bucket by its mean over all ranks.
 
-    float32, float64, float16 and bfloat16 buckets, on the CPU or a CUDA device.
+    Buckets are float32, float64, float16 or bfloat16, on the CPU or a CUDA device. Raises TypeError
+    for sparse gradients.
     """
     tensor, index = take(state, bucket), bucket.index()
     return exchange(state, tensor, lambda host, on_done: state.submit(host, index, on_done))
 
 
 def take(state: ReductionState, bucket: Any) -> torch.Tensor:
-    """The flat gradients of a bucket, counted; TypeError if they are sparse."""
+    """The flat gradients of a bucket; adds their size to ``bytes_reduced``.
+
+    Raises TypeError if the gradients are sparse.
+    """
     tensor: torch.Tensor = bucket.buffer().detach()
     if tensor.layout is not torch.strided:
         raise TypeError(
@@ -158,9 +163,9 @@ def take(state: ReductionState, bucket: Any) -> torch.Tensor:
 
 
 def exchange(state: ReductionState, tensor: torch.Tensor, submit: Submit) -> TensorFuture:
-    """Run a collective on a tensor in place, or on its copy in host memory where it is on a device.
+    """Run a collective in place: on a CPU tensor itself, or on a host copy of a CUDA tensor.
 
-    Failures are kept in the state, and raised here or by the future's last callback.
+    Errors are kept in the state. They are raised here or by the returned future.
     """
     try:
         if tensor.device.type == "cpu":
@@ -182,10 +187,16 @@ def attach(
     timeout: Timeout | None = None,
     prefix: str | None = None,
 ) -> ReductionState:
-    """Send the gradients of a DDP module through the group; all ranks, in the same order.
+    """Send the gradients of a DDP module through the group. All ranks call this in the same order.
+
+    The arguments are those of ``ReductionState``.
 
     Returns:
-        The state of the hook. RuntimeError if the module has a hook already.
+        The state of the hook.
+
+    Raises:
+        TypeError: ``model`` is not a DistributedDataParallel module.
+        RuntimeError: the module has a hook already.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"expected a DistributedDataParallel module, got {type(model).__name__}")
@@ -202,12 +213,15 @@ def attach(
 
 
 def ddp_options(**options: Any) -> dict[str, Any]:
-    """Arguments for DistributedDataParallel: buckets of 25 MiB, and whatever is given."""
+    """Arguments for DistributedDataParallel: buckets of 25 MiB, and the given ``options``."""
     return {"bucket_cap_mb": DEFAULT_BUCKET_CAP_MB, **options}
 
 
 def _torch_timeout(group: dist.ProcessGroup | None) -> float | None:
-    """The seconds of a process group, the least of its backends'; torch says so nowhere else."""
+    """The timeout of a process group in seconds: the shortest of its backends' timeouts.
+
+    Torch has no public way to read this timeout.
+    """
     if group is None and dist.is_initialized():
         group = dist.group.WORLD
     if group is None:
@@ -221,7 +235,7 @@ def _torch_timeout(group: dist.ProcessGroup | None) -> float | None:
 
 
 class _Exchange:
-    """One tensor there and back, and the future that DDP waits for."""
+    """The collective on one tensor, and the future that DDP waits for."""
 
     def __init__(
         self, state: ReductionState, tensor: torch.Tensor, devices: Sequence[torch.device]
@@ -242,17 +256,17 @@ class _Exchange:
         )
         return self._finished.then(self._check)
 
-    # For CUDA on the side stream: the future records what its consumers have to wait for.
+    # With CUDA the side stream is current, so that consumers of the future wait for that stream.
     def _complete(self, handle: Any) -> None:
         try:
             self._error = handle.exception()
-        except Exception as error:  # this rank alone does not know what has come of the call
+        except Exception as error:  # only this rank lacks the result
             self._error = error
             self._state.joined_group().abort()
         self._finished.set_result(self._tensor)
 
-    # An error set on the future that DDP waits for would only reach the user as a failed cast; one
-    # that a callback raises keeps its text.
+    # DDP would report an error that is set on its future as a failed cast. An error that a callback
+    # raises keeps its text.
     def _check(self, _: TensorFuture) -> torch.Tensor:
         if self._error is not None:
             self._state.keep_error(self._error)

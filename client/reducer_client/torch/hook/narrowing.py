@@ -1,4 +1,4 @@
-"""Measures the cost of sending float32 gradients in 16 bits: the error, and the values lost."""
+"""Measures the cost of sending float32 gradients in 16 bits: rounding errors and overflows."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ import torch
 from reducer_client.dtypes import WireDtype
 from reducer_client.reports import logger
 
-# The least magnitude that rounds to Inf in float16: half a step above its largest number, 65,504.
+# Smallest magnitude that rounds to Inf in float16: half a step above its largest number, 65,504.
 _FLOAT16_OVERFLOW = 65520.0
 
 
 class NarrowingGauge:
-    """Looks at buckets before they are narrowed.
+    """Measures buckets before they are narrowed.
 
     Attributes:
-        every: the error is measured in one bucket of so many; it takes about four passes over it.
-        error: relative error of the last bucket that was measured, ``|x - narrow(x)| / |x|`` in the
-            Euclidean norm; None before the first.
-        overflows: buckets in which finite values became Inf, which float16 alone does.
+        every: number of buckets per measurement of the error. A measurement takes about four passes
+            over the bucket.
+        error: relative error of the last measured bucket, ``|x - narrow(x)| / |x|`` in the
+            Euclidean norm; None before the first measurement.
+        overflows: number of buckets in which finite values became Inf. Only float16 overflows.
     """
 
     def __init__(self, wire_dtype: WireDtype | None, every: int = 100) -> None:
         if every < 1:
-            raise ValueError(f"a bucket is measured every {every}: expected 1 or more")
+            raise ValueError(f"every={every}: expected 1 or more buckets")
         self.every = every
         self.error: float | None = None
         self.overflows = 0
         self._narrow = None if wire_dtype in (None, "float32") else getattr(torch, str(wire_dtype))
         self._seen = 0
 
-    def look(self, bucket: torch.Tensor) -> None:
-        """At a bucket in host memory; of float32 alone something is narrowed."""
+    def observe(self, bucket: torch.Tensor) -> None:
+        """Measure a bucket in host memory. Only float32 buckets are narrowed."""
         if self._narrow is None or bucket.dtype is not torch.float32 or not bucket.numel():
             return
         if self._seen % self.every == 0:
@@ -43,7 +44,7 @@ class NarrowingGauge:
     def _measure(self, bucket: torch.Tensor) -> None:
         norm = bucket.norm()
         lost = (bucket.to(self._narrow).float() - bucket).norm()
-        if lost.isfinite():  # else there is NaN or Inf in it, narrowed or not
+        if lost.isfinite():  # not finite if the bucket itself has NaN or Inf
             self.error = float(lost / norm) if norm else 0.0
 
     def _find_overflow(self, bucket: torch.Tensor) -> None:
@@ -55,7 +56,7 @@ class NarrowingGauge:
         if self.overflows == 1:
             logger.warning(
                 "a gradient of %g became Inf in float16, whose largest number is 65504: "
-                'wire_dtype="bfloat16" has the range of float32; said once, counted in '
-                "state.narrowing.overflows",
+                'wire_dtype="bfloat16" has the range of float32. This is logged once; '
+                "state.narrowing.overflows counts such buckets",
                 largest,
             )

@@ -1,7 +1,7 @@
-"""The largest entries of a vector as (index, value) pairs: selection, bytes, sum.
+"""The largest entries of a vector as (index, value) pairs: selection, and layout in bytes.
 
-One rank's pairs are ``count`` indices and then ``count`` values as flat bytes, so that a collective
-that knows neither can move them.
+The pairs of a rank are ``count`` indices followed by ``count`` values, as flat bytes, so that a
+collective can move them without knowing their dtypes.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from dataclasses import dataclass
 
 import torch
 
-# Above this size a sample of so many entries finds the threshold first.
+# Entries of the sample that gives the threshold in larger vectors.
 _SAMPLE = 1 << 16
-# Candidates for each entry that is wanted, and some more: a sample that says too few costs a pass.
+# The threshold aims at this many candidates per wanted entry, plus _MORE entries of the sample. Too
+# few candidates cost a second pass.
 _MARGIN = 1.25
 _MORE = 64
 _ALIGNMENT = 8
 
 
 def largest(vector: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the ``count`` entries of the greatest magnitude, NaN before Inf before numbers.
+    """Indices of the ``count`` entries of greatest magnitude. NaN is above Inf, Inf above numbers.
 
-    Exact, but for which of equal magnitudes at the limit are taken. In large vectors on the CPU
-    only those above a threshold are candidates, in an eighth of ``torch.topk``'s time; on a device
-    the host would have to wait for their number.
+    The result is exact; among equal magnitudes at the limit the choice is arbitrary. In large
+    vectors on the CPU, only entries above a threshold are candidates, which takes an eighth of the
+    time of ``torch.topk``. On a device the host would have to wait for the number of candidates.
     """
     magnitudes = vector.abs()
     if vector.device.type != "cpu" or len(vector) <= _SAMPLE:
@@ -43,7 +44,7 @@ def _threshold(magnitudes: torch.Tensor, count: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Pairs:
-    """How the pairs of one vector are written: the same on all ranks."""
+    """The layout of the pairs of one vector, equal on all ranks."""
 
     count: int
     index_dtype: torch.dtype
@@ -51,25 +52,25 @@ class Pairs:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one rank, with padding that aligns the next rank's indices."""
+        """Bytes of one rank's pairs, padded so that the next rank's indices are aligned."""
         used = self.count * (self.index_dtype.itemsize + self.value_dtype.itemsize)
         return -(-used // _ALIGNMENT) * _ALIGNMENT
 
     def write(self, row: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
-        """Into ``nbytes`` of uint8."""
+        """Write indices and values into a row of ``nbytes`` uint8."""
         row.zero_()
         into_indices, into_values = self.read(row)
         into_indices.copy_(indices)
         into_values.copy_(values)
 
     def read(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices and values of what ``write`` wrote, as views."""
+        """The indices and values of a row, as views."""
         split = self.count * self.index_dtype.itemsize
         end = split + self.count * self.value_dtype.itemsize
         return row[:split].view(self.index_dtype), row[split:end].view(self.value_dtype)
 
 
 def narrow(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """In a narrower dtype; finite values beyond its range become its largest, not Inf."""
+    """The values in a narrower dtype. Finite values beyond its range become its largest number."""
     limit = torch.finfo(dtype).max
     return torch.where(values.isfinite(), values.clamp(-limit, limit), values).to(dtype)

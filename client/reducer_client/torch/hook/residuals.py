@@ -1,4 +1,4 @@
-"""The part of each parameter's gradient that top-k has not sent yet."""
+"""The parts of gradients that top-k has not sent yet."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import nn
 
 
 class Residuals:
-    """A flat tensor for each parameter, kept by name: DDP lays its buckets out anew as it runs.
+    """A flat tensor for each parameter, kept by name, because DDP changes its bucket layout.
 
-    float32, or float64 for float64 parameters. Those of a bucket lie in a row, in its order.
+    The dtype is float32, or float64 for float64 parameters. The residuals of a bucket are
+    contiguous, in the order of its parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -20,10 +21,13 @@ class Residuals:
         self._rows: dict[tuple[str, ...], torch.Tensor] = {}
 
     def row(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Those of a bucket's parameters, in a row, to be changed in place; zeros at first."""
+        """The residuals of a bucket's parameters as one tensor, which the caller changes in place.
+
+        They are zeros at first.
+        """
         names = tuple(self._names[parameter] for parameter in parameters)
         if names not in self._rows:
-            row = torch.cat([self._of(*pair) for pair in zip(names, parameters, strict=True)])
+            row = torch.cat([self._find(*pair) for pair in zip(names, parameters, strict=True)])
             parts = torch.split(row, [parameter.numel() for parameter in parameters])
             self._kept |= zip(names, parts, strict=True)
             fresh = set(names)
@@ -31,7 +35,7 @@ class Residuals:
             self._rows[names] = row
         return self._rows[names]
 
-    def _of(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    def _find(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         kept = self._kept.get(name)
         if kept is None:
@@ -39,17 +43,20 @@ class Residuals:
         return kept.to(parameter.device, dtype)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The residuals by parameter name; views of the memory in use."""
+        """The residuals by parameter name, as views of the memory in use."""
         return dict(self._kept)
 
     def load_state_dict(self, kept: Mapping[str, torch.Tensor]) -> None:
-        """ValueError where a name or a size is not of the module; names that lack begin at zero."""
+        """Load residuals. Parameters that ``kept`` does not name start at zero.
+
+        Raises ValueError if a name or a size does not fit the module.
+        """
         sizes = {name: parameter.numel() for parameter, name in self._names.items()}
         for name, tensor in kept.items():
             if tensor.numel() != sizes.get(name):
                 raise ValueError(
                     f"residuals of {name!r}: {tensor.numel()} elements, expected "
-                    f"{sizes.get(name, 'no such parameter')}; are they of another model?"
+                    f"{sizes.get(name, 'no such parameter')}; were they saved from another model?"
                 )
         self._kept = {name: tensor.clone() for name, tensor in kept.items()}
         self._rows = {}

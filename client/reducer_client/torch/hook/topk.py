@@ -1,8 +1,8 @@
-"""Top-k with error feedback: sends the largest entries of each bucket, and keeps the others.
+"""Top-k with error feedback: sends the largest entries of each bucket and keeps the others.
 
-A rank adds its gradients to what it has not sent yet, sends the largest of the sums as (index,
-value) pairs, and keeps the rest, with what rounding took from the values. All ranks add all pairs
-in rank order and divide by the number of ranks: they hold the same bits.
+A rank adds its gradients to the residuals, sends the largest sums as (index, value) pairs, and
+keeps all other sums and the rounding errors of the sent values as new residuals. All ranks add all
+pairs in rank order and divide by the number of ranks, so all ranks have the same bits.
 """
 
 # No "from __future__ import annotations": DDP compares the hook's annotations with real classes.
@@ -38,16 +38,21 @@ _VALUE_DTYPES = {
 class TopKState(ReductionState):
     """State of ``topk_hook`` for one DDP module on this rank.
 
-    Args:
-        model: whose parameters name what is kept; as much memory as its gradients in float32.
-        group: the joined group that gathers the pairs.
-        ratio: the share of a bucket's entries that travels; at least one does.
-        value_dtype: how values travel; what that rounds off is kept. Indices take 4 bytes each.
-        start_iter: iterations at the start in which the gradients travel whole.
-        timeout, process_group, prefix: those of ``ReductionState``.
+    Save ``state_dict`` of every rank in each checkpoint. Without it, small gradients of up to ``1 /
+    ratio`` steps are lost.
 
-    ``state_dict`` belongs into a checkpoint of each rank: without it up to ``1 / ratio`` steps'
-    worth of small gradients is lost.
+    Args:
+        model: the module, whose parameter names identify the residuals. They take as much memory as
+            its gradients in float32.
+        group: the joined group that gathers the pairs.
+        ratio: fraction of a bucket's entries that are sent, at least one entry.
+        value_dtype: dtype in which values are sent. Rounding errors are kept as residuals. An index
+            takes 4 bytes.
+        start_iter: number of iterations at the start in which whole gradients are sent.
+        timeout, process_group, prefix: as for ``ReductionState``.
+
+    Raises:
+        ValueError: ``ratio`` or ``value_dtype`` is invalid.
     """
 
     def __init__(
@@ -63,7 +68,7 @@ class TopKState(ReductionState):
         prefix: str | None = None,
     ) -> None:
         if not 0 < ratio <= 1:
-            raise ValueError(f"ratio={ratio}: expected a share of the entries, above 0 and up to 1")
+            raise ValueError(f"ratio={ratio}: expected a fraction above 0 and up to 1")
         if value_dtype not in _VALUE_DTYPES:
             raise ValueError(f"value_dtype={value_dtype!r}: expected {', '.join(_VALUE_DTYPES)}")
         super().__init__(group, timeout=timeout, process_group=process_group, prefix=prefix)
@@ -74,24 +79,28 @@ class TopKState(ReductionState):
         self.residuals = Residuals(model.module)
 
     def state_dict(self) -> dict[str, Any]:
-        """The iteration, and by the parameters' names what this rank has not sent yet."""
+        """The iteration, and the residuals of this rank by parameter name."""
         return {"iteration": self.iteration, "residuals": self.residuals.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken; ValueError if that was of another model."""
+        """Load a ``state_dict``. Raises ValueError if it belongs to another model."""
         self.residuals.load_state_dict(saved["residuals"])
         self.iteration = saved["iteration"]
 
     def pairs(self, entries: int) -> Pairs:
-        """How the pairs of a bucket travel."""
+        """The layout of the pairs of a bucket with this number of entries."""
         count = max(1, round(entries * self.ratio))
         index_dtype = torch.int32 if entries <= 1 << 31 else torch.int64
         return Pairs(count, index_dtype, _VALUE_DTYPES[self.value_dtype])
 
     def gather(self, rows: torch.Tensor, bucket: int, on_done: OnDone) -> None:
-        """Start to fill the rows of the other ranks; shape (world size, bytes of one), uint8."""
+        """Start to gather the rows of all ranks, in place.
+
+        ``rows`` has shape (world size, bytes of one row) and dtype uint8. The row of this rank is
+        its input.
+        """
         group = self.joined_group()
-        self.bytes_on_wire += rows.numel()  # one row there, the others back
+        self.bytes_on_wire += rows.numel()  # sends one row, receives the others
         array = rows.numpy()
         group.all_gather(
             array[group.rank],
@@ -104,12 +113,12 @@ class TopKState(ReductionState):
 
 def topk_hook(
     state: TopKState,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]  # bound only where torch has c10d
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # only defined if torch has c10d
 ) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook: the mean of the largest entries of a bucket, zeros elsewhere.
+    """DDP communication hook: the mean of each bucket's largest entries; all others are zero.
 
-    A bucket with NaN or Inf on any rank gives NaN or Inf on all, and changes no residuals: the step
-    is to be skipped, as ``GradScaler`` does.
+    If a bucket has NaN or Inf on any rank, all ranks get NaN or Inf and keep their residuals. Skip
+    such a step, as ``GradScaler`` does.
     """
     whole = state.iteration < state.start_iter
     state.iteration += bucket.is_last()
@@ -126,10 +135,17 @@ def attach_topk(
     timeout: Timeout | None = None,
     prefix: str | None = None,
 ) -> TopKState:
-    """Send the largest gradients of a DDP module through the group; all ranks, in the same order.
+    """Send the largest gradients of a DDP module through the group.
+
+    All ranks call this in the same order. The arguments are those of ``TopKState``.
 
     Returns:
-        The state of the hook. RuntimeError if the module has a hook already.
+        The state of the hook.
+
+    Raises:
+        TypeError: ``model`` is not a DistributedDataParallel module.
+        ValueError: ``ratio`` or ``value_dtype`` is invalid.
+        RuntimeError: the module has a hook already.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"expected a DistributedDataParallel module, got {type(model).__name__}")
@@ -166,7 +182,7 @@ def _reduce_largest(state: TopKState, bucket: Any) -> TensorFuture:
         for where, values in received:
             total.index_add_(0, where, values.to(total.dtype))
         buffer.copy_(total.div_(len(received)))
-        if total.is_cuda:  # it was made on another stream, and goes back to that one's memory
+        if total.is_cuda:  # allocated on another stream, which may reuse its memory
             total.record_stream(torch.cuda.current_stream(total.device))
         return buffer
 

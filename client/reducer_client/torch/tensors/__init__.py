@@ -1,1 +1,1 @@
-"""Tensors as the arrays that a group takes: packed, in host memory, copied from CUDA, sparse."""
+"""Tensors as arrays for a group: packing, host memory, copies from CUDA, sparse tensors."""

@@ -1,8 +1,8 @@
-"""Copies CUDA tensors through host memory: pinned buffers, a side stream, events.
+"""Copies CUDA tensors through host memory, with pinned buffers, a side stream and events.
 
-Nothing here waits for the device but the stager thread: it waits for the copy to the host and hands
-it in. The client's completer thread starts the copy back, on the side stream; whoever uses the
-result waits for that copy on the device alone.
+Only the stager thread waits for the device: it waits for the copy to the host and then submits the
+collective. The client's completer thread starts the copy back on the side stream. Consumers of the
+result wait for that copy on the device only.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import torch
 from reducer_client.errors import RoundTimeoutError
 from reducer_client.torch.tensors.packing import Packing
 
-# The smallest buffer. Sizes are powers of two, so that buckets that change layout find one again;
-# torch's own cache of pinned memory rounds to them, too.
+# Size of the smallest buffer. Sizes are powers of two, so that a bucket of changed size finds a
+# free buffer. Torch's cache of pinned memory also rounds up to powers of two.
 _LEAST_BYTES = 1 << 20
-# What lies idle beyond this goes back to torch, whose cache is everybody's: 32 buckets of DDP.
+# Idle buffers above this total, which is 32 buckets of DDP, return to torch's shared cache.
 _IDLE_BYTES = 1 << 30
 
 OnDone = Callable[[Any], None]
 
 
-# submit(source, target, on_done) starts a collective on host tensors; one and the same in place.
+# submit(source, target, on_done) starts a collective on host tensors; ``source is target`` if in
+# place.
 Submit = Callable[..., object]
 
 
@@ -37,11 +38,11 @@ def _pinned(nbytes: int) -> torch.Tensor:
 
 
 class PinnedPool:
-    """Page-locked byte buffers, used again once the device has read them.
+    """Page-locked byte buffers, reused when the device has read them.
 
     Args:
-        limit: bytes of buffers that are kept while nobody uses them.
-        allocate: makes a buffer of so many bytes.
+        limit: total bytes of idle buffers to keep.
+        allocate: function that makes a buffer of a number of bytes.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class PinnedPool:
         self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """A pinned uint8 tensor of at least ``nbytes``: of their class, or twice as large."""
+        """A pinned uint8 tensor of at least ``nbytes``, of the next power of two or twice that."""
         size = max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length())
         with self._lock:
             for fitting in (size, 2 * size):
@@ -64,7 +65,10 @@ class PinnedPool:
         return self._allocate(size)
 
     def give(self, buffer: torch.Tensor, idle: torch.cuda.Event) -> None:
-        """Back to the pool, free when the event has happened. Above the limit the oldest go."""
+        """Return a buffer, which is free when the event ``idle`` has happened.
+
+        Above the limit the oldest free buffers are dropped.
+        """
         with self._lock:
             self._free.append((buffer, idle))
             surplus = sum(buffer.numel() for buffer, _ in self._free) - self._limit
@@ -78,35 +82,35 @@ class PinnedPool:
 
 
 def _happened(event: torch.cuda.Event) -> bool:
-    return bool(event.query())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return bool(event.query())  # type: ignore[no-untyped-call]  # not annotated in torch
 
 
 class CudaStaging:
     """Copies tensors of one device to the host and back.
 
     Args:
-        stager: of one thread, so that what is handed in first is submitted first.
+        stager: executor with one thread, which submits collectives in the order of ``start``.
     """
 
     def __init__(self, device: torch.device, stager: ThreadPoolExecutor | None = None) -> None:
         self.device = device
-        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # not annotated in torch
         self._pool = PinnedPool()
         self._stager = stager or ThreadPoolExecutor(1, thread_name_prefix="reducer-stager")
         if stager is None:
             weakref.finalize(self, self._stager.shutdown, wait=False)
 
     def on_side(self) -> AbstractContextManager[Any]:
-        """The stream that results are copied on, as the current one."""
+        """Context in which the side stream, on which results are copied, is the current stream."""
         return torch.cuda.stream(self._side)
 
     def start(
         self, source: Packing | None, target: Packing | None, submit: Submit, on_done: OnDone
     ) -> Transfer:
-        """Bring ``source`` to the host, submit, and bring the result to ``target``.
+        """Copy ``source`` to the host, submit the collective, and copy the result to ``target``.
 
-        ``source is target`` for what is done in place. ``on_done`` is called with the transfer, on
-        any thread, with the side stream as the current one.
+        ``source is target`` for a collective in place. ``on_done`` is called with the transfer, on
+        any thread, with the side stream as the current stream.
         """
         transfer = Transfer(self, source, target, on_done)
         transfer.begin(self._side)
@@ -114,17 +118,17 @@ class CudaStaging:
         return transfer
 
     def take(self, nbytes: int) -> torch.Tensor:
-        """A pinned buffer."""
-        with torch.inference_mode(False):  # buffers outlive the mode in which they are first needed
+        """A pinned buffer of at least ``nbytes``."""
+        with torch.inference_mode(False):  # buffers outlive the caller's inference mode
             return self._pool.take(nbytes)
 
     def give(self, buffer: torch.Tensor, idle: torch.cuda.Event) -> None:
-        """A buffer that the device reads until the event."""
+        """Return a buffer that the device reads until the event."""
         self._pool.give(buffer, idle)
 
 
 class Transfer:
-    """One collective's copies to the host and back; the handle that a work waits for."""
+    """The copies of one collective to the host and back, and the handle that a work waits for."""
 
     def __init__(
         self,
@@ -142,13 +146,13 @@ class Transfer:
         self._write = self._read
         if source is not target:
             self._write = None if target is None else self._take(target)
-        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._returned = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # not annotated in torch
+        self._returned = torch.cuda.Event()  # type: ignore[no-untyped-call]  # not annotated in torch
         self._ended = threading.Event()
         self._error: Exception | None = None
 
     def begin(self, side: torch.cuda.Stream) -> None:
-        """Start the copy to the host, after what the current stream does with the tensors."""
+        """Start the copy to the host, ordered after the current stream's work on the tensors."""
         side.wait_stream(torch.cuda.current_stream(self._staging.device))
         with torch.cuda.stream(side):
             if self._source is not None and self._read is not None:
@@ -159,7 +163,7 @@ class Transfer:
                 tensor.record_stream(side)
 
     def stage(self, submit: Submit) -> None:
-        """On the stager thread."""
+        """Wait for the copy to the host and submit the collective. Runs on the stager thread."""
         try:
             self._arrived.synchronize()
             submit(self._read, self._write, self._return)
@@ -171,19 +175,22 @@ class Transfer:
         """Whether the copy back has finished or the call has failed."""
         if not self._ended.is_set():
             return False
-        copied: bool = self._returned.query()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        copied: bool = self._returned.query()  # type: ignore[no-untyped-call]  # not annotated in torch
         return self._error is not None or copied
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when the current stream waits for the result; the host waits for the reducers."""
+        """Wait for the reducers, then let the current stream wait for the copy back.
+
+        Raises RoundTimeoutError after ``timeout`` seconds, or the error of the call.
+        """
         if not self._ended.wait(timeout):
-            raise RoundTimeoutError(f"not finished after {timeout} s", reason="timeout")
+            raise RoundTimeoutError(f"not finished after {timeout:g} s", reason="timeout")
         if self._error is not None:
             raise self._error
         torch.cuda.current_stream(self._staging.device).wait_event(self._returned)
 
     def exception(self) -> Exception | None:
-        """Why it failed; None if it did not, or is not done."""
+        """The error of the call; None if it succeeded or is not done yet."""
         return self._error
 
     def _take(self, packing: Packing) -> torch.Tensor:
@@ -202,12 +209,12 @@ class Transfer:
         self._end(error)
 
     def _start_back(self) -> None:
-        # In inference mode all tensors can be written to; outside of it, those made in it cannot.
+        # Outside of inference mode, tensors made in inference mode cannot be written to.
         with torch.inference_mode(), self._staging.on_side():
             if self._target is not None and self._write is not None:
                 _copy_back(self._write, self._target)
             self._returned.record()
-        # After a failure the engine may still write into the buffers: they are not used again.
+        # Reached only after success. After a failure the engine may still write into the buffers.
         for buffer in self._buffers:
             self._staging.give(buffer, self._returned)
 
@@ -219,7 +226,7 @@ class Transfer:
 
 
 def _copy_back(host: torch.Tensor, target: Packing) -> None:
-    """Copy through one run on the device: strided tensors cannot be copied without waiting."""
+    """Copy through a flat device tensor, because copies to strided tensors would block the host."""
     alone = target.alone()
     if alone is not None:
         alone.copy_(host, non_blocking=True)

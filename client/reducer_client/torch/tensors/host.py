@@ -1,4 +1,4 @@
-"""Tensors in host memory as the arrays that a group takes: the same memory, never a copy."""
+"""Host tensors as arrays for a group. The arrays share the memory of the tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.uint64: np.dtype(np.uint64),
     torch.bool: np.dtype(np.bool_),
 }
-# What NumPy has no dtype for: its name for a group, and integers as wide.
+# Dtypes that NumPy lacks: the name for a group, and an integer dtype of the same width.
 _BY_NAME: dict[torch.dtype, tuple[str, np.dtype[Any]]] = {
     torch.bfloat16: ("bfloat16", np.dtype(np.uint16)),
     torch.float8_e4m3fn: ("float8_e4m3fn", np.dtype(np.uint8)),
@@ -44,14 +44,14 @@ _OPS: dict[object, Op] = {
     dist.ReduceOp.BAND: "band",
     dist.ReduceOp.BOR: "bor",
     dist.ReduceOp.BXOR: "bxor",
-    # The factor is applied before the sum.
+    # `scaled` has applied the factor.
     dist.ReduceOp.PREMUL_SUM: "sum",
 }
 
 
 @dataclass(frozen=True)
 class Reducible:
-    """A tensor as ``Group.all_reduce`` takes it."""
+    """The arguments of ``Group.all_reduce`` for a tensor."""
 
     array: Array
     op: Op
@@ -59,8 +59,11 @@ class Reducible:
 
 
 class _Memory:
-    """A tensor's memory for NumPy. ``tensor.numpy()`` would fix the size of its storage for ever,
-    which FSDP and others change."""
+    """The memory of a tensor for NumPy.
+
+    ``tensor.numpy()`` would fix the size of the tensor's storage forever, but FSDP and others
+    change it.
+    """
 
     def __init__(self, flat: torch.Tensor, dtype: np.dtype[Any]) -> None:
         self._kept = flat
@@ -77,7 +80,10 @@ def _array(flat: torch.Tensor, dtype: np.dtype[Any]) -> Array:
 
 
 def reducible(flat: torch.Tensor, op: Any) -> Reducible:
-    """A contiguous host tensor and a ``ReduceOp`` for a group; TypeError for a pair without."""
+    """The arguments that reduce a contiguous host tensor with a ``ReduceOp``.
+
+    Raises TypeError if the reducers do not support this dtype.
+    """
     name, dtype = _OPS[op.op], flat.dtype
     if dtype in _COMPLEX and name in ("sum", "mean"):
         dtype = _COMPLEX[dtype]
@@ -86,26 +92,26 @@ def reducible(flat: torch.Tensor, op: Any) -> Reducible:
         return Reducible(_array(flat, integers), name, declared)
     if dtype not in _DTYPES:
         supported = ", ".join(str(d) for d in (*_DTYPES, *_BY_NAME, *_COMPLEX))
-        raise TypeError(f"{name} of {flat.dtype} tensors: the reducers do {supported}")
+        raise TypeError(f"{name} of {flat.dtype} tensors: expected one of {supported}")
     return Reducible(_array(flat, _DTYPES[dtype]), name, None)
 
 
 def check_reducible(dtype: torch.dtype, op: Any) -> None:
-    """TypeError for a pair that the reducers do not have."""
+    """Raise TypeError if the reducers do not support the operation for this dtype."""
     what = reducible(torch.empty(0, dtype=dtype, device="cpu"), op)
     find_reduction(what.op, what.array.dtype, what.dtype)
 
 
 def movable(flat: torch.Tensor) -> Array:
-    """A contiguous host tensor as an array that is only moved: its elements, else its bytes."""
+    """A contiguous host tensor as an array of its elements, or of bytes, for moving only."""
     return _array(flat, _DTYPES.get(flat.dtype, _BYTES))
 
 
 def scaled(flat: torch.Tensor, op: Any) -> torch.Tensor:
-    """The tensor, or for PREMUL_SUM a new one: multiplied by its factor."""
+    """The tensor; for PREMUL_SUM a new tensor, multiplied by the factor."""
     return flat * _factor(op) if op.op == dist.ReduceOp.PREMUL_SUM else flat
 
 
 def _factor(op: Any) -> Any:
-    """The factor of PREMUL_SUM; torch 2.12 and earlier show it only in a pickle."""
+    """The factor of PREMUL_SUM. Torch 2.12 and earlier show it only in the pickled state."""
     return op.__getstate__()[1]

@@ -1,4 +1,4 @@
-"""Many tensors, or parts of tensors, as one run of elements."""
+"""Many tensors, or parts of tensors, as one flat run of elements."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from reducer_client.torch.tensors.memory import is_lazy, with_memory
 
 
 class Packing:
-    """Tensors of one dtype as one run of elements, in ``rows`` equal parts.
+    """Tensors of one dtype as one flat run of elements, in ``rows`` equal rows.
 
-    Each tensor is cut into so many parts; part r of every tensor comes before part r + 1 of any.
-    TypeError for a tensor that has no memory, and for several dtypes; ValueError for no tensor.
+    Each tensor is cut into ``rows`` equal parts. Row r holds part r of every tensor. Raises
+    TypeError if a tensor has no memory or the dtypes differ, and ValueError if there is no tensor.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], rows: int = 1) -> None:
         if not tensors:
-            raise ValueError("a collective of no tensors: expected at least one")
+            raise ValueError("a collective without tensors: expected at least one")
         self.tensors = [with_memory(tensor).detach() for tensor in tensors]
         self.rows = rows
         self.dtype = self.tensors[0].dtype
@@ -33,13 +33,13 @@ class Packing:
         return self.tensors[0].device
 
     def alone(self) -> torch.Tensor | None:
-        """The flat view of the only tensor where it needs no packing, else None."""
+        """The flat view of the only tensor, or None if the tensors need packing."""
         only = self.tensors[0]
         plain = len(self.tensors) == 1 and only.is_contiguous() and not is_lazy(only)
         return only.view(-1) if plain else None
 
     def flat(self) -> torch.Tensor:
-        """The tensors as one run: the only tensor itself, or a copy."""
+        """The tensors as one run: a view of the only tensor, or a copy."""
         alone = self.alone()
         if alone is None:
             alone = torch.empty(self.numel, dtype=self.dtype, device=self.device)
@@ -47,12 +47,12 @@ class Packing:
         return alone
 
     def pack(self, flat: torch.Tensor) -> None:
-        """Bring the tensors into a run of ``numel`` elements."""
+        """Copy the tensors into a run of ``numel`` elements."""
         for tensor, place in zip(self.tensors, self._places(flat), strict=True):
             place.copy_(tensor.reshape(place.shape))
 
     def unpack(self, flat: torch.Tensor) -> None:
-        """Bring a run of ``numel`` elements to the tensors."""
+        """Copy a run of ``numel`` elements into the tensors."""
         for tensor, place in zip(self.tensors, self._places(flat), strict=True):
             tensor.copy_(place.reshape(tensor.shape))
 

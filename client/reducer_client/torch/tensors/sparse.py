@@ -1,4 +1,4 @@
-"""Sums of sparse tensors: every rank gathers all indices and values, and adds them up."""
+"""Reduction of sparse tensors: every rank gathers all indices and values, and adds them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from reducer_client.errors import MismatchError
 
-# Bytes of what each rank says of its tensor: its number of values, and what must be equal.
+# Size of a rank's record: the number of its values, then the properties that must be equal.
 _RECORD_BYTES = 512
 
 # gather(tensor) -> the tensors of all ranks, stacked by rank
@@ -18,15 +18,15 @@ Gather = Callable[[torch.Tensor], torch.Tensor]
 
 
 def check_sparse_op(op: Any) -> None:
-    """TypeError for an operation that sparse tensors have not."""
+    """Raise TypeError for an operation other than SUM and AVG."""
     if op.op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         raise TypeError(f"{op.op} of sparse tensors: expected SUM or AVG")
 
 
 def all_reduce_sparse(tensor: torch.Tensor, op: Any, gather: Gather) -> None:
-    """Sum a COO tensor over all ranks, in place; any number of values on each.
+    """Reduce a COO tensor over all ranks, in place. Ranks may have different numbers of values.
 
-    Raises MismatchError on all ranks where shape, sparse dimensions or dtype differ.
+    Raises MismatchError on all ranks if shapes, sparse dimensions or dtypes differ.
     """
     mine = tensor.detach().coalesce()
     indices, values = mine.indices(), mine.values()
@@ -44,18 +44,18 @@ def all_reduce_sparse(tensor: torch.Tensor, op: Any, gather: Gather) -> None:
     if op.op == dist.ReduceOp.AVG:
         total = total / len(counts)
     with torch.no_grad():
-        tensor.copy_(total)  # a detached one would keep what it becomes to itself
+        tensor.copy_(total)  # a detached tensor would keep the new values to itself
 
 
 def _agree(mine: torch.Tensor, gather: Gather) -> list[int]:
-    """How many values each rank has, of tensors that are equal otherwise."""
-    told = gather(_record(mine).to(mine.device)).cpu()
-    said = [bytes(row.numpy()).rstrip(b"\0").decode() for row in told]
-    counts, descriptions = zip(*(text.split(" ", 1) for text in said), strict=True)
+    """The number of values of each rank. All other properties of the tensors must be equal."""
+    records = gather(_record(mine).to(mine.device)).cpu()
+    texts = [bytes(row.numpy()).rstrip(b"\0").decode() for row in records]
+    counts, descriptions = zip(*(text.split(" ", 1) for text in texts), strict=True)
     for rank, description in enumerate(descriptions):
         if description != descriptions[0]:
             raise MismatchError(
-                f"all_reduce of sparse tensors: expected equal ones, got on rank 0: "
+                f"all_reduce of sparse tensors: expected equal properties, got on rank 0: "
                 f"{descriptions[0]}; on rank {rank}: {description}",
                 rank=rank,
                 reason="mismatch",
@@ -64,13 +64,13 @@ def _agree(mine: torch.Tensor, gather: Gather) -> list[int]:
 
 
 def _record(mine: torch.Tensor) -> torch.Tensor:
-    """ValueError for one that is not described in _RECORD_BYTES."""
+    """The record of a tensor. Raises ValueError if it would exceed _RECORD_BYTES."""
     text = (
         f"{mine.values().shape[0]} {str(mine.dtype).removeprefix('torch.')} of shape "
         f"{tuple(mine.shape)}, sparse in {mine.sparse_dim()} of {mine.dim()} dimensions"
     )
     if len(text) > _RECORD_BYTES:
-        raise ValueError(f"all_reduce of a sparse tensor of {mine.dim()} dimensions: too many")
+        raise ValueError(f"all_reduce of a sparse tensor: too many dimensions ({mine.dim()})")
     return torch.frombuffer(bytearray(text.encode().ljust(_RECORD_BYTES, b"\0")), dtype=torch.uint8)
 
 
