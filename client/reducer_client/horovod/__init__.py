@@ -4,8 +4,8 @@
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-These are the names of ``horovod.torch``; those that need PyTorch import it when they are first
-used. Operations on NumPy arrays are in ``reducer_client.horovod.arrays``.
+The package has the names of ``horovod.torch``. PyTorch is imported at the first use of a name that
+needs it. ``reducer_client.horovod.arrays`` has the operations on NumPy arrays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Announcements as bytes: requests, and small numbers for requests that were announced before.
+"""Announcements as bytes. A request that was announced before is encoded as a number.
 
-The numbers follow from the announcements of all ranks in their order, so all ranks give the same
-ones, as long as they see the same contributions and have the same capacity.
+The numbers follow from the announcements of all ranks in their order. All ranks see the same
+announcements and have the same capacity, so all ranks assign the same numbers.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]  # ships no annotations
+import msgpack  # type: ignore[import-untyped]  # has no annotations
 
 from reducer_client.horovod.requests import Request, from_wire
 
 
 class RequestCache:
-    """The last ``capacity`` requests, by when they were announced, and their numbers."""
+    """The ``capacity`` most recently announced requests, and their numbers."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -24,8 +24,11 @@ class RequestCache:
         self._requests: dict[int, Request] = {}
         self._next = 0
 
-    def see(self, request: Request) -> None:
-        """It was announced: called for the same requests in the same order on every rank."""
+    def record(self, request: Request) -> None:
+        """Record that a request was announced.
+
+        Every rank must record the same requests in the same order.
+        """
         if request in self._numbers:
             self._numbers.move_to_end(request)
             return
@@ -37,7 +40,7 @@ class RequestCache:
             del self._requests[number]
 
     def encode(self, requests: Iterable[Request]) -> bytes:
-        """A list of requests and of ``[first, count]``: so many known ones from that number on."""
+        """A list of new requests, and of ``[first, count]`` for runs of known numbers, as bytes."""
         items: list[list[Any]] = []
         run: list[int] = []
         for request in requests:
@@ -49,12 +52,12 @@ class RequestCache:
                 run[1] += 1
             else:
                 run = [number, 1]
-                items.append(run)  # grows in its place
+                items.append(run)  # `run` grows inside the list
         packed: bytes = msgpack.packb(items)
         return packed
 
     def decode(self, announced: bytes) -> list[Request]:
-        """The requests of `encode` of a rank whose cache has seen the same."""
+        """The requests that `encode` encoded on a rank with the same records."""
         requests: list[Request] = []
         for item in msgpack.unpackb(announced):
             if len(item) == 2:
@@ -65,9 +68,9 @@ class RequestCache:
         return requests
 
     def decode_all(self, announced: Sequence[bytes]) -> list[list[Request]]:
-        """Of all ranks, who have announced with the cache as it is now; then it sees them."""
+        """Decode the announcements of all ranks for one round, then record their requests."""
         decoded = [self.decode(one) for one in announced]
         for requests in decoded:
             for request in requests:
-                self.see(request)
+                self.record(request)
         return decoded

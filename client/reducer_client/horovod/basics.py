@@ -1,4 +1,4 @@
-"""``init``, ``shutdown``, and what a process knows about itself in between."""
+"""``init``, ``shutdown``, and the functions that tell a process its place in the job."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from reducer_client.horovod.process_sets import (
 def init(
     comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None
 ) -> None:
-    """Join the job on its reducers; nothing if that is done already.
+    """Join the job on its reducers. A second call changes nothing.
 
-    Rank and size come from the launcher (``HOROVOD_RANK``, torchrun, Open MPI, ...), reducers and
-    job from ``REDUCER_ADDRS`` and ``REDUCER_JOB`` or the cluster; see ``reducer_client.connect``,
-    whose errors it raises. Without a launcher and without reducers it is rank 0 of 1.
+    Rank and size come from the launcher (``HOROVOD_RANK``, torchrun, Open MPI, ...). Reducers and
+    job come from ``REDUCER_ADDRS`` and ``REDUCER_JOB`` or from the cluster, as for
+    ``reducer_client.connect``. Without launcher and reducers this process is rank 0 of 1.
 
     Args:
-        comm: None. Some of the ranks are a process set.
-        process_sets: sets to make usable, the same ones on all ranks; or ``"dynamic"``, which is
-            none: ``add_process_set`` works always.
+        comm: must be None. Use process sets for some of the ranks.
+        process_sets: process sets to add, the same on all ranks. ``"dynamic"`` adds none;
+            ``add_process_set`` is always available.
+
+    Raises:
+        NotImplementedError: ``comm`` is not None.
+        ValueError, ReducerError: as ``reducer_client.connect`` and ``add_process_set``.
     """
     if comm:
         raise NotImplementedError(
-            f"init(comm={comm!r}): expected None; for some of the ranks pass process_sets="
-            "[ProcessSet(ranks)], and that set to each call"
+            f"init(comm={comm!r}): expected None; to use some of the ranks, pass process_sets="
+            "[ProcessSet(ranks)] to init and the process set to each call"
         )
     made = context.open_context()
     if made is None:
@@ -48,7 +52,10 @@ def init(
 
 
 def shutdown() -> None:
-    """Leave the job; ``init`` may follow. What is pending fails, and process sets are unusable."""
+    """Leave the job. Pending operations fail, and process sets become unusable.
+
+    ``init`` may be called again afterwards.
+    """
     atexit.unregister(shutdown)
     context.close_context()
     forget_process_sets()
@@ -57,12 +64,12 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether ``init`` was called, and ``shutdown`` was not, here or in the parent of a fork."""
+    """Whether this process, or the parent that it was forked from, is between init and shutdown."""
     return context.is_known()
 
 
 def rank() -> int:
-    """This process's number, from 0."""
+    """This process's rank, from 0."""
     return context.known().rank
 
 
@@ -72,7 +79,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number on its host: what the launcher says, else by the ranks' order."""
+    """This process's rank on its host: the launcher's value, else by the order of the ranks."""
     return context.known().topology.local_rank
 
 
@@ -82,12 +89,12 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """This process's number among those of the same local rank on all hosts."""
+    """This process's rank among the processes with the same local rank on all hosts."""
     return context.known().topology.cross_rank
 
 
 def cross_size() -> int:
-    """The number of processes of the same local rank on all hosts."""
+    """The number of processes with the same local rank on all hosts."""
     return context.known().topology.cross_size
 
 
@@ -97,13 +104,16 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write a timeline from now on, on rank 0; an open one is ended. See ``horovod.timeline``."""
+    """Write a new timeline on rank 0 (see ``horovod.timeline``). An open timeline ends.
+
+    Raises OSError if the file cannot be opened.
+    """
     if context.current().rank == 0:
         context.current().timeline.start(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """End the timeline; the file is complete afterwards."""
+    """End the timeline. Its file is then complete."""
     context.current().timeline.stop()
 
 
@@ -123,35 +133,35 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """False: ranks meet at the reducers."""
+    """False: the reducers take the place of gloo."""
     return False
 
 
 def gloo_built() -> bool:
-    """False: ranks meet at the reducers."""
+    """False: the reducers take the place of gloo."""
     return False
 
 
 def nccl_built() -> int:
-    """0: tensors of GPUs go through host memory."""
+    """0: GPU tensors go through host memory."""
     return 0
 
 
 def ddl_built() -> bool:
-    """False."""
+    """False: there is no DDL."""
     return False
 
 
 def ccl_built() -> bool:
-    """False."""
+    """False: there is no oneCCL."""
     return False
 
 
 def cuda_built() -> bool:
-    """False: tensors of GPUs go through host memory."""
+    """False: GPU tensors go through host memory."""
     return False
 
 
 def rocm_built() -> bool:
-    """False: tensors of GPUs go through host memory."""
+    """False: GPU tensors go through host memory."""
     return False

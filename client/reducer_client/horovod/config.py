@@ -1,4 +1,4 @@
-"""Settings of the Horovod layer; only this module of the layer reads the environment."""
+"""Settings of the Horovod layer. Only this module of the layer reads the environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_CYCLE_MILLISECONDS = 1.0
 DEFAULT_CACHE_CAPACITY = 1024
 DEFAULT_STALL_SECONDS = 60.0
 DEFAULT_ELASTIC_SECONDS = 600.0
-# A timeline that starts by start_timeline() alone.
+# Value of HOROVOD_TIMELINE for a timeline that only start_timeline() starts.
 DYNAMIC_TIMELINE = "DYNAMIC"
 
 
@@ -21,10 +21,11 @@ DYNAMIC_TIMELINE = "DYNAMIC"
 class HorovodSettings:
     """Settings from the ``HOROVOD_*`` variables. Times are in seconds.
 
-    Of ``fusion_threshold`` (bytes) and ``cache_capacity`` (requests) rank 0's are used by all.
-    ``timeline`` is a file or ""; ``stall_check`` 0 warns never, ``stall_shutdown`` 0 waits forever.
-    ``elastic_timeout`` is what an ``init`` after the first one has to meet all ranks again, and the
-    first one, too, where it was given (``elastic``).
+    All ranks use rank 0's ``fusion_threshold`` (bytes) and ``cache_capacity`` (requests).
+    ``timeline`` is a file name or "". 0 for ``stall_check`` means no warning, 0 for
+    ``stall_shutdown`` no timeout. ``elastic_timeout`` is the timeout of every ``init`` after the
+    first one; if ``elastic`` is true, the variable was set and the first ``init`` waits at least as
+    long.
     """
 
     fusion_threshold: int
@@ -40,9 +41,10 @@ class HorovodSettings:
 
 @dataclass(frozen=True)
 class Membership:
-    """Which rank this is, of how many; None of the local ones is what no launcher says.
+    """This process's rank, and the number of ranks.
 
-    ``reducers`` is whether the environment names any. ``run_id`` is "" where rank 0 is to make one.
+    ``local_rank`` is None if the launcher does not give it. ``reducers`` says whether the
+    environment names reducers. ``run_id`` is "" if rank 0 is to make one.
     """
 
     rank: int
@@ -53,7 +55,10 @@ class Membership:
 
 
 def resolve(environ: Mapping[str, str] | None = None) -> HorovodSettings:
-    """Settings from the environment; ValueError names the variable, what was expected and got."""
+    """Settings from the environment.
+
+    Raises ValueError, which names the variable, its value and the expected values.
+    """
     env = os.environ if environ is None else environ
     timeline = env.get("HOROVOD_TIMELINE", "")
     disabled = _flag(env, "HOROVOD_STALL_CHECK_DISABLE")
@@ -73,19 +78,22 @@ def resolve(environ: Mapping[str, str] | None = None) -> HorovodSettings:
 
 
 def resolve_membership(environ: Mapping[str, str] | None = None) -> Membership:
-    """Rank 0 of 1 where nothing says otherwise: a script that is run by itself."""
+    """This process's rank and the number of ranks from the environment; else rank 0 of 1.
+
+    Raises ValueError if the environment gives only a rank or only a world size.
+    """
     env = os.environ if environ is None else environ
     found = cluster.discover(env)
     if found.rank is not None and found.world_size is None:
         raise ValueError(
-            f"no world size beside the rank of {found.rank.source}: set HOROVOD_SIZE, or "
+            f"no world size, only a rank (from {found.rank.source}): set HOROVOD_SIZE or "
             "REDUCER_WORLD_SIZE (`reducer env` shows what is found)"
         )
     size = 1 if found.world_size is None else found.world_size.value
     if found.rank is None and size > 1:
         assert found.world_size is not None
         raise ValueError(
-            f"no rank beside the world size of {found.world_size.source}: set HOROVOD_RANK, or "
+            f"no rank, only a world size (from {found.world_size.source}): set HOROVOD_RANK or "
             "REDUCER_RANK (`reducer env` shows what is found)"
         )
     return Membership(
@@ -106,7 +114,7 @@ def _number(env: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise ValueError(f"{name}={text!r}: expected a number from 0")
+        raise ValueError(f"{name}={text!r}: expected a number that is 0 or more")
     return value
 
 

@@ -1,4 +1,4 @@
-"""What ``init`` makes and ``shutdown`` ends: this rank's membership, its sets, its timeline."""
+"""The state between ``init`` and ``shutdown``: membership, process sets and timeline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _starts = itertools.count()
 
 
 class Sets:
-    """The controllers of the process sets that this rank is in, by number; 0 is the global set."""
+    """The controllers of this rank's process sets, by number. The global set has number 0."""
 
     def __init__(self, everyone: Controller, join: Callable[[str, Sequence[int]], Controller]):
         self._join = join
@@ -40,35 +40,38 @@ class Sets:
         self._controllers: dict[int, Controller] = {0: everyone}
 
     def controller(self, number: int | None) -> Controller:
-        """The controller of a set. Raises HorovodInternalError if this rank is not in the set."""
+        """The controller of a process set.
+
+        Raises HorovodInternalError if the set is not usable or does not include this rank.
+        """
         if number is None or number not in self._ranks:
             raise HorovodInternalError(
-                "the process set is not usable: expected init(process_sets=[...]) or "
-                "add_process_set() before, and no remove_process_set()",
+                "the process set is not usable, because it was not added or was removed: add it "
+                "with init(process_sets=[...]) or add_process_set()",
                 reason="usage",
             )
         if number not in self._controllers:
             raise HorovodInternalError(
-                f"process set {number} has ranks {', '.join(map(str, self._ranks[number]))}, and "
-                "this rank is not among them",
+                f"this rank is not in process set {number}, which has the ranks "
+                f"{', '.join(map(str, self._ranks[number]))}",
                 reason="usage",
             )
         return self._controllers[number]
 
     def add(self, ranks: Sequence[int]) -> int:
-        """See ``add_process_set``; the new set's number."""
+        """Add a process set of these ranks and return its number (see ``add_process_set``)."""
         members = tuple(ranks)
         everyone = self._controllers[0]
         if not members or not set(members) <= set(everyone.ranks):
             raise ValueError(
-                f"process set of ranks {list(members)}: expected some of 0 to "
+                f"process set of ranks {list(members)}: expected at least one rank, from 0 to "
                 f"{len(everyone.ranks) - 1}"
             )
         if members in self._ranks.values():
-            raise ValueError(f"process set of ranks {list(members)}: it exists already")
+            raise ValueError(f"a process set of ranks {list(members)} exists already")
         number = self._next
         meet(everyone, f"add_process_set.{number}", members)
-        self._next += 1  # on all ranks or, where one of them has joined, on none
+        self._next += 1  # on all ranks, or on none if a rank has joined
         if everyone.ranks[everyone.group.rank] in members:
             try:
                 self._controllers[number] = self._join(f"set{number}", members)
@@ -79,7 +82,7 @@ class Sets:
         return number
 
     def remove(self, number: int) -> bool:
-        """See ``remove_process_set``."""
+        """Remove a process set (see ``remove_process_set``)."""
         if number not in self._ranks:
             return False
         meet(self._controllers[0], f"remove_process_set.{number}", (number,))
@@ -101,7 +104,7 @@ class Sets:
 
 @dataclass
 class Context:
-    """Between ``init`` and ``shutdown``."""
+    """The state of this process between ``init`` and ``shutdown``."""
 
     rank: int
     size: int
@@ -109,7 +112,7 @@ class Context:
     settings: config.HorovodSettings
     timeline: Timeline
     sets: Sets
-    # How many distributed optimizers there were, by their process set.
+    # The number of distributed optimizers made so far, by process set.
     optimizers: Counter[int | None] = field(default_factory=Counter)
     pid: int = field(default_factory=os.getpid)
 
@@ -126,17 +129,20 @@ _current: Context | None = None
 
 
 def current() -> Context:
-    """HorovodInternalError before ``init``, after ``shutdown`` and in forked children."""
+    """The state of this process.
+
+    Raises HorovodInternalError before ``init``, after ``shutdown`` and in forked children.
+    """
     found = known()
     if found.pid != os.getpid():
         raise HorovodInternalError(
-            "Horovod belongs to the parent of this forked process", reason="forked"
+            "Horovod was initialized in the parent of this forked process", reason="forked"
         )
     return found
 
 
 def known() -> Context:
-    """``current``, and the parent's in forked children: for what needs no other rank."""
+    """`current`, also in forked children, for functions that involve no other rank."""
     found = _current
     if found is None:
         raise HorovodInternalError("Horovod is not initialized: call init() first", reason="usage")
@@ -152,7 +158,7 @@ def is_open() -> bool:
 
 
 def open_context() -> Context | None:
-    """Join the job; None where this process has done so already."""
+    """Join the job. Returns None if this process has joined already."""
     global _current
     with _lock:
         if is_open():
@@ -162,7 +168,7 @@ def open_context() -> Context | None:
 
 
 def close_context() -> None:
-    """Leave the job; nothing where this process is in none."""
+    """Leave the job, if this process has joined one."""
     global _current
     with _lock:
         found, _current = _current, None
@@ -171,14 +177,14 @@ def close_context() -> None:
 
 
 def meet(controller: Controller, name: str, numbers: Sequence[int] = ()) -> None:
-    """Return when every rank of the set has called it with the same numbers."""
+    """Return when every rank of the set has called this function with the same numbers."""
     start_meeting(controller, name, numbers).wait()
 
 
 def start_meeting(
     controller: Controller, name: str, numbers: Sequence[int] = ()
 ) -> OperationHandle:
-    """The same, to be waited for."""
+    """Start `meet`; the caller waits for the returned handle."""
     handle = controller.handle(name)
     request = Request(name, Kind.BARRIER, splits=tuple(numbers))
     controller.submit([Submission(request, handle, _NOTHING)])
@@ -208,7 +214,7 @@ def _join_job() -> Context:
 
 
 def _agreed(group: AnyGroup, settings: config.HorovodSettings) -> config.HorovodSettings:
-    """With what the plans depend on from rank 0."""
+    """The settings, with rank 0's values for those that must be equal on all ranks."""
     own = np.array([settings.fusion_threshold, settings.cache_capacity], np.int64)
     threshold, capacity = group.broadcast(own, 0, key="settings").wait().tolist()
     return replace(settings, fusion_threshold=threshold, cache_capacity=capacity)
@@ -218,7 +224,7 @@ def _connect(membership: config.Membership, settings: config.HorovodSettings) ->
     start = next(_starts)
     if membership.size == 1 and not membership.reducers:
         return LocalGroup()
-    # A run that is complete takes nobody in again: a second init is another run.
+    # A complete run accepts no new member, so a second init joins a new run.
     run_id = f"{membership.run_id}.{start}" if membership.run_id and start else None
     return reducer_client.connect(
         rank=membership.rank,
@@ -229,8 +235,10 @@ def _connect(membership: config.Membership, settings: config.HorovodSettings) ->
 
 
 def _patience(settings: config.HorovodSettings, start: int) -> float:
-    """Seconds. A rank that was lost may take its launcher a while, and one that was started again
-    may have to wait for another one.
+    """The timeout of ``init`` in seconds.
+
+    A launcher may need a while to restart a lost rank, and a restarted rank may have to wait for
+    others.
     """
     if start:
         return settings.elastic_timeout

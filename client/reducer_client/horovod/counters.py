@@ -1,4 +1,4 @@
-"""Bytes that this process has sent and received, for programs that report them."""
+"""Counters of the bytes that this process has sent and received."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from reducer_client.horovod import context
 
 
 def stats(timeout: float = 5.0) -> dict[str, Any]:
-    """The counters of ``reducer_client.Group.stats``, of the global set; process sets have theirs.
+    """The counters of the global set, as ``reducer_client.Group.stats`` returns them.
 
-    A program that is run without reducers has no lanes and has moved no bytes.
+    They do not include other process sets. Without reducers there are no lanes and all counters are
+    0.
 
     Args:
-        timeout: seconds in which each reducer must answer.
+        timeout: seconds within which each reducer must answer.
     """
     return context.current().sets.controller(0).group.stats(timeout)

@@ -10,19 +10,20 @@ __all__ = ["DuplicateNameError", "HorovodInternalError", "from_reducer_error"]
 class HorovodInternalError(ReducerError):
     """A collective operation failed on all ranks that take part in it.
 
-    ``reason`` is ``"mismatch"`` where the ranks submitted different things under one name, or one
-    of them has joined: then Horovod works on. Otherwise it has ended on this rank (``"lost"``,
-    ``"left"``, ``"failed"``: the rank ``rank`` has; ``"stalled"``; ``"closed"``) until ``shutdown``
-    and ``init``. ``"usage"`` is a call that cannot work here, and has changed nothing.
+    ``reason`` is ``"mismatch"`` if the ranks submitted different operations under one name or a
+    rank has joined; Horovod stays usable. ``"usage"`` means a call that is not possible here; it
+    has changed nothing. After every other reason Horovod has ended on this rank until ``shutdown``
+    and ``init``: ``"lost"``, ``"left"`` or ``"failed"`` (what happened to rank ``rank``),
+    ``"stalled"`` or ``"closed"``.
     """
 
 
 class DuplicateNameError(HorovodInternalError, ValueError):
-    """The name belongs to an operation of this rank that is not finished."""
+    """Another operation of this rank under the same name has not finished."""
 
 
 def from_reducer_error(error: ReducerError) -> HorovodInternalError:
-    """The same text and attributes, as a HorovodInternalError; raise it from ``error``."""
+    """A HorovodInternalError with the same text and attributes. Raise it from ``error``."""
     if isinstance(error, HorovodInternalError):
         return error
     return HorovodInternalError(

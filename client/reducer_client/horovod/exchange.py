@@ -1,7 +1,7 @@
-"""One round of negotiation on the wire: every rank's bytes to every rank.
+"""One round of negotiation: every rank sends a message to every rank.
 
-Slots have a fixed size, so that a round can begin before anyone knows what the others have to say;
-all see all lengths in it, and where one does not fit, a second round carries what is long.
+Each rank sends a slot of fixed size, so that a round can begin before the lengths are known. A slot
+includes the length of the message. If a message does not fit, a second round sends all messages.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from reducer_client.horovod.gathering import AnyGroup, AnyWork
 
 KEY = "negotiate"
 SLOT_BYTES = 256
-# Length of the announcements in bytes, and when they were sent, in seconds of the wall clock.
+# Length of the announcements in bytes, and the time of sending in seconds (wall clock).
 _HEADER = struct.Struct("<Id")
 ROOM = SLOT_BYTES - _HEADER.size
 
 
 class Heard(NamedTuple):
-    """A rank's message of a round, and the rank's clock when it was sent."""
+    """The message of one rank in a round, and the rank's wall clock when it sent the message."""
 
     announced: bytes
     sent: float
 
 
 def exchange(group: AnyGroup, announced: bytes, wait: Callable[[AnyWork], Array]) -> list[Heard]:
-    """Exchange messages; returns one of each rank. ``wait`` waits for a work of the group."""
+    """Send a message to all ranks; returns all messages by rank. ``wait`` waits for a work."""
     header = _HEADER.pack(len(announced), time.time())
     slot = np.frombuffer((header + announced[:ROOM]).ljust(SLOT_BYTES, b"\0"), np.uint8)
     slots = [slot.tobytes() for slot in wait(group.all_gather(slot, key=KEY))]
@@ -39,7 +39,7 @@ def exchange(group: AnyGroup, announced: bytes, wait: Callable[[AnyWork], Array]
     longest = max(length for length, _ in headers)
     if longest > ROOM:
         whole = np.frombuffer(announced.ljust(longest, b"\0"), np.uint8)
-        said = [row.tobytes() for row in wait(group.all_gather(whole, key=f"{KEY}/long"))]
+        messages = [row.tobytes() for row in wait(group.all_gather(whole, key=f"{KEY}/long"))]
     else:
-        said = [slot[_HEADER.size :] for slot in slots]
-    return [Heard(s[:length], sent) for s, (length, sent) in zip(said, headers, strict=True)]
+        messages = [slot[_HEADER.size :] for slot in slots]
+    return [Heard(s[:length], sent) for s, (length, sent) in zip(messages, headers, strict=True)]

@@ -1,6 +1,6 @@
 """Runs the negotiated operations: fusion buffers, rounds of a group, results.
 
-All ranks of the set run the same responses in the same order, so a number is key enough.
+All ranks of the set run the same responses in the same order, so a number identifies a response.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ OPS: dict[ReduceOp, Op] = {
     ReduceOp.MAX: "max",
     ReduceOp.PRODUCT: "prod",
 }
-# Keys are used again: more of them would spread no better over the reducers, which know them all.
+# Number of keys in rotation. More keys would not balance the reducers better, and reducers remember
+# every key.
 _KEYS = 16
 
 Results = list[tuple[Submission, Any]]
-# Of each tensor of a response; None where this rank has joined and gives zeros.
+# One per tensor of a response; None if this rank has joined and contributes zeros.
 Submissions = Sequence[Submission | None]
 
 
 @dataclass(frozen=True)
 class Running:
-    """A response under way: once its works are done, ``collect`` gives the values."""
+    """A response in progress. When its works are done, ``collect`` returns the values."""
 
     names: list[str]
     works: list[AnyWork]
@@ -45,7 +46,7 @@ class Running:
 
 
 class Executor:
-    """Starts responses on a group; one thread calls it."""
+    """Starts responses on a group. One thread may call it."""
 
     def __init__(self, group: AnyGroup, timeline: Timeline) -> None:
         self._group = group
@@ -61,7 +62,7 @@ class Executor:
         }
 
     def start(self, response: Response, submissions: Submissions) -> Running:
-        """Run it; ``submissions`` are in the order of the response's tensors."""
+        """Start a response. ``submissions`` are in the order of the response's tensors."""
         self._started += 1
         names = [tensor.name for tensor in response.tensors]
         starter = self._starters[response.request.kind]
@@ -95,7 +96,7 @@ class Executor:
     def _pack(
         self, response: Response, submissions: Submissions, names: list[str]
     ) -> tuple[Array, list[Array]]:
-        """A fusion buffer with the prescaled sources, and the views of its parts."""
+        """A new fusion buffer that holds the prescaled sources, and views of the tensors' parts."""
         self._timeline.enter(names, "MEMCPY_IN_FUSION_BUFFER")
         requests = [tensor.request for tensor in response.tensors]
         fused = np.empty(sum(r.count for r in requests), stored_dtype(requests[0].dtype))
@@ -192,7 +193,7 @@ class Executor:
         (mine,) = _present(submissions)
         request, size = mine.request, self._group.world_size
         rows = split_rows(request.shape[0], size)
-        source = _spread(_prescaled(mine), rows)
+        source = _padded_parts(_prescaled(mine), rows)
         target = np.empty((rows[0], *request.shape[1:]), source.dtype)
         work = self._group.reduce_scatter(
             source,
@@ -206,12 +207,12 @@ class Executor:
     def _barrier(
         self, response: Response, submissions: Submissions, names: list[str], key: str
     ) -> tuple[list[AnyWork], Callable[[], Results]]:
-        """That all have announced it is all there is to it."""
+        """Finish at once: the barrier is complete when all ranks have announced it."""
         return [], lambda: [(s, None) for s in _present(submissions)]
 
 
 def split_rows(rows: int, size: int) -> list[int]:
-    """Rows of each rank's part of a reducescatter: the first ones have one more."""
+    """The numbers of rows of the ranks' parts of a reducescatter. The first ranks get one more."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
@@ -233,24 +234,24 @@ def _postscaled(submission: Submission, part: Array) -> Array:
     if request.postscale != 1.0:
         scale_into(part, part, request.postscale, request.dtype)
     if submission.out is None and part.base is not None:
-        part = part.copy()  # a view would keep the whole fusion buffer
+        part = part.copy()  # a view would keep the whole fusion buffer alive
     return submission.result(part)
 
 
-def _spread(source: Array, rows: list[int]) -> Array:
-    """Parts padded to the first one's rows, so that all are equal."""
+def _padded_parts(source: Array, rows: list[int]) -> Array:
+    """The ranks' parts, all padded to the number of rows of the first part."""
     if rows[0] == rows[-1]:
         return source
-    spread = np.zeros((len(rows), rows[0], *source.shape[1:]), source.dtype)
+    padded = np.zeros((len(rows), rows[0], *source.shape[1:]), source.dtype)
     start = 0
     for rank, count in enumerate(rows):
-        spread[rank, :count] = source[start : start + count]
+        padded[rank, :count] = source[start : start + count]
         start += count
-    return spread.reshape(-1, *source.shape[1:])
+    return padded.reshape(-1, *source.shape[1:])
 
 
 def _movable(submission: Submission) -> Array:
-    """Where a broadcast goes: ``out`` if it can be, else a new array of the caller's dtype."""
+    """The array that receives a broadcast: ``out`` if possible, else a new array of its dtype."""
     out = submission.out
     if out is not None and out.flags.c_contiguous and out.flags.aligned:
         return out
@@ -263,7 +264,7 @@ def _joined_bytes(submissions: Sequence[Submission]) -> Array:
 
 
 def _rows(parts: Sequence[Array], like: Submission) -> Array:
-    """The ranks' rows one below the other."""
+    """The rows of all ranks in one array, in the order of the ranks."""
     return _of_bytes(np.concatenate(parts), (-1, *like.source.shape[1:]), like.source.dtype)
 
 

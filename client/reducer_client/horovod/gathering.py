@@ -1,4 +1,4 @@
-"""Gathering bytes of which the ranks have different amounts."""
+"""Gathers byte arrays whose lengths differ between ranks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from reducer_client.work import Work
 AnyGroup = Group | LocalGroup
 AnyWork = Work[Array] | LocalWork
 
-# What a round costs as if it were so many bytes more: latency, headers, the reducers' bookkeeping.
+# The fixed cost of a round (latency, headers, bookkeeping of the reducers), expressed in bytes.
 ROUND_COST = 16 << 10
 
 
 def gather_bytes(
     group: AnyGroup, blob: Array, lengths: Sequence[int], key: str
 ) -> tuple[list[AnyWork], Callable[[], list[Array]]]:
-    """Start to collect the ranks' flat uint8 arrays, which have these lengths.
+    """Start to gather the ranks' flat uint8 arrays. ``lengths`` has the size of each rank's array.
 
-    Padded to the longest in one all_gather, or by a broadcast from each rank: whichever moves fewer
-    bytes to a rank, with a round counted as ``ROUND_COST`` bytes.
+    The arrays are gathered either by one all_gather, padded to the longest array, or by one
+    broadcast from each rank. The way with fewer received bytes is taken, where each round counts as
+    ``ROUND_COST`` bytes.
 
     Returns:
-        The works, and what gives the arrays by rank once they are done.
+        The works, and a function that returns the arrays by rank when the works are done.
     """
     if pads(lengths):
         return _padded(group, blob, lengths, key)
@@ -36,7 +37,7 @@ def gather_bytes(
 
 
 def pads(lengths: Sequence[int]) -> bool:
-    """Whether `gather_bytes` pads."""
+    """Whether `gather_bytes` pads the arrays and uses one all_gather."""
     rounds = sum(length > 0 for length in lengths)
     padded = len(lengths) * max(lengths) + ROUND_COST
     return padded <= sum(lengths) + rounds * ROUND_COST

@@ -1,4 +1,4 @@
-"""A group of one rank, in this process: for scripts that are run without launcher and reducers."""
+"""A group of one rank inside this process, for programs that run without launcher and reducers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reducer_client.dtypes import Op
 
 @dataclass(frozen=True)
 class LocalWork:
-    """Done as soon as it exists."""
+    """A work that is done at once."""
 
     result: Array
 

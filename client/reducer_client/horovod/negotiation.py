@@ -1,8 +1,8 @@
-"""Which tensors all ranks have announced, and in which order and company they travel.
+"""Decides which tensors are ready, in which order they are reduced and which are fused.
 
-A state machine without I/O, clock or thread. What it answers is a pure function of the
-announcements, in the order of the rounds and of the ranks: so every rank makes the same plan, and
-the plan's collectives need no names on the wire.
+A tensor is ready when all ranks have announced it. This is a state machine without I/O, clock or
+thread. Its plans are a pure function of the announcements, in the order of rounds and ranks. So
+every rank makes the same plan, and the collectives of a plan need no names on the wire.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from reducer_client.horovod.requests import Kind, ReduceOp, Request
 
 _REDUCED = ("dtype", "shape", "op", "prescale", "postscale")
-# What must be equal on all ranks, by kind, beside the kind.
+# Attributes that must be equal on all ranks, apart from the kind itself.
 _EQUAL: dict[Kind, tuple[str, ...]] = {
     Kind.ALLREDUCE: _REDUCED,
     Kind.REDUCESCATTER: _REDUCED,
@@ -22,22 +22,22 @@ _EQUAL: dict[Kind, tuple[str, ...]] = {
     Kind.BROADCAST: ("dtype", "shape", "root"),
     Kind.BARRIER: ("splits",),
 }
-# What a rank that has joined can take part in: it gives zeros.
+# Operations to which a rank that has joined can contribute zeros.
 _JOINABLE_OPS = (ReduceOp.SUM, ReduceOp.AVERAGE)
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One name: the requests by rank of the set, less those of ranks that have joined."""
+    """A name, and the requests for it by rank of the set, without ranks that have joined."""
 
     name: str
     by_rank: dict[int, Request]
-    request: Request  # of the lowest rank
+    request: Request  # the lowest rank's request
 
 
 @dataclass
 class Response:
-    """What all ranks do next: tensors that travel as one, or one that has an error."""
+    """The next operation of all ranks: tensors that are fused, or one tensor with an error."""
 
     tensors: list[Tensor]
     error: str = ""
@@ -49,9 +49,9 @@ class Response:
 
 @dataclass(frozen=True)
 class Plan:
-    """Responses in the order in which every rank runs them.
+    """Responses, in the order in which every rank runs them.
 
-    ``last_joined``: all ranks have joined, and this rank of the set as the last; else None.
+    ``last_joined`` is the rank of the set that joined last if all ranks have joined, else None.
     """
 
     responses: list[Response]
@@ -63,8 +63,8 @@ class Negotiation:
     """The tables of one process set.
 
     Args:
-        ranks: the set's ranks as texts should name them.
-        fusion_threshold: bytes of what travels as one; a larger tensor goes alone.
+        ranks: global ranks of the set, for error texts.
+        fusion_threshold: maximum size in bytes of fused tensors. A larger tensor is not fused.
     """
 
     ranks: Sequence[int]
@@ -73,7 +73,7 @@ class Negotiation:
     _joined: list[int] = field(default_factory=list)
 
     def step(self, announced: Sequence[Sequence[Request]]) -> Plan:
-        """Take in one round: what each rank has announced in it, by rank of the set."""
+        """Process one round. ``announced`` has the requests of each rank of the set."""
         for rank, requests in enumerate(announced):
             for request in requests:
                 if request.kind is Kind.JOIN:
@@ -88,7 +88,7 @@ class Negotiation:
         return Plan(fuse(ready, self.fusion_threshold), last)
 
     def missing(self, name: str) -> list[int]:
-        """Ranks, as texts name them, that have not announced it in the rounds so far."""
+        """The global ranks that have not announced the name so far."""
         have = {*self._table.get(name, {}), *self._joined}
         return [rank for index, rank in enumerate(self.ranks) if index not in have]
 
@@ -107,7 +107,7 @@ class Negotiation:
         return self._mismatch(tensor) or (_joined_error(tensor.request, absent) if absent else "")
 
     def _mismatch(self, tensor: Tensor) -> str:
-        # Known requests are the same objects, whoever announces them.
+        # The request cache returns the same object for equal known requests of all ranks.
         if all(request is tensor.request for request in tensor.by_rank.values()):
             return ""
         for what in ("kind", *_EQUAL[tensor.request.kind]):
@@ -120,25 +120,25 @@ class Negotiation:
 
 
 def fuse(ready: list[Response], threshold: int) -> list[Response]:
-    """Responses in the order of their first tensors; those of one company travel together."""
+    """Fuse responses that may be fused. The result is in the order of their first tensors."""
     fused: list[Response] = []
-    open_by_company: dict[object, tuple[Response, int]] = {}
+    open_by_kind: dict[object, tuple[Response, int]] = {}
     for response in ready:
-        company = None if response.error else _company(response.request)
+        kind = None if response.error else _fusion_kind(response.request)
         size = _size(response.tensors[0])
-        last = open_by_company.get(company) if company is not None else None
+        last = open_by_kind.get(kind) if kind is not None else None
         if last is not None and last[1] + size <= threshold:
             last[0].tensors.extend(response.tensors)
-            open_by_company[company] = (last[0], last[1] + size)
+            open_by_kind[kind] = (last[0], last[1] + size)
             continue
         fused.append(response)
-        if company is not None:
-            open_by_company[company] = (response, size)
+        if kind is not None:
+            open_by_kind[kind] = (response, size)
     return fused
 
 
-def _company(request: Request) -> object:
-    """Equal for requests that can travel as one; None for one that travels alone."""
+def _fusion_kind(request: Request) -> object:
+    """A value that is equal for requests that may be fused; None if a request may not be fused."""
     if request.kind is Kind.ALLREDUCE:
         return (request.kind, request.dtype, request.op)
     if request.kind is Kind.BROADCAST:
@@ -147,7 +147,7 @@ def _company(request: Request) -> object:
 
 
 def _size(tensor: Tensor) -> int:
-    """Bytes of the fused buffer that the tensor takes; of a gather, those of all ranks."""
+    """The tensor's bytes in the fusion buffer; for an allgather, the bytes of all ranks."""
     if tensor.request.kind is Kind.ALLGATHER:
         return sum(request.nbytes for request in tensor.by_rank.values())
     return tensor.request.nbytes
@@ -162,17 +162,16 @@ def _joined_error(request: Request, joined: list[int]) -> str:
     if request.kind is Kind.ALLREDUCE:
         what += f" with {request.op.name.lower()}"
     return (
-        f"{request.name!r}: {_ranks(joined)} has joined, and {what} cannot do without it; expected "
-        "allreduce with Sum or Average, or every rank to take part"
+        f"{request.name!r}: {_ranks(joined)} has joined, but {what} needs every rank; expected "
+        "only allreduce with Sum or Average until all ranks have joined"
     )
 
 
 def _mismatch_text(name: str, what: str, found: dict[object, list[int]]) -> str:
     parts = [f"{_value(value)} on {_ranks(ranks)}" for value, ranks in found.items()]
-    differs = "ranks differ" if what == "splits" else f"{what.replace('_', ' ')} differs"
+    differs = "process set differs" if what == "splits" else f"{what.replace('_', ' ')} differs"
     return (
-        f"{name!r}: {differs} between the ranks: {', '.join(parts)}; "
-        "expected the same on all that take part"
+        f"{name!r}: {differs} between ranks: {', '.join(parts)}; expected equal values on all ranks"
     )
 
 

@@ -1,4 +1,4 @@
-"""Python objects from one rank to all, and from all to all, as the bytes that pickle makes."""
+"""Broadcasts and gathers Python objects, as pickles."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object of ``root_rank``, pickled; that rank gets its own back.
+    """Return the object of ``root_rank`` on all ranks, pickled. The root gets its own object back.
 
     Args:
-        root_rank: a rank of the job, not of the process set.
-        name: of the operation; equal on all ranks, and only needed where threads call it at once.
+        root_rank: a global rank, also for a process set.
+        name: name of the operation, equal on all ranks. Needed only if several threads call at
+            once.
     """
     name = name or "broadcast_object"
     sends = rank() == root_rank
@@ -45,7 +46,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks, pickled, by rank."""
+    """Return the objects of all ranks, pickled, in the order of the ranks."""
     data = pickle.dumps(obj)
     framed = _bytes(_LENGTH.pack(len(data)) + data)
     gathered = allgather(framed, name or "allgather_object", process_set).tobytes()

@@ -10,10 +10,10 @@ __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_proces
 
 
 class ProcessSet:
-    """Some of the global ranks; usable between ``add_process_set`` (or ``init``) and its removal.
+    """Some of the global ranks. Usable from ``add_process_set`` or ``init`` until its removal.
 
     Attributes:
-        process_set_id: a number equal on all ranks; None while it is not usable.
+        process_set_id: a number, equal on all ranks; None while the set is not usable.
         ranks: global ranks, ascending.
     """
 
@@ -22,41 +22,44 @@ class ProcessSet:
     def __init__(self, ranks: Iterable[int]) -> None:
         found = sorted(ranks)
         if any(not isinstance(rank, int) for rank in found) or len(set(found)) < len(found):
-            raise ValueError(f"ProcessSet({found}): expected a list of different ranks")
+            raise ValueError(f"ProcessSet({found}): expected different integer ranks")
         self.ranks = found
 
     def size(self) -> int | None:
-        """The number of its ranks; None while it is not usable."""
+        """The number of ranks; None while the set is not usable."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This rank's number in the set; None while it is not usable or without this rank.
+        """This process's rank in the set; None if it is not in the set or the set is not usable.
 
-        Calls that take a root, such as ``broadcast``, take the global rank.
+        Calls with a root, such as ``broadcast``, take its global rank.
         """
         if self.process_set_id is None or not self.included():
             return None
         return self.ranks.index(context.known().rank)
 
     def included(self) -> bool:
-        """Whether this process is in the set; needs ``init``."""
+        """Whether this process is in the set. Raises HorovodInternalError before ``init``."""
         return context.known().rank in self.ranks
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
 
-# All ranks; its ranks are there between init and shutdown.
+# The set of all ranks. `init` sets its ranks, `shutdown` clears them.
 global_process_set = ProcessSet([])
-# The others that are usable, as they were added.
+# All other usable sets, in the order of their addition.
 _usable: list[ProcessSet] = []
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Make a set usable. Every rank must call it, in the same order, with the same ranks.
+    """Make a process set usable. Every rank must call this, in the same order, with the same ranks.
 
-    Returns when its ranks have met. Raises ValueError where it exists, or has ranks that do not,
-    and HorovodInternalError where the ranks do not agree, or one of them has joined.
+    Returns when the ranks of the set have joined it.
+
+    Raises:
+        ValueError: the set exists already, or a rank does not exist.
+        HorovodInternalError: the ranks give different sets, or a rank has joined.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     current = context.current()
@@ -67,10 +70,10 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Give the set up. Every rank must call it, in the same order.
+    """Remove a process set. Every rank must call this, in the same order.
 
     Returns:
-        Whether it was there; the global set stays.
+        Whether the set was usable. The global set cannot be removed.
     """
     number = process_set.process_set_id
     if number is None or process_set is global_process_set:
@@ -85,12 +88,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def usable_process_sets() -> list[ProcessSet]:
-    """But for the global one, in the order in which they were added."""
+    """All usable sets except the global one, in the order of their addition."""
     return list(_usable)
 
 
 def forget_process_sets() -> None:
-    """After ``shutdown`` their numbers may be those of other ranks' sets."""
+    """Make all sets unusable, because a later ``init`` numbers its sets from 1 again."""
     for process_set in _usable:
         process_set.process_set_id = None
     _usable.clear()

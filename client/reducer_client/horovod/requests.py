@@ -1,4 +1,4 @@
-"""Requests: what a rank announces before its data moves, and their form on the wire."""
+"""Requests, which a rank announces before its data is sent, and their encoding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Kind(IntEnum):
-    """What is asked for; the names are those of timelines."""
+    """The operation of a request. Timelines show these names."""
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -21,7 +21,7 @@ class Kind(IntEnum):
 
 
 class ReduceOp(IntEnum):
-    """Horovod's numbers of its reductions."""
+    """Reduce operations, with Horovod's numbers."""
 
     AVERAGE = 0
     SUM = 1
@@ -37,11 +37,12 @@ Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One tensor of one rank.
+    """One rank's part of an operation on one tensor.
 
-    ``dtype`` is a name for people and for equality, ``itemsize`` in bytes. ``root`` counts within
-    the process set. ``splits``: for alltoall the rows for each rank; for a barrier of a process set
-    that comes or goes its ranks or its number, and who has joined is needed there, too.
+    ``dtype`` is a name that is only compared and shown; ``itemsize`` is in bytes. ``root`` is a
+    rank of the process set. ``splits`` has the number of rows for each rank in an alltoall. In the
+    barrier of a process set that is added or removed, ``splits`` has the set's ranks or number.
+    Ranks that have joined must take part in such a barrier.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Request:
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -66,7 +67,7 @@ class Request:
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
-        """Without the first axis; None for a scalar, which has no rows."""
+        """The shape without the first axis; None for a scalar, which has no rows."""
         return self.shape[1:] if self.shape else None
 
     @property

@@ -1,7 +1,7 @@
-"""Scale factors: before the reduction and after it, in the precision that Horovod takes.
+"""Scale factors before and after a reduction, with the precision of Horovod.
 
-Integers are multiplied in float64 and cut off toward zero, float16 and bfloat16 in float32 and
-rounded to the nearest, float32 and float64 as they are.
+Integers are multiplied in float64 and truncated toward zero. float16 and bfloat16 are multiplied in
+float32 and rounded to the nearest value. float32 and float64 are multiplied in their own dtype.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from reducer_client.arrays import Array
 
-# What NumPy has no dtype for, as the bits of unsigned integers.
+# Dtypes that NumPy lacks, and the unsigned integers that hold their bits.
 _STORED: dict[str, type[np.generic]] = {
     "bfloat16": np.uint16,
     "float8_e4m3fn": np.uint8,
@@ -21,25 +21,27 @@ _STORED: dict[str, type[np.generic]] = {
 
 
 def stored_dtype(dtype: str) -> np.dtype[Any]:
-    """The NumPy dtype of the arrays that hold ``dtype``."""
+    """The NumPy dtype of arrays that hold ``dtype``."""
     return np.dtype(_STORED.get(dtype, dtype))
 
 
 def is_stored(dtype: str) -> bool:
-    """Whether integers hold the bits of ``dtype``."""
+    """Whether unsigned integers hold the bits of ``dtype``."""
     return dtype in _STORED
 
 
 def check_scalable(dtype: str) -> None:
-    """TypeError for a dtype that cannot be multiplied here."""
+    """Raise TypeError for a dtype that cannot be scaled."""
     if (is_stored(dtype) and dtype != "bfloat16") or dtype == "bool":
-        raise TypeError(f"{dtype} with a scale factor: expected another dtype, or no factor")
+        raise TypeError(
+            f"{dtype} with a scale factor: expected integers, float16, bfloat16, float32 or float64"
+        )
 
 
 def scale_into(target: Array, source: Array, factor: float, dtype: str) -> None:
-    """``target = source * factor``, both stored as `stored_dtype`; they may be the same array.
+    """Compute ``target = source * factor``; both may be the same array, of dtype `stored_dtype`.
 
-    NaN and Inf go through, and finite values may become Inf, without a warning.
+    NaN and Inf are kept, and finite values may become Inf, without a warning.
     """
     if factor == 1.0:
         np.copyto(target, source)
@@ -57,7 +59,7 @@ def scale_into(target: Array, source: Array, factor: float, dtype: str) -> None:
 
 
 def _to_bfloat16(wide: Array) -> Array:
-    """To the nearest, ties to even; a NaN stays one."""
+    """Round float32 to the nearest bfloat16, ties to even. NaN stays NaN."""
     bits = wide.view(np.uint32)
     rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
     return np.where(np.isnan(wide), np.uint32(0x7FC0), rounded).astype(np.uint16)

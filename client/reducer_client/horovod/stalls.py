@@ -1,4 +1,4 @@
-"""Stalled tensors: which ranks have not announced what others wait for."""
+"""Stall checks: which ranks have not announced a tensor that other ranks wait for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 10
 
 
 class StallCheck:
-    """Warns once of each submission that waits too long, and gives up after the shutdown time."""
+    """Warns once of each submission that waits too long, and raises after the shutdown time."""
 
     def __init__(self, settings: HorovodSettings) -> None:
         self._warn_after = settings.stall_check or float("inf")
@@ -23,7 +23,7 @@ class StallCheck:
         self._warned: set[tuple[str, float]] = set()
 
     def next_check(self, waiting: Iterable[tuple[str, float]]) -> float:
-        """When `check` has something to say about these names, which wait since then."""
+        """The time at which `check` must run next, given (name, time of submission) pairs."""
         limits = (
             since + (self._end_after if (name, since) in self._warned else self._first_after)
             for name, since in waiting
@@ -31,9 +31,12 @@ class StallCheck:
         return min(limits, default=float("inf"))
 
     def check(self, now: float, waiting: Sequence[tuple[str, float, list[int]]]) -> None:
-        """``waiting``: name, since when, and for which ranks, of what this rank has announced.
+        """Warn of late submissions.
 
         Raises HorovodInternalError after the shutdown time.
+
+        Args:
+            waiting: (name, time of submission, missing ranks) of what this rank has announced.
         """
         self._warned &= {row[:2] for row in waiting}
         late = [row for row in waiting if now - row[1] >= self._warn_after]
@@ -53,7 +56,7 @@ class StallCheck:
 
 
 def describe(rows: Sequence[tuple[str, float, list[int]]]) -> str:
-    """The missing ranks, each group of them with its tensors."""
+    """A text with each set of missing ranks and its tensors."""
     by_ranks: dict[tuple[int, ...], list[str]] = {}
     for name, _, ranks in rows:
         by_ranks.setdefault(tuple(ranks), []).append(name)

@@ -1,4 +1,4 @@
-"""Submissions: what this rank has asked for, its arrays and its handle."""
+"""Submissions: the requests of this rank with their arrays and handles."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from reducer_client.horovod.scaling import stored_dtype
 
 @dataclass(eq=False)
 class Submission:
-    """A request with its data, which belongs to the layer until the handle is done.
+    """A request with its data. The arrays belong to this layer until the handle is done.
 
-    ``source`` is the caller's array; ``out``, where the result goes, may be the same one, and None
-    makes a new one. ``since`` is of the monotonic clock.
+    ``source`` is the caller's array. ``out`` receives the result; it may be ``source``, and None
+    means a new array. ``since`` is the time of submission on the monotonic clock.
     """
 
     request: Request
@@ -30,17 +30,17 @@ class Submission:
 
     @property
     def stored(self) -> Array:
-        """The source, with integers for what NumPy cannot calculate with."""
+        """The source, as integers if NumPy lacks its dtype."""
         return _stored(self.source, self.request.dtype)
 
     def target(self) -> Array:
-        """An array of the result's shape for the engine to write into: ``out`` if it can be."""
+        """A contiguous array for the engine to write the result to: ``out`` if possible."""
         if self.out is not None and self.out.flags.c_contiguous and self.out.flags.aligned:
             return _stored(self.out, self.request.dtype)
         return np.empty(self.source.shape, stored_dtype(self.request.dtype))
 
     def result(self, found: Array) -> Array:
-        """``found``, an array of the stored or the caller's dtype, as the caller gets it."""
+        """Return ``found`` as the caller's result: in ``out``, or with the dtype of the source."""
         if self.out is None:
             return found.view(self.source.dtype)
         if not np.may_share_memory(self.out, found):

@@ -1,9 +1,10 @@
-"""A timeline of tensors, as viewers of Chrome traces, such as Perfetto, open it.
+"""A timeline of tensors for viewers of Chrome traces, such as Perfetto.
 
-Rank 0 writes it: it sees the announcements of all ranks. Each tensor is a process of the trace.
-``NEGOTIATE_*`` has an instant for each rank, at the time at which that rank sent its announcement
-by its own clock, so the last one was late. Then follow ``QUEUE``, ``MEMCPY_IN_FUSION_BUFFER``,
-``REDUCER_*`` and ``MEMCPY_OUT_FUSION_BUFFER``; ``CYCLE_START`` marks each round of negotiation.
+Rank 0 writes the timeline, because it sees the announcements of all ranks. Each tensor is a process
+of the trace. ``NEGOTIATE_*`` has an instant for each rank, at the time when that rank sent its
+announcement by its own clock, so the last instant shows the late rank. ``QUEUE``,
+``MEMCPY_IN_FUSION_BUFFER``, ``REDUCER_*`` and ``MEMCPY_OUT_FUSION_BUFFER`` follow. ``CYCLE_START``
+marks each round of negotiation.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ logger = logging.getLogger("reducer_client.horovod")
 
 
 class Timeline:
-    """Writes nothing before ``start`` and after ``stop``. Any thread may call it.
+    """Writes events between ``start`` and ``stop``. Any thread may call it.
 
-    A file that cannot be written is warned of and given up: no training ends by its timeline.
+    If the file cannot be written, the timeline warns and stops, so that training continues.
     """
 
     def __init__(self) -> None:
@@ -33,32 +34,32 @@ class Timeline:
         self._started = 0.0
 
     def start(self, path: str, mark_cycles: bool = False) -> None:
-        """Begin a new file; one that is being written is ended. Raises OSError."""
+        """Begin a new file. An open file is ended. Raises OSError if the file cannot be opened."""
         self.stop()
         file = open(path, "w", encoding="utf-8")  # noqa: SIM115  # until stop()
         with self._lock:
             self._file, self._mark_cycles = file, mark_cycles
             self._pids, self._open = {"": 0}, {}
             self._started = time.time()
-            # As Horovod names it, for tools that shift the times.
+            # Horovod's name for it. Tools that shift the times read this field.
             epoch = {"start_time_since_epoch_in_micros": round(self._started * 1e6)}
             line = {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "cycles"}}
             self._put("[\n" + json.dumps({**line, "args": {**line["args"], **epoch}}))  # type: ignore[dict-item]
 
     def stop(self) -> None:
-        """End the file, which is complete and closed afterwards; a failure is warned of."""
+        """Complete and close the file. Warns if this fails."""
         with self._lock:
             self._put("\n]\n")
             self._close()
 
     def cycle(self) -> None:
-        """A round of negotiation begins."""
+        """Record the beginning of a round of negotiation."""
         if self._file is not None and self._mark_cycles:
             with self._lock:
                 self._write("i", "CYCLE_START", "", s="g")
 
     def announced(self, name: str, kind: str, rank: int, sent: float) -> None:
-        """``rank`` has announced the tensor in a message that it sent then, of the wall clock."""
+        """Record that ``rank`` announced a tensor, in a message sent at the wall clock ``sent``."""
         if self._file is None:
             return
         with self._lock:
@@ -67,7 +68,7 @@ class Timeline:
             self._write("i", str(rank), name, sent, s="p")
 
     def enter(self, names: Iterable[str], phase: str) -> None:
-        """The phase of the tensors that was open ends, and this one begins."""
+        """End the open phases of the tensors and begin this phase."""
         if self._file is None:
             return
         now = time.time()
@@ -77,7 +78,7 @@ class Timeline:
                 self._begin(name, phase, now)
 
     def leave(self, names: Iterable[str]) -> None:
-        """The tensors are done."""
+        """End the open phases of the tensors."""
         if self._file is None:
             return
         now = time.time()
@@ -125,4 +126,4 @@ class Timeline:
         except OSError as error:
             failure = failure or error
         if failure is not None:
-            logger.warning("timeline %s ends before its time: %s", file.name, failure)
+            logger.warning("timeline %s was stopped early: %s", file.name, failure)

@@ -1,4 +1,4 @@
-"""Which ranks share a host."""
+"""Finds out which ranks share a host."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ import numpy as np
 from reducer_client.horovod.gathering import AnyGroup
 
 _HOST_BYTES = 64
-# Where no launcher says which local rank this is.
+# The local rank if no launcher gives it.
 _UNKNOWN = -1
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Local: among the ranks of this host; cross: among those of the same local rank."""
+    """The place of a rank.
+
+    ``local_*`` are among the ranks of its host, ``cross_*`` among the ranks with its local rank on
+    all hosts.
+    """
 
     local_rank: int
     local_size: int
@@ -27,7 +31,7 @@ class Topology:
 
 
 def find_topology(group: AnyGroup, local_rank: int | None) -> Topology:
-    """By the names of the ranks' hosts; ``local_rank`` is what the launcher says, if it does."""
+    """The topology by host names. ``local_rank`` is the launcher's value, or None."""
     host = socket.gethostname().encode()[-_HOST_BYTES:].ljust(_HOST_BYTES, b"\0")
     said = np.array([_UNKNOWN if local_rank is None else local_rank], np.int32).tobytes()
     mine = np.frombuffer(host + said, np.uint8)
@@ -38,7 +42,7 @@ def find_topology(group: AnyGroup, local_rank: int | None) -> Topology:
 
 
 def arrange(rank: int, hosts: list[bytes], given: list[int]) -> Topology:
-    """The topology of one rank, from every rank's host and given local rank."""
+    """The topology of one rank, from the host and the given local rank of every rank."""
     seen: Counter[bytes] = Counter()
     local = []
     for host, said in zip(hosts, given, strict=True):

@@ -129,7 +129,7 @@ def test_a_cache_that_overflows_is_the_same_on_all_ranks() -> None:
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        (reduce("x", 11), r"shape differs between the ranks: \(10,\) on rank 0, \(11,\) on rank 1"),
+        (reduce("x", 11), r"shape differs between ranks: \(10,\) on rank 0, \(11,\) on rank 1"),
         (reduce("x", op=ReduceOp.MAX), "op differs .* sum on rank 0, max on rank 1"),
         (reduce("x", prescale=0.5), "prescale differs .* 1.0 on rank 0, 0.5 on rank 1"),
         (
@@ -175,7 +175,7 @@ def test_who_has_joined_is_not_waited_for() -> None:
     (failed,) = peers.round(
         [reduce("m", op=ReduceOp.MAX)], [], [reduce("m", op=ReduceOp.MAX)]
     ).responses
-    assert "rank 1 has joined, and allreduce with max cannot do without it" in failed.error
+    assert "rank 1 has joined, but allreduce with max needs every rank" in failed.error
     assert peers.round([join], [], []).last_joined is None
     assert peers.round([], [], [join]).last_joined == 2
     assert names(peers.round([reduce("c")], [], [reduce("c")])) == []  # all take part again

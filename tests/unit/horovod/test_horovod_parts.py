@@ -162,7 +162,9 @@ def test_a_full_disk_ends_the_timeline_alone(caplog: pytest.LogCaptureFixture) -
         timeline.stop()
         timeline.leave(["allreduce.0"])
     assert len(caplog.messages) == 2
-    assert all(re.search("/dev/full ends .*No space", line) for line in caplog.messages)
+    assert all(
+        re.search("/dev/full was stopped early: .*No space", line) for line in caplog.messages
+    )
 
 
 def test_the_package_needs_no_torch() -> None:
