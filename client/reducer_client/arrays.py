@@ -20,7 +20,7 @@ def as_array(value: object) -> Array:
     if isinstance(value, np.ndarray):
         return value
     try:
-        return np.asarray(memoryview(cast(Any, value)))  # TypeError where it is no buffer
+        return np.asarray(memoryview(cast(Any, value)))  # raises TypeError if it is no buffer
     except TypeError:
         if hasattr(value, "__array__"):
             return np.asarray(value)
@@ -40,11 +40,10 @@ def flat_bytes(array: Array) -> memoryview:
 
 
 def apart(source: Array | None, target: Array | None) -> Array | None:
-    """The source, or a copy of it if the source and the target overlap in part.
+    """The source, or a copy if the source and the target partly overlap.
 
-    The engine reads and writes chunk by chunk. In an array that overlaps in part, a result could
-    overwrite elements that the engine has not read yet. A target that is exactly the source is
-    safe.
+    The engine reads and writes chunk by chunk. With a partial overlap, a result could overwrite
+    elements that the engine has not read yet. A target that is exactly the source is safe.
     """
     if source is None or target is None or not np.may_share_memory(source, target):
         return source
@@ -62,7 +61,9 @@ def target_array(out: object | None, shape: tuple[int, ...], dtype: np.dtype[Any
     if out is None:
         return np.empty(shape, dtype)
     array = as_array(out)
-    if array is not out and array.ctypes.data != as_array(out).ctypes.data:  # __array__ may copy
+    if (
+        array is not out and array.ctypes.data != as_array(out).ctypes.data
+    ):  # __array__ may have copied
         raise TypeError(
             f"out: expected a NumPy array or a buffer, got {type(out).__name__}, whose __array__ "
             "makes a new array each time and cannot take the result"
@@ -72,7 +73,7 @@ def target_array(out: object | None, shape: tuple[int, ...], dtype: np.dtype[Any
             f"out: expected shape {shape} of {dtype}, got shape {array.shape} of {array.dtype}"
         )
     if not array.flags.writeable:
-        raise ValueError("out: expected a writable array, got one that is read-only")
+        raise ValueError("out: expected a writable array, got a read-only one")
     if not (array.flags.c_contiguous and array.flags.aligned):
         raise ValueError(
             "out: expected a C-contiguous, aligned array; reduce into a new array and copy the "
@@ -82,6 +83,6 @@ def target_array(out: object | None, shape: tuple[int, ...], dtype: np.dtype[Any
 
 
 def check_movable(dtype: np.dtype[Any]) -> None:
-    """Raise TypeError if the dtype holds Python objects, whose bytes mean nothing elsewhere."""
+    """Raise TypeError if the dtype holds Python objects, which other processes cannot read."""
     if dtype.hasobject:
         raise TypeError(f"arrays of {dtype} hold Python objects and cannot be sent")

@@ -26,14 +26,14 @@ from reducer.wire.codes import (
 from reducer.wire.handshake import MAX_KEY_BYTES, MIN_KEY_BYTES, job_key
 
 DEFAULT_STEP_TIMEOUT = 300.0
-# Settings in seconds that have a variable: (the variable's name, the default).
+# Settings in seconds: (name of the variable, default).
 _SECONDS = {
     "connect_timeout": ("REDUCER_CONNECT_TIMEOUT", 60.0),
     # A live reducer sends something every heartbeat (0.25 s).
     "silence": ("REDUCER_SILENCE", 1.0),
-    # A live worker does as well, but a false alarm ends the job, so lanes wait longer.
+    # A live worker does so as well, but a false alarm ends the job, so lanes wait longer.
     "worker_silence": ("REDUCER_WORKER_SILENCE", 5.0),
-    # A rescheduled pod or a restarted daemon is back sooner.
+    # A restarted daemon or a rescheduled pod needs less time than this.
     "reducer_wait": ("REDUCER_WAIT", 30.0),
 }
 # Rows of (minimum bytes of a round per reducer, bytes of its chunks).
@@ -143,7 +143,7 @@ def resolve(
 def resolve_seconds(
     name: str, given: float | None = None, environ: Mapping[str, str] | None = None
 ) -> float:
-    """A setting of `_SECONDS`: the given value, else the variable's, else the default.
+    """A setting of `_SECONDS`: the given value, else the variable's value, else the default.
 
     Raises ValueError, which names the bad value, unless the value is a finite number above 0.
     """
@@ -271,7 +271,7 @@ def find_local_ranks(environ: Mapping[str, str] | None = None) -> tuple[int | No
 
 
 def daemon_environment() -> dict[str, str]:
-    """The environment of an embedded daemon: ours without most of REDUCER_*.
+    """The environment of an embedded daemon, without most REDUCER_* variables.
 
     The daemon's options come only from its arguments.
     """

@@ -1,7 +1,7 @@
-"""``REDUCER_DEBUG``: log lines of a worker on stderr, in the same form as a reducer's.
+"""``REDUCER_DEBUG``: log lines of a worker on stderr, in the form of a reducer's lines.
 
-Without the variable all records go to the loggers ``reducer_client`` and ``reducer_client.*``, and
-the program decides what becomes of them.
+Without the variable, all records go to the loggers ``reducer_client`` and ``reducer_client.*``, and
+the program decides how to handle them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _handler: logging.Handler | None = None
 
 
 def set_up(wanted: log.Debug, form: str) -> None:
-    """Write the records to stderr and nowhere else. Further calls add no second handler."""
+    """Write the records to stderr only. Further calls add no second handler."""
     global _handler
     logger = logging.getLogger(ROOT)
     if _handler is None:

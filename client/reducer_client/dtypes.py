@@ -22,7 +22,7 @@ OPS: dict[str, ReduceOp] = {
     "bor": ReduceOp.BOR,
     "bxor": ReduceOp.BXOR,
 }
-# Operations on NumPy's bool, which is a byte of 0 or 1: max is "or", min is "and".
+# Operations on NumPy's bool, a byte of 0 or 1. The maximum is "or", the minimum is "and".
 _BOOL_OPS: dict[ReduceOp, ReduceOp] = {
     ReduceOp.SUM: ReduceOp.MAX,
     ReduceOp.MAX: ReduceOp.MAX,
@@ -59,10 +59,10 @@ def find_dtype(dtype: AnyDtype) -> DType | None:
 def reducible_dtype(dtype: AnyDtype, declared: str | None = None) -> DType:
     """The wire dtype for a reduction of an array of this dtype.
 
-    ``declared="bfloat16"`` says that the array's 16-bit integers hold bfloat16. Likewise
-    ``"float8_e4m3fn"`` and ``"float8_e5m2"`` declare 8-bit integers.
+    ``declared="bfloat16"`` says that 16-bit integers hold bfloat16. ``"float8_e4m3fn"`` and
+    ``"float8_e5m2"`` say the same of 8-bit integers.
 
-    Raises TypeError, with the dtypes that can be reduced, for any other dtype.
+    Raises TypeError, which lists the supported dtypes, for any other dtype.
     """
     if declared is not None:
         meant = _NAMED.get(declared)

@@ -26,10 +26,12 @@ __all__ = ["BroadcastGlobalVariables", "DistributedOptimizer", "MetricAverage"]
 
 Reduce = Callable[[list[Any]], Sequence[Any]]
 
-_names: weakref.WeakKeyDictionary[Group, itertools.count[int]] = weakref.WeakKeyDictionary()
+_optimizer_numbers: weakref.WeakKeyDictionary[Group, itertools.count[int]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def DistributedOptimizer(  # noqa: N802 - makes an optimizer; users know this name from Horovod
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Any,
     group: Group,
     op: Op = "mean",
@@ -62,7 +64,7 @@ def DistributedOptimizer(  # noqa: N802 - makes an optimizer; users know this na
             TensorFlow in compiled code, raise their own error with the text.
     """
     if key is None:
-        key = f"keras{next(_names.setdefault(group, itertools.count()))}"
+        key = f"keras{next(_optimizer_numbers.setdefault(group, itertools.count()))}"
     options = {"fusion_threshold": fusion_threshold, "wire_dtype": wire_dtype, "key": key}
     return with_reduction(optimizer, _find_reduce(group, op, options))
 
@@ -100,7 +102,7 @@ def with_reduction(optimizer: Any, reduce: Reduce, local: LocalVariables | None 
     return made
 
 
-class BroadcastGlobalVariables(keras.callbacks.Callback):  # type: ignore[misc]  # no types there
+class BroadcastGlobalVariables(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Keras callback that gives all ranks the root's weights and optimizer state before training.
 
     Every rank must have the callback at the same position in its list. The state of seed
@@ -125,7 +127,7 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):  # type: ignore[misc] 
         broadcast_variables(trained_variables(self.model), self.group, self.root)
 
 
-class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # no types there
+class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Keras callback that replaces the metrics of each epoch by their mean over all ranks.
 
     Put it before the callbacks that read the metrics (EarlyStopping, ReduceLROnPlateau,
@@ -169,7 +171,7 @@ def trained_variables(model: Any) -> list[Any]:
             "(model.build(input_shape), or call it on a batch)"
         )
     optimizer = model.optimizer
-    if not optimizer.built:  # a checkpoint may have built the root's, and the ranks must agree
+    if not optimizer.built:  # on the root a checkpoint may have built it; all ranks need it
         optimizer.build(model.trainable_variables)
     return [*model.weights, *optimizer.variables]
 
@@ -183,7 +185,7 @@ def average_logs(logs: dict[str, Any] | None, mean: Callable[[Array], Array]) ->
 
 
 class _Reducing:
-    """Mixin before an optimizer's class that reduces the gradients before they are applied."""
+    """Mixin for optimizer classes that reduces the gradients before they are applied."""
 
     _reduce_all: Reduce
     _local: LocalVariables
@@ -200,8 +202,8 @@ class _Reducing:
         return self._local.reduce_others(grads, variables, self._reduce_all)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A LossScaleOptimizer sets the factor of its inner optimizer to None. Nothing else shows
-        # the inner optimizer that it was wrapped.
+        # A LossScaleOptimizer sets the factor of its inner optimizer to None. The inner optimizer
+        # has no other sign that it was wrapped.
         if name == "loss_scale_factor" and value is None and name in self.__dict__:
             raise ValueError(
                 "LossScaleOptimizer around a DistributedOptimizer: a rank whose gradients overflow "
@@ -214,7 +216,7 @@ class _Reducing:
 class _ReducingScaled(_Reducing):
     """`_Reducing` for LossScaleOptimizer: reduces before the check for finite gradients.
 
-    All ranks therefore come to the same decision about a step.
+    So all ranks make the same decision about a step.
     """
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, variables: Any) -> Any:

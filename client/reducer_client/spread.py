@@ -18,7 +18,7 @@ _KEYS_PER_REDUCER = 16
 
 @lru_cache(maxsize=64)
 def spread_keys(prefix: str, reducers: int) -> tuple[str, ...]:
-    """Keys, equal on all ranks, that visit the reducers in turn and on each its lanes in turn.
+    """Keys, equal on all ranks, that use the reducers in turn, and the lanes of each in turn.
 
     Chunk 0 of a round, the only chunk of a small call, belongs to the reducer given by the low 32
     bits of the key's id modulo the number of reducers, and to the lane given by the quotient modulo

@@ -77,7 +77,7 @@ class Work(Generic[T]):
 
     @property
     def overflow(self) -> bool:
-        """Whether an integer of the result wrapped; False until the work is done."""
+        """Whether an integer of the result wrapped. False until the work is done."""
         return bool(self._flags() & Flag.OVERFLOW)
 
     @property
@@ -204,13 +204,13 @@ def _nonfinite(operation: Operation) -> NumericError:
     if operation.culprit is None:
         text = (
             f"the result of {operation.key!r} in round {operation.round} is not finite, though all "
-            "contributions are: it grew beyond its dtype; scale the input or reduce in a wider one"
+            "contributions are: it exceeds its dtype; scale the input or reduce in a wider dtype"
         )
     else:
         rank, chunk = operation.culprit
         text = (
             f"rank {rank} contributed NaN or Inf to {operation.key!r} in round {operation.round} "
-            f"(first at chunk {chunk}); look at what that rank computed"
+            f"(first at chunk {chunk}); check the values that this rank computes"
         )
     return NumericError(
         text, rank=rank, key=operation.key, round=operation.round, reason="nonfinite"

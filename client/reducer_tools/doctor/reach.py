@@ -66,7 +66,7 @@ class Login:
 
 @dataclass
 class Reach:
-    """What the doctor found out about one reducer. None or "" means unknown.
+    """The facts that the doctor found about one reducer. None or "" means unknown.
 
     Times are in seconds. ``interface`` is this host's interface to the reducer. ``round_trip`` is
     the round trip time of the network alone, ``round_seconds`` the time of a small round, ``rate``

@@ -86,7 +86,7 @@ class Reason:
 
 @dataclass
 class JobLog:
-    """What a job's log says.
+    """The facts that a job's log contains.
 
     Attributes:
         nccl: whether there is a line of NCCL.

@@ -17,7 +17,7 @@ from fractions import Fraction
 
 # An Ethernet frame of 1514 bytes (MTU 1500) carries 1448 bytes of data over TCP with timestamps.
 HEADER_OVERHEAD = 1.045
-# Limits far beyond any cluster, so small that no product of them exceeds the range of a float.
+# Limits far beyond any cluster, but small enough that no product exceeds the range of a float.
 _MOST_WORKERS = 10**6
 _MOST_REDUCERS = 10**18
 _LEAST, _MOST = 1e-12, 1e18

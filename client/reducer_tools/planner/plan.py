@@ -142,7 +142,7 @@ class Plan:
 
 
 def find_winner(reducer_seconds: float, ring_seconds: float) -> Winner:
-    """Which of the two takes less time."""
+    """The one that takes less time."""
     if math.isclose(reducer_seconds, ring_seconds, rel_tol=_EQUAL):
         return "neither"
     return "reducers" if reducer_seconds < ring_seconds else "ring"

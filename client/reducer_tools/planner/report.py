@@ -17,7 +17,7 @@ from reducer_tools.planner.text import (
 )
 from reducer_tools.planner.verdict import judge, judge_sizing
 
-_LEGEND = "optimum: the speedup of a mix, where workers sum a part, too (BytePS, OSDI 2020)"
+_LEGEND = "optimum: the speedup if workers also sum a part (BytePS, OSDI 2020)"
 # Costs are shown per thousand steps, because the cost of one step has too many zeros.
 _STEPS = 1000
 
