@@ -1,4 +1,4 @@
-# Your training image, with the client and the NCCL plugin in it. From the repository's root:
+# Your training image with the client and the NCCL plugin. Build it in the repository's root:
 #
 #   docker build -f deploy/worker.Dockerfile --build-arg BASE=my-training -t my-training-reducer .
 #
@@ -6,12 +6,12 @@
 # BASE, so the client and the plugin need only the glibc and the Python of BASE.
 ARG BASE=python:3.11-slim-bookworm
 
-# This stage begins like the first stage of Dockerfile, so that both share its layers.
+# This stage begins with the same lines as the first stage of Dockerfile, so that both share its layers.
 FROM ${BASE} AS build
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         cmake g++ ninja-build nlohmann-json3-dev python3-dev python3-venv
-# pip's own settings, for those with an index or a folder of wheels of their own. They stay here.
+# Settings of pip for your own index or folder of wheels. Only this stage uses them.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_NO_INDEX
@@ -33,4 +33,4 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
  && PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --no-index \
         --find-links /wheels open-reduction-server \
  && ldconfig
-# NCCL finds the plugin by its name where NCCL_NET_PLUGIN=reducer NCCL_COLLNET_ENABLE=1 ask for it.
+# NCCL loads the plugin by its name if NCCL_NET_PLUGIN=reducer and NCCL_COLLNET_ENABLE=1 are set.

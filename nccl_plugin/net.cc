@@ -90,7 +90,7 @@ class Listener {
   Descriptor fd_;
   Identity identity_ = random_identity();
   std::deque<Stranger> strangers_;  // the oldest first
-  std::deque<Arriving> arriving_;   // likewise
+  std::deque<Arriving> arriving_;   // the oldest first
   int warnings_ = 0;
 };
 

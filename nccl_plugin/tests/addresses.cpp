@@ -1,4 +1,4 @@
-// Tests how the plugin finds reducers, with the cases that the Python implementation passes, too:
+// Tests how the plugin finds reducers, with the same cases as the Python implementation:
 //   nccl_addresses tests/vectors/cluster/addresses.json
 #include "addresses.h"
 

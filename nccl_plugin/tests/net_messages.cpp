@@ -147,7 +147,7 @@ void test_send_larger_than_receive() {
   CHECK(failure_of(other) == kInternalError);
   CHECK(small == Bytes(100, 0x55));
   check_dead(nullptr, pair.receive, kInternalError);
-  void* request = nullptr;  // the sender fails, too
+  void* request = nullptr;  // the sender fails as well
   if (net_isend(pair.send, large.data(), large.size(), &request) == kSuccess) {
     CHECK(failure_of(request) == kRemoteError);
   }
