@@ -248,14 +248,15 @@ def check_chunk_table(rows: Sequence[tuple[int, int]]) -> tuple[tuple[int, int],
     table = tuple((int(least), int(chunk)) for least, chunk in rows)
     if not 1 <= len(table) <= MAX_CHUNK_TABLE_ROWS or table[0][0] != 0:
         raise ValueError(
-            f"chunk_table: expected 1 to {MAX_CHUNK_TABLE_ROWS} rows from 0, got {table}"
+            f"chunk_table: expected 1 to {MAX_CHUNK_TABLE_ROWS} rows, the first for rounds from "
+            f"0 bytes, got {table}"
         )
     if any(later[0] <= earlier[0] for earlier, later in pairwise(table)):
         raise ValueError(f"chunk_table: expected rows with ascending minimum bytes, got {table}")
     for _, chunk in table:
         if not 0 < chunk <= MAX_CHUNK_BYTES or chunk % CHUNK_ALIGNMENT:
             raise ValueError(
-                f"chunk_table: {chunk} bytes a chunk; expected a multiple of {CHUNK_ALIGNMENT} "
+                f"chunk_table: chunks of {chunk} bytes; expected a multiple of {CHUNK_ALIGNMENT} "
                 f"up to {MAX_CHUNK_BYTES}"
             )
     return table
@@ -333,7 +334,7 @@ def _resolve_job(
     found = cluster.find_job(env, given, addresses)
     if found is None:
         raise ValueError(
-            "no job name: pass connect(job=...) or set REDUCER_JOB, equal on all ranks"
+            "no job name: pass connect(job=...) or set REDUCER_JOB, to the same name on all ranks"
         )
     return _bounded("job", found.value, MAX_JOB_BYTES)
 
@@ -384,8 +385,8 @@ def _resolve_congestion(env: Mapping[str, str], given: str | None) -> str:
             except OSError as error:
                 raise ValueError(
                     f"{source}={found!r}: {error.strerror}; this kernel has "
-                    f"{_kernel_setting('tcp_available_congestion_control')} and allows without "
-                    f"privileges {_kernel_setting('tcp_allowed_congestion_control')}"
+                    f"{_kernel_setting('tcp_available_congestion_control')}; without privileges it "
+                    f"allows {_kernel_setting('tcp_allowed_congestion_control')}"
                 ) from None
     return found
 

@@ -118,6 +118,6 @@ def narrow_to(dtype: DType, wire_dtype: str | None) -> tuple[DType, bool]:
     if dtype is not DType.FLOAT32:
         raise TypeError(
             f"wire_dtype={wire_dtype!r} for an array of {dtype.name.lower()}: expected float32, "
-            "the only dtype that can be sent as another one"
+            "the only dtype that can be narrowed"
         )
     return DType[wire_dtype.upper()], True

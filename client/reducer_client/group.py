@@ -1,4 +1,4 @@
-"""Groups: a worker's membership in a job, and the collectives that it takes part in."""
+"""Groups: a worker's membership in a job, and its collectives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reducer_client.reports import StallReports
 from reducer_client.spread import KeysInTurn
 from reducer_client.work import Timeout, Work, WorkContext
 
-# Kinds of calls that may do without a key.
+# Kinds of calls whose key is optional.
 _KINDS = ("all_reduce", "all_reduce_many", "broadcast", "all_gather", "reduce_scatter")
 
 OnDone = Callable[[Work[Any]], None]
@@ -32,11 +32,12 @@ T = TypeVar("T")
 
 
 class Group:
-    """A joined job; made by ``connect``. A context manager: leaves cleanly, or aborts on an error.
+    """A worker's membership in a job. ``connect`` makes groups.
 
-    Any thread may call it. Calls without a ``key`` take the keys of their kind of call in turns, so
-    all ranks must make them in the same order; with keys, ranks may submit in any order.
-    Keys that begin with ``~`` are the client's own.
+    As a context manager, a group is aborted if an error other than SystemExit leaves the block,
+    else closed. Any thread may call a group. Calls without a ``key`` use the keys of their kind of
+    call in rotation, so all ranks must make the calls of a kind in the same order. Calls with keys
+    may come in any order. Keys that begin with ``~`` are reserved for the client.
     """
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
@@ -61,7 +62,7 @@ class Group:
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0."""
+        """This worker's rank, from 0."""
         return self._settings.rank
 
     @property
@@ -81,12 +82,12 @@ class Group:
 
     @property
     def reducers(self) -> int:
-        """The number of reducers that the job began with."""
+        """The number of reducers at the start of the job."""
         return len(self._settings.addresses)
 
     @property
     def step_timeout(self) -> float | None:
-        """What ``connect`` was given; None: nothing."""
+        """The ``step_timeout`` given to ``connect``, in seconds or None."""
         return self._settings.step_timeout
 
     def all_reduce(
@@ -106,22 +107,31 @@ class Group:
 
         Args:
             array: a NumPy array or any buffer, of equal shape and dtype on all ranks.
-            op: sum, mean, min, max or prod; of integers also band, bor or bxor, of their bits.
-                ``mean`` of integers truncates toward zero. Of bool, which travels as uint8, sum,
-                max and bor are "or", prod, min and band are "and", and bxor is "exclusive or".
-            out: where the result goes; the array itself for in place.
-            wire_dtype: send float32 as ``"bfloat16"`` or ``"float16"``.
-            dtype: ``"bfloat16"`` where 16-bit integers hold bfloat16; ``"float8_e4m3fn"`` or
-                ``"float8_e5m2"`` where 8-bit ones hold float8.
-            priority: of the works that wait for the network, the higher goes first; those of equal
-                priority in the order of the calls. Ranks need not agree.
-            on_done: called with the work on a thread of the client when it is done, well or not.
-                Not done within ``timeout`` it fails with RoundTimeoutError, and the group ends with
-                it: nobody could tell when the buffers are free.
-            timeout: for ``on_done``, in seconds or a timedelta; None takes the ``step_timeout``.
+            op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``; for integers also the
+                bitwise ``"band"``, ``"bor"`` and ``"bxor"``. The mean of integers is truncated
+                toward zero. For bool, sum, max and bor are "or", prod, min and band are "and", and
+                bxor is "exclusive or".
+            out: array or buffer for the result. It may be ``array``. By default a new array.
+            wire_dtype: ``"bfloat16"`` or ``"float16"``: the dtype in which a float32 array is sent.
+            dtype: ``"bfloat16"`` if 16-bit integers hold bfloat16; ``"float8_e4m3fn"`` or
+                ``"float8_e5m2"`` if 8-bit integers hold float8.
+            priority: calls of higher priority are sent first, and calls of equal priority in the
+                order in which they were made. Ranks may use different priorities.
+            on_done: function that is called with the work, on a thread of the client, when the work
+                has succeeded or failed. If the work is not done within ``timeout``, it fails with
+                RoundTimeoutError and the group ends, because otherwise the buffers would never be
+                free.
+            timeout: timeout for ``on_done``, in seconds or a timedelta. By default
+                ``step_timeout``.
 
         Returns:
-            Work whose result has the array's shape and dtype, the same bits on every rank.
+            Work whose result has the array's shape and dtype; the same bits on every rank.
+
+        Raises:
+            TypeError: ``array`` or ``out`` is no array or buffer, or the dtype cannot be reduced
+                with this ``op`` or ``wire_dtype``.
+            ValueError: ``op``, ``key``, ``wire_dtype`` or the shape of ``out`` is invalid.
+            ReducerError: a subclass, if the group has ended or the array has too many chunks.
         """
         source = as_array(array)
         code, reducible = find_reduction(op, source.dtype, dtype)
@@ -153,10 +163,15 @@ class Group:
         key: str | None = None,
         wire_dtype: WireDtype | None = None,
     ) -> Work[list[Array]]:
-        """Reduce many arrays, packed by dtype into fusion buffers of ``fusion_threshold`` bytes.
+        """Reduce many arrays, packed into fusion buffers of one dtype each.
+
+        Args:
+            arrays: NumPy arrays or buffers, of equal shapes and dtypes on all ranks.
+            fusion_threshold: maximum size in bytes of a fusion buffer.
+            op, key, wire_dtype: as for ``all_reduce``.
 
         Returns:
-            Work whose result is a list of arrays in the order given; they are views of the buffers.
+            Work whose result is a list of arrays in the given order. They are views of the buffers.
         """
         sources = [as_array(array) for array in arrays]
         reductions = [find_reduction(op, source.dtype) for source in sources]
@@ -166,7 +181,7 @@ class Group:
         operations: list[Operation] = []
 
         def submit(name: str) -> Work[list[Array]]:
-            _fitting(_part(name, len(buffers)))  # before the first of them is under way
+            _fitting(_part(name, len(buffers)))  # before any buffer is submitted
             try:
                 for index, buffer in enumerate(buffers):
                     fused = buffer.pack(sources)
@@ -203,12 +218,20 @@ class Group:
         on_done: OnDone | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array]:
-        """Send the root's array to all ranks, byte for byte; any dtype without Python objects.
+        """Send the root's array to all ranks, byte for byte.
 
         Args:
-            array: on the root what is sent; elsewhere it says shape and dtype (give it as ``out``
-                too to receive in place).
+            array: the array to send; on the other ranks any array of the same shape and dtype. The
+                dtype may not contain Python objects.
+            root: the rank that sends.
+            out: array or buffer for the result. It may be ``array``. By default a new array.
             on_done, timeout: as for ``all_reduce``.
+
+        Returns:
+            Work whose result has the array's shape and dtype.
+
+        Raises:
+            ValueError: ``root`` is not a rank. Other errors are those of ``all_reduce``.
         """
         source = as_array(array)
         if not 0 <= root < self.world_size:
@@ -245,13 +268,16 @@ class Group:
         on_done: OnDone | None = None,
         timeout: Timeout | None = None,
     ) -> Work[Array]:
-        """Collect every rank's array, byte for byte; equal shapes, any dtype without objects.
+        """Gather the arrays of all ranks, byte for byte.
 
         Args:
+            array: an array of equal shape and dtype on all ranks. The dtype may not contain Python
+                objects.
+            out: array or buffer for the result. By default a new array.
             on_done, timeout: as for ``all_reduce``.
 
         Returns:
-            Work whose result has shape ``(world_size, *array.shape)``, by rank.
+            Work whose result has shape ``(world_size, *array.shape)``, in the order of the ranks.
         """
         source = as_array(array)
         wire, count = _as_moved(source)
@@ -286,11 +312,16 @@ class Group:
         """Reduce an array over all ranks; rank r gets the r-th of ``world_size`` equal parts.
 
         Args:
-            array: its first axis, n, is divisible by the world size, else ValueError.
-            dtype, on_done, timeout: as for ``all_reduce``.
+            array: its first axis, of length n, must be divisible by the world size.
+            op, wire_dtype, dtype, on_done, timeout: as for ``all_reduce``.
+            out: array or buffer for the result. By default a new array.
 
         Returns:
             Work whose result has shape ``(n // world_size, *array.shape[1:])``.
+
+        Raises:
+            ValueError: n is not divisible by the world size. Other errors are those of
+                ``all_reduce``.
         """
         source = as_array(array)
         if source.ndim == 0 or source.shape[0] % self.world_size:
@@ -319,10 +350,11 @@ class Group:
         )
 
     def barrier(self, timeout: Timeout | None = None, key: str | None = None) -> None:
-        """Return when every rank has called it; None takes the group's ``step_timeout``.
+        """Return when every rank has called this method.
 
-        A timeout ends the group: a second barrier would meet the first one of a late rank.
-        Barriers without a ``key`` are one after the other, whichever thread calls them.
+        Raises RoundTimeoutError after ``timeout`` seconds (default ``step_timeout``) and ends the
+        group, because a second barrier of this rank would match the first barrier of a late rank.
+        Barriers without a ``key`` run one after another, also if several threads call them.
         """
         name = "~barrier" if key is None else _checked(key)
         wait_or_end(
@@ -332,13 +364,18 @@ class Group:
         )
 
     def stats(self, timeout: float = 5.0) -> dict[str, Any]:
-        """Counters of this worker and of every lane of the job (asked for now).
+        """Current counters of this worker and of every lane of the job.
 
         Returns:
-            ``bytes_sent``, ``bytes_received``, ``connections`` of this worker;
-            ``local_connections``: those over Unix sockets; ``nonfinite_rounds``: in how many rounds
-            there was NaN or Inf; ``late``: how often each rank was the last in a round, counted by
-            lane; ``reducers``: the STATS of every lane as a dict.
+            A dict with the entries of this worker ``bytes_sent``, ``bytes_received``,
+            ``connections``, ``local_connections`` (over Unix sockets) and ``nonfinite_rounds``
+            (rounds with NaN or Inf); ``late``, a dict from rank to the number of times that the
+            rank was last in a round, summed over the lanes; ``reducers``, a list with the STATS
+            dict of every lane.
+
+        Raises:
+            ReducerError: a subclass, if a lane does not answer within ``timeout`` seconds or the
+                group has ended.
         """
         try:
             lanes = self._engine.stats(timeout)
@@ -359,15 +396,15 @@ class Group:
         }
 
     def close(self, timeout: float = 10.0) -> None:
-        """Leave: wait up to ``timeout`` seconds until every rank holds our results, then say so.
+        """Wait up to ``timeout`` seconds until every rank has our results, then leave the job.
 
-        Works that are not done fail with ClosedError; so does every later call. Never raises for a
-        group that has failed. Twice is once.
+        Works that are not done fail with ClosedError, and so do all later calls. Does not raise if
+        the group has failed. A second call changes nothing.
         """
         self._leave(lambda: self._engine.close(timeout))
 
     def abort(self, timed_out: str = "") -> None:
-        """Leave at once: the other ranks raise PeerLostError; ``timed_out`` tells them why."""
+        """Leave at once. The other ranks raise PeerLostError with the text ``timed_out``."""
         self._leave(lambda: self._engine.abort(timed_out))
 
     def __enter__(self) -> Group:
@@ -385,7 +422,7 @@ class Group:
             self.abort()
 
     def _make(self, key: str | None, kind: str, call: Callable[[str], Work[T]]) -> Work[T]:
-        """Make a call under its key, or under the next key of its kind."""
+        """Make a call with the given key, or with the next key of its kind."""
         with self._end_on_interrupt:
             if key is not None:
                 return call(_checked(key))
@@ -455,7 +492,7 @@ class Group:
             raise
 
     def _give_up(self) -> None:
-        """End the group after a call that failed on this rank alone (the law: interrupts.py)."""
+        """End the group after a call that failed only on this rank (see interrupts.py)."""
         self._engine.abort()
 
     def _trace(
@@ -467,9 +504,9 @@ class Group:
 
 
 def wait_or_end(group: Group, call: Callable[[], Work[T]], timeout: Timeout | None = None) -> T:
-    """Make a call whose work the program does not get, so that it cannot wait again.
+    """Make a call and wait for its work, which the program does not get and cannot wait for again.
 
-    A timeout ends the group, as an interrupt does, and for the same reason (interrupts.py).
+    A timeout ends the group, as an interrupt does, for the reason in interrupts.py.
     """
     return wait_all_or_end(group, lambda: [call()], timeout)[0]
 
@@ -477,7 +514,7 @@ def wait_or_end(group: Group, call: Callable[[], Work[T]], timeout: Timeout | No
 def wait_all_or_end(
     group: Group, calls: Callable[[], Sequence[Work[T]]], timeout: Timeout | None = None
 ) -> list[T]:
-    """Make several calls as ``wait_or_end`` makes one."""
+    """Make several calls and wait for their works, as ``wait_or_end`` does for one call."""
     with group._end_on_interrupt:
         works = calls()
         try:
@@ -487,13 +524,13 @@ def wait_all_or_end(
             raise
         except ReducerError:
             raise
-        except Exception:  # no memory for the result, which the other ranks have
+        except Exception:  # out of memory: only this rank lacks the result
             group.abort()
             raise
 
 
 def _shut_down(engine: Engine, completer: Completer) -> None:
-    """A group that nobody closed: at its collection or at exit, short of other ranks' patience."""
+    """Close a group that is garbage or still open at exit. Waits only 2 s for the other ranks."""
     if not engine.forked:
         engine.close(2.0)
         completer.stop()
@@ -503,14 +540,14 @@ def _checked(key: str) -> str:
     if not isinstance(key, str):
         raise TypeError(f"key {key!r}: expected a str, got {type(key).__name__}")
     if key.startswith("~"):
-        raise ValueError(f"key {key!r}: keys that begin with ~ are the client's own")
+        raise ValueError(f"key {key!r}: keys that begin with ~ are reserved for the client")
     return _fitting(key)
 
 
 def _part(name: str, index: int) -> str:
-    """The key of a fusion buffer, which no other call can have.
+    """The key of a fusion buffer. No other call can have this key.
 
-    The first buffer has the key of the call, which spreads load.
+    The first buffer has the key of the call itself, because such keys spread the load over lanes.
     """
     return f"~{index}/{name}" if index else name
 
@@ -525,7 +562,7 @@ def _fitting(key: str) -> str:
 
 
 def _as_moved(array: Array) -> tuple[DType, int]:
-    """(dtype, count) that describe an array which is only moved: uint8 where sums are unknown."""
+    """The (dtype, count) with which an array is moved: bytes if its dtype cannot be reduced."""
     check_movable(array.dtype)
     found = find_dtype(array.dtype)
     return (DType.UINT8, array.nbytes) if found is None else (found, array.size)

@@ -1,4 +1,4 @@
-"""What an interrupt in the middle of a call does."""
+"""Ends a group if an interrupt leaves a call unfinished."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ class _Outermost(threading.local):
 
 
 class EndOnInterrupt:
-    """A block that ends the group where an interrupt leaves it (Ctrl-C, SystemExit).
+    """A context manager that ends the group if an interrupt (Ctrl-C, SystemExit) leaves the block.
 
-    Law: the other ranks may have the call, or its result. If this rank repeated the call, the
-    engine would number the repeat as the next round. The other ranks would match that round with
-    their next call, and every later sum would be wrong without an error. So the group must end on
-    this rank. An `Exception` passes: the code that raises one knows whether the call counts.
+    Law: other ranks may have the interrupted call or its result. If this rank repeated the call,
+    the engine would number the repeat as the next round. The other ranks would match that round
+    with their next call, and every later sum would be wrong without an error. So the group must end
+    on this rank. An `Exception` does not end the group: the code that raises it knows whether the
+    call counts.
 
     The interpreter runs signal handlers at the entry of ``__exit__`` too, so an interrupt can leave
     a block unseen. The thread's next block finds that one still noted and ends the group then.
 
     Args:
-        end: called with the interrupt, before it goes on. Called again for nested blocks.
+        end: function that ends the group. It gets the interrupt, and is called once per nested
+            block.
     """
 
     __slots__ = ("_end", "_outermost")

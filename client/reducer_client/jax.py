@@ -99,6 +99,6 @@ def _refuse_manual_axes() -> None:
         # The callbacks of the devices run concurrently, so a round could mix different shards.
         raise NotImplementedError(
             f"all_reduce_tree within shard_map or pmap over {', '.join(map(repr, axes))}: each "
-            "local device would call it on its own; reduce over the local devices first "
+            "local device would make its own call; reduce over the local devices first "
             "(jax.lax.pmean) and call all_reduce_tree outside, in the jit around it"
         )

@@ -207,7 +207,7 @@ class _Reducing:
         if name == "loss_scale_factor" and value is None and name in self.__dict__:
             raise ValueError(
                 "LossScaleOptimizer around a DistributedOptimizer: a rank whose gradients overflow "
-                "would leave out the step that the others wait for. Use DistributedOptimizer("
+                "would skip a step in which the other ranks wait for it. Use DistributedOptimizer("
                 "LossScaleOptimizer(optimizer), group), also with the policy mixed_float16"
             )
         super().__setattr__(name, value)

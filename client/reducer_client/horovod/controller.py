@@ -1,9 +1,8 @@
-"""One process set on this rank: a thread that negotiates, and one that collects results.
+"""One process set on this rank: one thread negotiates, another collects results.
 
-A rank takes part in a round of negotiation while something of its own is pending: not announced
-yet, or announced and waited for. So the ranks that are in a round always hear of all who are to
-come; who has nothing pending holds up only those who need a tensor of it, and idle ranks send
-nothing.
+A rank takes part in rounds of negotiation while it has pending operations, announced or not. So the
+ranks in a round hear of each other's operations. A rank without pending operations only delays
+ranks that need a tensor of it, and idle ranks send nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _LONGEST_PAUSE = 0.05
 
 
 class Controller:
-    """Takes submissions from any thread, and runs them once all ranks have announced them.
+    """Takes submissions from any thread and runs them when all ranks have announced them.
 
     Args:
         ranks: global ranks of the set, ascending.
@@ -89,15 +88,15 @@ class Controller:
 
     @property
     def joins(self) -> int:
-        """How often all ranks have joined; equal on all of them between their calls."""
+        """How many times all ranks have joined. Between calls the number is equal on all ranks."""
         return self._joins
 
     def named(self, kind: Kind, given: str | None, call: Callable[[str], T]) -> T:
-        """Make a call under ``allreduce.NAME``; without a name, under a number.
+        """Make a call with the name ``allreduce.NAME``, or with a number if no name is given.
 
-        The n-th such call of a kind has the number n on all ranks. A call that raises has none: the
-        next one takes it. Ranks that have joined made fewer, so after each join the numbers begin
-        anew.
+        The n-th call of a kind without a name has the number n on all ranks. A call that raises
+        does not count. Ranks that have joined make fewer calls, so the numbers begin again after
+        each join.
         """
         kind_name = kind.name.lower()
         with self._end_on_interrupt:
@@ -117,7 +116,7 @@ class Controller:
     def submit(self, submissions: Sequence[Submission]) -> None:
         """Queue submissions, which are announced together.
 
-        Raises DuplicateNameError, and what Horovod has ended by. None of them is queued then.
+        Raises DuplicateNameError, or the error that has ended Horovod. Nothing is queued then.
         """
         with self._changed:
             self._check()
@@ -144,7 +143,7 @@ class Controller:
                 raise
 
     def hurry(self) -> None:
-        """Announce the queued submissions now: a thread waits for them."""
+        """Announce the queued submissions now, because a thread waits for them."""
         with self._changed:
             if self._queue:
                 self._hurried = True
@@ -154,7 +153,10 @@ class Controller:
         return OperationHandle(name, self.hurry)
 
     def close(self) -> None:
-        """Leave the group after the running operations. Those that wait for other ranks fail."""
+        """Finish the running operations and leave the group.
+
+        Operations that wait for other ranks fail.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -184,9 +186,10 @@ class Controller:
             self.end(error)
 
     def _await_turn(self, last: float, pause: float) -> bool:
-        """Until there is something to say, or to wait for, and the cycle is over.
+        """Wait for a submission or an announced operation, and for the end of the cycle time.
 
-        ``pause``: seconds from the last cycle's begin for a rank that has nothing to say.
+        ``pause`` is the shortest time in seconds between two rounds if this rank has nothing to
+        announce.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._queue or self._announced)
@@ -199,7 +202,10 @@ class Controller:
             return not self._stopping and self._failure is None
 
     def _cycle(self) -> bool:
-        """A round of negotiation, and the start of what is ready; whether any rank said a thing."""
+        """Run a round of negotiation and start the responses that are ready.
+
+        Returns whether any rank announced something.
+        """
         with self._changed:
             batch, self._queue = self._queue, []
             self._hurried = False
@@ -268,7 +274,7 @@ class Controller:
             self._names.pop(submission.request.name, None)
 
     def _wait_for_ranks(self, work: AnyWork) -> Array:
-        """For the end of a round of negotiation, which others enter when they have something."""
+        """Wait for a round of negotiation, which other ranks enter when they have operations."""
         while True:
             left = self._next_stall_check() - time.monotonic()
             try:
@@ -281,12 +287,12 @@ class Controller:
         return self._stalls.next_check((s.request.name, s.since) for s in self._waiting())
 
     def _waiting(self) -> list[Submission]:
-        """For other ranks. Joining is no stall."""
+        """The announced submissions that wait for other ranks, without joins."""
         with self._changed:
             return [s for s in self._announced.values() if s.request.kind is not Kind.JOIN]
 
     def _check_stalls(self, absent: list[int]) -> None:
-        """``absent``: who has not entered the round of negotiation that is open."""
+        """Check for stalls. ``absent`` has the ranks that have not entered the open round."""
         me = self.ranks[self.group.rank]
         rows = []
         for submission in self._waiting():
@@ -308,7 +314,10 @@ class Controller:
         return sorted(self.ranks[rank] for rank in absent)
 
     def end(self, error: BaseException) -> None:
-        """End with an error. All pending and later operations fail; only ``close`` works."""
+        """End Horovod with an error.
+
+        All pending and later operations fail. ``close`` still works.
+        """
         if isinstance(error, ReducerError):
             failure = from_reducer_error(error)
         else:

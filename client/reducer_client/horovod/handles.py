@@ -1,4 +1,4 @@
-"""Handles: what asynchronous calls return, and what ``poll`` and ``synchronize`` take."""
+"""Handles, which asynchronous calls return and ``poll`` and ``synchronize`` take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Handle(Protocol[T_co]):
-    """Something that is done at some time; ``wait`` returns its value or raises its error."""
+    """An operation in progress. ``wait`` returns its value or raises its error."""
 
     @property
     def done(self) -> bool: ...
@@ -22,7 +22,7 @@ class Handle(Protocol[T_co]):
 
 
 class OperationHandle:
-    """One operation of one tensor. Any thread may wait for it, any number of times."""
+    """An operation on one tensor. Any thread may wait for it, any number of times."""
 
     def __init__(self, name: str, hurry: Callable[[], None]) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class OperationHandle:
         return self._finished.is_set()
 
     def wait(self) -> Any:
-        """The result; raises HorovodInternalError if the operation failed."""
+        """Wait for the result and return it. Raises HorovodInternalError if the call failed."""
         if not self._finished.is_set():
             self._hurry()
             self._finished.wait()
@@ -49,14 +49,14 @@ class OperationHandle:
         self._finished.set()
 
     def fail(self, error: HorovodInternalError) -> None:
-        """Nothing if it is done already."""
+        """Set the error, unless the operation is done."""
         if not self._finished.is_set():
             self._error = error
             self._finished.set()
 
 
 class GroupHandle:
-    """Several handles as one; its value is the list of theirs."""
+    """Several handles as one. Its value is the list of their values."""
 
     def __init__(self, handles: Sequence[Handle[Any]]) -> None:
         self._handles = tuple(handles)
@@ -70,7 +70,7 @@ class GroupHandle:
 
 
 class MappedHandle(Generic[T]):
-    """A handle whose value is made from another one's by the thread that waits, once."""
+    """A handle whose value is a function of another handle's value, computed once."""
 
     def __init__(self, handle: Handle[Any], function: Callable[[Any], T]) -> None:
         self._handle = handle
@@ -91,9 +91,10 @@ class MappedHandle(Generic[T]):
 
 
 def wait_all(handles: Iterable[Handle[T]]) -> list[T]:
-    """The values, once all are done.
+    """Wait for all handles and return their values.
 
-    Raises the first error only then: nothing writes to arrays, or has their names, afterwards.
+    Raises the first error after all operations are done, so that no operation still writes to
+    arrays or uses its name.
     """
     values: list[T] = []
     errors: list[HorovodInternalError] = []
@@ -108,5 +109,5 @@ def wait_all(handles: Iterable[Handle[T]]) -> list[T]:
 
 
 def poll(handle: Handle[Any]) -> bool:
-    """Whether `synchronize` would return, or raise, at once."""
+    """Whether `synchronize` would return or raise at once."""
     return handle.done

@@ -45,7 +45,7 @@ def attach_fsdp(
 
     Returns:
         The state of the hook, with ``group``, ``last_error`` and ``bytes_reduced``. Close its group
-            at the end.
+        at the end.
 
     Raises:
         TypeError: ``model`` has no ``fully_shard``.

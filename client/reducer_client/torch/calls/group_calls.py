@@ -1,4 +1,4 @@
-"""Collectives on tensors over a group: numbered, packed, started, kept until they are done."""
+"""Collectives on tensors over a group: they are numbered, packed, started and kept until done."""
 
 from __future__ import annotations
 
@@ -61,11 +61,10 @@ class GroupCalls:
         asynchronous: bool,
         timeout: float | None,
     ) -> CallWork:
-        """Start a collective; ``source is target`` for one in place.
+        """Start a collective. ``source is target`` for a collective in place.
 
-        The ranks count their calls. One that is refused here, on whatever rank, does not count;
-        on a CUDA device it is refused later, and counts.
-        ``outputs``: the value of the work's future.
+        The ranks count their calls. A call that is refused here does not count. On a CUDA device
+        some calls are refused later, and count. ``outputs`` is the value of the work's future.
         """
         device = _common_device(source, target)
         if device.type == "cuda":
@@ -92,15 +91,15 @@ class GroupCalls:
         return self._make(start, asynchronous)
 
     def pending(self) -> list[CallWork]:
-        """The calls that have been started, are under way, and that nobody need wait for."""
+        """The asynchronous calls that have started and have not ended."""
         return [work for work in list(self._pending) if work.started]
 
     def start_task(
         self, run: Callable[[str], None], outputs: Sequence[torch.Tensor], asynchronous: bool
     ) -> CallWork:
-        """Start something that waits, and may make calls of its own; equal on all ranks.
+        """Start a function that waits and may make calls. All ranks must start the same tasks.
 
-        ``run`` gets a key of its own: a thread takes it up at any time.
+        ``run`` gets a key for its own calls, because the thread that runs it may start at any time.
         """
 
         def run_or_end(key: str) -> None:
@@ -123,7 +122,7 @@ class GroupCalls:
         return self._make(start, asynchronous)
 
     def end_group(self, timed_out: str = "") -> None:
-        """This rank alone has not made a call, or has not its result: leave without a word."""
+        """End the group at once, because only this rank lacks a call or its result."""
         self.group.abort(timed_out)
         if self.also_ended is not None:
             self.also_ended()
@@ -153,7 +152,7 @@ class GroupCalls:
             raise
 
     def start_waiting(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
-        """Start something that only waits, on any ranks; a barrier does not wait for that."""
+        """Start a function that only waits, on any ranks. Barriers do not wait for it."""
         scope = Scope("waiting")
         work = CallWork(outputs, scope, self._threads)
         return work.start_notified(self._beginning(run, scope), lambda: None)
@@ -217,12 +216,12 @@ class GroupCalls:
         return self._staging[device]
 
     def close(self) -> None:
-        """Leave the group, and end the threads of callbacks."""
+        """Leave the group and end the callback threads."""
         self.group.close()
         self._stop()
 
     def abort(self) -> None:
-        """Leave without a word."""
+        """Leave the group at once and end the callback threads."""
         self.group.abort()
         self._stop()
 

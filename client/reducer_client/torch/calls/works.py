@@ -1,4 +1,4 @@
-"""Works: what torch gets for a collective that is under way."""
+"""The works that torch gets for collectives in progress."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Receipt:
 
 
 class CallWork(dist.Work):
-    """One collective. Any thread may wait for it, any number of times.
+    """The work of one collective. Any thread may wait for it, any number of times.
 
     Args:
-        outputs: what the future has as its value.
-        limit: seconds that ``wait`` waits by default; None takes the timeout of the group.
-        devices, context: of the future.
-        finish: brings the result to the outputs, once, when the call has succeeded.
+        outputs: the value of the future.
+        limit: default timeout of ``wait`` in seconds; None means the group's timeout.
+        devices, context: as for ``CallFuture``.
+        finish: function that copies the result to the outputs. It runs once, after success.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class CallWork(dist.Work):
     def start(self, submit: Submit, end_group: EndGroup | None = None) -> CallWork:
         """Start a synchronous call, for which the caller waits at once.
 
-        ``end_group``: called if only this rank lacks the result, with the text of the timeout if a
-        timeout is the cause. The group must end then, for the reason in interrupts.py.
+        ``end_group`` is called if only this rank lacks the result, with the text of the timeout if
+        a timeout is the cause. The group must end then, for the reason in interrupts.py.
         """
         self._end_group = end_group
         self._handle = submit(None)
@@ -88,7 +88,7 @@ class CallWork(dist.Work):
     def start_notified(
         self, submit: Submit, ended: Callable[[], None], end_group: EndGroup | None = None
     ) -> CallWork:
-        """Start an asynchronous call, which finishes on a thread of the client."""
+        """Start an asynchronous call. A thread of the client completes it and calls ``ended``."""
         self._end_group = end_group
 
         def on_done(handle: Handle) -> None:
@@ -101,9 +101,9 @@ class CallWork(dist.Work):
         return self
 
     def wait(self, timeout: timedelta = timedelta()) -> bool:
-        """Return when the outputs are there; 0 takes the timeout of the call.
+        """Return when the outputs have arrived. A timeout of 0 means the timeout of the call.
 
-        Raises what failed: one of ``reducer_client``'s errors, all of which are RuntimeErrors.
+        Raises the error of the call, which is a ReducerError and thus a RuntimeError.
         """
         handle, seconds = self._started(), timeout.total_seconds()
         try:
@@ -122,12 +122,12 @@ class CallWork(dist.Work):
         return True
 
     def _lose(self, timed_out: str) -> None:
-        """The program will never have the result, which the other ranks may have."""
+        """End the group, because only this rank lacks the result and cannot get it any more."""
         if self._end_group is not None:
             self._end_group(timed_out)
 
     def when_settled(self, call: Callable[[], None]) -> None:
-        """Have it called, on any thread, before anybody learns that the outputs are there."""
+        """Let ``call`` run, on any thread, before the work shows that it is done."""
         with self._lock:
             if not self._settled:
                 self._when_settled = call
@@ -135,7 +135,7 @@ class CallWork(dist.Work):
         call()
 
     def get_future(self) -> CallFuture:
-        """A future with the list of outputs, or the error."""
+        """A future for the list of outputs or the error."""
         with self._lock:
             if self._future is not None:
                 return self._future
