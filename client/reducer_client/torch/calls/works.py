@@ -33,7 +33,7 @@ Submit = Callable[[OnDone | None], Handle]
 
 
 class Receipt:
-    """Whether the program has waited for the work of a synchronous call."""
+    """Whether the program knows how a synchronous call has ended."""
 
     given = False
 
@@ -115,8 +115,7 @@ class CallWork(dist.Work):
                 self._lose(str(error))
             raise
         self._settle(handle)
-        if self.receipt is not None:
-            self.receipt.given = True
+        self._give_receipt()
         if self._error is not None:
             raise self._error
         return True
@@ -136,6 +135,7 @@ class CallWork(dist.Work):
 
     def get_future(self) -> CallFuture:
         """A future for the list of outputs or the error."""
+        self._give_receipt()
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -158,6 +158,7 @@ class CallWork(dist.Work):
         if not handle.done:
             return False
         self._settle(handle)
+        self._give_receipt()
         return True
 
     def is_success(self) -> bool:
@@ -175,6 +176,10 @@ class CallWork(dist.Work):
     def _started(self) -> Handle:
         assert self._handle is not None
         return self._handle
+
+    def _give_receipt(self) -> None:
+        if self.receipt is not None:
+            self.receipt.given = True
 
     def _on_done(self, handle: Handle) -> None:
         self._settle(handle)
