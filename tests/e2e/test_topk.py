@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import reducer_client.torch as reducer_torch
 from reducer_client import Group, PeerLostError
 from reducer_client.torch import TopKState
-from reducer_client.torch.hook.pairs import largest
+from reducer_client.torch.hook.sparsification import largest
 from tests.support.ranks import Tell, join, start_ranks, values
 from tests.support.reducers import Reducers
 from tests.support.torch_ranks import digest, gloo_and_group

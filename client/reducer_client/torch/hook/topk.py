@@ -21,8 +21,8 @@ from reducer_client.torch.hook.ddp import (
     exchange,
     take,
 )
-from reducer_client.torch.hook.pairs import Pairs, largest, narrow
 from reducer_client.torch.hook.residuals import Residuals
+from reducer_client.torch.hook.sparsification import Pairs, largest, narrow
 from reducer_client.work import Timeout
 
 __all__ = ["TopKState", "attach_topk", "topk_hook"]
