@@ -71,8 +71,8 @@ def test_shell(measure: Measure, world: int, kib: int) -> None:
 def test_credit(measure: Measure, world: int) -> None:
     """Check and charge each rank's contribution, then settle the chunk."""
     cost = 64 << 10
-    window = Budget(1 << 40, CREDIT).open("bench", world, ((0, cost),))
-    ledger = Ledger(window, world)
+    limits = Budget(1 << 40, CREDIT).open("bench", world, ((0, cost),))
+    ledger = Ledger(limits, world)
 
     def settle_chunk() -> None:
         for rank in range(world):

@@ -60,8 +60,8 @@ class Laws:
         self._routes[who] = number
 
     def _stays_within_its_room(self, place: object, lane: Any, job: Any) -> None:
-        window = job.ledger.window
-        room = (self._world_size + SHARES_BESIDE_RANKS) * (window.credit + window.grant)
+        limits = job.ledger.limits
+        room = (self._world_size + SHARES_BESIDE_RANKS) * (limits.credit + limits.grant)
         held = sum(len(buffer.view) for buffer in lane.held)
         assert held <= room, f"I7: lane {place} holds {held} bytes, its job has {room}"
 

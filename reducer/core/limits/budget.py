@@ -36,7 +36,7 @@ PART_OF_FREE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RankLimits:
     """What one rank may use on a lane, in bytes.
 
     `credit` is for unanswered contributions, and `grant` for those to the granted round; `largest`
@@ -50,7 +50,7 @@ class Window:
     frames: int
 
     @property
-    def limit(self) -> int:
+    def unanswered(self) -> int:
         return self.credit + self.grant
 
     @property
@@ -61,7 +61,7 @@ class Window:
         At the limit there is room for one more chunk. Ranks that report what they hold stay far
         below the limit.
         """
-        return SHARES_BESIDE_RANKS * self.limit - self.largest
+        return SHARES_BESIDE_RANKS * self.unanswered - self.largest
 
     @property
     def unread(self) -> int:
@@ -70,10 +70,10 @@ class Window:
         A rank that reads stays far below the limit: to the rank, a contribution is unanswered until
         it has read the result.
         """
-        return self.limit + _headers(self.limit) + _stable(self.records) + self.frames
+        return self.unanswered + _headers(self.unanswered) + _stable(self.records) + self.frames
 
     def reserve(self, world_size: int) -> int:
-        share = share_of(self.limit, self.records, self.frames)
+        share = share_of(self.unanswered, self.records, self.frames)
         return (world_size + SHARES_BESIDE_RANKS) * share
 
     def room_for_records(self, world_size: int) -> int:
@@ -115,7 +115,7 @@ class Budget:
         self._job_total = job_total
         self._reserved_by: dict[str, int] = {}
 
-    def open(self, job: str, world_size: int, table: ChunkTable, slots: int = 1) -> Window:
+    def open(self, job: str, world_size: int, table: ChunkTable, slots: int = 1) -> RankLimits:
         """Reserve a run's memory.
 
         If memory is short, the credit shrinks down to one chunk, and the limits for records and
@@ -149,12 +149,12 @@ class Budget:
                 raise QuotaError(text + "raise --job-memory, or use smaller chunks")
             text += f"{free:,} of {self.total:,} are free: raise --memory, "
             raise QuotaError(text + "start more reducers, or use smaller chunks")
-        window = Window(credit, grant, largest, records, frames)
-        self._add(job, window.reserve(world_size))
-        return window
+        limits = RankLimits(credit, grant, largest, records, frames)
+        self._add(job, limits.reserve(world_size))
+        return limits
 
-    def close(self, job: str, window: Window, world_size: int) -> None:
-        self.give(job, window.reserve(world_size))
+    def close(self, job: str, limits: RankLimits, world_size: int) -> None:
+        self.give(job, limits.reserve(world_size))
 
     def give(self, job: str, size: int) -> None:
         """Give back `size` bytes that runs of the job have reserved."""

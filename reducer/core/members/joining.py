@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from reducer.core.limits.budget import Window
+from reducer.core.limits.budget import RankLimits
 from reducer.core.limits.quotas import (
     ENDED_PER_RUN,
     SPARE_CONNECTIONS,
@@ -71,7 +71,7 @@ class Founding:
         welcome = messages.Welcome(
             run.run_id, run.terms.slot, len(route.live), settings.lanes, settings.lane,
             settings.incarnation, run.world_size, run.seats.epoch, route.number, run.terms.table,
-            run.ledger.window.credit, run.ledger.window.grant, int(settings.heartbeat * 1000),
+            run.ledger.limits.credit, run.ledger.limits.grant, int(settings.heartbeat * 1000),
             instance=run.number,
             since=route.since if moved else (),
             live=route.live if moved else (),
@@ -97,7 +97,7 @@ class Founding:
         settings, budget = self._settings, self._roster.budget
         if (forming.job, forming.run_id) in self._roster.runs:
             raise JoinError(f"run {forming.run_id!r} of job {forming.job!r} is in use")
-        window = self._reserve(forming, now, out)
+        limits = self._reserve(forming, now, out)
         try:
             # Until a ROUTE says more, the lanes of the other slots do not matter.
             route = Route.first((settings.lanes,) * forming.reducers)
@@ -106,14 +106,14 @@ class Founding:
                 self._runs, forming.job, forming.run_id, forming.slot, forming.world_size,
                 forming.table,
             )  # fmt: skip
-            run = Run(terms, settings, route, window)
+            run = Run(terms, settings, route, limits)
             silence = forming.worker_silence_ms / 1000 or settings.silence
             return Members(run, forming.incarnations, forming.digest_every, silence, now)
         except Exception:
-            budget.close(forming.job, window, forming.world_size)
+            budget.close(forming.job, limits, forming.world_size)
             raise
 
-    def _reserve(self, forming: Forming, now: float, out: list[Output]) -> Window:
+    def _reserve(self, forming: Forming, now: float, out: list[Output]) -> RankLimits:
         """Reserve memory for the run; if too little is free, cut off ended runs of the job.
 
         Keys of these runs keep memory until ticks have forgotten them, all but CUT_OFF_AT_ONCE
@@ -137,7 +137,7 @@ class Founding:
             text = f"{error}; or try again soon: its ended runs still take {kept:,} bytes"
             raise QuotaError(text) from error
 
-    def _open(self, forming: Forming) -> Window:
+    def _open(self, forming: Forming) -> RankLimits:
         return self._roster.budget.open(
             forming.job, forming.world_size, forming.table, forming.reducers
         )

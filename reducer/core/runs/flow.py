@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from reducer.core.limits.budget import Window
+from reducer.core.limits.budget import RankLimits
 from reducer.core.limits.records import OWED
 from reducer.core.rounds.open_rounds import OpenRounds
 from reducer.core.rounds.round import Debt, Round
@@ -22,10 +22,10 @@ class UnreadError(QuotaError):
 class Ledger:
     """The unanswered cost of each rank of a run, and the round that the rank was granted."""
 
-    def __init__(self, window: Window, world_size: int) -> None:
-        self.window = window
-        self._limit = window.limit
-        self._unread = window.unread
+    def __init__(self, limits: RankLimits, world_size: int) -> None:
+        self.limits = limits
+        self._limit = limits.unanswered
+        self._unread = limits.unread
         self._unanswered = [0] * world_size
         # The round's `opening`: a reference would keep a forgotten round in memory.
         self._granted = [0] * world_size
@@ -73,7 +73,7 @@ class Ledger:
 
     def runs_low(self, rank: int) -> bool:
         """Whether the rank's next chunk might not fit in its credit."""
-        return self._unanswered[rank] + self.window.largest > self.window.credit
+        return self._unanswered[rank] + self.limits.largest > self.limits.credit
 
     def grant(self, rank: int, oldest: Round) -> bool:
         """Grant the rank the oldest round. Returns whether the rank must be sent a GRANT.
@@ -215,8 +215,8 @@ class Debts:
 class Flow:
     """The ledger of a run and all that writes in it."""
 
-    def __init__(self, window: Window, world_size: int, seats: Seats, crc: Crc) -> None:
-        self.ledger = Ledger(window, world_size)
+    def __init__(self, limits: RankLimits, world_size: int, seats: Seats, crc: Crc) -> None:
+        self.ledger = Ledger(limits, world_size)
         self.open = OpenRounds()
         self.grants = Grants(self.ledger, self.open, seats, crc)
         self.debts = Debts(self.ledger, world_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from reducer.core.limits.budget import Window
+from reducer.core.limits.budget import RankLimits
 from reducer.core.limits.held import HeldBytes
 from reducer.core.rounds.keytable import KeyRounds
 from reducer.core.rounds.round import Round
@@ -104,10 +104,10 @@ class Positions:
     """`_changed`: streams that may have stable positions which the ranks were not told."""
 
     def __init__(
-        self, window: Window, seats: Seats, streams: Streams, held: HeldBytes, passed: Passed
+        self, limits: RankLimits, seats: Seats, streams: Streams, held: HeldBytes, passed: Passed
     ) -> None:
-        self._credit = window.credit
-        self.most_unstable = window.unstable
+        self._credit = limits.credit
+        self.most_unstable = limits.unstable
         self._seats = seats
         self._streams = streams
         self.held = held

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
-from reducer.core.limits.budget import Window
+from reducer.core.limits.budget import RankLimits
 from reducer.core.limits.held import HeldBytes
 from reducer.core.limits.records import RANK, SLOT, Records
 from reducer.core.measures.ranking import most
@@ -38,7 +38,9 @@ from reducer.wire import messages
 class Run:
     """The parts of one run, connected. `Members` sets `seats`."""
 
-    def __init__(self, terms: Terms, settings: LaneSettings, route: Route, window: Window) -> None:
+    def __init__(
+        self, terms: Terms, settings: LaneSettings, route: Route, limits: RankLimits
+    ) -> None:
         self.terms = terms
         self.number = number = terms.number
         self.name = terms.job
@@ -48,7 +50,7 @@ class Run:
         crc, max_keys = settings.crc32c, settings.job_keys
         self.idle = idle = IdleKeys()
         self.records = records = Records(
-            title, window.room_for_records(world_size), idle.take_apart
+            title, limits.room_for_records(world_size), idle.take_apart
         )
         records.take(RANK * world_size + SLOT * len(route.live))
         self.held = HeldBytes()
@@ -59,14 +61,14 @@ class Run:
             ),
         )  # fmt: skip
         self.seats = Seats(number, world_size, 0, crc)
-        flow = Flow(window, world_size, self.seats, crc)
+        flow = Flow(limits, world_size, self.seats, crc)
         self.ledger, self.open = flow.ledger, flow.open
         self.verdicts = Verdicts(terms, self.seats, flow)
         self.passed = Passed(number, self.ledger, self.verdicts, flow.grants)
         self.missed = Missed(self.seats, self.verdicts)
         self.results = Results(terms, self.seats, self.ledger, flow.grants, crc, settings.traced)
         self.sums = Sums(terms, settings, self.results)
-        self.positions = Positions(window, self.seats, self.streams, self.held, self.passed)
+        self.positions = Positions(limits, self.seats, self.streams, self.held, self.passed)
         plans = Plans(world_size, terms.table, records)
         self.contributions = Contributions(
             plans, self.seats, self.streams, flow, self.verdicts, self.sums, self.positions

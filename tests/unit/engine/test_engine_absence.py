@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reducer.core.limits.budget import Window
+from reducer.core.limits.budget import RankLimits
 from reducer.core.members.roster import Members
 from reducer.core.rounds.route import Route
 from reducer.core.runs.run import Run
@@ -31,9 +31,9 @@ from tests.support.one_worker import (
 
 
 def _run(world_size: int) -> Run:
-    route, window = Route.first((1,)), Window(ROOMY, ROOMY, CHUNK, ROOMY, ROOMY)
+    route, limits = Route.first((1,)), RankLimits(ROOMY, ROOMY, CHUNK, ROOMY, ROOMY)
     settings = LaneSettings(0, 1, bytes(16), ROOMY, crc32c, lambda *_: 4)
-    return Run(Terms(1, "job", "run", 0, world_size, TABLE), settings, route, window)
+    return Run(Terms(1, "job", "run", 0, world_size, TABLE), settings, route, limits)
 
 
 def absent(*ranks: int, left: tuple[int, ...] = (), why: str = "the worker closed it") -> bytes:

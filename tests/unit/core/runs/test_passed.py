@@ -82,8 +82,8 @@ class Passing:
         return sum(len(key.rounds) for stream in self.run.streams for key in stream.keys)
 
     def owes(self, rank: int) -> int:
-        window = self.run.ledger.window
-        return window.unread - self.run.ledger.unread_room(rank)
+        limits = self.run.ledger.limits
+        return limits.unread - self.run.ledger.unread_room(rank)
 
 
 def in_parts(left: list[int]) -> bool:

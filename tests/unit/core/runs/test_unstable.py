@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from reducer.core.limits.budget import Window
+from reducer.core.limits.budget import RankLimits
 from reducer.wire.codes import Collective, DType, ErrorCode, ReduceOp
 from reducer.wire.keys import position
 from tests.support.scripted import Scripted, Spec, join_all
@@ -40,11 +40,11 @@ def play(workers: list[Scripted], spec: Spec, silent: int | None = None) -> None
             worker.report(spec.key, position(spec.number + 1, 0))
 
 
-def window_of(lane: SimLane, name: str) -> Window:
+def limits_of(lane: SimLane, name: str) -> RankLimits:
     (job,) = (
         members.run for members in lane.core._roster.runs.values() if members.run.name == name
     )
-    return job.ledger.window
+    return job.ledger.limits
 
 
 @pytest.mark.parametrize("spec", [one_key, a_key_each, barriers])
@@ -56,19 +56,21 @@ def test_results_that_a_rank_never_reports_end_its_run_alone(
     lane = SimLane(credit=CREDIT)
     calm = join_all(lane, 2, job="calm")
     workers = join_all(lane, world)
-    window = window_of(lane, "job")
+    limits = limits_of(lane, "job")
     number = 0
     while workers[0].session.closed is None:
         play(workers, spec(number), silent)
         number += 1
-        assert number * CHUNK <= 4 * window.limit
-        assert sum(len(buffer.view) for buffer in lane.held) <= window.reserve(world)
-    assert number * CHUNK > 2 * window.limit + window.credit // 2  # what an honest rank may lag
+        assert number * CHUNK <= 4 * limits.unanswered
+        assert sum(len(buffer.view) for buffer in lane.held) <= limits.reserve(world)
+    assert (
+        number * CHUNK > 2 * limits.unanswered + limits.credit // 2
+    )  # what an honest rank may lag
     for worker in workers:
         error = worker.error()
         assert error.code == ErrorCode.QUOTA and error.rank == silent
         assert f"rank {silent} has reported key" in error.message
-        assert f"the limit is {window.unstable:,}" in error.message
+        assert f"the limit is {limits.unstable:,}" in error.message
     assert not lane.held
     play(calm, one_key(0))
     assert all(worker.session.closed is None for worker in calm)
@@ -79,7 +81,7 @@ def test_ranks_that_report_late_go_on(spec: Callable[[int], Spec]) -> None:
     """What lies between two reports is given back: two shares of it, again and again."""
     lane = SimLane(credit=CREDIT)
     workers = join_all(lane, 2)
-    lag = 2 * window_of(lane, "job").limit // CHUNK
+    lag = 2 * limits_of(lane, "job").unanswered // CHUNK
     for number in range(4 * lag):
         play(workers, spec(number), silent=1)
         if number % lag == 0:
