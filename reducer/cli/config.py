@@ -14,7 +14,7 @@ from reducer.server import config
 @click.option("--show-docs", is_flag=True, help="Print an annotated TOML file with the defaults.")
 @config_options
 def command(show_docs: bool, file: str | None, **given: Any) -> None:
-    """Print the effective options and the source of each."""
+    """Print the options of `reducer serve` with their effective values, and each value's source."""
     if show_docs:
         click.echo(config.document(), nl=False)
         return

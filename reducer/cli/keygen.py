@@ -10,14 +10,19 @@ from reducer.wire.codes import MAX_JOB_BYTES
 
 @click.command("keygen")
 @click.argument("file", default="reducer.key")
-@click.option("--job", help="Make the key of this job, for its workers.")
-@click.option("--from", "master", metavar="FILE", help="Key file of the reducers, with --job.")
+@click.option(
+    "--job",
+    metavar="NAME",
+    help="Derive the key of this job from the reducers' key in --from, instead of a new key.",
+)
+@click.option("--from", "master", metavar="FILE", help="Key file of the reducers; for --job.")
 def command(file: str, job: str | None, master: str | None) -> None:
     """Write a key to the new file FILE (reducer.key) and print its path.
 
-    A random key is for every reducer (--key-file). Workers may use the same key (REDUCER_KEY_FILE),
-    unless jobs must be kept apart. The key of a job is for the workers of that job: it lets them
-    join no other job. The command does not overwrite a file.
+    Without --job the key is new and random: the key of all reducers (`reducer serve --key-file`).
+    Workers may use the same key file (REDUCER_KEY_FILE). They can then join every job. If jobs do
+    not trust each other, give the workers of each job a key of their own, by --job and --from. A
+    worker with the key of one job cannot join another. The command does not overwrite a file.
 
     \b
       reducer keygen reducer.key

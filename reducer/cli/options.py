@@ -17,7 +17,10 @@ def config_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for name, option in reversed(config.options().items()):
         function = _declare(name, option)(function)
     path = click.option(
-        "--config", "file", metavar="FILE", help=f"TOML file. [env: {config.FILE_ENV}]"
+        "--config",
+        "file",
+        metavar="FILE",
+        help=f"TOML file with options. [env: {config.FILE_ENV}]",
     )
     return path(function)
 

@@ -16,9 +16,13 @@ from reducer.server import config
 def command(file: str | None, **given: Any) -> None:
     """Serve reductions until SIGTERM or SIGINT.
 
-    The command needs no arguments where CLUSTER_SPEC (Vertex) lists this replica as a reducer.
-    Without --host (REDUCER_HOST, which our image sets) and without a key it then serves in open
-    mode.
+    Beyond loopback the command needs a key (--key-file), certificates (--tls-cert, --tls-key and
+    --tls-ca) or --insecure.
+
+    On Vertex the command needs no arguments: CLUSTER_SPEC lists this replica as a reducer, with its
+    address. Without a key or certificates the reducer then serves without authentication, unless
+    --host, REDUCER_HOST or REDUCER_INSECURE=0 is given. The image of deploy/Dockerfile sets
+    REDUCER_HOST, so this image also needs a key, certificates or REDUCER_INSECURE=true.
 
     The command prints one line of JSON on stdout when workers can connect. Logs go to stderr.
     """

@@ -16,15 +16,23 @@ from reducer.status.table import as_text
 
 @click.command("status")
 @click.argument("addresses", nargs=-1, metavar="[ADDRESS]...")
-@click.option("--timeout", type=click.FloatRange(0.1, 60), default=5.0, show_default=True)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 60),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest wait for the answer of a reducer.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(addresses: tuple[str, ...], timeout: float, as_json: bool) -> None:
-    """Ask running reducers what they do and who is late, and print a table.
+    """Ask running reducers for their jobs and their late ranks, and print a table.
 
-    ADDRESS is host:port of a reducer's metrics (--metrics-host, --metrics-port). The default is
-    127.0.0.1:2223; the default port is 2223. WAITED FOR is the time since the run began in which at
-    least half of the ranks were waiting for this rank. SHARE is its part of the run's time. The
-    exit status is 1 if a reducer does not answer.
+    ADDRESS is host:port of a reducer's metrics port (--metrics-host and --metrics-port of `reducer
+    serve`). The default is 127.0.0.1:2223, and an ADDRESS without a port means port 2223. WAITED
+    FOR is the time since the run began in which at least half of the ranks were waiting for this
+    rank. SHARE is this time as a part of the run's time. The exit status is 1 if a reducer does not
+    answer.
     """
     asked = status_addresses(addresses)
     answers = dict(zip(asked, ask_all(asked, timeout), strict=True))

@@ -98,25 +98,28 @@ class Config:
     metrics_host: str = _option(
         "127.0.0.1", "Address of the status page, /metrics, /healthz, /readyz."
     )
-    metrics_port: int = _option("2223", "TCP port of the metrics; 0: any.", parse_int, most=65535)
+    metrics_port: int = _option(
+        "2223", "TCP port of the metrics; 0: any free one.", parse_int, most=65535
+    )
     insecure: bool = _option(
         "false",
-        "Serve without authentication on an address beyond loopback.",
+        "Serve everybody on an address beyond loopback, without authentication or encryption.",
         parse_bool,
         flag=True,
     )
     key_file: str = _option(
-        "", "File with the key that workers must also have; `reducer keygen` makes one."
+        "", "File with the key that authenticates workers; `reducer keygen` makes one."
     )
     tls_cert: str = _option(
         "",
-        "PEM file with this reducer's certificate and its chain; workers then also need one.",
+        "PEM file with this reducer's certificate and its chain; workers then need certificates, "
+        "too.",
     )
     tls_key: str = _option("", "PEM file with the private key of --tls-cert.")
     tls_ca: str = _option("", "PEM file with the CA that signs the workers' certificates.")
     credit: int = _option(
         "4MiB",
-        "Bytes that one worker may have in flight, without an answer, on a lane.",
+        "Flow control: the most bytes that one worker may have sent to a lane without an answer.",
         parse_size,
         unit="size",
         least=4096,
@@ -124,7 +127,8 @@ class Config:
     )
     records: int = _option(
         "8MiB",
-        "Bytes that a lane keeps for each worker's share of a run's records: keys, names, rounds.",
+        "Memory for a run's bookkeeping (keys, their names, rounds): bytes on each lane for each "
+        "worker. Part of --memory.",
         parse_size,
         unit="size",
         least=32_768,
@@ -132,27 +136,27 @@ class Config:
     )
     stall_after: float = _option(
         "10s",
-        "Age of an open round that is reported as stalled.",
+        "Age at which an open round is reported as stalled.",
         parse_seconds,
         unit="time",
         least=0.1,
     )
     drain_timeout: float = _option(
         "10s",
-        "Time that open rounds have to finish after SIGTERM; if they do not, the exit status is 1.",
+        "Time for open rounds to finish after SIGTERM. If they do not, the exit status is 1.",
         parse_seconds,
         unit="time",
     )
     drained_status: int = _option(
         "0",
-        "Exit status after a drain on SIGTERM; a Kubernetes Job restarts a pod that does not end "
-        "with 0.",
+        "Exit status after a drain on SIGTERM. A value other than 0 makes a Kubernetes Job restart "
+        "the pod.",
         parse_int,
         most=255,
     )
     slow_reader_seconds: float = _option(
         "10s",
-        "Time without progress after which a worker that does not read is disconnected.",
+        "Time after which a worker is disconnected if data waits for it and it reads none of it.",
         parse_seconds,
         unit="time",
         least=0.1,
@@ -167,17 +171,21 @@ class Config:
         flag=True,
     )
     job_memory: int = _option(
-        "0", "Maximum memory that one job may reserve; 0: no limit.", parse_size, unit="size"
+        "0",
+        "Maximum memory that one job may reserve; 0: no limit but --memory.",
+        parse_size,
+        unit="size",
     )
     job_keys: int = _option(
         "200000",
-        "Maximum number of keys that one run may use at a time, for each slot.",
+        "Maximum number of keys that one run may use on a lane at a time; as many again for each "
+        "lost reducer whose chunks the lane takes over.",
         parse_int,
         least=1,
     )
     max_jobs: int = _option(
         "1024",
-        "Maximum number of concurrent runs of all jobs, groups included.",
+        "Maximum number of concurrent runs of all jobs; each group of a job's workers is a run.",
         parse_int,
         least=1,
         most=65535,
@@ -190,23 +198,23 @@ class Config:
         most=65535,
     )
     require_native: bool = _option(
-        "false", "Do not start on the NumPy kernels.", parse_bool, flag=True
+        "false", "Refuse to start without the native kernels.", parse_bool, flag=True
     )
     no_native: bool = _option(
-        "false", "Run on the NumPy kernels even where native ones exist.", parse_bool, flag=True
+        "false", "Use the NumPy kernels even if native kernels exist.", parse_bool, flag=True
     )
     timeline: str = _option(
         "",
-        "Folder on a local disk for trace files of every round, which viewers of Chrome traces "
-        "read.",
+        "Folder on a local disk to which each lane writes a timeline of its rounds, for `reducer "
+        "timeline`.",
     )
     log_level: str = _option(
         "info", "Lowest level that is logged.", choices=("debug", "info", "warning", "error")
     )
     debug: str = _option(
         "",
-        "Detail of the log: warn, info or trace, for all parts or for some, such as "
-        "trace:lane,auth; overrides --log-level.",
+        "Detail of the log: warn, info or trace, for all subsystems or for some, such as "
+        "trace:lane,auth. Overrides --log-level.",
         _debug,
     )
     log_format: str = _option("text", "Format of the log lines.", choices=("text", "json"))

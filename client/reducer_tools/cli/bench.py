@@ -50,7 +50,7 @@ def _choice(
 @click.option(
     "-f", "--stepfactor", type=click.IntRange(2), help="Factor between sizes. [default: 2]"
 )
-@_size("-i", "--stepbytes", help="Bytes between sizes, instead of a factor.")
+@_size("-i", "--stepbytes", help="Bytes to add between sizes; not together with --stepfactor.")
 @click.option("-n", "--iters", type=_COUNT, default=20, help="Measured iterations per size.")
 @click.option(
     "-w",
@@ -60,40 +60,53 @@ def _choice(
     help="Iterations before the measured ones.",
 )
 @click.option(
-    "-c", "--check", type=click.IntRange(0, 1), default=1, help="1: compare every element; 0: none."
+    "-c",
+    "--check",
+    type=click.IntRange(0, 1),
+    default=1,
+    help="1: compare every element with the expected value; 0: compare nothing.",
 )
 @_choice("-d", "--datatype", ours=DTYPES, theirs=_DTYPE_NAMES, help="dtype of the arrays")
 @_choice("-o", "--op", ours=OPS, theirs=_OP_NAMES, help="Operation")
 @click.option(
     "--collective", type=click.Choice(COLLECTIVES), default="all_reduce", help="Collective to run."
 )
-@click.option("--wire-dtype", type=click.Choice(NARROW), help="Send float32 in 16 bits.")
+@click.option("--wire-dtype", type=click.Choice(NARROW), help="Send float32 in this 16-bit dtype.")
 @click.option(
     "--addresses", metavar="HOST:PORT,...", help="Addresses of the reducers. [env: REDUCER_ADDRS]"
 )
-@click.option("--local", type=click.IntRange(1, 64), help="Start this many reducers here.")
+@click.option("--local", type=click.IntRange(1, 64), help="Start this many reducers on this host.")
 @click.option(
     "--lanes", type=click.IntRange(1, 64), help="Lanes of each local reducer. [default: 1]"
 )
-@click.option("--workers", type=click.IntRange(1, 256), help="Start this many ranks here.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Start this many ranks on this host.")
 @click.option("--rank", type=int, help="Rank of this process. [env: REDUCER_RANK, RANK]")
 @click.option(
     "--world-size", type=int, help="Number of ranks. [env: REDUCER_WORLD_SIZE, WORLD_SIZE]"
 )
 @click.option(
-    "--job", help="Name of the job, equal on all ranks. [default: bench; with --workers a new name]"
+    "--job",
+    help="Name of the job, the same on all ranks. [default: bench, or a new name with --workers]",
 )
 @click.option(
     "--connect-timeout", type=float, default=60.0, help="Seconds in which all ranks must join."
 )
-@click.option("--worker-gbps", type=float, help="Gbit/s of a worker's NIC: compare with a ring.")
-@click.option("--reducer-gbps", type=float, help="Gbit/s of a reducer's NIC, for the model.")
-@click.option("--json", "as_json", is_flag=True, help="JSON lines instead of a table.")
+@click.option(
+    "--worker-gbps",
+    type=float,
+    help="Gbit/s of a worker's NIC. The command then compares with the time that a ring needs.",
+)
+@click.option(
+    "--reducer-gbps",
+    type=float,
+    help="Gbit/s of a reducer's NIC. The command then also computes the reducers' best time.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines instead of a table.")
 def command(**given: Any) -> None:
-    """Measure a collective over running reducers and check every result.
+    """Measure a collective over running reducers, and check every result.
 
-    Start the command as every rank of a job; rank 0 prints the table. With --workers, start the
-    command once: the command starts the ranks itself. With --local it also starts reducers.
+    Start the command as every rank of a job; rank 0 then prints the table. Or start it once with
+    --workers: it then starts the ranks itself. With --local it also starts the reducers.
 
     \b
       reducer bench --local 2 --workers 4 -b 4K -e 64M

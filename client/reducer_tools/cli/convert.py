@@ -35,7 +35,7 @@ def _read_variables(
 @click.option(
     "--worker-image",
     metavar="URI",
-    help="Container image of workers for which config.yaml names none.",
+    help="Container image of the workers for which CONFIG.yaml names no image.",
 )
 @click.option(
     "--reducer-machine",
@@ -50,10 +50,14 @@ def _read_variables(
     help="Number of reducers. [default: enough for the workers' bandwidth]",
 )
 @click.option(
-    "--worker-gbps", type=float, help="Gbit/s of a worker's NIC. [default: from the table]"
+    "--worker-gbps",
+    type=float,
+    help="Gbit/s of a worker's NIC. [default: from the table of machines]",
 )
 @click.option(
-    "--reducer-gbps", type=float, help="Gbit/s of a reducer's NIC. [default: from the table]"
+    "--reducer-gbps",
+    type=float,
+    help="Gbit/s of a reducer's NIC. [default: from the table of machines]",
 )
 @click.option(
     "--env",
@@ -61,15 +65,15 @@ def _read_variables(
     multiple=True,
     metavar="NAME=VALUE",
     callback=_read_variables,
-    help="Variable of the reducers' containers; may be given several times.",
+    help="Environment variable of the reducers' containers; may be given several times.",
 )
 @machines_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 def command(config: BinaryIO, **given: Any) -> None:
-    """Turn a Cloud ML Engine CONFIG.yaml into workerPoolSpecs with a Reduction Server.
+    """Turn a Cloud ML Engine CONFIG.yaml into the workerPoolSpecs of a Vertex AI job with reducers.
 
-    The reducers are the third pool, in the place of the parameter servers. The command reports
-    fields that it could not convert on the standard error.
+    The reducers are the third worker pool, in place of the parameter servers. If the command cannot
+    convert a field, it says so on stderr.
 
     \b
       reducer convert config.yaml --reducer-image registry/reducer:1 > job.yaml

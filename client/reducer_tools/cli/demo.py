@@ -20,11 +20,28 @@ _NEEDED = {"matplotlib": "matplotlib", "rich": "rich", "sklearn": "scikit-learn"
     show_default=True,
     help="Folder for loss.png.",
 )
-@click.option("--workers", type=click.IntRange(1, 64), default=4, show_default=True)
-@click.option("--reducers", type=click.IntRange(1, 16), default=2, show_default=True)
-@click.option("--epochs", type=click.IntRange(1, 1000), default=15, show_default=True)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=4, show_default=True, help="Number of workers."
+)
+@click.option(
+    "--reducers",
+    type=click.IntRange(1, 16),
+    default=2,
+    show_default=True,
+    help="Number of reducers.",
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(1, 1000),
+    default=15,
+    show_default=True,
+    help="Number of epochs of each training.",
+)
 def command(out: Path, workers: int, reducers: int, epochs: int) -> None:
-    """Train handwritten digits with DDP workers over local reducers, then over gloo."""
+    """Train a model of handwritten digits with DDP over local reducers, then over gloo.
+
+    The command compares the two trainings, and draws their losses in loss.png.
+    """
     need("the demo", "demo", **_NEEDED)
     from reducer_tools.demo import run as demo
 

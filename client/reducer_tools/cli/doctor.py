@@ -15,24 +15,39 @@ from reducer.status.ask import DEFAULT_PORT
 @click.option(
     "--addresses",
     metavar="HOST:PORT,...",
-    help="Addresses of the reducers. [default: as `reducer env`]",
+    help="Addresses of the reducers. [default: those that `reducer env` prints]",
 )
-@click.option("--key-file", metavar="FILE", help="Key file of mode psk. [env: REDUCER_KEY_FILE]")
 @click.option(
-    "--job", help="Job to join, where a key or certificate is for one job. [default: a new job]"
+    "--key-file",
+    metavar="FILE",
+    help="Key file of the reducers, or of the job in --job. [env: REDUCER_KEY_FILE]",
 )
-@click.option("--timeout", type=click.FloatRange(0.1, 60), default=5.0, show_default=True)
+@click.option(
+    "--job",
+    help="Name of the job to join. Give it if your key or certificate admits only that job. "
+    "[default: a new name]",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 60),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest wait for each connection, answer and round.",
+)
 @click.option(
     "--bandwidth",
     type=click.FloatRange(0, 10),
     default=0.5,
     show_default=True,
     metavar="SECONDS",
-    help="Seconds of traffic with each reducer, 10 s in all; 0: no traffic.",
+    help="Time to measure the bandwidth of each reducer, at most 10 s for all; 0: do not measure.",
 )
 @click.option(
     "--metrics-port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True,
-    help="Metrics port of the reducers, for release and clock; it need not answer.",
+    metavar="PORT",
+    help="Metrics port of the reducers, which tells their release and clock. If it does not "
+    "answer, the command leaves these out.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -44,12 +59,13 @@ def command(
     metrics_port: int,
     as_json: bool,
 ) -> None:
-    """Look from this host at every reducer as a worker would, and say what is wrong.
+    """Connect from this host to every reducer as a worker would, and say what is wrong.
 
-    The command joins each reducer as the only worker of a new job and leaves again. It uses the key
-    or the certificates that a worker would use (REDUCER_KEY_FILE, REDUCER_TLS_CERT, _KEY and _CA).
-    RATE is the rate in each direction, for one worker. The command does not touch running jobs, but
-    its traffic shares their network. The exit status is 1 if a job could not start here.
+    The command joins each reducer as the only worker of a new run and leaves again. It uses the key
+    or the certificates that a worker would use (REDUCER_KEY_FILE, or REDUCER_TLS_CERT,
+    REDUCER_TLS_KEY and REDUCER_TLS_CA). RATE is the bandwidth in each direction that one worker
+    gets. The command does not disturb running jobs, but its traffic takes a part of their network.
+    The exit status is 1 if a job could not start here.
     """
     from reducer_client import config
     from reducer_tools.doctor import report

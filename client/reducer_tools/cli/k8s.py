@@ -27,7 +27,7 @@ _KINDS_OF = {
 
 @click.group("k8s")
 def command() -> None:
-    """Make manifests for Kubernetes."""
+    """Print manifests for Kubernetes."""
 
 
 @command.command("render")
@@ -36,13 +36,14 @@ def command() -> None:
     type=click.Choice(KINDS),
     required=True,
     help="pool: reducers that many jobs share; jobset: workers with reducers of their own; "
-    "trainer: a runtime of Kubeflow Trainer whose jobs each have their own.",
+    "trainer: a runtime of Kubeflow Trainer, each of whose jobs gets reducers of its own.",
 )
 @click.option("--name", default="reducer", show_default=True, help="Name of the deployment.")
 @click.option(
     "--namespace",
     default="",
-    help="Namespace. [default: default for a pool; all for a runtime of Trainer]",
+    help="Namespace. Without this option a pool is in the namespace default, a jobset in the "
+    "current namespace of kubectl, and a runtime of Trainer is for all namespaces.",
 )
 @click.option("--replicas", default=4, show_default=True, help="Number of reducers.")
 @click.option("--image", default=Reducers.image, show_default=True, help="Image of the reducers.")
@@ -53,16 +54,18 @@ def command() -> None:
     callback=size_option,
     default="8GiB",
     show_default=True,
-    help="--memory of `reducer serve`; the memory limit of the pod is higher.",
+    help="--memory of `reducer serve`. The memory limit of the pod is higher.",
 )
-@click.option("--key-secret", default="", help="Secret whose entry 'key' is the key file.")
 @click.option(
-    "--insecure", is_flag=True, help="Serve every client that reaches the reducers, without a key."
+    "--key-secret", default="", help="Name of the Secret whose entry 'key' is the key file."
+)
+@click.option(
+    "--insecure", is_flag=True, help="Start the reducers without a key: they serve everybody."
 )
 @click.option(
     "--monitoring-namespace",
     default="",
-    help="For a pool: the namespace of the Prometheus that may scrape the reducers.",
+    help="Only for a pool: namespace of the Prometheus that may scrape the reducers.",
 )
 @click.option("--workers", default=4, show_default=True, help="Number of workers; not for a pool.")
 @click.option(
@@ -84,7 +87,8 @@ def render_command(
     """Print the manifests of a deployment as YAML.
 
     COMMAND is the command of the workers, by default torchrun train.py. `reducer keygen key` makes
-    the key; `kubectl create secret generic NAME --from-file=key` makes the secret.
+    the key file; `kubectl create secret generic NAME --from-file=key` makes the Secret for
+    --key-secret.
     """
     _check_kind(context, kind)
     try:

@@ -15,7 +15,8 @@ from reducer_tools.planner.machines import Machines
 machines_option = click.option(
     "--machines",
     type=click.File("rb"),
-    help="TOML file of machines, read before the built-in table (reducer plan --show-machines).",
+    help="TOML file of your own machine types, which come before the built-in table; `reducer plan "
+    "--show-machines` prints that table as an example.",
 )
 
 
@@ -25,7 +26,7 @@ def builtin_machines() -> str:
 
 
 def load_machines(file: BinaryIO | None) -> Machines:
-    """The built-in table, with the rows of ``file`` before its own.
+    """The built-in table of machines. If ``file`` is given, its rows come first.
 
     Ends with exit status 2 if the file is invalid.
     """

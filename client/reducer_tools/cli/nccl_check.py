@@ -45,12 +45,13 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     "--status",
     default="",
     metavar="HOST:PORT,...",
-    help="Metrics ports of the reducers. [default: port 2223 of their hosts]",
+    help="Metrics ports of the reducers. [default: port 2223 of the reducers' hosts]",
 )
 @click.option(
     "--log",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Also read the log of a job with NCCL_DEBUG=INFO: did it use the reducers?",
+    help="Log of a job with NCCL_DEBUG=INFO. The command also says whether this job used the "
+    "reducers.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -63,13 +64,13 @@ def command(
 ) -> None:
     """Prove that NCCL in this environment sends its all-reduces through the reducers.
 
-    NCCL falls back to its own network without an error. The command loads the plugin that the
-    installed NCCL would load, and calls the plugin's tables as NCCL does, with ranks on this host.
-    It compares every element and asks the reducers how many bytes they have moved. It needs no GPU.
-    It waits 10 seconds for the reducers, or as long as REDUCER_CONNECT_TIMEOUT says.
+    If a plugin does not work, NCCL uses its own network instead, without an error. This command
+    loads the plugin that the installed NCCL would load, and calls the plugin's tables as NCCL does,
+    with ranks on this host. It compares every element, and asks the reducers how many bytes they
+    have moved. It needs no GPU. It waits 10 seconds for the reducers, or REDUCER_CONNECT_TIMEOUT.
 
-    The exit status is 0 only if the reducers have counted the bytes and nothing in the environment
-    keeps a job from the reducers.
+    The exit status is 0 only if the reducers have counted the bytes, and no setting in the
+    environment would keep a job from the reducers.
     """
     from reducer_tools.nccl import config, verdict
     from reducer_tools.nccl.check import CheckOptions, check

@@ -17,16 +17,19 @@ from reducer_tools.nccl.versions import Version
     "--library",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Path of the plugin or its folder. [default: as the loader or /usr/local/lib has]",
+    help="Plugin, or the folder that has it. [default: where the loader finds it, or "
+    "/usr/local/lib]",
 )
 @click.option(
-    "--force", is_flag=True, help="Take all-reduces of every size, not only of large arrays."
+    "--force",
+    is_flag=True,
+    help="Send all-reduces of every size through the reducers, not only those of large arrays.",
 )
 @click.option("--shell", is_flag=True, help='Print lines for eval "$(reducer nccl env --shell)".')
 def command(
     version: Version | None, addresses: str, library: Path | None, force: bool, shell: bool
 ) -> None:
-    """Print the environment that makes the installed NCCL take the plugin.
+    """Print the environment variables with which the installed NCCL uses the plugin.
 
     \b
       reducer nccl env --addresses reducer-0:2222,reducer-1:2222

@@ -31,52 +31,75 @@ def _time(name: str, help: str) -> Callable[..., Any]:
 @click.option("--workers", type=int, help="Number of workers: hosts that each have a NIC.")
 @click.option("--worker-gbps", type=float, help="Gbit/s of a worker's NIC, each way.")
 @click.option(
-    "--worker-machine", metavar="TYPE", help="Machine type of a worker, from the table, instead."
+    "--worker-machine",
+    metavar="TYPE",
+    help="Machine type of a worker. Its Gbit/s and price come from the table of machines, unless "
+    "--worker-gbps or --worker-price is given.",
 )
-@click.option("--worker-price", type=float, help="Price of a worker for an hour, in any currency.")
-@click.option("--reducers", type=int, help="Number of reducers. [default: as many as are needed]")
+@click.option("--worker-price", type=float, help="Price of a worker per hour, in any currency.")
+@click.option(
+    "--reducers",
+    type=int,
+    help="Number of reducers. [default: enough for the workers' bandwidth]",
+)
 @click.option("--reducer-gbps", type=float, help="Gbit/s of a reducer's NIC, each way.")
 @click.option(
-    "--reducer-machine", metavar="TYPE", help="Machine type of a reducer, from the table, instead."
+    "--reducer-machine",
+    metavar="TYPE",
+    help="Machine type of a reducer. Its Gbit/s and price come from the table of machines, unless "
+    "--reducer-gbps or --reducer-price is given.",
 )
-@click.option("--reducer-price", type=float, help="Price of a reducer for an hour.")
+@click.option(
+    "--reducer-price", type=float, help="Price of a reducer per hour, in the same currency."
+)
 @click.option(
     "--gradient-bytes",
     metavar="SIZE",
     callback=size_option,
-    help="Bytes that a worker reduces in a step; K, M and G are binary. [default: 400M]",
+    help="Bytes of gradients that a worker reduces in a step; K, M and G are binary. "
+    "[default: 400M]",
 )
 @click.option(
     "--parameters",
     metavar="COUNT",
     callback=count_option,
-    help="Parameters of the model, instead of bytes: 340M, 7B.",
+    help="Number of parameters of the model, such as 340M or 7B. The command then computes "
+    "--gradient-bytes from this number and --dtype.",
 )
 @click.option(
     "--dtype",
     type=click.Choice([*_DTYPES]),
     metavar="NAME",
-    help=f"dtype in which the gradients travel: {', '.join(_DTYPES)}. [default: float32]",
+    help=f"dtype in which the gradients of --parameters are sent: {', '.join(_DTYPES)}. "
+    "[default: float32]",
 )
-@_time("--step", "Time of a step over a ring, as measured: 250ms.")
-@_time("--compute", "Time of a step without communication, instead of --step.")
+@_time("--step", "Measured time of a training step over a ring, such as 250ms.")
+@_time("--compute", "Time of a training step without communication, if --step is not given.")
 @click.option(
     "--overlap",
     type=float,
     default=0.0,
-    help="Part of the computation during which gradients travel: 0 to 1. [default: 0]",
+    help="Fraction of the computation that overlaps with communication: 0 to 1. [default: 0]",
 )
 @click.option(
-    "--spec", type=click.File("rb"), help="A Vertex AI job or a Cloud ML Engine config.yaml."
+    "--spec",
+    type=click.File("rb"),
+    help="File of a Vertex AI job, or a Cloud ML Engine config.yaml. It replaces --workers and "
+    "--worker-machine.",
 )
 @machines_option
 @click.option("--show-machines", is_flag=True, help="Print the table of machines as TOML.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw a PNG.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write a plot of the times over the number of reducers to this PNG file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(**given: Any) -> None:
-    """Compute the reducers needed, what they gain over a ring, and when they pay off.
+    """Compute how many reducers a cluster needs, their gain over a ring, and when they pay off.
 
-    The model has the NICs and the headers and nothing else: it gives the best of each side.
+    The computed times depend only on the bandwidth of the NICs and on the size of packet headers.
+    They are therefore the best times that reducers and a ring can reach.
 
     \b
       reducer plan --workers 8 --worker-gbps 100 --reducer-gbps 32

@@ -11,12 +11,14 @@ import click
 
 @click.command("timeline")
 @click.argument("sources", nargs=-1, required=True, metavar="FOLDER_OR_FILE...")
-@click.option("--out", default="timeline.json", show_default=True, metavar="FILE")
+@click.option(
+    "--out", default="timeline.json", show_default=True, metavar="FILE", help="File to write."
+)
 def command(sources: tuple[str, ...], out: str) -> None:
-    """Merge the timelines of workers and reducers into one file, which ui.perfetto.dev opens.
+    """Merge the timelines of workers and reducers into one file for ui.perfetto.dev.
 
-    Workers and reducers write timelines where REDUCER_TIMELINE names a folder. Times of one machine
-    agree exactly. Times of several machines agree as well as their clocks do.
+    Workers and reducers write timelines if REDUCER_TIMELINE names a folder. Times of one machine
+    agree exactly. Times of several machines agree as well as the clocks of these machines.
     """
     found = [path for source in sources for path in _files(Path(source))]
     files = [path for path in found if path.resolve() != Path(out).resolve()]

@@ -28,11 +28,25 @@ _PIPE_WIDTH = 160  # columns of a picture that is not written to a terminal
 
 @click.command("top")
 @click.argument("addresses", nargs=-1, metavar="[ADDRESS]...")
-@click.option("--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True)
-@click.option("--timeout", type=click.FloatRange(0.1, 60), default=2.0, show_default=True)
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 60),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two requests to the reducers.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 60),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest wait for the answer of a reducer.",
+)
 @click.option("--once", is_flag=True, help="Look twice, print what happened in between, and end.")
 def command(addresses: tuple[str, ...], interval: float, timeout: float, once: bool) -> None:
-    """Watch running reducers: throughput, rounds, memory, jobs, and who is late; q ends it.
+    """Watch running reducers: throughput, rounds, memory, jobs and late ranks. The key q ends it.
 
     ADDRESS is host:port of a reducer's metrics, as for `reducer status`. LATE NOW is the part of
     the time since the last look in which at least half of the ranks were waiting for this rank.
