@@ -135,8 +135,9 @@ def connect(
     tls = config.resolve_tls(tls_cert, tls_key, tls_ca)
     if job_key and tls:
         raise ValueError(
-            "a key (key, key_file, REDUCER_KEY_FILE) and certificates (tls_cert, REDUCER_TLS_CERT "
-            '...): expected one of them, got both; "" means none'
+            "expected a key (key, key_file or REDUCER_KEY_FILE) or certificates (tls_cert, "
+            "REDUCER_TLS_CERT, ...), got both: leave one of them out; an argument that is "
+            '"" takes precedence over its variable'
         )
     try:
         engine = Engine(

@@ -87,7 +87,7 @@ def _parse_json(text: str) -> object:
     except json.JSONDecodeError as error:
         hint = ""
         if "..." in text.split("\n")[error.lineno - 1]:
-            hint = "; fill in what ... stands for"
+            hint = "; replace ... by a value"
         where = f"line {error.lineno}, column {error.colno}"
         raise DocumentError(f"{where}: expected JSON, got an error: {error.msg}{hint}") from None
     except RecursionError:

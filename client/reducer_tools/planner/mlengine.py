@@ -153,8 +153,9 @@ def _read_hardware(path: str, name: str, config: Section | None) -> Hardware:
     accelerators = config.section("acceleratorConfig") if config else None
     if name in MACHINES:
         if accelerators is not None:
-            advice = "the name implies its accelerators; use a Compute Engine type to choose them"
-            raise SpecError(accelerators.path, f"none with {name!r}", "a mapping", advice)
+            advice = "use a Compute Engine machine type to choose accelerators"
+            expected = f"no field, because machine type {name!r} has fixed accelerators"
+            raise SpecError(accelerators.path, expected, "a mapping", advice)
         return MACHINES[name]
     if not _COMPUTE_ENGINE.fullmatch(name):
         expected = f"one of {', '.join(MACHINES)} or a Compute Engine type such as n1-highcpu-16"
@@ -164,5 +165,6 @@ def _read_hardware(path: str, name: str, config: Section | None) -> Hardware:
     kind, count = accelerators.word("type"), accelerators.count("count", least=1)
     if kind is None or count is None:
         missing = "type" if kind is None else "count"
-        raise SpecError(accelerators.at(missing), "type and count", "none")
+        expected = f"a {missing}, because acceleratorConfig needs both type and count"
+        raise SpecError(accelerators.at(missing), expected, "none")
     return Hardware(name, kind, count)

@@ -52,7 +52,7 @@ def test_what_is_read(text: str, value: Any) -> None:
         ("? [a]\n: 1\n", "unhashable"),
         ('{"a": NaN}', "expected JSON, got NaN"),
         ('{"a": 1,}', "line 1, column [89]: expected JSON, got an error"),  # 8 since Python 3.13
-        ('{"a": {...}}', "fill in what ... stands for"),
+        ('{"a": {...}}', "replace ... by a value"),
         ("[" * 100_000, "expected fewer levels of nesting"),
         ("a: " + "[" * 2_000, "expected fewer levels of nesting"),
         ("a: 0b_\n", "expected YAML, got an error"),

@@ -135,7 +135,7 @@ def test_a_placeholder_of_the_documents_is_named(tmp_path: Path) -> None:
     text = SKELETON.replace('{"machineType": "n1-standard-4"}', "{...}")
     result = plan(tmp_path, text)
     assert result.exit_code == 2
-    assert "line 6, column 24" in result.output and "fill in what ... stands for" in result.output
+    assert "line 6, column 24" in result.output and "replace ... by a value" in result.output
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_the_path_of_what_is_wrong(path: str, value: Any, text: str) -> None:
                 "masterType": "n1-standard-8",
                 "masterConfig": {"acceleratorConfig": {"count": 1}},
             },
-            "trainingInput.masterConfig.acceleratorConfig.type: expected type and count, got none",
+            "trainingInput.masterConfig.acceleratorConfig.type: expected a type, because ",
         ),
         (
             {
@@ -365,7 +365,7 @@ def test_the_path_of_what_is_wrong(path: str, value: Any, text: str) -> None:
                 "masterType": "standard_gpu",
                 "masterConfig": {"acceleratorConfig": {"count": 1, "type": "NVIDIA_TESLA_K80"}},
             },
-            "trainingInput.masterConfig.acceleratorConfig: expected none with 'standard_gpu'",
+            "trainingInput.masterConfig.acceleratorConfig: expected no field, because machine type",
         ),
     ],
 )
