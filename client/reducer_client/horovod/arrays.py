@@ -62,11 +62,14 @@ def allreduce_async(
     out: Array | None = None,
     dtype: str | None = None,
 ) -> Handle[Array]:
-    """Start to reduce an array over the ranks of the set; the value is the result.
+    """Start an all-reduce of an array over the ranks of the process set.
+
+    ``synchronize`` returns the reduced array for the handle.
 
     Args:
-        out: where the result goes, of equal shape and dtype; the array itself for in place.
-        dtype: ``"bfloat16"`` where 16-bit integers hold bfloat16, and likewise the float8.
+        out: array of the same shape and dtype for the result; ``array`` itself reduces in place.
+        dtype: the dtype of ``array`` if its elements are bits in integers: ``"bfloat16"`` for
+            16-bit integers, ``"float8_e4m3fn"`` or ``"float8_e5m2"`` for 8-bit integers.
     """
     outs = None if out is None else [out]
     scales = (prescale_factor, postscale_factor)

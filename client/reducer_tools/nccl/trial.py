@@ -27,9 +27,10 @@ class TrialError(Exception):
 
     @property
     def culprit(self) -> StepResult:
-        """The result that explains the failure: of a rank whose process has ended, if there is one.
+        """The failed result to report as the cause.
 
-        The errors of other ranks follow from it.
+        If the process of a rank has ended, the result of this rank is the cause: the other ranks
+        fail because they wait for it. Otherwise the cause is the first failed result.
         """
         failed = [result for result in self.results if result.error]
         return next((result for result in failed if result.ended), failed[0])

@@ -196,7 +196,10 @@ class Joining:
             return out + self._refusals.refuse(peer, error, now)
 
     def _make_place(self, hello: messages.Hello, now: float) -> list[Output]:
-        """If no other run may form, end the runs that this run replaces."""
+        """If the limits on runs admit no further run, end deserted runs of the job.
+
+        A job that is started again replaces its earlier run, whose ranks are all gone.
+        """
         roster, settings = self._roster, self._settings
         if forming_id(hello) in roster.forming:
             return []

@@ -36,7 +36,10 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Start to reduce a tensor over the ranks of the set; its value is a new tensor."""
+    """Start an all-reduce of a tensor over the ranks of the process set.
+
+    ``synchronize`` returns a new tensor for the handle.
+    """
     options = (find_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return _start(arrays.allreduce_async, tensor, *options)
 
