@@ -33,8 +33,8 @@ def _time(name: str, help: str) -> Callable[..., Any]:
 @click.option(
     "--worker-machine",
     metavar="TYPE",
-    help="Machine type of a worker. Its Gbit/s and price come from the table of machines, unless "
-    "--worker-gbps or --worker-price is given.",
+    help="Machine type of a worker: its row in the table of machines has the Gbit/s, and perhaps "
+    "a price. --worker-gbps and --worker-price take precedence.",
 )
 @click.option("--worker-price", type=float, help="Price of a worker per hour, in any currency.")
 @click.option(
@@ -46,8 +46,8 @@ def _time(name: str, help: str) -> Callable[..., Any]:
 @click.option(
     "--reducer-machine",
     metavar="TYPE",
-    help="Machine type of a reducer. Its Gbit/s and price come from the table of machines, unless "
-    "--reducer-gbps or --reducer-price is given.",
+    help="Machine type of a reducer: its row in the table of machines has the Gbit/s, and perhaps "
+    "a price. --reducer-gbps and --reducer-price take precedence.",
 )
 @click.option(
     "--reducer-price", type=float, help="Price of a reducer per hour, in the same currency."
