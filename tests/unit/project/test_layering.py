@@ -1,8 +1,8 @@
-"""The storeys of the house: who may import whom, held by a walk over every import.
+"""The layers of the tree: which room may import which, checked by a walk over every import.
 
-Imports inside functions count. A room is a folder; its files may import each other, without a
-circle. Between rooms there is no circle either: shared rooms below, the daemon and the client
-beside each other, the tools above both.
+Imports inside functions count. A room is a folder. There are no import cycles, neither between the
+files of a room nor between rooms: shared rooms below, the daemon and the client beside each other,
+the tools above both.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def violations(module: str, tree: ast.Module) -> Iterator[str]:
 def _arrows() -> Iterator[tuple[str, str]]:
     """Which module imports which, without the doors and what only the type checker imports.
 
-    In the rooms of TYPED the types stand in no circle either.
+    In the rooms of TYPED there are no cycles of types either.
     """
     for module, (_, tree) in MODULES.items():
         for_types = {
@@ -208,7 +208,7 @@ def _by_a_door(module: str, other: str) -> bool:
     return any(within(other, name) for name in DOORS.get(module, ()))
 
 
-def circle(arrows: Mapping[str, set[str]]) -> list[str]:
+def find_cycle(arrows: Mapping[str, set[str]]) -> list[str]:
     """A way from a node back to itself; [] where there is none."""
     done: set[str] = set()
 
@@ -226,12 +226,12 @@ def circle(arrows: Mapping[str, set[str]]) -> list[str]:
     return next(filter(None, (search(node, []) for node in sorted(arrows))), [])
 
 
-def test_imports_keep_the_storeys() -> None:
+def test_imports_keep_the_layers() -> None:
     found = [line for module, (_, tree) in MODULES.items() for line in violations(module, tree)]
     assert not found, "\n".join(found)
 
 
-def test_no_files_and_no_rooms_in_a_circle() -> None:
+def test_files_and_rooms_have_no_import_cycles() -> None:
     files: dict[str, set[str]] = {}
     rooms: dict[str, set[str]] = {}
     for module, other in _arrows():
@@ -239,13 +239,13 @@ def test_no_files_and_no_rooms_in_a_circle() -> None:
         room, other_room = MODULES[module][0], MODULES[other][0]
         if room != other_room:
             rooms.setdefault(room, set()).add(other_room)
-    assert not circle(files)
-    assert not circle(rooms)
+    assert not find_cycle(files)
+    assert not find_cycle(rooms)
 
 
-def test_a_circle_is_found() -> None:
-    assert circle({"a": {"b"}, "b": {"c", "d"}, "c": {"b"}}) == ["b", "c"]
-    assert not circle({"a": {"b", "c"}, "b": {"c"}})
+def test_a_cycle_is_found() -> None:
+    assert find_cycle({"a": {"b"}, "b": {"c", "d"}, "c": {"b"}}) == ["b", "c"]
+    assert not find_cycle({"a": {"b", "c"}, "b": {"c"}})
 
 
 def test_importing_reducer_is_cheap() -> None:
