@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 
 def consoles(page: Path) -> list[Line]:
-    """The commands of a page, in order. "prints `X`" behind a console is of its last one."""
+    """The commands of a page, in order. "Rank 0 prints `X`" follows the console of its command."""
     lines: list[Line] = []
     text = page.read_text()
     for fence in _FENCE.finditer(text):
@@ -44,7 +44,7 @@ def consoles(page: Path) -> list[Line]:
             continue
         joined = fence[3].replace("\\\n", " ").splitlines()
         lines += [Line(line[2:]) for line in joined if line.startswith("$ ")]
-        if said := re.match(r"\s*prints `([^`]+)`", text[fence.end() :]):
+        if said := re.match(r"\s*Rank 0 prints `([^`]+)`", text[fence.end() :]):
             lines[-1] = Line(lines[-1].command, said[1])
     return lines
 
