@@ -10,7 +10,7 @@ from bench.scale.outcome import Outcome
 from bench.scale.sweep import one_size, run
 
 # Measured with prototypes of this design, 64 MiB float32 on limited NICs (network namespaces,
-# tbf): hosts of each kind, Gbit/s, KiB of a chunk, KiB of the window, time / (N/BW).
+# tbf): hosts of each kind, Gbit/s, KiB of a chunk, KiB of credit, time / (N/BW).
 MEASURED = (
     (4, 1.0, 64, 512, 1.057),
     (4, 1.0, 128, 512, 1.064),
@@ -63,14 +63,14 @@ def against_all_lanes(workers: Sequence[int], real_lanes: int) -> list[Pair]:
 def against_measured() -> list[Pair]:
     """Compare with measured prototypes; CPU has no price, since it did not limit the prototypes."""
     pairs = []
-    for hosts, gbit, chunk, window, measured in MEASURED:
+    for hosts, gbit, chunk, credit, measured in MEASURED:
         case = Case(
             hosts,
             hosts,
             real_lanes=hosts,
             rate=gbit * 1e9 / 8,
             table=one_size(chunk << 10),
-            credit=window << 10,
+            credit=credit << 10,
         )
         what = f"{hosts}+{hosts}, {gbit:g} Gbit/s, chunks of {chunk} KiB, beside a measurement"
         pairs.append(Pair(f"{what}: time / (N/BW)", _x(case, run(case)), measured))

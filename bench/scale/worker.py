@@ -27,8 +27,8 @@ from reducer_client import _engine
 KEY = "bench"
 # Limit of a round's unacknowledged bytes on one lane without a grant
 # (client/engine/protocol/sending.cc).
-ROUND_WINDOW = 512 << 10
-ROUND_WINDOW_CHUNKS = 4
+ROUND_IN_FLIGHT = 512 << 10
+ROUND_IN_FLIGHT_CHUNKS = 4
 _ENTRY = struct.Struct("<QQ")
 
 
@@ -112,7 +112,7 @@ class ModelWorker:
         self._unanswered = 0
         self._key = key_id(KEY)
         chunk_bytes = plan.chunk_elements * plan.item
-        self._window = max(ROUND_WINDOW, ROUND_WINDOW_CHUNKS * chunk_bytes)
+        self._round_limit = max(ROUND_IN_FLIGHT, ROUND_IN_FLIGHT_CHUNKS * chunk_bytes)
 
     @property
     def finished(self) -> int:
@@ -164,8 +164,8 @@ class ModelWorker:
         """The account for the next chunk: the grant of the granted round first, then the credit."""
         if connection.granted_round == self._round and connection.grant.fits(cost):
             return connection.grant
-        in_window = connection.unanswered < self._window
-        return connection.credit if in_window and connection.credit.fits(cost) else None
+        below_limit = connection.unanswered < self._round_limit
+        return connection.credit if below_limit and connection.credit.fits(cost) else None
 
     def _contribution(self, chunk: int, done: int) -> Header:
         return Header(

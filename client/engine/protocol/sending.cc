@@ -5,14 +5,14 @@
 namespace ors {
 namespace {
 
-// Window: the unanswered bytes that one round may have in flight on one lane, at least so many
-// bytes and so many chunks. More would only wait in network queues, in front of chunks that other
-// ranks wait for. The window cannot deadlock ranks that started with different rounds, because it
-// limits each round separately (all rounds together are limited by the lane's credit): the rank
-// that has not sent a round's lowest open chunk has nothing of that round in flight, so its window
-// is open.
-constexpr uint64_t kRoundWindow = 512 << 10;
-constexpr uint64_t kRoundWindowChunks = 4;
+// Limit of the unanswered bytes that one round may have in flight on one lane: the larger of this
+// number of bytes and this number of chunks. More bytes would only wait in network queues, in front
+// of chunks that other ranks wait for. The limit cannot deadlock ranks that started with different
+// rounds, because it holds for each round separately (the lane's credit limits all rounds
+// together): the rank that has not sent a round's lowest open chunk has nothing of that round in
+// flight, so it is below the limit.
+constexpr uint64_t kRoundInFlight = 512 << 10;
+constexpr uint64_t kRoundInFlightChunks = 4;
 
 }  // namespace
 
@@ -74,14 +74,14 @@ Share* Sending::next_share(Lane* lane, bool* on_grant) {
     *on_grant = true;
     return granted;
   }
-  const auto in_window = [](const Share* share) {
-    const uint64_t window =
-        std::max(kRoundWindow, kRoundWindowChunks * share->round->plan.chunk_bytes());
-    return share->unanswered < window;
+  const auto below_limit = [](const Share* share) {
+    const uint64_t limit =
+        std::max(kRoundInFlight, kRoundInFlightChunks * share->round->plan.chunk_bytes());
+    return share->unanswered < limit;
   };
   for (const Lane::Queued& queued : queue) {
     if (!sendable(queued.share)) continue;  // sent on a grant, or not staged yet
-    if (!in_window(queued.share)) continue;
+    if (!below_limit(queued.share)) continue;
     *on_grant = false;
     return lane->credit.fits(cost(queued.share)) ? queued.share : nullptr;
   }

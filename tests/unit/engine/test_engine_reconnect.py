@@ -115,17 +115,17 @@ def test_chunks_of_a_round_in_place_are_sent_again_as_they_were() -> None:
     assert values.tolist() == [9.0] * (2 * FLOATS)
 
 
-def test_the_window_of_a_round_does_not_count_what_is_sent_again() -> None:
-    window = (512 << 10) // CHUNK
-    worker = joined(credit=4 * window * CHUNK)
-    submit(worker, 2 * window)
-    assert len(worker.contributions()) == window
+def test_the_limit_of_a_round_does_not_count_what_is_sent_again() -> None:
+    limit = (512 << 10) // CHUNK
+    worker = joined(credit=4 * limit * CHUNK)
+    submit(worker, 2 * limit)
+    assert len(worker.contributions()) == limit
     for _ in range(3):
         worker.lose()
-        again = said(worker.back(credit=4 * window * CHUNK), MessageKind.CONTRIBUTION)
-        assert [f.header.chunk for f in again] == list(range(window))
+        again = said(worker.back(credit=4 * limit * CHUNK), MessageKind.CONTRIBUTION)
+        assert [f.header.chunk for f in again] == list(range(limit))
     worker.get(result(again[0].header, bytes(CHUNK)))
-    assert [h.chunk for h in worker.contributions()] == [window]
+    assert [h.chunk for h in worker.contributions()] == [limit]
 
 
 def test_a_grant_ends_with_its_connection() -> None:

@@ -173,18 +173,18 @@ def test_a_grant_lets_its_round_pass_and_no_other() -> None:
     assert [(h.key, h.chunk) for h in sent] == [(_engine.key_id("c"), n) for n in (0, 1)]
 
 
-def test_one_round_fills_its_window_and_leaves_the_rest_of_the_credit_to_others() -> None:
-    window = (512 << 10) // CHUNK
+def test_one_round_fills_its_limit_and_leaves_the_rest_of_the_credit_to_others() -> None:
+    limit = (512 << 10) // CHUNK
     worker = Worker()
-    worker.welcome(credit=4 * window * CHUNK)
+    worker.welcome(credit=4 * limit * CHUNK)
     worker.sent()
-    values = np.ones(2 * window * CHUNK // 4, np.float32)
+    values = np.ones(2 * limit * CHUNK // 4, np.float32)
     worker.submit("a", values, np.empty_like(values))
     worker.submit("b", values, np.empty_like(values))
     sent = worker.contributions()
-    assert [h.key for h in sent] == [_engine.key_id(key) for key in "a" * window + "b" * window]
+    assert [h.key for h in sent] == [_engine.key_id(key) for key in "a" * limit + "b" * limit]
     worker.get(result(sent[0], bytes(CHUNK)))
-    assert [(h.key, h.chunk) for h in worker.contributions()] == [(_engine.key_id("a"), window)]
+    assert [(h.key, h.chunk) for h in worker.contributions()] == [(_engine.key_id("a"), limit)]
 
 
 def test_in_place_each_chunk_is_copied_when_its_turn_comes() -> None:

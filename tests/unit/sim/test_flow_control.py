@@ -29,7 +29,7 @@ def run_in_own_orders(
     stop_reading_at: int | None = None,
     grants: bool = True,
 ) -> SimCluster:
-    """4 ranks submit 8 keys, each in its own random order, with the smallest window."""
+    """4 ranks submit 8 keys, each in its own random order, with the smallest credit."""
     world = 4
     cluster = SimCluster(world, (1,), ((0, CHUNK),), seed, budget=budget, credit=credit)
     cluster.stop_reading_at = stop_reading_at
@@ -62,8 +62,8 @@ def test_random_orders_end_within_the_smallest_budget() -> None:
         assert lane.peak <= LEAST * 1.1
 
 
-def test_rounds_larger_than_their_windows_end_in_any_order() -> None:
-    """Two of three keys fill the credit with their windows, on each rank others."""
+def test_rounds_larger_than_their_limits_end_in_any_order() -> None:
+    """Two of three keys fill the credit up to their limits, on each rank others."""
     for seed in range(24):
         cluster = SimCluster(3, (1,), ((0, 64 << 10),), seed, budget=1 << 30, credit=1 << 20)
         cluster.cut = 1 << 20
