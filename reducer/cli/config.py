@@ -14,7 +14,10 @@ from reducer.server import config
 @click.option("--show-docs", is_flag=True, help="Print an annotated TOML file with the defaults.")
 @config_options
 def command(show_docs: bool, file: str | None, **given: Any) -> None:
-    """Print the options of `reducer serve` with their effective values, and each value's source."""
+    """Print the options in effect, and the source of each value.
+
+    The options are those of `reducer serve`.
+    """
     if show_docs:
         click.echo(config.document(), nl=False)
         return

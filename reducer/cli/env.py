@@ -12,10 +12,11 @@ from reducer.server import config
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--shell", "as_shell", is_flag=True, help="Print export lines for a shell.")
 def command(as_json: bool, as_shell: bool) -> None:
-    """Print the reducers and the rank that the environment gives, and the source of each value.
+    """Print the reducers and the rank found in the environment.
 
-    The command reads the variables of Vertex (CLUSTER_SPEC), TF_CONFIG, Kubernetes, torchrun,
-    Horovod, Open MPI and Slurm. With --shell it prints the variables that torch.distributed needs:
+    Each value is printed with its source. The command reads the variables of Vertex (CLUSTER_SPEC),
+    TF_CONFIG, Kubernetes, torchrun, Horovod, Open MPI and Slurm. With --shell it prints the
+    variables that torch.distributed needs:
 
     \b
       eval "$(reducer env --shell)"

@@ -17,12 +17,14 @@ from reducer.wire.codes import MAX_JOB_BYTES
 )
 @click.option("--from", "master", metavar="FILE", help="Key file of the reducers; for --job.")
 def command(file: str, job: str | None, master: str | None) -> None:
-    """Write a key to the new file FILE (reducer.key) and print its path.
+    """Write a key to a new file, and print the path of the file.
+
+    The file is FILE, by default reducer.key. The command does not overwrite a file.
 
     Without --job the key is new and random: the key of all reducers (`reducer serve --key-file`).
     Workers may use the same key file (REDUCER_KEY_FILE). They can then join every job. If jobs do
     not trust each other, give the workers of each job a key of their own, by --job and --from. A
-    worker with the key of one job cannot join another. The command does not overwrite a file.
+    worker with the key of one job cannot join another.
 
     \b
       reducer keygen reducer.key

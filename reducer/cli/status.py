@@ -26,7 +26,7 @@ from reducer.status.table import as_text
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(addresses: tuple[str, ...], timeout: float, as_json: bool) -> None:
-    """Ask running reducers for their jobs and their late ranks, and print a table.
+    """Print the jobs of running reducers, and their late ranks.
 
     ADDRESS is host:port of a reducer's metrics port (--metrics-host and --metrics-port of `reducer
     serve`). The default is 127.0.0.1:2223, and an ADDRESS without a port means port 2223. WAITED

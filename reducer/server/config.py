@@ -108,7 +108,9 @@ class Config:
         flag=True,
     )
     key_file: str = _option(
-        "", "File with the key that authenticates workers; `reducer keygen` makes one."
+        "",
+        "Key file of the reducers, which `reducer keygen` makes. Workers must have this key, or "
+        "the key of their job.",
     )
     tls_cert: str = _option(
         "",

@@ -103,7 +103,7 @@ def _choice(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines instead of a table.")
 def command(**given: Any) -> None:
-    """Measure a collective over running reducers, and check every result.
+    """Measure a collective over reducers, and check every result.
 
     Start the command as every rank of a job; rank 0 then prints the table. Or start it once with
     --workers: it then starts the ranks itself. With --local it also starts the reducers.

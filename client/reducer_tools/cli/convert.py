@@ -35,7 +35,7 @@ def _read_variables(
 @click.option(
     "--worker-image",
     metavar="URI",
-    help="Container image of the workers for which CONFIG.yaml names no image.",
+    help="Container image of the workers for which CONFIG names no image.",
 )
 @click.option(
     "--reducer-machine",
@@ -70,10 +70,11 @@ def _read_variables(
 @machines_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 def command(config: BinaryIO, **given: Any) -> None:
-    """Turn a Cloud ML Engine CONFIG.yaml into the workerPoolSpecs of a Vertex AI job with reducers.
+    """Turn a Cloud ML Engine job into a Vertex AI job with reducers.
 
-    The reducers are the third worker pool, in place of the parameter servers. If the command cannot
-    convert a field, it says so on stderr.
+    CONFIG is the config.yaml of the Cloud ML Engine job. The command prints the workerPoolSpecs of
+    the Vertex AI job. The reducers are the third worker pool, in place of the parameter servers. If
+    the command cannot convert a field, it says so on stderr.
 
     \b
       reducer convert config.yaml --reducer-image registry/reducer:1 > job.yaml

@@ -38,9 +38,10 @@ _NEEDED = {"matplotlib": "matplotlib", "rich": "rich", "sklearn": "scikit-learn"
     help="Number of epochs of each training.",
 )
 def command(out: Path, workers: int, reducers: int, epochs: int) -> None:
-    """Train a model of handwritten digits with DDP over local reducers, then over gloo.
+    """Train a model with DDP over local reducers, then over gloo.
 
-    The command compares the two trainings, and draws their losses in loss.png.
+    The model learns handwritten digits. The command compares the two trainings, and draws their
+    losses in loss.png.
     """
     need("the demo", "demo", **_NEEDED)
     from reducer_tools.demo import run as demo

@@ -59,13 +59,14 @@ def command(
     metrics_port: int,
     as_json: bool,
 ) -> None:
-    """Connect from this host to every reducer as a worker would, and say what is wrong.
+    """Check whether a job could use the reducers from this host.
 
-    The command joins each reducer as the only worker of a new run and leaves again. It uses the key
-    or the certificates that a worker would use (REDUCER_KEY_FILE, or REDUCER_TLS_CERT,
-    REDUCER_TLS_KEY and REDUCER_TLS_CA). RATE is the bandwidth in each direction that one worker
-    gets. The command does not disturb running jobs, but its traffic takes a part of their network.
-    The exit status is 1 if a job could not start here.
+    The command says what is wrong, and what to do. It connects to every reducer as a worker would:
+    it joins as the only worker of a new run, and leaves again. It uses the key or the certificates
+    that a worker would use (REDUCER_KEY_FILE, or REDUCER_TLS_CERT, REDUCER_TLS_KEY and
+    REDUCER_TLS_CA). RATE is the bandwidth in each direction that one worker gets. The command does
+    not disturb running jobs, but its traffic takes a part of their network. The exit status is 1 if
+    a job could not start here.
     """
     from reducer_client import config
     from reducer_tools.doctor import report

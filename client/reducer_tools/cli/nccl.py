@@ -9,7 +9,7 @@ from reducer_tools.cli import nccl_check, nccl_env
 
 @click.group("nccl")
 def command() -> None:
-    """Set NCCL up for the reducers, and check that NCCL really uses them."""
+    """Set NCCL up for the reducers, and check that NCCL uses them."""
 
 
 command.add_command(nccl_env.command)

@@ -62,7 +62,7 @@ def command(
     log: Path | None,
     as_json: bool,
 ) -> None:
-    """Prove that NCCL in this environment sends its all-reduces through the reducers.
+    """Prove that NCCL sends its all-reduces through reducers.
 
     If a plugin does not work, NCCL uses its own network instead, without an error. This command
     loads the plugin that the installed NCCL would load, and calls the plugin's tables as NCCL does,

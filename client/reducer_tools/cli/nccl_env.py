@@ -29,7 +29,7 @@ from reducer_tools.nccl.versions import Version
 def command(
     version: Version | None, addresses: str, library: Path | None, force: bool, shell: bool
 ) -> None:
-    """Print the environment variables with which the installed NCCL uses the plugin.
+    """Print the variables with which the installed NCCL uses the plugin.
 
     \b
       reducer nccl env --addresses reducer-0:2222,reducer-1:2222

@@ -15,7 +15,9 @@ import click
     "--out", default="timeline.json", show_default=True, metavar="FILE", help="File to write."
 )
 def command(sources: tuple[str, ...], out: str) -> None:
-    """Merge the timelines of workers and reducers into one file for ui.perfetto.dev.
+    """Merge the timelines of workers and reducers into one file.
+
+    Open the file at ui.perfetto.dev.
 
     Workers and reducers write timelines if REDUCER_TIMELINE names a folder. Times of one machine
     agree exactly. Times of several machines agree as well as the clocks of these machines.

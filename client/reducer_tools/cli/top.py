@@ -44,14 +44,16 @@ _PIPE_WIDTH = 160  # columns of a picture that is not written to a terminal
     metavar="SECONDS",
     help="Longest wait for the answer of a reducer.",
 )
-@click.option("--once", is_flag=True, help="Look twice, print what happened in between, and end.")
+@click.option(
+    "--once", is_flag=True, help="Ask the reducers twice, print the changes in between, and end."
+)
 def command(addresses: tuple[str, ...], interval: float, timeout: float, once: bool) -> None:
-    """Watch running reducers: throughput, rounds, memory, jobs and late ranks. The key q ends it.
+    """Watch the throughput, jobs and late ranks of reducers.
 
-    ADDRESS is host:port of a reducer's metrics, as for `reducer status`. LATE NOW is the part of
-    the time since the last look in which at least half of the ranks were waiting for this rank.
-    WAITED FOR and SHARE are for the whole run. With --once the exit status is 1 if a reducer does
-    not answer.
+    The key q ends the command. ADDRESS is host:port of a reducer's metrics port, as for `reducer
+    status`. LATE NOW is the part of the time since the last request in which at least half of the
+    ranks were waiting for this rank. WAITED FOR and SHARE are for the whole run. With --once the
+    exit status is 1 if a reducer does not answer.
     """
     need("`reducer top`", "tools", rich="rich")
     from rich.console import Console
