@@ -259,7 +259,7 @@ void Engine::fail(ErrorCode code, const std::string& reason, const std::string& 
   failure.code = code;
   failure.reason = reason;
   failure.message = message;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Change change(this);
   state_.fail(failure);
 }
 

@@ -48,9 +48,8 @@ void Engine::dial_wanted(double now) {
       retry(c, now);
       continue;
     }
-    connections_list_.push_back(std::make_unique<Connection>());
+    connections_list_.push_back(std::make_unique<Connection>(lane));
     c = connections_list_.back().get();
-    c->lane = lane;
     c->lookup = Lookup::start(parse_endpoint(state_.options().addresses[lane->reducer]).value());
   }
 }
@@ -123,13 +122,13 @@ void Engine::try_address(Connection* c, double now) {
 
 void Engine::dial_failed(Connection* c, const std::string& why, double now) {
   close_socket(c);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Change change(this);
   if (state_.joined()) {  // State decides whether to dial again
     c->step = Connection::Step::kDone;
     return state_.unreachable(c->lane, why, now);
   }
   retry(c, now);
-  c->lane->trouble = why;
+  state_.retried(c->lane, why);
 }
 
 void Engine::retry(Connection* c, double now) {
@@ -156,7 +155,7 @@ void Engine::on_connected(Connection* c, double now) {
   preface.lane = static_cast<uint16_t>(c->lane->number);
   std::string bytes(kPrefaceSize, '\0');
   pack_preface(preface, reinterpret_cast<uint8_t*>(bytes.data()));
-  c->lane->sender.add(std::move(bytes));
+  c->sender.add(std::move(bytes));
   open(c, now);
 }
 
@@ -167,7 +166,7 @@ void Engine::open(Connection* c, double now) {
   connections_.fetch_add(1, std::memory_order_relaxed);
   if (c->local) local_connections_.fetch_add(1, std::memory_order_relaxed);
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Change change(this);
     state_.opened(c->lane, now);
   }
   pump(c, now);

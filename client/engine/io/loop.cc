@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <utility>
 
 #include "io/fork.h"
 #include "io/loop_connection.h"
@@ -18,7 +19,7 @@ constexpr double kCloseTimeout = 1.0;  // seconds that lanes have to close after
 constexpr size_t kReadTurn = 2 << 20;  // bytes read from one connection per turn
 // Bytes written to one connection per turn. Turns are short so that all lanes get the first chunks
 // of a round early: writing a whole window to one lane delays the results of all lanes after it.
-constexpr size_t kWriteTurn = Sender::kMaxBytes;
+constexpr size_t kWriteTurn = OutgoingBatch::kMaxBytes;
 constexpr int kMaxEvents = 64;
 constexpr double kMaxSleep = 60;  // seconds in epoll_wait
 // Seconds between attempts to take io_mutex_. Its release does not wake a waiting caller.
@@ -26,31 +27,33 @@ constexpr double kRetryLock = 0.001;
 
 }  // namespace
 
-// Passes the frames of one lane to State, each under `mutex_`.
+// Passes the frames of one lane to State, a batch under `mutex_`.
 struct Engine::Sink final : FrameSink {
   Sink(Engine* to, Lane* from, double at) : engine(to), lane(from), now(at) {}
 
-  std::optional<Failure> control(const Header& header, const uint8_t* payload) override {
-    const std::lock_guard<std::mutex> lock(engine->mutex_);
-    auto failure = engine->state_.control(lane, header, payload, now);
-    if (header.kind == kWelcome || header.kind == kStats || header.kind == kError) {
-      engine->changed_.notify_all();
+  std::optional<Failure> take(IncomingBatch* frames) override {
+    const Change change(engine);
+    auto failure = engine->state_.receive(lane, frames, now);
+    for (const Incoming& frame : *frames) {
+      const uint8_t kind = frame.header.kind;
+      if (kind == kWelcome || kind == kStats || kind == kError) engine->changed_.notify_all();
     }
     return failure;
-  }
-  std::optional<Failure> result_begins(const Header& header, Target* target) override {
-    const std::lock_guard<std::mutex> lock(engine->mutex_);
-    return engine->state_.result_begins(lane, header, target);
-  }
-  std::optional<Failure> result_ends(const Header& header) override {
-    const std::lock_guard<std::mutex> lock(engine->mutex_);
-    return engine->state_.result_ends(lane, header, now);
   }
 
   Engine* engine;
   Lane* lane;
   double now;
 };
+
+// Requires mutex_ and io_mutex_.
+void Engine::discard_unwanted() noexcept {
+  for (const Lane* lane : state_.take_discards()) {
+    for (const auto& c : connections_list_) {
+      if (c->lane == lane) c->receiver.discard();
+    }
+  }
+}
 
 void Engine::run() {
   (void)pthread_setname_np(pthread_self(), "ors-engine");
@@ -138,7 +141,8 @@ void Engine::tick(double now) {
   next_tick_ = now + kTick;
   bool trim = false;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Change change(this);
+    for (const auto& c : connections_list_) state_.heard(c->lane, c->last_heard);
     state_.tick(now);
     const bool idle = state_.idle_for(kTrimAfter, now);
     trim = idle && !trimmed_;
@@ -248,21 +252,24 @@ void Engine::pump_kicked(double now) {
   for (Connection* c : due_) pump(c, now);
 }
 
-void Engine::fill(Lane* lane, double now) {
-  for (;;) {
-    std::optional<std::pair<RoundRef, uint32_t>> next;
+// Takes the next frames from State. Stages a chunk first if it has to be.
+void Engine::fill(Connection* c, double now) {
+  std::optional<Unstaged> next;
+  Staged staged;
+  batch_.clear();  // not empty if memory ran out
+  do {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      state_.fill(lane, now);
-      next = state_.to_stage(lane);
+      if (next) state_.ready(next->round, next->chunk, std::exchange(staged, {}));
+      next = state_.fill(c->lane, now, &batch_);
     }
-    if (!next) return;
-    const auto& [round, chunk] = *next;
-    Staged staged = stage(*round, chunk, state_.options().rank, round->source, round->target,
-                          state_.pool.get());
-    const std::lock_guard<std::mutex> lock(mutex_);
-    state_.ready(round, chunk, std::move(staged));
-  }
+    if (next) {
+      const Round& round = *next->round;
+      staged = stage(round, next->chunk, state_.options().rank, round.source, round.target,
+                     state_.pool.get());
+    }
+  } while (next);
+  c->sender.add(&batch_);
 }
 
 // Returns the text of the last I/O error: of TLS for a TLS error, of errno otherwise.
@@ -272,10 +279,10 @@ std::string Engine::io_error_text(const Connection& c) {
 }
 
 void Engine::pump(Connection* c, double now) {
-  Sender& sender = c->lane->sender;
+  Sender& sender = c->sender;
   c->unsent = false;
   for (size_t moved = 0; c->fd >= 0 && !c->half_closed;) {
-    if (sender.empty()) fill(c->lane, now);
+    if (sender.empty()) fill(c, now);
     if (c->drained()) return watch(c, false);
     if (moved >= kWriteTurn) {
       c->unsent = unsent_ = true;
@@ -315,7 +322,7 @@ void Engine::read(Connection* c, double now) {
   Sink sink(this, c->lane, now);
   for (size_t moved = 0; moved < kReadTurn;) {
     struct iovec parts[2];
-    const int n = c->lane->receiver.prepare(parts);
+    const int n = c->receiver.prepare(parts);
     const size_t room = parts[0].iov_len + (n > 1 ? parts[1].iov_len : 0);
     const ssize_t size = c->tls ? c->tls->receive(c->fd, parts, n) : ::readv(c->fd, parts, n);
     if (size < 0) {
@@ -326,9 +333,9 @@ void Engine::read(Connection* c, double now) {
     if (size == 0) return disconnect(c, "closed by the reducer", now);
     moved += static_cast<size_t>(size);
     bytes_received_.fetch_add(static_cast<uint64_t>(size), std::memory_order_relaxed);
-    c->lane->last_heard = now;
-    if (auto failure = c->lane->receiver.received(static_cast<size_t>(size), &sink)) {
-      const std::lock_guard<std::mutex> lock(mutex_);
+    c->last_heard = now;
+    if (auto failure = c->receiver.received(static_cast<size_t>(size), &sink)) {
+      const Change change(this);
       state_.broken(c->lane, *failure, now);
       changed_.notify_all();
       return;
@@ -387,15 +394,14 @@ bool Engine::wait_for_events(double timeout, const Operation* awaited) {
 // --- shutdown ---
 
 void Engine::drop_unwanted(double now) {
-  std::vector<Lane*> lanes;
+  std::vector<std::pair<Lane*, std::string>> dropped;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    lanes = state_.take_dropped();
+    for (Lane* lane : state_.take_dropped()) dropped.emplace_back(lane, lane->trouble);
   }
-  for (Lane* lane : lanes) {
+  for (const auto& [lane, why] : dropped) {
     for (const auto& c : connections_list_) {
-      if (c->lane == lane && c->step == Connection::Step::kOpen)
-        disconnect(c.get(), lane->trouble, now);
+      if (c->lane == lane && c->step == Connection::Step::kOpen) disconnect(c.get(), why, now);
     }
   }
 }
@@ -405,7 +411,9 @@ void Engine::disconnect(Connection* c, const std::string& why, double now) {
   connections_.fetch_sub(1, std::memory_order_relaxed);
   if (c->local) local_connections_.fetch_sub(1, std::memory_order_relaxed);
   c->step = Connection::Step::kDone;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  c->receiver = Receiver(c->lane->name);
+  c->sender = Sender();
+  const Change change(this);
   state_.closed(c->lane, why, now);
   changed_.notify_all();
 }

@@ -4,11 +4,15 @@
 //  - `mutex_` guards State. A thread holds `mutex_` for bookkeeping only: not while it sleeps, not
 //    while it reads or writes a socket, and not while it copies, casts or checksums a caller's
 //    payload. (The engine's own digest comparisons, at most 64 KiB, are copied under `mutex_`.)
-//  - `io_mutex_` guards all I/O. Only its holder uses sockets, Receivers and Senders, passes
-//    received frames to State, and finishes operations. (Exception: abort() of an engine that never
-//    started.) The holder reads and writes payloads without `mutex_`. This is safe: a target is
-//    valid until its operation is finished, and a Sender holds a reference to the staging memory
-//    that it sends.
+//  - `io_mutex_` guards all I/O. Only its holder uses Connections (sockets, Receivers and Senders),
+//    passes received frames to State, and finishes operations. (Exception: abort() of an engine
+//    that never started.) The holder reads and writes payloads without `mutex_`. This is safe: a
+//    target is valid until its operation is finished, and a Sender holds a reference to the staging
+//    memory that it sends. A Change of State may finish operations whose results are arriving;
+//    before it releases `mutex_`, the Receivers let go of their targets.
+//  - State uses no Connection. It takes and returns frames as values, in batches: one batch is one
+//    critical section of `mutex_`. It leaves orders to the loop: lanes to dial, lanes to drop, and
+//    lanes whose payload must be discarded.
 //  - Three kinds of threads take `io_mutex_`: the engine thread, which releases it only to sleep; a
 //    submitter, to send a small round itself; and the driver. Each releases it under `mutex_`. If
 //    work is left at that moment, a submitter or driver wakes a sleeping thread, and a thread that
@@ -106,6 +110,7 @@ class Engine {
 
  private:
   struct Connection;
+  class Change;
   struct Sink;
 
   void open_event_loop();
@@ -136,7 +141,8 @@ class Engine {
   void open(Connection* c, double now);
   void continue_reads(double now);
   void pump_kicked(double now);
-  void fill(Lane* lane, double now);
+  void discard_unwanted() noexcept;
+  void fill(Connection* c, double now);
   static std::string io_error_text(const Connection& c);
   void pump(Connection* c, double now);
   void read(Connection* c, double now);
@@ -184,6 +190,7 @@ class Engine {
   bool unsent_ = false;           // some Connection::unsent is set
   bool unread_ = false;           // some Connection::unread is set
   std::vector<Connection*> due_;  // scratch of pump_kicked(), kept to reuse its memory
+  OutgoingBatch batch_;           // scratch of fill()
   int epoll_ = -1;
 
   std::mutex event_mutex_;

@@ -1,4 +1,5 @@
-// The engine's record of one connection. Private to the files of the Engine class.
+// What the loop owns of one lane: the connection and the bytes under way. Used under `io_mutex_`
+// alone. Private to the files of the Engine class.
 #pragma once
 
 #include <chrono>
@@ -6,6 +7,8 @@
 #include <string>
 
 #include "io/loop.h"
+#include "io/receiver.h"
+#include "io/sender.h"
 
 namespace ors {
 
@@ -20,7 +23,12 @@ inline double monotonic() {
 struct Engine::Connection {
   enum class Step : uint8_t { kResolving, kConnecting, kProving, kOpen, kWaiting, kDone };
 
-  Lane* lane = nullptr;
+  explicit Connection(Lane* to) : lane(to), receiver(to->name) {}
+
+  Lane* const lane;
+  Receiver receiver;
+  Sender sender;
+  double last_heard = 0;
   Step step = Step::kResolving;
   int fd = -1;
   bool local = false;  // over a Unix socket
@@ -38,7 +46,21 @@ struct Engine::Connection {
   std::string trouble;
 
   // No byte is left to send, neither frames nor TLS records.
-  bool drained() const { return lane->sender.empty() && (tls == nullptr || !tls->unsent()); }
+  bool drained() const { return sender.empty() && (tls == nullptr || !tls->unsent()); }
+};
+
+// A critical section of mutex_ in which the holder of io_mutex_ changes State. At its end, the
+// Receivers discard the payloads whose targets are no longer valid.
+class Engine::Change {
+ public:
+  explicit Change(Engine* engine) : engine_(*engine), lock_(engine->mutex_) {}
+  ~Change() { engine_.discard_unwanted(); }
+  Change(const Change&) = delete;
+  Change& operator=(const Change&) = delete;
+
+ private:
+  Engine& engine_;
+  const std::lock_guard<std::mutex> lock_;
 };
 
 }  // namespace ors

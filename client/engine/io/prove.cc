@@ -42,7 +42,7 @@ void Engine::read_psk(Connection* c, double now) {
       return handshake_refused(c, *failure, now);
     }
   }
-  c->lane->sender.add(c->handshake->proof());
+  c->sender.add(c->handshake->proof());
   c->handshake.reset();
   open(c, now);
   // Frames may have arrived together with the answer, and epoll does not report them again.
@@ -62,7 +62,7 @@ void Engine::handshake_lost(Connection* c, const std::string& why, double now) {
 // again.
 void Engine::handshake_refused(Connection* c, const Failure& failure, double now) {
   dial_failed(c, failure.message, now);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Change change(this);
   if (state_.joined()) return;
   state_.fail(failure);
   changed_.notify_all();

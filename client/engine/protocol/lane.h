@@ -1,5 +1,6 @@
 // A worker's record of one lane: phase of the join, credit, send queues, suspicion. Plain data; the
-// rules are in joining.cc, recovery.cc and sending.cc.
+// rules are in joining.cc, recovery.cc and sending.cc. The lane's connection is not here: the loop
+// owns the socket and the bytes under way.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "protocol/connection.h"
 #include "protocol/messages.h"
 #include "protocol/round.h"
 
@@ -26,8 +26,7 @@ struct Lane {
   Lane(uint32_t reducer_index, uint32_t lane_number, const std::string& address)
       : reducer(reducer_index),
         number(lane_number),
-        name("reducer " + address + " (lane " + std::to_string(lane_number) + ")"),
-        receiver(name) {}
+        name("reducer " + address + " (lane " + std::to_string(lane_number) + ")") {}
 
   bool welcomed() const { return phase == Phase::kWelcomed; }
   bool usable() const { return welcomed() && !restarted; }
@@ -68,8 +67,6 @@ struct Lane {
   double last_sent = 0;
   double last_heartbeat = 0;
 
-  Receiver receiver;
-  Sender sender;
   std::deque<std::string> control;  // control frames; sent before contributions
   bool kicked = false;              // in Lanes::kicked_
 
@@ -92,8 +89,11 @@ struct Lane {
   std::vector<KeyLane*> changed;  // streams whose `done` the lane may not know
   uint64_t unreported_cost = 0;
 
-  RoundRef receiving;  // round whose target receives the current payload
-  uint32_t receiving_chunk = 0;
+  struct Receiving {
+    RoundRef round;  // null: this rank does not need the result
+    uint32_t chunk = 0;
+  };
+  std::deque<Receiving> receiving;  // results that have begun and not ended, in their order
   bool stats_waiting = false;
   Value stats;
 };

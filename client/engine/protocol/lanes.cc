@@ -67,9 +67,14 @@ void Lanes::drop(Lane* lane, const std::string& why, double now) {
   lane->phase = Lane::Phase::kDropped;
   lane->trouble = why;
   if (lane->lost_at < 0) lane->lost_at = now;
-  lane->receiving.reset();
-  lane->receiver.discard();
+  discard(lane);
   to_drop_.push_back(lane);
+}
+
+void Lanes::discard(Lane* lane) {
+  if (lane->receiving.empty()) return;
+  for (Lane::Receiving& result : lane->receiving) result.round.reset();
+  to_discard_.push_back(lane);
 }
 
 void Lanes::forget_drop(const Lane* lane) {

@@ -1,11 +1,13 @@
-// The reducers of a job and their lanes: connections to open and to close, lanes that may have
-// something to send, and queued control frames.
+// The reducers of a job and their lanes, queued control frames, and the orders that a loop has to
+// carry out: connections to open and to close, payloads to discard, lanes that may have something
+// to send.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "codec/failure.h"
@@ -52,6 +54,9 @@ class Lanes {
   void drop(Lane* lane, const std::string& why, double now);
   void forget_drop(const Lane* lane);  // the connection is closed already
   std::vector<Lane*> take_dropped();
+  // The targets of the results that the lane receives are no longer valid.
+  void discard(Lane* lane);
+  std::vector<Lane*> take_discards() { return std::exchange(to_discard_, {}); }
   bool has_connection_work() const { return !to_open_.empty() || !to_drop_.empty(); }
 
   // Marks the lane as having something to send.
@@ -71,6 +76,7 @@ class Lanes {
   std::vector<Lane*> all_;
   std::vector<Lane*> to_open_;
   std::vector<Lane*> to_drop_;
+  std::vector<Lane*> to_discard_;
   std::vector<Lane*> kicked_;
 };
 

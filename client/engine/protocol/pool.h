@@ -19,7 +19,7 @@ struct Buffer {
   Buffer* next = nullptr;  // in the list of idle buffers
 };
 
-// Shared by the chunk that keeps the bytes and the Sender that sends them.
+// Shared by the chunk that keeps the bytes and the frame that carries them.
 using BufferRef = std::shared_ptr<Buffer>;
 
 class Pool : public std::enable_shared_from_this<Pool> {

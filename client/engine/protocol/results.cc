@@ -53,16 +53,18 @@ const char* Results::check_result(const Lane& lane, const Round& r, const Header
 }
 
 std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* target) {
-  lane->receiving.reset();
+  Lane::Receiving& result = lane->receiving.emplace_back();
   if (run_.over() || lane->phase == Lane::Phase::kDropped) return std::nullopt;
   RoundRef round;
   if (auto failure = find_chunk(lane, h, &round)) return failure;
-  if (round == nullptr) {
+  const auto same = [&](const Lane::Receiving& other) {
+    return other.round == round && other.chunk == h.chunk;
+  };
+  if (round == nullptr || std::any_of(lane->receiving.begin(), lane->receiving.end(), same)) {
     ++frames_dropped_;
     return std::nullopt;
   }
-  lane->receiving = round;
-  lane->receiving_chunk = h.chunk;
+  result = {round, h.chunk};
   if (h.length == 0) return std::nullopt;
   const Descriptor& d = round->descriptor;
   const Range range = round->plan.range(h.chunk);
@@ -77,16 +79,13 @@ std::optional<Failure> Results::begins(Lane* lane, const Header& h, Target* targ
   return std::nullopt;
 }
 
-std::optional<Failure> Results::ends(Lane* lane, const Header& h, double now) {
+void Results::ends(Lane* lane, const Header& h, double now) {
   lane->last_heard = now;
-  const RoundRef round = std::move(lane->receiving);
-  lane->receiving.reset();
-  if (run_.over() || !lane->usable()) return std::nullopt;
+  const RoundRef round = std::move(lane->receiving.front().round);
+  lane->receiving.pop_front();
+  if (run_.over() || !lane->usable()) return;
   lane->strikes = 0;
-  if (round == nullptr) {
-    late_result(lane, h);
-    return std::nullopt;
-  }
+  if (round == nullptr) return late_result(lane, h);
   Chunk& chunk = round->chunks[h.chunk];
   rounds_.settle(round.get(), h.chunk);
   if (round->moments.first_result == 0) round->moments.first_result = now;
@@ -108,7 +107,6 @@ std::optional<Failure> Results::ends(Lane* lane, const Header& h, double now) {
   if (--round->unanswered == 0) rounds_.finish(round.get(), std::nullopt);
   if (run_.leaving || 2 * lane->unreported_cost >= lane->credit.limit)
     positions_.maybe_heartbeat(lane, now);
-  return std::nullopt;
 }
 
 // Handles the answer to a chunk whose result this rank already holds: releases the charge and takes

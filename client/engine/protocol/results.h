@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 
+#include "protocol/frames.h"
 #include "protocol/rounds.h"
 
 namespace ors {
@@ -15,7 +16,7 @@ class Results {
       : run_(*run), routing_(*routing), keys_(*keys), positions_(*positions), rounds_(*rounds) {}
 
   std::optional<Failure> begins(Lane* lane, const Header& header, Target* target);
-  std::optional<Failure> ends(Lane* lane, const Header& header, double now);
+  void ends(Lane* lane, const Header& header, double now);  // after begins(), in the same order
   std::optional<Failure> on_refused(Lane* lane, const Header& header, std::string_view payload,
                                     double now);
   void on_heartbeat(Lane* lane, const Header& header, const uint8_t* payload);

@@ -182,9 +182,8 @@ void Rounds::abandon(const RoundRef& round, const Failure& failure, double now) 
   round->over = true;
   round->verdict = failure;
   for (Lane* lane : lanes_.all()) {
-    if (lane->receiving != round) continue;
-    lane->receiving.reset();
-    lane->receiver.discard();
+    const auto is_it = [&](const Lane::Receiving& result) { return result.round == round; };
+    if (std::any_of(lane->receiving.begin(), lane->receiving.end(), is_it)) lanes_.discard(lane);
   }
   for (uint32_t index = 0; index < round->chunks.size(); ++index) {
     Chunk& chunk = round->chunks[index];

@@ -16,36 +16,36 @@ constexpr uint64_t kRoundInFlightChunks = 4;
 
 }  // namespace
 
-void Sending::fill(Lane* lane, double now) {
-  Sender& sender = lane->sender;
-  bool added = false;
-  bool staging = false;
-  while (!run_.over() && run_.joined && lane->usable() && sender.room()) {
+std::optional<Unstaged> Sending::fill(Lane* lane, double now, OutgoingBatch* batch) {
+  const auto more = [&] { return !run_.over() && run_.joined && lane->usable() && batch->room(); };
+  const Share* unstaged = nullptr;
+  while (more()) {
     bool on_grant = false;
     Share* share = lane->control.empty() ? next_share(lane, &on_grant) : nullptr;
-    staging = share != nullptr && share->to_stage();
-    if (staging) break;
+    if (share != nullptr && share->to_stage()) {
+      unstaged = share;
+      break;
+    }
     if (share != nullptr) positions_.queue_key(share->key_lane, now);
     if (!lane->control.empty()) {
-      sender.add(std::move(lane->control.front()));
+      batch->add(std::move(lane->control.front()));
       lane->control.pop_front();
     } else if (share != nullptr) {
-      send_next(lane, share, on_grant, now);
+      send_next(lane, share, on_grant, now, batch);
     } else {
       break;
     }
-    added = true;
   }
-  if (!staging && !run_.over() && run_.joined && lane->usable() && sender.room()) {
-    describe_waiting(lane, now);
-  }
+  if (unstaged == nullptr && more()) describe_waiting(lane, now);
   // Before the join and after the end, only control frames are sent.
-  while (!lane->control.empty() && sender.room()) {
-    sender.add(std::move(lane->control.front()));
+  while (!lane->control.empty() && batch->room()) {
+    batch->add(std::move(lane->control.front()));
     lane->control.pop_front();
-    added = true;
   }
-  if (added) lane->last_sent = now;
+  if (!batch->empty()) lane->last_sent = now;
+  if (!batch->empty() || unstaged == nullptr) return std::nullopt;
+  const auto& rounds = unstaged->key_lane->key->rounds;
+  return Unstaged{rounds.at(unstaged->round->number), unstaged->chunks[unstaged->sent]};
 }
 
 // Returns the share whose next chunk may be sent now. First come retransmits after a lost
@@ -88,16 +88,6 @@ Share* Sending::next_share(Lane* lane, bool* on_grant) {
   return nullptr;
 }
 
-std::optional<std::pair<RoundRef, uint32_t>> Sending::to_stage(Lane* lane) {
-  if (run_.over() || !lane->usable()) return std::nullopt;
-  if (!lane->sender.empty() || !lane->control.empty()) return std::nullopt;
-  bool on_grant = false;
-  const Share* share = next_share(lane, &on_grant);
-  if (share == nullptr || !share->to_stage()) return std::nullopt;
-  const auto& rounds = share->key_lane->key->rounds;
-  return std::pair(rounds.at(share->round->number), share->chunks[share->sent]);
-}
-
 // The header of a CONTRIBUTION or DESCRIBE frame.
 Header Sending::round_header(const Round& round, uint32_t chunk, uint8_t kind) const {
   const Descriptor& d = round.descriptor;
@@ -136,7 +126,7 @@ void Sending::describe_waiting(Lane* lane, double now) {
   }
 }
 
-void Sending::send_next(Lane* lane, Share* share, bool on_grant, double now) {
+void Sending::send_next(Lane* lane, Share* share, bool on_grant, double now, OutgoingBatch* batch) {
   Round* round = share->round;
   const uint32_t index = share->chunks[share->sent];
   Chunk& chunk = round->chunks[index];
@@ -157,7 +147,7 @@ void Sending::send_next(Lane* lane, Share* share, bool on_grant, double now) {
   header.done = entry->done;
   header.length = chunk.length;
   header.payload_crc = chunk.crc;
-  lane->sender.add(header, chunk.staging);
+  batch->add(header, chunk.staging);
   entry->used_at = now;
   positions_.mark_reported(entry);
   share->advance();

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <optional>
-#include <utility>
 
+#include "protocol/frames.h"
 #include "protocol/keys.h"
 #include "protocol/lanes.h"
 #include "protocol/positions.h"
@@ -13,15 +13,19 @@
 
 namespace ors {
 
+// A chunk that its sender must stage.
+struct Unstaged {
+  RoundRef round;
+  uint32_t chunk = 0;
+};
+
 class Sending {
  public:
   Sending(const Run* run, Lanes* lanes, const Routing* routing, const Keys* keys,
           Positions* positions)
       : run_(*run), lanes_(*lanes), routing_(*routing), keys_(*keys), positions_(*positions) {}
 
-  void fill(Lane* lane, double now);  // requires an empty Sender
-  // If fill() added nothing: returns the chunk that must be staged before fill() can add it.
-  std::optional<std::pair<RoundRef, uint32_t>> to_stage(Lane* lane);
+  std::optional<Unstaged> fill(Lane* lane, double now, OutgoingBatch* batch);  // see State::fill()
   void on_grant(Lane* lane, const Header& header);
 
   uint64_t unanswered_max() const { return unanswered_max_; }
@@ -29,7 +33,7 @@ class Sending {
 
  private:
   Share* next_share(Lane* lane, bool* on_grant);
-  void send_next(Lane* lane, Share* share, bool on_grant, double now);
+  void send_next(Lane* lane, Share* share, bool on_grant, double now, OutgoingBatch* batch);
   void describe_waiting(Lane* lane, double now);
   Header round_header(const Round& round, uint32_t chunk, uint8_t kind) const;
 

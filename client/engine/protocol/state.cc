@@ -87,18 +87,32 @@ std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* 
 
 // --- frames in ---
 
-std::optional<Failure> State::result_ends(Lane* lane, const Header& header, double now) {
-  auto failure = results_.ends(lane, header, now);
-  comparisons_.begin_due(now);
-  end_if_over();
-  return failure;
-}
-
-std::optional<Failure> State::control(Lane* lane, const Header& header, const uint8_t* payload,
-                                      double now) {
-  auto failure = dispatch(lane, header, payload, now);
-  end_if_over();
-  return failure;
+std::optional<Failure> State::receive(Lane* lane, IncomingBatch* frames, double now) {
+  bool begun = false;
+  for (size_t i = 0; i < frames->size(); ++i) {
+    Incoming& frame = (*frames)[i];
+    std::optional<Failure> failure;
+    switch (frame.event) {
+      case Incoming::Event::kControl:
+        failure = dispatch(lane, frame.header, frame.payload, now);
+        end_if_over();
+        break;
+      case Incoming::Event::kResultBegins:
+        // All that has begun before has ended, unless memory ran out in between.
+        if (!std::exchange(begun, true)) lane->receiving.clear();
+        failure = results_.begins(lane, frame.header, &frame.target);
+        break;
+      case Incoming::Event::kResultEnds:
+        results_.ends(lane, frame.header, now);
+        comparisons_.begin_due(now);
+        end_if_over();
+        break;
+    }
+    if (!failure) continue;
+    frames->resize(i);
+    return failure;
+  }
+  return std::nullopt;
 }
 
 std::optional<Failure> State::dispatch(Lane* lane, const Header& header, const uint8_t* payload,
@@ -223,8 +237,7 @@ void State::fail(const Failure& cause) {
   if (run_.failure) return;
   run_.failure = cause;
   for (Lane* lane : lanes_.all()) {
-    if (lane->receiving != nullptr) lane->receiver.discard();
-    lane->receiving.reset();
+    lanes_.discard(lane);
     lane->has_grant = false;
     lane->granted = {};
     lane->queue.clear();

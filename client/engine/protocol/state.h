@@ -1,6 +1,7 @@
 // The protocol state machine of one worker. It uses no sockets, threads, clock or randomness: the
-// time `now` is an argument (monotonic seconds), and bytes pass through each lane's Receiver and
-// Sender. Not thread-safe: the law of locking in loop.h says which thread may call what.
+// time `now` is an argument (monotonic seconds). Frames come and go as values. State leaves orders
+// for the loop: take_wanted(), take_dropped(), take_discards(). Not thread-safe: the law of locking
+// in loop.h says which thread may call what.
 //
 // State forwards to its parts. Each part owns its data, and uses only parts above it in this list,
 // which is also the order of the members:
@@ -22,6 +23,7 @@
 //   Joining       joins the run: from HELLO until every lane has sent WELCOME
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -57,12 +59,17 @@ class State {
   // the first attempt need not back off.
   std::vector<Lane*> take_wanted();
   Lane* find(uint32_t reducer, uint32_t lane) { return lanes_.find(reducer, lane); }
-  void opened(Lane* lane, double now);  // connected; the preface is queued
+  void opened(Lane* lane, double now);  // connected; the loop sends the preface
   void unreachable(Lane* lane, const std::string& why, double now);  // a connection attempt failed
+  // A connection attempt before the join failed; the loop dials again without an order.
+  void retried(Lane* lane, const std::string& why) { lane->trouble = why; }
   void closed(Lane* lane, const std::string& why, double now);
   // Returns the lanes whose connections must be closed now; the reason is in Lane::trouble. The
   // caller then calls closed() for each.
   std::vector<Lane*> take_dropped() { return lanes_.take_dropped(); }
+  // Returns the lanes whose loop must discard the payload that is arriving, before it reads again:
+  // the target belongs to the caller again.
+  std::vector<Lane*> take_discards() { return lanes_.take_discards(); }
   bool joined() const { return run_.joined; }
   const std::string& run_id() const { return run_.run_id; }
 
@@ -80,21 +87,21 @@ class State {
     rounds_.ready(round, chunk, std::move(staged));
   }
 
-  // --- received frames; the caller passes a returned failure to broken() ---
-  std::optional<Failure> control(Lane* lane, const Header& header, const uint8_t* payload,
-                                 double now);
-  std::optional<Failure> result_begins(Lane* lane, const Header& header, Target* target) {
-    return results_.begins(lane, header, target);
-  }
-  std::optional<Failure> result_ends(Lane* lane, const Header& header, double now);
+  // --- received frames ---
+  // Handles the frames in order and sets the targets of the results that begin. Every result must
+  // end before a result of a later batch begins. On a failure, removes the frame that failed and
+  // all after it; the caller passes the failure to broken() when the results that have begun have
+  // ended.
+  std::optional<Failure> receive(Lane* lane, IncomingBatch* frames, double now);
   void broken(Lane* lane, const Failure& failure, double now);  // protocol error
+  // The lane's last byte came at this time.
+  void heard(Lane* lane, double at) { lane->last_heard = std::max(lane->last_heard, at); }
 
   // --- frames to send ---
-  // Adds the next frames to the lane's Sender, which must be empty.
-  void fill(Lane* lane, double now) { sending_.fill(lane, now); }
-  // If fill() added nothing: returns the chunk that must be staged before fill() can add it.
-  std::optional<std::pair<RoundRef, uint32_t>> to_stage(Lane* lane) {
-    return sending_.to_stage(lane);
+  // Adds the next frames to the batch, which must be empty. If it adds nothing, it may return a
+  // chunk that must be staged before it can be added.
+  std::optional<Unstaged> fill(Lane* lane, double now, OutgoingBatch* batch) {
+    return sending_.fill(lane, now, batch);
   }
   // Lane::kicked marks the lanes that may have something to send; this clears all marks.
   void forget_kicked() { lanes_.forget_kicked(); }

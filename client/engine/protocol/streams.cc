@@ -54,10 +54,12 @@ void Streams::apply(const Route& route, double now) {
   }
   for (Lane* lane : lanes_.all()) {
     routing_.queue_route(lane);
-    if (lane->receiving != nullptr &&
-        moved[routing_.owners().home(lane->receiving->key->id, lane->receiving_chunk)]) {
-      lane->receiving.reset();
-      lane->receiver.discard();
+    const auto has_moved = [&](const Lane::Receiving& result) {
+      return result.round != nullptr &&
+             moved[routing_.owners().home(result.round->key->id, result.chunk)];
+    };
+    if (std::any_of(lane->receiving.begin(), lane->receiving.end(), has_moved)) {
+      lanes_.discard(lane);
     }
     if (lane->has_grant && moved[lane->granted_home]) lane->has_grant = false;
   }
@@ -206,10 +208,8 @@ void Streams::rebuild_queues(const Lane* only) {
 }
 
 void Streams::reset_connection(Lane* lane) {
-  lane->receiver = Receiver(lane->name);
-  lane->sender = Sender();
   lane->control.clear();
-  lane->receiving.reset();
+  lane->receiving.clear();
   lane->has_grant = false;
   lane->granted = {};
   for (const auto& [id, record] : keys_.all()) {

@@ -6,10 +6,9 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <list>
 
-#include "protocol/state.h"
+#include "io/bytes_loop.h"
 #include "python/bindings.h"
 #include "python/conversions.h"
 #include "python/operation.h"
@@ -20,7 +19,7 @@ namespace {
 
 class PyState {
  public:
-  explicit PyState(Options options) : state_(std::move(options)) {}
+  explicit PyState(Options options) : loop_(std::move(options)) {}
   PyState(const PyState&) = delete;
   PyState& operator=(const PyState&) = delete;
 
@@ -35,52 +34,21 @@ class PyState {
     state_.opened(find(reducer, lane), now);
   }
 
-  void incoming(uint32_t reducer, uint32_t number, nb::bytes data, double now) {
+  void incoming(uint32_t reducer, uint32_t lane, nb::bytes data, double now) {
     now_ = now;
-    Lane* lane = find(reducer, number);
-    Sink sink{&state_, lane, now};
-    size_t at = 0;
-    while (at < data.size() && !state_.failure()) {
-      struct iovec parts[2];
-      const int n = lane->receiver.prepare(parts);
-      size_t size = 0;
-      for (int i = 0; i < n && at < data.size(); ++i) {
-        const size_t part = std::min(parts[i].iov_len, data.size() - at);
-        std::memcpy(parts[i].iov_base, data.c_str() + at, part);
-        at += part;
-        size += part;
-      }
-      lane->last_heard = now;
-      if (auto failure = lane->receiver.received(size, &sink)) {
-        return state_.broken(lane, *failure, now);
-      }
-    }
+    loop_.incoming(find(reducer, lane), {data.c_str(), data.size()}, now);
   }
 
-  nb::bytes outgoing(uint32_t reducer, uint32_t number, size_t limit, double now) {
+  nb::bytes outgoing(uint32_t reducer, uint32_t lane, size_t limit, double now) {
     now_ = now;
-    Lane* lane = find(reducer, number);
-    std::string out;
-    while (out.size() < limit) {
-      if (lane->sender.empty()) fill(lane, now);
-      if (lane->sender.empty()) break;
-      struct iovec parts[Sender::kMaxPieces];
-      const int n = lane->sender.prepare(parts, Sender::kMaxPieces);
-      size_t size = 0;
-      for (int i = 0; i < n && out.size() < limit; ++i) {
-        const size_t part = std::min(parts[i].iov_len, limit - out.size());
-        out.append(static_cast<const char*>(parts[i].iov_base), part);
-        size += part;
-      }
-      lane->sender.sent(size);
-    }
+    const std::string out = loop_.outgoing(find(reducer, lane), limit, now);
     state_.forget_kicked();
     return nb::bytes(out.data(), out.size());
   }
 
   void closed(uint32_t reducer, uint32_t lane, const std::string& reason, double now) {
     now_ = now;
-    state_.closed(find(reducer, lane), reason, now);
+    loop_.closed(find(reducer, lane), reason, now);
   }
 
   void unreachable(uint32_t reducer, uint32_t lane, const std::string& reason, double now) {
@@ -126,7 +94,9 @@ class PyState {
     if (auto failure = state_.submit(submission, now_, &round)) raise(*failure);
     const uint32_t chunks = round->source == nullptr ? round->plan.chunks() : 0;
     for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
-      make_ready(round, chunk, submission.source, submission.target);
+      state_.ready(round, chunk,
+                   stage(*round, chunk, state_.options().rank, submission.source, submission.target,
+                         state_.pool.get()));
     }
     pins->source.reset();
     pinned_.remove_if([](const auto& entry) { return entry.first->done(); });
@@ -137,36 +107,6 @@ class PyState {
   State& state() { return state_; }
 
  private:
-  void fill(Lane* lane, double now) {
-    for (;;) {
-      state_.fill(lane, now);
-      const auto next = state_.to_stage(lane);
-      if (!next) return;
-      make_ready(next->first, next->second, next->first->source, next->first->target);
-    }
-  }
-
-  void make_ready(const RoundRef& round, uint32_t chunk, const uint8_t* source, uint8_t* target) {
-    state_.ready(round, chunk,
-                 stage(*round, chunk, state_.options().rank, source, target, state_.pool.get()));
-  }
-
-  struct Sink final : FrameSink {
-    Sink(State* to, Lane* from, double at) : state(to), lane(from), now(at) {}
-    std::optional<Failure> control(const Header& header, const uint8_t* payload) override {
-      return state->control(lane, header, payload, now);
-    }
-    std::optional<Failure> result_begins(const Header& header, Target* target) override {
-      return state->result_begins(lane, header, target);
-    }
-    std::optional<Failure> result_ends(const Header& header) override {
-      return state->result_ends(lane, header, now);
-    }
-    State* state;
-    Lane* lane;
-    double now;
-  };
-
   Lane* find(uint32_t reducer, uint32_t number) {
     Lane* lane = state_.find(reducer, number);
     if (lane == nullptr) throw nb::index_error("this connection was never wanted");
@@ -174,7 +114,8 @@ class PyState {
   }
 
   std::list<std::pair<OperationRef, std::shared_ptr<Pins>>> pinned_;
-  State state_;
+  BytesLoop loop_;
+  State& state_ = loop_.state;
   double now_ = 0;
 };
 

@@ -22,7 +22,7 @@
 #include "codec/msgpack.h"
 #include "codec/wire.h"
 #include "crypto/handshake.h"
-#include "protocol/connection.h"
+#include "io/receiver.h"
 #include "protocol/messages.h"
 
 namespace {
@@ -145,17 +145,19 @@ class Sink final : public ors::FrameSink {
  public:
   explicit Sink(Random* random) : random_(random), room_(ors::kMaxChunkBytes) {}
 
-  std::optional<ors::Failure> control(const ors::Header& header, const uint8_t* payload) override {
-    if (header.length > 0) CHECK(payload != nullptr && header.length <= ors::kMaxControlBytes);
+  std::optional<ors::Failure> take(ors::IncomingBatch* frames) override {
+    CHECK(!frames->empty());
+    for (ors::Incoming& frame : *frames) {
+      using Event = ors::Incoming::Event;
+      const uint32_t length = frame.header.length;
+      if (frame.event == Event::kControl) CHECK(length <= ors::kMaxControlBytes);
+      if (frame.event == Event::kControl) CHECK(frame.received == length);
+      if (frame.event != Event::kResultBegins) continue;
+      CHECK(length <= room_.size());
+      if (!random_->one_in(4)) frame.target.bytes = room_.data();
+    }
     return {};
   }
-  std::optional<ors::Failure> result_begins(const ors::Header& header,
-                                            ors::Target* target) override {
-    CHECK(header.length <= room_.size());
-    if (!random_->one_in(4)) target->bytes = room_.data();
-    return {};
-  }
-  std::optional<ors::Failure> result_ends(const ors::Header&) override { return {}; }
 
  private:
   Random* random_;

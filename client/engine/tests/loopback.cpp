@@ -96,6 +96,56 @@ void test_lost_reducer() {
   CHECK(engines[0]->next_finished(5) == nullptr);  // returns at once when the engine has ended
 }
 
+std::string frame(ors::Header h, const std::string& payload) {
+  h.length = static_cast<uint32_t>(payload.size());
+  h.payload_crc = ors::crc32c(payload.data(), payload.size());
+  std::string bytes(ors::kHeaderSize, '\0');
+  ors::pack_header(h, reinterpret_cast<uint8_t*>(bytes.data()));
+  return bytes + payload;
+}
+
+// One reducer refuses a round while the result of another is arriving: from then on the target
+// belongs to the caller.
+void test_target_is_let_go() {
+  constexpr size_t kChunkBytes = 16384;
+  Server first(0, 2);
+  Server second(1, 2);
+  Engines engines = join({first.address(), second.address()});
+  ors::Engine* engine = engines[0].get();
+  const auto receive = [&](Server* from, const std::string& bytes) {
+    from->send(bytes);
+    while (engine->bytes_received() < first.sent() + second.sent()) std::this_thread::yield();
+  };
+  const std::vector<float> source(2 * kChunkBytes / sizeof(float), 1);
+  std::vector<float> target(source.size(), -1);
+  std::optional<ors::Failure> failure;
+  const auto operation = submit(engine, "key", source, &target, &failure);
+  CHECK(!failure);
+  const uint32_t slot = ors::key_id("key") % 2;  // of chunk 0
+  ors::Header h;
+  h.kind = ors::kResult;
+  h.key = ors::key_id("key");
+  h.count = source.size();
+  h.dtype = h.op = h.collective = 1;
+  const std::string result = frame(h, std::string(kChunkBytes, '\x42'));
+  while (engine->counters().at("unanswered") < 2 * kChunkBytes) std::this_thread::yield();
+  first.send("");
+  second.send("");
+  receive(slot == 0 ? &first : &second, result.substr(0, 1000));
+  h = {};
+  h.kind = ors::kRefused;
+  h.key = ors::key_id("key");
+  h.chunk = 1 - slot;
+  const std::string verdict = ors::encode_error({ors::ErrorCode::kMismatch, "no", -1, "", "", -1});
+  receive(slot == 0 ? &second : &first, frame(h, verdict));
+  CHECK(operation->wait(10) && operation->failure()->code == ors::ErrorCode::kMismatch);
+  CHECK(target[0] != -1 && target.back() == -1);
+  target.assign(target.size(), -7);
+  receive(slot == 0 ? &first : &second, result.substr(1000));
+  for (const float value : target) CHECK(value == -7);
+  CHECK(!engine->failure());
+}
+
 void test_abort_in_the_middle() {
   Server server(0, 1);
   Engines engines = join({server.address()});
@@ -215,6 +265,7 @@ int main() {
   test_many_threads();
   test_lost_connections();
   test_lost_reducer();
+  test_target_is_let_go();
   test_abort_in_the_middle();
   test_nobody_there();
   test_absent_rank();

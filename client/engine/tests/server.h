@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -59,6 +60,16 @@ class Server {
   uint32_t byes() const { return byes_; }
   void flood(bool on) { flood_ = on; }  // sends bytes to rank 0 without end, at most 10 s
   void cut() { cut_ = true; }           // sends a heartbeat, then drops all connections
+  // From now on sends rank 0 these bytes alone.
+  void send(const std::string& bytes) {
+    const std::lock_guard<std::mutex> lock(scripted_mutex_);
+    scripted_ = scripted_.value_or("") + bytes;
+    sent_ += bytes.size();
+  }
+  uint64_t sent() {  // bytes to rank 0, including those of send() that wait
+    const std::lock_guard<std::mutex> lock(scripted_mutex_);
+    return sent_;
+  }
 
  private:
   struct Peer {
@@ -77,7 +88,7 @@ class Server {
         if (fds[i].revents) read(&peers_[i - 1]);
       }
       for (const Peer& peer : peers_) {
-        if (peer.rank >= 0) write_all(peer.fd, lane_.give(static_cast<uint32_t>(peer.rank)));
+        if (peer.rank >= 0) write_all(peer.fd, next_bytes(static_cast<uint32_t>(peer.rank)));
       }
       byes_ = lane_.byes();
       if (std::chrono::steady_clock::now() >= next_beat_) {
@@ -89,6 +100,14 @@ class Server {
         for (Peer& peer : peers_) cut(&peer);
       }
     }
+  }
+
+  std::string next_bytes(uint32_t rank) {
+    const std::lock_guard<std::mutex> lock(scripted_mutex_);
+    if (scripted_ && rank == 0) return std::exchange(*scripted_, {});
+    std::string bytes = lane_.give(rank);
+    if (rank == 0) sent_ += bytes.size();
+    return bytes;
   }
 
   void accept() {
@@ -168,6 +187,9 @@ class Server {
   uint16_t port_ = 0;
   int listener_;
   std::vector<Peer> peers_;
+  std::mutex scripted_mutex_;
+  std::optional<std::string> scripted_;
+  uint64_t sent_ = 0;
   std::atomic<bool> stop_{false};
   std::atomic<bool> cut_{false};
   std::atomic<bool> flood_{false};

@@ -1,7 +1,5 @@
 // Tests the protocol state with tiny lanes in memory: joining, sums, credit, stability, refusals,
 // failures, and arbitrary bytes from a lane.
-#include "protocol/state.h"
-
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -9,6 +7,7 @@
 
 #include "check.h"
 #include "failing_new.h"
+#include "io/bytes_loop.h"
 #include "tiny_lane.h"
 
 namespace {
@@ -17,22 +16,6 @@ constexpr uint32_t kWorld = 3;
 constexpr uint32_t kReducers = 2;
 constexpr uint32_t kLanes = 2;
 constexpr uint64_t kCredit = 32768;  // two chunks
-
-struct Sink final : ors::FrameSink {
-  Sink(ors::State* to, ors::Lane* from, double at) : state(to), lane(from), now(at) {}
-  std::optional<ors::Failure> control(const ors::Header& h, const uint8_t* payload) override {
-    return state->control(lane, h, payload, now);
-  }
-  std::optional<ors::Failure> result_begins(const ors::Header& h, ors::Target* target) override {
-    return state->result_begins(lane, h, target);
-  }
-  std::optional<ors::Failure> result_ends(const ors::Header& h) override {
-    return state->result_ends(lane, h, now);
-  }
-  ors::State* state;
-  ors::Lane* lane;
-  double now;
-};
 
 ors::Options options(uint32_t rank) {
   ors::Options o;
@@ -46,32 +29,14 @@ ors::Options options(uint32_t rank) {
   return o;
 }
 
-void feed(ors::State* state, ors::Lane* lane, const std::string& bytes, size_t step, double now) {
-  Sink sink(state, lane, now);
-  for (size_t at = 0; at < bytes.size() && !state->failure();) {
-    struct iovec parts[2];
-    lane->receiver.prepare(parts);
-    const size_t part = std::min({step, parts[0].iov_len, bytes.size() - at});
-    std::memcpy(parts[0].iov_base, bytes.data() + at, part);
-    at += part;
-    if (auto failure = lane->receiver.received(part, &sink)) state->broken(lane, *failure, now);
+void feed(ors::BytesLoop* loop, ors::Lane* lane, std::string_view bytes, size_t step, double now) {
+  for (; !bytes.empty(); bytes.remove_prefix(std::min(step, bytes.size()))) {
+    loop->incoming(lane, bytes.substr(0, step), now);
   }
 }
 
-std::string drain(ors::State* state, ors::Lane* lane, double now) {
-  std::string out;
-  for (;;) {
-    if (lane->sender.empty()) state->fill(lane, now);
-    if (lane->sender.empty()) return out;
-    struct iovec parts[ors::Sender::kMaxPieces];
-    const int n = lane->sender.prepare(parts, ors::Sender::kMaxPieces);
-    size_t size = 0;
-    for (int i = 0; i < n; ++i) {
-      out.append(static_cast<const char*>(parts[i].iov_base), parts[i].iov_len);
-      size += parts[i].iov_len;
-    }
-    lane->sender.sent(size);
-  }
+std::string drain(ors::BytesLoop* loop, ors::Lane* lane, double now) {
+  return loop->outgoing(lane, ~size_t{0}, now);
 }
 
 ors::Submission submission(const std::vector<float>& source, std::vector<float>* target) {
@@ -86,15 +51,17 @@ ors::Submission submission(const std::vector<float>& source, std::vector<float>*
 
 struct Cluster {
   Cluster() {
-    for (uint32_t r = 0; r < kWorld; ++r)
-      states.push_back(std::make_unique<ors::State>(options(r)));
+    for (uint32_t r = 0; r < kWorld; ++r) {
+      loops.push_back(std::make_unique<ors::BytesLoop>(options(r)));
+      states.push_back(&loops.back()->state);
+    }
     for (uint32_t s = 0; s < kReducers; ++s) {
       for (uint32_t l = 0; l < kLanes; ++l) {
         lanes.emplace_back(kWorld, l, kLanes, s, kReducers, kCredit);
       }
     }
     settle();
-    for (const auto& state : states) CHECK(state->joined());
+    for (const ors::State* state : states) CHECK(state->joined());
   }
 
   // Moves bytes until none are left.
@@ -102,15 +69,15 @@ struct Cluster {
     for (bool moved = true; moved;) {
       moved = false;
       for (uint32_t rank = 0; rank < kWorld; ++rank) {
-        ors::State* state = states[rank].get();
+        ors::State* state = states[rank];
         for (ors::Lane* lane : state->take_dropped()) lose(rank, lane, lane->trouble);
         for (ors::Lane* lane : state->take_wanted()) state->opened(lane, now);
         for (ors::Lane* lane : std::vector<ors::Lane*>(state->lanes())) {
           TinyLane& peer = lanes[lane->reducer * kLanes + lane->number];
-          const std::string sent = drain(state, lane, now);
+          const std::string sent = drain(loops[rank].get(), lane, now);
           if (!sent.empty()) peer.take(rank, sent);
           const std::string got = peer.give(rank);
-          feed(state, lane, got, 1 + rng() % 40000, now);
+          feed(loops[rank].get(), lane, got, 1 + rng() % 40000, now);
           moved = moved || !sent.empty() || !got.empty();
         }
       }
@@ -119,14 +86,14 @@ struct Cluster {
 
   void lose(uint32_t rank, ors::Lane* lane, const std::string& why) {
     lanes[lane->reducer * kLanes + lane->number].lose(rank);
-    states[rank]->closed(lane, why, now);
+    loops[rank]->closed(lane, why, now);
   }
 
   void pass(double seconds) {
     for (double left = seconds; left > 0; left -= 0.05) {
       now += 0.05;
       for (TinyLane& lane : lanes) lane.beat();
-      for (const auto& state : states) state->tick(now);
+      for (ors::State* state : states) state->tick(now);
       settle();
     }
   }
@@ -135,7 +102,7 @@ struct Cluster {
                            std::vector<float>* target) {
     ors::Submission s = submission(source, target);
     s.key = key;
-    ors::State* state = states[rank].get();
+    ors::State* state = states[rank];
     CHECK(!state->check(s));
     ors::RoundRef round;
     CHECK(!state->submit(s, now, &round));
@@ -147,7 +114,8 @@ struct Cluster {
 
   std::mt19937 rng{7};
   double now = 100;
-  std::vector<std::unique_ptr<ors::State>> states;
+  std::vector<std::unique_ptr<ors::BytesLoop>> loops;
+  std::vector<ors::State*> states;
   std::vector<TinyLane> lanes;
 };
 
@@ -179,12 +147,12 @@ void test_sums_and_stability() {
   }
   for (const TinyLane& lane : cluster.lanes) CHECK(lane.unanswered_max() <= kCredit);
   cluster.pass(0.5);
-  for (const auto& state : cluster.states) {
+  for (const ors::State* state : cluster.states) {
     CHECK(state->counters().at("staging_bytes") == 0);
     CHECK(state->counters().at("live_rounds") == 0);
   }
   cluster.pass(2);
-  for (const auto& state : cluster.states) {
+  for (const ors::State* state : cluster.states) {
     CHECK(state->counters().at("keys") == 0);
     CHECK(state->counters().at("remembered_keys") == 1);
   }
@@ -193,7 +161,7 @@ void test_sums_and_stability() {
   CHECK(calls[0].operation->round() == 3);
   cluster.settle();
   CHECK(calls[0].operation->done());
-  for (const auto& state : cluster.states) state->leave(cluster.now);
+  for (ors::State* state : cluster.states) state->leave(cluster.now);
   cluster.settle();
   cluster.pass(0.5);
   for (const TinyLane& lane : cluster.lanes) CHECK(lane.byes() == kWorld);
@@ -213,7 +181,7 @@ void test_refusal() {
   cluster.settle();
   for (const Call& call : calls) CHECK(call.operation->done() && !call.operation->failure());
   cluster.pass(0.5);
-  for (const auto& state : cluster.states) {
+  for (const ors::State* state : cluster.states) {
     CHECK(state->counters().at("staging_bytes") == 0);
     CHECK(state->counters().at("unanswered") == 0);
   }
@@ -229,7 +197,7 @@ void test_submission_without_memory(bool fresh) {
     const std::vector<float> source(60001, 1);
     ors::Submission s = submission(source, &targets[0]);
     s.key = key;
-    ors::State* state = cluster.states[0].get();
+    ors::State* state = cluster.states[0];
     const auto before = state->counters();
     ors::RoundRef round;
     bool refused = false;
@@ -261,7 +229,7 @@ void test_submission_without_memory(bool fresh) {
 // One rank loses each of its lanes in the middle of a round. The sums are still right.
 void test_lost_lanes() {
   Cluster cluster;
-  ors::State* state = cluster.states[0].get();
+  ors::State* state = cluster.states[0];
   for (uint32_t lost = 0; lost < kReducers * kLanes; ++lost) {
     std::vector<float> target(60001, -1);
     const auto operation = cluster.submit(0, "key", std::vector<float>(60001, 1), &target);
@@ -293,8 +261,9 @@ void test_target_is_let_go(bool refused) {
   Cluster cluster;
   std::vector<float> target(20000, -1);
   const auto operation = cluster.submit(0, "key", std::vector<float>(20000), &target);
-  ors::State* state = cluster.states[0].get();
-  for (ors::Lane* lane : state->lanes()) drain(state, lane, cluster.now);
+  ors::BytesLoop* loop = cluster.loops[0].get();
+  ors::State* state = &loop->state;
+  for (ors::Lane* lane : state->lanes()) drain(loop, lane, cluster.now);
   ors::Lane* first = nullptr;  // owner of chunk 0; the other lanes own later chunks
   ors::Lane* other = nullptr;
   const uint64_t key = ors::key_id("key");
@@ -312,7 +281,7 @@ void test_target_is_let_go(bool refused) {
   peer.send(0, h, std::string(16384, '\x42'));
   const std::string bytes = peer.give(0);
   const size_t half = ors::kHeaderSize + 8192;
-  feed(state, first, bytes.substr(0, half), 1000, cluster.now);
+  feed(loop, first, bytes.substr(0, half), 1000, cluster.now);
   CHECK(target[0] != -1 && target[4095] == -1);
   if (refused) {
     TinyLane& refuser = cluster.lanes[other->reducer * kLanes + other->number];
@@ -321,23 +290,39 @@ void test_target_is_let_go(bool refused) {
     refusal.chunk = other->welcome.slot;
     refusal.key = key;
     refuser.send(0, refusal, ors::encode_error({ors::ErrorCode::kMismatch, "no", -1, "", "", -1}));
-    feed(state, other, refuser.give(0), 1000, cluster.now);
+    feed(loop, other, refuser.give(0), 1000, cluster.now);
   } else {
     state->fail({ors::ErrorCode::kPeerLost, "rank 1 is lost", 1, "lost", "", -1});
   }
   CHECK(operation->done() && operation->failure());
   target.assign(target.size(), -7);
-  Sink sink(state, first, cluster.now);
-  for (size_t at = half; at < bytes.size();) {  // also after a failure of the group
-    struct iovec parts[2];
-    first->receiver.prepare(parts);
-    const size_t part = std::min(parts[0].iov_len, bytes.size() - at);
-    std::memcpy(parts[0].iov_base, bytes.data() + at, part);
-    at += part;
-    CHECK(!first->receiver.received(part, &sink));
-  }
+  feed(loop, first, bytes.substr(half), bytes.size(), cluster.now);
   for (const float value : target) CHECK(value == -7);
   CHECK(state->failure().has_value() != refused);
+}
+
+// A lane answers a chunk twice in one read. The second answer changes nothing.
+void test_result_twice() {
+  Cluster cluster;
+  std::vector<float> target(1, -1);
+  const auto operation = cluster.submit(0, "key", {1}, &target);
+  ors::BytesLoop* loop = cluster.loops[0].get();
+  for (ors::Lane* lane : loop->state.lanes()) {
+    if (drain(loop, lane, cluster.now).empty()) continue;
+    ors::Header h;
+    h.kind = ors::kResult;
+    h.key = ors::key_id("key");
+    h.count = h.dtype = h.op = h.collective = 1;
+    TinyLane& peer = cluster.lanes[lane->reducer * kLanes + lane->number];
+    peer.send(0, h, std::string(4, '\x42'));
+    peer.send(0, h, std::string(4, '\x43'));
+    const std::string bytes = peer.give(0);
+    feed(loop, lane, bytes, bytes.size(), cluster.now);
+  }
+  CHECK(operation->done() && !operation->failure() && !loop->state.failure());
+  CHECK(std::string(reinterpret_cast<const char*>(target.data()), 4) == "BBBB");
+  CHECK(loop->state.counters().at("frames_dropped") == 1);
+  CHECK(loop->state.counters().at("open_rounds") == 0);
 }
 
 // Whatever a lane sends, the worst effect is the end of the group.
@@ -347,9 +332,10 @@ void test_hostile_lanes() {
     Cluster cluster;
     std::vector<float> target(20000);
     const auto operation = cluster.submit(0, "key", std::vector<float>(20000), &target);
-    ors::State* state = cluster.states[0].get();
+    ors::BytesLoop* loop = cluster.loops[0].get();
+    ors::State* state = &loop->state;
     ors::Lane* lane = state->lanes()[rng() % state->lanes().size()];
-    drain(state, lane, cluster.now);
+    drain(loop, lane, cluster.now);
     for (int frames = 0; frames < 20; ++frames) {
       ors::Header h;
       h.kind = static_cast<uint8_t>(rng() % 2 ? 17 : 1 + rng() % 25);
@@ -363,19 +349,20 @@ void test_hostile_lanes() {
       for (char& byte : payload) byte = static_cast<char>(rng());
       TinyLane& peer = cluster.lanes[lane->reducer * kLanes + lane->number];
       peer.send(0, h, payload);
+      if (rng() % 4 == 0) peer.send(0, h, payload);
+      if (rng() % 4 == 0) continue;  // comes in one read with the next frame
       std::string bytes = peer.give(0);
       if (rng() % 8 == 0) bytes[rng() % bytes.size()] = static_cast<char>(rng());
-      feed(state, lane, bytes, 1 + rng() % 30000, cluster.now);
-      drain(state, lane, cluster.now);
+      feed(loop, lane, bytes, 1 + rng() % 30000, cluster.now);
+      drain(loop, lane, cluster.now);
       state->tick(cluster.now);
       for (ors::Lane* broken : state->take_dropped()) cluster.lose(0, broken, broken->trouble);
       for (ors::Lane* again : state->take_wanted()) state->opened(again, cluster.now);
       if (lane->phase == ors::Lane::Phase::kHello) {
-        drain(state, lane, cluster.now);
+        drain(loop, lane, cluster.now);
         cluster.settle();
       }
     }
-    Sink sink(state, lane, cluster.now);
     if (!state->failure()) state->fail({});
     CHECK(operation->done());
     CHECK(state->counters().at("open_rounds") == 0);
@@ -392,5 +379,6 @@ int main() {
   test_lost_lanes();
   test_target_is_let_go(true);
   test_target_is_let_go(false);
+  test_result_twice();
   test_hostile_lanes();
 }

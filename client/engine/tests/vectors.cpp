@@ -12,7 +12,7 @@
 #include "codec/crc.h"
 #include "codec/wire.h"
 #include "crypto/handshake.h"
-#include "protocol/connection.h"
+#include "io/receiver.h"
 #include "protocol/messages.h"
 #include "protocol/plan.h"
 #include "protocol/route.h"
@@ -171,11 +171,7 @@ void check_map(const std::string& bytes) {
 }
 
 struct NoSink final : ors::FrameSink {
-  std::optional<ors::Failure> control(const ors::Header&, const uint8_t*) override { return {}; }
-  std::optional<ors::Failure> result_begins(const ors::Header&, ors::Target*) override {
-    return {};
-  }
-  std::optional<ors::Failure> result_ends(const ors::Header&) override { return {}; }
+  std::optional<ors::Failure> take(ors::IncomingBatch*) override { return {}; }
 };
 
 // Frames fed whole and byte by byte must give the same outcome.

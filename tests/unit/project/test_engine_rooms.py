@@ -29,3 +29,16 @@ def test_includes_go_down(room: str) -> None:
         if included.partition("/")[0] not in (room, *BELOW[room])
     ]
     assert wrong == []
+
+
+def test_the_protocol_has_no_connections() -> None:
+    """A loop owns sockets and the bytes under way; the protocol leaves it frames and orders."""
+    forbidden = re.compile(
+        r'#include (?:"io/|<(?:sys|netinet|arpa)/|<unistd\.h>)|\b(?:Receiver|Sender|iovec)\b'
+    )
+    wrong = [
+        f"{source.name}: {found}"
+        for source in (ENGINE / "protocol").iterdir()
+        for found in forbidden.findall(source.read_text())
+    ]
+    assert wrong == []

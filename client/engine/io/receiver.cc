@@ -1,4 +1,4 @@
-#include "protocol/connection.h"
+#include "io/receiver.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -29,7 +29,10 @@ std::string shown(const uint8_t* bytes, size_t size) {
 
 }  // namespace
 
-Receiver::Receiver(std::string peer) : peer_(std::move(peer)), buffer_(kBufferSize) {}
+Receiver::Receiver(std::string peer) : peer_(std::move(peer)), buffer_(kBufferSize) {
+  frames_.reserve(kBatch);
+  begun_.reserve(kBatch);
+}
 
 Failure Receiver::broken(ErrorCode code, const std::string& what) const {
   Failure failure;
@@ -42,6 +45,7 @@ int Receiver::prepare(struct iovec* out) {
   if (payload_left_ > 0) {
     const bool wanted = target_.bytes != nullptr;
     begin_ = end_ = 0;
+    if (scratch_.empty() && !wanted) scratch_.resize(kScratch);
     window_ = wanted ? payload_left_ : std::min<size_t>(payload_left_, scratch_.size());
     out[0] = {wanted ? target_.bytes + payload_got_ : scratch_.data(), window_};
     out[1] = {buffer_.data(), kSlack};
@@ -58,20 +62,22 @@ int Receiver::prepare(struct iovec* out) {
 }
 
 std::optional<Failure> Receiver::received(size_t size, FrameSink* sink) {
+  std::optional<Failure> failure;
+  frames_.clear();  // not empty if memory ran out in the middle of a batch
   if (payload_left_ > 0) {
     const auto part = std::min(size, window_);
     take(nullptr, part);
     size -= part;
-    if (payload_left_ == 0) {
-      if (auto failure = end_payload(sink)) return failure;
-    }
+    if (payload_left_ == 0) failure = end_payload();
   }
   end_ += size;
-  for (bool progress = true; progress && payload_left_ == 0;) {
-    progress = false;
-    if (auto failure = next_frame(sink, &progress)) return failure;
+  for (;;) {
+    if (!failure) failure = gather();
+    if (frames_.empty()) return failure;
+    // Each of these failures concerns a frame before that of the last failure.
+    if (auto earlier = sink->take(&frames_)) failure = std::move(earlier);
+    if (auto earlier = place()) failure = std::move(earlier);
   }
-  return std::nullopt;
 }
 
 // Processes payload bytes: updates the CRC and copies or widens the bytes to the target. `data` is
@@ -107,59 +113,81 @@ std::optional<Failure> Receiver::check_first_bytes() {
                                          version(Preface()) + ", got " + version(theirs));
 }
 
-std::optional<Failure> Receiver::next_frame(FrameSink* sink, bool* progress) {
-  if (!checked_ && have() >= 4) {
-    if (auto failure = check_first_bytes()) return failure;
-    if (!checked_) return std::nullopt;
+// Adds the frames of the buffer to the batch. A control frame that follows a result waits until the
+// result has ended.
+std::optional<Failure> Receiver::gather() {
+  bool begun = false;
+  while (payload_left_ == 0 && frames_.size() < kBatch) {
+    if (!checked_ && have() >= 4) {
+      if (auto failure = check_first_bytes()) return failure;
+      if (!checked_) return std::nullopt;
+    }
+    needed_ = kHeaderSize - std::min(have(), kHeaderSize);
+    if (have() < kHeaderSize) return std::nullopt;
+    Incoming frame;
+    ErrorCode code;
+    const uint8_t* bytes = buffer_.data() + begin_;
+    if (const char* wrong = unpack_header(bytes, &frame.header, &code)) return broken(code, wrong);
+    frame.payload = bytes + kHeaderSize;
+    frame.received = std::min<size_t>(have() - kHeaderSize, frame.header.length);
+    const bool whole = frame.received == frame.header.length;
+    if (frame.header.kind == kResult) {
+      frame.event = Incoming::Event::kResultBegins;
+      begun = true;
+    } else {
+      if (begun) return std::nullopt;
+      if (auto failure = check_control(frame)) return failure;
+      if (!whole) {
+        needed_ = frame.header.length - frame.received;
+        return std::nullopt;
+      }
+    }
+    begin_ += kHeaderSize + frame.received;
+    frames_.push_back(frame);
+    if (!whole) return std::nullopt;
   }
-  needed_ = kHeaderSize - std::min(have(), kHeaderSize);
-  if (have() < kHeaderSize) return std::nullopt;
-  ErrorCode code;
-  if (const char* wrong = unpack_header(buffer_.data() + begin_, &header_, &code)) {
-    return broken(code, wrong);
-  }
-  if (header_.kind == kResult) {
-    *progress = true;
-    begin_ += kHeaderSize;
-    return begin_payload(sink);
-  }
-  const size_t whole = kHeaderSize + header_.length;
-  if (header_.length > kMaxControlBytes) return broken(ErrorCode::kProtocol, "an unexpected chunk");
-  if (have() < whole) {
-    needed_ = whole - have();
-    return std::nullopt;
-  }
-  const uint8_t* payload = buffer_.data() + begin_ + kHeaderSize;
-  if (header_.length > 0 && crc32c(payload, header_.length) != header_.payload_crc) {
-    return broken(ErrorCode::kCorrupted, "a control frame with a bad CRC");
-  }
-  *progress = true;
-  begin_ += whole;
-  return sink->control(header_, payload);
+  return std::nullopt;
 }
 
-std::optional<Failure> Receiver::begin_payload(FrameSink* sink) {
-  target_ = Target();
-  if (auto failure = sink->result_begins(header_, &target_)) return failure;
+std::optional<Failure> Receiver::check_control(const Incoming& frame) const {
+  const Header& header = frame.header;
+  if (header.length > kMaxControlBytes) return broken(ErrorCode::kProtocol, "an unexpected chunk");
+  if (header.length == 0 || frame.received < header.length) return std::nullopt;
+  if (crc32c(frame.payload, header.length) == header.payload_crc) return std::nullopt;
+  return broken(ErrorCode::kCorrupted, "a control frame with a bad CRC");
+}
+
+// Places what the buffer has of the payloads that begin in the batch, which the sink has taken. The
+// next batch starts with those that are complete.
+std::optional<Failure> Receiver::place() {
+  begun_.swap(frames_);
+  frames_.clear();
+  for (const Incoming& frame : begun_) {
+    if (frame.event != Incoming::Event::kResultBegins) continue;
+    begin_payload(frame);
+    if (payload_left_ > 0) break;  // the last one
+    if (auto failure = end_payload()) return failure;
+  }
+  return std::nullopt;
+}
+
+void Receiver::begin_payload(const Incoming& frame) {
+  header_ = frame.header;
+  target_ = frame.target;
   bulk_ = header_.length >= kBulkBytes;
-  if (header_.length == 0) return sink->result_ends(header_);
   payload_left_ = header_.length;
   payload_got_ = 0;
   crc_ = 0;
   if (target_.wide != nullptr) {
     if (scratch_.size() < header_.length) scratch_.resize(header_.length);
     target_.bytes = scratch_.data();
-  } else if (target_.bytes == nullptr && scratch_.empty()) {
-    scratch_.resize(kScratch);
   }
-  const size_t part = std::min<size_t>(have(), payload_left_);
-  take(buffer_.data() + begin_, part);
-  begin_ += part;
-  return payload_left_ == 0 ? end_payload(sink) : std::nullopt;
+  take(frame.payload, frame.received);
 }
 
-std::optional<Failure> Receiver::end_payload(FrameSink* sink) {
-  if (crc_ != header_.payload_crc) {
+// Checks the payload and adds the end of the result to the batch.
+std::optional<Failure> Receiver::end_payload() {
+  if (header_.length > 0 && crc_ != header_.payload_crc) {
     return broken(ErrorCode::kCorrupted, "a result with a bad CRC (chunk " +
                                              std::to_string(header_.chunk) + " of round " +
                                              std::to_string(header_.round) + ")");
@@ -172,58 +200,13 @@ std::optional<Failure> Receiver::end_payload(FrameSink* sink) {
     size *= sizeof(float) / sizeof(uint16_t);
   }
   if (target_.reread) header_.payload_crc = crc32c(place, size);
-  return sink->result_ends(header_);
+  frames_.push_back({Incoming::Event::kResultEnds, header_, nullptr, 0, {}});
+  return std::nullopt;
 }
 
-void Receiver::discard() {
+void Receiver::discard() noexcept {
   target_ = Target();
-  if (scratch_.empty()) scratch_.resize(kScratch);
-}
-
-Sender::Sender() { pieces_.reserve(kMaxPieces); }
-
-void Sender::add(std::string bytes) {
-  frames_ += 1;
-  bytes_ += bytes.size();
-  pieces_.push_back({nullptr, bytes.size(), nullptr, std::move(bytes)});
-  Piece& piece = pieces_.back();
-  piece.data = reinterpret_cast<const uint8_t*>(piece.own.data());
-}
-
-void Sender::add(const Header& header, BufferRef payload) {
-  uint8_t* packed = headers_[frames_++].data();
-  pack_header(header, packed);
-  bytes_ += kHeaderSize + header.length;
-  pieces_.push_back({packed, kHeaderSize, nullptr, {}});
-  if (header.length > 0) {
-    const uint8_t* data = payload->data;
-    pieces_.push_back({data, header.length, std::move(payload), {}});
-  }
-}
-
-int Sender::prepare(struct iovec* out, int most) const {
-  int n = 0;
-  for (size_t i = first_; i < pieces_.size() && n < most; ++i, ++n) {
-    out[n] = {const_cast<uint8_t*>(pieces_[i].data), pieces_[i].size};
-  }
-  return n;
-}
-
-void Sender::sent(size_t size) {
-  while (size > 0) {
-    Piece& piece = pieces_[first_];
-    const size_t part = std::min(size, piece.size);
-    piece.data += part;
-    piece.size -= part;
-    size -= part;
-    if (piece.size > 0) return;
-    piece.keep.reset();
-    ++first_;
-  }
-  if (empty()) {
-    pieces_.clear();
-    first_ = frames_ = bytes_ = 0;
-  }
+  for (Incoming& frame : frames_) frame.target = Target();
 }
 
 }  // namespace ors

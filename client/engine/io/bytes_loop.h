@@ -1,0 +1,113 @@
+// A loop without sockets and threads: its caller brings and takes the bytes. For the simulator and
+// for tests.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "io/receiver.h"
+#include "io/sender.h"
+#include "protocol/state.h"
+
+namespace ors {
+
+class BytesLoop {
+ public:
+  explicit BytesLoop(Options options) : state(std::move(options)) {}
+
+  // Handles bytes that came from the lane. Does not handle the rest after a failure.
+  void incoming(Lane* lane, std::string_view bytes, double now) {
+    Sink sink(this, lane, now);
+    Receiver& receiver = connection(lane).receiver;
+    discard_unwanted();
+    while (!bytes.empty()) {
+      struct iovec parts[2];
+      const int n = receiver.prepare(parts);
+      size_t size = 0;
+      for (int i = 0; i < n && !bytes.empty(); ++i) {
+        const size_t part = std::min(parts[i].iov_len, bytes.size());
+        std::memcpy(parts[i].iov_base, bytes.data(), part);
+        bytes.remove_prefix(part);
+        size += part;
+      }
+      state.heard(lane, now);
+      if (const auto failure = receiver.received(size, &sink)) {
+        return state.broken(lane, *failure, now);
+      }
+    }
+  }
+
+  // Returns the next bytes for the lane, at most `limit`.
+  std::string outgoing(Lane* lane, size_t limit, double now) {
+    Sender& sender = connection(lane).sender;
+    std::string out;
+    while (out.size() < limit) {
+      if (sender.empty()) fill(lane, &sender, now);
+      if (sender.empty()) break;
+      struct iovec parts[Sender::kMaxPieces];
+      const int n = sender.prepare(parts, Sender::kMaxPieces);
+      size_t size = 0;
+      for (int i = 0; i < n && out.size() < limit; ++i) {
+        const size_t part = std::min(parts[i].iov_len, limit - out.size());
+        out.append(static_cast<const char*>(parts[i].iov_base), part);
+        size += part;
+      }
+      sender.sent(size);
+    }
+    return out;
+  }
+
+  void closed(Lane* lane, const std::string& why, double now) {
+    connections_.erase(lane);
+    state.closed(lane, why, now);
+  }
+
+  State state;
+
+ private:
+  struct Connection {
+    Receiver receiver;
+    Sender sender;
+  };
+
+  struct Sink final : FrameSink {
+    Sink(BytesLoop* to, Lane* from, double at) : loop(to), lane(from), now(at) {}
+    std::optional<Failure> take(IncomingBatch* frames) override {
+      auto failure = loop->state.receive(lane, frames, now);
+      loop->discard_unwanted();
+      return failure;
+    }
+    BytesLoop* loop;
+    Lane* lane;
+    double now;
+  };
+
+  Connection& connection(const Lane* lane) {
+    const auto found = connections_.find(lane);
+    if (found != connections_.end()) return found->second;
+    return connections_.emplace(lane, Connection{Receiver(lane->name), Sender()}).first->second;
+  }
+
+  void discard_unwanted() {
+    for (const Lane* lane : state.take_discards()) connection(lane).receiver.discard();
+  }
+
+  void fill(Lane* lane, Sender* sender, double now) {
+    OutgoingBatch batch;
+    while (const auto next = state.fill(lane, now, &batch)) {
+      const Round& round = *next->round;
+      state.ready(next->round, next->chunk,
+                  stage(round, next->chunk, state.options().rank, round.source, round.target,
+                        state.pool.get()));
+    }
+    sender->add(&batch);
+  }
+
+  std::map<const Lane*, Connection> connections_;
+};
+
+}  // namespace ors
