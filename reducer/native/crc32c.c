@@ -3,10 +3,9 @@
  * - the processor's CRC instruction runs on three interleaved streams: an instruction waits for the
  *   previous one of its stream, so three streams are three times as fast;
  * - tables, eight bytes at a time. */
-#include <string.h>
+#include "crc32c.h"
 
-#include "kernels.h"
-#include "loops.h"
+#include <string.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the kernels and the wire protocol are little-endian"
@@ -144,7 +143,7 @@ static void fill_zeros(uint32_t zeros[4][256], size_t length) {
   }
 }
 
-void rs_crc32c_init(void) {
+__attribute__((constructor)) static void init(void) {
   for (uint32_t value = 0; value < 256; ++value) {
     uint32_t crc = value;
     for (int bit = 0; bit < 8; ++bit) {
@@ -160,6 +159,9 @@ void rs_crc32c_init(void) {
   }
   fill_zeros(long_zeros, LONG);
   fill_zeros(short_zeros, SHORT);
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+#endif
 #if defined(WIDE)
   if (has_wide()) {
     ways[way_count++] = by_folding;

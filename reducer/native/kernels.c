@@ -26,7 +26,6 @@ __attribute__((constructor)) static void choose_level(void) {
 #endif
   levels[found] = &rs_loops_baseline;
   level = levels[0];
-  rs_crc32c_init();
 }
 
 const char* rs_level(size_t index) {

@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "crc32c.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -68,9 +70,6 @@ unsigned rs_finish(int op, int dtype, size_t count, uint64_t world, const void* 
  * and returns RS_NAN or 0. widen is exact. The buffers must not overlap. */
 unsigned rs_narrow(int dtype, size_t count, const void* source, void* out);
 void rs_widen(int dtype, size_t count, const void* source, void* out);
-
-/* CRC-32C (Castagnoli). `value` is the CRC of the bytes before, 0 at the start. */
-uint32_t rs_crc32c(uint32_t value, const void* data, size_t length);
 
 /* The names of the instruction sets that this machine supports, fastest first, then NULL. */
 const char* rs_level(size_t index);

@@ -39,7 +39,4 @@ extern const rs_level_table rs_loops_avx2;
 extern const rs_level_table rs_loops_avx512;
 #endif
 
-void rs_crc32c_init(void);       /* once, before main */
-void rs_crc32c_use(size_t rank); /* 0: the fastest way on this machine, 1: the next, ... */
-
 #endif

@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli), with the processor's instruction if it has one.
+// CRC-32C (Castagnoli), computed by reducer/native/crc32c.c.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,5 @@ uint32_t crc32c(const void* data, size_t size, uint32_t value = 0);
 
 // Copies and returns the CRC, block by block so that each block stays in the L1 cache.
 uint32_t copy_crc32c(void* to, const void* from, size_t size, uint32_t value = 0);
-
-// The portable version with tables. All other versions must give the same results.
-uint32_t crc32c_portable(const void* data, size_t size, uint32_t value = 0);
 
 }  // namespace ors

@@ -5,7 +5,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "codec/cast.h"
-#include "codec/crc.h"
 #include "codec/msgpack.h"
 #include "protocol/plan.h"
 #include "protocol/route.h"
@@ -125,14 +124,6 @@ void cast_widen(int dtype, nb::object from, nb::object to) {
 
 void bind_codec(nb::module_& m) {
   m.def("key_id", [](const std::string& name) { return key_id(name); }, nb::arg("name"));
-  m.def(
-      "crc32c",
-      [](nb::object data, uint32_t value, bool portable) {
-        const Pin pin(data, false);
-        return portable ? crc32c_portable(pin.data(), pin.size(), value)
-                        : crc32c(pin.data(), pin.size(), value);
-      },
-      nb::arg("data"), nb::arg("value") = 0, nb::arg("portable") = false);
   m.def("msgpack_encode", &encode, nb::arg("value").none());
   m.def("msgpack_decode", &decode, nb::arg("data"));
   m.def("plan", &plan, nb::arg("collective"), nb::arg("dtype"), nb::arg("count"), nb::arg("world"),

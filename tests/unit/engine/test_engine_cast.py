@@ -1,8 +1,7 @@
-"""The engine's casts and CRC against NumPy and google-crc32c."""
+"""The engine's casts against NumPy."""
 
 from __future__ import annotations
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -65,13 +64,3 @@ def test_widen_is_exact() -> None:
     np.testing.assert_array_equal(wide.view(np.uint32), halves.astype(np.uint32) << 16)
     _engine.widen(DType.FLOAT16, halves, wide)
     np.testing.assert_array_equal(wide, halves.view(np.float16).astype(np.float32))
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 3071, 3072, 3073, 65_536, 100_001])
-def test_crc32c(size: int) -> None:
-    data = np.random.default_rng(size).bytes(size)
-    expected = google_crc32c.value(data)
-    assert _engine.crc32c(data) == expected
-    assert _engine.crc32c(data, portable=True) == expected
-    cut = size // 3
-    assert _engine.crc32c(data[cut:], _engine.crc32c(data[:cut])) == expected
