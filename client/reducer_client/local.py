@@ -20,10 +20,9 @@ from reducer_client.reports import logger
 # Runs in the child before the daemon, so that the child ends with its parent even after kill -9.
 # (A preexec_fn would be unsafe in a process with threads.)
 _BOOT = """
-import ctypes, os, runpy, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
+import runpy, sys
+from reducer.parent import die_with_parent
+die_with_parent(int(sys.argv[1]))
 sys.argv = ["reducer", *sys.argv[2:]]
 runpy.run_module("reducer", run_name="__main__", alter_sys=True)
 """

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 
-_PR_SET_PDEATHSIG = 1
+from reducer.parent import die_with_parent
 
 
 def stay_with(parent: int) -> None:
     """Make this process end when its parent ends in any way, and leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with_parent(parent)
 
 
 def describe_exit(code: int | None) -> str:

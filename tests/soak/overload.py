@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
-import signal
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
+from reducer.parent import die_with_parent
 from reducer.server.config import usable_cores
 from tests.soak import Figures, Say
 from tests.soak.training import Training
 from tests.support.reducers import Reducers
 
 TIMES = 4
-_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
 def hogs(count: int) -> Iterator[None]:
-    def die_with_parent() -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
+    stay = partial(die_with_parent, os.getpid())
     command = [sys.executable, "-c", "while True: pass"]
-    busy = [subprocess.Popen(command, preexec_fn=die_with_parent) for _ in range(count)]
+    busy = [subprocess.Popen(command, preexec_fn=stay) for _ in range(count)]
     try:
         yield
     finally:

@@ -8,7 +8,6 @@ environment that the dynamic linker or an import reads.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -22,11 +21,11 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 import reducer_client
+from reducer.parent import die_with_parent
 
 if TYPE_CHECKING:  # an installation without compiled parts has no engine
     from reducer_client import Group
 
-_PR_SET_PDEATHSIG = 1
 _SPAWN = multiprocessing.get_context("spawn")
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.support.warm"])
@@ -221,7 +220,7 @@ def _main(
 
 def _die_with_the_test() -> None:
     """End the server, and then its ranks, when no process holds its descriptor any more."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(os.getppid())
     parent = multiprocessing.parent_process()
     assert parent is not None
     if not parent.is_alive():

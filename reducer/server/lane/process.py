@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import json
 import logging
@@ -28,6 +27,7 @@ from reducer import kernels as kernel_sets
 from reducer.core.lane import Lane
 from reducer.core.surface import events
 from reducer.core.surface.settings import LaneSettings
+from reducer.parent import die_with_parent
 from reducer.server import descriptors
 from reducer.server.data.buffers import BufferPool
 from reducer.server.data.connection import Connection
@@ -71,7 +71,6 @@ LOST_REPORT_SECONDS = 30.0
 REST = 4.0
 _ORDER_BYTES = 64
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(4)
-_PR_SET_PDEATHSIG = 1
 
 
 class _Answers(asyncio.Protocol):
@@ -447,15 +446,6 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
         descriptors=descriptors.limit(),
         traced=bool(options.timeline),
     )
-
-
-def die_with_parent(parent: int) -> None:
-    """Get SIGKILL as soon as ``parent`` ends, even if SIGKILL ends the parent."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # the parent ended before the call
-        os._exit(1)
 
 
 def main() -> NoReturn:

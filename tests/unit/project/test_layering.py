@@ -24,7 +24,7 @@ PACKAGES = {
 # What the modules of each room may import beside their own room and the standard library. A name
 # stands for itself and all below it.
 SHARED = {"reducer.cluster", "reducer.kernels", "reducer.wire", "reducer.__version__"}
-SHARED |= {f"reducer.{name}" for name in ("compiled", "keyfile", "log", "units")}
+SHARED |= {f"reducer.{name}" for name in ("compiled", "keyfile", "log", "parent", "units")}
 CLIENT = {*SHARED, "reducer_client", "numpy"}
 TORCH = {*SHARED, "numpy", "torch"} | {
     f"reducer_client.{path.stem}" for path in (ROOT / "client" / "reducer_client").glob("*.py")
@@ -76,7 +76,7 @@ ALLOWED = {
     "reducer_client.horovod.torch": {*CLIENT, "torch"},
     "reducer_client.horovod.keras": {*CLIENT, "keras"},
     "reducer_client.horovod.tensorflow": {*CLIENT, "tensorflow"},
-    "reducer_tools": set(),
+    "reducer_tools": {"reducer.parent"},
     "reducer_tools.bench": {*TOOLS, "reducer_client", "reducer_tools.planner", "rich"},
     "reducer_tools.demo": {*TOOLS, "reducer_client", "torch", "sklearn", "matplotlib", "rich"},
     "reducer_tools.doctor": {*TOOLS, "reducer_client", "reducer.server.config"},
