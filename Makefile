@@ -17,10 +17,11 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP = MAKEFLAGS= $(BIN)/python -m pip install --no-build-isolation --no-compile -c constraints.txt \
     $(if $(wildcard $@),--quiet)
 # What `make venv` compiles: C, C++, and the Python that mypyc takes (reducer/native/mypyc.cmake).
-NATIVE := $(wildcard reducer/native/* client/engine/CMakeLists.txt client/engine/*/*.* \
+NATIVE := $(wildcard reducer/native/* client/engine/CMakeLists.txt client/engine/*/*.* client/engine/tests/python/* \
                      $(addsuffix /*.py,$(addprefix reducer/,core core/* server/data wire)))
 FORMATTED := $(wildcard $(addprefix reducer/native/*.,c h inc cpp) \
                         $(addprefix client/engine/*/*.,h cc cpp) \
+                        $(addprefix client/engine/tests/python/*.,h cpp) \
                         $(addprefix nccl_plugin/*.,h cc) $(wildcard nccl_plugin/tests/*.cpp nccl_plugin/tests/*.h) \
                         $(addprefix bench/reference/*.,c h))
 COMMA := ,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import engine_parts
 import numpy as np
 
 from bench.scale.host import KERNELS, ZEROS
@@ -22,7 +23,6 @@ from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder
 from reducer.wire.header import HEADER_SIZE, Header, pack_header
 from reducer.wire.keys import key_id, position
-from reducer_client import _engine
 
 KEY = "bench"
 # Limit of a round's unacknowledged bytes on one lane without a grant
@@ -250,7 +250,7 @@ class EngineWorker:
         count: int,
     ) -> None:
         self.refused = ""
-        self._state = _engine.State(
+        self._state = engine_parts.State(
             reducers=reducers, job="bench", run_id="run" if rank == 0 else "", rank=rank,
             world_size=world_size, chunk_table=list(table), silence=1e9, worker_silence=3_600.0,
         )  # fmt: skip

@@ -134,9 +134,9 @@ class LaneFuzzer:
 
 
 def fuzz_engine(rng: random.Random) -> None:
-    from reducer_client import _engine
+    import engine_parts
 
-    state = _engine.State(
+    state = engine_parts.State(
         reducers=1, job="job", run_id="run", rank=0, world_size=1, chunk_table=[(0, 4_096)],
         connect_timeout=30.0, silence=30.0,
     )  # fmt: skip
@@ -160,7 +160,7 @@ def run(seconds: float, seed: int) -> int:
     """Rounds of fuzzing until the time is over; the number of inputs."""
     targets: list[Callable[[random.Random], None]] = [fuzz_decoder, LaneFuzzer()]
     try:
-        import reducer_client._engine  # noqa: F401
+        import engine_parts  # noqa: F401
 
         targets.append(fuzz_engine)
     except ImportError:

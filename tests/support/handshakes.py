@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple, Protocol
 
+import engine_parts
+
 from reducer.wire.errors import PEER_ERRORS
 from reducer.wire.handshake import (
     ANSWER_SIZE,
@@ -16,7 +18,6 @@ from reducer.wire.handshake import (
     job_key,
 )
 from reducer.wire.header import PREFACE_SIZE
-from reducer_client import _engine
 from reducer_client.engine import EngineError
 
 PSK_OPENING = PREFACE_SIZE + CHALLENGE_SIZE  # what a worker sends first
@@ -45,7 +46,7 @@ class PythonSide:
 
 class EngineSide:
     def __init__(self, master: bytes, job: str, lane: int, nonce: bytes) -> None:
-        self._handshake = _engine.Handshake(master, job, lane, nonce)
+        self._handshake = engine_parts.Handshake(master, job, lane, nonce)
         self.opening = self._handshake.opening
 
     def prove(self, answer: bytes) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import engine_parts
 import numpy as np
 
 from reducer.wire import messages
@@ -11,14 +12,13 @@ from reducer.wire.checksum import crc32c
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
-from reducer_client import _engine
 from tests.support.frames import control, frame, heartbeat
 
 CHUNK = 4_096
 TABLE = ((0, CHUNK),)
 ROOMY = 64 * CHUNK
 FLOATS = CHUNK // 4
-KEY = _engine.key_id("key")
+KEY = engine_parts.key_id("key")
 Live = tuple[int, ...]
 
 
@@ -29,7 +29,7 @@ class Worker:
         self, *, rank: int = 0, world_size: int = 2, reducers: int = 1, **options: Any
     ) -> None:
         self.now = 0.0
-        self.state = _engine.State(
+        self.state = engine_parts.State(
             reducers=reducers,
             job="job",
             run_id="run" if rank == 0 else "",

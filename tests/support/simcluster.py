@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import engine_parts
 import numpy as np
 
 from reducer.kernels import KernelSet
 from reducer.wire.messages import ChunkTable
-from reducer_client import _engine
 from tests.support.simlane import SimLane, SimSession
 
 
@@ -51,7 +51,7 @@ class SimCluster:
             for lane in range(lanes)
         }
         self.states = [
-            _engine.State(
+            engine_parts.State(
                 reducers=len(lanes_by_slot),
                 job=job,
                 run_id="run" if rank == 0 else "",

@@ -19,6 +19,8 @@ void add_engine_error(nb::module_& m) {
   m.attr("EngineError") = nb::borrow(engine_error);
 }
 
+void use_engine_error(nb::handle type) { engine_error = type.inc_ref().ptr(); }
+
 void raise(const Failure& failure) {
   PyErr_SetObject(engine_error, failure_tuple(failure).ptr());
   throw nb::python_error();

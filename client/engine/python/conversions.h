@@ -19,6 +19,8 @@ namespace ors::python {
 
 // Adds the class EngineError to the module.
 void add_engine_error(nb::module_& m);
+// Raises this class from now on, which another module has added.
+void use_engine_error(nb::handle type);
 // Raises EngineError with the six fields of the failure.
 [[noreturn]] void raise(const Failure& failure);
 nb::object failure_tuple(const Failure& failure);

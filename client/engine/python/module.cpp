@@ -1,4 +1,4 @@
-// The Python module reducer_client._engine: binds Engine and calls the other bindings.
+// The Python module reducer_client._engine: binds Engine.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -17,7 +17,6 @@
 #include "crypto/random.h"
 #include "io/fork.h"
 #include "io/loop.h"
-#include "python/bindings.h"
 #include "python/conversions.h"
 #include "python/gil.h"
 #include "python/operation.h"
@@ -362,10 +361,6 @@ NB_MODULE(_engine, m) {
       .def_prop_ro("local_connections",
                    [](PyEngine& self) { return self.alive().local_connections(); })
       .def_prop_ro("forked", &PyEngine::forked);
-
-  bind_codec(m);
-  bind_handshake(m);
-  bind_state(m);
 }
 
 }  // namespace ors::python

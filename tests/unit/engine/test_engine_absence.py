@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import engine_parts
 import pytest
 
 from reducer.core.limits.budget import RankLimits
@@ -14,7 +15,6 @@ from reducer.wire import messages
 from reducer.wire.checksum import crc32c
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import Header
-from reducer_client import _engine
 from tests.support.frames import control, frame, heartbeat
 from tests.support.one_worker import (
     CHUNK,
@@ -134,7 +134,9 @@ def test_open_rounds_wait_for_a_reducer_that_they_need_and_no_longer() -> None:
     worker.refuse(1)
     worker.pass_time(5.0, 0)
     assert worker.state.error is None  # an idle group needs nobody
-    only_0 = next(k for k in (f"k{n}" for n in range(99)) if _engine.key_id(k) % 2**32 % 2 == 0)
+    only_0 = next(
+        k for k in (f"k{n}" for n in range(99)) if engine_parts.key_id(k) % 2**32 % 2 == 0
+    )
     submit(worker, 1, only_0)
     worker.pass_time(3.0, 0)
     assert worker.state.error is None

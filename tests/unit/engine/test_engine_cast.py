@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import engine_parts
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from reducer.wire.codes import DType
-from reducer_client import _engine
 
 F32 = npt.NDArray[np.float32]
 U16 = npt.NDArray[np.uint16]
@@ -45,7 +45,7 @@ def expected_bf16(wide: F32) -> U16:
 def test_narrow(dtype: DType, expected: type) -> None:
     wide = samples()
     narrow = np.empty(wide.size, np.uint16)
-    _engine.narrow(dtype, wide, narrow)
+    engine_parts.narrow(dtype, wide, narrow)
     np.testing.assert_array_equal(narrow, expected(wide))
 
 
@@ -53,14 +53,14 @@ def test_narrow(dtype: DType, expected: type) -> None:
 def test_narrow_of_every_tail(count: int) -> None:
     wide = samples()[1000 : 1000 + count].copy()
     narrow = np.empty(count, np.uint16)
-    _engine.narrow(DType.FLOAT16, wide, narrow)
+    engine_parts.narrow(DType.FLOAT16, wide, narrow)
     np.testing.assert_array_equal(narrow, expected_f16(wide))
 
 
 def test_widen_is_exact() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16)
     wide = np.empty(halves.size, np.float32)
-    _engine.widen(DType.BFLOAT16, halves, wide)
+    engine_parts.widen(DType.BFLOAT16, halves, wide)
     np.testing.assert_array_equal(wide.view(np.uint32), halves.astype(np.uint32) << 16)
-    _engine.widen(DType.FLOAT16, halves, wide)
+    engine_parts.widen(DType.FLOAT16, halves, wide)
     np.testing.assert_array_equal(wide, halves.view(np.float16).astype(np.float32))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import engine_parts
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reducer.wire.codes import MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS
-from reducer_client import _engine
 
 LEAVES = (
     st.none()
@@ -41,15 +41,15 @@ def depth(value: Any) -> int:
 @given(VALUES)
 def test_both_codecs_write_and_read_the_same(value: Any) -> None:
     packed = msgpack.packb(value)
-    assert _engine.msgpack_encode(value) == packed
+    assert engine_parts.msgpack_encode(value) == packed
     if depth(value) < MAX_CONTROL_DEPTH:
-        assert _engine.msgpack_decode(packed) == value
+        assert engine_parts.msgpack_decode(packed) == value
 
 
 @given(st.binary(max_size=200))
 def test_what_it_accepts_python_reads_alike(data: bytes) -> None:
     try:
-        value = _engine.msgpack_decode(data)
+        value = engine_parts.msgpack_decode(data)
     except ValueError:
         return
     assert repr(msgpack.unpackb(data)) == repr(value)
@@ -62,7 +62,7 @@ def test_damaged_input_is_a_value_error_or_a_value(value: Any, data: st.DataObje
     packed[at] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(packed)))
     with contextlib.suppress(ValueError):
-        _engine.msgpack_decode(bytes(packed[:cut]))
+        engine_parts.msgpack_decode(bytes(packed[:cut]))
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_damaged_input_is_a_value_error_or_a_value(value: Any, data: st.DataObje
 )
 def test_bombs_and_other_types_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="msgpack"):
-        _engine.msgpack_decode(data)
+        engine_parts.msgpack_decode(data)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import engine_parts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reducer.wire.codes import ITEM_SIZES, Collective
-from reducer_client import _engine
 
 Row = tuple[int, int, int, int, int, bool, bool]
 
@@ -91,10 +91,10 @@ def test_plan(
     live = sorted(data.draw(st.sets(st.integers(0, len(lanes) - 1), min_size=1)))
     flags = [int(slot in live) for slot in range(len(lanes))]
     expected = oracle(collective, dtype, count, world, rank, table, key, lanes, root, live)
-    got = _engine.plan(collective, dtype, count, world, rank, table, key, lanes, root, flags)
+    got = engine_parts.plan(collective, dtype, count, world, rank, table, key, lanes, root, flags)
     assert got == expected
 
 
 @given(st.text(max_size=50))
 def test_key_id(name: str) -> None:
-    assert _engine.key_id(name) == fnv1a(name.encode())
+    assert engine_parts.key_id(name) == fnv1a(name.encode())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import engine_parts
 import numpy as np
 import pytest
 
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE, Header
-from reducer_client import _engine
 from tests.support.frames import control, frame, heartbeat
 from tests.support.one_worker import (
     CHUNK,
@@ -137,7 +137,7 @@ def test_a_grant_ends_with_its_connection() -> None:
     assert [h.key for h in worker.contributions()] == [KEY] * 2
     worker.lose()
     again = said(worker.back(), MessageKind.CONTRIBUTION)
-    assert [f.header.key for f in again] == [_engine.key_id("a")] * 2 + [KEY] * 2
+    assert [f.header.key for f in again] == [engine_parts.key_id("a")] * 2 + [KEY] * 2
     submit(worker, 2, "key")
     worker.get(frame(Header(kind=MessageKind.GRANT, key=KEY, round=1)))
     assert not worker.contributions()  # the room of the grant is taken

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import engine_parts
 import numpy as np
 import pytest
 
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import HEADER_SIZE, Header
-from reducer_client import _engine
 from tests.support.frames import control, frame, heartbeat
 from tests.support.one_worker import (
     CHUNK,
@@ -35,7 +35,9 @@ def test_live_slots_share_the_chunks_of_dead_ones_evenly(live: Live) -> None:
     lanes = [2, 1, 3, 4]
 
     def placed(now_live: Live) -> list[tuple[int, int]]:
-        rows = _engine.plan(1, 6, 64 * 10_000, 1, 0, [(0, 64)], "key", lanes, live=list(now_live))
+        rows = engine_parts.plan(
+            1, 6, 64 * 10_000, 1, 0, [(0, 64)], "key", lanes, live=list(now_live)
+        )
         return [(slot, lane) for slot, lane, *_ in rows]
 
     before, after = placed((1, 1, 1, 1)), placed(live)

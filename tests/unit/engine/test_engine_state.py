@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import engine_parts
 import numpy as np
 import pytest
 
@@ -168,9 +169,9 @@ def test_a_grant_lets_its_round_pass_and_no_other() -> None:
     kinds = worker.kinds()
     assert kinds.count(MessageKind.CONTRIBUTION) == 2
     assert kinds.count(MessageKind.DESCRIBE) == 2
-    worker.get(frame(Header(kind=MessageKind.GRANT, key=_engine.key_id("c"), round=0)))
+    worker.get(frame(Header(kind=MessageKind.GRANT, key=engine_parts.key_id("c"), round=0)))
     sent = [f.header for f in worker.sent() if f.header.kind == MessageKind.CONTRIBUTION]
-    assert [(h.key, h.chunk) for h in sent] == [(_engine.key_id("c"), n) for n in (0, 1)]
+    assert [(h.key, h.chunk) for h in sent] == [(engine_parts.key_id("c"), n) for n in (0, 1)]
 
 
 def test_one_round_fills_its_limit_and_leaves_the_rest_of_the_credit_to_others() -> None:
@@ -182,9 +183,9 @@ def test_one_round_fills_its_limit_and_leaves_the_rest_of_the_credit_to_others()
     worker.submit("a", values, np.empty_like(values))
     worker.submit("b", values, np.empty_like(values))
     sent = worker.contributions()
-    assert [h.key for h in sent] == [_engine.key_id(key) for key in "a" * limit + "b" * limit]
+    assert [h.key for h in sent] == [engine_parts.key_id(key) for key in "a" * limit + "b" * limit]
     worker.get(result(sent[0], bytes(CHUNK)))
-    assert [(h.key, h.chunk) for h in worker.contributions()] == [(_engine.key_id("a"), limit)]
+    assert [(h.key, h.chunk) for h in worker.contributions()] == [(engine_parts.key_id("a"), limit)]
 
 
 def test_in_place_each_chunk_is_copied_when_its_turn_comes() -> None:
@@ -224,7 +225,7 @@ def test_of_the_rounds_that_wait_the_highest_priority_goes_first() -> None:
         order += [h.key for h in sent]
         for header in sent:
             worker.get(result(header, bytes(CHUNK)))
-    assert order == [_engine.key_id(key) for key in "ccbbddaa"]
+    assert order == [engine_parts.key_id(key) for key in "ccbbddaa"]
 
 
 def test_staging_is_kept_until_stable_and_keys_are_forgotten() -> None:
@@ -255,7 +256,7 @@ def test_a_refused_round_is_abandoned_and_the_next_one_goes_on() -> None:
     operation = worker.submit("key", values, np.empty_like(values))
     worker.sent()
     refused = messages.Refused(int(ErrorCode.MISMATCH), "rank 0 says one thing, rank 1 another")
-    worker.get(control(refused, key=_engine.key_id("key"), round=0))
+    worker.get(control(refused, key=engine_parts.key_id("key"), round=0))
     assert operation.error == (
         ErrorCode.MISMATCH, "rank 0 says one thing, rank 1 another", -1, "", "key", 0,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import engine_parts
 import msgpack  # type: ignore[import-untyped]  # ships no stubs
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from reducer.wire.checksum import crc32c
 from reducer.wire.codes import Collective, DType, ErrorCode, MessageKind, ReduceOp
 from reducer.wire.header import HEADER_SIZE, Header, pack_header, unpack_header
 from reducer.wire.keys import key_id
-from reducer_client import _engine
 from tests.support.frames import frame
 from tests.support.simcluster import SimCluster, StuckError
 from tests.support.simlane import SimLane
@@ -199,7 +199,7 @@ def test_memory_that_changes_after_the_receipt_is_found() -> None:
 @pytest.mark.parametrize("every", [0, 1])
 def test_rank_0_decides_how_often(every: int) -> None:
     cluster = SimCluster(2, table=TABLE, digest_every=every)
-    cluster.states[1] = _engine.State(
+    cluster.states[1] = engine_parts.State(
         reducers=1, job="job", rank=1, world_size=2, chunk_table=list(TABLE), silence=30.0,
         digest_every=1 - every,
     )  # fmt: skip

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import engine_parts
 import numpy as np
 import pytest
 
 from reducer.wire.codes import ErrorCode
-from reducer_client import _engine
 from tests.support.model_lane import ModelLane, Session
 
 CHUNK = 1_024
@@ -31,7 +31,7 @@ class Storm:
         for slot in range(len(LANES)):
             self.start(slot)
         self.states = [
-            _engine.State(
+            engine_parts.State(
                 reducers=len(LANES), job="job", run_id="run" if rank == 0 else "", rank=rank,
                 world_size=WORLD, chunk_table=list(TABLE), reducer_wait=60.0,
             )

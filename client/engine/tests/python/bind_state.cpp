@@ -8,8 +8,8 @@
 
 #include <list>
 
+#include "bindings.h"
 #include "io/bytes_loop.h"
-#include "python/bindings.h"
 #include "python/conversions.h"
 #include "python/operation.h"
 #include "python/pybuffer.h"

@@ -1,14 +1,14 @@
-// Bindings of the engine's pure functions, for tests and tools.
+// Bindings of the engine's pure functions.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings.h"
 #include "codec/cast.h"
 #include "codec/msgpack.h"
 #include "protocol/plan.h"
 #include "protocol/route.h"
-#include "python/bindings.h"
 #include "python/conversions.h"
 #include "python/pybuffer.h"
 

@@ -1,4 +1,4 @@
-// Bindings for tests and tools.
+// Bindings of parts of the engine, for tests and bench/scale.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
+#include "bindings.h"
 #include "crypto/handshake.h"
-#include "python/bindings.h"
 #include "python/conversions.h"
 #include "python/pybuffer.h"
 
