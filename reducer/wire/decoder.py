@@ -68,11 +68,6 @@ class Decoder:
         self._have = 0
 
     @property
-    def inside_frame(self) -> bool:
-        """Whether the end of the stream at this point would cut a frame."""
-        return self._filled > 0 or self._header is not None
-
-    @property
     def has_chunks(self) -> bool:
         """Whether a chunk has been received."""
         return self._room == SCRATCH_BYTES

@@ -18,7 +18,6 @@ class ReductionError(Exception):
     """Base of all families; ``str(error)`` is the message sent to the peer."""
 
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
-    retryable: ClassVar[bool] = False
 
 
 class ProtocolError(ReductionError):
@@ -71,7 +70,6 @@ class CorruptedError(ProtocolError):
     """A CRC does not match: bytes were changed in transit. The connection must be closed."""
 
     code = ErrorCode.CORRUPTED
-    retryable = True
 
 
 class IntegrityError(ProtocolError):
@@ -84,7 +82,6 @@ class UnavailableError(ProtocolError):
     """The reducer is draining and takes no new run."""
 
     code = ErrorCode.UNAVAILABLE
-    retryable = True
 
 
 class RoundError(ReductionError):

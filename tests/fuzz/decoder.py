@@ -13,11 +13,11 @@ import sys
 import time
 from collections.abc import Callable
 
-from reducer.wire.checksum import crc32c
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
 from reducer.wire.errors import PEER_ERRORS
 from reducer.wire.header import HEADER_SIZE, Header, pack_header
+from tests.support.checksum import crc32c
 from tests.support.frames import frame
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane

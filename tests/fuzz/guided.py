@@ -27,10 +27,10 @@ NO_ATHERIS = 2
 def decoder_target() -> Callable[[bytes], None]:
     """Frames, in pieces: the first byte says of which size."""
     from reducer.wire import messages
-    from reducer.wire.checksum import crc32c
     from reducer.wire.decoder import Decoder
     from reducer.wire.errors import PEER_ERRORS
     from reducer.wire.header import HEADER_SIZE
+    from tests.support.checksum import crc32c
 
     maps = {int(kind): message for message, kind in messages.KIND_OF.items()}
 
@@ -106,9 +106,9 @@ def sealed(data: bytes) -> bytes:
 
     Each frame is a byte that gives the length of its payload, and 75 bytes of its header.
     """
-    from reducer.wire.checksum import crc32c
     from reducer.wire.codes import PROTOCOL_MAJOR
     from reducer.wire.header import FRAME_MAGIC
+    from tests.support.checksum import crc32c
 
     stream = b""
     while len(data) > FIELDS:

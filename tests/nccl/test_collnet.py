@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from reducer_tools.nccl import layouts
-from reducer_tools.nccl.tables import CollNet, NcclError
+from reducer_tools.nccl.tables import NcclError
 from tests.support.arrays import expected, sample
 from tests.support.nccl_job import exchange, meet, run, start, values
+from tests.support.nccl_tables import CollNet, reg_mr
 from tests.support.ranks import RunningRanks, Tell
 from tests.support.reducers import Reducers
 
@@ -47,10 +48,10 @@ def _whole_life(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> 
     send = np.arange(300_001, dtype=np.float32) + rank
     receive = np.empty_like(send)
     for _ in range(2):
-        mhandle = coll.reg_mr(comm, send.ctypes.data, send.nbytes)
+        mhandle = reg_mr(coll, comm, send.ctypes.data, send.nbytes)
         coll.call("deregMr", comm, mhandle)
     with pytest.raises(NcclError):
-        coll.reg_mr(comm, send.ctypes.data, send.nbytes, layouts.CUDA)
+        reg_mr(coll, comm, send.ctypes.data, send.nbytes, layouts.CUDA)
     request = coll.all_reduce(comm, send, receive, "float32", "sum")
     assert request is not None
     assert coll.wait(request) == send.nbytes

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from reducer_tools.nccl import layouts
-from reducer_tools.nccl.tables import CollNet, NcclError
+from reducer_tools.nccl.tables import NcclError
 from tests.support.harms import Switch, garble
 from tests.support.nccl_job import enter, exchange, meet, values
+from tests.support.nccl_tables import CollNet
 from tests.support.pages import Fenced
 from tests.support.plugin import NCCL_PLUGIN
 from tests.support.proxy import Proxies

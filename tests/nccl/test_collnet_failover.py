@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from reducer_tools.nccl.tables import CollNet
 from tests.support.arrays import DTYPES, Array, sample
 from tests.support.harms import Switch, garble
 from tests.support.nccl_job import start, values
+from tests.support.nccl_tables import CollNet
 from tests.support.proxy import Proxies
 from tests.support.ranks import RunningRanks, Tell
 from tests.support.reducers import Reducers

@@ -12,9 +12,10 @@ import pytest
 
 from reducer import keyfile
 from reducer_tools.nccl import layouts
-from reducer_tools.nccl.tables import CollNet, NcclError
+from reducer_tools.nccl.tables import NcclError
 from tests.soak import communicators, hush
 from tests.support.nccl_job import enter, exchange, meet, run, run_rank, start, values
+from tests.support.nccl_tables import CollNet
 from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell, start_ranks
 from tests.support.reducers import Reducers

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reducer_tools.nccl.tables import CollNet
 from reducer_tools.nccl.versions import Version
 from tests.support import cuda, gpu_job
 from tests.support.gpu_job import Ended, Job
 from tests.support.nccl_job import start
+from tests.support.nccl_tables import CollNet
 from tests.support.ranks import Tell
 from tests.support.reducers import Reducers
 

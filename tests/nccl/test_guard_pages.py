@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reducer_tools.nccl.tables import CollNet, Net
 from tests.support.arrays import expected, sample
 from tests.support.nccl_job import run
+from tests.support.nccl_tables import CollNet, Net
 from tests.support.pages import Fenced
 from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reducer_tools.nccl.layouts import VERSIONS
-from reducer_tools.nccl.tables import Net
+from tests.support.nccl_tables import Net, reg_mr
 from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell, start_ranks
 
@@ -35,7 +35,7 @@ def _ring(rank: int, world: int, version: int, tell: Tell) -> list[tuple[int, in
     for number, size in enumerate(SIZES):
         given = np.full(size, 10 * rank + number, np.uint8)
         room = np.zeros(size + 7, np.uint8)
-        mhandle = net.reg_mr(out, given.ctypes.data, given.nbytes)
+        mhandle = reg_mr(net, out, given.ctypes.data, given.nbytes)
         receiving, sending = net.receive(into, room), net.send(out, given)
         assert receiving is not None and sending is not None
         sent = received = None

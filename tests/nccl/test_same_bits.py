@@ -9,9 +9,9 @@ import pytest
 
 from reducer_client import Group
 from reducer_tools.nccl.layouts import OPS, TYPES
-from reducer_tools.nccl.tables import CollNet
 from tests.support.arrays import DTYPES, Array, expected, sample
 from tests.support.nccl_job import run
+from tests.support.nccl_tables import CollNet
 from tests.support.ranks import Tell, join
 from tests.support.reducers import Reducers
 

@@ -7,9 +7,10 @@ import re
 
 import pytest
 
-from reducer_tools.nccl.tables import CollNet, NcclError
+from reducer_tools.nccl.tables import NcclError
 from tests.support.cluster import ROOT
 from tests.support.nccl_job import enter, values
+from tests.support.nccl_tables import CollNet
 from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import start_ranks
 

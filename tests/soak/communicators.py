@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from reducer_tools.nccl.tables import CollNet, NcclError, Net
+from reducer_tools.nccl.tables import NcclError
 from tests.soak import Figures, Say
 from tests.support.cluster import Usage, usage
 from tests.support.nccl_job import enter, exchange, meet, values
+from tests.support.nccl_tables import CollNet, Net
 from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell, start_ranks
 from tests.support.reducers import Reducers

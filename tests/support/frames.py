@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 
 from reducer.wire import messages
-from reducer.wire.checksum import crc32c
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import Header, pack_header
+from tests.support.checksum import crc32c
 
 
 def frame(header: Header, payload: bytes = b"") -> bytes:

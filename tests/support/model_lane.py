@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from reducer.wire import messages
-from reducer.wire.checksum import crc32c
 from reducer.wire.codes import MessageKind
 from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
 from reducer.wire.messages import ChunkTable
+from tests.support.checksum import crc32c
 from tests.support.frames import control, frame
 
 Position = int

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reducer_tools.nccl.tables import CollNet
+from tests.support.nccl_tables import CollNet
 from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import RunningRanks, Tell, start_ranks, values
 

@@ -8,10 +8,10 @@ import engine_parts
 import numpy as np
 
 from reducer.wire import messages
-from reducer.wire.checksum import crc32c
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder, Frame
 from reducer.wire.header import HEADER_SIZE, Header
+from tests.support.checksum import crc32c
 from tests.support.frames import control, frame, heartbeat
 
 CHUNK = 4_096

@@ -15,7 +15,6 @@ from typing import Any
 from reducer.core.rounds.plan import make_plan
 from reducer.core.rounds.route import Route
 from reducer.wire import messages as m
-from reducer.wire.checksum import crc32c
 from reducer.wire.codes import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -25,7 +24,7 @@ from reducer.wire.codes import (
     MessageKind,
     ReduceOp,
 )
-from reducer.wire.handshake import LaneHandshake, WorkerHandshake, extract, job_key
+from reducer.wire.handshake import LaneHandshake, extract, job_key
 from reducer.wire.header import (
     HEADER_SIZE,
     PREFACE_SIZE,
@@ -36,7 +35,9 @@ from reducer.wire.header import (
     unpack_header,
 )
 from reducer.wire.keys import key_id
+from tests.support.checksum import crc32c
 from tests.support.frames import control, frame, heartbeat
+from tests.support.worker_handshake import WorkerHandshake
 
 FOLDER = Path(__file__).parent
 PATH = FOLDER / f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}" / "frames.txt"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from ctypes import byref, c_int, c_size_t, c_void_p
+from ctypes import byref, c_int, c_void_p
 from pathlib import Path
 from typing import Any
 
 from reducer_tools.nccl.layouts import (
     HANDLE_BYTES,
-    HOST,
     OPS,
     SUCCESS,
     TYPES,
@@ -83,11 +82,6 @@ class _Plugin:
         self.call("listen", *self._context, device, handle, byref(comm))
         return handle.raw, comm
 
-    def reg_mr(self, comm: c_void_p, address: int, size: int, type_: int = HOST) -> c_void_p:
-        mhandle = c_void_p()
-        self.call("regMr", comm, address, size, type_, byref(mhandle))
-        return mhandle
-
     def test(self, request: c_void_p) -> int | None:
         """The size of the result when the request is done, else None."""
         done, size = c_int(-1), c_int(-1)
@@ -125,11 +119,6 @@ class CollNet(_Plugin):
         self.call("connect", pointers, len(handles), rank, listen, byref(comm))
         return comm
 
-    def supports(self, type_: int, op: int) -> bool:
-        supported = c_int(-1)
-        self.call("reduceSupport", type_, op, byref(supported))
-        return bool(supported.value)
-
     def all_reduce(
         self, comm: c_void_p, send: Any, receive: Any, type_: str, op: str
     ) -> c_void_p | None:
@@ -141,31 +130,6 @@ class CollNet(_Plugin):
         )  # fmt: skip
         return request if request.value else None
 
-    def all_gather(
-        self, comm: c_void_p, send: Any, receive: Any, per_rank: int, offset: int
-    ) -> c_void_p:
-        """All-gather arrays of bytes. ``receive`` is the window that begins at ``offset``."""
-        request = c_void_p()
-        part = self.sge(None, receive.ctypes.data, receive.nbytes)
-        self.call(
-            "iallgather", comm, send.ctypes.data, 1, byref(part), per_rank, offset, receive.nbytes,
-            None, byref(request),
-        )  # fmt: skip
-        return request
-
-    def reduce_scatter(
-        self, comm: c_void_p, send: Any, receive: Any, per_rank: int, offset: int,
-        type_: str, op: str,
-    ) -> c_void_p:  # fmt: skip
-        """Reduce-scatter an array. ``send`` is the window that begins at byte ``offset``."""
-        request = c_void_p()
-        part = self.sge(None, send.ctypes.data, send.nbytes)
-        self.call(
-            "ireducescatter", comm, 1, byref(part), receive.ctypes.data, per_rank, offset,
-            send.nbytes, TYPES.index(type_), OPS.index(op), None, byref(request),
-        )  # fmt: skip
-        return request
-
     def close(self, comm: c_void_p) -> None:
         self.call("closeColl", comm)
 
@@ -175,49 +139,7 @@ class Net(_Plugin):
 
     def __init__(self, library: Path, version: int) -> None:
         super().__init__(library, version, net_table(version), "ncclNetPlugin")
-        self._offload = [None] if version >= 7 else []
 
     def init(self) -> None:
         config = [None] if self.version >= 11 else []
         self._init(*config, self._logger, *([None] if self.version >= 10 else []))
-
-    def connect(self, handle: bytes, seconds: float = 30.0) -> c_void_p:
-        """Call connect until it succeeds. NCCL passes the same memory for the handle each time."""
-        memory = ctypes.create_string_buffer(handle, HANDLE_BYTES)
-        config = [None] if self.version == 10 else []
-        arguments = (*self._context, 0, *config, memory)
-        return self._until("connect", arguments, seconds)
-
-    def accept(self, listen: c_void_p, seconds: float = 30.0) -> c_void_p:
-        return self._until("accept", (listen,), seconds)
-
-    def _until(self, name: str, arguments: Sequence[Any], seconds: float) -> c_void_p:
-        comm = c_void_p()
-        deadline = time.monotonic() + seconds
-        while not comm.value:
-            assert time.monotonic() < deadline, f"{name}: no peer within {seconds} s"
-            self.call(name, *arguments, byref(comm), *self._offload)
-        return comm
-
-    def send(self, comm: c_void_p, data: Any) -> c_void_p | None:
-        """Send a NumPy array. None if too many requests are in flight."""
-        request = c_void_p()
-        phandle = [None] if self.version >= 10 else []
-        self.call("isend", comm, data.ctypes.data, data.nbytes, 0, None, *phandle, byref(request))
-        return request if request.value else None
-
-    def receive(self, comm: c_void_p, data: Any) -> c_void_p | None:
-        request = c_void_p()
-        size = c_size_t if self.version >= 9 else c_int
-        phandles = [None] if self.version >= 10 else []
-        self.call(
-            "irecv", comm, 1, (c_void_p * 1)(data.ctypes.data), (size * 1)(data.nbytes),
-            (c_int * 1)(0), None, *phandles, byref(request),
-        )  # fmt: skip
-        return request if request.value else None
-
-    def close_send(self, comm: c_void_p) -> None:
-        self.call("closeSend", comm)
-
-    def close_receive(self, comm: c_void_p) -> None:
-        self.call("closeRecv", comm)

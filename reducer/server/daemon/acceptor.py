@@ -19,6 +19,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from google_crc32c import value as crc32c
+
 from reducer.log import RateLimit
 from reducer.server import descriptors
 from reducer.server.sockets import peer_name
@@ -28,7 +30,6 @@ from reducer.wire.errors import BadFrameError, ProtocolVersionError
 from reducer.wire.header import (
     PREFACE_MAGIC,
     PREFACE_SIZE,
-    Crc,
     Header,
     Preface,
     PrefaceFlag,
@@ -93,7 +94,6 @@ class Acceptor:
         listeners: Sequence[socket.socket],
         lanes: int,
         pass_socket: PassSocket,
-        crc32c: Crc,
         mode: str,
     ) -> None:
         self.refused: Counter[str] = Counter()
@@ -101,7 +101,6 @@ class Acceptor:
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._lanes = lanes
         self._pass_socket = pass_socket
-        self._crc32c = crc32c
         self._mode = mode
         # The oldest first. A plain dict finds its first entry only after a walk over removed ones.
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
@@ -337,8 +336,8 @@ class Acceptor:
 
     def _error(self, code: ErrorCode, text: str) -> bytes:
         payload = messages.encode(messages.Error(code=code, message=text))
-        header = Header(MessageKind.ERROR, length=len(payload), payload_crc=self._crc32c(payload))
-        return pack_header(header, self._crc32c) + payload
+        header = Header(MessageKind.ERROR, length=len(payload), payload_crc=crc32c(payload))
+        return pack_header(header, crc32c) + payload
 
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, object]:

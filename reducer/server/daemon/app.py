@@ -25,7 +25,6 @@ from reducer.server.daemon.lanes import LaneGroup
 from reducer.server.pipe.snapshot import Snapshot
 from reducer.server.pipe.usage import own_usage
 from reducer.server.sockets import ListenError, listen, listen_local
-from reducer.wire.checksum import crc32c
 from reducer.wire.codes import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from reducer.wire.errors import InternalError
 
@@ -118,7 +117,6 @@ class Server:
             self._listeners,
             self._options.lane_count,
             self._pass_socket,
-            crc32c,
             self._options.mode,
         )
         self._acceptor.start()

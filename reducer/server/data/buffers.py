@@ -33,7 +33,7 @@ class PooledBuffer:
     `is_out`: the pool has handed it out.
     """
 
-    __slots__ = ("_base", "_exporter", "_store", "capacity", "is_out", "size_class", "view")
+    __slots__ = ("_base", "_exporter", "_store", "is_out", "size_class", "view")
 
     def __init__(self, size_class: int, store: Store) -> None:
         self.size_class = size_class
@@ -41,7 +41,6 @@ class PooledBuffer:
         self._store = store
         self._exporter = store.take()
         self.view = memoryview(self._exporter).cast("B")
-        self.capacity = len(self.view)
         self._base = self._references()
 
     def discard(self) -> None:

@@ -11,10 +11,10 @@ import pytest
 from reducer.core.rounds.round import Step
 from reducer.core.surface import events
 from reducer.wire import messages
-from reducer.wire.checksum import crc32c
 from reducer.wire.codes import DType, ErrorCode, MessageKind
 from reducer.wire.header import Buffer
 from reducer.wire.keys import key_id, position
+from tests.support.checksum import crc32c
 from tests.support.frames import control, heartbeat
 from tests.support.scripted import TABLE, Scripted, Spec, join_all
 from tests.support.simcluster import SimCluster, StuckError

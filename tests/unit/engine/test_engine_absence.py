@@ -12,9 +12,9 @@ from reducer.core.runs.run import Run
 from reducer.core.runs.terms import Terms
 from reducer.core.surface.settings import LaneSettings
 from reducer.wire import messages
-from reducer.wire.checksum import crc32c
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import Header
+from tests.support.checksum import crc32c
 from tests.support.frames import control, frame, heartbeat
 from tests.support.one_worker import (
     CHUNK,

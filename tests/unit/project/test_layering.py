@@ -60,7 +60,7 @@ ALLOWED = {
     | {"uvloop"},
     "reducer.server.daemon": SERVER
     | {f"reducer.server.{name}" for name in ("pipe", "lane")}
-    | {"reducer.status", "prometheus_client", "uvloop"},
+    | {"reducer.status", "google_crc32c", "prometheus_client", "uvloop"},
     "reducer.cli": {*SHARED, "reducer.server", "reducer.status", "click"},
     "reducer_client": {*CLIENT, "jax", "keras", "tensorflow"},
     "reducer_client.torch": {*CLIENT, "torch"},

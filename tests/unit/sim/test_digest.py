@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from reducer.core.surface import events
-from reducer.wire.checksum import crc32c
 from reducer.wire.codes import Collective, DType, ErrorCode, MessageKind, ReduceOp
 from reducer.wire.header import HEADER_SIZE, Header, pack_header, unpack_header
 from reducer.wire.keys import key_id
+from tests.support.checksum import crc32c
 from tests.support.frames import frame
 from tests.support.simcluster import SimCluster, StuckError
 from tests.support.simlane import SimLane

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from reducer.wire import messages
-from reducer.wire.checksum import crc32c
 from reducer.wire.codes import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -33,6 +32,7 @@ from reducer.wire.header import (
     unpack_preface,
 )
 from reducer_client.engine import EngineError
+from tests.support.checksum import crc32c
 from tests.support.frames import control, frame
 from tests.support.one_worker import Worker
 from tests.support.simlane import SimLane

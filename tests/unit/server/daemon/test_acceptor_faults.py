@@ -11,11 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from reducer.kernels import load
 from reducer.server.daemon import acceptor
 from reducer.server.daemon.acceptor import Acceptor
-
-CRC = load(require_native=False).crc32c
 
 
 class Epoll:
@@ -39,7 +36,7 @@ def accepting() -> Iterator[tuple[Acceptor, Epoll, socket.socket]]:
     """In a running loop."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
-    one = Acceptor([listener], 1, lambda lane, sock, preface: False, CRC, "open")
+    one = Acceptor([listener], 1, lambda lane, sock, preface: False, "open")
     one._epoll.close()
     epoll = one._epoll = Epoll([])  # type: ignore[assignment]
     one.start()

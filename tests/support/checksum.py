@@ -1,7 +1,7 @@
-"""CRC-32C in plain Python: the reference for the checksum, and the fallback for short inputs.
+"""CRC-32C in plain Python: the reference for the checksum.
 
 Polynomial 0x1EDC6F41 (Castagnoli), reflected, initial value and final XOR 0xFFFFFFFF (RFC 3720,
-appendix B.4). Reducers and tests pass a faster function to the codec if they have one.
+appendix B.4).
 """
 
 from __future__ import annotations
