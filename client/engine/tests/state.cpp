@@ -5,9 +5,9 @@
 #include <random>
 #include <vector>
 
+#include "bytes_loop.h"
 #include "check.h"
 #include "failing_new.h"
-#include "io/bytes_loop.h"
 #include "tiny_lane.h"
 
 namespace {

@@ -9,10 +9,10 @@
 #include <list>
 
 #include "bindings.h"
-#include "io/bytes_loop.h"
 #include "python/conversions.h"
 #include "python/operation.h"
 #include "python/pybuffer.h"
+#include "tests/bytes_loop.h"
 
 namespace ors::python {
 namespace {
