@@ -11,7 +11,8 @@ ranks then wait for this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,10 +72,8 @@ def allreduce_async(
         dtype: the dtype of ``array`` if its elements are bits in integers: ``"bfloat16"`` for
             16-bit integers, ``"float8_e4m3fn"`` or ``"float8_e5m2"`` for 8-bit integers.
     """
-    outs = None if out is None else [out]
-    scales = (prescale_factor, postscale_factor)
-    (handle,) = _reduce(Kind.ALLREDUCE, [array], op, name, scales, process_set, outs, dtype)
-    return handle
+    options = (op, name, prescale_factor, postscale_factor, process_set, dtype)
+    return _reduce(Kind.ALLREDUCE, [array], *options, None if out is None else [out])[0]
 
 
 def grouped_allreduce_async(
@@ -89,10 +88,8 @@ def grouped_allreduce_async(
     dtype: str | None = None,
 ) -> GroupHandle:
     """Start to reduce arrays that are announced, and so fused, together; a list of results."""
-    scales = (prescale_factor, postscale_factor)
-    return GroupHandle(
-        _reduce(Kind.ALLREDUCE, arrays, op, name, scales, process_set, outs, dtype, grouped=True)
-    )
+    options = (op, name, prescale_factor, postscale_factor, process_set, dtype)
+    return GroupHandle(_reduce(Kind.ALLREDUCE, arrays, *options, outs, grouped=True))
 
 
 def reducescatter_async(
@@ -109,9 +106,8 @@ def reducescatter_async(
 
     Of n rows on s ranks the first n % s ranks get one more than the others.
     """
-    scales = (prescale_factor, postscale_factor)
-    (handle,) = _reduce(Kind.REDUCESCATTER, [array], op, name, scales, process_set, None, dtype)
-    return handle
+    options = (op, name, prescale_factor, postscale_factor, process_set, dtype)
+    return _reduce(Kind.REDUCESCATTER, [array], *options)[0]
 
 
 def grouped_reducescatter_async(
@@ -125,11 +121,8 @@ def grouped_reducescatter_async(
     dtype: str | None = None,
 ) -> GroupHandle:
     """``reducescatter_async`` of several arrays; a list of results."""
-    scales = (prescale_factor, postscale_factor)
-    kind = Kind.REDUCESCATTER
-    return GroupHandle(
-        _reduce(kind, arrays, op, name, scales, process_set, None, dtype, grouped=True)
-    )
+    options = (op, name, prescale_factor, postscale_factor, process_set, dtype)
+    return GroupHandle(_reduce(Kind.REDUCESCATTER, arrays, *options, grouped=True))
 
 
 def allgather_async(
@@ -144,8 +137,7 @@ def allgather_async(
     Ranks may have different numbers of rows. Any dtype without Python objects; ``dtype`` is the
     name by which ranks compare, where it is not that of the array.
     """
-    (handle,) = _gather([array], name, process_set, dtype)
-    return handle
+    return _gather([array], name, process_set, dtype)[0]
 
 
 def grouped_allgather_async(
@@ -175,15 +167,8 @@ def broadcast_async(
     controller = _controller(process_set)
     if root_rank not in controller.ranks:
         raise ValueError(f"root_rank={root_rank}: expected one of {list(controller.ranks)}")
-    source = _movable(array)
-    target = None if out is None else _checked_out(out, source)
-    root = controller.ranks.index(root_rank)
-
-    def submit(own: str) -> OperationHandle:
-        request = _moving(Kind.BROADCAST, own, source, dtype, root=root)
-        return _submit(controller, request, source, target)
-
-    return controller.named(Kind.BROADCAST, name, submit)
+    call = Request("", Kind.BROADCAST, dtype or "", root=controller.ranks.index(root_rank))
+    return _start(controller, call, [_movable(array)], name, None if out is None else [out])[0]
 
 
 def alltoall_async(
@@ -206,12 +191,8 @@ def alltoall_async(
     controller = _controller(process_set)
     source = _rows(_movable(array))
     checked = _checked_splits(splits, source.shape[0], len(controller.ranks))
-
-    def submit(own: str) -> OperationHandle:
-        request = _moving(Kind.ALLTOALL, own, source, dtype, splits=checked)
-        return _submit(controller, request, source)
-
-    return controller.named(Kind.ALLTOALL, name, submit)
+    call = Request("", Kind.ALLTOALL, dtype or "", splits=checked)
+    return _start(controller, call, [source], name)[0]
 
 
 allreduce = synchronous(allreduce_async)
@@ -239,9 +220,13 @@ def join() -> int:
         The rank that joined last.
     """
     controller = _controller(global_process_set)
-    last: int = controller.named(
-        Kind.JOIN, None, lambda own: _submit(controller, Request(own, Kind.JOIN), _NOTHING)
-    ).wait()
+
+    def submit(own: str) -> OperationHandle:
+        handle = controller.handle(own)
+        controller.submit([Submission(Request(own, Kind.JOIN), handle, _NOTHING)])
+        return handle
+
+    last: int = controller.named(Kind.JOIN, None, submit).wait()
     return last
 
 
@@ -250,16 +235,19 @@ def _reduce(
     arrays: Sequence[object],
     op: ReduceOp,
     name: str | None,
-    scales: tuple[float, float],
+    prescale: float,
+    postscale: float,
     process_set: ProcessSet,
-    outs: Sequence[Array] | None,
     dtype: str | None,
+    outs: Sequence[Array] | None = None,
+    *,
     grouped: bool = False,
 ) -> list[OperationHandle]:
     controller = _controller(process_set)
     if op not in OPS:
         raise NotImplementedError(f"op={op!r}: expected Average, Sum, Min, Max or Product")
-    prescale, postscale = float(scales[0]), float(scales[1])
+    scales = (float(prescale), float(postscale))
+    call = Request("", kind, dtype or "", op=ReduceOp(op), prescale=scales[0], postscale=scales[1])
     sources = [as_array(value) for value in arrays]
     for source in sources:
         find_reduction(OPS[op], source.dtype, dtype)
@@ -267,23 +255,7 @@ def _reduce(
             _rows(source)
         if scales != (1.0, 1.0):
             check_scalable(dtype or source.dtype.name)
-    targets = _checked_outs(outs, sources)
-
-    def submission(own: str, index: int) -> Submission:
-        source = sources[index]
-        request = Request(
-            own,
-            kind,
-            dtype or source.dtype.name,
-            source.itemsize,
-            source.shape,
-            ReduceOp(op),
-            prescale=prescale,
-            postscale=postscale,
-        )
-        return Submission(request, controller.handle(own), source, targets[index])
-
-    return _submit_all(controller, kind, name, len(sources), grouped, submission)
+    return _start(controller, call, sources, name, outs, grouped=grouped)
 
 
 def _gather(
@@ -291,61 +263,49 @@ def _gather(
     name: str | None,
     process_set: ProcessSet,
     dtype: str | None,
+    *,
     grouped: bool = False,
 ) -> list[OperationHandle]:
     controller = _controller(process_set)
     sources = [_rows(_movable(value)) for value in arrays]
-
-    def submission(own: str, index: int) -> Submission:
-        request = _moving(Kind.ALLGATHER, own, sources[index], dtype)
-        return Submission(request, controller.handle(own), sources[index])
-
-    return _submit_all(controller, Kind.ALLGATHER, name, len(sources), grouped, submission)
+    call = Request("", Kind.ALLGATHER, dtype or "")
+    return _start(controller, call, sources, name, grouped=grouped)
 
 
 def _controller(process_set: ProcessSet) -> Controller:
     return context.current().sets.controller(process_set.process_set_id)
 
 
-def _submit_all(
+def _start(
     controller: Controller,
-    kind: Kind,
+    call: Request,
+    sources: Sequence[Array],
     name: str | None,
-    count: int,
-    grouped: bool,
-    submission: Callable[[str, int], Submission],
+    outs: Sequence[Array] | None = None,
+    *,
+    grouped: bool = False,
 ) -> list[OperationHandle]:
-    """Announce ``count`` submissions together, each by its name and its index."""
+    """Announce the arrays together. Only the arrays of a grouped call have numbers in their names.
+
+    Args:
+        call: the fields that the requests of all arrays have in common. An empty ``dtype`` is the
+            dtype of each array.
+    """
+    targets = _checked_outs(outs, sources)
 
     def submit(base: str) -> list[OperationHandle]:
-        names = [f"{base}_{i + 1}of{count}" for i in range(count)] if grouped else [base]
-        submissions = [submission(own, index) for index, own in enumerate(names)]
-        handles = [submission.handle for submission in submissions]
+        submissions = []
+        for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1):
+            own = f"{base}_{number}of{len(sources)}" if grouped else base
+            dtype = call.dtype or source.dtype.name
+            request = replace(
+                call, name=own, dtype=dtype, itemsize=source.itemsize, shape=source.shape
+            )
+            submissions.append(Submission(request, controller.handle(own), source, target))
         controller.submit(submissions)
-        return handles
+        return [submission.handle for submission in submissions]
 
-    return controller.named(kind, name, submit)
-
-
-def _moving(
-    kind: Kind,
-    name: str,
-    source: Array,
-    dtype: str | None,
-    *,
-    root: int = 0,
-    splits: tuple[int, ...] = (),
-) -> Request:
-    called = dtype or source.dtype.name
-    return Request(name, kind, called, source.itemsize, source.shape, root=root, splits=splits)
-
-
-def _submit(
-    controller: Controller, request: Request, source: Array, out: Array | None = None
-) -> OperationHandle:
-    handle = controller.handle(request.name)
-    controller.submit([Submission(request, handle, source, out)])
-    return handle
+    return controller.named(call.kind, name, submit)
 
 
 def _movable(value: object) -> Array:
@@ -360,19 +320,17 @@ def _rows(array: Array) -> Array:
     return array
 
 
-def _checked_outs(outs: Sequence[Array] | None, sources: Sequence[Array]) -> list[Array | None]:
+def _checked_outs(outs: Sequence[Array] | None, sources: Sequence[Array]) -> Sequence[Array | None]:
     if outs is None:
         return [None] * len(sources)
-    return [_checked_out(out, source) for out, source in zip(outs, sources, strict=True)]
-
-
-def _checked_out(out: Array, like: Array) -> Array:
-    if out.shape != like.shape or out.dtype != like.dtype or not out.flags.writeable:
-        raise ValueError(
-            f"out: expected a writable array of shape {like.shape} of {like.dtype}, got shape "
-            f"{out.shape} of {out.dtype}"
-        )
-    return out
+    targets = list(outs)
+    for out, like in zip(targets, sources, strict=True):
+        if out.shape != like.shape or out.dtype != like.dtype or not out.flags.writeable:
+            raise ValueError(
+                f"out: expected a writable array of shape {like.shape} of {like.dtype}, got shape "
+                f"{out.shape} of {out.dtype}"
+            )
+    return targets
 
 
 def _checked_splits(splits: object | None, rows: int, size: int) -> tuple[int, ...]:
