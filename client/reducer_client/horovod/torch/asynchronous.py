@@ -179,11 +179,10 @@ def _start(
     in_place: bool = False,
 ) -> Handle[torch.Tensor]:
     array, dtype = to_host(tensor)
-    if in_place:
-        return MappedHandle(
-            start(array, *options, out=array, dtype=dtype), lambda found: copy_back(found, tensor)
-        )
-    return MappedHandle(start(array, *options, dtype=dtype), lambda found: to_tensor(found, tensor))
+    out = {"out": array} if in_place else {}
+    back = copy_back if in_place else to_tensor
+    handle = start(array, *options, **out, dtype=dtype)
+    return MappedHandle(handle, lambda found: back(found, tensor))
 
 
 def _start_all(

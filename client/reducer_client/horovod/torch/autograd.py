@@ -144,7 +144,9 @@ class ReduceScatter(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.arguments = (op, scales, process_set)
         if not grouped:
-            return (_reduce_scatter(tensors[0], name, op, scales, process_set),)
+            (tensor,) = tensors
+            one = asynchronous.reducescatter_async(tensor, name, op, process_set, *scales)
+            return (one.wait(),)
         handle = asynchronous.grouped_reducescatter_async(tensors, name, op, process_set, *scales)
         return tuple(handle.wait())
 
@@ -156,13 +158,3 @@ class ReduceScatter(torch.autograd.Function):
         scaled: Sequence[torch.Tensor] = [gradient * factor for gradient in gradients]
         handle = asynchronous.grouped_allgather_async(scaled, process_set=process_set)
         return (None, None, None, None, None, *handle.wait())
-
-
-def _reduce_scatter(
-    tensor: torch.Tensor,
-    name: str | None,
-    op: ReduceOp,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
-) -> torch.Tensor:
-    return asynchronous.reducescatter_async(tensor, name, op, process_set, *scales).wait()

@@ -27,6 +27,7 @@ from reducer_client.horovod.torch.asynchronous import (
     grouped_reducescatter_async,
     reducescatter_async,
 )
+from reducer_client.horovod.torch.compression import Compression
 
 # torch leaves Function.apply untyped.
 # mypy: disable-error-code="no-untyped-call,no-any-return"
@@ -89,16 +90,8 @@ def allreduce(
         compression: what it travels as.
         prescale_factor: multiplied before the reduction, ``postscale_factor`` after it.
     """
-    (reduced,) = _allreduce(
-        [tensor],
-        name,
-        compression,
-        find_op(op, average),
-        (prescale_factor, postscale_factor),
-        process_set,
-        grouped=False,
-    )
-    return reduced
+    options = (name, find_op(op, average), (prescale_factor, postscale_factor), process_set)
+    return _compressed(autograd.AllReduce, compression, [tensor], *options, False)[0]
 
 
 allreduce_ = synchronous(allreduce_async_)
@@ -116,15 +109,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """``allreduce`` of tensors of one dtype that are announced, and so fused, together."""
-    return _allreduce(
-        tensors,
-        name,
-        compression,
-        find_op(op, average),
-        (prescale_factor, postscale_factor),
-        process_set,
-        grouped=True,
-    )
+    options = (name, find_op(op, average), (prescale_factor, postscale_factor), process_set)
+    return _compressed(autograd.AllReduce, compression, tensors, *options, True)
 
 
 grouped_allreduce_ = synchronous(grouped_allreduce_async_)
@@ -188,8 +174,8 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """This rank's rows of the reduced tensor; the first ranks may have one more."""
-    scales = (prescale_factor, postscale_factor)
-    return _reducescatter([tensor], name, compression, op, scales, process_set, grouped=False)[0]
+    options = (name, op, (prescale_factor, postscale_factor), process_set)
+    return _compressed(autograd.ReduceScatter, compression, [tensor], *options, False)[0]
 
 
 @ends_on_interrupt
@@ -203,8 +189,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """``reducescatter`` of tensors of one dtype."""
-    scales = (prescale_factor, postscale_factor)
-    return _reducescatter(tensors, name, compression, op, scales, process_set, grouped=True)
+    options = (name, op, (prescale_factor, postscale_factor), process_set)
+    return _compressed(autograd.ReduceScatter, compression, tensors, *options, True)
 
 
 def join(device: int = -1) -> int:
@@ -212,47 +198,15 @@ def join(device: int = -1) -> int:
     return arrays.join()
 
 
-def _allreduce(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    compression: Compressor | None,
-    op: ReduceOp,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
-    grouped: bool,
-) -> list[torch.Tensor]:
-    sent, contexts = _compressed(compression, tensors)
-    reduced = autograd.AllReduce.apply(name, op, scales, process_set, grouped, *sent)
-    return _decompressed(compression, reduced, contexts)
-
-
-def _reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    compression: Compressor | None,
-    op: ReduceOp,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
-    grouped: bool,
-) -> list[torch.Tensor]:
-    sent, contexts = _compressed(compression, tensors)
-    reduced = autograd.ReduceScatter.apply(name, op, scales, process_set, grouped, *sent)
-    return _decompressed(compression, reduced, contexts)
-
-
 def _compressed(
-    compression: Compressor | None, tensors: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], list[Any]]:
-    if compression is None:
-        return list(tensors), [None] * len(tensors)
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    return [sent for sent, _ in pairs], [context for _, context in pairs]
-
-
-def _decompressed(
-    compression: Compressor | None, tensors: Sequence[torch.Tensor], contexts: Sequence[Any]
+    function: type[autograd.AllReduce | autograd.ReduceScatter],
+    compression: Compressor | None,
+    tensors: Sequence[torch.Tensor],
+    *options: object,
 ) -> list[torch.Tensor]:
-    if compression is None:
-        return list(tensors)
-    pairs = zip(tensors, contexts, strict=True)
-    return [compression.decompress(tensor, context) for tensor, context in pairs]
+    """Apply a reduction to the compressed tensors and decompress the results."""
+    compressor: Compressor = Compression.none if compression is None else compression
+    pairs = [compressor.compress(tensor) for tensor in tensors]
+    reduced = function.apply(*options, *(sent for sent, _ in pairs))
+    contexts = (context for _, context in pairs)
+    return [compressor.decompress(*found) for found in zip(reduced, contexts, strict=True)]
