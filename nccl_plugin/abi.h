@@ -188,6 +188,11 @@ struct PropertiesV12 {
   int16_t plane_id;
 };
 
+// The same in all tables.
+
+using RegMrDmaBuf = Result (*)(void* comm, void* data, size_t size, int type, uint64_t offset,
+                               int fd, void** mhandle);
+
 // --- ncclNet ---
 
 struct NetV6 {
@@ -199,8 +204,7 @@ struct NetV6 {
   Result (*connect)(int device, void* handle, void** send_comm);
   Result (*accept)(void* listen_comm, void** receive_comm);
   Result (*reg_mr)(void* comm, void* data, int size, int type, void** mhandle);
-  Result (*reg_mr_dma_buf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd,
-                           void** mhandle);
+  RegMrDmaBuf reg_mr_dma_buf;
   Result (*dereg_mr)(void* comm, void* mhandle);
   Result (*isend)(void* comm, void* data, int size, int tag, void* mhandle, void** request);
   Result (*irecv)(void* comm, int n, void** data, int* sizes, int* tags, void** mhandles,
@@ -222,8 +226,7 @@ struct NetV7 {  // and 8
   Result (*connect)(int device, void* handle, void** send_comm, DeviceHandle** offload);
   Result (*accept)(void* listen_comm, void** receive_comm, DeviceHandle** offload);
   Result (*reg_mr)(void* comm, void* data, RegSize size, int type, void** mhandle);
-  Result (*reg_mr_dma_buf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd,
-                           void** mhandle);
+  RegMrDmaBuf reg_mr_dma_buf;
   Result (*dereg_mr)(void* comm, void* mhandle);
   Result (*isend)(void* comm, void* data, int size, int tag, void* mhandle, void** request);
   Result (*irecv)(void* comm, int n, void** data, int* sizes, int* tags, void** mhandles,
@@ -246,8 +249,7 @@ struct NetV9 {
   Result (*connect)(int device, void* handle, void** send_comm, DeviceHandle** offload);
   Result (*accept)(void* listen_comm, void** receive_comm, DeviceHandle** offload);
   Result (*reg_mr)(void* comm, void* data, size_t size, int type, void** mhandle);
-  Result (*reg_mr_dma_buf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd,
-                           void** mhandle);
+  RegMrDmaBuf reg_mr_dma_buf;
   Result (*dereg_mr)(void* comm, void* mhandle);
   Result (*isend)(void* comm, void* data, size_t size, int tag, void* mhandle, void** request);
   Result (*irecv)(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles,
@@ -272,8 +274,7 @@ struct NetV10 {
                     DeviceHandle** offload);
   Result (*accept)(void* listen_comm, void** receive_comm, DeviceHandle** offload);
   Result (*reg_mr)(void* comm, void* data, size_t size, int type, void** mhandle);
-  Result (*reg_mr_dma_buf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd,
-                           void** mhandle);
+  RegMrDmaBuf reg_mr_dma_buf;
   Result (*dereg_mr)(void* comm, void* mhandle);
   Result (*isend)(void* comm, void* data, size_t size, int tag, void* mhandle, void* phandle,
                   void** request);
@@ -301,8 +302,7 @@ struct NetV11 {  // and 12
                     DeviceHandle** offload);
   Result (*accept)(void* listen_comm, void** receive_comm, DeviceHandle** offload);
   Result (*reg_mr)(void* comm, void* data, size_t size, int type, void** mhandle);
-  Result (*reg_mr_dma_buf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd,
-                           void** mhandle);
+  RegMrDmaBuf reg_mr_dma_buf;
   Result (*dereg_mr)(void* comm, void* mhandle);
   Result (*isend)(void* comm, void* data, size_t size, int tag, void* mhandle, void* phandle,
                   void** request);
@@ -332,8 +332,7 @@ struct CollNetV6 {  // and 7
   Result (*connect)(void* handles[], int ranks, int rank, void* listen_comm, void** comm);
   Result (*reduce_support)(DataType type, RedOp op, int* supported);
   Result (*reg_mr)(void* comm, void* data, int size, int type, void** mhandle);
-  Result (*reg_mr_dma_buf)(void* comm, void* data, size_t size, int type, uint64_t offset, int fd,
-                           void** mhandle);
+  RegMrDmaBuf reg_mr_dma_buf;
   Result (*dereg_mr)(void* comm, void* mhandle);
   Result (*iallreduce)(void* comm, void* send, void* receive, int count, DataType type, RedOp op,
                        void* send_mhandle, void* receive_mhandle, void** request);
@@ -356,8 +355,6 @@ using ReduceScatterOf = Result (*)(void* comm, int parts, Sge<Size>* send, void*
                                    size_t bytes_per_rank, size_t window_offset, size_t window_bytes,
                                    DataType type, RedOp op, void* receive_mhandle, void** request);
 using RegMr = Result (*)(void* comm, void* data, size_t size, int type, void** mhandle);
-using RegMrDmaBuf = Result (*)(void* comm, void* data, size_t size, int type, uint64_t offset,
-                               int fd, void** mhandle);
 
 struct CollNetV8 {
   const char* name;

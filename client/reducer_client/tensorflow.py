@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import tensorflow as tf
@@ -115,13 +114,8 @@ class ReducedTape:
         self._tape.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._tape.__exit__(kind, error, trace)
+    def __exit__(self, *raised: object) -> None:
+        self._tape.__exit__(*raised)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tape, name)

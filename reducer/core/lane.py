@@ -37,14 +37,14 @@ class Lane:
         self._refusals = refusals = Refusals(roster, endings)
         joining = Joining(roster, endings, refusals)
         beats = Beats(roster, endings, refusals, joining)
-        self._controls = Controls(roster, endings, refusals, joining)
+        controls = Controls(roster, endings, refusals, joining)
         self._ticks = Ticks(roster, endings, refusals, beats)
         self._draining = Draining(roster, endings, refusals)
         self._handlers: dict[type[Any], Callable[[Any, float], list[Output]]] = {
             events.Folded: self._folded,
             events.Reduced: self._reduced,
-            events.Failed: self._failed,
-            events.ControlReceived: self._control,
+            events.Failed: self._refusals.failed,
+            events.ControlReceived: controls.take,
             events.Opened: self._opened,
             events.Lost: self._lost,
             events.Broken: self._broken,
@@ -205,12 +205,6 @@ class Lane:
         except Exception as bug:
             self._endings.fault_in(event.run, bug, None, out)
         return out
-
-    def _failed(self, event: events.Failed, now: float) -> list[Output]:
-        return self._refusals.failed(event, now)
-
-    def _control(self, event: events.ControlReceived, now: float) -> list[Output]:
-        return self._controls.take(event, now)
 
     def _catch_up(self, event: events.CatchUp, now: float) -> list[Output]:
         peer = self._roster.sessions.get(event.session)

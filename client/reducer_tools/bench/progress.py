@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from reducer.units import format_size
@@ -27,12 +26,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.clear()
 
     def show(self, turn: Turn) -> None:
