@@ -264,7 +264,7 @@ def test_files_that_are_no_good(certs: Files, authority: Authority, tmp_path: Pa
         ({"tls_key": shared.key, "tls_cert": shared.cert}, "chmod 600"),
         ({"tls_key": authority.issue().key}, "key values mismatch"),
         ({"tls_ca": certs.key}, "tls_ca"),
-        ({"key": bytes(32)}, "expected one of them"),
+        ({"key": bytes(32)}, "leave one of them out"),
     ):
         with pytest.raises(ValueError, match=says):
             alone(["127.0.0.1:1"], **{**tls, **change})
