@@ -1,7 +1,7 @@
 """Reducers and worker processes of a benchmark, on the hosts of a lab or on this machine.
 
 A worker is ``python -m MODULE``. It reads one JSON object (its case) from standard input and prints
-JSON lines; its stderr is that of this process. All programs end with the fleet.
+JSON lines. All programs write their errors to the stderr of this process, and end with the fleet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gathers the pages of the documentation: those of docs/, and documents that live elsewhere.
+"""Gathers the pages of the documentation from docs/ and from the other folders.
 
 python docs/assemble.py build/docs     # then `zensical build -f build/docs/zensical.toml`
 

@@ -231,7 +231,7 @@ class Group:
             Work whose result has the array's shape and dtype.
 
         Raises:
-            ValueError: ``root`` is not a rank. Other errors are those of ``all_reduce``.
+            ValueError: ``root`` is not a rank. Also the errors of ``all_reduce``.
         """
         source = as_array(array)
         if not 0 <= root < self.world_size:
@@ -320,8 +320,7 @@ class Group:
             Work whose result has shape ``(n // world_size, *array.shape[1:])``.
 
         Raises:
-            ValueError: n is not divisible by the world size. Other errors are those of
-                ``all_reduce``.
+            ValueError: n is not divisible by the world size. Also the errors of ``all_reduce``.
         """
         source = as_array(array)
         if source.ndim == 0 or source.shape[0] % self.world_size:

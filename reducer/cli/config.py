@@ -16,7 +16,7 @@ from reducer.server import config
 def command(show_docs: bool, file: str | None, **given: Any) -> None:
     """Print the options in effect, and the source of each value.
 
-    The options are those of `reducer serve`.
+    Takes the options of `reducer serve`.
     """
     if show_docs:
         click.echo(config.document(), nl=False)

@@ -150,7 +150,7 @@ class Lane:
         return self._draining.is_over(now)
 
     def snapshot(self) -> CoreNumbers:
-        """Returns the lane's own numbers, for metrics; `parts` returns those of its runs."""
+        """Returns the lane's own numbers, for metrics; `parts` returns the numbers of its runs."""
         return lane_numbers(self._roster, self._endings.errors)
 
     def parts(self, now: float) -> Iterator[Part]:

@@ -168,7 +168,7 @@ def test_arguments_that_do_not_fit_are_refused_before_init() -> None:
     named = [*first.named_parameters(), *second.named_parameters()]
     wrong: list[tuple[Options, str]] = [
         ({"named_parameters": named}, r"more than once: \['weight', 'bias'\]"),
-        ({"named_parameters": named[:2]}, r"got none for those of shapes \[\(1, 1\), \(1,\)\]"),
+        ({"named_parameters": named[:2]}, r"no name for parameters of shapes \[\(1, 1\), \(1,\)\]"),
         ({"named_parameters": [p for _, p in named]}, "expected pairs"),
         ({"backward_passes_per_step": 0}, "expected 1 or more"),
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "expected op Average"),

@@ -134,8 +134,8 @@ def allgather_async(
 ) -> Handle[Array]:
     """Start to put the ranks' rows one below the other; the value is the whole.
 
-    Ranks may have different numbers of rows. Any dtype without Python objects; ``dtype`` is the
-    name by which ranks compare, where it is not that of the array.
+    Ranks may have different numbers of rows. Any dtype without Python objects; the ranks compare
+    the name ``dtype``, or by default the name of the array's dtype.
     """
     return _gather([array], name, process_set, dtype)[0]
 

@@ -23,7 +23,7 @@ from reducer_tools.nccl.versions import Version
 @click.option(
     "--force",
     is_flag=True,
-    help="Send all-reduces of every size through the reducers, not only those of large arrays.",
+    help="Send all-reduces of every size through the reducers, not only large ones.",
 )
 @click.option("--shell", is_flag=True, help='Print lines for eval "$(reducer nccl env --shell)".')
 def command(

@@ -20,7 +20,7 @@ _ADVICE = (
     ),
     (
         r"\bkey\b|prove|proof",
-        "REDUCER_KEY_FILE: the reducers' key file, or that of the job REDUCER_JOB (reducer keygen)",
+        "REDUCER_KEY_FILE: the key file of the reducers or of the job REDUCER_JOB (reducer keygen)",
     ),
     (r"no interface is up", "NCCL_SOCKET_IFNAME must name an interface of this machine"),
     (r"is older than", "install the plugin of this release"),

@@ -24,7 +24,7 @@ from reducer.wire.errors import (
     UnstableError,
 )
 
-# Bytes of records that a run forgets when it ends: those of a small model.
+# Bytes of records that a run forgets when it ends: as many as a small model has.
 FORGOTTEN_AT_ONCE: Final = 64 << 10
 # Deserted runs that a new run ends because it replaces them.
 REPLACED_AT_ONCE: Final = 64

@@ -106,7 +106,7 @@ class Members:
         return Absent(gone, left, len(self.left))
 
     def absence(self, before: float) -> Absent | None:
-        """Like `absent`; None if the ranks are those of the last call."""
+        """Like `absent`; None if the ranks are the same as in the last call."""
         told = (*self._gone(before), -1, len(self.left))
         if told == self._told or (not self._told and told == (-1, 0)):
             return None

@@ -87,7 +87,7 @@ class Snapshot:
 
     ``time`` and ``started_at`` are seconds since 1970; ``started`` and ``clock`` are seconds of the
     monotonic clock. ``down`` lists the lanes that have died and are not restarted yet; ``lanes``
-    does not include them. ``restarts`` counts by lane. ``usage`` is that of the main process.
+    does not include them. ``restarts`` counts by lane. ``usage`` is the usage of the main process.
     """
 
     tasks: int

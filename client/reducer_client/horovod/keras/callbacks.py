@@ -131,7 +131,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """From ``initial_lr / size()`` at the first batch to ``initial_lr`` after ``warmup_epochs``.
 
-    ``initial_lr`` is that of all ranks together: the single process' times ``size()``.
+    ``initial_lr`` is the learning rate for all ranks together: a single process' times ``size()``.
     """
 
     def __init__(

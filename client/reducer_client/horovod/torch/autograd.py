@@ -1,7 +1,7 @@
 """Gradients of the operations, by Horovod's conventions.
 
-A gradient is a mean over the ranks where the operation moves data, so that a loss which every rank
-has is not counted once for each; that of a sum is the sum of the ranks' gradients.
+Where an operation moves data, its gradient is the mean of the ranks' gradients, so that a loss
+which every rank has counts once. The gradient of a sum is the sum of the ranks' gradients.
 """
 
 from __future__ import annotations

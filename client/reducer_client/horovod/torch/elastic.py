@@ -41,9 +41,9 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Decorate ``func(state, ...)``, which trains: it is called again after each loss of a worker.
 
-    Whenever ``func`` begins, the state is that of the rank with the most commits, on all ranks: one
+    Whenever ``func`` begins, all ranks have the state of the rank with the most commits: a rank
     that was started again, rank 0 included, takes over what the others have. A rank on which
-    ``func`` has returned helps nobody any more.
+    ``func`` has returned takes no further part.
 
     The process sets that are usable when this is called are made anew, before ``func`` begins, and
     others not: so has a rank that was started again.

@@ -22,7 +22,7 @@ Unpacked = tuple[list[dict[str, Any]], list[Any]]
 
 @ends_on_interrupt
 def broadcast_parameters(params: Parameters, root_rank: int) -> None:
-    """Overwrite tensors by those of ``root_rank``.
+    """Overwrite tensors with the tensors of ``root_rank``.
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``; of
@@ -44,11 +44,12 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Make state and options of an optimizer those of ``root_rank``; any optimizer of torch.
+    """Give an optimizer the state and options that it has on ``root_rank``; any optimizer of torch.
 
-    The other ranks' state may be of any content, or empty. Where that of the root is empty, every
-    parameter without a gradient gets one of zeros, as programs written for Horovod may expect; but
-    for those of ``SparseAdam``, and of ``model``'s modules that are ``sparse``, such as embeddings.
+    The other ranks' state may be of any content, or empty. If the root's state is empty, every
+    parameter without a gradient gets a gradient of zeros, as programs written for Horovod may
+    expect. The parameters of ``SparseAdam`` get none, nor do the parameters of ``model``'s modules
+    that are ``sparse``, such as embeddings.
 
     Raises ValueError on all ranks, with nothing changed, where the state does not fit one of them.
     """

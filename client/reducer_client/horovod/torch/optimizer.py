@@ -199,7 +199,7 @@ class _Distributed(torch.optim.Optimizer):
 
 
 def forget_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Make them None; also those of a distributed optimizer that are under way."""
+    """Set them to None, also the gradients of a distributed optimizer that are under way."""
     if isinstance(optimizer, _Distributed):
         optimizer._gradients.forget()
         optimizer._is_synchronized = False
@@ -212,7 +212,7 @@ def _distributed(
     names: dict[torch.Tensor, str],
     gradients: Gradients,
 ) -> _Distributed:
-    """An object of a class below that of the optimizer, with everything that the optimizer has."""
+    """An object of a subclass of the optimizer's class, with everything that the optimizer has."""
     kind = type(optimizer)
     made = type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__})
     distributed: _Distributed = object.__new__(made)
@@ -257,8 +257,8 @@ def _checked_names(
     nameless = [tuple(p.shape) for p in _parameters(optimizer) if p not in names]
     if nameless:
         raise ValueError(
-            "named_parameters: expected every parameter of the optimizer, got none for those of "
-            f"shapes {nameless}"
+            "named_parameters: expected a name for every parameter of the optimizer, got no name "
+            f"for parameters of shapes {nameless}"
         )
     return names
 

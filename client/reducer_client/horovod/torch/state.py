@@ -94,7 +94,7 @@ class ObjectState(State):
         self._commits = most  # and not before: what failed on the way is no state to pass on
 
     def receive(self, root: int) -> None:
-        """Make the state that of ``root``; every rank calls it."""
+        """Replace the state by the state of ``root``. Every rank calls this."""
         self._saved_state = self._bcast_object(self._saved_state, root)
         ObjectState.restore(self)
 

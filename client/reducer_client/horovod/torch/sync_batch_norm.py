@@ -12,7 +12,7 @@ from reducer_client.horovod.torch.ops import allreduce
 
 
 class SyncBatchNorm(_BatchNorm):
-    """``BatchNorm`` whose mean and variance are those of all ranks' batches together.
+    """``BatchNorm`` with the mean and variance of all ranks' batches together.
 
     On CPU and GPU, for input of shape ``(N, C, ...)``; N may differ between the ranks. All ranks
     must call their modules in the same order. The sums are float32 at least.

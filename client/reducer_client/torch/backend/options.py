@@ -15,8 +15,8 @@ Hierarchy = Literal["auto"] | bool
 class Options:
     """``pg_options`` of ``init_process_group("reducer")`` and ``new_group``; equal on all ranks.
 
-    A group made without options has those of the default group. All other settings come from the
-    environment, as for ``reducer_client.connect``.
+    A group made without options has the options of the default group. All other settings come from
+    the environment, as for ``reducer_client.connect``.
 
     Args:
         addresses: ``host:port`` of every reducer. By default ``REDUCER_ADDRS``.

@@ -16,8 +16,8 @@ _STOPPING = 5.0  # seconds that `stop` waits for each running callback
 class CallbackThreads:
     """Runs each task at once, on an idle thread or on a new one.
 
-    The threads are daemons, unlike those of a ThreadPoolExecutor. When a program fails, its exit
-    must not wait for a callback that waits for another rank.
+    The threads are daemons, unlike the threads of a ThreadPoolExecutor. When a program fails, its
+    exit must not wait for a callback that waits for another rank.
     """
 
     def __init__(self) -> None:

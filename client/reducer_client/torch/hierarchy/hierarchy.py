@@ -10,8 +10,8 @@ once. A result is a pure function of the contributions and of the number of rank
 bits are the same on all ranks and in every run. They differ from the bits of one sum over all
 ranks, which rounds in other places. A mean divides on both levels, first by the ranks of a host and
 then by the hosts, so that no intermediate sum overflows a 16-bit float. With 2, 4 or 8 ranks per
-host the first division is exact except for subnormal numbers, so the mean equals that of a single
-division.
+host the first division is exact except for subnormal numbers, so the mean has the bits that a
+single division gives.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def attach(
 ) -> ReductionState:
     """Send the gradients of a DDP module through the group. All ranks call this in the same order.
 
-    The arguments are those of ``ReductionState``.
+    ``ReductionState`` describes the arguments.
 
     Returns:
         The state of the hook.

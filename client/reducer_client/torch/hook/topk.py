@@ -137,7 +137,7 @@ def attach_topk(
 ) -> TopKState:
     """Send the largest gradients of a DDP module through the group.
 
-    All ranks call this in the same order. The arguments are those of ``TopKState``.
+    All ranks call this in the same order. ``TopKState`` describes the arguments.
 
     Returns:
         The state of the hook.
