@@ -96,5 +96,6 @@ def test_groups_form_at_the_same_moment_and_sum_apart(place: Place) -> None:
         "mesh": 4, "mesh#row/0": 2, "mesh#row/1": 2, "mesh#middle": 3,
     }  # fmt: skip
     if place.of_rank_0:
-        with pytest.raises(AuthenticationError, match="a certificate for the whole job also admits"):
+        text = "a certificate for the whole job also admits"
+        with pytest.raises(AuthenticationError, match=text):
             join(1, 2, addresses, JOB, run_id="night-7#other", **place.of_rank_0)
