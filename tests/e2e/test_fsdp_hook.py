@@ -1,4 +1,4 @@
-"""FSDP2 on two hosts of two ranks: sharded by gloo, the hosts kept equal by the reducers."""
+"""FSDP2 on two hosts of two ranks: gloo shards within a host, the reducers sum over hosts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _model(mesh: DeviceMesh) -> nn.Module:
 
 
 def _train(model: nn.Module, rank: int) -> torch.Tensor:
-    """This rank's shard of all parameters afterwards."""
+    """Train; returns this rank's shard of all parameters."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(STEPS):
@@ -63,7 +63,7 @@ def _compare(rank: int, world: int, addresses: list[str], job: str, store: str) 
         dist.destroy_process_group()
 
 
-def test_it_trains_as_native_hybrid_sharding_does(
+def test_training_equals_native_hybrid_sharding(
     addresses: list[str], job: str, tmp_path: Path
 ) -> None:
     shards = run_ranks(WORLD, _compare, addresses, job, str(tmp_path / "store"), timeout=150)
