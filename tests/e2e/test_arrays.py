@@ -137,7 +137,7 @@ def test_bad_arguments_name_what_is_allowed(solo: Group) -> None:
 
 
 @pytest.mark.parametrize("dtype", [BFLOAT16, *FLOAT8], ids=lambda dtype: dtype.name)
-def test_bits_in_integers_are_summed_as_the_declared_dtype(solo: Group, dtype: Any) -> None:
+def test_bits_in_integers_are_summed_as_what_they_are_declared(solo: Group, dtype: Any) -> None:
     given = sample(dtype, 100, "bits")
     held = given.view(f"u{dtype.itemsize}")
     result = solo.all_reduce(held, op="prod", dtype=dtype.name).wait()

@@ -90,7 +90,7 @@ def test_a_worker_whose_packets_vanish_is_named(site: partitions.Site, job: str)
     assert max(partitions.lose_worker(site, job, 1)) < SILENT_SECONDS
 
 
-def test_the_bits_depend_on_the_contributions_alone() -> None:
+def test_the_bits_are_those_of_the_contributions_alone() -> None:
     bits.run(2, 1, hush, numbers=(1, 3))
 
 

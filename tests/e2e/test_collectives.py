@@ -211,7 +211,7 @@ def _count_bytes(rank: int, world: int, addresses: list[str], job: str) -> dict[
     return counted
 
 
-def test_only_the_necessary_bytes_travel(addresses: list[str], job: str) -> None:
+def test_only_the_bytes_that_must_travel_do(addresses: list[str], job: str) -> None:
     for rank, counted in enumerate(run_ranks(4, _count_bytes, addresses, job)):
         is_root = float(rank == 1)
         assert counted["all_reduce"] == pytest.approx((1, 1), abs=0.1)

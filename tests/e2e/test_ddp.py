@@ -268,7 +268,7 @@ def test_a_bad_gradient_is_blamed_on_every_rank(addresses: list[str], tmp_path: 
     assert all(isinstance(error, NumericError) and error.rank == 1 for _, error in said)
 
 
-def test_buckets_have_25_mebibytes_by_default() -> None:
+def test_buckets_are_of_25_mebibytes_unless_something_else_is_asked_for() -> None:
     assert reducer_torch.ddp_options() == {"bucket_cap_mb": 25}
     assert reducer_torch.ddp_options(bucket_cap_mb=1, static_graph=True) == {
         "bucket_cap_mb": 1,

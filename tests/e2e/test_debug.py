@@ -31,7 +31,7 @@ def parsed(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_both_sides_log_jobs_ranks_and_rounds() -> None:
+def test_both_sides_tell_of_jobs_ranks_and_rounds() -> None:
     with Daemon(env=DEBUG) as daemon:
         worker = parsed(run_worker(daemon.address, **DEBUG))
     joined, *rounds, left = worker

@@ -80,7 +80,7 @@ def test_ipv6(job: str) -> None:
     assert f"{address} (source 127.0.0.1 has no IPv6 address)" in str(caught.value)
 
 
-def test_attempts_back_off_with_jitter(job: str) -> None:
+def test_attempts_come_later_each_time_and_by_chance(job: str) -> None:
     """In the end 0.5 to 1 s lie between attempts, and the intervals differ."""
     times: list[float] = []
 

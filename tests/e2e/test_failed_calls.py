@@ -203,7 +203,7 @@ def _keys_like_parts(rank: int, world: int, addresses: list[str], job: str) -> l
     return first + second
 
 
-def test_no_key_of_the_program_equals_a_fusion_buffers(addresses: list[str], job: str) -> None:
+def test_no_key_of_the_program_is_that_of_a_fusion_buffer(addresses: list[str], job: str) -> None:
     """Regression: "w/1" was also the key of the second buffer of "w"."""
     assert run_ranks(2, _keys_like_parts, addresses, job) == [[3, 21, 2001]] * 2
 

@@ -137,7 +137,7 @@ def test_a_job_beyond_its_share_of_the_memory_is_refused_alone(job: str) -> None
             assert group.all_reduce(np.ones(3)).wait().tolist() == [1, 1, 1]
 
 
-def test_waiting_for_peers_does_not_count_as_silence(addresses: list[str], job: str) -> None:
+def test_waiting_for_peers_is_no_silence(addresses: list[str], job: str) -> None:
     with start_ranks(2, _come_after_the_silence_limit, addresses, job, talk=True) as ranks:
         for rank in range(2):
             assert ranks.receive(rank) == "started"
@@ -185,9 +185,7 @@ def _sum_after_a_word(rank: int, world: int, addresses: list[str], job: str, tel
         group.all_reduce(np.ones(1 << 20), key="grad").wait(60)
 
 
-def test_a_worker_that_was_stopped_for_too_long_blames_itself(
-    addresses: list[str], job: str
-) -> None:
+def test_a_worker_that_was_stopped_for_too_long_says_so(addresses: list[str], job: str) -> None:
     """Rank 0's `worker_silence` applies to both ranks."""
     with start_ranks(2, _sum_after_a_word, addresses, job, talk=True) as ranks:
         for rank in range(2):

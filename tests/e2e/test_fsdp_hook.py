@@ -63,7 +63,7 @@ def _compare(rank: int, world: int, addresses: list[str], job: str, store: str) 
         dist.destroy_process_group()
 
 
-def test_training_equals_native_hybrid_sharding(
+def test_it_trains_as_native_hybrid_sharding_does(
     addresses: list[str], job: str, tmp_path: Path
 ) -> None:
     shards = run_ranks(WORLD, _compare, addresses, job, str(tmp_path / "store"), timeout=150)

@@ -69,7 +69,7 @@ def _forming(reducers: Reducers) -> int:
     return int(reducers.daemon(0).stats()["lanes"][0]["core"]["forming"])
 
 
-def test_groups_form_at_the_same_time_and_sum_independently(place: Place) -> None:
+def test_groups_form_at_the_same_moment_and_sum_apart(place: Place) -> None:
     addresses = place.reducers.addresses
 
     def member(run_id: str, rank: int) -> Group:

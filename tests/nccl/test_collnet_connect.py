@@ -52,7 +52,7 @@ def _failure(coll: CollNet, rank: int, tell: Tell) -> Failure:
     return caught.value.result, seconds, coll.lines[-1][1]
 
 
-def test_no_rank_connects_if_one_cannot_and_all_do_later() -> None:
+def test_no_rank_gets_in_where_one_cannot_and_all_do_later() -> None:
     nonsense = Switch()
     with ExitStack() as stack:
         reducers = stack.enter_context(Reducers(2, "--max-runs", "64"))

@@ -175,7 +175,7 @@ def _against_a_stopped_reducer(
     return longest
 
 
-def test_no_call_blocks_on_a_stopped_reducer() -> None:
+def test_no_call_waits_for_a_reducer_that_stands_still() -> None:
     with (
         Reducers(1) as reducers,
         start(2, reducers.addresses, _against_a_stopped_reducer, REDUCER_SILENCE="30") as ranks,

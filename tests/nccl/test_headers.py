@@ -158,7 +158,7 @@ def _header(version: str, name: str) -> Path:
 
 
 @pytest.mark.parametrize("version", sorted(_TABLES))
-def test_both_declarations_have_the_layout_of_nvidias_header(version: int, tmp_path: Path) -> None:
+def test_both_restatements_are_laid_out_as_nvidias_header(version: int, tmp_path: Path) -> None:
     wheel, *ours = _TABLES[version]
     header, structs = _header(wheel, "nccl_net.h"), _structs(version)
     names = [(s, member) for s, layout in structs.items() for member, *_ in layout._fields_]

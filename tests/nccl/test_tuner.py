@@ -127,7 +127,7 @@ def _unwanted(rank: int, world: int, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 7))
-def test_an_inactive_tuner_changes_nothing(version: int) -> None:
+def test_a_tuner_that_nobody_wants_changes_nothing(version: int) -> None:
     _run(_unwanted, version)
 
 

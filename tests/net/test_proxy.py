@@ -47,7 +47,7 @@ def job(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_link_may_be_reset_after_any_byte(
+def test_a_link_may_be_reset_behind_any_byte(
     reducers: Reducers, values: Values, job: str, direction: Direction
 ) -> None:
     """Resets after every byte of the header, and after 16 bytes of the payload."""

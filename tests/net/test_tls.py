@@ -197,7 +197,7 @@ def test_another_key_exchange_is_refused(certs: Files) -> None:
     "data",
     [bytes(400), b"ORSF" + bytes(76), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"],
 )
-def test_garbage_after_the_preface(daemon: Daemon, data: bytes) -> None:
+def test_garbage_behind_the_preface(daemon: Daemon, data: bytes) -> None:
     before = refused(daemon, "garbage")
     with opened(daemon.port, PREFACE, data) as sock:
         start = time.monotonic()
@@ -296,7 +296,7 @@ def test_what_a_stranger_makes_us_hold(certs: Files, monkeypatch: pytest.MonkeyP
     assert allocated() - before < PEER_BYTES, "newcomers that have left hold nothing"
 
 
-def test_slow_certificates_of_a_stranger_stop_nobody_else(
+def test_who_shows_slow_certificates_stops_nobody_else(
     daemon: Daemon, context: ssl.SSLContext, tmp_path: Path
 ) -> None:
     """Regression: one handshake of 16 KiB blocked a lane for 7 s."""
