@@ -36,7 +36,7 @@ def test_a_ring_moves_the_array_almost_twice(workers: int, factor: float) -> Non
 
 
 def test_the_measured_shapes_of_four_workers() -> None:
-    """Times of 64 MiB at 1 Gbit/s over N/BW, as they are bounded with 4, 3 and 2 reducers."""
+    """Times of 64 MiB at 1 Gbit/s over N/BW: the bounds for 4, 3 and 2 reducers."""
     size = 64 << 20
     once = size * 8 / 1e9
     bounds = {4: 1.045, 3: 1.393, 2: 2.09, 8: 1.045}
@@ -46,7 +46,9 @@ def test_the_measured_shapes_of_four_workers() -> None:
 
 
 def test_at_four_workers_the_reducers_must_have_more_than_2_67_of_a_workers_rate() -> None:
-    assert model.reducers_to_beat_ring(4, 3, 1) == 9  # 8 x 1 is 2.667 x 3: as fast, no faster
+    assert (
+        model.reducers_to_beat_ring(4, 3, 1) == 9
+    )  # 8 x 1 is 2.667 x 3: as fast as a ring, no faster
     assert model.reducers_to_beat_ring(4, 3, 1.01) == 8
     assert model.reducers_to_beat_ring(4, 1, 2.66) == 2
     assert model.reducers_to_beat_ring(4, 1, 2.67) == 1
