@@ -30,9 +30,7 @@ def _train(
                     work.wait(60)
                 group.barrier()
         except IntegrityError as error:
-            text = str(error).split("; key ")[
-                0
-            ]  # without the key, which depends on the work that failed first
+            text = str(error).split("; key ")[0]  # any key may be named
             return f"{error.reason} of rank {error.rank}: {text}"
     return ""
 

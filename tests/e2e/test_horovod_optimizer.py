@@ -387,9 +387,7 @@ def _what_sits_on_an_optimizer(rank: int, world: int) -> None:
     optimizer = hvd.DistributedOptimizer(plain)
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.zero_grad()
-    with pytest.warns(
-        UserWarning, match="before .optimizer.step"
-    ):  # the scheduler sees the plain optimizer
+    with pytest.warns(UserWarning, match="before .optimizer.step"):  # of the plain optimizer
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.25
 

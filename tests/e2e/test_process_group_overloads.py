@@ -166,9 +166,7 @@ def _beside_gloo(rank: int, world: int, addresses: list[str], job: str, folder: 
             group.allreduce([torch.ones(2)], root=1)
         assert _refuses(group)
         found, sent = [torch.zeros(1), torch.zeros(1)], [torch.ones(1), torch.ones(1)]
-        if _is_taken(
-            group, lambda: group.alltoall(found, sent, timeout=WITHIN)
-        ):  # only in torch's stub
+        if _is_taken(group, lambda: group.alltoall(found, sent, timeout=WITHIN)):  # torch's stub
             assert found == sent
     with _gloo(rank, world, f"{folder}/gloo") as group:
         for what, expected in _results(group, rank):

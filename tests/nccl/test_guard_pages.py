@@ -20,12 +20,7 @@ from tests.support.ranks import Tell
 from tests.support.reducers import Reducers
 
 Array = npt.NDArray[Any]
-COUNTS = (
-    1,
-    3,
-    4097,
-    65_537,
-)  # elements: within a page, just over a page, just over whole chunks
+COUNTS = (1, 3, 4097, 65_537)  # elements: less than a page; just over a page, over chunks
 TYPES = ("uint8", "float16", "float32", "int64")
 
 

@@ -238,9 +238,7 @@ def test_an_error_of_the_run_is_final_and_told_to_every_lane(error: messages.Err
     assert operation.error[1].startswith(error.message)
     (told,) = decoded(worker.sent(1), messages.Error)
     assert (told.code, told.reason) == (error.code, error.reason)
-    assert told.rank == (
-        1 if error.rank == 1 else 0
-    )  # as an error of the run, not of the connection
+    assert told.rank == (1 if error.rank == 1 else 0)  # never an error of the connection alone
 
 
 def test_a_group_that_its_user_aborts_says_nothing_of_a_failure() -> None:

@@ -46,9 +46,7 @@ def test_the_measured_shapes_of_four_workers() -> None:
 
 
 def test_at_four_workers_the_reducers_must_have_more_than_2_67_of_a_workers_rate() -> None:
-    assert (
-        model.reducers_to_beat_ring(4, 3, 1) == 9
-    )  # 8 x 1 is 2.667 x 3: as fast as a ring, no faster
+    assert model.reducers_to_beat_ring(4, 3, 1) == 9  # 8 x 1 is 2.667 x 3: as fast, no faster
     assert model.reducers_to_beat_ring(4, 3, 1.01) == 8
     assert model.reducers_to_beat_ring(4, 1, 2.66) == 2
     assert model.reducers_to_beat_ring(4, 1, 2.67) == 1

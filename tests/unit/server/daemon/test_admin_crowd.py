@@ -145,9 +145,7 @@ def test_as_many_may_wait_as_at_the_port_of_the_workers() -> None:
         async with serving(Pages()) as admin:
             for listener in admin._listeners:
                 said = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-                tcpi_sacked = struct.unpack_from("=I", said, 28)[
-                    0
-                ]  # for a listener this is its backlog
+                tcpi_sacked = struct.unpack_from("=I", said, 28)[0]  # a listener's backlog
                 assert tcpi_sacked == min(BACKLOG, most)
 
     asyncio.run(run())
