@@ -10,7 +10,7 @@ from reducer_client import Group
 
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[list[str]]:
-    """Two reducers, for all tests of a module: each test takes a job name of its own."""
+    """Two reducers for all tests of a module. Each test uses its own job name."""
     with reducer_client.local_reducers(2) as started:
         yield started
 

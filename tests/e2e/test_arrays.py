@@ -1,4 +1,4 @@
-"""What may be passed in and what comes back; one worker, real reducers."""
+"""The arrays that a group accepts and returns, with one worker and real reducers."""
 
 from __future__ import annotations
 

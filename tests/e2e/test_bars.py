@@ -33,7 +33,7 @@ def test_kills_of_reducers_lose_no_step_and_leave_nothing() -> None:
     kills.run(draws(60, 240), 1, hush)
 
 
-@pytest.mark.long  # 14 CPU seconds; of one restart tests/e2e/test_failover.py tells at each commit
+@pytest.mark.long  # 14 CPU seconds; tests/e2e/test_failover.py restarts one reducer
 def test_rolling_restarts_fail_no_step() -> None:
     rolling.run(3, 1, hush)
 
@@ -75,7 +75,7 @@ def site() -> Iterator[partitions.Site]:
 
 
 def test_packets_that_vanish_cost_no_step(site: partitions.Site, job: str) -> None:
-    """In one direction or both, of one worker: the promise is 2 s."""
+    """Packets of one worker, in one direction or both. The promise is 2 s."""
     with Training(site.addresses, job, world=3, namespaces=site.namespaces) as training:
         for cut in (
             (("w0", "r0"),),

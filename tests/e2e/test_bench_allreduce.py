@@ -1,4 +1,4 @@
-"""`bench.allreduce` and `bench.report`, real: daemons, worker processes, gloo; tiny arrays."""
+"""`bench.allreduce` and `bench.report` on tiny arrays: real daemons, worker processes and gloo."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def measure(path: Path, *options: str) -> tuple[str, list[dict[str, Any]]]:
-    """The table, and the lines between context and end."""
+    """The printed table, and the JSON lines between "context" and "end"."""
     once = ["--workers", "2", "--repeats", "1", "--warmup", "0", "--json", str(path)]
     done = bench("bench.allreduce", *once, *options)
     assert done.returncode == 0, done.stderr
@@ -41,7 +41,7 @@ def measure(path: Path, *options: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def cases(lines: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """What was measured, in order, with the number of measurements."""
+    """The measured cases, in order, each with its number of measurements."""
     names = ("dtype", "wire_dtype", "bytes", "contender")
     return [(*(line[name] for name in names), len(line["seconds"])) for line in lines]
 

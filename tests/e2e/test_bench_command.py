@@ -1,4 +1,4 @@
-"""`reducer bench` against real reducers: it measures, compares, and ends well or with a name."""
+"""`reducer bench` on real reducers measures, compares, and names the culprit if it fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _started(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _wait_started(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The first line, which comes when all ranks have joined."""
+    """The first line of output, which comes when all ranks have joined."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, process.communicate(timeout=30)[1]
@@ -54,7 +54,7 @@ def _wait_started(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _session(process: subprocess.Popen[str]) -> dict[int, str]:
-    """Processes of the session and their command lines."""
+    """The processes of the session, with their command lines."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -72,7 +72,7 @@ def _workers(process: subprocess.Popen[str]) -> list[int]:
 
 
 def _ignores(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has set the signal aside: Ctrl-C is the first process's to handle."""
+    """Whether the process ignores the signal: only the first process handles Ctrl-C."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     fields = dict(line.split(":", 1) for line in status.splitlines())
     return bool(int(fields["SigIgn"], 16) >> (number - 1) & 1)
@@ -155,7 +155,7 @@ def test_ranks_with_other_options_are_named(addresses: list[str]) -> None:
 def test_a_wrong_sum_is_found_and_ends_with_1(
     addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reducers are right and the expectation is not: one element of a period."""
+    """The reducers are right; one element in each period of the expected result is wrong."""
     right = pattern.reduced
 
     def wrong(sweep: Sweep, world_size: int) -> pattern.Array:
@@ -186,7 +186,7 @@ def test_a_killed_worker_is_named() -> None:
 
 
 def test_a_killed_reducer_and_a_frozen_worker_are_named() -> None:
-    """Of two benchmarks at a time: workers wait 30 s for a reducer before they give up."""
+    """Two benchmarks run at the same time, since workers wait 30 s for a lost reducer."""
     with (
         _started("--local", "1", "--workers", "2", *ENDLESS) as without_reducer,
         _started("--local", "1", "--workers", "3", *ENDLESS) as with_frozen,

@@ -1,4 +1,4 @@
-"""`bench.training`, tiny: every contender trains over loopback, ranks agree, the sums are right."""
+"""`bench.training` over loopback: every contender trains, ranks agree, the sums are right."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_each_contender_trains_from_the_same_to_the_same(results: Path) -> None:
     assert tuple(line["contender"] for line in lines) == CONTENDERS
     assert len({line["losses"][0] for line in lines}) == 1
     by_name = {line["contender"]: line for line in lines}
-    # Two ranks: a + b is b + a, so even the bits of gloo's sum are those of the reducers.
+    # a + b equals b + a, so with two ranks gloo and the reducers give the same bits.
     digests = {name: line["parameters_sha256"] for name, line in by_name.items()}
     assert digests["reducers"] == digests["gloo"]
     assert len({digests[name] for name in ("gloo", "reducers-bf16", COMPUTE)}) == 3

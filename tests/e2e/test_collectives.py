@@ -32,7 +32,7 @@ MATRIX = [
     for row, world in enumerate(WORLDS)
     for column, reducers in enumerate(REDUCERS)
 ]
-# The rows that also move large arrays, and those that do all again in tiny chunks.
+# The rows that also move large arrays, and the rows that are repeated with tiny chunks.
 LARGE = [(1, 1, 1), (2, 2, 1), (5, 3, 2)]
 TINY = [(2, 1, 2), (3, 3, 1)]
 
@@ -46,7 +46,7 @@ def test_the_matrix_has_every_pair() -> None:
 
 
 def _sizes_of(row: int, dtype: int) -> list[int]:
-    """By day a part of them: the rows together give all to every dtype."""
+    """Some of the sizes; all rows together give every size to every dtype."""
     return [SIZES[(row + dtype + number) % len(SIZES)] for number in range(SIZES_OF_A_ROW)]
 
 
@@ -59,7 +59,7 @@ def test_every_dtype_meets_every_size() -> None:
 def _check_all(
     rank: int, world: int, addresses: list[str], row: int, large: bool = False, table: Any = None
 ) -> str:
-    """Every dtype and op; the digest of the results, which rank 0 compares to the oracle."""
+    """Reduce every dtype with every op; returns a digest. Rank 0 compares with the oracle."""
     digest = hashlib.sha256()
     with join(rank, world, addresses, "matrix", chunk_table=table) as group:
         for number, dtype in enumerate(DTYPES):
@@ -154,7 +154,7 @@ OF_BOOL: dict[Any, Any] = {
 
 
 def _bits(group: Group) -> None:
-    """Every op on every pair of bools, and bitwise ones where each rank gets its part."""
+    """Every op on every pair of bools; bitwise ops also with reduce_scatter."""
     for op, of_bool in OF_BOOL.items():
         result = group.all_reduce(TRUTH[group.rank], op=op).wait(30)
         assert result.dtype == np.bool_ and np.array_equal(result, of_bool(*TRUTH)), op
@@ -254,7 +254,7 @@ BIG = draws(1 << 27, 1 << 30)  # bytes
 
 
 def _blocks() -> Iterator[tuple[slice, Array]]:
-    """Float32 of a big array in blocks: no two chunks of it are equal, and its sums are exact."""
+    """Blocks of a big float32 array whose chunks all differ and whose sums are exact."""
     step = 1 << 22
     for start in range(0, BIG // 4, step):
         yield (
@@ -275,7 +275,7 @@ def _one_big_array(rank: int, world: int, addresses: list[str]) -> None:
 
 @pytest.mark.timeout(300)
 def test_an_array_through_a_reducer_with_a_quarter_of_its_memory() -> None:
-    """Credits that use their part of the budget; the lane's buffers never hold more."""
+    """The credits use up their part of the budget; the lane's buffers never exceed it."""
     with Daemon("--memory", str(BIG // 4), "--credit", str(BIG)) as daemon, Weighed(daemon) as held:
         run_ranks(2, _one_big_array, [daemon.address], timeout=250)
     assert 0 < held.most <= BIG / 4 / PART_OF_FREE

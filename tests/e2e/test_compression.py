@@ -1,4 +1,4 @@
-"""Compressed gradients train as well as whole ones, on handwritten digits, with fewer bytes."""
+"""Compressed gradients train as well as whole ones on handwritten digits, with fewer bytes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tests.support.ranks import run_ranks
 
 SEED = 1
 EPOCHS = 8
-# Of the accuracy with whole gradients: half a point, four of the 797 images.
+# Accuracy below that of whole gradients: half a point, four of the 797 images.
 TOLERANCE = 0.005
-# Of the bytes of gradients, for frame headers; here they take 0.2 to 1.8 %.
+# Share of frame headers in the bytes of gradients; here 0.2 to 1.8 %.
 HEADERS = 0.03
 FORGETFUL = "top 1% without error feedback"
 
 
 class _Forgetful(Residuals):
-    """Keeps nothing."""
+    """Residuals that are always zero."""
 
     def row(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         return super().row(parameters).zero_()
@@ -92,7 +92,7 @@ def _check_bytes(outcomes: dict[str, Outcome]) -> None:
 def _check_errors(outcomes: dict[str, Outcome]) -> None:
     for name, half_a_step in (("bfloat16", 2**-9), ("float16", 2**-12)):
         error = outcomes[name].narrowing_error
-        # Of numbers just above a power of two it is half a step, of those below it half of that.
+        # At most half a step for numbers just above a power of two, half of that just below it.
         assert error is not None and half_a_step / 2 < error < half_a_step * 2, (name, error)
 
 

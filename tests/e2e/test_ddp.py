@@ -127,7 +127,7 @@ def _every_option(
 def _two_runs(
     rank: int, world: int, function: Callable[..., Any], addresses: list[str], job: str, store: str
 ) -> list[Any]:
-    """One after the other in these processes: to start them costs more than to train."""
+    """Two runs in the same processes: starting processes takes longer than training."""
     return [function(rank, world, addresses, f"{job}-{n}", f"{store}-{n}") for n in range(2)]
 
 
@@ -139,7 +139,7 @@ def test_every_option_of_ddp_gives_the_same_bits_on_all_ranks_and_in_two_runs(
     runs = run_ranks(WORLD, _two_runs, *arguments, timeout=220)
     first = runs[0][0]
     assert all(digests == first for rank in runs for digests in rank)
-    # Another layout of the buckets is another set of rounds, and no other sum.
+    # The layout of the buckets changes the rounds, not the sums.
     same = ("default", "small buckets", "gradient_as_bucket_view", "static_graph", "again")
     assert len({first[name] for name in same}) == 1
     assert first["no_sync"] != first["default"]
@@ -257,7 +257,7 @@ def _bad_gradients(
         with pytest.raises(RuntimeError, match="NumericError") as caught:
             loss.backward()
         assert str(state.last_error) in str(caught.value)
-        group.barrier()  # the group works on
+        group.barrier()  # the group still works
         return str(state.last_error), state.last_error
 
 

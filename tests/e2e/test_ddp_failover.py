@@ -1,4 +1,4 @@
-"""A DDP training run whose reducers are killed under it: the same parameters, bit for bit."""
+"""Killed reducers change no bit of the parameters of a DDP training run."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _train(
     pause: float,
     tell: Tell,
 ) -> str:
-    """The digest of the parameters after `steps`; told of each step that rank 0 begins.
+    """Train, and return a digest of the parameters. Rank 0 tells each step that it begins.
 
-    `pause`: seconds between steps, for something to happen in.
+    `pause`: seconds between steps, in which the test can do harm.
     """
     torch.set_num_threads(1)
     keep_gloo_on_loopback()
@@ -69,7 +69,7 @@ def _run(reducers: Reducers, job: str, store: Path, kills: bool) -> tuple[str, i
     killed, due = 0, math.inf
     with start_ranks(WORLD, _train, *arguments, talk=True) as ranks:
         for _ in range(STEPS):
-            if ranks.receive(0, 60) == 1:  # only now have all ranks joined
+            if ranks.receive(0, 60) == 1:  # all ranks have joined
                 due = time.monotonic()
             if kills and time.monotonic() >= due:
                 victim = killed % 3

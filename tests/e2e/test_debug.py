@@ -1,4 +1,4 @@
-"""`REDUCER_DEBUG`: what a daemon and its workers say of themselves, as lines that programs read."""
+"""`REDUCER_DEBUG`: what a daemon and its workers log, as lines that programs can read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ with reducer_client.connect([sys.argv[1]], job="bert", rank=0, world_size=1, run
 
 
 def run_worker(address: str, **env: str) -> str:
-    """What a worker of two rounds writes to stderr."""
+    """The stderr of a worker that runs two rounds."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, address],
         env=environment(env), capture_output=True, text=True, timeout=60, check=True,
@@ -50,7 +50,7 @@ def test_both_sides_tell_of_jobs_ranks_and_rounds() -> None:
     assert {line.get("run") for line in lines if "workers joined" in line["message"]} == {"r1"}
 
 
-def test_without_it_nobody_says_more() -> None:
+def test_debug_lines_appear_only_on_request() -> None:
     with Daemon() as daemon:
         assert run_worker(daemon.address) == ""
         told = run_worker(daemon.address, REDUCER_DEBUG="info:join")

@@ -1,4 +1,4 @@
-"""`reducer demo`, shortened: it ends well, draws its picture, and leaves no process behind."""
+"""A short `reducer demo` succeeds, draws its picture and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_demo_trains_compares_and_draws(tmp_path: Path) -> None:
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.long  # 15 CPU seconds; of `reducer bench` it is tested at each commit
+@pytest.mark.long  # 15 CPU seconds; `reducer bench` has the same test at each commit
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     process = _start(tmp_path, 500)
     assert process.stdout is not None
@@ -66,7 +66,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
 
 
 def _session(leader: int) -> list[int]:
-    """Processes of a session, from /proc."""
+    """The processes of a session, from /proc."""
     members = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

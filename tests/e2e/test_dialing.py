@@ -1,4 +1,4 @@
-"""How a worker reaches reducers: from where, over IPv6, how often, by which address of a name."""
+"""How a worker connects to reducers: source address, IPv6, back-off, addresses of a name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAME = "reducer-by-name"
 
 
 def sources(group: Group, ports: set[int]) -> set[str]:
-    """Where this process's TCP connections to the ports come from, after a sum that is right."""
+    """The source addresses of this process's TCP connections to the ports, after a right sum."""
     assert group.all_reduce(np.ones(300_000, np.float32)).wait(30).tolist() == [1] * 300_000
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
@@ -81,7 +81,7 @@ def test_ipv6(job: str) -> None:
 
 
 def test_attempts_come_later_each_time_and_by_chance(job: str) -> None:
-    """Half a second to a second between them in the end, and never all at the same distance."""
+    """In the end 0.5 to 1 s lie between attempts, and the intervals differ."""
     times: list[float] = []
 
     def act(sock: socket.socket, number: int) -> None:
@@ -93,7 +93,7 @@ def test_attempts_come_later_each_time_and_by_chance(job: str) -> None:
     assert len(gaps) >= 8
     for gap, least in zip(gaps, (0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.5), strict=False):
         assert gap >= least - 0.005
-    assert min(gaps[5:]) < 0.97  # without chance it would be 1 s
+    assert min(gaps[5:]) < 0.97  # without jitter it would be 1 s
 
 
 def test_another_protocol_version_names_both_and_the_address(job: str) -> None:
@@ -121,7 +121,7 @@ with reducer_client.connect([sys.argv[1]], job="named", rank=0, world_size=1) as
 
 @contextmanager
 def _client_with_hosts(hosts: Path, address: str) -> Iterator[subprocess.Popen[str]]:
-    """A client to whom that file is /etc/hosts."""
+    """A client process that sees the file as its /etc/hosts."""
     script = f'mount --bind "{hosts}" /etc/hosts && exec "$@"'
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
     process = subprocess.Popen(
@@ -143,7 +143,7 @@ def _may_mount() -> bool:
 
 @pytest.mark.skipif(not _may_mount(), reason="needs a mount namespace of its own (root)")
 def test_a_name_is_resolved_anew_at_each_reconnect(tmp_path: Path) -> None:
-    """The reducer dies, and comes back under its name at another address, as a pod does."""
+    """The reducer dies and comes back under its name at another address, as a pod does."""
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1 {NAME}\n")
     with Daemon("--host", "127.0.0.1") as old:
@@ -169,8 +169,7 @@ def test_a_name_is_resolved_anew_at_each_reconnect(tmp_path: Path) -> None:
 
 @contextmanager
 def _black_hole() -> Iterator[int]:
-    """The port of a listener that answers nothing: its queue is full, so the kernel drops every
-    SYN."""
+    """The port of a listener whose queue is full, so that the kernel drops every SYN."""
     with ExitStack() as sockets:
         listener = sockets.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))

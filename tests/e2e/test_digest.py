@@ -1,4 +1,4 @@
-"""Results that differ between ranks though every CRC is right, over real sockets."""
+"""Digests over real sockets find results that differ between ranks with right CRCs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORLD = 3
 def _train(
     rank: int, world: int, addresses: list[list[str]], job: str, every: int, turns: int
 ) -> str:
-    """All-reduces until an error; its text, or "" at the end."""
+    """All-reduce until an error; returns its text, or "" if there was none."""
     with join(rank, world, addresses[rank], job, digest_every=every, transport="tcp") as group:
         try:
             for turn in range(turns):
@@ -30,7 +30,7 @@ def _train(
                     work.wait(60)
                 group.barrier()
         except IntegrityError as error:
-            text = str(error).split("; key ")[0]  # whichever work was waited for
+            text = str(error).split("; key ")[0]  # any key may be named
             return f"{error.reason} of rank {error.rank}: {text}"
     return ""
 

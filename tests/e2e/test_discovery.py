@@ -1,4 +1,4 @@
-"""Hosts of their own, network namespaces, that are started with nothing but a CLUSTER_SPEC each."""
+"""Hosts, as network namespaces, that find each other by nothing but their CLUSTER_SPEC."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PORTS = {"primary": 2222, "worker": 2222, "reducer": 4321}
 SERVE = [sys.executable, "-m", "reducer", "serve"]
 TRAIN = ["sh", "-ec", 'eval "$("$0" -m reducer env --shell)"; exec "$0" -m "$1"']
 TRAIN += [sys.executable, "tests.support.replica_worker"]
-# Machines have a name that leads to their address; here the name is the address.
+# The name of a machine resolves to its address; here the name is the address.
 NAMED = ["unshare", "--uts", "sh", "-ec", 'hostname "$0"; exec "$@"']
 
 
-@pytest.mark.long  # 16 CPU seconds; tests/unit/cluster has what hosts find
+@pytest.mark.long  # 16 CPU seconds; tests/unit/cluster tests the rules of discovery
 def test_ddp_trains_on_hosts_that_know_nothing_but_their_cluster_spec() -> None:
     try:
         with Lab(dict.fromkeys(POOLS, Nic())) as lab:
@@ -36,7 +36,7 @@ def test_ddp_trains_on_hosts_that_know_nothing_but_their_cluster_spec() -> None:
         pytest.skip(f"no network namespaces here: {error}")
 
 
-# Where each replica has several GPUs, as client/README.md shows it; $0 is Python.
+# For replicas with several GPUs, as in client/README.md; $0 is Python.
 TORCHRUN = """
 eval "$("$0" -m reducer env --shell)"
 exec "$0" -m torch.distributed.run --nnodes "$WORLD_SIZE" --node-rank "$RANK" \\
@@ -73,7 +73,7 @@ def test_the_ranks_of_torchrun_come_before_that_of_the_replica(tmp_path: Path) -
 
 @contextmanager
 def _kept_port() -> Iterator[int]:
-    """A port of loopback that a child may listen on, and that nobody else is given meanwhile."""
+    """A loopback port on which a child can listen, and which no other process gets meanwhile."""
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         kept.bind(("127.0.0.1", 0))

@@ -1,7 +1,7 @@
 """Every command that docs/ shows in a console runs, page by page, from top to bottom.
 
-A console is for what needs one machine and nothing else; what needs more is shown as shell code. A
-line that ends with & goes on in the background, a daemon until the page is done.
+A page shows commands that need one machine and nothing else as consoles, and all others as shell
+code. A line that ends with & runs in the background; a daemon runs until the page is done.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PORT = re.compile(r"(?<=[ :])22\d\d\b")
 
 
 class Line(NamedTuple):
-    """A command, and what the page says that it prints, if anything."""
+    """A command, and the output that the page promises, if any."""
 
     command: str
     printed: str = ""
@@ -58,7 +58,7 @@ def write_programs(page: Path, folder: Path, ports: dict[str, str]) -> None:
 
 
 def moved(text: str, ports: dict[str, str]) -> str:
-    """With free ports in place of those that the page names."""
+    """The text with a free port for each port that the page names."""
     return _PORT.sub(lambda port: ports.setdefault(port[0], str(free_port())), text)
 
 
@@ -74,7 +74,7 @@ class Shell:
         declare(declared)
         paths = f"{ROOT}:{ROOT / 'client'}:{declared}"
         self._env = {**kept, "PATH": path, "PYTHONPATH": paths}
-        self._env["REDUCER_METRICS_PORT"] = "0"  # for daemons to which a page gives none
+        self._env["REDUCER_METRICS_PORT"] = "0"  # for daemons without a port on the page
         self._programs: list[tuple[str, subprocess.Popen[bytes]]] = []
 
     def run(self, line: str, printed: str) -> None:
@@ -89,7 +89,7 @@ class Shell:
             self._programs.append((command, process))
 
     def finish(self) -> None:
-        """What runs in the background and is no daemon ends by itself."""
+        """Wait for background programs other than daemons, which end by themselves."""
         for command, process in self._programs:
             self._finish(command, process)
 
@@ -129,7 +129,7 @@ PAGES = [
 ]
 
 
-# Each trains for 10 CPU seconds and more, as tests of its own do.
+# Each trains for 10 CPU seconds or more, and other tests train the same.
 AT_NIGHT = ("horovod", "pytorch")
 
 
@@ -148,7 +148,7 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
         shell.finish()
 
 
-def test_a_console_waits_for_nothing_that_is_not_there() -> None:
+def test_no_console_names_a_remote_reducer() -> None:
     shown = [
         word for page in PAGES for line in consoles(page) for word in shlex.split(line.command)
     ]

@@ -1,4 +1,4 @@
-"""`reducer doctor` names what is wrong with real reducers, and nothing where nothing is."""
+"""`reducer doctor` names what is wrong with real reducers, and only that."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def keyed(key_file: str) -> Iterator[Daemon]:
 
 
 def doctor(*addresses: str, arguments: tuple[str, ...] = QUICK, **env: str) -> Result:
-    """In this process, so that nothing that it leaves behind is overlooked."""
+    """Run the doctor in this process, so that a test notices what it leaves behind."""
     given = ["doctor", "--addresses", ",".join(addresses), *arguments]
     return CliRunner().invoke(main, given, env=env)
 

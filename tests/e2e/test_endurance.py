@@ -1,4 +1,4 @@
-"""What must not grow, and orders that must not deadlock."""
+"""Resources that must not grow, and orders of submission that must not deadlock."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def _tasks(daemon: Daemon) -> list[int]:
 
 
 @pytest.mark.long  # 18 CPU seconds
-def test_a_thousand_rounds_grow_nothing() -> None:
-    """Memory, descriptors, threads and tasks: in every rank, the daemon and each of its lanes."""
+def test_a_thousand_rounds_leak_nothing() -> None:
+    """Memory, descriptors, threads and tasks of every rank, the daemon and each of its lanes."""
     with (
         Daemon(lanes=2) as daemon,
         start_ranks(4, _many_rounds, [daemon.address], "rounds", talk=True) as ranks,
     ):
         usages, tasks = [], []
-        daemon.stats()  # the first question starts a thread
+        daemon.stats()  # the first request starts a thread
         for rounds in (200, 1000):
             assert [ranks.receive(rank, 120) for rank in range(4)] == [rounds] * 4
             usages.append(daemon.usages())
@@ -69,7 +69,7 @@ def test_a_thousand_rounds_grow_nothing() -> None:
 
 
 def _assert_no_growth(before: Usage, after: Usage, who: str) -> None:
-    # Half of what one array in each of the 800 rounds would take: no allocator keeps as much.
+    # Half of one leaked array in each of the 800 rounds: more than any allocator keeps.
     assert after.resident - before.resident < 400 * MEBIBYTE, who
     assert (after.descriptors, after.threads) == (before.descriptors, before.threads), who
 
@@ -97,7 +97,7 @@ def test_ten_thousand_keys_used_once_leave_nothing_behind(addresses: list[str]) 
 
 
 def test_ranks_may_submit_keys_in_any_order_with_the_least_room() -> None:
-    """In every rank's own order, on a lane with room for one chunk of each."""
+    """Each rank has an order of its own; the lane has room for one chunk of each rank."""
     orders.turns(draws(4, 25))
 
 

@@ -1,4 +1,4 @@
-"""The examples that need PyTorch at most; those of other frameworks are in tests/frameworks."""
+"""The examples that need at most PyTorch; tests/frameworks has the others."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.support.examples import README, commands, run_example
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-# The least bytes: gradients of two ranks in all steps.
+# Lower bounds of the bytes: gradients of two ranks in all steps.
 NET = 4 * (65 * 256 + 257 * 10)
 EXAMPLES = {
-    "compression": 2 * 6 * 30 * NET * 3 // 2,  # whole, then half of it, then a hundredth
+    "compression": 2 * 6 * 30 * NET * 3 // 2,  # whole gradients, then half, then a hundredth
     "ddp_backend": 2 * 8 * 30 * NET,
     "ddp_hook": 2 * 8 * 30 * NET,
     "fsdp2": 2 * 5 * 30 * NET,

@@ -1,4 +1,4 @@
-"""A call that fails on one rank alone, before the engine has it or behind that."""
+"""Calls that fail on one rank alone, before or after the engine has them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 20.0
 
 
 def _sum_of(group: Any, turn: int) -> float:
-    """By a callback, which needs a thread; without a key, so that the ranks count their calls."""
+    """A sum with a callback, which needs a thread, and no key, so that ranks count their calls."""
     called = threading.Event()
     mine = np.full(4, 10.0 * turn + group.rank + 1, np.float32)
     work = group.all_reduce(mine, on_done=lambda _: called.set())
@@ -56,7 +56,7 @@ def _without_a_thread(rank: int, world: int, addresses: list[str], job: str) -> 
 def test_a_call_that_was_refused_for_lack_of_a_thread_is_made_again(
     addresses: list[str], job: str
 ) -> None:
-    """The engine had it already: made again it was one round late, and sums were wrong."""
+    """Regression: the engine had the call already, so the second one was a round late."""
     assert run_ranks(2, _without_a_thread, addresses, job) == [_right(range(ROUNDS))] * 2
 
 
@@ -128,15 +128,15 @@ def test_a_handler_of_logs_that_fails_ends_no_callbacks(addresses: list[str], jo
 
 
 def test_callbacks_come_although_their_thread_fails(addresses: list[str], job: str) -> None:
-    """It ended without a word, and whoever waited for a callback waited for ever."""
+    """Regression: the thread ended silently, and programs waited for callbacks for ever."""
     assert run_ranks(2, _without_a_completer, addresses, job) == [True, True]
 
 
 def _interrupted(rank: int, world: int, addresses: list[str], job: str, when: str) -> str:
-    """A program that goes on after Ctrl-C, which comes on rank 0 around its fourth call."""
+    """A program that goes on after Ctrl-C, which hits rank 0 around its fourth call."""
 
     class Interrupted:
-        """The engine, but for the interrupt."""
+        """The engine, with an interrupt in `submit`."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(engine, name)
@@ -181,7 +181,7 @@ def _interrupted(rank: int, world: int, addresses: list[str], job: str, when: st
 def test_an_interrupt_in_the_middle_of_a_call_ends_the_group(
     addresses: list[str], job: str, when: str
 ) -> None:
-    """Whether the engine had the call nobody knows: made again, it was one round late."""
+    """The program cannot know whether the engine has the call, so it must not repeat it."""
     ended = run_ranks(2, _interrupted, addresses, job, when)
     assert ended == ["ClosedError", "PeerLostError"]
 
@@ -204,7 +204,7 @@ def _keys_like_parts(rank: int, world: int, addresses: list[str], job: str) -> l
 
 
 def test_no_key_of_the_program_is_that_of_a_fusion_buffer(addresses: list[str], job: str) -> None:
-    """With keys, ranks may submit in any order: "w/1" was the second buffer of "w"."""
+    """Regression: "w/1" was also the key of the second buffer of "w"."""
     assert run_ranks(2, _keys_like_parts, addresses, job) == [[3, 21, 2001]] * 2
 
 

@@ -1,4 +1,4 @@
-"""A call of a process group that fails on one rank alone, when it is made or when it is over."""
+"""Calls of a process group that fail on one rank alone, at their start or at their end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _by_future(number: float) -> float:
 def _losing(
     rank: int, world: int, addresses: list[str], store: str, job: str, name: str, by: str
 ) -> list[float]:
-    """Rank 0 finds no memory for the result of its second call, and makes the call again."""
+    """Rank 0 lacks memory for the result of its second call, and repeats the call."""
     call: Callable[[float], float] = _by_future if by == "future" else _sum_of
     found: list[float] = []
     error: BaseException = KeyboardInterrupt() if by == "interrupt" else MemoryError("injected")
@@ -88,7 +88,7 @@ def _losing(
 def test_a_rank_that_alone_lacks_a_result_ends_the_group(
     addresses: list[str], tmp_path: Path, job: str, name: str, by: str
 ) -> None:
-    """It made the call again, one round late, and sums were wrong; or a future was never done."""
+    """Regression: the repeated call was a round late, or a future was never done."""
     zero, one = run_ranks(2, _losing, addresses, f"{tmp_path}/store", job, name, by)
     assert zero == [21]
     assert one in ([21], [21, 201])
@@ -97,7 +97,7 @@ def test_a_rank_that_alone_lacks_a_result_ends_the_group(
 def _interrupted(
     rank: int, world: int, addresses: list[str], store: str, job: str, what: str
 ) -> list[float]:
-    """Ctrl-C comes on rank 0 in the middle of a synchronous call, and the program goes on."""
+    """Ctrl-C interrupts a synchronous call on rank 0, and the program goes on."""
     hierarchy = what == "hierarchy"
     if hierarchy:
         os.environ |= {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank % 2)}
@@ -128,7 +128,7 @@ def _interrupted(
 def test_an_interrupt_in_a_synchronous_call_ends_the_group(
     addresses: list[str], tmp_path: Path, job: str, what: str, world: int
 ) -> None:
-    """The call made again met the other ranks' next one, and all sums were wrong."""
+    """Regression: the repeated call met the next call of the other ranks: wrong sums."""
     ranks = sum(range(world))
     first, second = 10.0 * world + ranks, 100.0 * world + ranks
     ran = run_ranks(world, _interrupted, addresses, f"{tmp_path}/store", job, what)
@@ -137,7 +137,7 @@ def test_an_interrupt_in_a_synchronous_call_ends_the_group(
 
 
 def _refused(rank: int, world: int, addresses: list[str], store: str, job: str) -> list[float]:
-    """The system has no thread for calls of rank 0, which are made again."""
+    """Rank 0 cannot start threads for its calls, and repeats the calls."""
     names = 16
     found = []
     no_thread = RuntimeError("can't start new thread")
@@ -175,7 +175,7 @@ def _refused(rank: int, world: int, addresses: list[str], store: str, job: str) 
 def test_a_call_that_was_refused_leaves_nothing(
     addresses: list[str], tmp_path: Path, job: str
 ) -> None:
-    """PREMUL_SUM had scaled the tensor; a name was in use, and waited for until the time-out."""
+    """Regression: PREMUL_SUM had scaled the tensor, or a name stayed in use until a timeout."""
     ran = run_ranks(2, _refused, addresses, f"{tmp_path}/store", job)
     assert ran == [[2.5, 3.0]] * 2
 
@@ -183,7 +183,7 @@ def test_a_call_that_was_refused_leaves_nothing(
 def _late(
     rank: int, world: int, addresses: list[str], store: str, job: str, what: str, tell: Tell
 ) -> list[float]:
-    """Rank 1 makes its second call when rank 0 has waited for it in vain, and goes on."""
+    """Rank 1 makes its second call after it has timed out on rank 0, and goes on."""
 
     def call(number: float) -> float:
         if what == "barrier":
@@ -212,7 +212,7 @@ def _late(
 def test_a_call_that_timed_out_is_not_met_by_a_later_one(
     addresses: list[str], tmp_path: Path, job: str, what: str
 ) -> None:
-    """The group lived on until a thread saw the timeout; a rank that came first met later calls."""
+    """Regression: until a thread noticed the timeout, a late call could meet a later one."""
     arguments = (addresses, f"{tmp_path}/store", job, what)
     with start_ranks(2, _late, *arguments, talk=True) as ranks:
         assert ranks.receive(0, 60) == "late"

@@ -29,7 +29,7 @@ def values(rank: int, turn: int) -> np.ndarray:
 
 
 def oracle(turn: int, world: int) -> np.ndarray:
-    """The sum in rank order, by NumPy alone."""
+    """The sum in rank order, by NumPy."""
     total = values(0, turn)
     for rank in range(1, world):
         total += values(rank, turn)
@@ -37,8 +37,8 @@ def oracle(turn: int, world: int) -> np.ndarray:
 
 
 def _train(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> dict[str, Any]:
-    """All-reduces of three keys a turn until rank 0 hears "stop"; rank 0 checks every result, and
-    all have the same digest of them."""
+    """All-reduce three keys a turn until rank 0 hears "stop". Rank 0 checks every result; all ranks
+    return a digest of the results."""
     slowest, turn, wrong = 0.0, 0, 0
     digest = hashlib.blake2b()
     with join(rank, world, addresses, job) as group:
@@ -64,7 +64,7 @@ def _train(rank: int, world: int, addresses: list[str], job: str, tell: Tell) ->
 
 
 class Training:
-    """Ranks that all-reduce while the test breaks things; `turn` drives them."""
+    """Ranks that all-reduce, driven by `turn`, while the test injects faults."""
 
     def __init__(self, reducers: Reducers, job: str, world: int = WORKERS) -> None:
         self.ranks = start_ranks(world, _train, reducers.addresses, job, talk=True)
@@ -123,7 +123,7 @@ def test_with_a_proof_kills_cost_no_step_either(
     flags, environment = certs.flags, certs.environment
     if mode == "psk":
         flags, environment = ("--key-file", key_file), {"REDUCER_KEY_FILE": key_file}
-    for name, value in environment.items():  # of the ranks
+    for name, value in environment.items():  # for the ranks
         monkeypatch.setenv(name, value)
     with Reducers(2, *flags) as reducers:
         training = Training(reducers, job, world=2)
@@ -184,7 +184,7 @@ def test_a_frozen_reducer_is_left_behind_and_harms_nothing_when_it_wakes(
 
 @pytest.mark.parametrize(("count", "lanes"), [(2, 1), (1, 2)])
 def test_killed_lanes_cost_no_step(job: str, count: int, lanes: int) -> None:
-    """The daemons go on, and start other processes for their lanes."""
+    """The daemons keep running, and restart their lanes."""
     with Reducers(count, lanes=lanes) as reducers:
         training = Training(reducers, job, world=2)
         with training.ranks:

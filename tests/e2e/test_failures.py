@@ -1,4 +1,4 @@
-"""Bad peers, dead peers, dead reducers: a named error on every rank, never a hang."""
+"""Bad peers, dead peers and dead reducers: every rank gets an error that names them, no hang."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.keys import SAME_ID
 from tests.support.ranks import Outcome, Tell, join, run_ranks, start_ranks
 from tests.support.wait import LOST_SECONDS, wait_until
 
-# What 4 workers need of a lane: a chunk of the default table and one under a grant for each.
+# The memory that 4 workers need of a lane: two default chunks each, one of them for the grant.
 NEEDED = (4 + SHARES_BESIDE_RANKS) * share_of(2 * (256 << 10))
 
 
@@ -186,7 +186,7 @@ def _sum_after_a_word(rank: int, world: int, addresses: list[str], job: str, tel
 
 
 def test_a_worker_that_was_stopped_for_too_long_says_so(addresses: list[str], job: str) -> None:
-    """Rank 0's `worker_silence` holds, and nobody else is blamed."""
+    """Rank 0's `worker_silence` applies to both ranks."""
     with start_ranks(2, _sum_after_a_word, addresses, job, talk=True) as ranks:
         for rank in range(2):
             assert ranks.receive(rank) == "joined"
@@ -206,7 +206,7 @@ def test_a_worker_that_was_stopped_for_too_long_says_so(addresses: list[str], jo
 
 
 def test_sys_exit_in_a_block_leaves_as_its_end_does(addresses: list[str], job: str) -> None:
-    """Any other exception aborts: what this rank still owed will not come."""
+    """Any other exception aborts, since the rank will not contribute what it still owes."""
     for error, reason in ((SystemExit, "left"), (KeyError, "lost")):
         with Groups(2, addresses, f"{job}-{reason}") as groups:
             with pytest.raises(error), groups.ranks[1]:
@@ -228,7 +228,7 @@ def test_a_killed_worker_is_named_to_every_survivor(addresses: list[str], job: s
     for error in _errors(outcomes, PeerLostError):
         assert (error.rank, error.key, error.round) == (1, "grad", 0)
         assert error.reason == "lost"
-        # What a lane sees first depends on what the kernel of the dead worker had not read.
+        # The dead worker's kernel sends RST if bytes were unread, else FIN.
         end = r"(the worker closed the connection|.*\[Errno 104\])"
         assert re.search(f"rank 1 of job {job!r} is lost: {end}", str(error)), error
     assert took < LOST_SECONDS
@@ -301,7 +301,7 @@ def _interrupted(rank: int, world: int, addresses: list[str], job: str, tell: Te
             tell("waiting")
             work.wait(60)
         except KeyboardInterrupt:
-            interrupted = time.monotonic()  # one clock for all processes
+            interrupted = time.monotonic()  # all processes share this clock
             raise
     return interrupted
 
@@ -313,7 +313,7 @@ def test_ctrl_c_ends_a_wait(addresses: list[str], job: str) -> None:
         ranks.kill(0, signal.SIGINT)
         outcome = ranks.collect_one(0, 20)
     assert outcome.error is None, outcome
-    assert 0 < outcome.value - sent < 10  # and not the minute of its timeout
+    assert 0 < outcome.value - sent < 10  # the timeout is a minute
 
 
 def test_keys_with_one_id_are_a_mismatch_that_names_both(solo: Group) -> None:

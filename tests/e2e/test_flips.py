@@ -1,4 +1,4 @@
-"""A bit that flips on its way, in either direction: one new connection, and the same bits."""
+"""A bit flipped in transit, in either direction, costs one reconnect and changes no result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reducer_client import ReducerError
 from tests.support.liar import Liar
 from tests.support.ranks import join, run_ranks
 
-COUNT = 100_003  # float32: several chunks, read into the caller's array at once
+COUNT = 100_003  # float32: several chunks, read straight into the caller's array
 
 
 def _reduce(rank: int, world: int, addresses: list[list[str]], job: str) -> int:
@@ -49,7 +49,7 @@ def test_a_flipped_bit_costs_a_connection_and_no_round(
 
 
 def test_a_lane_that_fails_again_and_again_is_given_time(addresses: list[str], job: str) -> None:
-    """A reducer that lacked memory for 60 ms failed each rank ten times, and so ended the job."""
+    """Regression: 60 ms without memory gave each rank ten errors, which ended the job."""
     with (
         Liar(addresses[0], lambda header: header.kind == MessageKind.RESULT, mends=False) as liar,
         pytest.raises(ReducerError),

@@ -1,4 +1,4 @@
-"""FSDP2 on two hosts of two ranks: sharded by gloo, the hosts kept equal by the reducers."""
+"""FSDP2 on two hosts of two ranks: gloo shards within a host, the reducers sum over hosts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _model(mesh: DeviceMesh) -> nn.Module:
 
 
 def _train(model: nn.Module, rank: int) -> torch.Tensor:
-    """This rank's shard of all parameters afterwards."""
+    """Train; returns this rank's shard of all parameters."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(STEPS):

@@ -1,5 +1,5 @@
-"""Groups of a job's workers: runs of the same job that form at the same moment, with its key or
-certificate, and sum apart."""
+"""Groups of a job's workers are runs of the job: they form at the same time, use its key or
+certificate, and sum independently."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.reducers import Reducers
 from tests.support.wait import wait_until
 
 JOB = "mesh"
-# The run itself, the rows of a mesh of 2 x 2, which have no worker in common, and a group that
-# overlaps both. By run id: the ranks of the run in it.
+# The ranks of each group by run id: the run itself, the two disjoint rows of a mesh of 2 x 2, and a
+# group that overlaps both rows.
 MEMBERS = {
     "night-7": (0, 1, 2, 3),
     "night-7#row/0": (0, 1),
@@ -32,7 +32,7 @@ MEMBERS = {
 
 @dataclass
 class Place:
-    """Reducers of one mode, what opens the job there, and that for its rank 0 alone."""
+    """Reducers of one mode, with credentials for the job, and for its rank 0 alone."""
 
     reducers: Reducers
     options: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ def place(
 
 
 def _sum(group: Group, value: int) -> int:
-    """The sum of what the members give; the group is closed."""
+    """Sum over the members of the group, and close it."""
     with group:
         return int(group.all_reduce(np.array([value]), key="same").wait(60)[0])
 

@@ -1,4 +1,4 @@
-"""Two hosts of two ranks that reduce among themselves first; both on this machine, so no NIC."""
+"""The hierarchy on two hosts of two ranks, both on this machine and so without NICs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from tests.support.reducers import Reducers
 
 WORLD, LOCAL = 4, 2
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# Elements: whose parts are not equal, of every dtype; of float32, a piece and so little more that
-# rank 1 of a host has no part in it.
+# Elements. COUNT divides into unequal parts for every dtype. PIECES of float32 are one piece and a
+# second one so small that rank 1 of a host has no part of it.
 COUNT = LEAST_BYTES // 2 + 1
 PIECES = SHARD_BYTES * LOCAL // 4 + 3
 
@@ -51,7 +51,7 @@ PIECES = SHARD_BYTES * LOCAL // 4 + 3
 def _hosts(
     rank: int, addresses: list[str], job: str, store: str
 ) -> Iterator[tuple[Group, partial[Hierarchy]]]:
-    """The group of all, and what opens a hierarchy of a name."""
+    """The group of all ranks, and a function that opens a hierarchy with a name."""
     torch.set_num_threads(1)
     keep_gloo_on_loopback()
     os.environ |= {"LOCAL_WORLD_SIZE": str(LOCAL), "LOCAL_RANK": str(rank % LOCAL)}
@@ -78,7 +78,7 @@ def _contribution(rank: int, dtype: torch.dtype, count: int) -> torch.Tensor:
 
 
 def _two_levels(dtype: torch.dtype, count: int, op: str) -> torch.Tensor:
-    """By torch's own arithmetic: each level in the wider type, rounded once."""
+    """The expected result by torch's arithmetic: each level in the wider type, rounded once."""
     wide = {torch.bfloat16: torch.float32, torch.float16: torch.float64}.get(dtype, dtype)
 
     def level(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -102,7 +102,7 @@ def _submit(hierarchy: Hierarchy, tensor: torch.Tensor, op: Any, key: str, **opt
 
 
 def _sums(rank: int, hierarchy: Hierarchy) -> None:
-    """All of them under way at once; the bits are those of two levels, whatever the pieces."""
+    """With all calls in flight at once, the bits are those of two levels, for any pieces."""
     done: list[str] = []
     under_way = []
     cases = [(dtype, "mean", COUNT) for dtype in DTYPES]
@@ -116,12 +116,12 @@ def _sums(rank: int, hierarchy: Hierarchy) -> None:
         work.wait(60)
         expected = _two_levels(dtype, count, op)
         assert tensor.view(torch.uint8).equal(expected.view(torch.uint8)), work
-    hierarchy.all_reduce(np.ones(1 << 20, np.int32), "sum").wait(60)  # no float: flat
+    hierarchy.all_reduce(np.ones(1 << 20, np.int32), "sum").wait(60)  # not a float, so flat
     assert done == [work.key for work, *_ in under_way]
 
 
 def _small(rank: int, group: Group, hierarchy: Hierarchy) -> None:
-    """Below the least size all ranks are summed at once: no call of the hierarchy is made."""
+    """Arrays below the least size are summed flat, by a call of the group itself."""
     tensor = torch.full((LEAST_BYTES // 4 - 1,), 1.0 + rank)
     work = _submit(hierarchy, tensor, "mean", "small")
     assert type(work.wait(60)) is np.ndarray
@@ -138,7 +138,7 @@ def _bfloat16_on_the_wire(rank: int, hierarchy: Hierarchy) -> None:
 
 
 def _nonfinite(rank: int, hierarchy: Hierarchy) -> str:
-    """Of one rank, in one shard: every rank hears of it, and the hierarchy works on."""
+    """NaN of one rank, in one shard, raises on every rank; the hierarchy still works."""
     tensor = torch.ones(COUNT)
     if rank == 3:
         tensor[-1] = float("nan")
@@ -158,7 +158,7 @@ def _mismatch(rank: int, hierarchy: Hierarchy) -> str:
     work = _submit(hierarchy, tensor, "sum", "bad")
     with pytest.raises(MismatchError) as caught:
         work.wait(60)
-    with pytest.raises(MismatchError):  # it is at an end
+    with pytest.raises(MismatchError):  # the hierarchy has ended
         _submit(hierarchy, tensor, "sum", "later").wait(60)
     return str(caught.value)
 
@@ -176,7 +176,7 @@ def _absent(rank: int, hierarchy: Hierarchy) -> str:
 
 
 def _unqueued(rank: int, hierarchy: Hierarchy) -> None:
-    """Rank 0 has no memory to hand a call on from one thread to the next."""
+    """Rank 0 lacks memory to pass a call from one thread to the next."""
     if rank == 0:
         hierarchy._collecting.put = _no_memory  # type: ignore[method-assign]
     begun = time.monotonic()
@@ -214,7 +214,7 @@ def _train(rank: int, group: Group | Hierarchy) -> torch.Tensor:
 
 
 def _ddp(rank: int, group: Group, hierarchy: Hierarchy, store: str) -> str:
-    """The hook takes a hierarchy in place of a group."""
+    """The DDP hook accepts a hierarchy instead of a group."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     try:
         ours, flat = _train(rank, hierarchy), _train(rank, group)
@@ -225,7 +225,7 @@ def _ddp(rank: int, group: Group, hierarchy: Hierarchy, store: str) -> str:
 
 
 def _refused(rank: int, group: Group, make: partial[Hierarchy]) -> str:
-    """Who demands what is not to be had stops all ranks; who does not is told, and sums flat."""
+    """A rank that demands an impossible hierarchy stops all ranks; otherwise ranks sum flat."""
     os.environ["LOCAL_WORLD_SIZE"] = str(WORLD)
     heard = BufferingHandler(10)
     join_logger.addHandler(heard)
@@ -241,7 +241,7 @@ def _refused(rank: int, group: Group, make: partial[Hierarchy]) -> str:
 
 
 def _through_torch(rank: int, device: str) -> None:
-    """The default group, which takes the hierarchy by itself."""
+    """The default process group uses the hierarchy on its own."""
     expected = _two_levels(torch.bfloat16, COUNT, "mean")
     tensors = [_contribution(rank, torch.bfloat16, COUNT).to(device) for _ in range(3)]
     works = [dist.all_reduce(t, dist.ReduceOp.AVG, async_op=True) for t in tensors]
@@ -251,7 +251,7 @@ def _through_torch(rank: int, device: str) -> None:
 
 
 def _lose_a_reducer(rank: int, hierarchy: Hierarchy, tell: Tell) -> None:
-    """Nobody notices, and the bits are the same."""
+    """A reducer dies meanwhile: no error, and the same bits."""
     tensors = [_contribution(rank, torch.float32, PIECES) for _ in range(6)]
     works = [_submit(hierarchy, tensor, "sum", "struck") for tensor in tensors[:4]]
     tell("summing")
@@ -310,7 +310,7 @@ def _everything(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mean_of_two_a_host_is_that_of_dividing_once(dtype: torch.dtype) -> None:
-    """Of the bits that the ranks below compare theirs with."""
+    """A property of `_two_levels`, with which the ranks below compare their results."""
     first, second = (
         (_contribution(rank, dtype, COUNT).float() + _contribution(rank + 1, dtype, COUNT).float())
         for rank in (0, 2)
@@ -348,7 +348,7 @@ def test_two_hosts_of_two_ranks(job: str, tmp_path: Path) -> None:
 def test_ranks_of_a_host_are_folded_in_their_order(
     addresses: list[str], job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three a host, as threads: with two, no order of a sum can be seen, and halves are exact."""
+    """Three ranks a host, as threads: two would show no order, and halves are exact."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     store = str(tmp_path / "store")
     with ThreadPoolExecutor(6) as pool:
@@ -357,7 +357,7 @@ def test_ranks_of_a_host_are_folded_in_their_order(
     hosts = [sum(parts[first + 1 : first + 3], parts[first]) / 3 for first in (0, 3)]
     for result in results:
         assert result.equal((hosts[0] + hosts[1]) / 2)
-    # Five sums and two divisions, of numbers below 8: each rounds by 2**-22 at most.
+    # Five sums and two divisions of numbers below 8: each has a rounding error of at most 2**-22.
     exact = torch.stack([part.double() for part in parts]).mean(0)
     assert (results[0].double() - exact).abs().max() < 7 * 2**-22
 

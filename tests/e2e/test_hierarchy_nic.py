@@ -1,4 +1,4 @@
-"""Two hosts of two ranks, each with a NIC of its own: what the hierarchy keeps off it."""
+"""On two hosts of two ranks, each with its own NIC, the hierarchy halves the NIC's traffic."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_nic_carries_gradients_once_and_runs_have_the_same_bits(tmp_path: Path
     assert len({line[run]["digest"] for line in lines for run in ("first", "again")}) == 1
     assert len({line["flat"]["digest"] for line in lines}) == 1
     for line in lines:
-        # Of standard normal numbers: their sum's rounding, twice or three times.
+        # Two or three rounding errors of sums of standard normal numbers.
         assert all(line[run]["error"] < 1e-6 for run in ("first", "again", "flat"))
         for way in ("tx", "rx"):
             assert PAYLOAD < line["first"][way] < 1.1 * PAYLOAD

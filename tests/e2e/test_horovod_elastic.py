@@ -1,4 +1,4 @@
-"""Elastic trainings: a rank is killed and started again, and nothing else is seen of it."""
+"""Elastic training: a rank is killed and restarted, and the result does not change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMIT_EVERY = 5
 
 
 def _make_state() -> hvd.elastic.TorchState:
-    model = make_model(seed=int.from_bytes(os.urandom(2)))  # rank 0's are everybody's
+    model = make_model(seed=int.from_bytes(os.urandom(2)))  # all ranks take rank 0's
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES), seed=3)
@@ -41,7 +41,7 @@ def _make_state() -> hvd.elastic.TorchState:
 
 
 def _train(state: Any, tell: Tell, stops: tuple[int, ...]) -> str:
-    """At the steps `stops` it says so, and goes on when it is told to."""
+    """Train; at the steps `stops`, tell the test and wait for its answer."""
     data = TensorDataset(*as_tensors(together(WORLD)))
     while state.sampler.epoch < EPOCHS:
         for images, labels in DataLoader(data, BATCH, sampler=state.sampler):
@@ -62,7 +62,7 @@ def _train(state: Any, tell: Tell, stops: tuple[int, ...]) -> str:
 def _worker(
     _: int, __: int, rank: int, addresses: list[str], job: str, stops: tuple[int, ...], tell: Tell
 ) -> tuple[str, list[int], int]:
-    """What it ends with, at which steps it began, and how often it met the others again."""
+    """The digest at the end, the steps at which training began, and the number of resets."""
     be_horovod(rank, WORLD, addresses, job)
     alone = hvd.ProcessSet([0])
     hvd.init(process_sets=[alone])
@@ -84,14 +84,14 @@ def _worker(
 
 
 def _die_at_once(_: int, __: int, rank: int, addresses: list[str], job: str) -> None:
-    """While the others meet the new rank: they go on to its process set."""
+    """Die after init, while the other rank goes on to create its process set."""
     be_horovod(rank, WORLD, addresses, job)
     hvd.init()
     os._exit(0)
 
 
 def _undisturbed() -> str:
-    """The same training in this process: both ranks' gradients, added in their order and halved."""
+    """The same training in one process: both ranks' gradients are added in order and halved."""
     (images, labels), model = as_tensors(together(WORLD)), make_model(seed=7)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     for epoch in range(EPOCHS):
@@ -110,7 +110,7 @@ def _undisturbed() -> str:
 
 
 def _start(rank: int, addresses: list[str], job: str, stops: tuple[int, ...]) -> RunningRanks:
-    """One process, so that it can be started by itself."""
+    """Start one rank, so that each rank can be restarted alone."""
     return start_ranks(1, _worker, rank, addresses, job, stops, talk=True)
 
 
@@ -118,7 +118,7 @@ def _start(rank: int, addresses: list[str], job: str, stops: tuple[int, ...]) ->
 def test_ranks_that_are_killed_and_started_again_change_nothing(
     addresses: list[str], job: str
 ) -> None:
-    """Rank 1 dies at step 7, two steps after a commit, and when it is back; rank 0 at step 13."""
+    """Rank 1 dies at step 7, two steps after a commit, and after its restart; rank 0 at step 13."""
     with ExitStack() as stack:
 
         def start(rank: int, *stops: int) -> RunningRanks:
@@ -132,7 +132,7 @@ def test_ranks_that_are_killed_and_started_again_change_nothing(
         with start_ranks(1, _die_at_once, 1, addresses, job) as ranks:
             assert not ranks.collect(90)[0].reported
         one = start(1, 13)
-        assert zero.receive(0, 90) == 7  # once more, with the new rank
+        assert zero.receive(0, 90) == 7  # the step repeated, with the new rank
         zero.send(0)
         for ranks in (zero, one):
             assert ranks.receive(0, 90) == 13
@@ -147,7 +147,7 @@ def test_ranks_that_are_killed_and_started_again_change_nothing(
 
 
 def _check_sampler(rank: int) -> None:
-    """Five samples for two ranks do not come out even, and one that is left is for both."""
+    """Five samples do not divide by two ranks; both ranks get the sample that is left."""
     sampler = hvd.elastic.ElasticSampler(range(5), shuffle=False)
     assert list(sampler) == ([1, 3, 0] if rank else [0, 2, 4]) and len(sampler) == 3
     sampler.record_batch(0, 2)
@@ -161,7 +161,7 @@ def _check_sampler(rank: int) -> None:
 
 
 def _check_state() -> None:
-    """What is assigned takes the place of what it was, also for models."""
+    """An assigned attribute replaces the old one, also for models."""
     model = nn.Linear(1, 1)
     state = hvd.elastic.TorchState(nn.Linear(1, 1), epoch=3)
     state.model = model
@@ -173,7 +173,7 @@ def _check_state() -> None:
 
 
 def _check_a_scheduler() -> None:
-    """It has a state of its own, and cannot be pickled with its optimizer."""
+    """A scheduler has its own state, and cannot be pickled with its optimizer."""
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     state = hvd.elastic.TorchState(optimizer=optimizer, scheduler=scheduler)
@@ -184,7 +184,7 @@ def _check_a_scheduler() -> None:
 
 
 def _check_a_failed_sync(rank: int) -> None:
-    """Rank 0 has not taken over the commit of rank 1, and must not pass on what it has."""
+    """Rank 0 failed to take over the commit of rank 1, so it must not broadcast its own state."""
     state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, value=rank)
     if rank == 1:
         state.commit()
@@ -206,8 +206,8 @@ def _raise_first_of(errors: list[HorovodInternalError]) -> None:
 
 
 def _leave(_: int, __: int, rank: int, addresses: list[str], job: str) -> list[str]:
-    """They meet again on request and in spite of a loss meanwhile, agree that a mistake is no loss,
-    and rank 1 goes for good.
+    """The ranks meet again on request, also if one is lost meanwhile. A mistake of the program is
+    no loss. At the end rank 1 leaves for good.
     """
     be_horovod(rank, WORLD, addresses, job)
     os.environ["HOROVOD_ELASTIC_TIMEOUT"] = "2"

@@ -1,4 +1,4 @@
-"""Horovod programs whose ranks die, leave, stall or are alone; and their timeline."""
+"""Horovod programs whose ranks die, leave, stall or run alone; and the timeline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Event = dict[str, Any]
 
 
 def _until_the_end(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> Any:
-    """Step until a rank is lost; what was raised, how long it took, and what comes after."""
+    """Step until a rank is lost; returns the error and its time, after some further calls."""
     launched(rank, world, addresses, job)
     hvd.init()
     pair = hvd.add_process_set([0, 1])
@@ -44,7 +44,7 @@ def _until_the_end(rank: int, world: int, addresses: list[str], job: str, tell: 
         assert handle.done
         with pytest.raises(hvd.HorovodInternalError, match="rank 2"):
             hvd.synchronize(handle)
-    if rank < 2:  # a set without the dead rank works on
+    if rank < 2:  # a set without the dead rank still works
         assert arrays.allreduce(np.ones(3), hvd.Sum, process_set=pair).tolist() == [2] * 3
         hvd.barrier(pair)
     hvd.shutdown()
@@ -66,7 +66,7 @@ def test_a_lost_rank_is_named_by_all_others(addresses: list[str], job: str) -> N
 
 
 def _interrupted(rank: int, world: int, addresses: list[str], job: str) -> list[float]:
-    """Ctrl-C comes on rank 0 while it waits in its second call, and the program goes on."""
+    """Ctrl-C interrupts rank 0 as it waits in its second call, and the program goes on."""
 
     def interrupt(controller: Controller) -> None:
         patch.undo()
@@ -87,7 +87,7 @@ def _interrupted(rank: int, world: int, addresses: list[str], job: str) -> list[
 
 
 def test_an_interrupt_in_a_synchronous_call_ends_horovod(addresses: list[str], job: str) -> None:
-    """The call made again met the other ranks' next one, and all sums were wrong."""
+    """Regression: the repeated call met the next call of the other ranks: wrong sums."""
     zero, one = run_ranks(2, _interrupted, addresses, job)
     assert zero == [21]
     assert one in ([21], [21, 201])
@@ -175,14 +175,14 @@ def test_a_stall_names_the_missing_ranks_by_tensor(addresses: list[str], job: st
     assert "missing ranks 1, 2: allreduce.0 alone" in line
     assert reason == "stalled"
     assert "STALL_SHUTDOWN" in text
-    # Whichever comes first to its end on a slow machine.
+    # On a slow machine either one may end first.
     assert "allreduce.0 alone" in text or "allreduce.everyone but 2" in text
     assert any("missing ranks 0: allreduce.1 and 2" in line for line in found[1][0])
     assert {reason for _, reason, _ in found[1:]} <= {"lost", "failed", "left"}
 
 
 def _idle(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> Any:
-    """Rank 1 has nothing to do; rank 0 waits for it, and warns once."""
+    """Rank 1 is idle; rank 0 waits for it, and warns once."""
     lines: list[str] = []
     logging.getLogger("reducer_client.horovod").addHandler(_Lines(lines))
     with initialized(rank, world, addresses, job, HOROVOD_STALL_CHECK_TIME_SECONDS="0.3"):
@@ -224,7 +224,7 @@ def _write_timeline(rank: int, world: int, addresses: list[str], job: str, folde
         hvd.start_timeline(second, mark_cycles=True)
         arrays.allreduce(np.ones(2), name="seen")
         crossed = arrays.allreduce_async(np.ones(2), name=f"of {rank}")
-        time.sleep(0.5)  # each waits for the other one
+        time.sleep(0.5)  # the ranks wait for each other
         arrays.allreduce(np.ones(2), name=f"of {1 - rank}")
         crossed.wait()
         arrays.join()
@@ -240,7 +240,7 @@ def test_a_timeline_shows_phases_and_who_was_late(
     assert {'allreduce.a"', "allreduce.b", "allgather.noname.0.1"} <= set(names.values())
     for pid, name in names.items():
         rows = [e for e in events if e["pid"] == pid and e["ph"] in "BE"]
-        assert [e["ph"] for e in rows] == ["B", "E"] * (len(rows) // 2)  # no phase within another
+        assert [e["ph"] for e in rows] == ["B", "E"] * (len(rows) // 2)  # phases do not nest
         times = [e["ts"] for e in rows]
         assert times == sorted(times)
         begun = [e["name"] for e in rows if e["ph"] == "B"]
@@ -303,7 +303,7 @@ def test_a_program_that_is_run_by_itself(tmp_path: Path) -> None:
 
 
 def _made_again(rank: int, world: int, addresses: list[str], job: str) -> list[float]:
-    """Rank 0 has no memory for its first call, which has no name, and makes the call again."""
+    """Rank 0 lacks memory for its first call, which has no name, and repeats the call."""
     found = []
     with initialized(rank, world, addresses, job):
         if rank == 0:
@@ -324,5 +324,5 @@ def _no_memory(*_: object) -> None:
 def test_a_call_without_a_name_that_was_refused_has_no_number(
     addresses: list[str], job: str
 ) -> None:
-    """Made again it had the next one: a wrong sum on one rank, and no end on the other."""
+    """Regression: the repeated call had the next number: one rank got a wrong sum, one hung."""
     assert run_ranks(2, _made_again, addresses, job) == [[21, 201]] * 2

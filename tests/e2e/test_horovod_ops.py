@@ -1,4 +1,4 @@
-"""Horovod's operations on tensors over real reducers, many cases for each start of the ranks."""
+"""Horovod's operations on tensors over real reducers; the ranks run all cases in one start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def case(function: Case) -> Case:
 
 
 def of(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """What a rank has, known to all: small integers, so that sums are exact in every dtype."""
+    """The input of a rank: small integers, so that sums are exact in every dtype."""
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     return torch.randint(0, 5, tuple(shape), generator=generator).to(dtype)
 
@@ -89,7 +89,7 @@ def allreduce(rank: int, world: int) -> None:
         }
         for op, value in expected.items():
             if op == hvd.Product and dtype in (torch.int8, torch.uint8):
-                continue  # it wraps
+                continue  # products wrap
             handle = hvd.allreduce_async(of(rank, shape, dtype), op=op)
             handles.append((handle, value.to(dtype)))
     for handle, value in handles:
@@ -98,7 +98,7 @@ def allreduce(rank: int, world: int) -> None:
     same(found, stacked(world, (3,), torch.int64).sum(0))
     with pytest.raises(ValueError, match="expected one of them"):
         hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)
-    plain = np.arange(4).astype(ml_dtypes.bfloat16)  # as TensorFlow's arrays are
+    plain = np.arange(4).astype(ml_dtypes.bfloat16)  # the dtype of TensorFlow's arrays
     total = arrays.allreduce(plain, hvd.Sum)
     assert (total.dtype, total.tolist()) == (plain.dtype, [0, world, 2 * world, 3 * world])
     with pytest.raises(TypeError, match="int16"):
@@ -133,7 +133,7 @@ def allreduce_in_place(rank: int, world: int) -> None:
     scalar = torch.tensor(float(rank))
     same(hvd.allreduce_(scalar, op=hvd.Sum), torch.tensor(sum(range(world)) * 1.0))
     pairs = torch.tensor([1 + 2j, 3 + 4j])
-    negated = pairs.conj().imag  # by a bit of the tensor, and so are conjugated ones
+    negated = pairs.conj().imag  # lazily, by a bit of the tensor, as for conjugates
     assert negated.is_neg()
     hvd.allreduce_(negated, op=hvd.Sum)
     assert (negated / world).tolist() == [-2, -4]
@@ -161,7 +161,7 @@ def scale_factors(rank: int, world: int) -> None:
         after = hvd.allreduce(tensor, op=hvd.Sum, postscale_factor=0.3141592653589793)
         same(after, ((tensor * world).to(wide) * factor).to(dtype))
     tensors = [of(rank, (5, n), torch.float32, n) for n in range(1, 9)]
-    handles = [  # factors differ, and they travel together
+    handles = [  # different factors in one fusion buffer
         hvd.allreduce_async(t, op=hvd.Sum, prescale_factor=0.5 * n, postscale_factor=2.0**n)
         for n, t in enumerate(tensors)
     ]
@@ -219,7 +219,7 @@ def fused(rank: int, world: int) -> None:
 
 @case
 def any_order(rank: int, world: int) -> None:
-    """Every rank submits in an order of its own, and waits in another one."""
+    """Every rank submits in its own order, and waits in another order."""
     numbers = list(range(80))
     for turn in range(3):
         shuffled = random.Random(f"{rank} {turn}")
@@ -315,7 +315,7 @@ def reducescatter(rank: int, world: int) -> None:
 
 
 def gradient(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> Any:
-    """Of the sum of the outputs, each weighted by its place."""
+    """The gradient of the sum of the outputs, each weighted by its place."""
     tensor = tensor.requires_grad_()
     output = function(tensor)
     output.backward(torch.arange(output.numel(), dtype=output.dtype).reshape(output.shape))
@@ -336,7 +336,7 @@ def gradients(rank: int, world: int) -> None:
     found = gradient(lambda t: hvd.broadcast(t, world - 1), torch.ones(3, 2))
     same(found, places if rank == world - 1 else places * 0)
     found = gradient(hvd.alltoall, torch.ones(world))
-    same(found, torch.full((world,), float(rank)))  # the place of our row on every rank
+    same(found, torch.full((world,), float(rank)))  # our row has this place on every rank
     found = gradient(lambda t: hvd.alltoall(t, [1] * world)[0], torch.ones(world))
     same(found, torch.full((world,), float(rank)))
     rows = torch.cat([torch.arange(2.0)] * world)
@@ -387,7 +387,7 @@ def counters(rank: int, world: int) -> None:
 
 @case
 def refused_on_one_rank(rank: int, world: int) -> None:
-    """What never was announced takes no number of the calls without a name."""
+    """A call that was refused before it was announced takes no number of the unnamed calls."""
     if rank == 0:
         for call in (
             lambda: hvd.allreduce(torch.ones(3, dtype=torch.int16)),
@@ -406,7 +406,7 @@ def refused_on_one_rank(rank: int, world: int) -> None:
 def groups_that_fail_in_part(rank: int, world: int) -> None:
     pair = [torch.ones(3 + rank), torch.ones(200_000)]
     refused("shape differs", lambda: hvd.grouped_allreduce_(pair, op=hvd.Sum, name="part"))
-    same(pair[1], torch.full((200_000,), float(world)))  # done, and nothing comes later
+    same(pair[1], torch.full((200_000,), float(world)))  # done; nothing arrives later
     refused("shape differs", lambda: hvd.grouped_allreduce_(pair, op=hvd.Sum, name="part"))
     named = [("part.a", pair[0]), ("part.b", pair[1])]
     for _ in range(2):
@@ -448,7 +448,7 @@ def barriers(rank: int, world: int) -> None:
 
 
 def _average_of(who: Sequence[int], rank: int, world: int, dtype: torch.dtype) -> None:
-    """Two tensors that are fused, of these ranks; the others have joined."""
+    """Average two fused tensors of these ranks; the other ranks have joined."""
     shapes = ((5, 5), (17,))
     handles = [
         hvd.allreduce_async(of(rank, shape, dtype, n), name=f"joining.{n}")
@@ -541,7 +541,7 @@ def _use_set(mine: hvd.ProcessSet, ranks: Sequence[int], rank: int) -> None:
 
 def _run_cases(rank: int, world: int, addresses: list[str], job: str) -> int:
     torch.set_num_threads(1)
-    threshold = str(1 << 12 if rank else 1 << 20)  # rank 0's is everyone's
+    threshold = str(1 << 12 if rank else 1 << 20)  # all ranks take rank 0's
     with initialized(rank, world, addresses, job, HOROVOD_FUSION_THRESHOLD=threshold):
         for function in CASES:
             try:

@@ -1,4 +1,4 @@
-"""DistributedOptimizer and what goes with it: two ranks are as one process on the whole batch."""
+"""DistributedOptimizer on two ranks trains as one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _last_layer_first(model: nn.Module) -> list[list[torch.Tensor]]:
     return [parameters[2:], parameters[:1]]
 
 
-# What is given to DistributedOptimizer; a function is called with the model.
+# Options of DistributedOptimizer; functions are called with the model.
 TRAININGS: dict[str, tuple[Make, Options]] = {
     "sgd": (_sgd, {}),
     "adamw": (_adam, {}),
@@ -99,7 +99,7 @@ def _every_training(
     hvd.init()
     trained = {}
     for name, (make, options) in TRAININGS.items():
-        model = make_model(seed=rank)  # what is not broadcast would differ
+        model = make_model(seed=rank)  # differs unless it is broadcast
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = _wrap(make(model), model, **options)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -124,7 +124,7 @@ def test_two_ranks_train_as_one_process_on_the_whole_batch(addresses: list[str],
         alone = _train(model, make(model), together(WORLD), WORLD * BATCH, passes)
         for ours, one in zip(first[name], alone, strict=True):
             np.testing.assert_allclose(ours, one, rtol=0, atol=LOOSE.get(name, 1e-9), err_msg=name)
-    # Whatever the path, nothing but the bits that compression drops.
+    # Only compression may change bits.
     same = ("numbered", "two groups", "lists", "predivide")
     assert all(_bytes(first[name]) == _bytes(first["sgd"]) for name in same)
     assert _bytes(first["fp16"]) != _bytes(first["sgd"])
@@ -158,7 +158,7 @@ def _net(**options: Any) -> tuple[nn.Linear, Any]:
 
 
 def _backward(model: nn.Linear, slope: float) -> None:
-    """The gradient of the weight is `slope`, that of the bias 1."""
+    """Backward with gradient `slope` for the weight and 1 for the bias."""
     model(torch.full((1, 1), slope)).sum().backward()
 
 
@@ -291,7 +291,7 @@ def _parameters_that_freeze_and_thaw(rank: int, world: int) -> None:
         hooked = pytest.raises(AssertionError, match="before step")
         with hooked if expected == 0.5 else nullcontext():
             optimizer.zero_grad(set_to_none=False)
-            _backward(model, float(rank))  # not hooked yet, and reduced all the same
+            _backward(model, float(rank))  # no hook yet, but reduced
         optimizer.step()
         assert model.weight.item() == expected
     model.weight.requires_grad_(False)
@@ -302,7 +302,7 @@ def _parameters_that_freeze_and_thaw(rank: int, world: int) -> None:
 
 
 def _a_closure_that_only_one_rank_learns_by(rank: int, world: int) -> None:
-    """Also of a parameter that has just thawed, which has no hook yet; and never summed twice."""
+    """Gradients are summed once, also for a parameter that has just thawed and has no hook."""
     model, optimizer = _net(op=hvd.Sum)
     model.weight.requires_grad_(False)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([model.weight], lr=0.5), op=hvd.Sum)
@@ -332,7 +332,7 @@ def _gradients_of_a_step_that_is_gone_back_from(rank: int, world: int) -> None:
         go_back()
         assert model.weight.grad is None and model.bias.grad is None
         _backward(model, 4.0)
-        hvd.barrier()  # and with it all gradients have arrived
+        hvd.barrier()  # then all gradients have arrived
         go_back()
         assert model.weight.grad is None and model.bias.grad is None
         optimizer.zero_grad()
@@ -372,7 +372,7 @@ def _what_sits_on_an_optimizer(rank: int, world: int) -> None:
             warnings.simplefilter("error")
             scheduler.step()
         assert optimizer.param_groups[0]["lr"] == 0.25 / (1 + step)
-    assert seen == [2.0, 2.0]  # once a step, and what all have
+    assert seen == [2.0, 2.0]  # once a step, the averaged gradient
     assert model.weight.item() == 1.0 - 0.5 * 2 - 0.25 * 2
     saved = copy.deepcopy(optimizer.state_dict())
     model, optimizer = _net()
@@ -387,7 +387,7 @@ def _what_sits_on_an_optimizer(rank: int, world: int) -> None:
     optimizer = hvd.DistributedOptimizer(plain)
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.zero_grad()
-    with pytest.warns(UserWarning, match="before .optimizer.step"):  # it looks at the plain one
+    with pytest.warns(UserWarning, match="before .optimizer.step"):  # of the plain optimizer
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.25
 
@@ -397,7 +397,7 @@ def _an_optimizer_that_is_gone_sends_nothing(rank: int, world: int) -> None:
     del optimizer
     gc.collect()
     if rank == 0:
-        _backward(model, 1.0)  # would wait for rank 1 for ever
+        _backward(model, 1.0)  # a hook would wait for rank 1 for ever
         model.zero_grad()
     plain = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
     plain.state[model.weight]["momentum_buffer"] = torch.ones(1, 1)
@@ -436,7 +436,7 @@ def _sparse_gradients(rank: int, world: int) -> None:
 
 
 def _an_embedding_that_one_rank_does_not_use(rank: int, world: int) -> None:
-    """In the first step, later, or until the other ranks have joined and come back."""
+    """In the first step or in later ones."""
     for used_by in ([[0], [1], [0, 1], []], [[], [1]], [[0, 1], [0]]):
         model = nn.Embedding(4, 2, sparse=True)
         nn.init.zeros_(model.weight)
@@ -484,7 +484,7 @@ def _a_process_set_of_one(rank: int, world: int) -> None:
     model, optimizer = _net(process_set=alone)
     _backward(model, 2.0 if rank else 1.0)
     optimizer.step()
-    assert model.weight.item() == (0.0 if rank else 0.5)  # each by itself
+    assert model.weight.item() == (0.0 if rank else 0.5)  # each rank alone
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     hvd.remove_process_set(alone)
 
@@ -507,12 +507,12 @@ BEHAVIOUR = (
     _an_embedding_that_one_rank_does_not_use,
     _who_had_no_step_before_a_join,
     _a_process_set_of_one,
-    _a_gradient_of_two_layouts,  # leaves it under way
+    _a_gradient_of_two_layouts,  # last: it leaves a gradient in flight
 )
 
 
 def _interrupted(rank: int, world: int, addresses: list[str], job: str) -> list[float]:
-    """Ctrl-C comes on rank 0 in its second step, behind the sums, and the program steps again."""
+    """Ctrl-C interrupts rank 0 after the sums of its second step; the program steps again."""
 
     def interrupt(gradients: Gradients) -> None:
         patch.undo()
@@ -543,7 +543,7 @@ def _interrupted(rank: int, world: int, addresses: list[str], job: str) -> list[
 
 
 def test_an_interrupt_in_a_step_ends_horovod(addresses: list[str], job: str) -> None:
-    """The step made again met the other ranks' next one, and all gradients were wrong."""
+    """Regression: the repeated step met the next step of the other ranks: wrong gradients."""
     zero, one = run_ranks(2, _interrupted, addresses, job)
     assert zero == [10.5]
     assert one in ([10.5], [10.5, 100.5])

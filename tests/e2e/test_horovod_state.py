@@ -1,4 +1,4 @@
-"""What goes with DistributedOptimizer: state from one rank, compression, batch norm, forks."""
+"""Horovod's helpers for training: broadcast of state, compression, batch norm, forks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _compressors(rank: int, world: int) -> None:
 def _sync_batch_norm(rank: int, world: int) -> None:
     torch.manual_seed(3)
     whole = torch.randn(5, 4, 6, dtype=torch.float64) * 3 + 2
-    start, end = ((0, 2), (2, 5))[rank]  # batches of two sizes
+    start, end = ((0, 2), (2, 5))[rank]  # unequal batches
     for momentum in (0.1, None):
         ours, alone = hvd.SyncBatchNorm(4, momentum=momentum), nn.BatchNorm1d(4, momentum=momentum)
         mine, all_of_it = whole[start:end].clone().requires_grad_(), whole.clone().requires_grad_()
@@ -95,7 +95,7 @@ def _objects(rank: int, world: int) -> None:
 
 
 def _optimizer_state(rank: int, world: int) -> None:
-    """Of every optimizer of torch, from a rank that has stepped to one that has, or has not."""
+    """Broadcast the state of each torch optimizer from a rank that has stepped, or has not."""
     kinds = [kind for kind in torch.optim.Optimizer.__subclasses__() if _is_of_torch(kind)]
     assert len(kinds) >= 14
     for kind in sorted(kinds, key=lambda kind: kind.__name__):
@@ -113,7 +113,7 @@ def _optimizer_state(rank: int, world: int) -> None:
             assert str(after["param_groups"]) == str(roots["param_groups"]), kind
             assert after["state"].keys() == roots["state"].keys(), kind
             torch.testing.assert_close(after["state"], roots["state"], rtol=0, atol=0)
-            _step(model, optimizer, sparse)  # what came fits the optimizer
+            _step(model, optimizer, sparse)  # the received state fits the optimizer
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters() if rank else [model.weight], lr=0.1)
     optimizer.state[model.weight]["momentum_buffer"] = before = torch.ones(1, 1)
@@ -137,7 +137,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, sparse: bool) -> N
 
 
 def _a_process_that_is_forked(rank: int, world: int) -> None:
-    """It knows who its parent is, and takes part in nothing."""
+    """A forked child knows its parent's rank, and cannot take part in calls."""
     there, here = os.pipe()
     if (child := os.fork()) == 0:
         known = hvd.is_initialized() and (hvd.rank(), hvd.size(), hvd.local_size())

@@ -20,17 +20,17 @@ from tests.support.process_group import process_group
 from tests.support.ranks import join, run_ranks
 
 SECONDS = 20.0
-# The files of the client whose functions run when a call begins, is waited for, and ends.
+# Files of the client whose functions run in a synchronous call.
 NAMES = ("interrupts", "work", "works", "synchronous", "handles")
 FILES = tuple(f"/{name}.py" for name in NAMES)
-# Gives what all ranks contribute to a sum, and gets the sum. Rank 1 contributes one more.
+# Sums over the ranks: rank 0 contributes the number, rank 1 contributes one more.
 Call = Callable[[float], float]
 
 
 class _Entries:
     """Counts the functions of ``FILES`` that a call enters, and interrupts at the entry of one.
 
-    The interpreter, too, runs signal handlers at the entry of functions.
+    The interpreter also runs signal handlers at the entry of functions.
     """
 
     def __init__(self, interrupted: int) -> None:
@@ -106,7 +106,7 @@ def _interrupted(
                 with _Entries(point if rank == 0 else 0).watching():
                     assert call(100) == 201, f"the call with an interrupt, point {point}"
             except KeyboardInterrupt:
-                assert call(100) == 201, f"the interrupted call made again, point {point}"
+                assert call(100) == 201, f"the repeated call, point {point}"
             assert call(1_000) == 2_001, f"the call after the interrupted one, point {point}"
     return nowhere.count
 
@@ -115,6 +115,6 @@ def _interrupted(
 def test_an_interrupt_gives_no_wrong_sum(
     addresses: list[str], tmp_path: Path, job: str, kind: str
 ) -> None:
-    """The call made again met the other ranks' next one, and every later sum was wrong."""
+    """Regression: the repeated call met the next call of the other ranks: wrong sums."""
     points = run_ranks(2, _interrupted, addresses, str(tmp_path), job, kind)
     assert points[0] == points[1] >= 8

@@ -1,4 +1,4 @@
-"""The memory of one real lane with many workers, against what it was given."""
+"""One real lane with many workers stays within its memory budget."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ MEBIBYTE = 1 << 20
 WORKERS = 32
 KEYS = 4
 TURNS = 3
-# What the run gets of four times as much. Of each of 34 shares (PROTOCOL.md, section 7) 256 KiB are
-# the grant and 700 KiB the credit. A round brings the lane twice that, a turn eight times.
+# The run gets this quarter of the lane's memory. Of each of its 34 shares (PROTOCOL.md, section 7)
+# 256 KiB are the grant and 700 KiB the credit. A round brings twice the share, a turn eight times.
 MEMORY = 32 * MEBIBYTE
 CHUNK = 128 << 10
 COUNT = 2 * MEBIBYTE // 4
 
 
 def _work(rank: int, address: str) -> None:
-    """Each rank submits the keys in an order of its own: contributions wait for one another."""
+    """Each rank submits the keys in its own order, so that contributions wait for each other."""
     order = np.random.default_rng(rank)
     array = np.full(COUNT, rank, np.float32)
     targets = [np.empty_like(array) for _ in range(KEYS)]
@@ -46,5 +46,5 @@ def test_the_buffers_of_a_lane_with_32_workers_stay_within_its_budget() -> None:
         ThreadPoolExecutor(WORKERS) as threads,
     ):
         list(threads.map(_work, range(WORKERS), [daemon.address] * WORKERS))
-    assert held.most > 0.2 * MEMORY, "the lane was never full, so this has shown nothing"
+    assert held.most > 0.2 * MEMORY, "the lane was never full, so the test proves nothing"
     assert held.most <= MEMORY

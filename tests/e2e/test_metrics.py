@@ -1,4 +1,4 @@
-"""A scrape of real reducers at work: complete, true, and all that dashboard and alerts ask for."""
+"""A scrape of a real daemon is complete and true, and has all that dashboard and alerts use."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tests.support.wait import wait_until
 WORLD = 3
 ROUNDS = 4
 COUNT = 500_000
-LATE = 25_000  # less than a worker may have under way: all of it comes
+LATE = 25_000  # less than the credit of a worker, so that all bytes arrive
 DASHBOARD = ROOT / "deploy/grafana/reducer.json"
 ALERTS = ROOT / "deploy/prometheus/alerts.yaml"
 ALERTS_TEST = ROOT / "deploy/prometheus/alerts_test.yaml"
-# Prometheus makes it for each target.
+# Prometheus adds this series for each target.
 NOT_OURS = {"up"}
 
 Samples = dict[str, dict[frozenset[tuple[str, str]], float]]
 
 
 def _work(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> None:
-    """ROUNDS rounds, the ranks at odds over one, then one that the last rank stays away from."""
+    """ROUNDS good rounds, one mismatched round, and one for which the last rank is late."""
     with join(rank, world, addresses, job) as group:
         values = np.full(COUNT, np.nan if rank == 1 else 1.0, np.float32)
         for _ in range(ROUNDS):
@@ -50,7 +50,7 @@ def _work(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> 
 
 @pytest.fixture(scope="module")
 def scrapes() -> Iterator[tuple[str, str, str]]:
-    """The job, /metrics while it waits for a rank, and after its end."""
+    """The job, /metrics while the job waits for a rank, and /metrics after its end."""
     job = "scraped"
     with Daemon(lanes=2) as daemon:
         with start_ranks(WORLD, _work, [daemon.address], job, talk=True) as ranks:
@@ -88,7 +88,7 @@ def test_every_series_is_there_and_no_other(scrapes: tuple[str, str, str]) -> No
     for series in metrics.catalogue():
         family = families[series.name]
         assert family.type == series.kind
-        if series.name != "reducer_refused_connections":  # there was no stranger
+        if series.name != "reducer_refused_connections":  # no stranger came
             assert family.samples, series.name
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == set(series.labels), sample
@@ -100,7 +100,7 @@ def test_the_numbers_are_true(scrapes: tuple[str, str, str]) -> None:
     total = {name: sum(rows.values()) for name, rows in found.items()}
     most = {name: max(rows.values()) for name, rows in found.items() if rows}
     full, late = ROUNDS * WORLD * 4 * COUNT, (WORLD - 1) * 4 * LATE
-    # The odd round has come, too, and was dropped.
+    # The mismatched round also arrived, and was dropped.
     odd = 8 * sum(8 + rank for rank in range(WORLD))
     assert total["reducer_job_received_bytes_total"] == full + late + odd
     assert total["reducer_job_sent_bytes_total"] == full
@@ -125,7 +125,7 @@ def test_the_numbers_are_true(scrapes: tuple[str, str, str]) -> None:
     assert 0 < total["reducer_reserved_bytes"] < total["reducer_budget_bytes"]
 
 
-def test_a_job_takes_its_labels_along(scrapes: tuple[str, str, str]) -> None:
+def test_the_labels_of_a_job_end_with_it(scrapes: tuple[str, str, str]) -> None:
     for name, rows in samples(scrapes[2]).items():
         assert not [labels for labels in rows if "job_name" in dict(labels)], name
 
@@ -146,7 +146,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def asked_for(path: Path) -> dict[str, set[str]]:
-    """The metrics of each expression in a dashboard or a file of rules."""
+    """The names of metrics in each expression of a dashboard or a file of rules."""
     if path.suffix == ".json":
         return {text: named(text) for text in _strings(json.loads(path.read_text()))}
     blocks = re.findall(r"^ +expr: (.*(?:\n {10,}.*)*)", path.read_text(), re.M)
@@ -207,7 +207,7 @@ def test_promtool_accepts_the_alerts_and_they_fire_when_they_should() -> None:
 
 
 def test_promtool_understands_the_dashboard(tmp_path: Path) -> None:
-    """Each expression as a rule, with Grafana's variables filled in."""
+    """Check each expression as a rule, with values for Grafana's variables."""
     asked = asked_for(DASHBOARD).items()
     expressions = [t for t, names in asked if names and not t.startswith("label_values")]
     variables = {"$__rate_interval": "5m", "$job_name": ".*", "$instance": ".*"}

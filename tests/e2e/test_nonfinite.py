@@ -1,4 +1,4 @@
-"""NaN and Inf over real sockets: who is named, what is raised, also when a reducer dies."""
+"""NaN and Inf over real sockets: the named rank and the error, also after a reducer's death."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_error_is_the_same_on_every_rank(addresses: list[str], job: str) -> 
 
 def _waits_with_nan(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> Any:
     with join(rank, world, addresses, job) as group:
-        if rank == 0:  # the others' contributions are parked until this one comes
+        if rank == 0:  # so that the lane parks the other contributions
             tell.hear()
         work = group.all_reduce(_gradient(rank > 0), key="w")
         tell("submitted")

@@ -1,4 +1,4 @@
-"""When memory is the caller's again, and what a forked child may do."""
+"""When memory belongs to the caller again, and what a forked child may do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.wait import wait_until
 
 
 def _expire(rank: int, world: int, addresses: list[str], tell: Tell) -> str:
-    """Rank 0 submits with a callback and gives up; rank 1 comes later."""
+    """Rank 0 submits with a callback and gives up; rank 1 submits later."""
     group = reducer_client.connect(
         addresses, job="expire", rank=rank, world_size=world, step_timeout=1.0
     )
@@ -21,7 +21,7 @@ def _expire(rank: int, world: int, addresses: list[str], tell: Tell) -> str:
     tell("joined")
     tell.hear()
     if rank == 1:
-        # Rank 0's contribution is in: the sum may come before its loss is noticed.
+        # The reducer has rank 0's contribution: the sum may come before rank 0 counts as lost.
         with contextlib.suppress(reducer_client.PeerLostError):
             assert (group.all_reduce(ones, key="late").wait(30) == 2).all()
         group.close()
@@ -30,7 +30,7 @@ def _expire(rank: int, world: int, addresses: list[str], tell: Tell) -> str:
     work = group.all_reduce(ones, key="late", out=out, on_done=called.append)
     wait_until(lambda: bool(called), 10, "the callback of a work that is late")
     assert work.done
-    out[:] = 7  # the caller's, from here on
+    out[:] = 7  # the array belongs to the caller again
     tell("expired")
     tell.hear()
     assert (out == 7).all()

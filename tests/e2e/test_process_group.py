@@ -1,4 +1,4 @@
-"""``init_process_group("reducer")``: every collective, against its definition."""
+"""``init_process_group("reducer")``: every collective does what torch defines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _sums(rank: int, world: int) -> None:
     assert tensor.untyped_storage().resizable()  # PowerSGD and FSDP change its size
 
 
-# Of what is summed, in the dtype itself: small integers are exact in all of them.
+# Dtypes that are summed; small integers are exact in all of them.
 SUMMED = (torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.uint32, torch.int64, torch.uint64)
 SUMMED += (*INTEGERS, torch.complex64, torch.complex128)
@@ -72,7 +72,7 @@ def _dtypes(rank: int, world: int) -> None:
 
 
 def _bools(rank: int, world: int) -> None:
-    """As nccl does: a sum is true where any is, a product where all are. A byte is 0 or 1."""
+    """As with NCCL, a sum of bools is "any" and a product is "all"; the bytes are 0 or 1."""
     mine = torch.tensor([True, False, rank == 0, rank != 0])
     some, every = [True, False, True, True], [True, False, False, False]
     for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.BOR):
@@ -89,7 +89,7 @@ def _bools(rank: int, world: int) -> None:
 
 
 def _bits(rank: int, world: int) -> None:
-    """A bit that all ranks have, and one of each rank; in the last byte of every width."""
+    """One bit set on all ranks and one bit of each rank, in the highest byte of each integer."""
     for dtype in INTEGERS:
         shift = 8 * (dtype.itemsize - 1)
         for op, expected in (
@@ -113,7 +113,7 @@ def _reduce(rank: int, world: int) -> None:
 
 
 def _sparse(rank: int, world: int) -> None:
-    """Other rows on every rank, none on the last one, and one that all others share."""
+    """Each rank has a row of its own and a common row; the last rank has none."""
     rows = [] if rank == world - 1 else [rank, world]
     tensor = torch.sparse_coo_tensor(
         torch.tensor([rows], dtype=torch.int64),
@@ -130,11 +130,11 @@ def _sparse(rank: int, world: int) -> None:
 
 
 def _default_device(rank: int, world: int) -> None:
-    """What the client makes for itself lies in host memory."""
+    """The client's own tensors are in host memory, whatever the default device."""
     mine, gathered = _of(rank), [torch.zeros(6) for _ in range(world)]
     turned = _of(0).reshape(2, 3).t()
     rows = torch.eye(6)[rank].to_sparse()
-    group: Any = dist.group.WORLD  # a call through torch's dispatcher leaves the mode behind
+    group: Any = dist.group.WORLD  # torch's dispatcher would leave the mode behind
     with torch.device("meta"):
         group.allgather([gathered], [mine]).wait()
         group.broadcast([turned]).wait()
@@ -146,7 +146,7 @@ def _default_device(rank: int, world: int) -> None:
 
 
 def _coalesced(rank: int, world: int) -> None:
-    """One round for many tensors of a dtype."""
+    """Coalesced tensors of one dtype are one round."""
     tensors = [_of(rank, count=n) for n in (3, 1, 7)]
     with dist._coalescing_manager():
         for tensor in tensors:
@@ -170,7 +170,7 @@ def _coalesced(rank: int, world: int) -> None:
 
 
 def _coalesced_on_a_device(rank: int, world: int) -> None:
-    """One work for calls of any kind, those that go over an inner group among them."""
+    """One work covers calls of any kind, also calls over an inner group."""
     whole, mine, root = torch.zeros(world * 2), _of(rank, count=2), _of(rank)
     with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as started:
         all_gather_single(whole, mine)
@@ -206,7 +206,7 @@ def _moves(rank: int, world: int) -> None:
     assert torch.equal(part, whole[3 * rank : 3 * rank + 3])
     dist.reduce_scatter(part, [_of(rank, count=3) + r for r in range(world)])
     assert torch.equal(part, sum(_of(r, count=3) for r in range(world)) + world * rank)
-    for uneven in ([2, 0, 7], [1, 1, 2]):  # as gloo has them
+    for uneven in ([2, 0, 7], [1, 1, 2]):  # as gloo leaves them
         sizes = [uneven[r % 3] for r in range(world)]
         part = torch.zeros(sizes[rank])
         dist.reduce_scatter(part, [_of(rank, count=size) + r for r, size in enumerate(sizes)])
@@ -259,7 +259,7 @@ def _groups(rank: int, world: int) -> None:
 
 
 def _narrow(rank: int, world: int) -> None:
-    """Sums of float32 take half the bytes from 1 MiB on; what is smaller, and no sum, is exact."""
+    """float32 sums from 1 MiB on send half the bytes; smaller ones and other ops are exact."""
     default: Any = dist.group.WORLD
     group = dist.new_group(pg_options=replace(default.options, job=None, wire_dtype="bfloat16"))
     least = (1 << 20) // 4
@@ -296,14 +296,14 @@ def _narrow(rank: int, world: int) -> None:
 
 
 def _negated(values: torch.Tensor) -> torch.Tensor:
-    """These values over memory that holds their negatives, as the imaginary part of a conjugate."""
+    """A lazily negated view of these values, like the imaginary part of a conjugate."""
     negated: torch.Tensor = torch._neg_view(-values)
     assert negated.is_neg()
     return negated
 
 
 def _lazy(rank: int, world: int) -> None:
-    """Tensors that torch negates or conjugates when they are read: on some ranks, and on all."""
+    """Tensors that torch negates when they are read, on some ranks or on all."""
     everyone = [_of(r) for r in range(world)]
     total, stacked = sum(everyone), torch.stack(everyone)
     for lazy_ranks in ([0], [1], range(world)):
@@ -354,7 +354,7 @@ def _lazy_by_gloo(
 
 
 def _conjugated(rank: int, world: int) -> None:
-    """Where torch takes them: it refuses to sum one in place, and to broadcast it."""
+    """Conjugated tensors. Torch itself refuses to sum them in place and to broadcast them."""
     mine = torch.complex(_of(rank), _of(rank)).conj()
     total = sum(torch.complex(_of(r), -_of(r)) for r in range(world))
     tensor, part = (
@@ -368,7 +368,7 @@ def _conjugated(rank: int, world: int) -> None:
 
 
 def _unwaited(rank: int, world: int) -> None:
-    """What a functional collective returns, before anybody has looked at the values."""
+    """Results of functional collectives, used before anybody has waited for them."""
 
     def sums() -> torch.Tensor:
         found = functional.all_reduce(_of(rank), "sum", dist.group.WORLD)
@@ -397,7 +397,7 @@ def _unwaited(rank: int, world: int) -> None:
 
 
 def _without_memory(rank: int, world: int) -> None:
-    """Refused on the rank that gives one; nothing was sent, so the next call is in step."""
+    """A ZeroTensor is refused on its rank before anything is sent, so ranks stay in step."""
     empty = torch._efficientzerotensor(6)
     calls: list[Callable[[], Any]] = [
         lambda: dist.all_reduce(empty),

@@ -1,4 +1,4 @@
-"""What goes wrong under ``init_process_group("reducer")``, and what a program is told."""
+"""Failures under ``init_process_group("reducer")``, and the errors that a program gets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.wait import wait_until
 
 
 def _mismatches(rank: int, world: int) -> None:
-    """Every rank is told at once; the group works on."""
+    """Every rank gets the error at once; the group still works."""
     for what, call in {
         "all_reduce sum float32 x 3": lambda: dist.all_reduce(torch.ones(3 + rank)),
         "float64": lambda: dist.all_reduce(torch.ones(3).to([torch.float32, torch.float64][rank])),
@@ -50,7 +50,7 @@ def _mismatches(rank: int, world: int) -> None:
 
 
 def _sparse_mismatches(rank: int, world: int) -> None:
-    """Rows of the larger one are none of the smaller one: adding them up would write beyond it."""
+    """Row numbers of a larger tensor would make a smaller one write beyond its end."""
     for what, tensor in {
         "float32 of shape (4,)": torch.zeros(4 if rank == 0 else 50_000_000).to_sparse(),
         "of shape (4, 3), sparse in 2 of 2 dimensions": torch.ones(4, 3).to_sparse(2 - rank),
@@ -62,7 +62,7 @@ def _sparse_mismatches(rank: int, world: int) -> None:
 
 
 def _refusals(rank: int, world: int) -> None:
-    """Before anything is sent, on every rank by itself."""
+    """Each rank refuses alone, before anything is sent."""
     with pytest.raises(TypeError, match=r"torch\.int16.*expected one of .*float32"):
         dist.all_reduce(torch.ones(3, dtype=torch.int16))
     with pytest.raises(TypeError, match=r"'mean' of bool: expected max, sum"):
@@ -74,7 +74,7 @@ def _refusals(rank: int, world: int) -> None:
 
 
 def _monitored(rank: int, world: int) -> None:
-    """Torch before 2.14 allows it to gloo alone."""
+    """Before torch 2.14 only gloo may have a monitored barrier."""
     if torch.__version__ < "2.14":
         with pytest.raises(ValueError, match="monitored_barrier"):
             dist.monitored_barrier()
@@ -83,7 +83,7 @@ def _monitored(rank: int, world: int) -> None:
 
 
 def _refused_alone(rank: int, world: int) -> None:
-    """What one rank alone has asked for in vain, it has not asked for."""
+    """A call that was refused on one rank alone does not count there."""
     if rank == 0:
         for asynchronous in (False, True):
             with pytest.raises(TypeError, match="bor"):
@@ -102,7 +102,7 @@ def _all_reduce_value(done: Any) -> torch.Tensor:
 
 
 def _barriers(rank: int, world: int) -> None:
-    """A barrier waits for what was started before it, and not for what is started after it."""
+    """A barrier waits for earlier calls, and not for later ones."""
     threads = dist.group.WORLD._calls._threads
     tasks: list[Any] = []
     tensor = torch.ones(3)
@@ -121,7 +121,7 @@ def _barriers(rank: int, world: int) -> None:
 
 
 def _inference(rank: int, world: int) -> None:
-    """Tensors that are made in inference mode can be written to there alone, by any thread."""
+    """Inference tensors can be written only in inference mode, in whatever thread."""
     with torch.inference_mode():
         turned = torch.ones(2, 3).t()
         work = dist.all_reduce(turned, async_op=True)
@@ -135,7 +135,7 @@ def _inference(rank: int, world: int) -> None:
 
 
 def _chained(rank: int, world: int) -> None:
-    """Callbacks of callbacks are told apart whether they are registered before the end or after."""
+    """Nested callbacks match between ranks, whether registered before or after completion."""
     told, tensor = torch.zeros(1), torch.ones(2)
     if rank == 0:
         dist.recv(told, 1)
@@ -160,7 +160,7 @@ def _chained(rank: int, world: int) -> None:
 
 
 def _completed(rank: int, world: int) -> None:
-    """A call that is not asynchronous is done when torch gets its work."""
+    """A synchronous call is done when torch gets its work."""
     options = dist.AllreduceOptions()
     options.asyncOp = False
     turned = torch.ones(2, 3).t()
@@ -171,7 +171,7 @@ def _completed(rank: int, world: int) -> None:
 
 
 def _patient(rank: int, world: int) -> None:
-    """A wait with a time of its own fails alone: the call goes on, and the group with it."""
+    """A wait that times out fails alone: the call and the group go on."""
     told, tensor = torch.zeros(1), torch.ones(3)
     if rank == 0:
         work = dist.all_reduce(tensor, async_op=True)
@@ -186,14 +186,14 @@ def _patient(rank: int, world: int) -> None:
 
 
 def _device(rank: int, world: int) -> None:
-    """What torch asks after ``init_process_group(device_id=...)``."""
+    """The properties that torch asks for after ``init_process_group(device_id=...)``."""
     for name in ("cpu", "cuda:0"):
         backend: Any = dist.group.WORLD._get_backend(torch.device(name))
         assert backend is dist.group.WORLD and not backend.supports_splitting
 
 
 def _callbacks(rank: int, world: int) -> None:
-    """An exception in a callback is the error of its future alone."""
+    """An exception in a callback fails only its own future."""
     done = dist.all_reduce(torch.ones(3), async_op=True).get_future()
     failed = done.then(lambda _: 1 // 0).then(lambda before: before.value())
     with pytest.raises(ZeroDivisionError):
@@ -202,9 +202,9 @@ def _callbacks(rank: int, world: int) -> None:
 
 
 def _nested(rank: int, world: int) -> None:
-    """GroupCalls in callbacks belong together, whichever comes first and on whatever thread."""
+    """Calls in callbacks match between ranks, in any order and on any thread."""
     told = torch.zeros(1)
-    if rank == 0:  # rank 1 has its callbacks in place by then, ours find everything done
+    if rank == 0:  # rank 1 has registered its callbacks; ours find all works done
         dist.recv(told, 1)
     works = [dist.all_reduce(torch.full((2,), 1.0 + i), async_op=True) for i in range(4)]
     if rank == 0:
@@ -224,7 +224,7 @@ def _nested(rank: int, world: int) -> None:
 
 
 def _late_callback(rank: int, world: int) -> None:
-    """Names of callbacks come round: who has a name again waits for the one before."""
+    """Names of callbacks are reused: a later callback waits for the earlier one of its name."""
     later, told = threading.Event(), torch.zeros(1)
 
     def add(number: int) -> Any:
@@ -241,7 +241,7 @@ def _late_callback(rank: int, world: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(name_scopes, "_NAMES", 2)
-        if rank == 1:  # rank 0 has its callbacks in place by then: each has a thread of its own
+        if rank == 1:  # rank 0 has registered its callbacks, each with its own thread
             dist.recv(told, 0)
         works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(4)]
         sums = [work.get_future().then(add(number)) for number, work in enumerate(works)]
@@ -271,7 +271,7 @@ def _wrong_calls(rank: int, world: int, addresses: list[str], job: str, store: s
         ):
             check(rank, world)
         dist.barrier()
-    group.shutdown()  # twice is once
+    group.shutdown()  # a second shutdown does nothing
     with pytest.raises(RuntimeError, match="closed"):
         group.allreduce([torch.ones(3)])
     return threading.active_count() - before
@@ -319,7 +319,7 @@ def _absent(rank: int, world: int, addresses: list[str], job: str, store: str) -
 
 
 def _late(rank: int, world: int, addresses: list[str], job: str, store: str) -> None:
-    """A rank that comes after the call's time must not get what the others take for the next."""
+    """A rank that is late for a timed-out call must not meet a later call of the others."""
     with process_group(rank, world, addresses, store, seconds=3, job=job):
         if rank == 1:
             wait_until(Path(f"{store}-timed-out").exists, 60)
@@ -330,9 +330,9 @@ def _late(rank: int, world: int, addresses: list[str], job: str, store: str) -> 
 
 
 def _again(rank: int, world: int, addresses: list[str], job: str, store: str) -> None:
-    """Groups one after the other over a store that stays, as after a restart by an agent.
+    """Successive groups over one store, as after a restart by an agent.
 
-    Three: torch counts names from 0 again only when the first has been destroyed.
+    Three groups: torch counts names from 0 again only after the first is destroyed.
     """
     shared = dist.FileStore(store, world)
     for step in (1.0, 2.0, 3.0):
@@ -344,7 +344,7 @@ def _again(rank: int, world: int, addresses: list[str], job: str, store: str) ->
             timeout=timedelta(seconds=20),
             pg_options=Options(addresses=addresses, job=job),
         )
-        # Where they tell each other addresses there is nothing of the group before.
+        # The store for the ranks' addresses has no entry of an earlier group.
         met = dist.group.WORLD._inner._store
         assert not met.check([f"met/{rank}"])
         met.set(f"met/{rank}", "")
@@ -364,7 +364,7 @@ def _train(
     workers: int,
     tell: Tell,
 ) -> str:
-    """The digest of the parameters after `steps`; told of each step that a rank begins."""
+    """Train; returns a digest of the parameters. Each rank tells each step that it begins."""
     with process_group(rank, world, addresses, store, job=job):
         torch.manual_seed(7)
         module = nn.Sequential(
@@ -390,7 +390,7 @@ def _train(
 
 
 def _run(reducers: Reducers, job: str, store: Path, kills: tuple[int, ...]) -> str:
-    """A run of 12 steps, before some of which a reducer is killed and started again."""
+    """Run 12 steps; before the steps `kills` a reducer is killed and restarted."""
     arguments = (reducers.addresses, job, str(store), 12, 1)
     with start_ranks(2, _train, *arguments, talk=True) as ranks:
         for step in range(12):

@@ -1,4 +1,4 @@
-"""Calls of the methods of ``ProcessGroup`` in all forms that torch takes, beside gloo."""
+"""The methods of ``ProcessGroup`` in all forms that torch accepts, compared with gloo."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _in_place(rank: int) -> list[tuple[str, Callable[[Any, torch.Tensor], Any]]]
     """(what, call of a group on one tensor)"""
 
     def at(root: int, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if rank == root else tensor.clone()  # gloo leaves any values in it
+        return tensor if rank == root else tensor.clone()  # gloo leaves arbitrary values in it
 
     by_max = dist.ReduceOp(MAX)
     summed = _options(dist.AllreduceOptions(), reduceOp=MAX)
@@ -106,7 +106,7 @@ def _parted(rank: int) -> list[tuple[str, Callable[[Any, torch.Tensor, list[torc
 def _is_taken(group: Any, call: Callable[[], Any]) -> bool:
     try:
         call().wait()
-    except TypeError:  # the gloo of an older torch knows fewer forms
+    except TypeError:  # gloo of an older torch has fewer forms
         assert group.name() != "reducer" and torch.__version__ < "2.13"
         return False
     return True
@@ -116,7 +116,7 @@ def _results(group: Any, rank: int) -> Iterator[tuple[str, list[torch.Tensor]]]:
     for what, call in _in_place(rank):
         for tensor in (
             torch.arange(6.0).reshape(2, 3) + 5 * rank,
-            torch.tensor([3 * rank]),  # a zero and more, each of which has a truth value
+            torch.tensor([3 * rank]),  # one element has a truth value, false for 0
             torch.tensor([5 - 5 * rank], dtype=torch.int32),
         ):
             if _is_taken(group, partial(call, group, tensor)):

@@ -1,7 +1,7 @@
-"""What trains on ``init_process_group("reducer")``: the options of DDP, ZeRO, FSDP2, checkpoints.
+"""Training on ``init_process_group("reducer")``: the options of DDP, ZeRO, FSDP2, checkpoints.
 
-The same programs run over gloo: parameters are equal within what the order of a sum makes, and
-over the reducers bit for bit on all ranks.
+The same programs run over gloo, with equal parameters up to the order of sums. Over the reducers
+the parameters of all ranks are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.support.torch_names import (
 
 STEPS = draws(2, 4)
 
-# Of DistributedDataParallel, by name.
+# Options of DistributedDataParallel, by name.
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "small buckets": {"bucket_cap_mb": 0.01},
@@ -103,11 +103,11 @@ def _train(model: Any, rank: int, skip_every: int | None = None) -> torch.Tensor
 
 
 def _every_option(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
-    # How often the branch is left out: torch asks that what it skips be unused in every step.
+    # The branch is unused in every n-th step; skip_all_reduce_unused_params requires n = 1.
     skips = {"find_unused_parameters": 2, "skip_all_reduce_unused_params": 1}
     known = inspect.signature(DistributedDataParallel.__init__).parameters.keys()
     for name, options in OPTIONS.items():
-        if not options.keys() <= known:  # of a later torch
+        if not options.keys() <= known:  # needs a later torch
             continue
         model = DistributedDataParallel(_net(), **options)
         yield name, _train(model, rank, skips.get(name))
@@ -148,7 +148,7 @@ def _hooks(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _power_sgd(rank: int, world: int) -> torch.Tensor:
-    """Blocks in callbacks on sums that it starts there, of several buckets at once."""
+    """PowerSGD starts sums in callbacks and blocks on them, for several buckets at once."""
     deep = nn.Sequential(*(nn.Linear(32, 32) for _ in range(8)), nn.Linear(32, 3))
     model = DistributedDataParallel(deep, bucket_cap_mb=0.01)
     state = power_sgd.PowerSGDState(
@@ -165,7 +165,7 @@ def _power_sgd(rank: int, world: int) -> torch.Tensor:
 
 
 def _zero(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of TorchScript
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # the import warns of TorchScript
 
     model = DistributedDataParallel(_net())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -175,7 +175,7 @@ def _zero(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _compiled(rank: int, world: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of a graph with functional collectives in it, and of DDP's own."""
+    """torch.compile of a DDP model, and of a graph with functional collectives."""
     model = DistributedDataParallel(_net())
     yield "compiled", _train(torch.compile(model, backend="aot_eager"), rank)
 
@@ -273,13 +273,13 @@ def _assert_gradients_go_through_reducers(group: Any, rank: int) -> None:
 
 
 def _assert_nothing_went_over_gloo() -> None:
-    """An inner group is made when something needs it, in the default group or one of a mesh."""
+    """Assert that neither the default group nor a mesh's groups had to make an inner group."""
     groups: Any = list(dist.distributed_c10d._world.pg_map)
     assert groups and not [group.group_name for group in groups if group._inner._made]
 
 
 def _checkpoint(rank: int, world: int, folder: str) -> None:
-    """Saves and loads a sharded module: gathers, scatters and broadcasts objects."""
+    """Save and load a sharded module, which gathers, scatters and broadcasts objects."""
     mesh = init_device_mesh("cpu", (world,))
     model = fully_shard(nn.Linear(20, 8), mesh=mesh)
     expected = [p.full_tensor().clone() for p in model.parameters()]

@@ -1,4 +1,4 @@
-"""Many threads, callbacks, jobs and settings: the ways in which real programs use a group."""
+"""Real programs: many threads, callbacks, several jobs, settings from the environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _many_threads(rank: int, world: int, addresses: list[str], job: str) -> int:
     wrong: list[Any] = []
 
     def submit(group: Group, thread: int) -> None:
-        # Every rank's threads run in an order of their own; the keys keep rounds apart.
+        # The order of threads differs between ranks; the keys keep rounds apart.
         works = []
         for turn in range(20):
             array = np.full(100 + 997 * thread, rank + turn + thread, np.int32)

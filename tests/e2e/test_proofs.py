@@ -22,18 +22,18 @@ from tests.support.ranks import join, run_ranks
 from tests.support.reducers import Reducers
 from tests.support.wait import AT_ONCE
 
-# Of reducers and a place, what `connect` is given there: addresses and options.
+# Addresses and options for `connect`.
 Place = tuple[list[str], dict[str, str]]
 
 
 class Proof(NamedTuple):
-    """How workers and reducers of a mode prove who they are."""
+    """How workers and reducers prove themselves in one mode."""
 
-    flags: tuple[str, ...]  # of `reducer serve`
-    options: dict[str, str]  # of `connect`
-    unix: bool  # whether it goes over Unix sockets
+    flags: tuple[str, ...]  # for `reducer serve`
+    options: dict[str, str]  # for `connect`
+    unix: bool  # whether Unix sockets are used
     opening: int  # bytes that a worker sends before it waits for the reducer
-    silence: str  # what a worker misses where the reducer says nothing
+    silence: str  # what a worker reports as missing if the reducer is silent
 
 
 @pytest.fixture(scope="module", params=["psk", "tls"])
@@ -74,7 +74,7 @@ def test_the_sums_are_those_of_an_open_reducer(addresses: list[str], proof: Proo
 
 
 def _ddp(rank: int, world: int, store: str, places: list[Place]) -> set[str]:
-    """The parameters after the same training at each place."""
+    """The parameters after the same training with each place."""
     from tests.e2e import test_ddp as ddp
 
     digests = set()
@@ -104,13 +104,13 @@ def test_another_protocol_version_names_both(proof: Proof) -> None:
     start = time.monotonic()
     with Impostor(act) as impostor, pytest.raises(ProtocolVersionError) as caught:
         join(0, 1, [impostor.address], "proof", connect_timeout=30, **proof.options)
-    assert time.monotonic() - start < 30 - AT_ONCE, "no retry can mend it"
+    assert time.monotonic() - start < 30 - AT_ONCE, "retried without need"
     text = str(caught.value)
     assert "1.1" in text and "9.2" in text and impostor.address in text
 
 
 def test_a_listener_that_is_silent_is_tried_again(proof: Proof) -> None:
-    """A reducer that was stopped while it shook hands may be well on the next connection."""
+    """A reducer that was stopped during the handshake may answer on the next connection."""
     start = time.monotonic()
     with (
         Impostor(lambda sock, number: _wait_for_end(sock)) as impostor,

@@ -1,4 +1,4 @@
-"""Groups over reducers that have a key: the same sums; and errors that say who has none."""
+"""Groups over reducers with a key: the same sums, and errors that say whose key is wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.impostor import Impostor
 from tests.support.ranks import join
 from tests.support.wait import wait_until
 
-# A refusal that no retry can mend comes at once; a busy machine may take some time.
+# A permanent refusal is raised without retries; a busy machine may take some time.
 AT_ONCE = 5.0
 
 
@@ -53,7 +53,7 @@ def alone(addresses: list[str], **options: Any) -> Group:
 
 
 def refused(kind: type[Exception], addresses: list[str], **options: Any) -> str:
-    """The text of the error that `connect` raises, at once."""
+    """The text of the error that `connect` raises without retries."""
     start = time.monotonic()
     with pytest.raises(kind) as caught:
         alone(addresses, connect_timeout=30, **options)
@@ -203,11 +203,11 @@ def test_a_listener_that_closes_without_proof_is_named(key_file: str) -> None:
         alone([impostor.address], key_file=key_file, connect_timeout=1.5)
     text = str(caught.value)
     assert impostor.address in text and "before it proved the key" in text
-    assert impostor.connections >= 3  # it may be a proxy whose reducer is just starting
+    assert impostor.connections >= 3  # retried: it may be a proxy whose reducer is starting
 
 
 def test_an_answer_in_single_bytes_is_as_good(key_file: str) -> None:
-    """Up to the proof and the HELLO behind it; then the impostor, who has the key, goes."""
+    """The impostor has the key. It reads the proof and the HELLO, and closes."""
     said = []
 
     def act(sock: socket.socket, number: int) -> None:
@@ -225,7 +225,7 @@ def test_an_answer_in_single_bytes_is_as_good(key_file: str) -> None:
 
 
 def _send_and_end(sock: socket.socket, data: bytes) -> None:
-    """All of it and the end in one segment: the worker's epoll tells of both once."""
+    """Send the data and the end of file in one segment, so that the worker gets one event."""
     sock.sendall(data, socket.MSG_MORE)
     sock.shutdown(socket.SHUT_WR)
     sock.recv(4096, socket.MSG_WAITALL)
@@ -243,7 +243,7 @@ def test_half_an_answer_and_the_end_at_once(key_file: str) -> None:
 
 
 def test_an_answer_and_the_last_frame_at_once(key_file: str) -> None:
-    """What comes with the answer is read, although no event tells of it."""
+    """Bytes that come with the answer are read, although no further event comes."""
 
     def act(sock: socket.socket, number: int) -> None:
         opening = impostor.read(sock, PSK_OPENING)

@@ -1,4 +1,4 @@
-"""A process that dies while its run forms, and the one that is started in its place."""
+"""A process that dies while its run forms is replaced by a restarted one."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _start(stack: ExitStack, rank: int, addresses: list[str]) -> RunningRanks:
 
 
 def _joined(daemon: Daemon) -> list[int]:
-    """How many ranks are on each lane, of the run that forms there."""
+    """The number of ranks on each lane that have joined the forming run."""
     reports = [lane["report"] for lane in daemon.stats()["lanes"]]
     return [forming["joined"] for report in reports for forming in report["forming"]]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_started_again_while_the_others_wait_takes_part(rank: int) -> None:
-    """A pod that restarts at start-up: rank 0's next process makes another run id."""
+    """As a pod that restarts at start-up. Rank 0's new process makes another run id."""
     with Reducers(2, lanes=2) as reducers, ExitStack() as stack:
         addresses = reducers.addresses
         waiting = _start(stack, 1 - rank, addresses)

@@ -1,4 +1,4 @@
-"""Small calls without a key: every reducer, and every lane, takes its part of them."""
+"""Small calls without a key are spread evenly over reducers and lanes."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def _assert_even(loads: np.ndarray[Any, Any]) -> None:
 
 @contextmanager
 def _process_groups(groups: Groups) -> Iterator[list[Any]]:
-    """As ``init_process_group("reducer")`` makes them, all ranks in this process."""
+    """Process groups like those of ``init_process_group("reducer")``, all in this process."""
     pytest.importorskip("torch")
     from reducer_client.torch import Options
     from reducer_client.torch.backend.inner_groups import InnerGroups
     from reducer_client.torch.backend.process_group import ReducerProcessGroup
 
-    never: Any = None  # nothing here goes over an inner group
+    never: Any = None  # no call here uses an inner group
     made = [
         ReducerProcessGroup(
             group,
@@ -83,8 +83,8 @@ def test_a_process_group_loads_all_reducers_alike(reducers: Reducers, groups: Gr
     _assert_even(loads)
 
 
-def test_calls_of_a_process_group_in_another_order_are_told(groups: Groups) -> None:
-    """Also of kinds that share their turns, and after many calls; then all go on."""
+def test_calls_in_different_orders_are_a_mismatch(groups: Groups) -> None:
+    """Also for kinds of calls that share keys, and after many calls; the group still works."""
     import torch
 
     def fail(works: list[Any]) -> None:

@@ -25,7 +25,7 @@ NAP = 0.5  # seconds
 def _work(
     rank: int, world: int, addresses: list[str], job: str, options: dict[str, Any], tell: Tell
 ) -> None:
-    """Rank LATE naps before each of NAPS rounds, and then stays away until it is told to come."""
+    """Rank LATE naps before each of NAPS rounds, then is absent until the test sends a word."""
     with join(rank, world, addresses, job, **options) as group:
         values = np.ones(200_000, np.float32)
         for _ in range(NAPS):
@@ -84,7 +84,7 @@ def _table(daemons: list[Daemon]) -> str:
 
 
 def _lateness(metrics: str, job: str) -> dict[int, float]:
-    """By rank, of the lane where it is largest."""
+    """By rank, the largest lateness over the lanes."""
     found: dict[int, float] = {}
     name = "reducer_rank_lateness_seconds_total"
     for line in re.findall(rf"^{name}\{{(.*)\}} (.*)$", metrics, re.M):

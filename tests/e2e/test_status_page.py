@@ -48,7 +48,7 @@ def test_the_slow_rank_is_read_off_the_page() -> None:
         wait_until(lambda: "No job is running" in browser.text("#runs"), 30, "the page is there")
         with at_work(daemon, HOSTILE):
             wait_until(lambda: " late: " in browser.text(".verdict"), 60, "somebody is late")
-            # On a busy machine others may be late, too; it comes first.
+            # On a busy machine other ranks may be late, too; LATE comes first.
             found = re.match(
                 r"Ranks? (\d+).* late: the others .* (\d+) %", browser.text(".verdict")
             )
@@ -69,7 +69,7 @@ def test_the_slow_rank_is_read_off_the_page() -> None:
 
 
 def test_a_clock_that_has_begun_again_does_not_stop_the_page() -> None:
-    """As after a reboot of the reducer's machine, seen from a page that stayed open."""
+    """As in a page that stays open while the reducer's machine reboots."""
     with Daemon() as daemon, looking_at(daemon) as browser:
         wait_until(lambda: browser.text("#state") == "● serving", 30, "the page is there")
         browser.evaluate("before = {...before, clock: 1e12, started: -1}, 0")

@@ -26,7 +26,7 @@ Event = dict[str, Any]
 
 
 def _work(rank: int, world: int, addresses: list[str], job: str, folder: str) -> None:
-    """Two keys, both in flight; rank LATE naps before each round."""
+    """Rounds of two keys in flight; rank LATE naps before each round."""
     with join(rank, world, addresses, job, timeline=folder) as group:
         values = np.ones(300_000, np.float32)
         for _ in range(ROUNDS):
@@ -38,12 +38,12 @@ def _work(rank: int, world: int, addresses: list[str], job: str, folder: str) ->
 
 
 def events_of(path: Path) -> list[Event]:
-    """As any reader of JSON sees them."""
+    """The events of a complete file."""
     return checked(path.read_text())
 
 
 def events_left_of(path: Path) -> list[Event]:
-    """All but the last round: the kernel may have torn the write that its writer was killed in."""
+    """The events without the last round, whose write may be torn by the kill."""
     lines = path.read_text().split("\n")
     last = max(n for n, line in enumerate(lines) if '"ph":"X"' in line and '"args"' in line)
     return checked("\n".join(lines[:last]).removesuffix(",") + "]")
@@ -61,7 +61,7 @@ def checked(text: str) -> list[Event]:
 
 
 def slices(events: list[Event]) -> dict[int, list[tuple[Event, list[Event]]]]:
-    """By track: each round with its phases; AssertionError where slices do not nest."""
+    """By track, each round with its phases; AssertionError if slices do not nest."""
     found: dict[int, list[tuple[Event, list[Event]]]] = {}
     for event in events:
         if event["ph"] != "X":
@@ -94,7 +94,7 @@ def test_every_round_of_ranks_and_lanes(job: str, tmp_path: Path) -> None:
         assert len(rounds) == 2 * ROUNDS
         assert {phase["name"] for _, phases in rounds for phase in phases} <= PHASES
         assert {round_["args"]["bytes"] for round_, _ in rounds} == {1_200_000}
-        # A rank that is not late waits for the one that is.
+        # The other ranks wait for LATE.
         waits = [phase for _, phases in rounds for phase in phases if phase["name"] == "waiting"]
         slow = [phase for phase in waits if phase["dur"] >= 0.5e6 * NAP]
         assert rank == LATE or len(slow) >= ROUNDS

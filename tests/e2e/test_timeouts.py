@@ -1,4 +1,4 @@
-"""Nobody waits for ever: a step ends after its time, and the error names who was absent."""
+"""A step ends after its timeout, and the error names the absent ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reducer_client.config import keep_gloo_on_loopback
 from tests.support.ranks import Tell, join, run_ranks, start_ranks
 
 WORLD = 3
-# Long enough for what DDP does over gloo at its start, on a busy machine.
+# Long enough for DDP's start over gloo on a busy machine.
 STEP = timedelta(seconds=6)
 
 
@@ -46,7 +46,7 @@ def _wait(
 def test_a_wait_that_ends_names_who_is_absent(
     addresses: list[str], job: str, late: list[int], named: str
 ) -> None:
-    """At once, long before the reducers report a stall."""
+    """The error names them at once, long before the reducers report a stall."""
     with start_ranks(WORLD, _wait, addresses, job, late, talk=True) as ranks:
         for rank in {*range(WORLD)} - {*late}:
             text, lost = ranks.receive(rank, 90)
@@ -59,7 +59,7 @@ def test_a_wait_that_ends_names_who_is_absent(
 
 
 def _train(rank: int, world: int, addresses: list[str], job: str, store: str, tell: Tell) -> None:
-    """Rank 2 takes part in three steps, and begins the next one when the others have given up."""
+    """Rank 2 takes part in three steps, and starts the fourth after the others gave up."""
     torch.set_num_threads(1)
     keep_gloo_on_loopback()
     init = f"file://{store}"
@@ -67,7 +67,7 @@ def _train(rank: int, world: int, addresses: list[str], job: str, store: str, te
     model = DistributedDataParallel(nn.Linear(64, 64), **reducer_torch.ddp_options())
     group = join(rank, world, addresses, job)
     state = reducer_torch.attach(model, group)
-    for _ in range(3):  # in the second one DDP itself talks over gloo
+    for _ in range(3):  # in the second step DDP itself uses gloo
         model(torch.ones(4, 64)).sum().backward()
     tell("worked")
     if rank == 2:
@@ -76,7 +76,7 @@ def _train(rank: int, world: int, addresses: list[str], job: str, store: str, te
     with pytest.raises(RuntimeError) as caught:
         model(torch.ones(4, 64)).sum().backward()
     took = time.monotonic() - started
-    # Whoever gives up first tells all others why.
+    # The first rank to give up tells the others the reason.
     text = "key 'ddp0/bucket0', round 3: not finished after 6 s; absent: rank 2"
     assert text in str(caught.value), caught.value
     error = state.last_error
@@ -106,7 +106,7 @@ def test_ddp_heeds_the_timeout_of_its_process_group(
 
 def _timeouts(rank: int, world: int, addresses: list[str], job: str, store: str) -> None:
     with join(rank, world, addresses, job) as group:
-        assert reducer_torch.ReductionState(group).timeout is None  # the 300 s of any other call
+        assert reducer_torch.ReductionState(group).timeout is None  # so the general 300 s apply
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
         default = dist.distributed_c10d.default_pg_timeout.total_seconds()
         assert reducer_torch.ReductionState(group).timeout == default

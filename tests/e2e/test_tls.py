@@ -1,5 +1,4 @@
-"""Groups in mode tls: the same sums and parameters, kills included; and errors that say what is
-wrong with whose certificate."""
+"""Groups in mode tls, and errors that say whose certificate is wrong and how."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from tests.support.ranks import join, run_ranks
 from tests.support.reducers import Reducers
 from tests.support.wait import wait_until
 
-# A refusal that no retry can mend comes at once; a busy machine may take some time.
+# A permanent refusal is raised without retries; a busy machine may take some time.
 AT_ONCE = 5.0
 
 
@@ -49,7 +48,7 @@ def alone(addresses: list[str], job: str = "tls-alone", **options: Any) -> Group
 
 
 def refused(addresses: list[str], **options: Any) -> str:
-    """The text of the AuthenticationError that `connect` raises, at once."""
+    """The text of the AuthenticationError that `connect` raises without retries."""
     start = time.monotonic()
     with pytest.raises(AuthenticationError) as caught:
         alone(addresses, connect_timeout=30, **options)
@@ -162,12 +161,12 @@ def test_a_certificate_for_a_misspelt_place_opens_nothing(
     assert "may join nothing" in text
 
 
-# --- on the way -----------------------------------------------------------------------------
+# --- in transit -----------------------------------------------------------------------------
 
 
 def _relay(sock: socket.socket, port: int, to_lane: bytes, spoil_at: int = -1) -> None:
-    """`to_lane` instead of the preface, then all that comes; the byte `spoil_at` of what the lane
-    says is another one, and nothing follows the piece that it is in."""
+    """Relay a connection, with `to_lane` in place of the preface. Flip a bit of the lane's byte
+    `spoil_at`, and relay nothing after that piece."""
     sock.recv(PREFACE_SIZE, socket.MSG_WAITALL)
     with socket.create_connection(("127.0.0.1", port)) as lane:
         lane.sendall(to_lane)
@@ -192,14 +191,14 @@ def _relay(sock: socket.socket, port: int, to_lane: bytes, spoil_at: int = -1) -
 
 def test_a_preface_that_was_changed_on_the_way(daemon: Daemon, certs: Files) -> None:
     changed = bytearray(pack_preface(0, PrefaceFlag.TLS))
-    changed[5] = 7  # a minor version; the lane takes any
+    changed[5] = 7  # a minor version; lanes accept any
     with Impostor(lambda sock, number: _relay(sock, daemon.port, bytes(changed))) as relay:
         text = refused([relay.address], **certs.arguments)
     assert "different preface" in text
 
 
 def test_a_bit_that_was_changed_on_the_way(daemon: Daemon, certs: Files) -> None:
-    """The record is refused, the connection is made again, and the sum is right."""
+    """The worker refuses the record and reconnects, and the sum is right."""
     preface = pack_preface(0, PrefaceFlag.TLS)
     values = np.arange(1_000_000, dtype=np.float32)
 
@@ -212,7 +211,7 @@ def test_a_bit_that_was_changed_on_the_way(daemon: Daemon, certs: Files) -> None
     ):
         start = time.monotonic()
         assert group.all_reduce(values).wait(60).tobytes() == values.tobytes()
-        assert time.monotonic() - start < AT_ONCE  # and not for want of heartbeats
+        assert time.monotonic() - start < AT_ONCE  # no timeout of heartbeats
         assert group._engine.counters()["reconnects"] == 1
 
 
@@ -242,7 +241,7 @@ def test_another_server(certs: Files, answer: bytes) -> None:
         sock.recv(65_536)
 
     with Impostor(act) as impostor:
-        if answer == b"ORS":  # the beginning of an answer that was cut off: nobody's fault
+        if answer == b"ORS":  # a preface that was cut off
             with pytest.raises(ReducerUnavailableError, match="before the end of the TLS"):
                 alone([impostor.address], connect_timeout=1, **certs.arguments)
         else:

@@ -1,4 +1,4 @@
-"""`reducer top` of real reducers: one picture, and on a terminal until a key is pressed."""
+"""`reducer top` of real reducers: one screen with --once, else until a key is pressed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAP = 0.3  # seconds
 
 
 def test_one_picture_of_a_slow_rank_and_a_reducer_that_is_gone(job: str) -> None:
-    job += "\x1b[31m[red]"  # neither the terminal nor rich obeys a name
+    job += "\x1b[31m[red]"  # names must not control the terminal or rich
     with Daemon() as here:
         with Daemon() as gone:
             addresses = [f"127.0.0.1:{daemon.metrics_port}" for daemon in (here, gone)]
@@ -49,7 +49,7 @@ def test_one_picture_of_a_slow_rank_and_a_reducer_that_is_gone(job: str) -> None
 
 @contextmanager
 def on_a_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """`reducer ...` on a terminal of its own, and our end of that."""
+    """`reducer ...` on its own terminal, with our end of the terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "reducer_tools", *arguments],
@@ -91,7 +91,7 @@ def test_it_runs_until_it_is_told_to_end(
             for _ in range(3):
                 read_until(terminal, "no job is running")
             end(process, terminal)
-            read_until(terminal, "\x1b[?1049l")  # what was on the terminal is back
+            read_until(terminal, "\x1b[?1049l")  # leaves the alternate screen
             assert process.wait(30) == 0
             assert termios.tcgetattr(terminal) == before
 

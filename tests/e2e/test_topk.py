@@ -1,4 +1,4 @@
-"""Top-k with error feedback over real reducers: four processes run all cases in one start."""
+"""Top-k with error feedback over real reducers; four processes run all cases in one start."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Net(nn.Module):
-    """With a branch that one rank's forward pass may leave out."""
+    """A net with a branch that one rank's forward pass may leave out."""
 
     def __init__(self, dtypes: tuple[torch.dtype, ...] = (torch.float32,) * 3) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def _nothing_is_lost(
     accumulate: bool = False,
     **options: Any,
 ) -> str:
-    """What all ranks got and what they keep is what they put in, parameter by parameter."""
+    """Received plus kept gradients equal the ranks' own gradients, for each parameter."""
     model = _make(net, **options)
     state = reducer_torch.attach_topk(model, group, ratio=RATIO)
     put_in = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
@@ -96,7 +96,7 @@ def _nothing_is_lost(
     kept = state.state_dict()["residuals"]
     assert set(kept) == set(put_in)
     entries = sum(p.numel() for p in net.parameters())
-    assert sum(int(k.count_nonzero()) for k in kept.values()) > entries / 4  # most of it waits
+    assert sum(int(k.count_nonzero()) for k in kept.values()) > entries / 4  # most entries are kept
     for name, total in put_in.items():
         sent = total.double() - kept[name].view_as(total)
         dist.all_reduce(sent)
@@ -107,7 +107,7 @@ def _nothing_is_lost(
 
 
 class Vector(nn.Module):
-    """Its gradient is what it is called with."""
+    """A module whose gradient is its input."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def _gradient(model: DistributedDataParallel, x: np.ndarray[Any, Any]) -> np.nda
 def _expected(
     kept: np.ndarray[Any, Any], gradients: np.ndarray[Any, Any], count: int, dtype: type
 ) -> np.ndarray[Any, Any]:
-    """The mean of the ranks' largest entries; ``kept`` (one row a rank) is brought up to date."""
+    """The mean of the ranks' largest entries; updates ``kept``, which has one row a rank."""
     mean = np.zeros(gradients.shape[1], np.float32)
     for row, gradient in zip(kept, gradients, strict=True):
         row += gradient
@@ -187,7 +187,7 @@ def _sparse_gradients_are_refused(group: Group) -> None:
 
 
 def _bytes_are_counted(group: Group) -> dict[str, tuple[int, int]]:
-    """Bytes that travelled, and what the state says of them, for whole gradients and top-k."""
+    """(bytes sent and received, bytes by the state's counter) for whole gradients and for top-k."""
     bytes_moved = {}
     attaches: dict[str, Callable[..., Any]] = {
         "whole": reducer_torch.attach,
@@ -224,7 +224,7 @@ def _train(model: DistributedDataParallel, rank: int, steps: range) -> str:
 
 
 def _resumed(group: Group) -> None:
-    """A checkpoint of model and state goes on as if nothing had been; the model alone does not."""
+    """Training resumes exactly from a checkpoint of model and state, not from the model alone."""
     model = _make(_net())
     state = reducer_torch.attach_topk(model, group, ratio=RATIO, start_iter=2)
     _train(model, group.rank, range(5))
@@ -232,7 +232,7 @@ def _resumed(group: Group) -> None:
     torch.save({"model": model.module.state_dict(), "top-k": state.state_dict()}, file)
     uninterrupted = _train(model, group.rank, range(5, 9))
     file.seek(0)
-    saved = torch.load(file)  # weights alone
+    saved = torch.load(file)  # with torch's default, weights_only=True
     assert saved["top-k"]["iteration"] == 5
     empty = {"iteration": 5, "residuals": {}}
     for state_dict, is_same in ((saved["top-k"], True), (empty, False)):
@@ -246,7 +246,7 @@ def _resumed(group: Group) -> None:
 
 
 def _whole_at_first(group: Group, **options: Any) -> None:
-    """For so many iterations, not buckets."""
+    """`start_iter` counts iterations, not buckets."""
     whole, topk = _make(_net(), **options), _make(_net(), **options)
     reducer_torch.attach(whole, group)
     reducer_torch.attach_topk(topk, group, ratio=RATIO, start_iter=2)
@@ -267,9 +267,9 @@ def _every_case(
         found["float64"] = _nothing_is_lost(group, wide, 1e-5)
         narrow = _net(torch.bfloat16, torch.float16, torch.float32)
         found["16 bits"] = _nothing_is_lost(group, narrow, 0.02)
-        _bit_for_bit(group, "float32", 1000, ratio=0.5)  # ranks send the same entries
-        _bit_for_bit(group, "float32", 200_000)  # where a threshold is looked for
-        _bit_for_bit(group, "float16", 1000, scale=3e4)  # some beyond its range
+        _bit_for_bit(group, "float32", 1000, ratio=0.5)  # ranks choose common entries
+        _bit_for_bit(group, "float32", 200_000)  # large enough for a search by threshold
+        _bit_for_bit(group, "float16", 1000, scale=3e4)  # some values beyond float16's range
         _bad_gradients_reach_all(group)
         _one_entry_always_travels(group)
         _sparse_gradients_are_refused(group)
@@ -337,7 +337,7 @@ def _check(found: list[dict[str, Any]]) -> None:
         for moved, said in result["bytes"].values():
             assert said <= moved <= said * 1.03
         whole, topk = (moved for moved, _ in result["bytes"].values())
-        assert whole > 20 * topk, result["bytes"]  # pairs of three others come back
+        assert whole > 20 * topk, result["bytes"]  # a rank receives the pairs of three others
 
 
 @pytest.mark.parametrize("size", [1, 1000, 1 << 16, 300_001])
@@ -351,7 +351,7 @@ def test_the_largest_entries_are_found(size: int, kind: str) -> None:
         vector = vector.round()
     elif kind == "rising":
         vector = torch.arange(size, dtype=torch.float32)
-    elif kind == "few":  # a sample finds hardly any of them
+    elif kind == "few":  # a sample finds hardly any nonzero entry
         vector = torch.zeros(size)
         vector[: 1 + size // 50] = 1.0
     elif kind == "nan":

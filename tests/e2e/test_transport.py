@@ -1,4 +1,4 @@
-"""What carries the bytes: Unix sockets to reducers on this machine, TCP to all others."""
+"""Transports: Unix sockets to reducers on this machine, TCP to all others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 def carried(group: Group) -> tuple[int, int]:
-    """(connections, those over Unix sockets), after a sum that is right."""
+    """(number of connections, number over Unix sockets), after a right sum."""
     values = np.arange(300_000, dtype=np.float32)
     np.testing.assert_array_equal(group.all_reduce(values).wait(30), values * group.world_size)
     stats = group.stats()
@@ -42,7 +42,7 @@ def carried_alone(addresses: list[str], **options: Any) -> tuple[int, int]:
 
 
 def local_names() -> set[str]:
-    """Abstract Unix sockets that are listened on."""
+    """The names of listening abstract Unix sockets."""
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]
     words = [line.split(maxsplit=7) for line in lines]
     listening = "00010000"  # __SO_ACCEPTCON in the column of flags
@@ -97,7 +97,7 @@ def test_reducers_on_one_port_of_two_addresses_are_two_reducers() -> None:
         with Daemon("--host", "127.0.0.2", "--port", port) as second:
             assert carried_alone([f"127.0.0.1:{port}", f"127.0.0.2:{port}"]) == (2, 2)
             assert [daemon.stats()["accepted"] for daemon in (first, second)] == [1, 1]
-            # The address of neither, which TCP could not reach either.
+            # Neither reducer listens on this address over TCP.
             assert f"@open-reduction-server/127.0.0.3:{port}" not in local_names()
 
 
@@ -114,7 +114,7 @@ sys.stdin.read()
 
 @contextmanager
 def squatted(name: str, uid: int) -> Iterator[None]:
-    """Another process, of that user, listens on an abstract name and never answers."""
+    """A process of another user listens on an abstract name and never answers."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", _SQUAT, name, str(uid)],
         stdin=subprocess.PIPE,
@@ -128,7 +128,7 @@ def squatted(name: str, uid: int) -> Iterator[None]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
 def test_another_users_socket_under_our_name_is_not_trusted() -> None:
-    with Daemon() as daemon:  # its port is free again below
+    with Daemon() as daemon:  # leaves its port free
         port = daemon.port
     with (
         squatted(f"open-reduction-server/127.0.0.1:{port}", OTHER_UID),
@@ -139,7 +139,7 @@ def test_another_users_socket_under_our_name_is_not_trusted() -> None:
 
 
 def test_a_worker_takes_no_descriptor_from_who_sits_on_the_name() -> None:
-    """Its close may wait for as long as the other likes, and the worker's engine with it."""
+    """close() of a received descriptor may block, and would block the worker's engine."""
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as local:
         if not refuse_descriptors(local):
             pytest.skip("Linux before 6.16 takes descriptors from anybody")
@@ -179,7 +179,7 @@ def test_a_killed_worker_is_named_over_either(addresses: list[str], transport: s
     for outcome in outcomes:
         assert isinstance(outcome.error, PeerLostError), outcome
         assert outcome.error.rank == 1
-    assert took < 5  # far less than the silence that a connection without a close would need
+    assert took < 5  # less than the timeout of silence
 
 
 def test_ranks_may_be_mixed(addresses: list[str]) -> None:
@@ -197,7 +197,7 @@ def test_strangers_on_the_local_socket_are_named_and_cut_off() -> None:
     with Daemon() as daemon:
         with connect_locally(daemon.address) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            with pytest.raises(ConnectionResetError):  # closed with bytes of ours unread
+            with pytest.raises(ConnectionResetError):  # our bytes were unread
                 sock.recv(1)
         who = f"refused local process {os.getpid()} (uid {os.geteuid()}) (garbage): this is HTTP"
         wait_until(lambda: who in daemon.log, 5, "the refusal is logged")
@@ -227,7 +227,7 @@ def test_the_congestion_control_is_that_of_every_connection(
 
 
 def own_congestion_controls(ports: set[int]) -> list[str]:
-    """As the kernel says of each TCP socket of this process that is connected to a port."""
+    """The congestion control of each TCP socket of this process connected to one of the ports."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         if not entry.is_socket():

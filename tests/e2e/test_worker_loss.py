@@ -1,4 +1,4 @@
-"""A worker is killed in the middle of a DDP training: who hears of it, when, and what is left."""
+"""A worker is killed during a DDP training: survivors get an error in time, nothing is left."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.support.wait import AT_ONCE, LOST_SECONDS, wait_until
 
 WORLD = 3
 VICTIM = 1
-# The promise is 5 s until the process has ended, on a quiet machine. Most of that is the end of
-# Python with torch, which is busy for a second or more, here in several processes at once.
+# The promise is 5 s until the process has ended, on a quiet machine. Most of it is the exit of
+# Python with torch, which takes a second or more, here in several processes at once.
 LEFT_SECONDS = 5.0 + AT_ONCE
 ENDED_SECONDS = LEFT_SECONDS + 2 * AT_ONCE
 
@@ -42,7 +42,7 @@ class Ended(NamedTuple):
 
 @contextmanager
 def _training(daemon: Daemon, job: str, store: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """WORLD processes that train; none is left behind."""
+    """WORLD processes that train; they are killed at the end."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.support.ddp_worker", str(rank), str(WORLD),
@@ -103,7 +103,7 @@ def test_a_killed_ddp_worker_ends_all_others_by_name(job: str, tmp_path: Path) -
 
 
 def _nothing_is_left(daemon: Daemon) -> None:
-    """No job, no byte of its memory, no connection."""
+    """Wait until the daemon has no job, no memory of a job and no connection."""
 
     def empty() -> bool:
         lanes = daemon.stats()["lanes"]
@@ -133,7 +133,7 @@ def _reduce_once(rank: int, world: int, addresses: list[str], job: str) -> float
 
 
 def test_after_a_kill_the_same_job_starts_anew_at_once(job: str) -> None:
-    """Another run of the name, also while the lanes still hold the memory of the old one."""
+    """The new run may start while the lanes still hold the memory of the old run."""
     with Daemon(lanes=2) as daemon:
         arguments = ([daemon.address], job)
         with start_ranks(WORLD, _reduce_until_lost, *arguments, talk=True) as ranks:

@@ -1,4 +1,4 @@
-"""Tests of the NCCL plugin skip, with the reason, where it was not built."""
+"""Skips the tests of the NCCL plugin if the plugin was not built."""
 
 from __future__ import annotations
 

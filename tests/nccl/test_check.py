@@ -1,4 +1,4 @@
-"""`reducer nccl check`: real reducers, the real plugin, every fault that makes NCCL fall back."""
+"""`reducer nccl check` with real reducers and plugin: each fault that makes NCCL fall back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _metrics(reducers: Reducers, *indices: int) -> str:
 
 
 def _environment(reducers: Reducers, **settings: str) -> dict[str, str]:
-    """That of a job that works; an empty value unsets."""
+    """The environment of a working job with changes; an empty value unsets a variable."""
     working = {
         "LD_LIBRARY_PATH": str(NCCL_PLUGIN.parent),
         "NCCL_NET_PLUGIN": "reducer",
@@ -57,7 +57,7 @@ def _environment(reducers: Reducers, **settings: str) -> dict[str, str]:
 def _check(
     env: dict[str, str], *arguments: str, version: tuple[str, ...] = VERSION
 ) -> tuple[int, dict[str, Any]]:
-    """Exit status and JSON."""
+    """The exit status and the JSON output."""
     size = ("--bytes", str(SIZE))
     done = run_cli("nccl", "check", "--json", *version, *size, *arguments, env=env)
     assert done.stdout, done.stderr
@@ -74,7 +74,7 @@ def _row(found: dict[str, Any], check: str, state: str = "FAILED") -> dict[str, 
     return row
 
 
-# --- it works -----------------------------------------------------------------------------------
+# --- success ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("version", "table"), [("2.18.3", 6), ("2.32.3", 12)])
@@ -90,7 +90,7 @@ def test_bytes_that_the_reducers_have_counted_are_the_proof(
     }  # fmt: skip
     assert str(NCCL_PLUGIN) in _row(found, "library", "ok")["result"]
     assert f"ncclCollNet v{table}" in _row(found, "tables", "ok")["result"]
-    # 1 MiB of float32 and as many bfloat16 from each of 3 ranks
+    # 1 MiB of float32 and as many elements of bfloat16 from each of 3 ranks
     assert "received 4.72 MB and sent 4.72 MB" in _row(found, "bytes", "ok")["result"]
     assert "sums over 2 reducers" in found["lines"][-1]["text"]
 
@@ -109,7 +109,7 @@ def test_the_table_for_people_is_aligned(reducers: Reducers, tmp_path: Path) -> 
     assert done.stdout.endswith("\nBytes went through the reducers.\n")
 
 
-# --- it does not, and says why ------------------------------------------------------------------
+# --- failures with a reason ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

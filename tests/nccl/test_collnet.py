@@ -1,4 +1,4 @@
-"""The CollNet half of the NCCL plugin by NCCL's own calls, over real reducers: what it computes."""
+"""What the CollNet half of the NCCL plugin computes over real reducers, called as NCCL calls it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.reducers import Reducers
 
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[list[str]]:
-    """Those of two reducers. Each communicator is a run of its own there."""
+    """The addresses of two reducers, where each communicator is a run of its own."""
     with Reducers(2) as reducers:
         yield reducers.addresses
 
@@ -119,7 +119,7 @@ def test_garbage_in_a_tail_harms_nothing_else(addresses: list[str]) -> None:
     run(2, addresses, _garbage)
 
 
-# --- many at once -------------------------------------------------------------------------------
+# --- concurrency --------------------------------------------------------------------------------
 
 
 def _many(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> int:
@@ -148,7 +148,7 @@ def test_64_requests_are_in_flight_and_tested_in_any_order(addresses: list[str])
 
 
 def _windows(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> None:
-    per_rank, step = 3_000, 4_096  # bytes of a rank; of a window
+    per_rank, step = 3_000, 4_096  # bytes per rank, bytes per window
     row = np.concatenate([sample(np.dtype(np.int32), 750, ("row", r)) for r in range(world)])
     given = [sample(np.dtype(np.float32), 750 * world, ("sum", r)) for r in range(world)]
     total = expected("sum", given)

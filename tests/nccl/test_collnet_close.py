@@ -1,4 +1,4 @@
-"""CollNet's close with requests in flight: it returns, and from then on no memory is touched."""
+"""CollNet's close with requests in flight returns; afterwards the plugin touches no buffer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COUNT = 300_001
 def _closes(
     rank: int, world: int, addresses: list[str], waits: list[bool], tell: Tell
 ) -> list[tuple[list[int], float]]:
-    """For each communicator the results of the requests, and how long closing took."""
+    """For each communicator: the results of its requests, and the duration of its close."""
     enter(addresses, REDUCER_WAIT="1", REDUCER_CONNECT_TIMEOUT="20")
     coll = CollNet(NCCL_PLUGIN, 12)
     coll.init()
@@ -51,7 +51,7 @@ def _close(
             for value in (rank + 1, -1)
         )
         tell("ready")
-        tell.hear()  # nothing comes from the reducers any more
+        tell.hear()  # from now on nothing comes from the reducers
         requests = [
             coll.all_reduce(comm, send.array, receive.array, "float32", "sum")
             for send, receive in zip(sends, receives, strict=True)
@@ -67,7 +67,7 @@ def _close(
             send.forbid()
         before = [receive.array.tobytes() for receive in receives]
         tell("closed")
-        tell.hear()  # all that was held back has come
+        tell.hear()  # all bytes that were held back have come
         assert [receive.array.tobytes() for receive in receives] == before
         assert (scattered == -1).all()
     return results, took
@@ -80,7 +80,7 @@ def _result(coll: CollNet, request: Any) -> int:
 
 
 def test_a_closed_communicator_touches_no_memory() -> None:
-    """At once, or after the errors that a reducer which is silent or talks nonsense leads to."""
+    """Closed with requests in flight, or after a silent or garbled reducer failed them."""
     nonsense = Switch()
     with ExitStack() as stack:
         reducers = stack.enter_context(Reducers(1, "--max-runs", "64"))
@@ -108,4 +108,4 @@ def test_a_closed_communicator_touches_no_memory() -> None:
         for (waits, *_), (results, took) in zip(steps, of_rank, strict=True):
             assert len(results) == (IN_FLIGHT + 1) * waits
             assert not {*results} - {layouts.REMOTE_ERROR, layouts.INTERNAL_ERROR}
-            assert took < 10  # the promise is some seconds
+            assert took < 10  # the promise is a few seconds

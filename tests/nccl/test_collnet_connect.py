@@ -1,4 +1,4 @@
-"""CollNet's connect where the reducers cannot be used: an error on all ranks alike, and in time."""
+"""CollNet's connect with unusable reducers: the same error on all ranks, and in time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Failure = tuple[int, float, str]
 
 
 def _tries(rank: int, world: int, addresses: list[str], failures: int, tell: Tell) -> list[Failure]:
-    """Result, seconds and last line of each connect that fails; then one must not."""
+    """(result, seconds, last log line) of each failed connect; one more connect must succeed."""
     enter(addresses, REDUCER_CONNECT_TIMEOUT=str(TIMEOUT))
     coll = CollNet(NCCL_PLUGIN, 12)
     coll.init()
@@ -77,7 +77,7 @@ def test_no_rank_gets_in_where_one_cannot_and_all_do_later() -> None:
             for rank in range(WORLD):
                 ranks.send(rank, handles)
             for rank in range(WORLD):
-                ranks.wait(rank)  # it listens anew, so this connect has failed
+                ranks.wait(rank)  # the rank listens again, so this connect has failed
             undo()
         exchange(ranks, WORLD)
         failures = values(ranks.collect(60))

@@ -1,4 +1,4 @@
-"""CollNet while reducers die, stand still, fall silent or talk nonsense: the same bits."""
+"""CollNet gives the same bits while reducers die, hang, fall silent or send garbage."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.reducers import Reducers
 
 TYPES = {dtype.name: dtype for dtype in DTYPES}
 IN_FLIGHT = 6
-HARMED_AT = 1  # the turn whose requests are in flight then
+HARMED_AT = 1  # the turn whose requests are in flight when the harm is done
 
 
 def _digests(
     coll: CollNet, comm: Any, rank: int, world: int, tell: Tell, phases: int, types: list[str]
 ) -> list[str]:
-    """What the same turns gave in each phase; in each the parent may do harm, between two turns'
-    submission and results."""
+    """The digest of the same turns in each phase. In each phase the parent may do harm while the
+    requests of one turn are in flight."""
     return [_digest(coll, comm, rank, tell, types) for _ in range(phases)]
 
 
@@ -49,7 +49,7 @@ def _digest(coll: CollNet, comm: Any, rank: int, tell: Tell, types: list[str]) -
 
 
 def _phase(ranks: RunningRanks, world: int, harm: Callable[[], object]) -> None:
-    """Up to the moment of harm, and the harm."""
+    """Let a phase run until its requests are in flight, then do the harm."""
     for rank in range(world):
         ranks.receive(rank, 60)
     harm()
@@ -64,7 +64,7 @@ def _alike(ranks: RunningRanks, phases: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_killed_and_stopped_reducers_change_no_bit(world: int) -> None:
-    """Another one each time; of three one is always left that was not harmed."""
+    """Each phase harms another reducer; the third one stays unharmed."""
     types = ["float32", "bfloat16", "float16", "int32", "float8_e4m3fn"]
     with (
         Reducers(3) as reducers,

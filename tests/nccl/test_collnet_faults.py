@@ -23,7 +23,7 @@ from tests.support.wait import wait_until
 
 
 def _on_and_on(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> tuple[int, float]:
-    """Sums until the parent says enough; how many, and the longest call."""
+    """Sum until the parent says stop; returns the number of turns and the longest call."""
     send, receive = np.full(262_144, rank + 1, np.float32), np.empty(262_144, np.float32)
     longest, turns = 0.0, 0
     while True:
@@ -68,7 +68,7 @@ def _until_error(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) ->
             request = coll.all_reduce(comm, send, receive, "float32", "sum")
             assert request is not None
             coll.wait(request)
-            assert (receive == world).all()  # never done without the sum
+            assert (receive == world).all()  # a request that is done has the sum
             receive[:] = 0
         except NcclError as error:
             text = "\n".join(text for level, text in coll.lines if level == "WARN")
@@ -131,7 +131,7 @@ def _closes_early(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -
 
 
 def _and_then_no_more(rank: int, world: int, addresses: list[str], tell: Tell) -> float:
-    """As `run_rank`, but nobody closes twice."""
+    """Like `run_rank`, but `_closes_early` closes the communicator."""
     enter(addresses)
     coll = CollNet(NCCL_PLUGIN, 12)
     coll.init()
@@ -152,7 +152,7 @@ def test_a_communicator_closes_with_requests_in_flight() -> None:
 def _against_a_stopped_reducer(
     coll: CollNet, comm: Any, rank: int, world: int, tell: Tell
 ) -> float:
-    """The longest call while nothing answers; the results are right once it does again."""
+    """The longest call while the reducer is stopped; its results are right afterwards."""
     sends = [np.full(500_000, rank + n, np.float32) for n in range(8)]
     receives = [np.empty_like(send) for send in sends]
     tell("ready")

@@ -1,4 +1,4 @@
-"""What the tests on GPUs stand on and what needs no GPU: settings, counters, and the proof."""
+"""The parts of tests.support.gpu_job that need no GPU: settings, counters and the proof."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_algorithm_is_named_as_the_version_of_nccl_wants_it() -> None:
     assert "NCCL_ALGO" not in found and found["REDUCER_MIN_BYTES"] == "7"
 
 
-def test_bytes_through_the_reducers_are_proof_with_the_log_alone() -> None:
+def test_bytes_through_the_reducers_prove_nothing_without_the_log() -> None:
     _GOOD.assert_through_reducers()
     for bad, why in (
         (replace(_GOOD, came=9), "9 bytes came"),
@@ -69,7 +69,7 @@ def test_the_counters_are_read_while_the_ranks_are_there(tmp_path: Path) -> None
     with Reducers(2) as reducers:
         with start(2, reducers.addresses, _one_sum) as ranks:
             ended = gpu_job.end(ranks, 2, reducers, job)
-        assert reducers.bytes_in() == 0  # of jobs that are gone
+        assert reducers.bytes_in() == 0  # the job is gone
     ended.assert_through_reducers()
     assert ended.came == ended.contributed == 2 * 4 * 300_000
 

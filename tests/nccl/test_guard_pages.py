@@ -1,4 +1,4 @@
-"""The NCCL plugin with buffers that lie right beside pages which nobody may touch."""
+"""The NCCL plugin with buffers right beside guard pages, which fault on any access."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.support.ranks import Tell
 from tests.support.reducers import Reducers
 
 Array = npt.NDArray[Any]
-COUNTS = (1, 3, 4097, 65_537)  # elements: within a page, just over one, just over some chunks
+COUNTS = (1, 3, 4097, 65_537)  # elements: less than a page; just over a page, over chunks
 TYPES = ("uint8", "float16", "float32", "int64")
 
 
 @contextmanager
 def _given(values: Array, at_end: bool) -> Iterator[Array]:
-    """To be read only."""
+    """A read-only copy beside a guard page."""
     with Fenced(values, at_end=at_end) as fenced:
         fenced.forbid_writing()
         yield fenced.array
@@ -81,7 +81,7 @@ def _reduce_scatter(coll: CollNet, comm: Any, rank: int, world: int, at_end: boo
 
 
 def _messages(net: Net) -> None:
-    """Both ends of one connection, in turns."""
+    """Send messages over one connection; both ends are polled in turn."""
     handle, listen = net.listen()
     out = net.connect(handle)
     into = net.accept(listen)

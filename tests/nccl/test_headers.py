@@ -1,7 +1,7 @@
-"""Our two restatements of NCCL's tables beside NVIDIA's own nccl_net.h (`make test-nccl`).
+"""Compares our two declarations of NCCL's tables with NVIDIA's nccl_net.h (`make test-nccl`).
 
-Each side is compiled apart and prints, member by member, where it is and the sizes of what it
-gives and takes. NVIDIA's header comes from the wheels; that of tables 9 and later is in none.
+One program per declaration prints, for each member, its offset and the sizes of its result and
+arguments. NVIDIA's header comes from the wheels; no wheel has the header of tables 9 and later.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ int main() {{
 {rows}
 }}
 """
-# As much of what NVIDIA's header includes and the wheels lack as it needs to be compiled.
+# Stubs for the headers that NVIDIA's header includes and that the wheels lack.
 _STUBS = {
     "cuda_runtime.h": "typedef struct Stream* cudaStream_t; typedef struct Event* cudaEvent_t;",
     "cuda_fp16.h": "",
@@ -61,13 +61,13 @@ _STUBS = {
     """,
 }
 _THEIRS = ("ncclNetProperties", "ncclNet", "ncclCollNet", "ncclNetSGE")
-# By version: a wheel with NVIDIA's header, and abi.h's names for those structs that it has.
+# By table version: a wheel with NVIDIA's header, and abi.h's names of the structs in the header.
 _TABLES = {
     6: ("2.18.3", "PropertiesV6", "NetV6", "CollNetV6<PropertiesV6>"),
     7: ("2.19.3", "PropertiesV7", "NetV7<PropertiesV7, int>", "CollNetV6<PropertiesV7>"),
     8: ("2.23.4", "PropertiesV8", "NetV7<PropertiesV8, size_t>", "CollNetV8", "Sge<uint32_t>"),
 }
-# What abi.h calls otherwise, beside its own way to write names.
+# Members that have another name in abi.h, apart from the spelling.
 _OTHERWISE = {
     "maxRecvs": "max_receives",
     "netDeviceType": "device_type",
@@ -88,7 +88,7 @@ _OF_NETS = {
     "NCCL_NET_HANDLE_MAXSIZE": "kHandleBytes",
 }
 
-# Of members by NVIDIA's names: "offset size", the size of a function being "result(arguments)".
+# By NVIDIA's name of a member: "offset size"; the size of a function is "result(arguments)".
 Shapes = dict[str, str]
 
 
@@ -97,7 +97,7 @@ def _snake(name: str) -> str:
 
 
 def _structs(version: int) -> dict[str, type[ctypes.Structure]]:
-    """Our restatement in Python, by NVIDIA's names of the structs."""
+    """Our declarations in Python, by NVIDIA's names of the structs."""
     made = (
         layouts.properties(version),
         layouts.net_table(version),
@@ -108,7 +108,7 @@ def _structs(version: int) -> dict[str, type[ctypes.Structure]]:
 
 
 def _in_python(structs: dict[str, type[ctypes.Structure]]) -> Shapes:
-    """What Python never calls is a mere pointer there, and has no size here."""
+    """Python declares functions that it never calls as plain pointers: they have no size here."""
     found = {}
     for struct, layout in structs.items():
         found[struct] = str(ctypes.sizeof(layout))
@@ -126,7 +126,8 @@ def _size(type_: Any) -> str:
 
 
 def _rows(types: dict[str, str], members: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """``types``: this side's by NVIDIA's names; ``members``: struct, NVIDIA's name, this side's."""
+    """Statements that print layouts. ``types``: the type for each of NVIDIA's struct names;
+    ``members``: (struct, NVIDIA's name, name in the type)."""
     yield from (f"using {struct}_ = {type_};" for struct, type_ in types.items())
     yield from (f'std::printf("{struct}: %zu\\n", sizeof({struct}_));' for struct in types)
     yield from (
@@ -136,7 +137,7 @@ def _rows(types: dict[str, str], members: Iterable[tuple[str, str, str]]) -> Ite
 
 
 def _printed(header: Path, folder: Path, rows: Iterable[str]) -> Shapes:
-    """What a program prints that includes the header and has these statements."""
+    """The output of a program that includes the header and runs these statements."""
     for name, text in _STUBS.items():
         (folder / name).write_text(text)
     source, program = folder / f"{header.stem}.cc", folder / header.stem
@@ -177,7 +178,7 @@ def test_both_restatements_are_laid_out_as_nvidias_header(version: int, tmp_path
 
 
 def _number_rows(names: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """NVIDIA's name and this side's, of a number."""
+    """Statements that print numbers, given as (NVIDIA's name, our name)."""
     for theirs, ours in names:
         yield f'std::printf("{theirs}: %d\\n", static_cast<int>({ours}));'
 

@@ -1,4 +1,4 @@
-"""What libnccl-net-reducer.so shows to the process that loads it, and what it takes from it."""
+"""The symbols that libnccl-net-reducer.so exports and needs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Version = tuple[int, ...]
 
 # The newest function of glibc that the engine calls is getrandom.
 OWN_FLOOR: Version = (2, 25)
-# What the compiler and glibc's headers of the machine that builds bring of later versions: glibc
-# has moved functions of pthread and stat from one version to another, and the libraries of the
-# compiler take what its glibc has.
+# Symbols of later versions that come from the build machine's compiler and glibc headers: glibc has
+# given functions of pthread and stat new versions, and the compiler's libraries use what its glibc
+# has.
 OF_THE_BUILD = re.compile(
     r"pthread_\w+|__pthread_\w+|[fl]?stat(64)?|dl\w+|sem_\w+|__libc_single_threaded"
     r"|_dl_find_object|__isoc23_\w+"
@@ -30,7 +30,7 @@ def _output(*command: str) -> str:
 
 
 def _needs() -> dict[str, Version]:
-    """The symbols that it takes from glibc, and since when glibc has them in this version."""
+    """The glibc symbols that the plugin needs, with their versions."""
     found = re.findall(
         r"(\w+)@+GLIBC_([\d.]+)", _output("readelf", "-W", "--dyn-syms", str(NCCL_PLUGIN))
     )

@@ -1,4 +1,4 @@
-"""What is read out of NCCL's log, on lines as its versions write them."""
+"""Parsing of NCCL's log, with lines as its versions write them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Calls on a communicator that NCCL would not make: an error with a reason, and no harm is done.
+"""Calls on a communicator that NCCL would not make fail with a reason and do no harm.
 
-Those that need no communicator are in nccl_plugin/tests/misuse.cpp.
+Calls that need no communicator are in nccl_plugin/tests/misuse.cpp.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _refusals(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> No
         )
     if coll.version >= 8:
         _windows(coll, comm, at)
-    for _ in range(2 * 64):  # a request that was refused is free again
+    for _ in range(2 * 64):  # refused calls must leave no request in use
         _sums(coll, comm, world)
 
 
@@ -80,7 +80,7 @@ def test_sizes_that_cannot_be_are_refused(version: int) -> None:
 
 
 def _listens_once(rank: int, world: int, addresses: list[str], tell: Tell) -> None:
-    """Connects with the handles of one listen: again once all have closed, then twice at once."""
+    """Connect repeatedly with one listener: after all have closed, then twice at the same time."""
     enter(addresses, REDUCER_CONNECT_TIMEOUT="3")
     coll = CollNet(NCCL_PLUGIN, 12)
     coll.init()

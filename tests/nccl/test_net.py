@@ -1,6 +1,6 @@
-"""The point-to-point half of the NCCL plugin by NCCL's own calls: every table, between processes.
+"""The point-to-point half of the NCCL plugin between processes, through each of its tables.
 
-What goes on below the tables is tested in nccl_plugin/tests/net_*.cpp.
+nccl_plugin/tests/net_*.cpp test the transport below the tables.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _ring(rank: int, world: int, version: int, tell: Tell) -> list[tuple[int, in
         receiving, sending = net.receive(into, room), net.send(out, given)
         assert receiving is not None and sending is not None
         sent = received = None
-        while sent is None or received is None:  # in turns, as NCCL does: each moves its own bytes
+        while sent is None or received is None:  # in turn, as NCCL does: test() moves bytes
             sent = net.test(sending) if sent is None else sent
             received = net.test(receiving) if received is None else received
         got.append((sent, received))

@@ -1,8 +1,8 @@
 """Real NCCL finds the plugin and its tables, as far as it goes without a GPU (`make test-nccl`).
 
-NCCL 2.18 to 2.21 load the net plugin in ncclGetUniqueId. Later ones do it only with a GPU, and the
-tuner is looked for there in all: of these the names that are in the library are compared with what
-`reducer_tools.nccl.versions` says of them.
+NCCL 2.18 to 2.21 load the net plugin in ncclGetUniqueId. Later versions need a GPU for this, and
+all versions need a GPU to load the tuner. Without a GPU, the tests compare the table names in the
+library with `reducer_tools.nccl.versions`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _library(version: str) -> Path:
 
 
 class Probe:
-    """tests.support.nccl_probe with one libnccl: what it said, NCCL's log, the dynamic linker's."""
+    """The output of tests.support.nccl_probe for one libnccl, with NCCL's and the linker's logs."""
 
     def __init__(self, version: str, plugins: Path, name: str, scratch: Path) -> None:
         log = scratch / "nccl.log"
@@ -92,7 +92,7 @@ def test_a_name_that_no_library_has_is_reported(version: str, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a libnccl-net-half.so that has CollNet's tables alone."""
+    """A folder with a libnccl-net-half.so that has only CollNet's tables."""
     tables = (f"char ncclCollNetPlugin_v{v}[256] = {{1}};" for v in range(4, 13))
     folder = tmp_path_factory.mktemp("half")
     return compile_library(folder / "libnccl-net-half.so", "\n".join(tables)).parent
@@ -126,7 +126,7 @@ def test_nccl_knows_the_tables_that_we_say_it_knows(version: str) -> None:
 @pytest.mark.parametrize("version", nccl_wheels.LATER)
 def test_later_versions_look_for_the_plugin_with_a_gpu(version: str, tmp_path: Path) -> None:
     probe = Probe(version, NCCL_PLUGIN.parent, "reducer", tmp_path)
-    if probe.said["join"] == libnccl.UNHANDLED_CUDA_ERROR:  # there is no GPU
+    if probe.said["join"] == libnccl.UNHANDLED_CUDA_ERROR:  # no GPU
         assert probe.asked == {}
     else:
         newest = tables(parse_version(version))[0]

@@ -1,4 +1,4 @@
-"""One set of inputs through a Python job and through a job of the NCCL plugin: the same bits."""
+"""A Python job and a job of the NCCL plugin give the same bits for the same inputs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.ranks import Tell, join
 from tests.support.reducers import Reducers
 
 NUMPY = {dtype.name: dtype for dtype in DTYPES}
-# Sign, exponent and mantissa bits of what has no own type in NumPy, and of what has.
+# Exponent and mantissa bits.
 LAYOUTS = {"float16": (5, 10), "float32": (8, 23), "float64": (11, 52), "bfloat16": (8, 7)}
-ORDINARY = 70_001  # more than one chunk of each type but those of one byte
+ORDINARY = 70_001  # more than one chunk of each type of two bytes or more
 
 
 def _specials(dtype: np.dtype[Any]) -> Array:
-    """Of both signs: zeros, the denormals' ends, the normals' ends, Inf, NaNs quiet and signalling
-    with payloads at both ends; for a type of one byte all that there are, for integers the ends."""
+    """Both signs of zero, the smallest and largest denormal and normal numbers, Inf, and quiet and
+    signalling NaNs with extreme payloads; extremes for integers; all values of one-byte types."""
     unsigned = np.dtype(f"uint{8 * dtype.itemsize}")
     if dtype.itemsize == 1:
         return np.arange(256, dtype=np.uint8).view(dtype)
@@ -44,8 +44,8 @@ def _specials(dtype: np.dtype[Any]) -> Array:
 
 
 def _inputs(type_: str, rank: int) -> Array:
-    """Every pair of special values meets in ranks 0 and 1, and each with others in rank 2; then
-    values of every bit pattern; then ordinary ones."""
+    """Every pair of special values meets in ranks 0 and 1, with other ones in rank 2; then follow
+    random bits and ordinary values."""
     dtype = NUMPY[type_]
     special = _specials(dtype)
     turns = (np.repeat(special, special.size), np.tile(special, special.size))
@@ -84,7 +84,7 @@ def _by_python(group: Group, given: Array, op: str) -> bytes:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_plugin_and_python_give_the_same_bits(world: int) -> None:
-    """And NumPy's in rank order: all twelve types, all four operations, every special value."""
+    """Also the bits of NumPy in rank order, for all types, operations and special values."""
     with Reducers(2) as reducers:
         compared = run(world, reducers.addresses, _both_ways, reducers.addresses)
     assert compared == [len(TYPES) * len(OPS)] * world

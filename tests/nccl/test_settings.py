@@ -1,4 +1,4 @@
-"""Whether the NCCL plugin is wanted, and what it reads from the environment."""
+"""When the NCCL plugin is active, and what it reads from the environment."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _interfaces(rank: int, world: int, wish: str) -> set[str]:
 
 
 def test_interfaces_are_chosen_as_nccl_chooses_them() -> None:
-    """By their beginnings, by whole names behind "=", all others behind "^"."""
+    """By prefix; by whole name after "="; excluded after "^"."""
     wishes = ("lo", "l", "=lo", "nosuch,lo", "^nosuch", "^=l")
     found = {}
     for wish in wishes:

@@ -1,4 +1,4 @@
-"""The tuner of the NCCL plugin, by NCCL's own calls: which way an all-reduce takes."""
+"""The tuner of the NCCL plugin, which chooses the algorithm of an all-reduce."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _table(version: int) -> Any:
 
 
 class _Tuner:
-    """One communicator's tuner of one version."""
+    """The tuner of one communicator, through one version of the table."""
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -61,7 +61,7 @@ class _Tuner:
         assert self._table.init(*arguments) == 0
 
     def costs(self, function: int, size: int, chain: float = 5.0) -> list[float]:
-        """The costs of Simple by algorithm, after the tuner (versions 3 and later)."""
+        """The costs of Simple by algorithm, as the tuner sets them (version 3 and later)."""
         table = (c_float * (ALGORITHMS * PROTOCOLS))(*([5.0] * ALGORITHMS * PROTOCOLS))
         table[CHAIN * PROTOCOLS + SIMPLE] = chain
         registered = [0] if self.version >= 4 else []
@@ -75,7 +75,7 @@ class _Tuner:
         return [table[algorithm * PROTOCOLS + SIMPLE] for algorithm in range(ALGORITHMS)]
 
     def choice(self, function: int, size: int, coll_net: int = 1) -> tuple[int, int]:
-        """Algorithm and protocol, -1 where the tuner has no say (versions 1 and 2)."""
+        """(algorithm, protocol); -1 if the tuner leaves the choice to NCCL (versions 1 and 2)."""
         algorithm, protocol = c_int(-1), c_int(-1)
         context = [self._context] if self.version >= 2 else []
         result = self._table.getCollInfo(

@@ -1,4 +1,4 @@
-"""What the NCCL plugin says to reducers, byte for byte, as Python's decoder reads it."""
+"""The bytes that the NCCL plugin sends to reducers, read by Python's decoder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNT = 50_001  # float32: four chunks of 64 KiB, the last one short
 
 
 class Recorder:
-    """A plan that keeps what workers say, by reducer and link."""
+    """A plan that records the bytes from workers, by reducer and link."""
 
     def __init__(self) -> None:
         self.said: dict[tuple[int, int], bytearray] = defaultdict(bytearray)
@@ -54,7 +54,7 @@ def _one_of_each(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) ->
 
 
 def _frames(said: bytes) -> list[Frame]:
-    """All frames of a link; their headers are what Python would write, too."""
+    """All frames of a link; asserts that Python encodes them to the same bytes."""
     assert said[:PREFACE_SIZE] == pack_preface(0)
     decoder = Decoder(crc32c, lambda header: memoryview(bytearray(header.length + HEADER_SIZE)))
     frames = decoder.feed(said[PREFACE_SIZE:])
@@ -68,7 +68,7 @@ def _of_kind(frames: list[Frame], kind: MessageKind) -> list[Frame]:
 
 
 def _hello(frames: list[Frame]) -> messages.Hello:
-    """It is the first frame, and the only one of its kind."""
+    """The HELLO, which must be the first frame and the only HELLO."""
     (first,) = _of_kind(frames, MessageKind.HELLO)
     assert first is frames[0] and first.payload is not None
     return messages.decode(messages.Hello, first.payload)
@@ -94,7 +94,7 @@ def _record() -> dict[tuple[int, int], list[Frame]]:
     return {link: _frames(bytes(said)) for link, said in recorder.said.items()}
 
 
-def test_what_it_says_is_the_protocol() -> None:
+def test_the_plugin_keeps_to_the_protocol() -> None:
     links = _record()
     assert len(links) == 2 * WORLD
     hellos = {link: _hello(frames) for link, frames in links.items()}
@@ -121,7 +121,7 @@ def _check_hellos(hellos: dict[tuple[int, int], messages.Hello]) -> None:
 
 
 def _check_sum(rank: int, of_rank: dict[int, list[Frame]]) -> None:
-    """Every chunk goes once, to its owner, with its part of the array."""
+    """Assert that every chunk went once, to its owner, with its part of the array."""
     plan = make_plan(Collective.ALL_REDUCE, DType.FLOAT32, COUNT, WORLD, ((0, 65_536),))
     route, raw = Route.first((1, 1)), _given(rank).tobytes()
     seen = []
@@ -141,7 +141,7 @@ def _check_sum(rank: int, of_rank: dict[int, list[Frame]]) -> None:
 
 
 def _check_gather(rank: int, of_rank: dict[int, list[Frame]]) -> None:
-    """A broadcast from each rank: its own bytes from the root, nothing from the others."""
+    """Assert that in each broadcast the root sent its bytes and the other ranks sent none."""
     frames = [
         frame
         for said in of_rank.values()

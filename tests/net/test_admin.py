@@ -1,4 +1,4 @@
-"""The metrics port among strangers."""
+"""The metrics port against strangers: odd requests, DNS rebinding, slow clients, crowds."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_on_loopback_an_address_may_be_asked_for(daemon: Daemon, host: str) -> N
     ],
 )  # fmt: skip
 def test_on_loopback_no_name_of_others_may(daemon: Daemon, hosts: tuple[str, ...]) -> None:
-    """Of DNS rebinding: the browser would take our pages for those of that name."""
+    """DNS rebinding: the browser would take our pages for pages of that host."""
     assert ask_of(daemon, *hosts).startswith(b"HTTP/1.1 403 ")
 
 

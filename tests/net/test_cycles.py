@@ -1,4 +1,4 @@
-"""A lane process makes no collection while it serves a run, and one when there is none."""
+"""A lane process runs no garbage collection while it serves a run, and one when no run is left."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.cluster import ROOT, Daemon
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
-# Each collection after the start of a process, which freezes objects, writes a line: which one, and
-# what it has found. Python 3.12 has frozen some before.
+# Each garbage collection after the start of a process, which ends with gc.freeze(), writes a line:
+# its generation and what it found. Python 3.12 has frozen some objects before.
 WATCH = """
 import gc, json, os
 before = gc.get_freeze_count()
@@ -35,9 +35,9 @@ def test_all_objects_are_looked_at_when_nobody_is_served(tmp_path: Path) -> None
             with Worker(daemon.port, "job", 0, 1) as worker:
                 worker.join()
                 worker.bye()
-            for key in range(200):  # objects that stay
+            for key in range(200):  # objects that stay alive
                 busy.all_reduce(f"x{key}", 0, np.ones(8, np.float32))
-            busy.poll(0.5)  # some ticks
+            busy.poll(0.5)  # lets the lane tick
             assert not file.exists()
             busy.bye()
         wait_until(file.exists, 5, "a collection")

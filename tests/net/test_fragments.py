@@ -1,4 +1,4 @@
-"""What a lane keeps of its memory between chunks that stay, while one job wants other sizes."""
+"""Fragmentation: a lane gives back the free memory between chunks that stay allocated."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SIZES = (500_000, 540_000, 1_200_000)
 
 
 class Fragmenting:
-    """Ranks that fill their credit with chunks, each of a round of its own, and abandon some."""
+    """Ranks that fill their credit with rounds of one chunk, and abandon some of them."""
 
     def __init__(self, ranks: list[Worker]) -> None:
         self._ranks = ranks
-        self._used = 0  # by each of them
+        self._used = 0  # bytes of credit that each rank has used
         self._number = 0
 
     def fill(self, *sizes: int) -> list[tuple[int, int]]:
-        """Chunks of these sizes in turn from all ranks; of each its round and its size."""
+        """Send chunks of these sizes in turn from all ranks; returns (round, size) of each."""
         made = []
         cost = sum(max(MIN_COST, size) for size in sizes)
         while self._used + cost <= self._ranks[0].most:
@@ -40,9 +40,9 @@ class Fragmenting:
         return made
 
     def abandon(self, made: list[tuple[int, int]]) -> None:
-        """By the sender of each and all others, so that the round is forgotten.
+        """Abandon the rounds on every rank, so that the lane forgets them.
 
-        One after the other: each rank that has abandoned a round takes some room for records.
+        One round after the other: the ABANDON of a rank takes room for records.
         """
         for number, _ in made:
             said = b"".join(_abandon(key, number) for key in range(RANKS))
@@ -54,7 +54,7 @@ class Fragmenting:
 
     def _send(self, rank: int, data: bytes) -> None:
         self._ranks[rank].links[0].sock.sendall(data)
-        for worker in self._ranks:  # where CRCs take seconds, the others would seem silent
+        for worker in self._ranks:  # sends heartbeats: slow CRCs could make a rank seem silent
             worker.poll(0.0)
 
 
@@ -78,7 +78,7 @@ def _abandon(key: int, number: int) -> bytes:
 
 
 def test_holes_between_chunks_that_stay_are_not_kept() -> None:
-    """malloc kept them: a lane of 64 MiB grew by 102."""
+    """Regression: malloc kept the holes, so a lane with a budget of 64 MiB grew by 102 MiB."""
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon("--memory", f"{MEMORY}", "--credit", "4MiB"))
         ranks = [Worker(daemon.port, "j", rank, RANKS, table=TABLE) for rank in range(RANKS)]

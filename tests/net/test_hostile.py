@@ -1,4 +1,4 @@
-"""What strangers, broken peers and slow readers can do to a daemon: nothing to the others."""
+"""Strangers and peers that break the protocol do no harm to a daemon or to its other peers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture(autouse=True)
 def lives_on(daemon: Daemon) -> Iterator[None]:
-    """After each attack: healthy, no connection, no buffer, and it still sums."""
+    """After each attack the daemon is healthy, holds no connection or buffer, and still sums."""
     yield
     assert daemon.get("/healthz")[0] == 200
     with Worker(daemon.port, "after", 0, 1) as worker:
@@ -83,7 +83,7 @@ def test_garbage_is_closed_at_once(daemon: Daemon, data: bytes) -> None:
 
 
 def test_random_bytes_and_one_log_line(daemon: Daemon) -> None:
-    """All are counted and some are logged, at most one in a second."""
+    """All connections are counted; at most one a second is logged."""
     source = random.Random(1)
     counted, lines = total_refused(daemon), daemon.log.count("refused")
 
@@ -91,7 +91,7 @@ def test_random_bytes_and_one_log_line(daemon: Daemon) -> None:
         with plain(daemon.port) as sock:
             sock.sendall(source.randbytes(source.randrange(1, 200)))
 
-    def is_logged() -> bool:  # an earlier test may have had the line of this second
+    def is_logged() -> bool:  # an earlier test may have used up this second's line
         send()
         return daemon.log.count("refused") > lines
 
@@ -110,7 +110,7 @@ def test_another_major_version_is_answered_with_our_preface(daemon: Daemon) -> N
     theirs[4] = 9
     data = bytes(theirs) + b"frames of a later version" * 100
 
-    def is_logged() -> bool:  # of strangers one line is written each second
+    def is_logged() -> bool:  # only one stranger is logged each second
         with plain(daemon.port) as sock:
             sock.sendall(data)
             answer = read_to_end(sock)
@@ -123,7 +123,7 @@ def test_another_major_version_is_answered_with_our_preface(daemon: Daemon) -> N
 
 @pytest.mark.parametrize("where", ["preface", "frame"])
 def test_a_peer_that_goes_on_sending_can_still_read_why(daemon: Daemon, where: str) -> None:
-    """Were the socket closed at once, RST would meet its next bytes, and EPIPE the ones after."""
+    """If the lane closed the socket at once, the peer would get RST, then EPIPE, instead."""
     with plain(daemon.port) as sock:
         sock.sendall(pack_preface(9 if where == "preface" else 0))
         if where == "frame":
@@ -204,7 +204,7 @@ def test_a_flipped_bit_is_found(daemon: Daemon) -> None:
 
 
 def test_slow_prefaces_are_cut_and_do_not_delay_others() -> None:
-    room = 256  # a quarter of the descriptors
+    room = 256  # strangers get a quarter of the descriptors
     with Daemon(descriptors=4 * room) as daemon, ExitStack() as stack:
         slow = [stack.enter_context(plain(daemon.port)) for _ in range(600)]
         for sock in slow[::2]:

@@ -1,4 +1,4 @@
-"""Lanes that die, stand still or drain late, and what the daemon does and says about them."""
+"""Lanes that die, hang or drain late: what the daemon does about them, and what it logs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.cluster import ROOT, Daemon, usage
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
-# In a lane: its first snapshot is more than its pipe holds, and it is killed before the rest.
+# In a lane: the first snapshot exceeds the pipe, and the lane is killed before it writes the rest.
 DIES_IN_A_LINE = """
 import json, os, sys
 if "reducer.server.lane.process" in sys.orig_argv and not os.path.exists(os.environ["DIED"]):
@@ -35,8 +35,8 @@ if "reducer.server.lane.process" in sys.orig_argv and not os.path.exists(os.envi
     json.JSONEncoder.encode = encode
 """
 
-# In a lane: once the file is there, its ticks cannot tell the time. (No frame is seen of compiled
-# code: the caller is then `_tick_once`.)
+# In a lane: once the file exists, reading the clock in a tick fails. (Compiled code has no frames:
+# the caller is then `_tick_once`.)
 HAS_NO_TIME = """
 import os, sys, time
 if "reducer.server.lane.process" in sys.orig_argv:
@@ -49,7 +49,7 @@ if "reducer.server.lane.process" in sys.orig_argv:
     time.monotonic = monotonic
 """
 
-# In a lane: once the file is there, its loop loses the tick. Seconds of sleep are 20 times shorter.
+# In a lane: once the file exists, its loop loses the tick. time.sleep() is 20 times shorter.
 LOSES_ITS_TICK = """
 import os, sys, time
 if "reducer.server.lane.process" in sys.orig_argv:
@@ -66,13 +66,13 @@ if "reducer.server.lane.process" in sys.orig_argv:
 
 
 def with_site(code: str, folder: Path, **variables: str) -> Daemon:
-    """A daemon whose processes run ``code`` first."""
+    """A daemon, each process of which runs ``code`` as it starts."""
     (folder / "sitecustomize.py").write_text(code, encoding="utf-8")
     return Daemon(env={"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), **variables})
 
 
 def restarts(daemon: Daemon) -> dict[str, float]:
-    """By lane, as a scrape shows them."""
+    """The number of restarts by lane, from /metrics."""
     return {
         sample.labels["lane"]: sample.value
         for family in text_string_to_metric_families(daemon.get("/metrics")[1])
@@ -117,7 +117,7 @@ def test_a_lane_that_is_started_again_has_the_key(key_file: str) -> None:
 
 
 def answers(daemon: Daemon) -> bool:
-    """Whether a lane takes a connection: it says what it thinks of this one."""
+    """Whether a lane accepts a connection: it answers bytes that are no frame with an ERROR."""
     with socket.create_connection(("127.0.0.1", daemon.port), 5) as sock:
         sock.sendall(pack_preface(0) + b"no frame at all".ljust(80))
         with suppress(ConnectionError):
@@ -126,7 +126,7 @@ def answers(daemon: Daemon) -> bool:
 
 
 def test_a_lane_that_dies_again_and_again_is_waited_for() -> None:
-    """It is started again although more strangers wait for it than the daemon has descriptors."""
+    """The lane restarts although more strangers wait for it than the daemon has descriptors."""
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon(descriptors=256))
         for _ in range(2):
@@ -138,7 +138,7 @@ def test_a_lane_that_dies_again_and_again_is_waited_for() -> None:
         status, text = daemon.get("/readyz")
         assert status == 503
         assert "lane 0" in text
-        assert daemon.get("/healthz")[0] == 200  # a restart of the whole would help nobody
+        assert daemon.get("/healthz")[0] == 200  # restarting the whole daemon would not help
         assert "\nreducer_ready 0.0\n" in daemon.get("/metrics")[1]
         for _ in range(300):
             sock = socket.create_connection(("127.0.0.1", daemon.port), 10)
@@ -179,7 +179,7 @@ def test_a_lane_that_dies_in_the_middle_of_an_answer(tmp_path: Path) -> None:
     ],
 )
 def test_a_lane_without_ticks_ends_with_the_reason(site: str, reason: str, tmp_path: Path) -> None:
-    """Without ticks it has no deadlines: it must not go on."""
+    """A lane without ticks has no deadlines, so it must not go on."""
     broken = tmp_path / "broken"
     daemon = with_site(site, tmp_path, BROKEN=str(broken))
     try:
@@ -205,7 +205,7 @@ def test_a_timeline_that_cannot_be_written_ends_alone(tmp_path: Path) -> None:
         worker.all_reduce("k", 1, values)
         wait_until(lambda: f"the timeline {file} ends: File too large" in daemon.log, 10)
         assert worker.all_reduce("k", 2, values) == values.tobytes()
-        daemon.signal(signal.SIGTERM)  # the end of a drain is found by a tick
+        daemon.signal(signal.SIGTERM)  # a tick notices the end of a drain: ticks still work
         assert daemon.wait() == 0
         assert daemon.log.count("the timeline") == 1
 
@@ -213,7 +213,7 @@ def test_a_timeline_that_cannot_be_written_ends_alone(tmp_path: Path) -> None:
 def test_a_lane_is_started_again_without_a_timeline_where_the_disk_takes_no_file(
     tmp_path: Path,
 ) -> None:
-    """It was never up again, and /readyz 503, for want of a file that is only looked at."""
+    """Regression: the lane never came up again, and /readyz stayed 503."""
     folder = tmp_path / "timeline"
     with Daemon("--timeline", str(folder)) as daemon:
         shutil.rmtree(folder)
@@ -240,9 +240,9 @@ def test_a_lane_that_stood_still_while_many_came_is_told_to_drain() -> None:
         daemon.signal(signal.SIGTERM)
         wait_until(lambda: "draining" in daemon.log, 10, "the drain has begun")
         os.kill(lane, signal.SIGCONT)
-        # One that had to wait, and that no later one has pushed out; not: no HELLO came.
+        # This socket waited, and no later one pushed it out. It must not be told "no HELLO came".
         answer = socks[400].recv(4096)
-        late = "takes no connections" in daemon.log  # on a machine that took 2 s for all this
+        late = "takes no connections" in daemon.log  # all this took 2 s on a slow machine
         assert b"this reducer has shut down" in answer or late
         assert daemon.wait(20) == 0
         assert "drained" in daemon.log
@@ -258,7 +258,7 @@ def test_a_lane_that_does_not_drain_is_killed_and_the_status_says_so() -> None:
 
 
 def test_a_signal_to_the_group_ends_no_lane_that_is_about_to_start() -> None:
-    """It had no handler yet: the drain failed, with status 1, for the want of a lane."""
+    """Regression: the signal killed a lane without handlers, so the drain failed with status 1."""
     with Daemon(prefix=("setsid",)) as daemon:
         (lane,) = daemon.lane_pids()
         os.kill(lane, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""How a daemon starts, says that it is ready, drains and dies."""
+"""How a daemon starts, reports that it is ready, drains and dies."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_busy_round_finishes_before_the_drain_ends() -> None:
         daemon.signal(signal.SIGTERM)
         wait_until(lambda: first.poll(0.1) is not None and first.goaway, 5, "GOAWAY")
         for _ in range(3):
-            first.poll(1.0)  # heartbeats of the lane: it goes on
+            first.poll(1.0)  # heartbeats keep coming from the lane
         assert daemon.process.poll() is None
         second.contribute("k", 0, values)
         for worker in (first, second):
@@ -146,7 +146,7 @@ def rounds_of(daemon: Daemon, job: str) -> int:
 
 
 def test_a_worker_that_reads_a_trickle_keeps_no_drain() -> None:
-    """What the kernel has is no open round, and each byte that was read gave it 2 s more."""
+    """Regression: each byte that the worker read from the kernel's buffer gave it 2 s more."""
     values = np.ones(50_000, np.float32)
     with Daemon() as daemon, Worker(daemon.port, "slow", 0, 1, receive_buffer=2_304) as slow:
         slow.join()
@@ -172,10 +172,10 @@ def test_who_starts_it_says_with_which_status_it_has_drained() -> None:
 def test_standard_output_that_takes_nothing_changes_no_exit_status(
     shell: str, tmp_path: Path
 ) -> None:
-    """120 where the ready line found no room; an abort where the loop took the numbers 0 and 1."""
+    """Regression: status 120 on a full disk; an abort if the loop's descriptors were 0 and 1."""
     log = tmp_path / "log"
     serve = f"{sys.executable} -m reducer serve --port 0 --metrics-port 0 --lanes 1"
-    env = environment({"PYTHONUNBUFFERED": ""})  # "": not set
+    env = environment({"PYTHONUNBUFFERED": ""})  # "" counts as not set
     with log.open("wb") as stderr:
         daemon = subprocess.Popen(["sh", "-c", f"exec {serve} {shell}"], env=env, stderr=stderr)
     try:
@@ -230,7 +230,7 @@ def test_a_lane_that_cannot_start_ends_the_daemon_with_the_reason() -> None:
 
 
 def run_with_site(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the daemon with ``code`` as its sitecustomize, in every process of it."""
+    """Run the daemon with ``code`` as sitecustomize in each of its processes."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(code, encoding="utf-8")
         return run_cli(*arguments, env={"PYTHONPATH": os.pathsep.join([folder, *ROOTS])})
@@ -240,7 +240,7 @@ def test_lanes_die_with_a_daemon_that_is_killed() -> None:
     with Daemon(lanes=2) as daemon:
         lanes = daemon.lane_pids()
         for lane in lanes:
-            os.kill(lane, signal.SIGSTOP)  # it cannot even see that its orders have ended
+            os.kill(lane, signal.SIGSTOP)  # so it cannot notice the end of its orders
         daemon.process.kill()
         try:
             wait_until(lambda: not any(map(alive, lanes)), 5, "the lanes are gone")

@@ -1,4 +1,4 @@
-"""Descriptors run out; a reader is slow."""
+"""Limits of a daemon: descriptors run out, readers are slow."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker, connect
 
 
-def test_no_descriptors_harm_no_running_job() -> None:
+def test_running_out_of_descriptors_harms_no_running_job() -> None:
     values = np.ones(1000, np.float32)
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon())
         worker = stack.enter_context(Worker(daemon.port, "j", 0, 1))
         worker.join()
-        # Of its own limit it leaves strangers a quarter alone.
+        # The daemon read its limit at the start, and leaves strangers a quarter of that one.
         limit = usage(daemon.pid).descriptors + 10
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (limit, limit))
         crowd = []
@@ -48,7 +48,7 @@ def test_no_descriptors_harm_no_running_job() -> None:
 
 
 def test_the_spare_descriptor_is_nobody_elses_once_it_is_lost() -> None:
-    """Not even the spare one can be opened again: as if the whole system had none (ENFILE)."""
+    """The spare descriptor cannot be opened again, as if the whole system had none (ENFILE)."""
     values = np.ones(1000, np.float32)
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon())
@@ -65,7 +65,7 @@ def test_the_spare_descriptor_is_nobody_elses_once_it_is_lost() -> None:
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, usual)
 
         def hold() -> list[socket.socket]:
-            """Half a preface each; one of them has the number that the spare one had."""
+            """Sockets that sent half a preface; one has the number of the lost spare descriptor."""
             before = usage(daemon.pid).descriptors
             exhaust()
             began = time.monotonic()
@@ -76,7 +76,7 @@ def test_the_spare_descriptor_is_nobody_elses_once_it_is_lost() -> None:
             exhaust()
             if time.monotonic() - began < PREFACE_SECONDS / 2:
                 return held
-            for sock in held:  # on a slow machine they would be cut off for another reason
+            for sock in held:  # on a slow machine they would be cut off for slowness
                 sock.close()
             wait_until(lambda: usage(daemon.pid).descriptors <= before, 10, "all have gone")
             return []
@@ -87,7 +87,7 @@ def test_the_spare_descriptor_is_nobody_elses_once_it_is_lost() -> None:
         worker = stack.enter_context(Worker(daemon.port, "j", 0, 1))
         worker.join()
         assert worker.all_reduce("k", 0, values) == values.tobytes()
-        assert daemon.stats()["refused"]["descriptors"] < 1_000  # it does not spin
+        assert daemon.stats()["refused"]["descriptors"] < 1_000  # no busy loop
 
 
 def test_a_lane_without_descriptors_closes_the_newcomers_alone() -> None:
@@ -107,7 +107,7 @@ def test_a_lane_without_descriptors_closes_the_newcomers_alone() -> None:
 
 
 def join_with_slow(daemon: Daemon, stack: ExitStack) -> tuple[Worker, Worker]:
-    """Both workers of a job; the second's socket takes little that it does not read."""
+    """Both workers of a job; the second one's socket has a small receive buffer."""
     first = stack.enter_context(Worker(daemon.port, "j", 0, 2))
     second = stack.enter_context(Worker(daemon.port, "j", 1, 2, receive_buffer=4096))
     first.start()
@@ -136,7 +136,7 @@ def test_a_slow_reader_is_dropped_alone() -> None:
 
 
 def test_a_rank_that_says_it_holds_what_it_has_not_read_has_no_room_of_others() -> None:
-    """64 MiB for each such connection were in no job's room: a lane of 256 MiB held 768."""
+    """Regression: 64 MiB a connection were unaccounted for: a lane of 256 MiB held 768 MiB."""
     values, key = np.ones(1 << 17, np.float32), key_id("k")
     unread = 0
     with ExitStack() as stack:
@@ -159,5 +159,5 @@ def test_a_rank_that_says_it_holds_what_it_has_not_read_has_no_room_of_others() 
         assert "slow reader" in reason
         assert daemon.lane_total("slow_readers") == 1
         daemon.kill()
-    # The kernel would take 4 MiB of a socket that nobody reads, beside the rank's room.
+    # Without a limit, the kernel alone would buffer 4 MiB for a socket that nobody reads.
     assert unread < 3 << 20

@@ -78,13 +78,13 @@ def test_a_local_socket_beside_each_listener() -> None:
             tune(sock)
             assert not sock.getblocking()
             assert peer_name(sock, "") == f"local process {os.getpid()} (uid {os.geteuid()})"
-            # The kernel doubles what it is asked for.
+            # The kernel doubles the requested size.
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * LOCAL_SEND_BUFFER
-            assert not listen_local([listener])  # the name is taken: said, and done without
+            assert not listen_local([listener])  # the name is taken: logged, and not used
 
 
 def test_nobody_can_pass_a_descriptor_over_the_local_socket() -> None:
-    """The main process or a lane closed it, and stood still for as long as its sender liked."""
+    """Regression: the sender could make close() of the descriptor block the process that got it."""
     (listener,) = listen("127.0.0.1", 0, "workers")
     (local,) = listen_local([listener])
     with listener, local, socket.socket(socket.AF_UNIX) as peer:
@@ -92,7 +92,7 @@ def test_nobody_can_pass_a_descriptor_over_the_local_socket() -> None:
             if not refuse_descriptors(another):
                 pytest.skip("Linux before 6.16 takes descriptors from anybody")
         peer.connect(f"\0{local_name(listener)}")
-        with pytest.raises(PermissionError):  # before it is accepted
+        with pytest.raises(PermissionError):  # before the connection is accepted
             socket.send_fds(peer, [b"x"], [0])
         local.settimeout(5)
         with local.accept()[0] as sock:

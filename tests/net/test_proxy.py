@@ -1,4 +1,4 @@
-"""What a network does to the bytes between workers and reducers: no wrong bit, no lost round.
+"""Whatever a network does to bytes between workers and reducers: no wrong bit, no lost round.
 
 Real sockets and daemons; the harm is done by a proxy in between (tests/support/proxy.py).
 """
@@ -50,7 +50,7 @@ def job(request: pytest.FixtureRequest) -> str:
 def test_a_link_may_be_reset_behind_any_byte(
     reducers: Reducers, values: Values, job: str, direction: Direction
 ) -> None:
-    """Every byte of the header, and 16 of the body."""
+    """Resets after every byte of the header, and after 16 bytes of the payload."""
     rng = random.Random(1)
     trigger = Trigger()
     places = [*range(HEADER_SIZE), *(HEADER_SIZE + rng.randrange(30_000) for _ in range(16))]
@@ -74,7 +74,7 @@ MOMENTS = (
 
 
 def _arm_kill(reducers: Reducers, trigger: Trigger, moment: str) -> list[int]:
-    """The reducer whose frame comes next dies at that moment; its index will be in the list."""
+    """Kill the reducer of the next frame at that moment; its index will be in the list."""
     died: list[int] = []
 
     async def kill(stream: Stream, piece: bytes) -> None:
@@ -135,7 +135,7 @@ def test_a_half_closed_link_is_made_again(
 
 
 def test_every_frame_may_come_twice(reducers: Reducers, values: Values, job: str) -> None:
-    """But those that begin and end a connection; nothing is counted twice, nobody minds."""
+    """Except frames that begin or end a connection. Nothing is counted twice, no link breaks."""
 
     async def twice(stream: Stream, piece: bytes) -> None:
         again = harms.kind_of(piece) in harms.REPEATABLE
@@ -167,7 +167,7 @@ def test_single_bytes_are_as_good(reducers: Reducers, job: str) -> None:
 def test_a_reducer_behind_a_black_hole_is_left_behind(
     reducers: Reducers, values: Values, job: str, directions: tuple[Direction, ...]
 ) -> None:
-    """The promise is 2.5 s on a quiet machine. What the hole held back harms nothing later."""
+    """The promise is 2.5 s on a quiet machine. Bytes that arrive late afterwards do no harm."""
     with (
         Proxies(reducers.addresses) as proxies,
         Groups(WORLD, proxies.addresses, job) as groups,

@@ -1,4 +1,4 @@
-"""Mode psk on a real daemon: strangers get nothing, hold nothing, and keep nobody waiting."""
+"""Mode psk on a real daemon: strangers get nothing, take no resources and delay nobody."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support.worker_handshake import WorkerHandshake
 
 PREFACE = pack_preface(0, PrefaceFlag.PSK)
 OTHER = bytes(32)
-# What an unauthenticated peer may make us hold (the bar), of our own memory.
+# The limit of our own memory that an unauthenticated peer may take (SECURITY.md).
 PEER_BYTES = 4096
 
 
@@ -80,7 +80,7 @@ def first_frame(data: bytes) -> tuple[Header, bytes]:
     return frame.header, bytes(frame.payload or b"")
 
 
-# --- who comes in ---------------------------------------------------------------------------
+# --- accepted -------------------------------------------------------------------------------
 
 
 def test_a_worker_with_the_key_works_over_all_lanes(key: bytes, key_file: str) -> None:
@@ -118,7 +118,7 @@ def test_proof_and_hello_in_one_piece(daemon: Daemon, key: bytes) -> None:
         assert sock.recv(80, socket.MSG_WAITALL)[5] == MessageKind.WELCOME
 
 
-# --- who does not ---------------------------------------------------------------------------
+# --- refused --------------------------------------------------------------------------------
 
 
 def test_a_worker_without_a_key_is_told_what_to_do(daemon: Daemon) -> None:
@@ -157,7 +157,7 @@ def forged_proof(worker: WorkerHandshake, answer: bytes) -> bytes:
 
 
 def with_another_key(worker: WorkerHandshake, answer: bytes) -> bytes:
-    """By a worker that does not mind that the lane has not its key."""
+    """A proof with another key, from a worker that does not check the lane's proof."""
     head = b"ORSW" + bytes(4)
     label = b"open-reduction-server worker\0"
     return head + hmac.digest(
@@ -213,9 +213,9 @@ GARBAGE = [
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"ORSC" + bytes(164),  # no job name
     b"ORSC\x81" + b"a" * 163,
-    b"ORSC\x01\0\0\x01a" + bytes(159),  # a reserved byte
-    b"ORSC\x01\0\0\0ab" + bytes(158),  # padding that is none
-    b"ORSC\x02\0\0\0\xff\xfe" + bytes(158),  # no UTF-8
+    b"ORSC\x01\0\0\x01a" + bytes(159),  # a nonzero reserved byte
+    b"ORSC\x01\0\0\0ab" + bytes(158),  # nonzero padding
+    b"ORSC\x02\0\0\0\xff\xfe" + bytes(158),  # invalid UTF-8
 ]
 
 
@@ -231,7 +231,7 @@ def test_garbage_in_place_of_a_challenge(daemon: Daemon, data: bytes) -> None:
     assert refused(daemon, "garbage") == before + 1
 
 
-# --- time and room --------------------------------------------------------------------------
+# --- time and memory ------------------------------------------------------------------------
 
 
 def test_a_newcomer_has_no_session_and_no_buffer(daemon: Daemon, key: bytes) -> None:
@@ -245,7 +245,7 @@ def test_a_newcomer_has_no_session_and_no_buffer(daemon: Daemon, key: bytes) -> 
 
 
 def test_what_a_stranger_makes_us_hold(key: bytes) -> None:
-    """Our own objects of a handshake, at each step of it; the event loop's come to that."""
+    """Our objects for a handshake at each of its steps, without those of the event loop."""
     gate = PskGate(key, 0, INCARNATION, lambda job: Newcomer)  # type: ignore[arg-type, return-value]
     opening = complete(job="n" * 128, master=key).opening
     count = 200
@@ -323,7 +323,7 @@ def test_a_key_is_enough_beyond_loopback(key_file: str) -> None:
 
 
 def test_a_frame_before_the_proof_costs_no_decoder(daemon: Daemon) -> None:
-    """A length that claims 4 MiB, in place of a challenge."""
+    """A frame that claims a payload of 4 MiB instead of the challenge."""
     header = Header(MessageKind.CONTRIBUTION, dtype=1, op=1, collective=1, length=4 << 20)
     with opened(daemon.port, PREFACE, pack_header(header, crc32c) + bytes(400)) as sock:
         assert read_to_end(sock) == b""

@@ -1,4 +1,4 @@
-"""A job that takes more than its share of a real reducer, beside one that must not notice."""
+"""A job that wants more than its share of a real reducer must not disturb another job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def daemon(key_file: str) -> Iterator[Daemon]:
 
 @pytest.fixture
 def calm(daemon: Daemon, key: bytes) -> Iterator[Worker]:
-    """The worker of another job: it works before and after, and so does one that comes then."""
+    """A worker of another job. It and a newcomer still get their sums after the test."""
     with Worker(daemon.port, "calm", 0, 1, key=key) as worker:
         worker.join()
         assert worker.all_reduce("k", 0, VALUES) == VALUES.tobytes()
@@ -58,7 +58,7 @@ def calm(daemon: Daemon, key: bytes) -> Iterator[Worker]:
 
 
 def hello(run_id: str, *, rank: int = 1, world_size: int = 2, rejoin: bool = True) -> bytes:
-    """Of a worker of the greedy job."""
+    """HELLO of a worker of the greedy job."""
     message = messages.Hello(
         job="greedy", rank=rank, world_size=world_size, incarnation=bytes(16), slot=0, reducers=1,
         run_id=run_id, chunk_table=(), rejoin=rejoin,
@@ -67,7 +67,7 @@ def hello(run_id: str, *, rank: int = 1, world_size: int = 2, rejoin: bool = Tru
 
 
 def greedy(stack: ExitStack, daemon: Daemon, key: bytes, *frames: bytes) -> socket.socket:
-    """A connection of a worker that has proven the key of the greedy job, and says `frames`."""
+    """A connection of a worker that has proven the key of the greedy job and sent `frames`."""
     sock = stack.enter_context(connect(daemon.port, key=key, job="greedy"))
     for frame in frames:
         sock.sendall(frame)
@@ -87,7 +87,7 @@ def error_on(sock: socket.socket) -> messages.Error:
 def test_silent_connections_of_one_job_push_out_its_own(
     daemon: Daemon, key: bytes, calm: Worker
 ) -> None:
-    """A worker of the other job that is slow to say HELLO is not the one that has to go."""
+    """A worker of another job that is slow to send HELLO keeps its connection."""
     with ExitStack() as stack:
         slow = stack.enter_context(connect(daemon.port, key=key, job="slow"))
         dropped = daemon.lane_total("silent_dropped")
@@ -130,7 +130,7 @@ def test_keys_of_one_job_are_bounded(daemon: Daemon, key: bytes, calm: Worker) -
 def test_what_a_job_makes_a_lane_remember_is_bounded(
     daemon: Daemon, key: bytes, calm: Worker
 ) -> None:
-    """Texts of ABANDON, 16 KB a round: they took the lane's memory, and every job with it."""
+    """Regression: texts of ABANDON, 16 KB a round, used up the lane's memory and ended all jobs."""
     with (
         Worker(daemon.port, "greedy", 0, 2, key=key) as worker,
         Worker(daemon.port, "greedy", 1, 2, key=key) as other,
@@ -153,7 +153,7 @@ def test_what_a_job_makes_a_lane_remember_is_bounded(
 def test_a_job_that_forms_leaves_descriptors_and_memory_to_others(
     key_file: str, key: bytes
 ) -> None:
-    """Its runs, each of more ranks than come, took them all, and 83 KB each for half a frame."""
+    """Regression: incomplete runs took all descriptors, and 83 KB a connection for half a frame."""
     part = heartbeat(*[(number, 1) for number in range(4_096)])[:-1]
     with ExitStack() as stack:
         daemon = stack.enter_context(Daemon("--key-file", key_file, descriptors=512))
@@ -167,12 +167,12 @@ def test_a_job_that_forms_leaves_descriptors_and_memory_to_others(
         with Worker(daemon.port, "calm", 0, 1, key=key) as worker:
             assert worker.join().all_reduce("k", 0, VALUES) == VALUES.tobytes()
         snapshot = daemon.stats()["lanes"][0]
-        assert snapshot["protocol_errors"] > 0  # they are not even waited for
+        assert snapshot["protocol_errors"] > 0  # workers with half a frame are not waited for
         assert snapshot["unpassed"] == 0
 
 
 def test_connections_of_one_job_are_bounded(daemon: Daemon, key: bytes, calm: Worker) -> None:
-    """They say HELLO, are refused, and do not close."""
+    """Workers send HELLO, are refused, and do not close their connections."""
     allowed = allowed_connections(1 + 1)
     seen = []
     with ExitStack() as stack:
@@ -186,6 +186,6 @@ def test_connections_of_one_job_are_bounded(daemon: Daemon, key: bytes, calm: Wo
         for _ in range(3 * allowed):
             with suppress(ConnectionError):
                 greedy(stack, daemon, key, hello("run", world_size=3))
-        # One of the calm job, and a moment's worth of those that end.
+        # The calm job's connection, and slack for connections that are just closing.
         assert daemon.lane_total("connections") <= 2 * allowed + 1 + 20
         first.close()

@@ -95,7 +95,7 @@ def test_a_lost_worker_is_named_to_the_other(daemon: Daemon) -> None:
         second.close()
         first.contribute("k", 0, inputs(1, 10, 0)[0])
         ((rank, why),) = first.wait_for_absence().absent
-        assert rank == 1  # with a RST where something of the lane's was unread
+        assert rank == 1  # the close sends RST if bytes from the lane were unread
         assert why == "the worker closed the connection" or "reset by peer" in why
     wait_until(lambda: daemon.lane_total("buffers_out") == 0, 10, "no buffer is out")
 
@@ -109,7 +109,7 @@ def leaves_nothing(daemon: Daemon) -> Iterator[None]:
 
 
 def test_a_waiting_worker_hears_heartbeats(daemon: Daemon) -> None:
-    """Ranks may start far apart: a lane that has nothing to say must not seem dead."""
+    """Ranks may start far apart, so an idle lane must not seem dead."""
     with Worker(daemon.port, "waiting", 0, 2) as worker:
         lanes = worker.start()
         heard: set[Link] = set()

@@ -1,5 +1,5 @@
-"""Strangers at the port of a reducer that asks for a proof, in both modes: they get nothing more by
-silence, by single bytes or by number, and keep nobody out."""
+"""Strangers at a reducer of mode psk or tls: silence, single bytes or crowds gain them no time and
+keep no worker out."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from tests.support.worker import Worker
 
 @dataclass
 class Mode:
-    """A daemon of a mode, how an honest worker begins there, and what proves the worker."""
+    """A daemon of one mode, the first bytes of an honest worker, and its credentials."""
 
     daemon: Daemon
     preface: bytes
-    opening: bytes  # behind the preface
-    magic: bytes  # with which the opening begins, so that garbage can begin so too
+    opening: bytes  # after the preface
+    magic: bytes  # first bytes of the opening; garbage may begin with them
     proof: dict[str, Any] = field(default_factory=dict)
 
 
@@ -64,7 +64,7 @@ def lives_on(mode: Mode) -> Iterator[None]:
 
 
 def test_random_bytes_and_one_log_line(mode: Mode) -> None:
-    """All are counted and some are logged: for lane and main process at most one in a second."""
+    """All are counted; the lane and the main process each log at most one a second."""
     source = random.Random(1)
     counted, lines = total_refused(mode.daemon), mode.daemon.log.count("refused")
     start = time.monotonic()

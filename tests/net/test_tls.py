@@ -1,4 +1,4 @@
-"""Mode tls on a real daemon: strangers get an alert, hold little, and keep nobody waiting."""
+"""Mode tls on a real daemon: strangers get an alert, take little memory and delay nobody."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from tests.support.wait import AT_ONCE, wait_until
 from tests.support.worker import Worker, frame_of
 
 PREFACE = pack_preface(0, PrefaceFlag.TLS)
-# Memory of a newcomer: what was received, OpenSSL's state of a handshake, ours. OpenSSL 3 makes
-# room for the length that a ClientHello claims, 131,396 bytes at most, and a third more.
+# Memory of a newcomer: received bytes, OpenSSL's handshake state, our objects. OpenSSL 3 allocates
+# the length that a ClientHello claims, at most 131,396 bytes, and a third more.
 PEER_BYTES = 256 << 10
 
 
@@ -73,7 +73,7 @@ def endless_hello(size: int) -> bytes:
     return b"".join(b"\x16\x03\x01" + len(p).to_bytes(2, "big") + p for p in pieces)
 
 
-# --- who comes in ---------------------------------------------------------------------------
+# --- accepted -------------------------------------------------------------------------------
 
 
 def test_a_handshake_in_single_bytes(daemon: Daemon, context: ssl.SSLContext) -> None:
@@ -96,7 +96,7 @@ def test_a_handshake_in_single_bytes(daemon: Daemon, context: ssl.SSLContext) ->
 def shaken_hands(
     context: ssl.SSLContext, sock: socket.socket
 ) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
-    """A worker's TLS with its two ends; the last part of its handshake is still to be sent."""
+    """A worker's TLS object and BIOs; the last part of its handshake is not yet sent."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     with suppress(ssl.SSLWantReadError):
@@ -113,7 +113,7 @@ def shaken_hands(
 def test_a_worker_that_says_hello_with_the_end_of_its_handshake(
     daemon: Daemon, context: ssl.SSLContext
 ) -> None:
-    """The record of its HELLO comes in two parts, before the end and behind it."""
+    """The HELLO's record comes in two parts: with the end of the handshake, and after it."""
     header, payload = hello(0, 1, 4_096, job="eager")
     with opened(daemon.port, PREFACE) as sock:
         tls, incoming, outgoing = shaken_hands(context, sock)
@@ -128,7 +128,7 @@ def test_a_worker_that_says_hello_with_the_end_of_its_handshake(
 
 
 def test_a_worker_that_ends_with_its_handshake(daemon: Daemon, context: ssl.SSLContext) -> None:
-    """Its end of file comes while the last step runs; nobody would look for it later."""
+    """The end of file comes during the last step of the handshake and must not be missed."""
     with opened(daemon.port, PREFACE) as sock:
         _, _, outgoing = shaken_hands(context, sock)
         sock.sendall(outgoing.read())
@@ -147,10 +147,8 @@ def test_a_worker_that_offers_another_share_is_asked_for_ours(daemon: Daemon, ce
         assert sock.recv(PREFACE_SIZE) == PREFACE
 
 
-def test_only_what_is_meant_for_a_lane_is_told_inside(
-    daemon: Daemon, context: ssl.SSLContext
-) -> None:
-    """The preface comes back from inside TLS as it came: a changed one shows."""
+def test_the_lane_echoes_the_preface_inside_tls(daemon: Daemon, context: ssl.SSLContext) -> None:
+    """A worker thereby notices a preface that was changed on the way."""
     changed = PREFACE[:5] + b"\x07" + PREFACE[6:]
     with opened(daemon.port, changed) as plain:
         sock = context.wrap_socket(plain, server_hostname="127.0.0.1")
@@ -158,11 +156,11 @@ def test_only_what_is_meant_for_a_lane_is_told_inside(
             assert sock.recv(PREFACE_SIZE) == changed
 
 
-# --- who does not ---------------------------------------------------------------------------
+# --- refused --------------------------------------------------------------------------------
 
 
 def fails(daemon: Daemon, context: ssl.SSLContext) -> str:
-    """The reason that TLS gives the worker, at the end of the handshake or behind it."""
+    """The reason that TLS gives the worker, at the end of the handshake or after it."""
     with opened(daemon.port, PREFACE) as plain, pytest.raises(ssl.SSLError) as caught:
         sock = context.wrap_socket(plain, server_hostname="127.0.0.1")
         with sock:
@@ -186,10 +184,10 @@ def test_tls_1_2_is_refused(daemon: Daemon, certs: Files) -> None:
 
 
 def test_another_key_exchange_is_refused(certs: Files) -> None:
-    """A ClientHello with a share of ffdhe8192 kept a lane for 0.15 s."""
+    """Regression: a ClientHello with a key share of ffdhe8192 blocked a lane for 0.15 s."""
     other = certs.context()
     other.set_ecdh_curve("secp384r1")
-    with Daemon(*certs.flags) as daemon:  # its log has no other line of that second
+    with Daemon(*certs.flags) as daemon:  # a log without another line in the same second
         assert "HANDSHAKE_FAILURE" in fails(daemon, other)
         assert refused(daemon, "garbage") == 1
         wait_until(lambda: "it does not offer P-256" in daemon.log, 10)
@@ -237,13 +235,13 @@ def test_a_recorded_handshake_opens_nothing(daemon: Daemon, context: ssl.SSLCont
     assert daemon.lane_total("accepted") == before
 
 
-# --- time and room --------------------------------------------------------------------------
+# --- time and memory ------------------------------------------------------------------------
 
 
 def test_who_was_refused_and_stays_is_cut_off_too(daemon: Daemon) -> None:
     with opened(daemon.port, PREFACE, bytes(400)) as sock:
         start = time.monotonic()
-        read_to_end(sock)  # the alert, and our direction's end
+        read_to_end(sock)  # the alert, and the end of the lane's direction
         wait_until(
             lambda: daemon.lane_total("unproven") == 0, PROOF_SECONDS + AT_ONCE, "it is cut off"
         )
@@ -265,7 +263,7 @@ def test_more_than_16_kib_before_the_end_of_the_handshake(daemon: Daemon) -> Non
 
 @pytest.mark.skipif(allocated() is None, reason="this C library does not count what it allocates")
 def test_what_a_stranger_makes_us_hold(certs: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is allocated, OpenSSL's part too, by an unfinished ClientHello of the most bytes."""
+    """Memory, OpenSSL's included, for the largest unfinished ClientHello."""
     monkeypatch.setattr(tls_gate, "HandshakeThreads", QuickThreads)
     gate = TlsGate(make_context(TlsFiles(certs.cert, certs.key, certs.ca)), nobody)
     said = endless_hello(RECEIVED_BYTES - 1_000)
@@ -289,7 +287,7 @@ def test_what_a_stranger_makes_us_hold(certs: Files, monkeypatch: pytest.MonkeyP
         return made
 
     with asyncio.Runner() as runner:
-        runner.run(newcomers())  # what OpenSSL makes once
+        runner.run(newcomers())  # warms up OpenSSL's one-time allocations
         before = allocated()
         held = runner.run(newcomers())
         size = (allocated() - before) / count
@@ -301,12 +299,12 @@ def test_what_a_stranger_makes_us_hold(certs: Files, monkeypatch: pytest.MonkeyP
 def test_who_shows_slow_certificates_stops_nobody_else(
     daemon: Daemon, context: ssl.SSLContext, tmp_path: Path
 ) -> None:
-    """One handshake of 16 KiB kept a lane for 7 s."""
+    """Regression: one handshake of 16 KiB blocked a lane for 7 s."""
     slow = slow_context(tmp_path, 4)
     before = total_refused(daemon)
 
     def stranger() -> float:
-        """Seconds until its refusal."""
+        """Seconds until the stranger is refused."""
         with opened(daemon.port, PREFACE) as plain:
             sock = slow.wrap_socket(plain)
             start = time.monotonic()
@@ -327,10 +325,10 @@ def test_who_shows_slow_certificates_stops_nobody_else(
                 break
         worker.bye()
     assert longest < refusal.result() / 2, (longest, refusal.result())
-    assert total_refused(daemon) == before + 1, "for its CA, or its 2 s were over"
+    assert total_refused(daemon) == before + 1, "refused for its CA or its time"
 
 
-# --- behind the handshake -------------------------------------------------------------------
+# --- after the handshake --------------------------------------------------------------------
 
 
 def test_a_slow_reader_is_dropped_alone(certs: Files, context: ssl.SSLContext) -> None:
@@ -405,7 +403,7 @@ def test_the_key_is_nowhere_to_be_read(daemon: Daemon, certs: Files) -> None:
 
 
 def said_by(*flags: str) -> str:
-    """What `reducer serve` says before it ends with status 2."""
+    """The message of `reducer serve` before it ends with status 2."""
     ended = run_cli("serve", "--port", "0", *flags)
     assert (ended.returncode, ended.stdout) == (2, "")
     return " ".join(ended.stderr.split())

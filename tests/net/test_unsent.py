@@ -1,4 +1,4 @@
-"""Results that are queued when their job fails: sent unchanged, while their memory is wanted."""
+"""Results queued when their job fails are sent unchanged, although others want the memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_memory_of_queued_results_is_not_reused() -> None:
 
 
 def test_a_closing_peer_that_reads_slowly_gets_everything() -> None:
-    """The time to read last frames is counted without progress, not in all."""
+    """The limit for reading the last frames is time without progress, not total time."""
     values = np.arange(4 * MIB, dtype=np.float32)
     with Daemon("--credit", "32MiB") as daemon:
         late = Worker(daemon.port, "late", 0, 2, receive_buffer=4096)

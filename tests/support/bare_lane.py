@@ -27,7 +27,7 @@ KEY = 0x1234_5678_9ABC_DEF0
 
 
 def bare_lane(credit: int, most_summed: int = MOST_SUMMED) -> Lane:
-    """Both in bytes."""
+    """The core of a lane. `credit` and `most_summed` are bytes."""
     return Lane(
         LaneSettings(
             lane=0,
@@ -177,7 +177,7 @@ def receive(connection: Connection, data: memoryview) -> None:
         size = min(len(room), len(data))
         room[:size] = data[:size]
         data = data[size:]
-        connection.reads_since = clock()  # a copy by Python takes of no turn
+        connection.reads_since = clock()  # a copy by Python is not charged to the turn
         connection.buffer_updated(size)
 
 
@@ -185,7 +185,7 @@ async def never_held(shell: LaneShell, connection: Connection) -> None:
     """Keep the connection's turn from ending on a slow machine, and continue a turn that ended."""
     connection.turn.spent = 0.0
     shell.turns.release(connection.turn, connection)
-    await asyncio.sleep(0)  # its next turn begins; in mode tls what has come is delivered
+    await asyncio.sleep(0)  # the next turn delivers what mode tls has held back
     connection.turn.spent = -1_000.0
 
 

@@ -135,7 +135,7 @@ class Daemon:
     def lane_pid(self, lane: int) -> int:
         """The process of a running lane."""
         for pid in self.lane_pids():
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()  # of a zombie: empty
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for a zombie
             if command and json.loads(command.split(b"\0")[-2])["lane"] == lane:
                 return pid
         raise AssertionError(f"lane {lane} does not run")

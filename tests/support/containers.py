@@ -76,7 +76,7 @@ def tool(
 def _config() -> Path:
     PLACE.mkdir(parents=True, exist_ok=True)
     path = PLACE / "containers.conf"
-    if not path.exists() or path.read_text() != _CONFIG:  # another program may be reading it
+    if not path.exists() or path.read_text() != _CONFIG:  # another program may be reading the file
         path.write_text(_CONFIG)
     return path
 

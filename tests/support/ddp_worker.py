@@ -2,13 +2,13 @@
 
     python -m tests.support.ddp_worker RANK WORLD ADDRESSES JOB STORE
 
-It prints a line of JSON at the begin of each step, one for the error that ends the training, and
+It prints a line of JSON at the start of each step, one for the error that ends the training, and
 one when no thread or handler of ours keeps the process alive.
 """
 
 from __future__ import annotations
 
-import atexit  # the first that registers is called last
+import atexit  # imported first: handlers run in reverse order
 import json
 import sys
 import time

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 BATCH = 32
-STEPS = 12  # of one epoch
+STEPS = 12  # in an epoch
 PATIENCE = 200.0  # seconds for ranks that import TensorFlow on a busy machine
 
 
 @cache
 def _digits() -> tuple[Any, Any]:
-    from sklearn.datasets import load_digits  # of the extra demo; a test skips without
+    from sklearn.datasets import load_digits  # from the extra "demo"; tests skip without it
 
     found = load_digits()
     return (found.images.reshape(-1, 64) / 16).astype(np.float32), found.target.astype(np.int32)

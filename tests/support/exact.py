@@ -15,7 +15,7 @@ from fractions import Fraction
 from reducer.kernels import PART_SHIFT
 from reducer.wire.codes import DType, Flag, ReduceOp
 
-# struct's code for one element; what Python has no float for travels as its bits
+# struct's code for one element; types that Python lacks are passed as bits
 CODES = {
     DType.FLOAT32: "f",
     DType.FLOAT64: "d",

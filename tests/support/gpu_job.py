@@ -25,8 +25,8 @@ from tests.support.ranks import RunningRanks, Tell, start_ranks, values
 from tests.support.reducers import Reducers
 from tests.support.wait import wait_until
 
-SECONDS = 120.0  # of one collective: ranks that share a GPU take turns
-# Variables that a user may have set and that would make NCCL use another way.
+SECONDS = 120.0  # for one collective; ranks that share a GPU take turns
+# Variables that may be set and would make NCCL choose another algorithm or transport.
 _STRONGER = ("NCCL_ALGO", "NCCL_CONF_FILE", "NCCL_NET", "NCCL_PROTO", "NCCL_TUNER_PLUGIN")
 
 Body = Callable[..., Any]  # body(member, *args): what one rank does
@@ -47,11 +47,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """The results of a job: the values of its ranks, and the way of their bytes."""
+    """The results of a job: the values of its ranks, and evidence of how their bytes travelled."""
 
     values: list[Any]
-    contributed: int  # payload that all ranks together gave to all-reduces
-    came: int  # payload at the reducers while the job ran
+    contributed: int  # payload of all ranks in all-reduces
+    came: int  # payload that the reducers received from the job
     logs: list[str]  # NCCL's, by rank
 
     def assert_set_up(self) -> None:
@@ -59,7 +59,7 @@ class Ended:
             assert set_up(log) == {rank}, f"rank {rank}: no CollNet over REDUCER in its log\n{log}"
 
     def assert_through_reducers(self) -> None:
-        """Assert this by NCCL's log and by the reducers' counters, since one alone may be wrong."""
+        """Check NCCL's log and the reducers' counters, since either alone may be wrong."""
         self.assert_set_up()
         assert self.came >= self.contributed > 0, (
             f"{self.came} bytes came to the reducers, expected {self.contributed} or more"

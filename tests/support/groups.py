@@ -13,7 +13,7 @@ import reducer_client
 from reducer_client import Group
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_SPARE = 1021  # so many different turns before values come again
+_SPARE = 1021  # number of turns before values repeat
 
 
 class Values:

@@ -63,7 +63,7 @@ def main() -> None:
     )
     group: Any = dist.group.WORLD
     everyone = list(range(world))
-    # Groups of their own for a second run, and for what a hierarchy is compared with.
+    # A group for a second run, and a flat group to compare with.
     again = dist.new_group(everyone, pg_options=reducer_torch.Options(job="hosts", hierarchy=True))
     flat = dist.new_group(everyone, pg_options=reducer_torch.Options(job="hosts", hierarchy=False))
     layouts = [

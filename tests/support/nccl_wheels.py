@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.support.cluster import ROOT
 
 FOLDER = ROOT / "build" / "nccl_wheels"
-LOAD_A_PLUGIN = ("2.18.3", "2.19.3", "2.20.5", "2.21.5")  # before they look for a GPU
+LOAD_A_PLUGIN = ("2.18.3", "2.19.3", "2.20.5", "2.21.5")  # load the plugin without a GPU
 LATER = ("2.23.4", "2.32.3")
 WITH_HEADERS = ("2.18.3", "2.19.3", "2.23.4")  # nccl_net.h of tables 6, 7 and 8
 _DISTRIBUTION = "nvidia-nccl-cu12"

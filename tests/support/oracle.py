@@ -30,7 +30,7 @@ NUMPY_DTYPES: dict[DType, type] = {
     DType.FLOAT8_E4M3FN: np.uint8,
     DType.FLOAT8_E5M2: np.uint8,
 }
-FLOAT8: dict[DType, tuple[Any, int]] = {  # and its canonical NaN
+FLOAT8: dict[DType, tuple[Any, int]] = {  # with the canonical NaN
     DType.FLOAT8_E4M3FN: (ml_dtypes.float8_e4m3fn, 0x7F),
     DType.FLOAT8_E5M2: (ml_dtypes.float8_e5m2, 0x7E),
 }

@@ -21,9 +21,9 @@ ALLOWED = (
     # Downloads of gigabytes, which other targets make.
     r"make test-nccl",
     r"make test-frameworks",
-    # The same check for a user who is not root.
+    # Root runs a similar test.
     r"a file of root's is another case",
-    # Debian's Python has it in a package of its own, of tests.
+    # Debian has this module in a separate package.
     r"_testcapi",
     # An option of newer kernels.
     r"Linux before 6\.16",

@@ -22,11 +22,11 @@ from tests.support.simfaults import FaultyCluster
 
 CHUNK = 1_024
 TABLE = ((0, CHUNK),)
-MOST_AHEAD = 8  # rounds of a key, before the slowest rank
-FAULTS = 12  # of one spell
+MOST_AHEAD = 8  # rounds of a key that a rank may be ahead of the slowest
+FAULTS = 12  # in a spell
 ROUNDS_OF_A_SPELL = 20
-CALM = 4.0  # between two spells: else a rank could be silent for 5 s in sum, and lost
-PATIENCE = 60.0  # of simulated time: longer than any deadline of the protocol
+CALM = 4.0  # seconds between spells, else a rank could be silent for 5 s and be lost
+PATIENCE = 60.0  # simulated seconds, longer than any deadline of the protocol
 
 
 @dataclass

@@ -16,8 +16,8 @@ MODULES = (
     "pytest",
     "reducer_client.torch",
     "reducer_client.horovod.torch",
-    "torch._dynamo",  # every optimizer imports it when it is made
-    "sklearn.datasets",  # the digits
+    "torch._dynamo",  # imported by every optimizer
+    "sklearn.datasets",  # for tests.support.digits
 )
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # OpenBLAS starts its threads when NumPy is imported

@@ -28,8 +28,8 @@ std::string result(uint64_t round, size_t size = 8) {
   return frame(ors::kResult, round, std::string(size, static_cast<char>('a' + round)));
 }
 
-// Records the batches: c is a control frame, b the begin of a result, e its end, each with its
-// round. Fails at the begin of round `fails`, and at no other frame.
+// Records the batches: c is a control frame, b the start of a result, e its end, each with its
+// round. Fails at the start of round `fails`, and at no other frame.
 struct Sink final : ors::FrameSink {
   std::optional<ors::Failure> take(ors::IncomingBatch* frames) override {
     std::string batch;

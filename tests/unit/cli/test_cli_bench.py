@@ -1,4 +1,4 @@
-"""`reducer bench` without reducers: options, sizes, what is compared, how it is shown."""
+"""`reducer bench` without reducers: options, sizes, expected results and the printed table."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_without_ranks_it_says_how_to_start_them(monkeypatch: pytest.MonkeyPatch
 
 
 def _result(sweep: Sweep, world_size: int, rank: int, turn: int, count: int) -> Any:
-    """What a reducer that keeps the law gives, from what the ranks send."""
+    """The result of a correct reducer for the contributions of the ranks."""
     made = Pattern(sweep, world_size)
     parts = world_size if sweep.collective == "reduce_scatter" else 1
     sent = [made.sent(r, count * parts)[start(turn) :][: count * parts] for r in range(world_size)]
@@ -174,7 +174,7 @@ def test_the_law_of_the_sum_is_what_is_expected(dtype: str, op: Any) -> None:
     result = _result(sweep, 3, rank=1, turn=7, count=5000)
     assert Pattern(sweep, 3).count_wrong(result, 1, 7) == 0
     if dtype.startswith(("float", "bfloat")):
-        # values that say something
+        # values that show mistakes
         assert len(np.unique(result)) > (100 if result.itemsize > 1 else 10)
 
 
@@ -199,21 +199,21 @@ def test_narrow_values_travel_as_the_law_says() -> None:
 
 def test_wrong_sums_are_counted_element_by_element() -> None:
     made = Pattern(SWEEP, 4)
-    right = _result(SWEEP, 4, rank=0, turn=5, count=600_000)  # more than one block is compared
+    right = _result(SWEEP, 4, rank=0, turn=5, count=600_000)  # compared in more than one block
     assert made.count_wrong(right, 0, 5) == 0
     for places in ([0], [599_999], [3, 262_143, 262_144, 300_000]):
         wrong = right.copy()
-        wrong.view(np.uint32)[places] ^= 1  # the least bit
+        wrong.view(np.uint32)[places] ^= 1  # the lowest bit
         assert made.count_wrong(wrong, 0, 5) == len(places)
 
 
 def test_stale_misplaced_and_unsummed_results_are_wrong() -> None:
     made = Pattern(SWEEP, 4)
     right = _result(SWEEP, 4, rank=0, turn=5, count=131_072)
-    assert made.count_wrong(right, 0, 6) > 100_000, "the result of the iteration before"
+    assert made.count_wrong(right, 0, 6) > 100_000, "stale: the previous iteration"
     chunk = 65_536 // 4
     swapped = np.concatenate([right[chunk : 2 * chunk], right[:chunk], right[2 * chunk :]])
-    assert made.count_wrong(swapped, 0, 5) > 30_000, "chunks in each other's place"
+    assert made.count_wrong(swapped, 0, 5) > 30_000, "swapped chunks"
     own = made.sent(0, 131_072)[start(5) :][:131_072]
     assert made.count_wrong(own, 0, 5) > 130_000, "its own contribution"
     assert made.count_wrong(np.zeros(131_072, np.float32), 0, 5) == 131_072

@@ -1,4 +1,4 @@
-"""Files of specifications: what is read, what is refused, and that nothing ends in a traceback."""
+"""Specification files are read or refused, and none ends in a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which memory the engine may read and write while both go on."""
+"""Arrays that the engine may read while it writes results, and those that must be copied."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from reducer_client.arrays import apart, as_array
 def test_a_source_that_the_target_overlaps_is_copied() -> None:
     memory = np.arange(100, dtype=np.float32)
     for source, target in (
-        (memory[:60], memory[40:]),  # results come into what is not read yet
-        (memory[:50], memory[:100]),  # all_gather into a buffer that holds the own part
+        (memory[:60], memory[40:]),  # results would overwrite unread input
+        (memory[:50], memory[:100]),  # all_gather into a buffer that contains the input
         (memory, memory[50:]),  # reduce_scatter into a part of the input
     ):
         taken = apart(source, target)

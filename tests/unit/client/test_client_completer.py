@@ -1,4 +1,4 @@
-"""Callbacks of finished works come once, however late the submitting thread registers them."""
+"""Callbacks of finished works run once, however late the submitting thread registers them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.wait import wait_until
 
 
 class _Ended:
-    """An engine, as far as a completer sees it: what it is given has ended."""
+    """A fake engine: the operations given to `finish` have ended."""
 
     def __init__(self) -> None:
         self._operations: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -43,7 +43,7 @@ def test_a_late_registration_has_its_callback_at_once(monkeypatch: pytest.Monkey
     engine.finish(late)
     engine.finish(early)
     ours.expect(early, work, 60, other.set)  # type: ignore[arg-type]
-    assert other.wait(30)  # the first has been waited for in vain
+    assert other.wait(30)  # the completer has given up waiting for `late`
     ours.expect(late, work, 60, called.set)  # type: ignore[arg-type]
     assert called.is_set()
     wait_until(engine.taken, 30)

@@ -1,4 +1,4 @@
-"""Errors of the client: one class for each cause, whole after a pickle."""
+"""Errors of the client: one class for each cause; pickling keeps all attributes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_every_code_has_a_class_of_its_own() -> None:
     kinds = {
         code: type(errors.from_engine((int(code), "text", -1, "", "", -1))) for code in ErrorCode
     }
-    assert len(set(kinds.values())) == len(ErrorCode) - 1  # CORRUPTED: IntegrityError
+    assert len(set(kinds.values())) == len(ErrorCode) - 1  # CORRUPTED is an IntegrityError, too
     assert kinds[ErrorCode.PEER_LOST] is errors.PeerLostError
     assert kinds[ErrorCode.INTERNAL] is errors.ReducerError
 

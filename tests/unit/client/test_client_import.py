@@ -1,4 +1,4 @@
-"""What importing the client costs, and what it says where it cannot work."""
+"""What importing the client loads, and its error if there is no engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of calls that have none: equal on all ranks, and even over reducers and lanes."""
+"""Keys for calls without a key are equal on all ranks, and even over reducers and lanes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo fails where it must."""
+"""The demo reports wrong results as a failure."""
 
 from __future__ import annotations
 

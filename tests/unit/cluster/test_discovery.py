@@ -1,4 +1,4 @@
-"""Where reducers and ranks are found: the cases in tests/vectors/cluster, and their report."""
+"""Discovery of reducers and ranks: the cases in tests/vectors/cluster, and the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that a job can cause with a frame grows no faster than the frame (SECURITY.md)."""
+"""The work that a frame of a job causes grows no faster than the frame (SECURITY.md)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from tests.support.simlane import SimLane
 
 
 def cpu(act: Callable[[], object]) -> float:
-    """The least of some runs, in seconds of this thread."""
+    """CPU seconds of this thread, the minimum of five runs."""
     times = []
     for _ in range(5):
         start = time.thread_time()
@@ -70,7 +70,7 @@ def answers(worker: Scripted) -> list[messages.Stats]:
 
 
 def test_questions_share_one_walk_over_waiting_rounds_a_heartbeat() -> None:
-    """A flood of STATS stood a lane still for 27 s."""
+    """Regression: a flood of STATS blocked a lane for 27 s."""
     lane = SimLane()
     workers = join_all(lane, 3)
     for _ in range(1_000):
@@ -91,7 +91,7 @@ def test_questions_share_one_walk_over_waiting_rounds_a_heartbeat() -> None:
 
 
 def test_the_numbers_for_metrics_cost_no_more_for_rounds_that_are_open() -> None:
-    """A scrape walked all of them: with 250 runs of 1,000 each a lane stood still for 1 s."""
+    """Regression: a scrape walked all open rounds: 1 s for 250 runs of 1,000 rounds."""
 
     def scrape(rounds: int) -> float:
         lane = SimLane(records=64 << 20, budget=1 << 40, credit=256 << 20)
@@ -116,7 +116,7 @@ def test_a_report_looks_at_the_oldest_rounds_and_names_some() -> None:
 
 
 def test_rounds_that_end_in_their_order_take_time_linear_in_their_number() -> None:
-    """The oldest of 96,000 was sought behind all that had ended: 3.5 s of a lane."""
+    """Regression: the search for the oldest of 96,000 rounds walked all ended ones: 3.5 s."""
 
     def ended(count: int) -> float:
         lane = SimLane(budget=1 << 40, credit=1 << 30, records=1 << 24)
@@ -154,7 +154,7 @@ def test_the_places_of_a_route_take_time_linear_in_its_slots() -> None:
 
 
 def moved(slots: int) -> list[Scripted]:
-    """Two ranks at the last slot of a job whose other reducers are dead since route 1."""
+    """Two ranks at the last slot of a job whose other slots are dead since route 1."""
     lane = SimLane(records=64 << 20, budget=1 << 40, credit=256 << 20)
     workers = join_all(lane, 2, slot=slots - 1, reducers=slots, worker_silence_ms=3_600_000)
     live = (0,) * (slots - 1) + (1,)
@@ -163,7 +163,7 @@ def moved(slots: int) -> list[Scripted]:
 
 
 def test_a_slot_that_nobody_uses_costs_no_beat_anything() -> None:
-    """Beats of 125 runs of 2,600 dead slots each took 20 ms of a lane."""
+    """Regression: heartbeats of 125 runs with 2,600 dead slots each took 20 ms."""
 
     def beat(slots: int) -> float:
         lane = moved(slots)[0].lane
@@ -173,7 +173,7 @@ def test_a_slot_that_nobody_uses_costs_no_beat_anything() -> None:
 
 
 def test_a_route_costs_less_than_the_frames_that_made_what_it_drops() -> None:
-    """What each rank had sent was sought in all chunks: 100,000 chunks of 200 ranks took 1.1 s."""
+    """Regression: each rank's bytes were sought in all chunks: 1.1 s for 100,000 chunks of 200."""
     lane, world, chunks = SimLane(records=1 << 20, budget=1 << 40), 2_000, 500
     worker = join_all(lane, world, table=((0, 64),))[0]
     frames = [frame(worker.header(Spec(count=16 * chunks), n), bytes(64)) for n in range(chunks)]
@@ -187,7 +187,7 @@ def test_a_route_costs_less_than_the_frames_that_made_what_it_drops() -> None:
     )
     start = time.thread_time()
     worker.session.send(control(messages.Route(1, (1,), (1,), (1,))))
-    assert time.thread_time() - start < 4 * made  # it was 100 times as much
+    assert time.thread_time() - start < 4 * made  # the regression took 100 times as long
     assert members.run.ledger.unread_room(0) == members.run.ledger.unread_room(1)
 
 
@@ -197,7 +197,7 @@ def rounds_in_memory() -> int:
 
 
 def test_a_grant_keeps_no_round_that_is_forgotten() -> None:
-    """Each rank could keep another one, with its sets: 232 bytes for each pair of ranks."""
+    """Regression: each rank could keep a round with its sets: 232 bytes a pair of ranks."""
     lane = SimLane(credit=8_192)
     workers = join_all(lane, 2)
     for chunk in range(2):
@@ -209,7 +209,7 @@ def test_a_grant_keeps_no_round_that_is_forgotten() -> None:
 
 
 def test_ranks_hear_of_their_credit_first_and_by_one_frame() -> None:
-    """One entry was answered by 23 frames, with all keys whose positions had changed: 47 ms."""
+    """Regression: one entry was answered by 23 frames with all changed positions: 47 ms."""
     lane = SimLane(credit=8_192, budget=1 << 40, records=1 << 24)
     workers = join_all(lane, 2)
     (members,) = lane.core._roster.runs.values()
@@ -235,12 +235,12 @@ def test_ranks_hear_of_their_credit_first_and_by_one_frame() -> None:
 
 
 def hear_of(worker: Scripted, home: int) -> None:
-    """A heartbeat is enough to make the stream of a dead slot."""
+    """Make the stream of a dead slot, by a heartbeat for it."""
     worker.session.send(heartbeat((1, 1), route=1, chunk=home))
 
 
 def test_a_stream_without_news_costs_no_tick_anything() -> None:
-    """20 runs that had named 4,096 dead slots each took another job's p99 from 1 to 47 ms."""
+    """Regression: 20 runs with 4,096 dead slots each raised another job's p99 from 1 to 47 ms."""
 
     def beat(slots: int) -> float:
         workers = moved(slots)
@@ -255,7 +255,7 @@ def test_a_stream_without_news_costs_no_tick_anything() -> None:
 
 
 def test_the_beats_of_many_runs_are_spread_over_a_heartbeat() -> None:
-    """100 runs with 4,096 new positions each took a lane for 60 ms at once."""
+    """Regression: 100 runs with 4,096 new positions each took 60 ms at once."""
     lane, count = SimLane(budget=1 << 40), 20
     workers = [join_all(lane, 1, run_id=f"run-{n}")[0] for n in range(count)]
     lane.tick(lane.settings.heartbeat)
@@ -269,7 +269,7 @@ def test_the_beats_of_many_runs_are_spread_over_a_heartbeat() -> None:
 
 
 def test_what_many_runs_have_to_tell_is_told_a_part_at_each_tick() -> None:
-    """150 runs with 4,096 new positions each took 12 ms of each tick."""
+    """Regression: 150 runs with 4,096 new positions each took 12 ms of each tick."""
     lane, count = SimLane(budget=1 << 40, records=1 << 24), 20
     workers = runs_of_one(lane, count)
     small = join_all(lane, 1, run_id="small")[0]
@@ -294,7 +294,7 @@ def test_what_many_runs_have_to_tell_is_told_a_part_at_each_tick() -> None:
 
 
 def test_what_a_job_is_to_be_told_waits_for_no_second_run_of_another_one() -> None:
-    """Beside 255 runs of one job, another one waited 4 s for its last positions."""
+    """Regression: beside 255 runs of one job, another job waited 4 s for its positions."""
     lane, count = SimLane(budget=1 << 40, records=1 << 24), 20
     workers = runs_of_one(lane, count)
     workers += join_all(lane, 1, job="another")
@@ -315,18 +315,18 @@ def test_what_a_job_is_to_be_told_waits_for_no_second_run_of_another_one() -> No
 
 
 def beats_of(worker: Scripted) -> list[int]:
-    """The stable positions in each heartbeat that has come."""
+    """The number of stable positions in each received heartbeat."""
     return [len(frame.payload or b"") // 16 for frame in worker.read(MessageKind.HEARTBEAT)]
 
 
 @pytest.mark.parametrize("positions", [1, MAX_HEARTBEAT_ENTRIES])
 def test_no_run_is_without_a_heartbeat_where_many_have_news(positions: int) -> None:
-    """With 64 runs of one new position each a worker heard nothing for 1.8 s."""
+    """Regression: with 64 runs of one new position each, a worker got nothing for 1.8 s."""
     lane = SimLane(budget=1 << 40, records=1 << 24)
     busy = runs_of_one(lane, 64 if positions == 1 else 16)
     calm = join_all(lane, 1, run_id="calm")[0]
     calm.session.send(control(messages.Route(1, (1,), (1,), (1,))))
-    ticks = 5  # of each interval
+    ticks = 5  # per heartbeat interval
     silent = dict.fromkeys((*busy, calm), 0)
     untold = 0
     for tick in range(6 * ticks):
@@ -347,7 +347,7 @@ def test_no_run_is_without_a_heartbeat_where_many_have_news(positions: int) -> N
 
 
 def make_idle(lane: SimLane, workers: list[Scripted]) -> None:
-    """3,000 keys of each, whose time to be forgotten has come."""
+    """Make 3,000 keys for each worker, and wait until they may be forgotten."""
     for worker in workers:
         worker.session.send(heartbeat(*((key, 1) for key in range(3_000)), route=1))
     while lane.now < KEY_IDLE_SECONDS + lane.settings.silence:
@@ -357,7 +357,7 @@ def make_idle(lane: SimLane, workers: list[Scripted]) -> None:
 
 
 def test_idle_keys_of_all_runs_are_forgotten_a_part_at_each_tick() -> None:
-    """One tick forgot 2.4 million of them and took 0.4 s."""
+    """Regression: one tick forgot 2.4 million keys: 0.4 s."""
     lane, count = SimLane(budget=1 << 40, records=1 << 24), 8
     workers = runs_of_one(lane, count)
     make_idle(lane, workers)
@@ -375,8 +375,8 @@ def test_idle_keys_of_all_runs_are_forgotten_a_part_at_each_tick() -> None:
 
 
 def test_idle_keys_of_a_job_wait_for_no_run_of_another_one() -> None:
-    """Beside 255 runs of one job that kept their keys in use, a job that made keys anew was ended:
-    its idle keys were forgotten more slowly than it made new ones."""
+    """Regression: beside 255 runs of one job, another job's idle keys were forgotten more slowly
+    than it made new ones, until it was ended."""
     lane = SimLane(budget=1 << 40, records=1 << 24)
     workers = runs_of_one(lane, 20)
     workers += join_all(lane, 1, job="another")
@@ -395,7 +395,7 @@ def test_idle_keys_of_a_job_wait_for_no_run_of_another_one() -> None:
 
 
 def test_runs_with_waiting_rounds_are_told_a_few_at_each_tick() -> None:
-    """After a pause of the lane 250 runs were told at one tick, again and again: 27 ms."""
+    """Regression: after a pause of the lane one tick told 250 runs, again and again: 27 ms."""
     lane, count = SimLane(budget=1 << 40), MOST_STALLED + 1
     silence = {"worker_silence_ms": 3_600_000}
     runs = [join_all(lane, 2, run_id=f"run-{n}", **silence) for n in range(count)]
@@ -409,7 +409,7 @@ def test_runs_with_waiting_rounds_are_told_a_few_at_each_tick() -> None:
 
 
 def test_ranks_that_are_gone_for_long_cost_no_tick_anything() -> None:
-    """48,000 of one job, in 6 groups, made each tick take 3.4 ms: another job's p99 was 12 x."""
+    """Regression: 48,000 such ranks in 6 groups took 3.4 ms of each tick."""
 
     def look(gone: int, left: int) -> float:
         lane = SimLane(budget=1 << 40)
@@ -420,7 +420,7 @@ def test_ranks_that_are_gone_for_long_cost_no_tick_anything() -> None:
             worker.session.lose("connection reset")
         lane.tick(1.0)
         (members,) = lane.core._roster.runs.values()
-        assert members.absence(lane.now) is None, "told"
+        assert members.absence(lane.now) is None, "the absence is already told"
         return cpu(
             lambda: [(members.absence(lane.now), members.deserted(lane.now)) for _ in range(200)]
         )
@@ -429,7 +429,7 @@ def test_ranks_that_are_gone_for_long_cost_no_tick_anything() -> None:
 
 
 def test_some_runs_at_each_tick_are_told_who_is_absent() -> None:
-    """A rank less in each of 16 groups of 500, at each tick, was 8,000 frames at each tick."""
+    """Regression: one more lost rank in each of 16 groups of 500 made 8,000 frames a tick."""
     lane, world = SimLane(budget=1 << 40), MOST_TOLD_ABSENCE // 2 + 2
     silence = {"worker_silence_ms": 3_600_000}
     runs = [join_all(lane, world, run_id=f"run-{n}", **silence) for n in range(4)]
@@ -451,7 +451,7 @@ def test_some_runs_at_each_tick_are_told_who_is_absent() -> None:
 
 
 def test_a_run_is_told_who_is_absent_though_others_have_news_at_each_tick() -> None:
-    """Five groups of 1,025 ranks used up what a tick may tell: not told in 25 s."""
+    """Regression: five groups of 1,025 ranks used up each tick; others waited over 25 s."""
     lane, world = SimLane(budget=1 << 40), MOST_TOLD_ABSENCE + 20
     ticks = round(lane.settings.heartbeat / 0.05)
     silence = {"worker_silence_ms": 3_600_000}
@@ -479,7 +479,7 @@ def test_a_run_is_told_who_is_absent_once_in_an_interval() -> None:
 
 
 def test_the_keys_of_a_stream_that_has_moved_are_forgotten_a_part_at_each_tick() -> None:
-    """80,000 keys took 30 ms, and whoever says ROUTE can say so again and again."""
+    """Regression: 80,000 keys took 30 ms for each ROUTE that a worker cared to send."""
     lane, keys = SimLane(budget=1 << 40, records=1 << 24), 6_000
     worker = runs_of_one(lane, 1)[0]
     (members,) = lane.core._roster.runs.values()
@@ -495,7 +495,7 @@ def test_the_keys_of_a_stream_that_has_moved_are_forgotten_a_part_at_each_tick()
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_rounds_that_nobody_has_sent_of_are_forgotten_a_part_at_each_tick(ends: bool) -> None:
-    """96,000 that one rank had abandoned took 80 ms, when their stream moved or their run ended."""
+    """Regression: 96,000 abandoned rounds took 80 ms when their stream moved or run ended."""
     lane, rounds = SimLane(budget=1 << 40, records=1 << 24), 10_000
     workers = join_all(lane, 2)
     (members,) = lane.core._roster.runs.values()
@@ -525,7 +525,7 @@ def test_rounds_that_nobody_has_sent_of_are_forgotten_a_part_at_each_tick(ends: 
 
 
 def test_what_has_moved_leaves_no_key_without_room() -> None:
-    """Without that, a job whose records are half full could not go on after a failover."""
+    """Otherwise a job whose records are half full could not continue after a failover."""
     lane = SimLane()
     worker = runs_of_one(lane, 1)[0]
     (members,) = lane.core._roster.runs.values()
@@ -541,7 +541,7 @@ def test_what_has_moved_leaves_no_key_without_room() -> None:
 
 
 def test_a_route_walks_the_open_rounds_once_for_all_streams_that_it_moves() -> None:
-    """Each stream walked them all."""
+    """Regression: the open rounds were walked once for each stream."""
     slots = 256
 
     def move(rounds: int) -> float:
@@ -564,7 +564,7 @@ def test_a_route_walks_the_open_rounds_once_for_all_streams_that_it_moves() -> N
 
 
 def test_the_streams_that_a_route_moves_are_dropped_some_at_a_time() -> None:
-    """4,095 without rounds took 5.5 ms, and whoever says ROUTE can say so again and again."""
+    """Regression: 4,095 streams without rounds took 5.5 ms for each ROUTE."""
     slots = 3 * STREAMS_AT_ONCE + 2
     worker = moved(slots)[0]
     (members,) = worker.lane.core._roster.runs.values()
@@ -572,7 +572,7 @@ def test_the_streams_that_a_route_moves_are_dropped_some_at_a_time() -> None:
         hear_of(worker, home)
     live = members.run.route.live
     out = members.run.move(Route(2, (2,) * (slots - 1) + (1,), live, (1,) * slots))
-    assert len(list(members.run.streams)) == 1, "nothing comes in a stream that has moved"
+    assert len(list(members.run.streams)) == 1, "moved streams are gone at once"
     assert any(isinstance(output, events.Behind) for output in out)
     counts = [members.run.stream_count]
     while members.run.is_behind:
@@ -582,7 +582,7 @@ def test_the_streams_that_a_route_moves_are_dropped_some_at_a_time() -> None:
 
 
 def test_a_stream_with_rounds_does_not_wait_for_those_without() -> None:
-    """Its buffers are to be given back before the outputs that come next."""
+    """The buffers of such a stream must be freed before the next outputs."""
     slots = 2 * STREAMS_AT_ONCE
     worker = moved(slots)[0]
     (members,) = worker.lane.core._roster.runs.values()
@@ -610,7 +610,7 @@ def test_a_run_that_ends_takes_streams_apart_that_have_moved() -> None:
 
 
 def test_the_tables_of_streams_that_have_moved_are_forgotten_some_at_each_tick() -> None:
-    """4,095 of one key each were a megabyte of records, and 4 ms of one tick."""
+    """Regression: 4,095 tables of one key each took a megabyte of records and 4 ms of a tick."""
     slots = MAX_REDUCERS // 4
     worker = moved(slots)[0]
     (members,) = worker.lane.core._roster.runs.values()
@@ -640,10 +640,10 @@ def back_again(lane: SimLane) -> Scripted:
 
 @pytest.mark.parametrize("owed", [False, True])
 def test_who_is_back_costs_no_walk_over_the_rounds_of_its_run(owed: bool) -> None:
-    """A HELLO took 10 ms for 96,000 rounds, and whoever says HELLO can say so again and again."""
+    """Regression: a HELLO took 10 ms with 96,000 rounds, as often as a rank sent one."""
 
     def come_back(rounds: int) -> float:
-        """The longest of the first steps, which find out what is to be told."""
+        """The longest of the first steps, which find what the rank must be told."""
         lane = SimLane(budget=1 << 40, records=64 << 20, credit=1 << 30)
         workers = join_all(lane, 2)
         for number in range(rounds):
@@ -670,7 +670,7 @@ def test_who_is_back_costs_no_walk_over_the_rounds_of_its_run(owed: bool) -> Non
 
 
 def test_who_is_back_makes_no_list_of_all_keys() -> None:
-    """It took 8 bytes and 10 ns for each, whenever a rank said HELLO."""
+    """Regression: each HELLO took 8 bytes and 10 ns for each key."""
     lane, keys = SimLane(budget=1 << 40, records=64 << 20), 100_000
     workers = join_all(lane, 2)
     workers[0].session.send(control(messages.Route(1, (1,), (1,), (1,))))
@@ -684,7 +684,7 @@ def test_who_is_back_makes_no_list_of_all_keys() -> None:
 
 
 def test_a_route_looks_at_no_round_that_it_does_not_move() -> None:
-    """A flood of ROUTE walked the 100,000 rounds that its run had open, again and again."""
+    """Regression: each ROUTE of a flood walked the 100,000 open rounds of its run."""
 
     def route(rounds: int) -> float:
         worker, _ = moved(2)
@@ -707,7 +707,7 @@ def test_a_route_looks_at_no_round_that_it_does_not_move() -> None:
 
 @pytest.mark.parametrize("chunks", [False, True])
 def test_a_rising_position_costs_no_more_for_all_that_waits_behind_it(chunks: bool) -> None:
-    """Each walked all rounds, or all chunks of the round, that the key had on a moved stream."""
+    """Regression: each position walked all rounds of the key, or all chunks of its round."""
     key, size = key_of_slot(0, 2), 4_096
 
     def rise(count: int) -> float:
@@ -744,7 +744,7 @@ def test_a_route_of_all_slots_is_parsed_in_a_part_of_a_heartbeat() -> None:
 
 
 def test_a_map_with_more_values_than_any_message_has_is_refused() -> None:
-    """64 KiB of one-byte values in lists of 4,096: each costs more than its byte."""
+    """64 KiB of one-byte values in lists would take much more memory than their bytes."""
     lists = {f"unknown-{n}": [0] * 250 for n in range(4)}
     assert messages.decode(messages.Key, msgpack.packb({"name": "k", **lists})).name == "k"
     lists["more"] = [0] * 100
@@ -768,7 +768,7 @@ def test_stable_is_the_least_done_of_all_ranks(world: int) -> None:
 
 
 def test_what_one_rank_reports_costs_no_more_for_all_the_others() -> None:
-    """The last rank moves stable with every entry: the minimum of all was sought each time."""
+    """Regression: each entry of the slowest rank searched the minimum of all ranks."""
 
     def last_of(world: int) -> float:
         key = KeyRounds(1, world)
@@ -795,8 +795,8 @@ def test_heartbeats_that_say_nothing_new_leave_nothing_behind() -> None:
 
 
 def test_the_groups_of_one_job_show_a_number_of_ranks() -> None:
-    """256 with 64 late ranks each took a second of a page, for each lane: beyond ten lanes there
-    were no metrics."""
+    """Regression: 256 groups of 64 late ranks each took a second per page and lane, so beyond
+    ten lanes there were no metrics."""
     lane = SimLane(budget=1 << 40)
     for group in range(2 * MAX_RANKS_OF_JOB // MAX_RANKS):
         join_all(lane, 2, job="one", run_id=f"run#{group}")
@@ -811,7 +811,7 @@ def test_the_groups_of_one_job_show_a_number_of_ranks() -> None:
 
 
 def test_a_report_of_many_runs_shows_a_number_of_waiting_rounds() -> None:
-    """1,000 runs with 16 rounds each, of keys with long names, made 54 MB of it; 64 end a lane."""
+    """Regression: 1,000 runs of 16 rounds with long keys made 54 MB; 64 MB would end a lane."""
     lane = SimLane(budget=1 << 40)
     runs = 2 * MAX_ROUNDS_IN_ALL // MAX_ROUNDS
     for run in range(runs):

@@ -1,4 +1,4 @@
-"""An output that cannot be carried out ends its run on every rank; no sum lacks a part (law 10)."""
+"""If an output fails, its run ends on every rank; no sum lacks a part (law 10)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.scripted import TABLE, Scripted, Spec, join_all
 from tests.support.simcluster import SimCluster, StuckError
 from tests.support.simlane import InjectedError, SimLane
 
-WORLD = 6  # the first four parts of bfloat16 are folded into an accumulator of their own
+WORLD = 6  # four parts of bfloat16 are folded into a separate accumulator
 CHUNKS = 3
 ROUNDS = 2
 COUNT = CHUNKS * TABLE[0][1] // 2  # elements of 16 bits
-ONE = 0x3F80  # 1.0 in bfloat16; one exponent more doubles it
+ONE = 0x3F80  # 1.0 in bfloat16; the next exponent doubles it
 TOTAL = 0x427C  # 63.0 = 1 + 2 + 4 + 8 + 16 + 32
 KINDS = ("Close", "Finish", "Fold", "Free", "Log", "Send", "Traced", "memory")
 
@@ -51,7 +51,7 @@ class Nth:
 
 
 def work(workers: list[Scripted]) -> list[list[bytes]]:
-    """Rounds of several chunks, of which one comes in falling order; the results by rank."""
+    """Rounds of several chunks, one of them in descending rank order; the results by rank."""
     results: list[list[bytes]] = [[] for _ in workers]
     for number in range(ROUNDS):
         spec = Spec(number=number, dtype=DType.BFLOAT16, count=COUNT)
@@ -67,7 +67,7 @@ def work(workers: list[Scripted]) -> list[list[bytes]]:
 
 
 def play(inject: Nth) -> SimLane:
-    """A whole job beside another one; every promise is checked."""
+    """Play a whole job beside another one, and check every promise."""
     lane = SimLane(traced=True)
     beside = join_all(lane, 1, job="beside")[0]
     workers = join_all(lane, WORLD)
@@ -87,17 +87,17 @@ def play(inject: Nth) -> SimLane:
 
 
 def stop(worker: Scripted) -> None:
-    """The end of the run for all, with buffers that are parked and results that are not stable."""
+    """End the run for all ranks, with parked buffers and results that are not stable."""
     for data in (bytes(32), b"\x01" * 32):
         worker.contribute(Spec(key="y"), data=data)
 
 
 def check_outcome(workers: list[Scripted], results: list[list[bytes]]) -> None:
-    """The right sums for all, or an end for all."""
+    """Assert that all ranks got the right sums, or that the run ended for all."""
     right = np.full(TABLE[0][1] // 2, TOTAL, np.uint16).tobytes()
     assert {result for got in results for result in got} <= {right}
     for worker in workers:
-        assert worker.session.closed is not None, f"rank {worker.rank} waits for ever"
+        assert worker.session.closed is not None, f"rank {worker.rank} would wait for ever"
     if not all(len(got) == ROUNDS * CHUNKS for got in results):
         for worker in workers:
             assert worker.error().code == ErrorCode.INTERNAL
@@ -163,7 +163,7 @@ def test_a_bug_while_results_are_freed_keeps_no_buffer() -> None:
 
 @pytest.mark.parametrize("calls", [1, 2, 4, 5])
 def test_a_bug_in_a_tick_ends_one_run(calls: int) -> None:
-    """HEARTBEAT has two CRCs, as ABSENT; between them is one of the run beside."""
+    """`calls` is the failing CRC: HEARTBEAT and ABSENT have two each, another run has the third."""
     left: list[int] = []
 
     def crc(data: Buffer) -> int:
@@ -190,7 +190,7 @@ def test_a_bug_in_a_tick_ends_one_run(calls: int) -> None:
 
 @pytest.mark.parametrize("changed", [True, False])
 def test_a_bug_in_a_tick_ends_a_run_that_forms(changed: bool) -> None:
-    """PENDING where somebody has come or gone since the last one, else HEARTBEAT."""
+    """The tick sends PENDING if ranks have come or gone since the last one, else HEARTBEAT."""
     failing: list[bool] = []
 
     def crc(data: Buffer) -> int:
@@ -213,7 +213,7 @@ def test_a_bug_in_a_tick_ends_a_run_that_forms(changed: bool) -> None:
 
 
 def test_what_a_chunk_has_given_up_is_not_dropped_with_its_run() -> None:
-    """A bug between the two gave one buffer to two chunks: sums were wrong, and no rank knew."""
+    """Regression: a bug between the two steps gave one buffer to two chunks: wrong sums."""
     lane = SimLane()
     workers = join_all(lane, 3)
     for worker in workers[:2]:
@@ -230,7 +230,7 @@ def test_what_a_chunk_has_given_up_is_not_dropped_with_its_run() -> None:
 
 
 class FailingOnce(dict[Any, Any]):
-    """No memory for the next item."""
+    """A dict that has no memory for the next item."""
 
     fails = True
 
@@ -242,7 +242,7 @@ class FailingOnce(dict[Any, Any]):
 
 
 def test_a_connection_that_could_not_be_counted_keeps_no_room() -> None:
-    """Its end raised, as the job was not known, and the room of its run was lost for ever."""
+    """Regression: the end of the connection raised, and its run's memory stayed reserved."""
     lane = SimLane()
     workers = join_all(lane, 2)
     connections = lane.core._roster.connections
@@ -260,7 +260,7 @@ def test_a_connection_that_could_not_be_counted_keeps_no_room() -> None:
 
 @pytest.mark.parametrize("what", ["sessions", "incarnations"])
 def test_a_rank_that_could_not_be_admitted_is_not_here(what: str) -> None:
-    """Its ghost stayed in the run that forms, which no other process of the rank could join."""
+    """Regression: the rank stayed in the forming run, which its next process could not join."""
     lane = SimLane()
     first = Scripted(lane, 0, 3)
     (forming,) = lane.core._roster.forming.values()
@@ -308,7 +308,7 @@ def test_a_frame_of_no_run_that_fails_ends_the_session_that_misses_it() -> None:
     ],
 )
 def test_real_workers_come_back_with_the_right_sum_or_an_error(kind: str, every: bool) -> None:
-    """What the engine does about it: it sends again what was not answered."""
+    """The engine retransmits unacknowledged contributions."""
     for n in (2, 3, 7, 19):
         cluster = SimCluster(WORLD, table=TABLE, seed=n)
         cluster.join()
@@ -321,7 +321,7 @@ def test_real_workers_come_back_with_the_right_sum_or_an_error(kind: str, every:
         try:
             cluster.finish(operations)
         except StuckError:
-            pytest.fail(f"{kind} {n}: nothing goes on\n{cluster.report()}")
+            pytest.fail(f"{kind} {n}: stuck\n{cluster.report()}")
         for operation, array in zip(operations, arrays, strict=True):
             assert operation.error is not None or (array == TOTAL).all()
         if not every:

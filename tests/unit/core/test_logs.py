@@ -1,4 +1,4 @@
-"""What the lane's lines are about is said in fields, too."""
+"""Log lines of a lane have their subject in fields, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends in the core is freed by references alone: a lane that serves runs collects nothing."""
+"""Ended objects of the core are freed by reference counts, so lanes need no collection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMES = 20
 
 @pytest.fixture
 def saved() -> Iterator[list[object]]:
-    """A collection keeps what it finds in here."""
+    """A list that keeps the objects which a garbage collection finds."""
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -110,9 +110,9 @@ def test_nothing_is_left_to_the_collector(
         for session in list(lane.sessions.values()):
             session.lose()
         lane.sessions.clear()
-    lane.tick(6.0)  # a run that nobody comes back to
+    lane.tick(6.0)  # a deserted run
     assert lane.snapshot()["jobs"] == {}
     gc.collect()
-    # The sessions of a SimLane know themselves; those of a lane process have a test of their own.
+    # Only the sessions of a SimLane refer to themselves; another test covers the lane process.
     left = [type(o).__name__ for o in saved if type(o).__module__.startswith("reducer.core")]
     assert not left

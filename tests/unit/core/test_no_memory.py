@@ -1,8 +1,8 @@
-"""A record that no memory was left for is not there: its run ends alone, and is taken apart.
+"""If memory for a record is missing, only its run ends, and is dropped completely.
 
-Python's allocators fail at one call, in a process of its own: compiled code ends its process where
-it has no memory for an integer (SIGABRT), and Python 3.12 and 3.13 may crash, with interpreted code
-as well (SIGSEGV). A lane that ends is started again.
+One call of Python's allocators fails, in a separate process: compiled code aborts if it has no
+memory for an integer (SIGABRT), and Python 3.12 and 3.13 may crash, also in interpreted code
+(SIGSEGV). A lane that dies is restarted.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from tests.support.simlane import SimLane
 ROOT = Path(__file__).parents[3]
 MOST_CALLS = 12
 ENDS = (0, 2, -signal.SIGABRT, -signal.SIGSEGV)
-GREW_AT = (0, 4, 8)  # lists of so many items have no place for one more
+GREW_AT = (0, 4, 8)  # lists with this many items must grow for the next one
 
 
 def fails(use: Callable[[], object], call: int) -> bool:
-    """Whether it lacked the memory that it asks for at this call."""
+    """Whether `use` raised MemoryError; its allocation number `call` fails."""
     memory = importlib.import_module("_testcapi")
     lack, last, end = memory.set_nomemory, call + 1, memory.remove_mem_hooks
     try:
@@ -92,7 +92,7 @@ def stream_of(lane: SimLane) -> Stream:
 
 
 def a_slot(before: int, call: int) -> bool:
-    """The last one of a mapping of four."""
+    """The last slot of a mapping of four."""
     store = Store(1 << 18)
     taken = [store.take() for _ in range(before + 3)]
     failed = fails(lambda: taken.append(store.take()), call)
@@ -111,7 +111,7 @@ def room(before: int, call: int) -> bool:
 
 
 def an_end(before: int, call: int) -> bool:
-    """Of a run, by the ERROR of a rank. What was to tell the others is lost: a tick tells them."""
+    """The ERROR of a rank ends its run. If the frames to the others are lost, a tick sends them."""
     lane = SimLane()
     workers = join_all(lane, 3)
     error = messages.Error(int(ErrorCode.PEER_LOST), "it has failed")
@@ -131,7 +131,7 @@ MAKERS = {"end": an_end, "key": a_key, "verdict": a_verdict, "slot": a_slot, "ro
 
 
 def play(make: Callable[[int, int], bool]) -> int:
-    """Fail each call in turn, each in a process; how many of these have lived on."""
+    """Fail each call in turn, each in its own process; returns how many processes survived."""
     lived = 0
     for before in GREW_AT:
         for call in range(MOST_CALLS):
@@ -146,16 +146,16 @@ def play(make: Callable[[int, int], bool]) -> int:
 
 @pytest.mark.parametrize("what", MAKERS)
 def test_what_there_is_no_memory_for_is_not_there(what: str) -> None:
-    """A key that only one of the run's tables knew kept the run from being taken apart."""
+    """Regression: a key in only one of the run's tables kept the run from being dropped."""
     pytest.importorskip("_testcapi")
     command = [sys.executable, "-m", __name__, what]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 0  # else no call has failed, or each failure has ended its process
+    assert int(done.stdout) > 0  # some call failed and its process survived
 
 
 def a_run(lane: SimLane, run_id: str) -> Scripted:
-    """With more keys than are forgotten at its end."""
+    """A run with more keys than its end forgets at once."""
     (worker,) = join_all(lane, 1, run_id=run_id)
     for number in range(200):
         worker.announce(f"{run_id} {number}")
@@ -163,7 +163,7 @@ def a_run(lane: SimLane, run_id: str) -> Scripted:
 
 
 def test_keys_that_cannot_be_forgotten_are_given_up_with_their_run_alone() -> None:
-    """They ended the tick, and with it the lane and all its runs."""
+    """Regression: the error ended the tick, the lane and all its runs."""
     lane = SimLane()
     workers = [a_run(lane, run_id) for run_id in ("a", "b")]
     jobs = [members.run for members in lane.core._roster.runs.values()]
@@ -196,14 +196,14 @@ def test_a_run_whose_keys_cannot_be_forgotten_ends_for_every_rank() -> None:
 def test_a_run_whose_buffers_cannot_be_dropped_keeps_its_room_until_they_are(
     fails_again: bool,
 ) -> None:
-    """Other jobs had its room, and nobody its buffers."""
+    """Regression: the memory was given to other jobs while the buffers still existed."""
     lane = SimLane()
     workers = join_all(lane, 2)
     for number in range(3):
         workers[0].contribute(Spec(number=number), data=bytes(32))
     (members,) = lane.core._roster.runs.values()
     reserved = lane.core._roster.budget.reserved
-    members.run.moves.streams.append(cast(Any, "no stream"))  # behind the one with the buffers
+    members.run.moves.streams.append(cast(Any, "no stream"))  # after the stream with the buffers
     with pytest.raises((TypeError, AttributeError)):
         lane.core._endings.end(members)
     for worker in workers:

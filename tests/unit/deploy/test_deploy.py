@@ -1,4 +1,4 @@
-"""What lies in deploy/, as far as it can be judged without running it; tests/container runs it."""
+"""Checks the files of deploy/ without running them; tests/container runs them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from reducer.server import config
 from reducer_tools import cli
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-# The recipes that build an image of somebody's own.
+# The Dockerfiles with which users build their own images.
 DOCKERFILES = sorted(DEPLOY.glob("*Dockerfile"))
 
-# A CustomJobSpec of Vertex AI, as far as it is used here.
+# Schema of the parts of Vertex AI's CustomJobSpec that are used here.
 _STRING = {"type": "string", "minLength": 1}
 _COUNT = {"type": "integer", "minimum": 1}
 
@@ -64,7 +64,7 @@ VERTEX_JOB = _strict(
 
 
 def systemd_version() -> int:
-    """0 where there is none."""
+    """The version of systemd; 0 without systemd."""
     if shutil.which("systemd-analyze") is None:
         return 0
     said = subprocess.run(["systemd-analyze", "--version"], capture_output=True, check=True).stdout
@@ -82,7 +82,7 @@ def test_the_vertex_job_has_enough_reducers_in_its_third_pool() -> None:
     assert plan["workers"] == first["replicaCount"] + others["replicaCount"]
     assert plan["reducers"] == reducers["replicaCount"] == plan["reducers_needed"]
     environment = {entry["name"]: entry["value"] for entry in reducers["containerSpec"]["env"]}
-    # The image sets the host; everything else comes from here and from CLUSTER_SPEC.
+    # The image sets the host; this file and CLUSTER_SPEC set the rest.
     config.check_protection(config.load({}, env={"REDUCER_HOST": "0.0.0.0", **environment}).config)
 
 
@@ -90,12 +90,12 @@ def test_the_slurm_script_is_bash() -> None:
     script = DEPLOY / "slurm" / "training.sbatch"
     subprocess.run(["bash", "-n", script], check=True)
     parts = script.read_text().split("#SBATCH hetjob")
-    assert len(parts) == 2, "reducers and workers are two parts of one job"
+    assert len(parts) == 2, "expected a job of two parts, reducers and workers"
 
 
 @pytest.mark.skipif(systemd_version() < 250, reason="needs systemd-analyze of systemd 250 or later")
 def test_the_unit_is_sandboxed(tmp_path: Path) -> None:
-    """systemd gives points for what a service may do: 10 is everything."""
+    """systemd scores what a service may do; a service that may do everything has 10 points."""
     unit = tmp_path / "reducer.service"
     text = (DEPLOY / "systemd" / "reducer.service").read_text()
     program = shutil.which("true")
@@ -120,7 +120,7 @@ def test_the_units_variables_are_options() -> None:
 
 
 def test_the_unit_outlives_a_lane_that_is_killed_for_memory() -> None:
-    """By default systemd stops the whole service for it; the daemon starts the lane again."""
+    """By default systemd would stop the whole service, although the daemon restarts the lane."""
     text = (DEPLOY / "systemd" / "reducer.service").read_text()
     assert re.findall(r"^OOMPolicy=(.*)$", text, re.M) == ["continue"]
 
@@ -129,13 +129,13 @@ def test_the_unit_outlives_a_lane_that_is_killed_for_memory() -> None:
 def test_images_are_built_from_what_the_user_names(path: Path) -> None:
     text = path.read_text()
     assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"${BASE}"}
-    # A name with a dot or a port before the first slash would be that of a registry.
+    # A name with a slash could name a registry.
     base = re.search(r"^ARG BASE=(\S+)$", text, re.M)
     assert base and "/" not in base[1]
 
 
 def test_both_images_begin_with_the_same_build() -> None:
-    """So that a machine which builds both compiles once."""
+    """A machine that builds both images then compiles only once."""
     builds = [
         re.search(r"^FROM.*?AS build\n(.*?pip wheel.*?)$", path.read_text(), re.M | re.S)
         for path in DOCKERFILES

@@ -1,4 +1,4 @@
-"""Kubernetes manifests: those that are shipped, against the schemas of those who read them."""
+"""The Kubernetes manifests, validated with the schemas of Kubernetes and its operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHIPPED = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
 KUBERNETES = "1.34"
 Manifest = dict[str, Any]
 
-# What of the Prometheus operator's ServiceMonitor is used here, and nothing else.
+# Schema of the part of the Prometheus operator's ServiceMonitor that is used here.
 SERVICE_MONITOR = {
     "type": "object",
     "required": ["selector", "endpoints"],
@@ -86,12 +86,12 @@ def test_what_is_shipped_is_strictly_valid(path: Path) -> None:
 
 
 def check(manifest: Manifest) -> None:
-    """Raises for a field that is missing, misspelt or of a wrong type."""
+    """Raise if a field is missing, misspelt or of a wrong type."""
     kind = manifest["kind"]
     if kind == "ServiceMonitor":
         jsonschema.validate(manifest["spec"], SERVICE_MONITOR)
     elif kind in CUSTOM:
-        # The models drop what they do not know: what comes back tells.
+        # The models drop unknown fields, so a round trip shows them.
         assert CUSTOM[kind].from_dict(manifest).to_dict() == manifest
         for job in jobset_spec(manifest)["replicatedJobs"]:
             template = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}}
@@ -167,7 +167,7 @@ def test_reducers_run_locked_in(arguments: tuple[str, ...]) -> None:
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert ports[container[probe]["httpGet"]["port"]] == 2223
     drain = config.load({}, env={}).config.drain_timeout
-    assert pod["terminationGracePeriodSeconds"] >= drain + 10, "killed before it has drained"
+    assert pod["terminationGracePeriodSeconds"] >= drain + 10, "would be killed while it drains"
 
 
 @pytest.mark.parametrize("arguments", [POOL, JOBSET, TRAINER], ids=lambda found: found[1])
@@ -231,7 +231,7 @@ def test_metrics_are_open_to_those_who_are_named_alone() -> None:
     monitor, service = of_kind("ServiceMonitor", opened), of_kind("Service", opened)
     labels = service["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert labels[monitor["spec"]["jobLabel"]] == "reducer", "what the alerts look for in `job`"
+    assert labels[monitor["spec"]["jobLabel"]] == "reducer", "the alerts need this value of `job`"
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
     _, rule = of_kind("NetworkPolicy", opened)["spec"]["ingress"]

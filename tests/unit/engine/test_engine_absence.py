@@ -112,7 +112,7 @@ def test_a_rank_that_left_while_it_is_needed_is_lost() -> None:
 
 @pytest.mark.parametrize("others", [8_191, 8_190])
 def test_the_largest_run_ends_when_all_others_have_left(others: int) -> None:
-    """Rank 0 goes last: a lane names 4,096 ranks that left, and counts the rest."""
+    """Rank 0 leaves last. A lane names only 4,096 of the ranks that left, and counts the rest."""
     members = Members(_run(8_192), {}, 0, 5.0, 0.0)
     members.left.update(range(1, 1 + others))
     message = members.absence(0.0)
@@ -125,7 +125,7 @@ def test_the_largest_run_ends_when_all_others_have_left(others: int) -> None:
     assert worker.state.error is None
     assert worker.state.left == (others == 8_191)
     members.left.add(0)
-    assert members.absence(0.0) is not None  # though the list says nothing new
+    assert members.absence(0.0) is not None  # although the list is unchanged
 
 
 def test_open_rounds_wait_for_a_reducer_that_they_need_and_no_longer() -> None:
@@ -133,7 +133,7 @@ def test_open_rounds_wait_for_a_reducer_that_they_need_and_no_longer() -> None:
     worker.lose(1)
     worker.refuse(1)
     worker.pass_time(5.0, 0)
-    assert worker.state.error is None  # an idle group needs nobody
+    assert worker.state.error is None  # an idle group needs no reducer
     only_0 = next(
         k for k in (f"k{n}" for n in range(99)) if engine_parts.key_id(k) % 2**32 % 2 == 0
     )
@@ -152,14 +152,14 @@ def test_open_rounds_wait_for_a_reducer_that_they_need_and_no_longer() -> None:
 
 
 def test_open_rounds_wait_no_longer_for_the_only_reducer_if_it_stands_still() -> None:
-    """Its connection may stand for a quarter of an hour."""
+    """The connection to a stopped reducer may stay open for a quarter of an hour."""
     worker = joined(reducer_wait=2.0)
     worker.pass_time(5.0)
-    assert worker.state.error is None  # an idle group needs nobody
+    assert worker.state.error is None  # an idle group needs no reducer
     worker.get(heartbeat())
     operation, _ = submit(worker, 1)
     worker.pass_time(2.0)
-    worker.get(heartbeat())  # it was only slow
+    worker.get(heartbeat())  # the reducer was only slow
     worker.pass_time(2.9)
     assert not operation.done
     worker.pass_time(0.3)

@@ -31,7 +31,7 @@ def expected_f16(wide: F32) -> U16:
 
 
 def expected_bf16(wide: F32) -> U16:
-    """Of the two bfloat16 around a value the nearer one, of two equally near the even one."""
+    """The nearer of the two bfloat16 around a value; for a tie, the even one."""
     bits = wide.view(np.uint32)
     low = bits & 0xFFFF
     high = bits >> 16

@@ -1,4 +1,4 @@
-"""The engine's msgpack codec against Python's."""
+"""The engine's msgpack codec compared with Python's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's plan of a round against one written from PROTOCOL.md, section 6, in Python."""
+"""The engine's plan of a round, compared with PROTOCOL.md, section 6, written in Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fnv1a(name: bytes) -> int:
 
 
 def roles(collective: int, part: int, rank: int, root: int) -> tuple[bool, bool]:
-    """Whether the rank sends bytes of a chunk of `part`, and whether it gets some."""
+    """(whether the rank sends bytes of a chunk of `part`, whether it receives some)."""
     match collective:
         case Collective.BROADCAST:
             return rank == root, rank != root

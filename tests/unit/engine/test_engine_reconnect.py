@@ -1,4 +1,4 @@
-"""What a worker does about a lane that is lost, and back: what goes again, and what is final."""
+"""A worker whose lane is lost and comes back: what is retransmitted, and which errors are final."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_chunks_of_a_round_in_place_are_sent_again_as_they_were() -> None:
     operation = worker.submit("key", values, values)
     (first,) = worker.contributions()
     answer = result(first, np.full(FLOATS, 9, np.float32).tobytes())
-    worker.get(answer[:-1])  # most of it is in the array already
+    worker.get(answer[:-1])  # most of the result is already in the array
     assert values[0] == 9
     worker.lose()
     again = said(worker.back(credit=CHUNK), MessageKind.CONTRIBUTION)
@@ -177,7 +177,7 @@ def test_ten_errors_of_a_connection_in_a_row_are_final(code: ErrorCode) -> None:
         assert worker.state.to_drop() == [(0, 0)]
         worker.lose(why="we closed it")
         worker.back()
-        if attempt == 3:  # a result in between
+        if attempt == 3:  # a result resets the count
             worker.get(result(first, bytes(CHUNK)))
     worker.get(error)
     assert worker.state.error is not None

@@ -1,4 +1,4 @@
-"""Where chunks live, and what a worker does when a route moves a stream of them."""
+"""The owners of chunks, and what a worker does when a route moves a stream."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_a_route_moves_the_chunks_of_the_dead_slot_and_no_other() -> None:
     assert worker.state.route == {"route": 1, "since": [0, 1], "live": [1, 0], "lanes": [1, 1]}
     after = worker.sent(0)
     assert chunks(after) == moved
-    assert decoded(after, messages.Route) == []  # it knows
+    assert decoded(after, messages.Route) == []  # slot 0 sent the route
     (told,) = worker.sent(1)
     assert messages.decode(messages.Route, told.payload or b"").since == (0, 1)
     assert worker.state.counters()["unanswered"] == 8 * CHUNK
     late = Header(kind=MessageKind.RESULT, dtype=1, op=1, collective=1, key=KEY, count=8 * FLOATS)
-    for _, chunk, _ in moved:  # of the stream as it was: no fault of that lane
+    for _, chunk, _ in moved:  # of the old stream, so no fault of that lane
         worker.get(frame(late.replace(chunk=chunk), bytes(CHUNK)), 1)
     assert worker.state.error is None and worker.state.to_drop() == []
     assert worker.state.counters()["unanswered"] == 8 * CHUNK
@@ -97,7 +97,7 @@ def test_a_result_that_was_on_its_way_when_its_stream_moved_is_thrown_away() -> 
     (again,) = worker.contributions(1 - owner)
     worker.get(result(again, np.full(FLOATS, 7, np.float32).tobytes()), 1 - owner)
     assert operation.done
-    target[:] = 8  # it is the caller's again
+    target[:] = 8  # the array belongs to the caller again
     worker.get(late[half:] + heartbeat(), owner)
     assert target.tolist() == [8.0] * FLOATS
     assert worker.state.error is None and worker.state.to_drop() == []
@@ -115,7 +115,7 @@ def test_what_is_held_but_not_stable_is_sent_to_the_new_owner() -> None:
     frames = worker.sent(0)
     assert chunks(frames) == [(0, chunk, 1) for chunk in moved]
     assert worker.state.counters()["unanswered"] == len(moved) * CHUNK
-    for sent in said(frames, MessageKind.CONTRIBUTION):  # the same result; nobody waits for it
+    for sent in said(frames, MessageKind.CONTRIBUTION):  # already received, so dropped
         worker.get(result(sent.header, bytes(CHUNK)))
     assert worker.state.counters()["unanswered"] == 0
     assert target.tolist() == [7.0] * (4 * FLOATS)
@@ -139,7 +139,7 @@ def test_a_charge_without_an_answer_ends_when_the_chunk_is_stable() -> None:
     assert worker.state.counters()["unanswered"] == CHUNK
     stable = KEY.to_bytes(8, "little") + (1 << 24).to_bytes(8, "little")
     worker.get(frame(Header(kind=MessageKind.HEARTBEAT, chunk=1, route=0), stable))
-    assert worker.state.counters()["unanswered"] == CHUNK  # of the stream as it was
+    assert worker.state.counters()["unanswered"] == CHUNK  # that was of the old stream
     worker.get(frame(Header(kind=MessageKind.HEARTBEAT, chunk=1, route=1), stable))
     assert worker.state.counters()["unanswered"] == 0
 

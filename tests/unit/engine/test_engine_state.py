@@ -1,4 +1,4 @@
-"""The engine's protocol state, driven by frames that are made here: what it says, and when."""
+"""The frames that the engine's protocol state sends in reply to frames of the test."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_one_reducer_under_two_addresses_is_named() -> None:
 
 
 def test_one_reducer_under_two_addresses_that_ends_the_first_connection_is_named() -> None:
-    """As a lane does for a rank that is back, before the answer on the second one is read."""
+    """A lane closes the first connection of a rank that reconnects, before it answers."""
     worker = Worker(reducers=2)
     worker.pending(1)
     worker.connect()

@@ -1,4 +1,4 @@
-"""Whom a worker suspects, and how rank 0 decides which slots are live."""
+"""Which slots a worker suspects, and how rank 0 decides which slots are live."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_silent_lane_is_not_taken_in_again_before_it_speaks() -> None:
 
 def test_a_late_tick_blames_nobody() -> None:
     worker = joined(reducers=2, rank=1)
-    worker.pass_time(0.9, 0)  # reducer 1 is silent, and then this process is stopped
+    worker.pass_time(0.9, 0)  # reducer 1 is silent; then this process stops
     worker.tick(30)
     assert worker.state.suspected == []
     worker.pass_time(0.2, 0)
@@ -86,7 +86,7 @@ def test_a_late_tick_blames_nobody() -> None:
 
 
 def _given_up(seconds: float, **options: Any) -> Worker:
-    """A worker that was stopped, and whose lanes have lost the run meanwhile."""
+    """A worker that was stopped, while its lanes lost the run."""
     worker = joined(reducers=2, rank=1, **options)
     submit(worker, 2)
     worker.tick(0.05)
@@ -102,7 +102,7 @@ def _given_up(seconds: float, **options: Any) -> Worker:
 def test_a_worker_that_was_stopped_for_too_long_says_so() -> None:
     worker = _given_up(6.2)
     worker.pass_time(2.9)
-    assert worker.state.error is None  # others may have stood still with it, and come back
+    assert worker.state.error is None  # other ranks may have been stopped, too, and come back
     worker.pass_time(0.2)
     code, text, rank, reason, *_ = worker.state.error
     assert (code, rank, reason) == (ErrorCode.PEER_LOST, 1, "lost")
@@ -129,7 +129,7 @@ def test_a_lane_that_does_not_keep_rank_0_s_time_is_named() -> None:
     worker.welcome(worker_silence_ms=60_000)
     assert worker.state.joined
     worker = Worker(worker_silence=60.0)
-    worker.welcome()  # as an older release
+    worker.welcome()  # as a lane of an older release does
     assert "does not pass worker_silence on: it runs an older release" in worker.state.error[1]
     with pytest.raises(ValueError, match=r"worker_silence must be 1 to 3600 seconds, got 0\.5 s"):
         Worker(worker_silence=0.5)
@@ -181,7 +181,7 @@ def test_rank_0_puts_out_a_slot_that_it_cannot_reach_and_tells_all_lanes() -> No
     assert "reducer r1 is out: connection refused" in report
     frames = [worker.sent(0), worker.sent(2)]
     for said_to in frames:
-        assert said_to[0].header.kind == MessageKind.ROUTE  # before its first frame under it
+        assert said_to[0].header.kind == MessageKind.ROUTE  # before the first frame under the route
         assert decoded(said_to, messages.Suspect) == []
     moved = sorted(chunks(frames[0]) + chunks(frames[1]))
     assert moved == [(0, chunk, 1) for chunk in range(6) if home(chunk, 3) == 1]
@@ -254,7 +254,7 @@ def test_the_last_live_slot_begins_anew_where_it_is() -> None:
     for lane in (0, 1):
         worker.lose(0, lane)
     assert sorted(worker.connect()) == [(0, 0), (0, 1)]
-    worker.pending(1, lanes=3)  # another process, with more lanes
+    worker.pending(1, lanes=3)  # a new process with more lanes
     assert worker.connect() == [(0, 2)]
     assert worker.state.route["route"] == 0
     for lane in range(3):

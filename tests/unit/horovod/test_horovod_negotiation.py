@@ -1,4 +1,4 @@
-"""Negotiation without I/O: any order on any rank gives one plan, and everything is run once."""
+"""Negotiation without I/O: any orders on the ranks give one plan, which runs all requests once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reduce(name: str, count: int = 10, **changes: Any) -> Request:
 
 
 class Peers:
-    """Ranks that each keep tables of their own, and hear only bytes."""
+    """Ranks with separate tables that exchange only bytes."""
 
     def __init__(self, world: int, threshold: int = THRESHOLD, capacity: int = 1024) -> None:
         self.caches = [RequestCache(capacity) for _ in range(world)]
@@ -31,7 +31,7 @@ class Peers:
         self.sent = 0
 
     def round(self, *announced: list[Request]) -> Plan:
-        """One round; the plan, after a look at every rank's."""
+        """Negotiate one round; returns the plan, which is equal on all ranks."""
         said = [cache.encode(one) for cache, one in zip(self.caches, announced, strict=True)]
         self.sent = sum(map(len, said))
         pairs = zip(self.caches, self.tables, strict=True)
@@ -51,7 +51,7 @@ def error_of(*requests: Request) -> str:
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[int, list[Request], list[list[list[Request]]]]:
-    """Ranks, requests, and for each rank their order, cut into rounds."""
+    """(world, requests, for each rank the requests in its order, cut into rounds)."""
     world = draw(st.integers(1, 4))
     count = draw(st.integers(1, 12))
     dtypes = st.sampled_from([("float32", 4), ("float64", 8), ("int32", 4)])
@@ -94,7 +94,7 @@ def test_everything_runs_once_in_one_order_within_the_threshold(
                 assert sum(request.nbytes for request in members) * copies <= threshold
                 if members[0].kind is Kind.ALLREDUCE:
                     assert len({request.dtype for request in members}) == 1
-        assert set(done) == set.intersection(*announced)  # neither early nor late
+        assert set(done) == set.intersection(*announced)  # when all ranks have announced it
     assert done == Counter(request.name for request in requests)
 
 

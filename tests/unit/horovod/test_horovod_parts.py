@@ -1,4 +1,4 @@
-"""The Horovod layer's parts that need no group: settings, scaling, gathering, hosts, stalls."""
+"""Parts of the Horovod layer that need no group: settings, scaling, gathering, hosts, stalls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_scaling_rounds_as_the_dtype_does() -> None:
     factor = 0.3141592653589793
     values = np.array([-100, -1, 0, 7, 99], np.int64)
     scale_into(values, values, factor, "int64")
-    assert values.tolist() == [-31, 0, 0, 2, 31]  # cut off toward zero
+    assert values.tolist() == [-31, 0, 0, 2, 31]  # truncated toward zero
     bits = np.arange(1 << 16, dtype=np.uint16)
     scaled = np.empty_like(bits)
     scale_into(scaled, bits, factor, "bfloat16")
@@ -81,7 +81,7 @@ def test_rows_of_a_reducescatter() -> None:
 
 def test_gathering_pads_while_that_is_cheaper() -> None:
     assert pads([100, 100, 100, 100])
-    assert pads([100, 0, 100])  # two rounds less weigh more than 100 bytes
+    assert pads([100, 0, 100])  # two rounds cost more than 100 bytes
     assert not pads([10 * ROUND_COST, 0, 0, 0])
     assert pads([10 * ROUND_COST] * 4)
 
@@ -168,7 +168,7 @@ def test_a_full_disk_ends_the_timeline_alone(caplog: pytest.LogCaptureFixture) -
 
 
 def test_the_package_needs_no_torch() -> None:
-    """Neither does its array level; a name of the torch API is what imports it."""
+    """Nor does `arrays`. Only names of the torch API import torch."""
     text = (
         "import sys, reducer_client.horovod as hvd, reducer_client.horovod.arrays\n"
         "assert 'torch' not in sys.modules\n"

@@ -1,6 +1,6 @@
-"""Every kernel, on every instruction set of this machine and in NumPy, against exact arithmetic.
+"""Every kernel, on each instruction set of this machine and in NumPy, equals exact arithmetic.
 
-The native kernels must be there: without them this file fails, it does not skip.
+Without the native kernels these tests fail; they do not skip.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[KernelSet]:
 
 
 def unaligned(data: bytes | int) -> memoryview:
-    """A writable copy of ``data`` (or so many zero bytes) that begins at an odd address."""
+    """A writable copy of ``data`` (or that many zero bytes) at an odd address."""
     data = bytes(data)
     raw = np.zeros(len(data) + 2, np.uint8)
     start = 1 - raw.__array_interface__["data"][0] % 2
@@ -72,16 +72,16 @@ def unaligned(data: bytes | int) -> memoryview:
 
 
 def contribution(rng: random.Random, dtype: DType, count: int) -> bytes:
-    """``count`` elements: mostly of ordinary size, some of them special."""
+    """``count`` elements, mostly ordinary, some special."""
     item = ITEM_SIZES[dtype]
-    bits = [rng.getrandbits(8 * item) for _ in range(count)]  # every value there is
+    bits = [rng.getrandbits(8 * item) for _ in range(count)]  # any bits
     if dtype in FLOATS:
         special = [int(bits, 16) for bits in SPECIAL[dtype].split()]
         bits = [rng.choice(special) if rng.random() < 0.1 else value for value in bits]
-    elif rng.random() < 0.7:  # small numbers: no overflow
+    elif rng.random() < 0.7:  # small, so no overflow
         bits = [value >> rng.choice((4, 8 * item - 4)) for value in bits]
     data = struct.pack(f"<{count}{BITS_CODE[item]}", *bits)
-    if dtype in FLOATS and rng.random() < 0.7:  # of one size, so that sums are not of one operand
+    if dtype in FLOATS and rng.random() < 0.7:  # of similar size, so that every operand matters
         values = [rng.gauss(0, 1) for _ in range(count)]
         if dtype == DType.BFLOAT16:
             ordinary = b"".join(struct.pack("<f", value)[2:] for value in values)
@@ -109,14 +109,14 @@ def finish(kernels: KernelSet, op: int, dtype: DType, parts: list[bytes]) -> tup
 def drawn(
     op: ReduceOp, dtype: DType, world: int, count: int
 ) -> tuple[list[bytes], tuple[bytes, int]]:
-    """Contributions, and what NumPy's kernels make of them."""
+    """Contributions, and the result of NumPy's kernels."""
     rng = random.Random(f"{op} {dtype} {world} {count}")
     parts = [contribution(rng, dtype, count) for _ in range(world)]
     return parts, finish(_numpy, op, dtype, parts)
 
 
 def together(said: list[tuple[int, int]]) -> int:
-    """What several calls say of one chunk; each with how many parts came before."""
+    """The flags of several calls for one chunk, each with the number of earlier parts."""
     flags = 0
     for _, got in said:
         flags |= got & 0xFFFF
@@ -126,7 +126,7 @@ def together(said: list[tuple[int, int]]) -> int:
 
 @cache
 def cases() -> list[tuple[ReduceOp, DType, list[bytes], tuple[bytes, int]]]:
-    """Op, dtype, contributions and what they must become."""
+    """(op, dtype, contributions, expected result)."""
     made = []
     for (op, dtype), world, count in product(CASES, WORLDS, LENGTHS):
         rng = random.Random(f"{op} {dtype} {world} {count}")
@@ -211,11 +211,11 @@ def test_the_first_part_may_be_the_accumulator(
 def test_one_bad_element_is_found_and_its_part_named(
     kernels: KernelSet, op: int, dtype: DType
 ) -> None:
-    """Wherever it lies, whichever part has it, and however the parts are folded."""
+    """At any place, in any part, and with the parts folded in any way."""
     item = ITEM_SIZES[dtype]
     ones = ONE[dtype].to_bytes(item, "little") * 4099
     bad = [int(bits, 16) for bits in SPECIAL[dtype].split()[2:6]]
-    least = 2 if op in (ReduceOp.MIN, ReduceOp.MAX) else 0  # Inf is a number like others to them
+    least = 2 if op in (ReduceOp.MIN, ReduceOp.MAX) else 0  # for which Inf is an ordinary number
     for count, at, bits, culprit in product((37, 4099), (0, 20, 2047, 4098), bad[least:], range(3)):
         if at >= count:
             continue
@@ -258,7 +258,7 @@ def test_nothing_is_written_beyond_count(kernels: KernelSet) -> None:
 
 
 def test_float64_becomes_float16_in_one_rounding(kernels: KernelSet) -> None:
-    """Every tie between two neighbours, and one float64 step to each side of it."""
+    """Every tie between neighbours, and the float64 values next to the tie."""
     magnitudes = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
     step_beyond_largest = 65536.0
     following = np.append(magnitudes[1:], step_beyond_largest)
@@ -273,7 +273,7 @@ def test_float64_becomes_float16_in_one_rounding(kernels: KernelSet) -> None:
     out = unaligned(2 * values.size)
     acc = unaligned(values.tobytes())
     flags = kernels.finish(ReduceOp.SUM, DType.FLOAT16, values.size, 1, acc, [], out)
-    assert flags == Flag.NONFINITE  # no part was: some of the values round to Inf
+    assert flags == Flag.NONFINITE  # no part: some values round to Inf
     assert bytes(out) == expected.tobytes()
 
 
@@ -295,7 +295,7 @@ def test_float8_of_every_two_values(kernels: KernelSet, dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_float32_becomes_float8_in_one_rounding(kernels: KernelSet, dtype: DType) -> None:
-    """Of every exponent all ties and the numbers next to them; denormals, Inf and NaNs too."""
+    """All ties of every exponent and their neighbours; also denormals, Inf and NaNs."""
     upper = np.arange(1 << 16, dtype=np.uint32) << 16
     bits = (upper[:, None] + np.array([0, 1, 0x8000, 0xFFFF], np.uint32)).ravel()
     out = unaligned(bits.size)
@@ -353,7 +353,7 @@ def test_integer_mean_truncates_toward_zero(kernels: KernelSet) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 8191, 8192, 2**48 - 1, 2**48, 2**48 + 1, 2**62 + 1])
 @pytest.mark.parametrize("dtype", [DType.INT64, DType.UINT64])
 def test_integer_mean_of_sums_of_any_size(kernels: KernelSet, dtype: DType, world: int) -> None:
-    """Sums next to a multiple of the world; by their size, since a large one slows its block."""
+    """Sums next to a multiple of the world, grouped by size: a large one slows its block."""
     rng = random.Random(world)
     code = {DType.INT64: "q", DType.UINT64: "Q"}[dtype]
     for width in (8, 21, 31, 44, 45, 47, 48, 49, 53, 63):
@@ -374,7 +374,7 @@ def test_overflow_is_flagged_and_wraps(kernels: KernelSet, dtype: DType) -> None
     item = ITEM_SIZES[dtype]
     largest = (1 << (8 * item - (dtype in SIGNED))) - 1
     count = 100
-    for position in (0, 50, 99):  # a vector's lane, and the tail
+    for position in (0, 50, 99):  # in a vector, and in the tail
         values = [0] * count
         values[position] = largest
         ones = [0] * count

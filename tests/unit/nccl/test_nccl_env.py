@@ -26,7 +26,7 @@ WHEEL = Path("nvidia", "nccl", "lib", "libnccl.so.2")
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Path:
-    """Where a plugin is installed; nothing here loads it."""
+    """The path of an installed plugin; an empty file, since nothing here loads it."""
     path = tmp_path / "plugin" / installed.PLUGIN
     path.parent.mkdir()
     path.touch()
@@ -34,7 +34,7 @@ def plugin(tmp_path: Path) -> Path:
 
 
 def _env(plugin: Path, *arguments: str) -> dict[str, str]:
-    """The assignments that it prints; fails with its own words."""
+    """The assignments that `reducer nccl env` prints."""
     done = run_cli("nccl", "env", "--library", str(plugin), *arguments)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.startswith("#")]
@@ -57,7 +57,7 @@ def test_the_wheel_of_this_python_is_found_without_torch(tmp_path: Path, plugin:
     assert done.returncode == 0, done.stderr
     first, *others = [line for line in done.stdout.splitlines() if line.startswith("# NCCL 2")]
     assert first == f"# NCCL 2.27.5: {wheel}"
-    assert f"# NCCL 2.21.5, too: {other}" in others  # torch for CUDA brings one more
+    assert f"# NCCL 2.21.5, too: {other}" in others  # torch for CUDA adds one more
 
 
 def test_without_nccl_it_says_where_it_looked_and_what_to_try(

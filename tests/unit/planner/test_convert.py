@@ -1,4 +1,4 @@
-"""`reducer convert`: what a config.yaml becomes, and what it says that it left out."""
+"""`reducer convert`: the result for a config.yaml, and the report of what was left out."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_the_cluster_of_the_documents_gets_its_sixteen_reducers(tmp_path: Path) 
     v100 = {"acceleratorType": "NVIDIA_TESLA_V100", "acceleratorCount": 8}
     assert primary["machineSpec"] == workers["machineSpec"]
     assert primary["machineSpec"] == {"machineType": "n1-highmem-96", **v100}
-    assert primary["containerSpec"]["imageUri"] == "registry/own:1", "the input's own image wins"
-    assert workers["containerSpec"]["imageUri"] == "registry/own:1", "the master's, if it has none"
+    assert primary["containerSpec"]["imageUri"] == "registry/own:1", "not the input's image"
+    assert workers["containerSpec"]["imageUri"] == "registry/own:1", "not the master's image"
     assert (reducers["replicaCount"], reducers["machineSpec"]["machineType"]) == (
         16,
         "n1-highcpu-16",

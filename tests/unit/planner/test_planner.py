@@ -36,7 +36,7 @@ def test_a_ring_moves_the_array_almost_twice(workers: int, factor: float) -> Non
 
 
 def test_the_measured_shapes_of_four_workers() -> None:
-    """Times of 64 MiB at 1 Gbit/s over N/BW, as they are bounded with 4, 3 and 2 reducers."""
+    """Times of 64 MiB at 1 Gbit/s over N/BW: the bounds for 4, 3 and 2 reducers."""
     size = 64 << 20
     once = size * 8 / 1e9
     bounds = {4: 1.045, 3: 1.393, 2: 2.09, 8: 1.045}

@@ -1,4 +1,4 @@
-"""The model beside what was measured: every saved run on hosts with limited NICs."""
+"""The model compared with measurements: all saved runs on hosts with limited NICs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reducer_tools.planner.plan import Step
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 HEADLINES = ("allreduce-4+4-1gbit", "allreduce-8+8-500mbit", "allreduce-few-reducers")
 WITHIN = 0.10
-# Above this share of all cores a time is that of the cores, not that of the NICs.
+# Above this share of busy cores, the cores set the time, not the NICs.
 BUSY = 0.8
 
 
@@ -29,7 +29,7 @@ def gbps(rate: str | None) -> float:
 
 
 def measured(name: str) -> Iterator[Series]:
-    """Without gloo's bfloat16: there torch casts the whole array before and after the ring."""
+    """All but gloo's bfloat16, where torch casts the whole array before and after the ring."""
     for run in load(RESULTS / f"{name}.jsonl"):
         for series in run.series:
             if series.contender != "gloo" or series.wire_dtype == series.dtype:
@@ -74,14 +74,14 @@ def test_the_winner_is_who_was_measured_to_win() -> None:
     rings = {name(s).split(" ", 1)[1]: s for s in SERIES if s.contender == "gloo"}
     ours = [s for s in SERIES if s.contender == "reducers" and s.wire_dtype == s.dtype]
     won = {s.median < rings[name(s).split(" ", 1)[1]].median for s in ours}
-    assert won == {True, False}, "one shape at least is won by a ring"
+    assert won == {True, False}, "expected a ring to win some shapes, but not all"
     for series in ours:
         ring = rings[name(series).split(" ", 1)[1]]
         assert (predicted(series) < predicted(ring)) == (series.median < ring.median)
 
 
 def training() -> Iterator[tuple[str, dict[str, Any], float]]:
-    """(contender, line, compute seconds) of each training case that the NICs decided."""
+    """(contender, line, compute seconds) of each training case in which the NICs set the time."""
     lines = [json.loads(text) for text in (RESULTS / "training.jsonl").read_text().splitlines()]
     cases: dict[str, dict[str, dict[str, Any]]] = {}
     for line in lines:

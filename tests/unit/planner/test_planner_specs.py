@@ -1,4 +1,4 @@
-"""Specifications: the documents' own examples, what is malformed in which field, and any data."""
+"""Specifications: the documents' examples, malformed fields, and arbitrary data."""
 
 from __future__ import annotations
 

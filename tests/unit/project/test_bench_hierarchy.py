@@ -1,4 +1,4 @@
-"""What `bench.hierarchy` makes of its workers' lines."""
+"""The figures of `bench.hierarchy` for its workers' lines."""
 
 from __future__ import annotations
 

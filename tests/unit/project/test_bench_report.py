@@ -1,4 +1,4 @@
-"""What `bench.report` makes of times, from lines as `bench.allreduce` writes them."""
+"""The figures of `bench.report` for lines as `bench.allreduce` writes them."""
 
 from __future__ import annotations
 

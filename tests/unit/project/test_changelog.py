@@ -1,4 +1,4 @@
-"""One version: the changelog's newest, the package's, the distribution's."""
+"""The newest version in the changelog, the package's and the distribution's are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents show exists: targets, commands, options, names. Sessions are run."""
+"""Targets, commands, options and names in the documents exist. Python sessions are run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fences(*languages: str) -> list[tuple[str, str]]:
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """(where, words) of every shell command; in a console fence those behind a dollar sign."""
+    """(where, words) of every shell command; in console fences, of lines with a dollar sign."""
     shown = [(where, line) for where, text in fences("sh", "bash") for line in joined(text)]
     for where, text in fences("console"):
         shown += [(where, line[2:]) for line in joined(text) if line.startswith("$ ")]
@@ -54,7 +54,7 @@ def joined(text: str) -> list[str]:
 
 
 def missing_names(tree: ast.Module) -> Iterator[str]:
-    """Names of our packages that an example uses and that are not there."""
+    """Names of our packages that an example uses although they do not exist."""
     modules: dict[str, object] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(OURS):

@@ -32,7 +32,7 @@ def test_includes_go_down(room: str) -> None:
 
 
 def test_the_protocol_has_no_connections() -> None:
-    """A loop owns sockets and the bytes under way; the protocol leaves it frames and orders."""
+    """Loops own sockets and bytes in flight; the protocol gives loops frames and orders."""
     forbidden = re.compile(
         r'#include (?:"io/|<(?:sys|netinet|arpa)/|<unistd\.h>)|\b(?:Receiver|Sender|iovec)\b'
     )

@@ -1,4 +1,4 @@
-"""The Promela model of failover holds, and each rule that it is built from is needed."""
+"""The Promela model of failover holds, and needs each of its rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# The smallest model at each commit, and that each rule is needed; all small ones by night.
+# Each commit searches the smallest model and tests that each rule is needed; nights search all.
 AT_NIGHT = [pytest.param(model, marks=pytest.mark.long) for model in run.SMALL[1:]]
 
 
@@ -24,7 +24,7 @@ def test_no_law_is_broken(model: run.Model) -> None:
     found = run.search(model)
     print(found)
     assert not found.broken, run.LAWS.get(found.broken, found.broken)
-    assert found.states > 1_000, "faults that never struck prove nothing"
+    assert found.states > 1_000, "too few states: faults have not struck"
 
 
 @pytest.mark.parametrize("model", run.BROKEN, ids=lambda model: model.without)
@@ -38,10 +38,10 @@ def test_every_rule_is_taken_away() -> None:
     assert set(re.findall(r"NO_[A-Z_]+", run.SOURCE.read_text())) - {"NO_"} == set(run.RULES)
 
 
-# --- chunks can be searched apart ---
+# --- chunks can be searched separately ---
 
 SOURCE = run.SOURCE.read_text()
-A_CHUNK = r"(?:\bshare|\bstream)\[|\bS\.|\bCELL\b"  # what is known of one
+A_CHUNK = r"(?:\bshare|\bstream)\[|\bS\.|\bCELL\b"  # the state of one chunk
 ASSIGNED = r"^\s*(?:::.*?->\s*)?([\w.\[\]]+)(?:\+\+| = )"
 OF_A_CHUNK = "send_next report_done take_done take_contribution nobody_needs free_below take_result"
 OF_THE_REST = (
@@ -52,7 +52,7 @@ SCRATCH = r"(?:i|j|k|n|kind|rank|slot|home|number|route|told|body)$"
 
 
 def bodies(names: str) -> Iterator[str]:
-    """The lines of these inlines."""
+    """The bodies of these inlines, as lines."""
     for name in names.split():
         found = re.search(rf"^inline {name}\(.*?^}}", SOURCE, re.M | re.S)
         assert found is not None, name
@@ -101,7 +101,7 @@ def test_every_step_is_of_a_chunk_or_of_the_rest() -> None:
 
 @pytest.mark.long
 def test_two_chunks_apart_hold_what_they_hold_together() -> None:
-    """The same law breaks either way: 2 x 2 x 2 x 1, with rules that one round needs."""
+    """Searched either way, a missing rule breaks the same law: 2 x 2 x 2 x 1, one round."""
     for rule in ("NO_COPY", "NO_RELAY", "NO_WAIT_FOR_ALL"):
         together = run.Model(chunks=2, kills=1, rounds=1, without=rule)
         found = [run.search(model).broken for model in (together, replace(together, apart=True))]

@@ -28,7 +28,7 @@ def test_every_row_names_a_test_or_promises_nothing() -> None:
 
 
 def test_every_named_test_exists() -> None:
-    """Words in brackets are those of a test's name in that file."""
+    """Words in brackets must be part of the name of a test in that file."""
     for number, *_, tests in ROWS:
         for name, hints in re.findall(r"(`[\w/.]+`|\w+)(?: \(([^)]*)\))?(?:, |$)", tests):
             paths = [TESTS / path for path in NAMES.get(name, [name.strip("`")])]

@@ -1,4 +1,4 @@
-"""A few seconds of fuzzing by coverage; `make soak` goes on for longer."""
+"""A few seconds of fuzzing by coverage; `make soak` fuzzes for longer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = draws(2, 6)
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_input_breaks_the_rule(target: str, tmp_path: Path) -> None:
-    # A stopped machine is no hang: the soak takes a second for one.
+    # More than the soak's limit of a second, since a stopped machine is no hang.
     command = [
         sys.executable, "-m", "tests.fuzz.guided", target, "--seconds", str(SECONDS),
         "--hang", "30", "--corpus", str(tmp_path),

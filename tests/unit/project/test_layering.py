@@ -21,8 +21,8 @@ PACKAGES = {
     "reducer_tools": ROOT / "client" / "reducer_tools",
 }
 
-# What the modules of each room may import beside their own room and the standard library. A name
-# stands for itself and all below it.
+# The imports that each room is allowed besides its own room and the standard library. A name stands
+# for itself and all names below it.
 SHARED = {"reducer.cluster", "reducer.kernels", "reducer.wire", "reducer.__version__"}
 SHARED |= {f"reducer.{name}" for name in ("compiled", "keyfile", "log", "parent", "units")}
 CLIENT = {*SHARED, "reducer_client", "numpy"}
@@ -38,7 +38,7 @@ ALLOWED = {
     "reducer": {"reducer.wire", "reducer._compiled"},
     "reducer.wire": {"msgpack"},
     "reducer.cluster": {"reducer.wire.codes"},
-    # typing_extensions: for the type checker alone.
+    # typing_extensions is only for the type checker.
     "reducer.kernels": {"reducer.wire.codes", "numpy", "google_crc32c", "typing_extensions"},
     "reducer.core": {"reducer.wire", "reducer.core"},
     "reducer.core.containers": set(),
@@ -87,20 +87,20 @@ ALLOWED = {
     "reducer_tools.cli": {*TOOLS, "reducer.cli", "reducer_client", "reducer_tools"}
     | {"click", "rich", "yaml"},
 }
-# Modules that nobody imports, or that import what is above them only when it is asked for: the
-# programs, torch's entry point, and the package that has the names of Horovod's own.
+# Modules that no module imports, or that import higher rooms only on demand: the programs, torch's
+# entry point, and the package with Horovod's names.
 DOORS = {
     "reducer.__main__": {"reducer.cli"},
     "reducer_tools.__main__": {"reducer_tools.cli"},
     "reducer_client.torch_autoload": {"reducer_client.torch", "torch"},
     "reducer_client.horovod": {"reducer_client.horovod.torch"},
 }
-# Of the standard library, what a room may not import: no I/O, no clock and no chance.
+# Modules of the standard library that a room may not import: I/O, clocks and randomness.
 PURE = {"asyncio", "socket", "threading", "time", "random", "os", "subprocess"}
 FORBIDDEN = {
     "reducer.wire": PURE,
     **{room: PURE for room in ALLOWED if room.startswith("reducer.core")},
-    # Files, standard input and the clock belong to the command line; a figure is made, not written.
+    # Files, standard input and the clock belong to the command line; figures are not written here.
     "reducer_tools.planner": PURE
     | {"io", "pathlib", "importlib", "sys", "shutil", "tempfile", "urllib", "http"},
 }
@@ -110,9 +110,9 @@ ENVIRONMENT_READERS = {
     "reducer_client.horovod.config",
     "reducer_tools.nccl.config",
 }
-# Where an import for the type checker counts as any other.
+# Rooms in which imports under TYPE_CHECKING count, too.
 TYPED = ("reducer.core", "reducer.server")
-# Within a room, the only modules that import this.
+# The only modules that may import these packages.
 ONLY = {
     "matplotlib": ("reducer_tools.planner.figure", "reducer_tools.demo"),
     "jax": ("reducer_client.jax",),
@@ -122,7 +122,7 @@ ONLY = {
 
 
 def _modules() -> dict[str, tuple[str, ast.Module]]:
-    """The room and the source of every module, by its name."""
+    """The room and the syntax tree of every module, by name."""
     found = {}
     for package, folder in PACKAGES.items():
         for path in sorted(folder.rglob("*.py")):
@@ -136,7 +136,7 @@ MODULES = _modules()
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
-    """Every imported name, as long as it is written: ``from a.b import c`` gives ``a.b.c``."""
+    """Every imported name in full: ``from a.b import c`` gives ``a.b.c``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -150,7 +150,7 @@ def within(name: str, prefix: str) -> bool:
 
 
 def module_of(name: str) -> str:
-    """The module of ours that an imported name is in; "" for any other name."""
+    """Our module that contains an imported name; "" for other names."""
     while name and name not in MODULES:
         name = name.rpartition(".")[0]
     return name
@@ -181,9 +181,9 @@ def violations(module: str, tree: ast.Module) -> Iterator[str]:
 
 
 def _arrows() -> Iterator[tuple[str, str]]:
-    """Which module imports which, without the doors and what only the type checker imports.
+    """Pairs (module, imported module), without DOORS and imports under TYPE_CHECKING.
 
-    In the rooms of TYPED there are no cycles of types either.
+    In the rooms of TYPED, imports under TYPE_CHECKING count.
     """
     for module, (_, tree) in MODULES.items():
         for_types = {
@@ -209,7 +209,7 @@ def _by_a_door(module: str, other: str) -> bool:
 
 
 def find_cycle(arrows: Mapping[str, set[str]]) -> list[str]:
-    """A way from a node back to itself; [] where there is none."""
+    """A path from a node back to itself; [] if there is no cycle."""
     done: set[str] = set()
 
     def search(node: str, way: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which congestion control the hosts of a lab get."""
+"""The congestion control of the hosts of a lab."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from bench.netlab import LabError, allow_congestion
 
 DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-READ_ONLY = Path("/proc/sys/kernel/ostype")  # for root, too
+READ_ONLY = Path("/proc/sys/kernel/ostype")  # root cannot write it either
 
 
 def test_a_choice_is_allowed_once_and_stays(tmp_path: Path) -> None:

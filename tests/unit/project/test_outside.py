@@ -14,7 +14,7 @@ def test_a_test_with_subtests_counts_as_these_and_fails_in_any_phase(tmp_path: P
     reports = [
         ("whole", None, "passed"),
         ("torn", None, "passed"),
-        ("torn", None, "failed"),  # in its teardown
+        ("torn", None, "failed"),  # failed in its teardown
         ("absent", None, "skipped"),
         ("both", "eager", "passed"),
         ("both", "graph", "failed"),

@@ -1,4 +1,4 @@
-"""A skip for a reason that nobody listed fails a run with the plugin."""
+"""With the plugin, a skip for an unlisted reason fails the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs: compiled modules or their sources, all of one kind and of one state."""
+"""Either compiled modules or their sources run, all of one kind, and up to date."""
 
 from __future__ import annotations
 

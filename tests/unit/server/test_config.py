@@ -244,6 +244,6 @@ def test_a_lane_runs_the_code_of_its_parent() -> None:
 
 
 def test_a_lane_has_a_secret_that_nobody_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images for reproducible training set it, and keys could be chosen that lie in a row."""
+    """Images for reproducible training set PYTHONHASHSEED; peers could then choose bad keys."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     assert config.child_environment()["PYTHONHASHSEED"] == "random"

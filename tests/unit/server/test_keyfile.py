@@ -1,4 +1,4 @@
-"""Key files: who may read them, what is in them, and that nobody is shown it."""
+"""Key files: allowed permissions, their contents, and that no output shows the key."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> Non
 
 @pytest.mark.skipif(not ROOT, reason="only root can give files away")
 def test_owners(tmp_path: Path) -> None:
-    """As Kubernetes mounts a secret: root's, readable by the pod's group, behind links."""
+    """Kubernetes mounts a secret as root's file behind links, readable by the pod's group."""
     path = written(tmp_path / "key", mode=0o440)
     assert keyfile.read(path) == KEY
     link = tmp_path / "mounted"
@@ -148,7 +148,7 @@ def test_the_key_of_a_job(tmp_path: Path) -> None:
     assert Path(path).stat().st_mode & 0o7777 == 0o600
     expected = job_key(KEY, "job-ü")
     assert keyfile.read_for_job(path, "job-ü") == keyfile.read_for_job(master, "job-ü") == expected
-    # It is the key of its job whatever job is named: the lane will not prove that of another.
+    # A job's key is used for any job name; for another job the lane's proof will not match.
     assert keyfile.read_for_job(path, "other") == expected
     assert keyfile.read_for_job(other, "job-ü") != expected
     with pytest.raises(KeyFileError, match="key of one job"):

@@ -1,4 +1,4 @@
-"""Log lines: quoting, JSON, rate limit, and that a full disk stops nothing."""
+"""Log lines: quoting, JSON, rate limit, and that a full disk stops no program."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_debug_wins_over_the_level(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_subsystems_are_loggers() -> None:
-    """Each is the last part of the name of a logger in our sources."""
+    """Each subsystem is the last part of a logger's name in our sources."""
     sources = [p.read_text() for top in ("reducer", "client") for p in (ROOT / top).rglob("*.py")]
     named = {n for text in sources for n in re.findall(r'getLogger\(f?"[^"]*\.(\w+)"\)', text)}
     assert named == set(log.SUBSYSTEMS)

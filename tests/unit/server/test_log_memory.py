@@ -1,6 +1,6 @@
-"""A line that no memory was left for is lost alone: whoever logs goes on, and so does the thread.
+"""A line that lacks memory is lost alone: the program and the log's thread go on.
 
-Python's allocators fail at one call, in a process of its own.
+One call of Python's allocators fails, in a separate process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def record(text: str) -> logging.LogRecord:
 
 
 def read_until(descriptor: int, text: bytes) -> bytes:
-    """Return what is written until then; raises TimeoutError after two silent seconds."""
+    """Read until this text comes; raises TimeoutError after two silent seconds."""
     found = b""
     while text not in found:
         if not select.select([descriptor], [], [], 2.0)[0]:
@@ -39,7 +39,7 @@ def read_until(descriptor: int, text: bytes) -> bytes:
 
 
 def lose(call: int) -> int:
-    """A line is logged, and the allocation fails that is the `call`-th from then on."""
+    """Log a line while allocation number `call` fails."""
     memory = importlib.import_module("_testcapi")
     begin, end = memory.set_nomemory, memory.remove_mem_hooks
     reader, written = os.pipe()
@@ -50,7 +50,7 @@ def lose(call: int) -> int:
     begin(call, last)
     try:
         writer.emit(line)
-        time.sleep(0.01)  # the thread has its turn
+        time.sleep(0.01)  # lets the thread run
     except MemoryError:
         pass
     finally:
@@ -60,7 +60,7 @@ def lose(call: int) -> int:
 
 
 def play() -> int:
-    """Fail each call in turn, each in a process; how many of these have lost a line."""
+    """Fail each call in turn, each in its own process; returns how many lost a line."""
     lost = 0
     for call in range(MOST_CALLS):
         pid = os.fork()
@@ -73,7 +73,7 @@ def play() -> int:
 
 
 def test_a_line_that_there_is_no_memory_for_is_lost_alone() -> None:
-    """The lock of the queue stayed taken: the event loop waited for it for ever."""
+    """Regression: the queue's lock stayed locked, and the event loop waited for ever."""
     pytest.importorskip("_testcapi")
     command = [sys.executable, "-m", __name__]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)

@@ -1,4 +1,4 @@
-"""Digests of results that the ranks compare: what differs is found, and nothing else disturbs."""
+"""Ranks compare digests of results: differences are found, and there are no false alarms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNT = 700  # float32: three chunks
 
 
 def lie(lane: SimLane, about: Callable[[Header], bool], ranks: set[int]) -> None:
-    """The lane sends these ranks (sessions in their order) other results, with the right CRCs."""
+    """Make the lane send these ranks (in order of sessions) changed results with right CRCs."""
     honest = lane._send
 
     def send(output: events.Send) -> None:
@@ -49,7 +49,7 @@ def lie(lane: SimLane, about: Callable[[Header], bool], ranks: set[int]) -> None
 
 
 def turn(cluster: SimCluster, *keys: str) -> None:
-    """One round of each key, each rank in an order of its own."""
+    """Run one round of each key; each rank has its own order."""
     operations = []
     for rank in range(len(cluster.states)):
         for key in random.Random(f"{rank} {keys}").sample(keys, len(keys)):
@@ -59,7 +59,7 @@ def turn(cluster: SimCluster, *keys: str) -> None:
 
 
 def comparisons(cluster: SimCluster) -> int:
-    """Keys of the client's own that the lanes have seen, and their rounds."""
+    """The number of rounds that the lanes have seen, including the client's comparisons."""
     (job,) = cluster.lanes[0, 0].snapshot()["jobs"].values()
     return int(job["rounds"])
 
@@ -83,7 +83,7 @@ def test_equal_results_pass_whatever_the_order(every: int) -> None:
 
 
 class HeldBack(SimCluster):
-    """Nothing passes between a rank and a slot that are `held_back`."""
+    """A cluster in which no byte passes between the rank and slot in `held_back`."""
 
     held_back: tuple[int, int] | None = None
 
@@ -94,10 +94,10 @@ class HeldBack(SimCluster):
 def test_rounds_that_end_out_of_order_are_compared_in_order() -> None:
     cluster = HeldBack(2, (1, 1), TABLE, digest_every=1)
     cluster.join()
-    sources = [np.ones(500, np.float32), np.ones(1, np.float32)]  # of two chunks, and of one
+    sources = [np.ones(500, np.float32), np.ones(1, np.float32)]  # two chunks, one chunk
     first, second = (cluster.submit(0, "w", source, source.copy()) for source in sources)
     cluster.settle(0.5)
-    cluster.held_back = (0, (key_id("w") + 1) % 2)  # where the second chunk is
+    cluster.held_back = (0, (key_id("w") + 1) % 2)  # the owner of the second chunk
     for source in sources:
         cluster.finish([cluster.submit(1, "w", source, source.copy())])
     cluster.pump(lambda: bool(second.done))
@@ -181,7 +181,7 @@ def test_moved_bytes_that_differ_are_found() -> None:
 
 
 def test_memory_that_changes_after_the_receipt_is_found() -> None:
-    """In the round that ends a window the bytes count as they lie in the caller's array."""
+    """In the last round of a window the digest covers the bytes in the caller's array."""
     cluster = SimCluster(2, table=TABLE, digest_every=1)
     cluster.join()
     mine = np.ones(COUNT, np.float32)
@@ -189,7 +189,7 @@ def test_memory_that_changes_after_the_receipt_is_found() -> None:
     operations = [cluster.submit(rank, "w", mine, targets[rank]) for rank in range(2)]
     cluster.cut = 40
     cluster.pump(lambda: targets[1][0] == 2)
-    targets[1][0] = 0  # the CRC has gone over it already
+    targets[1][0] = 0  # after the CRC check
     cluster.cut = 0
     cluster.finish(operations)
     (said,) = set(errors(cluster))

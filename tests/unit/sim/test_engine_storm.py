@@ -1,4 +1,4 @@
-"""Workers among lanes that are cut off, killed and restarted at random: every sum comes, once."""
+"""Workers get every sum once while lanes are cut off, killed and restarted at random."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Link = tuple[int, int, int]  # rank, slot, lane
 
 
 class Storm:
-    """Three workers, three reducers, and whatever the seed has drawn for them."""
+    """Three workers, three reducers, and the faults that the seed has drawn."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -130,9 +130,9 @@ class Storm:
                 state.tick(self.now)
 
     def submit(self, number: int) -> list[tuple[Any, np.ndarray, np.ndarray | None]]:
-        """One round of each of three keys on every rank, in an order of its own.
+        """Submit one round of each of three keys on every rank, each rank in its own order.
 
-        Each operation comes with its target and what that must be; None: the ranks differ.
+        Returns each operation with its target and the expected value; None if the ranks differ.
         """
         count = self.random.choice((1, 300, 5_000, 20_000))
         differs = self.random.choice(("a", "b", "", "", ""))

@@ -1,4 +1,4 @@
-"""Every byte has reserved room: any order of submission ends, and memory stays in its budget."""
+"""Every byte has reserved room: any order of submission completes, within the memory budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = 8
 CHUNKS = 8
 
 
-# The least that 4 ranks can have for contributions: a chunk of credit and one of grant for each.
+# The minimum for contributions of 4 ranks: a chunk of credit and one of grant for each.
 LEAST = (4 + SHARES_BESIDE_RANKS) * 2 * CHUNK
 BUDGET = (4 + SHARES_BESIDE_RANKS) * share_of(2 * CHUNK)
 
@@ -63,7 +63,7 @@ def test_random_orders_end_within_the_smallest_budget() -> None:
 
 
 def test_rounds_larger_than_their_limits_end_in_any_order() -> None:
-    """Two of three keys fill the credit up to their limits, on each rank others."""
+    """Two of three keys, different ones on each rank, fill the credit up to their limits."""
     for seed in range(24):
         cluster = SimCluster(3, (1,), ((0, 64 << 10),), seed, budget=1 << 30, credit=1 << 20)
         cluster.cut = 1 << 20
@@ -82,17 +82,17 @@ def test_rounds_larger_than_their_limits_end_in_any_order() -> None:
 
 
 def test_without_grants_the_same_orders_get_stuck() -> None:
-    """The test above can fail: take the reserved room of the oldest round away."""
+    """The test above can fail: it would without the reserved room of the oldest round."""
     assert stuck_orders(grants=False) >= 8
 
 
 def test_a_lane_that_stops_reading_instead_gets_stuck_on_the_same_orders() -> None:
-    """No credits (there is room for everything on paper), and no reads while the memory is full."""
+    """Without effective credits, a lane that stops reading when its memory is full deadlocks."""
     assert stuck_orders(credit=1 << 30, budget=1 << 40, stop_reading_at=LEAST) >= 8
 
 
 def stuck_orders(**how: int) -> int:
-    """Of ten."""
+    """The number of ten seeds whose orders get stuck."""
     stuck = 0
     for seed in range(10):
         try:
@@ -149,7 +149,7 @@ def test_credit_is_whole_again_after_every_round() -> None:
 
 
 def test_thousands_of_rounds_of_one_key_may_be_under_way() -> None:
-    """More than the lane keeps descriptions of, under the smallest credit."""
+    """More rounds than the lane keeps descriptions of, with the smallest credit."""
     rounds = 3_072
     cluster = SimCluster(2, (1,), ((0, 4_096),), credit=4_096)
     cluster.cut = 1 << 20

@@ -1,9 +1,9 @@
-"""Real engine states against real lanes, in this process: the bits of every result.
+"""Real engine states and real lanes in this process: every result equals the oracle's bits.
 
-In full: every world size with every number of reducers and lanes, and with each of these every
-dtype and op. Sampled: sizes, chunk tables, arrival orders and cuts of the stream, which the seed
-picks for each case. A short run gives each place some of the seeds, and all seeds to the places
-together. The oracle is tests/support/oracle.py.
+All combinations of world size, numbers of reducers and lanes, dtype and op are tested. The seed
+picks sizes, chunk tables, arrival orders and cuts of the stream for each case. In a short run each
+place gets some of the seeds, and all places together get all seeds. The oracle is
+tests/support/oracle.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CASES = [(dtype, op) for dtype in oracle.NUMPY_DTYPES for op in oracle.ops_of(dt
 def all_reduces(
     cluster: SimCluster, cases: list[tuple[DType, ReduceOp, int]], seed: int, order_seed: int
 ) -> None:
-    """Submit every case on every rank, each rank in an order of its own; check every bit."""
+    """Submit every case on every rank, each rank in its own order; check every bit."""
     world = len(cluster.states)
     rng = np.random.default_rng(seed)
     inputs = [[oracle.sample(rng, dtype, count) for _ in range(world)] for dtype, _, count in cases]
@@ -97,7 +97,7 @@ def test_the_seeds_give_every_dtype_and_op_all_small_sizes_and_a_large_one() -> 
 def test_every_dtype_and_op_in_drawn_arrival_orders(
     world: int, lanes_by_slot: tuple[int, ...]
 ) -> None:
-    """Each order carries every dtype and op, at one of the sizes each.
+    """Each order runs every dtype and op at one size.
 
     Over the 20 seeds every dtype and op meets all small sizes, once or twice, and one large one.
     """
@@ -113,7 +113,7 @@ def test_every_dtype_and_op_in_drawn_arrival_orders(
 
 @pytest.mark.parametrize("cut", [1, 79, 81, 1 << 20])
 def test_streams_cut_anywhere_from_the_join_to_the_last_byte(cut: int) -> None:
-    """Hello, welcome, keys, contributions, results: both ends, in pieces of `cut` bytes."""
+    """All frames of both ends, from HELLO to results, come in pieces of `cut` bytes."""
     cluster = SimCluster(3, (2, 1), ((0, 64), (256, 1_024)), seed=cut)
     cluster.cut = cut
     cluster.join()
@@ -133,7 +133,7 @@ def test_a_reducer_on_the_numpy_kernels_gives_the_same_bits(world: int) -> None:
 
 @pytest.mark.parametrize("dtype", oracle.NUMPY_DTYPES, ids=lambda dtype: dtype.name)
 def test_mebibytes_and_an_odd_rest(dtype: DType) -> None:
-    """Every op, each with another world size, place and arrival order; not all combinations."""
+    """Every op, each with a different world size, place and arrival order."""
     item = np.dtype(oracle.NUMPY_DTYPES[dtype]).itemsize
     count = (draws(1, 5) << 20) // item + 1
     for number, op in enumerate(oracle.ops_of(dtype)):

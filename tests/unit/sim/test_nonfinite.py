@@ -1,4 +1,4 @@
-"""NaN and Inf: found in the sum, and blamed on one rank whatever the order of arrival."""
+"""NaN and Inf are found in the sum, and blamed on the same rank in any order of arrival."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INFINITY = {DType.BFLOAT16: 0xFF80, DType.FLOAT8_E5M2: 0xFC}
 
 
 def values(dtype: DType, count: int, bad: dict[int, float]) -> np.ndarray:
-    """Ones, but for the elements in `bad`."""
+    """Ones, except the elements in `bad`."""
     array = np.full(count, ONE.get(dtype, 1), oracle.NUMPY_DTYPES[dtype])
     for at, value in bad.items():
         special = NAN if np.isnan(value) else INFINITY
@@ -34,7 +34,7 @@ def values(dtype: DType, count: int, bad: dict[int, float]) -> np.ndarray:
 def reduce(
     cluster: SimCluster, key: str, inputs: list[np.ndarray], order: list[int], **how: Any
 ) -> list[Any]:
-    """The operations of all ranks, submitted in `order` with bytes moving in between."""
+    """Submit the operations of all ranks in `order`, and move bytes after each."""
     operations: dict[int, Any] = {}
     for rank in order:
         target = np.empty_like(inputs[rank])

@@ -1,7 +1,7 @@
 """Storms of mismatched rounds: every round ends, alike on every rank, and nothing is left.
 
-Ranks describe a part of the rounds differently while many keys are in flight on several lanes
-under the smallest credit; the interleaving is drawn from a seed.
+Ranks describe some rounds differently while many keys are in flight on several lanes with the
+smallest credit. The seed draws the interleaving.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Seeded storms of faults: the real core and the real engine state, and simulated links.
+"""Seeded storms of faults over the real core, the real engine state and simulated links.
 
-A rule of the protocol that is taken away must show: else the storms prove nothing.
+The storms must also notice if a rule of the protocol is missing, else they prove nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def test_no_storm_breaks_a_law(first: int) -> None:
     for seed in range(first, first + 5):
         storm = Storm(seed, ROUNDS)
         storm.run()
-        assert storm.laws.checked >= ROUNDS, "no freeing was looked at"
+        assert storm.laws.checked >= ROUNDS, "no freed chunk was checked"
 
 
 def test_a_lane_that_was_frozen_and_then_cut_off_calls_nobody_lost() -> None:

@@ -14,7 +14,7 @@ DRAWN = 0
 
 
 def submit_all(cluster: SimCluster, values: np.ndarray) -> list[tuple[Any, np.ndarray, np.ndarray]]:
-    """One all_reduce, broadcast and all_gather of each rank: operation, target, what it must be."""
+    """Submit three collectives on each rank; returns (operation, target, expected value)."""
     count = values.shape[1]
     submitted = []
     for rank, mine in enumerate(values):

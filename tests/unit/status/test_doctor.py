@@ -1,4 +1,4 @@
-"""What the doctor makes of what it has measured."""
+"""The doctor's conclusions from measurements."""
 
 from __future__ import annotations
 

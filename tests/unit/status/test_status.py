@@ -1,4 +1,4 @@
-"""What `reducer status` makes of the answers of reducers, and of addresses that give none."""
+"""`reducer status` for answers of reducers, and for addresses that give no answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(**changes: Any) -> dict[str, Any]:
 
 
 def answer(*lanes: dict[str, Any], forming: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """/api/stats of a reducer, each lane of which knows one run."""
+    """/api/stats of a reducer with one run on each lane."""
     core = {"reserved_bytes": 10, "budget_bytes": 1_000}
     numbers = {"core": core, "buffer_bytes": 3, "loop_lag_seconds": 0.001, "kernels": "native"}
     reports = [{"runs": [lane], "forming": forming or []} for lane in lanes]
@@ -135,7 +135,7 @@ def test_a_job_that_forms_names_who_is_absent() -> None:
 
 
 def test_a_group_is_shown_apart_from_its_job() -> None:
-    """Forming or complete: its ranks are others than those of the job."""
+    """Forming or complete: the ranks of a group differ from those of the job."""
     group = {"title": "gpt#rows", "run_id": "r1#rows", "world_size": 2}
     forms = [
         {"job": "gpt", "joined": 1, "absent": [0], **group},
@@ -216,7 +216,7 @@ def test_addresses_that_are_none(text: str) -> None:
 
 @contextmanager
 def one_answer(data: bytes, times: int = 1) -> Iterator[str]:
-    """The address of something that says `data` to whoever connects, once or 20 times a second."""
+    """The address of a server that sends `data` to one client, once or 20 times a second."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

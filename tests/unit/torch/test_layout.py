@@ -1,4 +1,4 @@
-"""Which ranks share a host: what they say, and why there is no hierarchy."""
+"""Which ranks share a host, what they tell each other, and reasons for no hierarchy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GOOD = [HostRecord(2, rank % 2, None, False, (A, B)[rank // 2]) for rank in rang
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
 def test_two_containers_of_one_machine_are_two_hosts() -> None:
-    """They do not share a loopback."""
+    """Containers do not share a loopback interface."""
     other = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", ASK], check=True, capture_output=True
     )
@@ -43,7 +43,7 @@ def test_two_containers_of_one_machine_are_two_hosts() -> None:
 def test_hosts_of_equally_many_neighbouring_ranks_have_a_hierarchy() -> None:
     assert find_obstacle(GOOD) == ""
     assert find_obstacle([replace(place, local_rank=-1) for place in GOOD]) == ""
-    # What a launcher started is a host, also where the machine has two of them.
+    # The ranks of a launcher are one host, even if the machine runs two launchers.
     assert find_obstacle([replace(place, machine=A) for place in GOOD]) == ""
     assert find_obstacle([replace(GOOD[0], wanted=True), *GOOD[1:]]) == ""
 

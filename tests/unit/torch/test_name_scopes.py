@@ -1,4 +1,4 @@
-"""Names of calls: what callbacks call is told from what the program calls."""
+"""Names of calls separate the calls of callbacks from those of the program."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_calls_of_callbacks_are_told_apart() -> None:
 
 
 def test_calls_of_one_place_are_counted_apart() -> None:
-    """A barrier, or a call on a device, takes no key of the calls in host memory."""
+    """A barrier or a call on a device does not count as a call in host memory."""
     ours, theirs = MainScope("0", reducers=2), MainScope("0", reducers=2)
     for place in ("task", "cuda", "task"):
         _next(ours, place)
@@ -47,7 +47,7 @@ def test_calls_of_one_place_are_counted_apart() -> None:
 
 
 def test_a_call_that_was_refused_is_not_counted() -> None:
-    """By itself, or in a callback: the other ranks may not have made it."""
+    """In the program or in a callback: the other ranks may not have made the call."""
     ours, theirs = MainScope("0", reducers=2), MainScope("0", reducers=2)
     of_callback = [_next(scope)[1] for scope in (ours, theirs)]
     with pytest.raises(TypeError), ours.next_call("cpu"):
@@ -82,7 +82,7 @@ def test_a_process_group_counts_no_call_that_was_refused() -> None:
 
 
 def _two_of_one_name(monkeypatch: pytest.MonkeyPatch, patience: float = 20) -> tuple[Scope, Scope]:
-    """The callbacks of two calls, of which the earlier one is still to run."""
+    """The callback scopes of two calls with one name; the earlier callback still runs."""
     monkeypatch.setattr(name_scopes, "_NAMES", 2)
     scope = MainScope("0", 2, patience)
     first, _, third = (_next(scope)[1].branch(1) for _ in range(3))
@@ -98,7 +98,7 @@ def _key(scope: Scope) -> str:
 def test_a_callback_waits_for_those_of_the_earlier_use_of_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A callback that did not wait would take the rounds of the earlier ones."""
+    """A callback that did not wait would take the rounds of the earlier callbacks."""
     first, third = _two_of_one_name(monkeypatch)
     keys: list[str] = []
     later = Thread(target=lambda: keys.append(f"later {_key(third)}"), daemon=True)
@@ -150,7 +150,7 @@ def test_only_calls_in_the_same_order_on_all_ranks_take_the_hierarchy(cuda: bool
     for place in ("cpu", "cuda"):
         key, of_callback = _next(MainScope("0", reducers=2), place)
         reduction._submit(array, "sum", key=key, out=array)
-        # A large call has one key, whose parts the hierarchy numbers; a small one takes its turn.
+        # The hierarchy numbers the parts of a large call under its key; a small call has its own.
         taken = cuda == (place == "cuda")
         assert hierarchy.keys == ([(main_prefix(place), key)] if taken else [])
         hierarchy.keys.clear()

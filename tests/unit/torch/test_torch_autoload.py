@@ -1,4 +1,4 @@
-"""What ``import torch`` runs of us: the backend becomes known, and nothing else is imported."""
+"""``import torch`` registers our backend, and imports nothing else of ours."""
 
 from __future__ import annotations
 

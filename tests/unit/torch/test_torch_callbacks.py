@@ -1,4 +1,4 @@
-"""Threads that run callbacks of futures compute what the program's own thread computes."""
+"""Threads that run callbacks of futures compute the same bits as the program's thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reducer_client.torch.calls.callbacks import CallbackThreads
 
 
 def test_callbacks_have_the_threads_that_the_program_has_set() -> None:
-    # A product whose last bits depend on how many threads share it.
+    # The last bits of this product depend on the number of threads.
     random = torch.Generator().manual_seed(1)
     left, right = (torch.randn(1, n, 2, generator=random) for n in (10, 512))
     products = []

@@ -1,4 +1,4 @@
-"""GroupCalls of a process group that are under way."""
+"""Calls of a process group in flight."""
 
 from __future__ import annotations
 

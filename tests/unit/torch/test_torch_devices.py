@@ -1,4 +1,4 @@
-"""Tensors that the client makes for itself lie where it says, whatever the default device is."""
+"""The client names the device of each tensor that it makes, whatever the default device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _calls_without_device(path: Path) -> Iterator[str]:
 
 
 def test_every_tensor_is_made_on_a_device_that_is_named() -> None:
-    """Else ``torch.set_default_device("cuda")`` moves what goes to the network."""
+    """Otherwise ``torch.set_default_device("cuda")`` would move network buffers to the GPU."""
     assert {"empty", "zeros", "tensor", "sparse_coo_tensor"} <= FACTORIES
     paths = sorted(CLIENT.rglob("*.py"))
     assert [call for path in paths for call in _calls_without_device(path)] == []

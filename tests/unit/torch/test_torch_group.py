@@ -1,4 +1,4 @@
-"""What torch asks of a process group beside collectives: devices, profiles, checkpoints."""
+"""What torch needs of a process group besides collectives: devices, profiles, checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import reducer_client.torch  # noqa: F401  # makes the backend known
 
 @contextmanager
 def _group(folder: Path, backend: str = "reducer") -> Iterator[Any]:
-    """The default group, of this process alone."""
+    """The default group, with only this process."""
     store = f"file://{folder}/store"
     dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
     try:

@@ -17,7 +17,7 @@ from reducer_client.torch.tensors.packing import Packing
 
 
 class _Wrapper(torch.Tensor):
-    """Has its values elsewhere, as DTensor has."""
+    """A subclass whose values are elsewhere, as DTensor's are."""
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Any:
@@ -69,7 +69,7 @@ def test_a_tensor_without_memory_is_refused_by_its_name(tensor: Any, named: str)
         torch.ones(4)[2:],
         torch.nn.Parameter(torch.ones(4)),
         torch.ones(4).as_subclass(_Named),
-        torch.ones(4, device="meta"),  # refused by its device
+        torch.ones(4, device="meta"),  # refused for its device
     ],
 )
 def test_a_tensor_with_memory_is_taken_as_it_is(tensor: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The buffers that CUDA tensors pass through: which are used again, and how many are kept."""
+"""The buffers for CUDA tensors: which ones are reused, and how many are kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class _Event:
-    """What the pool asks an event of CUDA."""
+    """A fake CUDA event, as far as the pool uses it."""
 
     def __init__(self, happened: bool) -> None:
         self._happened = happened
@@ -30,7 +30,7 @@ BUSY: Any = _Event(False)
 
 
 def _pool(limit: int = 1 << 30) -> PinnedPool:
-    """Of memory that is not pinned, which wants a GPU."""
+    """A pool of unpinned memory, since pinned memory needs a GPU."""
     return PinnedPool(limit, lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
 
 

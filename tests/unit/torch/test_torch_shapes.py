@@ -1,4 +1,4 @@
-"""What does not fit is refused on each rank by itself: nothing is sent."""
+"""Each rank refuses tensors that do not fit before anything is sent."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_fits_is_taken() -> None:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Any]:
-    """The default group, of this process alone."""
+    """The default group, with only this process."""
     store = f"file://{tmp_path}/store"
     dist.init_process_group("reducer", init_method=store, rank=0, world_size=1)
     yield dist.group.WORLD

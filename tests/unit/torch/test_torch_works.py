@@ -28,7 +28,7 @@ from tests.support.wait import wait_until
 
 @pytest.fixture(autouse=True)
 def group(tmp_path: Path) -> Iterator[Any]:
-    """The default group, of this process alone."""
+    """The default group, with only this process."""
     store = f"file://{tmp_path}/store"
     dist.init_process_group("reducer", init_method=store, rank=0, world_size=1)
     yield dist.group.WORLD
@@ -36,7 +36,7 @@ def group(tmp_path: Path) -> Iterator[Any]:
 
 
 def _returns(call: Callable[[], object], seconds: float = 20.0) -> Any:
-    """What the call returns or raises; AssertionError where it never does."""
+    """The result or exception of the call; AssertionError if it does not return."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -85,7 +85,7 @@ def _forward(model: DistributedDataParallel) -> torch.Tensor:
 
 
 def test_ddp_joins_beside_any_number_of_other_calls() -> None:
-    """Whatever becomes of those between a forward pass and its two backward passes."""
+    """Dropped or waited calls between a forward pass and its two backward passes do no harm."""
     model = DistributedDataParallel(nn.Linear(3, 3))
 
     def train() -> str:
@@ -113,7 +113,7 @@ def test_a_forward_pass_whose_call_has_failed_ends_the_backward_pass(group: Any)
 
 
 def _started_late(group: Any, tensor: torch.Tensor, on_start: Callable[[], object]) -> Any:
-    """A work that is under way, and what ends it; ``on_start`` is called while it is started."""
+    """A work in flight, and a function that ends it. ``on_start`` is called during its start."""
     handles: list[Any] = []
 
     def submit(*_: object, on_done: Any, **__: object) -> Any:
@@ -129,7 +129,7 @@ def _started_late(group: Any, tensor: torch.Tensor, on_start: Callable[[], objec
 
 
 def test_a_barrier_comes_after_what_fails() -> None:
-    """Which is over on another rank, where the barrier knows nothing of it."""
+    """On another rank the call may be over, so that the barrier does not wait for it there."""
     work, end = _started_late(dist.group.WORLD, torch.ones(2), lambda: None)
     barrier = dist.barrier(async_op=True)
     assert not barrier.is_completed()
@@ -166,7 +166,7 @@ def test_a_barrier_comes_after_what_takes_several_steps(
 def test_barriers_of_the_program_and_of_callbacks_take_other_rounds(
     group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which thread comes first is chance, on each rank another."""
+    """The order of threads may differ between ranks."""
     keys: list[str] = []
     monkeypatch.setattr(group._calls.group, "barrier", lambda seconds, key: keys.append(key))
     dist.barrier()
@@ -226,7 +226,7 @@ def _works() -> int:
 
 
 def test_works_that_are_dropped_are_gone_when_the_calls_are_over() -> None:
-    """However small: a program may drop any number of them."""
+    """Even small works, since a program may drop any number of them."""
     before = _works()
     for _ in range(10):
         dist.all_reduce(torch.ones(1), async_op=True)

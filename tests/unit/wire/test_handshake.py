@@ -1,4 +1,4 @@
-"""Mode psk: who may pass, and that nobody else does, on both sides and in both languages."""
+"""Mode psk: only peers with the key pass, on both sides and in both languages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Side = type[PythonSide] | type[EngineSide]
 
 
 def flips(data: bytes) -> list[bytes]:
-    """Each of the bytes changed, by its lowest and by its highest bit."""
+    """Copies with one bit changed: the lowest and the highest bit of each byte."""
     return [
         data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
         for at in range(len(data))
@@ -53,7 +53,7 @@ def new(
 
 
 def refuses(side: Side, opening: bytes, answer: bytes) -> bool:
-    """Whether a worker whose nonce is in `opening` believes nothing of the answer."""
+    """Whether the worker with the nonce in `opening` refuses the answer."""
     worker = side(MASTER, "job", 0, opening[-NONCE_SIZE:])
     assert worker.opening == opening
     return worker.prove(answer) is None
@@ -112,7 +112,7 @@ def test_a_changed_challenge_is_refused_by_one_of_the_two(side: Side) -> None:
     for changed in flips(new(side).opening):
         worker = new(side)
         opening = changed[:-NONCE_SIZE] + worker.opening[-NONCE_SIZE:]
-        if opening == worker.opening:  # the nonce was hit: hit the new one
+        if opening == worker.opening:  # the change was in the old nonce: change the new one
             opening = opening[:-1] + bytes([opening[-1] ^ 1])
         lane = lane_side(opening[:PREFACE_SIZE])
         try:
@@ -199,7 +199,7 @@ def test_what_was_recorded_is_worth_nothing(side: Side) -> None:
 
 @both_sides
 def test_an_answer_of_another_lane(side: Side) -> None:
-    """Passed on by a reducer that has no key of its own."""
+    """As a reducer without the key could pass on."""
     worker = new(side)
     answer = feed(lane_side(PREFACE, lane=1), worker.opening[PREFACE_SIZE:])
     assert worker.prove(answer) is None
@@ -207,7 +207,7 @@ def test_an_answer_of_another_lane(side: Side) -> None:
 
 @both_sides
 def test_reflection(side: Side) -> None:
-    """No MAC of one direction is good for the other, whatever stands before it."""
+    """A MAC of one direction is not valid in the other, whatever precedes it."""
     worker = new(side)
     lane = lane_side(PREFACE)
     answer = feed(lane, worker.opening[PREFACE_SIZE:])
@@ -226,7 +226,7 @@ def test_a_lane_takes_one_try_alone() -> None:
     assert proof is not None
     with pytest.raises(AuthenticationError):
         feed(lane, proof[:-1] + bytes([proof[-1] ^ 1]))
-    lane._message[:], lane._have = proof, 0  # whatever its connection might do
+    lane._message[:], lane._have = proof, 0  # as if its connection went on
     with pytest.raises(PEER_ERRORS):
         lane.received(PROOF_SIZE)
     assert not lane.done

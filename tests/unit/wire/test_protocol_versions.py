@@ -1,4 +1,4 @@
-"""Peers of another minor version are understood, those of another major named."""
+"""Peers of another minor version are understood; peers of another major are named."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_kept_frames_say_today_what_they_said(path: Path) -> None:
 
 
 def with_names(message: messages.Message, **names: Any) -> bytes:
-    """The frame of a peer whose map has more in it, or other values."""
+    """The frame of a peer whose map has further names, or other values."""
     values = {**msgpack.unpackb(messages.encode(message)), **names}
     header = Header(kind=messages.KIND_OF[type(message)])
     return frame(header, msgpack.packb(values))
@@ -130,7 +130,7 @@ def test_a_lane_of_another_minor_is_joined(minor: int) -> None:
 
 @pytest.mark.parametrize("minor", range(NEXT + 1))
 def test_bitwise_operations_need_a_lane_of_minor_1(minor: int) -> None:
-    """One that is older is named before a byte is sent to it, and the group works on."""
+    """An older lane is named before a byte is sent to it, and the group still works."""
     worker = Worker(world_size=1)
     worker.get(with_names(messages.Pending(1, 0, bytes(16)), minor=minor))
     welcome = messages.Welcome(
@@ -163,7 +163,7 @@ def test_a_worker_of_another_major_is_told_both_versions(major: int) -> None:
 
 @pytest.mark.parametrize("major", [PROTOCOL_MAJOR - 1, PROTOCOL_MAJOR + 1])
 def test_a_lane_of_another_major_is_named_with_both_versions(major: int) -> None:
-    """It answers with its own preface."""
+    """Such a lane answers with its own preface."""
     worker = Worker(world_size=1)
     worker.get(b"ORSP" + bytes([major, 3]) + bytes(PREFACE_SIZE - 6))
     assert worker.state.error is not None

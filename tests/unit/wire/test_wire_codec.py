@@ -113,7 +113,7 @@ def test_who_has_sent_no_chunk_holds_little_memory() -> None:
 
 
 def skipping() -> Decoder:
-    """Nobody needs odd chunks."""
+    """A decoder whose owner skips odd chunks."""
 
     def target(header: Header) -> memoryview:
         return SKIP if header.chunk % 2 else memoryview(bytearray(header.length + HEADER_SIZE))
@@ -175,7 +175,7 @@ def test_preface_round_trip_and_refusals() -> None:
         unpack_preface(b"ORSP\x09" + bytes(11))
     with pytest.raises(BadFrameError, match="reserved"):
         unpack_preface(pack_preface(0)[:-1] + b"\x01")
-    for flags in (PrefaceFlag.PSK | PrefaceFlag.TLS, 4):  # one mode, and one that is known
+    for flags in (PrefaceFlag.PSK | PrefaceFlag.TLS, 4):  # two modes, an unknown flag
         with pytest.raises(BadFrameError):
             unpack_preface(pack_preface(0, flags))
 

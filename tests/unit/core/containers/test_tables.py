@@ -1,4 +1,4 @@
-"""Numbers that peers choose lead a look-up to few places, whatever the numbers are."""
+"""Lookups of numbers that a peer chose take few probes, whatever the numbers are."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from reducer.core.containers.ascending import Ascending
 from reducer.core.containers.tables import Numbered, OrderedSet
 
 MANY = 30_000
-SLOTS = 1 << 16  # of a dict of so many
-CHOSEN = [1]  # the places that a dict looks at, one after the other
+SLOTS = 1 << 16  # of a dict with that many items
+CHOSEN = [1]  # the probe sequence of a dict
 while len(CHOSEN) < MANY:
     CHOSEN.append((5 * CHOSEN[-1] + 1) % SLOTS)
 
 
 def places(number: int) -> Iterator[int]:
-    """Where CPython looks for an int in a dict (Objects/dictobject.c)."""
+    """CPython's probe sequence for an int in a dict (Objects/dictobject.c)."""
     perturb = hash(number) & ((1 << 64) - 1)
     place = perturb % SLOTS
     while True:
@@ -33,7 +33,7 @@ def taken_by(numbers: list[int]) -> set[int]:
 
 
 def looked_at(taken: set[int], number: int) -> int:
-    """At how many places a dict looks for a number that it has not."""
+    """The number of probes of a dict for a number that is absent."""
     return next(n for n, place in enumerate(places(number), 1) if place not in taken)
 
 
@@ -45,7 +45,7 @@ def filled(numbers: list[int]) -> Numbered[int]:
 
 
 def test_chosen_numbers_are_found_without_a_walk() -> None:
-    """A heartbeat of 256 entries looked at 30,000 places for each of them: 24 ms."""
+    """Regression: each of 256 entries of a heartbeat took 30,000 probes: 24 ms."""
     plain = taken_by(CHOSEN)
     absent = next(n for n in range(SLOTS, 9 * SLOTS) if looked_at(plain, n) > MANY // 2)
     *hidden, number = list(filled([*CHOSEN, absent])._items)
@@ -62,7 +62,7 @@ def test_a_table_has_what_was_put_there() -> None:
 
 
 def test_a_table_gives_back_the_memory_of_what_it_has_lost() -> None:
-    """Keys that had forgotten their rounds kept 0.6 MB each, which no records were charged for."""
+    """Regression: keys without rounds kept 0.6 MB each, which was not charged."""
     table, items = filled(list(range(10_000))), OrderedSet[int]()
     for number in range(10_000):
         items.add(number)
@@ -75,7 +75,7 @@ def test_a_table_gives_back_the_memory_of_what_it_has_lost() -> None:
 
 
 def test_numbers_that_are_lost_take_no_memory() -> None:
-    """A job made a lane keep as many as it liked, which no records were charged for."""
+    """Regression: a job could make a lane keep any number, which was not charged."""
     table: Numbered[int] = Numbered()
     ascending = Ascending()
     for number in range(10_000):
@@ -89,7 +89,7 @@ def test_numbers_that_are_lost_take_no_memory() -> None:
 
 
 def test_a_turn_looks_at_some_of_the_numbers_that_are_lost() -> None:
-    """One frame took all of them out, of all the keys that it named: 0.67 s."""
+    """Regression: one frame took out all numbers of all its keys: 0.67 s."""
     table = filled([])
     ascending = Ascending()
     for number in range(10_000):
@@ -106,7 +106,7 @@ def test_a_turn_looks_at_some_of_the_numbers_that_are_lost() -> None:
 
 
 def test_a_table_that_has_lost_most_gives_its_memory_back() -> None:
-    """2,000 keys with 64 rounds each took 2.8 times what their records were charged."""
+    """Regression: 2,000 keys with 64 rounds each took 2.8 times their charge."""
     for most in (6, 30, 64, 1_000):
         table = filled(list(range(most)))
         for number in range(1, most):

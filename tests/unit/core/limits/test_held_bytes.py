@@ -1,4 +1,4 @@
-"""What a run holds is counted as it comes and goes: right after each step, 0 after each end."""
+"""The count of bytes that a run holds is right after each step, and 0 at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUMS = [
     Spec(),  # a part becomes the accumulator
     Spec(dtype=DType.FLOAT16),  # the accumulator is new, and wider
 ]
-# Of two slots, slot 0 is dead since route 1: its chunks are on slot 1, in a stream of their own.
+# Slot 0 of two slots is dead since route 1: its chunks are on slot 1, in their own stream.
 MOVED = messages.Route(1, (1, 0), (0, 1), (1, 1))
 BACK = messages.Route(2, (2, 0), (1, 1), (1, 1))
 
@@ -60,7 +60,7 @@ def test_of_a_round_that_is_stable(spec: Spec) -> None:
     held = Held()
     for worker in held.workers:
         held.send(worker, spec)
-        held.send(worker, spec)  # a second copy
+        held.send(worker, spec)  # a duplicate
     assert held.job.results.rounds == 1
     assert bool(held.check()) == (spec.collective != Collective.BARRIER)
     for worker in held.workers:
@@ -83,7 +83,7 @@ def test_of_a_round_that_fails(spec: Spec, sent: int, end: str) -> None:
         last.abandon(spec)
     else:
         last.bye()
-        held.send(early[0], Spec(number=1))  # nobody can end it: the run is over
+        held.send(early[0], Spec(number=1))  # nobody can complete this round, so the run ends
         assert not held.lane.core._roster.runs
     assert held.is_empty()
 

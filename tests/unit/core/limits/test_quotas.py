@@ -1,4 +1,4 @@
-"""What one job may have of a lane: memory, runs, connections; and that another one has its own."""
+"""One job's share of a lane: memory, runs, connections. Other jobs keep their shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.frames import control, heartbeat
 from tests.support.scripted import Scripted, Spec, fill, join_all
 from tests.support.simlane import SimLane
 
-# What one rank of a job reserves on a lane with this credit and the chunks of `Scripted`.
+# Bytes that one rank reserves with this credit and the chunks of `Scripted`.
 CREDIT = 8_192
 SHARE = share_of(CREDIT + 2 * 4_096)
 
@@ -47,7 +47,7 @@ def test_runs_that_everybody_has_left_take_no_share() -> None:
 
 
 def test_runs_that_are_not_forgotten_yet_have_their_share() -> None:
-    """10,000 of one job made each HELLO of it take 45 ms: another job's p99 was 44 ms."""
+    """Regression: with 10,000 such runs each HELLO took 45 ms, another job's p99 44 ms."""
     lane = SimLane(max_runs=2, budget=1 << 40, records=1 << 24)
     for number in range(2 * ENDED_PER_RUN):
         (worker,) = join_all(lane, 1, run_id=f"run-{number}")
@@ -63,7 +63,7 @@ def test_runs_that_are_not_forgotten_yet_have_their_share() -> None:
 
 
 def test_runs_with_nothing_to_forget_take_no_share() -> None:
-    """Their connections alone have not ended."""
+    """Only the connections of these runs are still open."""
     lane = SimLane(max_runs=2, budget=1 << 40)
     for number in range(2 * ENDED_PER_RUN + 1):
         (worker,) = join_all(lane, 1, run_id=f"run-{number}")
@@ -72,7 +72,7 @@ def test_runs_with_nothing_to_forget_take_no_share() -> None:
 
 
 def test_groups_that_are_deserted_take_their_share_until_they_are_ended() -> None:
-    """They are not ended by the next one of their run: a job took all of --max-jobs by them."""
+    """Regression: deserted groups are not replaced, so a job took all of --max-jobs."""
     lane = SimLane(max_runs=2)
     for number in range(2):
         (worker,) = join_all(lane, 1, run_id=f"run#{number}")
@@ -86,7 +86,7 @@ def test_groups_that_are_deserted_take_their_share_until_they_are_ended() -> Non
 
 
 def test_deserted_runs_and_those_that_would_replace_them_have_one_share() -> None:
-    """Two jobs had all places of --max-jobs: half of them forming, half deserted."""
+    """Regression: two jobs filled --max-jobs, half with forming, half with deserted runs."""
     lane = SimLane(max_runs=4)
     roster = lane.core._roster
     groups = [join_all(lane, 1, run_id=f"run#{number}")[0] for number in range(4)]
@@ -121,7 +121,7 @@ def test_a_share_of_memory_is_given_back() -> None:
 
 
 def test_the_room_of_a_run_that_is_over_is_its_own_until_its_connections_end() -> None:
-    """They may hold results that nobody reads; a new run of the job that needs it cuts them off."""
+    """The connections may hold unread results. A new run that needs the memory cuts them off."""
     lane = SimLane(budget=8 * SHARE, credit=CREDIT)
     workers = join_all(lane, 4)
     reserved = lane.snapshot()["reserved_bytes"]
@@ -144,7 +144,7 @@ def test_the_room_of_a_run_that_is_over_is_its_own_until_its_connections_end() -
 
 
 def test_a_run_that_wants_all_memory_leaves_room_for_those_that_come_after_it() -> None:
-    """The run of a mesh of 8 x 2, then its columns and rows; none needs its full credit."""
+    """The run of a mesh of 8 x 2, then its columns and rows, each with part of its credit."""
     lane = SimLane(budget=400 * SHARE, credit=1 << 30)
     free = 400 * SHARE
     for members, count in ((16, 1), (8, 2), (2, 8)):
@@ -166,7 +166,7 @@ def test_the_least_that_a_run_can_work_with_may_be_all_that_is_free() -> None:
 
 
 def test_what_a_rank_does_not_read_and_what_it_sends_have_room_that_is_reserved() -> None:
-    """A frame whose end does not come took 64 KiB of nobody's room for each rank."""
+    """Regression: an incomplete frame took 64 KiB a rank that were not reserved."""
     lane = SimLane(budget=(1 + SHARES_BESIDE_RANKS) * share_of(2 * 4_096), credit=CREDIT)
     worker = join_all(lane, 1)[0]
     assert lane.snapshot()["reserved_bytes"] > 3 * LEAST_FRAMES
@@ -190,7 +190,7 @@ def test_what_a_rank_has_unanswered_takes_of_what_it_may_leave_unread() -> None:
 
 
 def test_a_job_has_its_share_of_connections() -> None:
-    """A worker that comes again and again, while nobody closes its old connections."""
+    """A worker reconnects again and again, and its old connections are not closed."""
     lane = SimLane()
     workers = join_all(lane, 2, job="a")
     allowed = allowed_connections(2 + 1)
@@ -206,8 +206,8 @@ def test_a_job_has_its_share_of_connections() -> None:
     for _ in range(allowed):
         last = again()
     assert last.session.closed
-    assert not last.read(MessageKind.ERROR)  # too many to tell each of them why
-    # Another job comes and works, and so does who is in.
+    assert not last.read(MessageKind.ERROR)  # too many to answer each one
+    # Another job can join and work, and the members keep their connections.
     for worker in (other := join_all(lane, 2, job="b")):
         worker.contribute(Spec(), data=bytes(32))
     assert [worker.results() for worker in other] == [[bytes(32)]] * 2
@@ -220,7 +220,7 @@ def test_a_job_has_its_share_of_connections() -> None:
 
 
 def test_a_world_for_which_a_lane_has_no_descriptors_is_refused_at_once() -> None:
-    """One job has half of the descriptors, less a few for workers that come back."""
+    """A job may use half of the descriptors, less a few for reconnects."""
     lane = SimLane(descriptors=1_024)
     text = refused_for(Scripted(lane, 1, 449, job="a"))
     assert "job 'a' has 449 workers" in text and "may open 1,024 files, half of them" in text
@@ -235,7 +235,7 @@ def test_a_world_for_which_a_lane_has_no_memory_is_refused_at_once() -> None:
 
 
 def test_runs_that_form_leave_descriptors_to_other_jobs() -> None:
-    """Each of their ranks, which are only claimed, would let the job have four connections more."""
+    """Claimed ranks that never join must not raise the job's limit of connections."""
     lane = SimLane(descriptors=256)
     ranks = [
         Scripted(lane, rank, 64, job="a", run_id=f"run#{group}", rejoin=True)

@@ -1,4 +1,4 @@
-"""Records of a run are charged as they take memory and given back; too many end the run alone."""
+"""Records of a run are charged for their memory and given back; too many end only that run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.frames import control, frame, heartbeat
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
-# A slot that is dead has its chunks on the others: a lane has a table of keys for each.
+# A lane has a table of keys for each dead slot, whose chunks are on the live ones.
 SLOTS = 64
 MOVED = messages.Route(1, (1,) * SLOTS, (0,) * (SLOTS - 1) + (1,), (1,) * SLOTS)
 
@@ -41,7 +41,7 @@ def descriptions(worker: Scripted, number: int) -> None:
 
 
 def disagreements(worker: Scripted, number: int) -> None:
-    """Every rank's own word, kept until the last rank's."""
+    """Mismatched descriptions, which the lane keeps until the last rank's comes."""
     spec = Spec(number=number // 4, count=8 + number % 500)
     header = worker.header(spec, kind=int(MessageKind.DESCRIBE))
     worker.session.send(frame(header))
@@ -49,7 +49,7 @@ def disagreements(worker: Scripted, number: int) -> None:
 
 
 def causes(worker: Scripted, number: int) -> None:
-    """The texts of ABANDON, of rounds that nobody knows."""
+    """The texts of ABANDON for unknown rounds."""
     cause = messages.Abandon(int(ErrorCode.MISMATCH), "x" * 16_000)
     worker.session.send(control(cause, key=key_id("a"), round=number))
 
@@ -64,7 +64,7 @@ def tiny_rounds(worker: Scripted, number: int) -> None:
 
 
 def dead_slots(worker: Scripted, number: int) -> None:
-    """Keys of every slot that the job has named and called dead."""
+    """Keys of every slot that the job declared dead."""
     if number == 0:
         worker.session.send(control(MOVED))
     name = f"key-{number}"
@@ -73,7 +73,7 @@ def dead_slots(worker: Scripted, number: int) -> None:
 
 
 def moved_rounds(worker: Scripted, number: int) -> None:
-    """Rounds and chunks whose order is kept, as another lane may have had them."""
+    """Rounds and chunks of a moved stream, whose order the lane keeps."""
     if number == 0:
         worker.session.send(control(MOVED))
     spec = Spec(number=number // 2, count=200_000)
@@ -138,7 +138,7 @@ def traced() -> Iterator[None]:
 def test_what_is_charged_is_what_it_takes(
     flood: Callable[[Scripted, int], None], world: int, traced: None
 ) -> None:
-    """By tracemalloc; the frames that the lane sends, and the buffers, are not records."""
+    """Measured by tracemalloc, without frames that the lane sends and without buffers."""
     lane = SimLane(records=16 << 20, budget=1 << 40, credit=256 << 20)
     workers = joined(lane, world, flood)
     flood(workers[0], 0)
@@ -164,7 +164,7 @@ def memory(lane: SimLane) -> int:
 
 @pytest.mark.parametrize("route", [False, True])
 def test_everything_that_is_charged_is_given_back(route: bool) -> None:
-    """Rounds that end in every way, keys that were used once, streams that come and go."""
+    """Rounds with every outcome, keys that are used once, streams that come and go."""
     lane = SimLane(credit=1 << 20)
     workers = join_all(lane, 3, reducers=2)
     start = jobs(lane, "job")[0]["record_bytes"]
@@ -195,7 +195,7 @@ def test_everything_that_is_charged_is_given_back(route: bool) -> None:
 
 
 def test_a_lane_that_still_forgets_a_run_is_not_idle() -> None:
-    """At each end of a run the collector walked the millions of keys of the one before."""
+    """Regression: garbage collection walked the millions of keys of the previous run."""
     lane = SimLane()
     (worker,) = join_all(lane, 1)
     for number in range(200):
@@ -229,7 +229,7 @@ def test_rounds_that_end_out_of_order_on_a_moved_stream_are_given_back_once() ->
 
 
 def test_a_key_that_a_reconnect_has_touched_is_forgotten_all_the_same() -> None:
-    """500 of 500 keys that were used once were still there."""
+    """Regression: 500 of 500 keys that were used once were never forgotten."""
     lane = SimLane()
     workers = join_all(lane, 2)
     for number in range(500):
@@ -249,7 +249,7 @@ def test_a_key_that_a_reconnect_has_touched_is_forgotten_all_the_same() -> None:
 
 @pytest.mark.parametrize("letter", ["a", "é", "字", "🙂"])
 def test_a_text_costs_the_same_before_and_after_it_is_sent(letter: str) -> None:
-    """To encode a text leaves its UTF-8 beside it."""
+    """Python caches the UTF-8 of a text that was encoded."""
     text = letter * 1_000
     before = text_bytes(text)
     msgpack.packb(text)
@@ -257,7 +257,7 @@ def test_a_text_costs_the_same_before_and_after_it_is_sent(letter: str) -> None:
 
 
 def test_a_heartbeat_counts_for_each_key_once() -> None:
-    """Each entry may walk all rounds of its key."""
+    """Each entry that counts may walk all rounds of its key."""
     idle = IdleKeys()
     records, untold = Records("j", 1 << 20, idle.take_apart), Untold()
     table = KeyTable("j", 2, 10, moved=True, records=records, idle=idle, untold=untold)
@@ -267,7 +267,7 @@ def test_a_heartbeat_counts_for_each_key_once() -> None:
 
 
 def test_a_key_of_which_nobody_was_told_stays_in_the_account() -> None:
-    """It was forgotten by its run and kept to be told: 7 MB a second that nobody had reserved."""
+    """Regression: such keys were kept uncharged to be told: 7 MB a second."""
     idle = IdleKeys()
     records, untold = Records("j", 1 << 20, idle.take_apart), Untold()
     table = KeyTable("j", 1, 10, moved=True, records=records, idle=idle, untold=untold)

@@ -1,4 +1,4 @@
-"""How runs end that nobody is in: a few at a time, and the room that they still have."""
+"""Deserted runs end a few at a time, and keep their memory reserved until then."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.simlane import SimLane
 
 
 def test_runs_that_nobody_comes_back_to_end_a_part_at_each_tick() -> None:
-    """One tick ended 100 of 24,000 keys each and took 0.3 s."""
+    """Regression: one tick ended 100 runs of 24,000 keys each: 0.3 s."""
     lane, count = SimLane(budget=1 << 40), 40
     for worker in runs_of_one(lane, count):
         worker.session.lose()
@@ -42,7 +42,7 @@ def test_runs_that_nobody_comes_back_to_end_a_part_at_each_tick() -> None:
 
 
 def deserted_runs(lane: SimLane, count: int, rounds: int) -> None:
-    """Runs with so many open rounds each, whose members are gone."""
+    """Make deserted runs with this many open rounds each."""
     runs = [join_all(lane, 2, run_id=f"run-{number}") for number in range(count)]
     for first, _ in runs:
         for open_ in range(rounds):
@@ -52,7 +52,7 @@ def deserted_runs(lane: SimLane, count: int, rounds: int) -> None:
 
 
 def test_runs_of_many_rounds_end_a_few_at_a_tick() -> None:
-    """16 of 46,000 rounds each stood a lane still for 2 s."""
+    """Regression: 16 runs of 46,000 rounds each blocked a lane for 2 s."""
     lane, rounds = SimLane(budget=1 << 40, records=1 << 24), ROUNDS_AT_ONCE // 2
     deserted_runs(lane, 5, rounds)
     left = [5]
@@ -63,7 +63,7 @@ def test_runs_of_many_rounds_end_a_few_at_a_tick() -> None:
 
 
 def test_runs_of_many_streams_end_a_few_at_a_tick() -> None:
-    """One HELLO ended 64 of 4,095 streams each: 0.2 s."""
+    """Regression: one HELLO ended 64 runs of 4,095 streams each: 0.2 s."""
     lane, slots, count = SimLane(budget=1 << 40, records=1 << 24), MAX_REDUCERS, 5
     at_once = -(-ROUNDS_AT_ONCE * STREAMS_OF_ROUND // slots)
     live = (0,) * (slots - 1) + (1,)
@@ -85,14 +85,14 @@ def test_runs_of_many_streams_end_a_few_at_a_tick() -> None:
 
 
 def test_a_tick_forgets_a_few_ended_runs() -> None:
-    """Of 5,000 with one key left it forgot 4,161: 28 ms."""
+    """Regression: a tick forgot 4,161 of 5,000 runs with one key left each: 28 ms."""
     lane, count = SimLane(budget=1 << 40), 3 * MOST_IDLE // RUN
     for worker in runs_of_one(lane, count):
         fill(worker, 2 + FORGOTTEN_AT_ONCE // (KEY + KEY_RANK))
         worker.bye()
         worker.session.lose()
     left = [len(lane.core._roster.ended)]
-    assert left == [count], "one key each is left"
+    assert left == [count], "each run has one key left"
     while left[-1]:
         lane.tick(0.05)
         left.append(len(lane.core._roster.ended))
@@ -100,7 +100,7 @@ def test_a_tick_forgets_a_few_ended_runs() -> None:
 
 
 def test_a_hello_without_room_looks_at_few_of_the_runs_that_have_ended() -> None:
-    """It asked once for each of them whether there is room now: 3 us."""
+    """Regression: the HELLO checked the free memory once for each ended run: 3 us."""
 
     def hello(ended: int) -> float:
         lane = SimLane(budget=1 << 40, max_runs=ended)
@@ -131,8 +131,8 @@ def test_a_pause_of_the_lane_is_not_held_against_a_run_that_nobody_is_in() -> No
 
 
 def test_runs_that_have_nothing_to_forget_keep_nobody_waiting() -> None:
-    """64 whose only rank had said BYE and stayed took all of each tick: keys of other jobs were
-    never forgotten, and a run that made keys anew ended for want of room."""
+    """Regression: 64 runs whose only rank had sent BYE but stayed connected used up each tick, so
+    keys of other jobs were never forgotten, and a run that made new keys ended for lack of room."""
     lane = SimLane(budget=1 << 40, records=1 << 24)
     for worker in runs_of_one(lane, MOST_IDLE // RUN + 1):
         worker.bye()
@@ -147,7 +147,7 @@ def test_runs_that_have_nothing_to_forget_keep_nobody_waiting() -> None:
 
 
 def test_the_keys_of_one_job_do_not_wait_for_those_of_another() -> None:
-    """40 ended runs of 33 MB of records were forgotten first: 16 s."""
+    """Regression: 40 ended runs of 33 MB of records were forgotten first: 16 s."""
     lane = SimLane(budget=1 << 40, records=1 << 24)
     for worker in runs_of_one(lane, 10):
         fill(worker, 10_000)
@@ -165,7 +165,7 @@ def test_the_keys_of_one_job_do_not_wait_for_those_of_another() -> None:
 
 
 def test_one_hello_ends_some_of_the_runs_that_it_replaces() -> None:
-    """One HELLO ended 157 runs of 7,000 rounds each, and stood a lane still for 1.8 s."""
+    """Regression: one HELLO ended 157 runs of 7,000 rounds each: 1.8 s."""
     lane, rounds = SimLane(budget=1 << 40, records=1 << 24), ROUNDS_AT_ONCE // 2
     deserted_runs(lane, 5, rounds)
     assert join_all(lane, 1, run_id="new")[0].read(MessageKind.WELCOME)
@@ -173,10 +173,10 @@ def test_one_hello_ends_some_of_the_runs_that_it_replaces() -> None:
 
 
 def test_chunks_count_as_parts_of_rounds() -> None:
-    """64 runs of one round and thousands of chunks each ended in one step of 0.18 s."""
+    """Regression: 64 runs of one round with thousands of chunks ended in one 0.18 s step."""
     lane, count = SimLane(budget=1 << 40, records=1 << 24, credit=1 << 26), 5
     each = (CHUNK + 2 * LIST_PLACE) / ROUND + 1 / PARTS_OF_ROUND  # with a part
-    chunks = math.ceil(ROUNDS_AT_ONCE / 2 / each)  # half of what ends at once
+    chunks = math.ceil(ROUNDS_AT_ONCE / 2 / each)  # half of the limit at once
     runs = [join_all(lane, 2, run_id=f"run-{n}", table=((0, 64),)) for n in range(count)]
     for first, _ in runs:
         spec = Spec(count=chunks * 16)
@@ -192,7 +192,7 @@ def test_chunks_count_as_parts_of_rounds() -> None:
 
 
 def test_what_ranks_have_said_of_a_refused_round_counts_as_rounds() -> None:
-    """Five runs of 2,028 rounds that 512 ranks had not called alike ended in one step of 0.2 s."""
+    """Regression: five runs of 2,028 mismatched rounds of 512 ranks ended in 0.2 s."""
     lane, ranks, rounds = SimLane(budget=1 << 40, records=1 << 24), 8, ROUNDS_AT_ONCE // 4
     runs = [join_all(lane, ranks, run_id=f"run-{n}") for n in range(2)]
     for number in range(rounds):
@@ -206,7 +206,7 @@ def test_what_ranks_have_said_of_a_refused_round_counts_as_rounds() -> None:
 
 
 def test_the_largest_of_the_runs_that_are_replaced_ends_first() -> None:
-    """A job of many groups that was started again was refused for its own leftovers."""
+    """Regression: a restarted job with many groups was refused for its own leftovers."""
     lane = SimLane(budget=1 << 40)
     small = [join_all(lane, 1, run_id=f"run-{number}")[0] for number in range(REPLACED_AT_ONCE)]
     large = join_all(lane, 8, run_id="large")
@@ -228,7 +228,7 @@ def test_a_run_without_room_is_told_what_the_deserted_ones_still_have() -> None:
 
 
 def test_the_keys_of_ended_runs_are_forgotten_a_part_at_each_tick() -> None:
-    """One HELLO ended 50 runs of 24,000 keys each, all at once: 0.35 s."""
+    """Regression: one HELLO ended 50 runs of 24,000 keys each at once: 0.35 s."""
     lane, count, keys = SimLane(budget=1 << 40, records=1 << 24), 3, 5_000
     workers = runs_of_one(lane, count)
     for worker in workers:
@@ -265,11 +265,11 @@ def test_a_job_that_needs_the_room_of_its_ended_run_has_it_at_once() -> None:
 
 
 def test_a_run_that_needs_the_room_of_many_keys_waits_until_these_are_forgotten() -> None:
-    """One HELLO forgot the keys of 40 ended runs at once: 0.25 s."""
+    """Regression: one HELLO forgot the keys of 40 ended runs at once: 0.25 s."""
     lane, count, keys = SimLane(budget=1 << 40, records=1 << 24), 3, 10_000
     for worker in runs_of_one(lane, count):
         fill(worker, keys)
-        worker.bye()  # and does not close
+        worker.bye()  # without closing the connection
     jobs = [ended.members.run for ended in lane.core._roster.ended.of("job")]
     budget = lane.core._roster.budget
     budget.total = budget.reserved
@@ -293,16 +293,16 @@ def test_a_run_that_needs_the_room_of_many_keys_waits_until_these_are_forgotten(
 
 
 class NoWalk(dict[int, Session]):
-    """Sessions that may be asked for one by one."""
+    """A dict of sessions that allows lookups but no iteration."""
 
     def __iter__(self) -> NoReturn:
-        raise AssertionError("all the sessions of the lane are walked over")
+        raise AssertionError("iterated over all sessions of the lane")
 
     items = keys = values = __iter__  # type: ignore[assignment]
 
 
 def test_the_end_of_a_run_looks_at_its_own_sessions_alone() -> None:
-    """64 runs that ended beside 8,000 connections of others kept a lane for 20 ms."""
+    """Regression: 64 runs that ended beside 8,000 other connections took 20 ms."""
     lane = SimLane()
     workers = join_all(lane, 2)
     old = workers[1].session

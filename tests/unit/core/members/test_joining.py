@@ -1,4 +1,4 @@
-"""Runs: who is admitted, who is refused, and what every side is told (law 8)."""
+"""Runs: which workers are admitted or refused, and what each worker is told (law 8)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_ranks_wait_for_each_other_and_get_the_rules_of_rank_0() -> None:
     zero = Scripted(lane, 0, 3, slot=1, reducers=2, run_id="night-7")
     assert not zero.read(MessageKind.WELCOME)
     with_two = Scripted(lane, 1, 3, reducers=2)
-    assert with_two.error().code == ErrorCode.JOIN  # the first rank said one reducer
+    assert with_two.error().code == ErrorCode.JOIN  # the first rank named one reducer
     assert "rank 0 of job 'job' says number of reducers 2, rank 2 says 1" in zero.error().message
 
 
@@ -52,7 +52,7 @@ def test_of_many_absent_ranks_the_first_are_named_and_all_are_counted() -> None:
 
 @pytest.mark.parametrize("kind", [MessageKind.HEARTBEAT, MessageKind.STATS])
 def test_the_first_frame_is_a_hello(kind: MessageKind) -> None:
-    """Nothing before the HELLO is anybody's: no share could count it."""
+    """Frames before the HELLO belong to no job, so no share could count them."""
     lane = SimLane()
     session = lane.connect()
     session.send(frame(Header(kind=kind)))
@@ -117,17 +117,17 @@ def test_a_hello_that_does_not_fit_is_refused_and_harms_nobody(
 def test_a_rank_that_is_started_again_while_its_run_forms_takes_its_place(
     rank: int, given: str
 ) -> None:
-    """A pod that restarts at start-up; rank 0 makes another run id, where nobody gave one."""
+    """As a pod that restarts at start-up. Rank 0 makes a new run id unless one was given."""
     lane = SimLane()
     first = Scripted(lane, rank, 3, run_id=given or ("first" if rank == 0 else ""))
     other = Scripted(lane, 2, 3, run_id=given)
     first.session.lose()
     last = Scripted(lane, 1 - rank, 3, run_id=given or ("run" if rank == 1 else ""))
-    assert not last.read(MessageKind.WELCOME)  # who has gone does not count
+    assert not last.read(MessageKind.WELCOME)  # a rank that has gone does not count
     new = b"n" * 16
     again = Scripted(lane, rank, 3, incarnation=new, run_id=given or ("run" if rank == 0 else ""))
     assert {welcome(worker).run_id for worker in (again, other, last)} == {given or "run"}
-    # The new process is the member, and the old one is none.
+    # The new process is the member now, the old one is not.
     back = Scripted(lane, rank, 3, incarnation=new, run_id=given or "run", rejoin=True)
     assert welcome(back).run_id == (given or "run")
     old = Scripted(lane, rank, 3, run_id=given or "run", rejoin=True)
@@ -167,7 +167,7 @@ def test_a_rank_0_that_is_refused_leaves_no_run_id_behind() -> None:
 
 @pytest.mark.parametrize("last_words", ["bye", "error"])
 def test_a_rank_that_leaves_while_its_run_forms_is_no_member(last_words: str) -> None:
-    """Its connection may stand for a while yet."""
+    """Its connection may still be open."""
     lane = SimLane()
     gone = Scripted(lane, 0, 2)
     if last_words == "bye":
@@ -183,7 +183,7 @@ def test_a_rank_that_leaves_while_its_run_forms_is_no_member(last_words: str) ->
 
 
 def test_a_run_that_two_lanes_name_differently_ends_with_a_join_error() -> None:
-    """Rank 0 was started again when a lane had welcomed all: the others have both run ids."""
+    """Rank 0 restarted after one lane had welcomed all, so the others got two run ids."""
     lane = SimLane()
     workers = join_all(lane, 3)
     text = "names run id 'b', expected 'a' of lane 0: start all ranks again"
@@ -225,7 +225,7 @@ def test_a_rank_without_run_id_forms_the_next_run_beside_a_complete_one() -> Non
 
 
 def test_a_rank_whose_welcome_was_lost_is_let_in_though_it_knows_no_run_id() -> None:
-    """It waited for a run of its own until its time was over, and the others for it."""
+    """Regression: the rank waited for a new run until its timeout, the others for the rank."""
     lane = SimLane()
     workers = join_all(lane, 3)
     workers[1].session.lose()
@@ -248,7 +248,7 @@ def test_the_memory_of_a_job_is_reserved_at_join_and_given_back() -> None:
     lane = SimLane(budget=4 << 20, credit=1 << 30)
     join_all(lane, 2)
     reserved = lane.snapshot()["reserved_bytes"]
-    assert (1 << 20) - 4 * 4_096 < reserved <= 1 << 20  # a quarter: others come after it
+    assert (1 << 20) - 4 * 4_096 < reserved <= 1 << 20  # a quarter: room for later runs
     for worker in join_all(lane, 100, job="second"):
         error = worker.error()
         assert error.code == ErrorCode.QUOTA
@@ -268,7 +268,7 @@ def test_a_small_budget_shrinks_the_credit_to_one_chunk() -> None:
 
 
 def test_of_a_crowd_that_says_nothing_some_are_refused_at_each_tick() -> None:
-    """250 that had proven a key, and their lines in the log: 17 ms in one tick."""
+    """Regression: 250 that had proven a key were refused and logged in one tick: 17 ms."""
     lane = SimLane()
     crowd = [lane.connect() for _ in range(2 * MOST_REFUSED + 1)]
     lane.tick(1.95)
@@ -301,7 +301,7 @@ def test_frames_before_the_welcome_are_refused() -> None:
 
 
 def test_before_the_welcome_a_long_frame_is_refused_for_its_header() -> None:
-    """Its payload would take memory that no run has reserved."""
+    """The payload would take memory that no run has reserved."""
     lane = SimLane()
     long = heartbeat(*[(key, 1) for key in range(4_096)])
     new = lane.connect()
@@ -327,7 +327,7 @@ def test_draining_goes_on_until_nothing_is_open_and_takes_no_new_run() -> None:
     assert waiting.error().code == ErrorCode.UNAVAILABLE
     assert Scripted(lane, 0, 1, job="new").error().code == ErrorCode.UNAVAILABLE
     workers[1].contribute(Spec(), data=bytes(32))
-    for worker in workers:  # they have nowhere else to go: it goes on
+    for worker in workers:  # without another reducer the run goes on here
         worker.contribute(Spec(number=1), data=bytes(32))
     assert workers[0].results() == [bytes(32)] * 2
     assert not lane.core.drained(lane.now)
@@ -344,7 +344,7 @@ def test_draining_goes_on_until_nothing_is_open_and_takes_no_new_run() -> None:
 
 @pytest.mark.parametrize("end", [events.Drain("SIGTERM"), events.Shutdown("SIGTERM")])
 def test_all_who_wait_for_a_run_are_refused_with_one_frame(end: events.Event) -> None:
-    """8,000 of them, a frame and a line in the log for each, kept a lane for 0.3 s."""
+    """Regression: 8,000 workers, each with its own frame and log line, took 0.3 s."""
     lane = SimLane()
     waiting = [Scripted(lane, rank, 9, job=job) for job in ("one", "other") for rank in range(8)]
     outputs: list[events.Output | int] = []
@@ -355,7 +355,7 @@ def test_all_who_wait_for_a_run_are_refused_with_one_frame(end: events.Event) ->
     assert all(worker.error().code == ErrorCode.UNAVAILABLE for worker in waiting)
 
 
-def test_a_job_has_its_share_of_jobs() -> None:
+def test_a_lane_has_a_limit_of_jobs() -> None:
     lane = SimLane(max_jobs=2)
     Scripted(lane, 0, 2, job="a")
     join_all(lane, 1, job="b")
@@ -363,7 +363,7 @@ def test_a_job_has_its_share_of_jobs() -> None:
 
 
 def test_a_run_id_may_be_used_again_as_soon_as_all_have_gone() -> None:
-    """A supervisor restarts a job with a fixed run id at once, before the grace is over."""
+    """A supervisor may restart a job with a fixed run id at once, within the grace."""
     lane = SimLane(budget=1 << 30)
     workers = join_all(lane, 2)
     reserved = lane.snapshot()["reserved_bytes"]
@@ -387,12 +387,12 @@ def test_what_a_dead_run_held_is_freed_even_if_its_successor_is_refused() -> Non
 
 
 def group(lane: SimLane, name: str, world: int = 2, **kwargs: Any) -> list[Scripted]:
-    """All ranks of a group of run "run": every one of them names it."""
+    """All ranks of a group of run "run"; each rank names the group."""
     return join_all(lane, world, run_id=f"run#{name}", **kwargs)
 
 
 def sum_of(workers: list[Scripted], value: int) -> bytes:
-    """The result of a round of uint8 to which every worker gives the value; equal on all."""
+    """Sum the value over the workers as uint8; returns the result, which must be equal on all."""
     for worker in workers:
         worker.contribute(Spec(dtype=DType.UINT8), data=bytes([value]) * 8)
     (result,) = {result for worker in workers for result in worker.results()}
@@ -400,7 +400,7 @@ def sum_of(workers: list[Scripted], value: int) -> bytes:
 
 
 def test_groups_of_a_job_form_at_the_same_moment_beside_its_run() -> None:
-    """The rows and the columns of a mesh of 2 x 2, and the run itself, all half there at once."""
+    """The run and the rows and columns of a 2 x 2 mesh, all half joined at the same time."""
     lane = SimLane()
     names = ["run", "run#rows/0", "run#rows/1", "run#columns/0"]
     first = {name: Scripted(lane, 1, 2, run_id=name) for name in names}
@@ -427,7 +427,7 @@ def test_a_group_takes_nobody_who_does_not_name_it() -> None:
 
 
 def test_a_group_that_was_there_before_admits_no_new_process() -> None:
-    """A lane that was restarted: one rank of the old group is back, the other was started anew."""
+    """After a restart of the lane: one rank of the old group rejoins, the other one is new."""
     lane = SimLane()
     back = Scripted(lane, 0, 2, run_id="run#a", rejoin=True)
     new = Scripted(lane, 1, 2, run_id="run#a", incarnation=b"n" * 16)
@@ -445,12 +445,12 @@ def test_a_new_group_ends_no_other_of_its_run_that_is_between_two_connections() 
         worker.session.lose()
     group(lane, "b")
     assert set(lane.snapshot()["jobs"]) == {"job#a", "job#b"}
-    join_all(lane, 2, run_id="next#a")  # the job was started anew, and takes their place
+    join_all(lane, 2, run_id="next#a")  # the restarted job takes their place
     assert {run["run_id"] for run in lane.report()["runs"]} == {"run#b", "next#a"}
 
 
 def test_a_job_that_is_named_as_another_ones_group_is_told_apart() -> None:
-    """In metrics and texts: each of the two counted the other's ranks."""
+    """Regression: in metrics and texts each of the two counted the other's ranks."""
     lane = SimLane()
     join_all(lane, 2, job="victim", run_id="run#g")
     join_all(lane, 3, job="victim#g")

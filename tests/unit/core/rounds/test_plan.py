@@ -1,4 +1,4 @@
-"""Chunks of a round and their owners, against plain counting."""
+"""Chunks of a round and their owners, compared with plain counting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More parts of a chunk than are summed at once are summed in turns of their job."""
+"""If a chunk has more parts than are summed at once, they are summed in turns of the job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.simlane import SimLane
 
 WORLD = 11
 ALL_AT_ONCE = 1 << 20
-AWAY = messages.Route(1, (0, 1), (1, 0), (1, 1))  # slot 1, where the run is, counts as dead
+AWAY = messages.Route(1, (0, 1), (1, 0), (1, 1))  # declares slot 1, where the run is, dead
 
 
 class Late:
@@ -38,7 +38,7 @@ class Late:
         self.workers = join_all(self.lane, WORLD, **hello)
         (members,) = self.lane.core._roster.runs.values()
         self.run: Run = members.run
-        self.kernels: list[int] = []  # parts that each has summed
+        self.kernels: list[int] = []  # number of parts of each kernel call
         self.spec = Spec(dtype=dtype)
         rng = np.random.default_rng(0)
         exact = rng.normal(size=(WORLD, 8)).astype(np.float32)
@@ -78,7 +78,7 @@ class Late:
     [(DType.FLOAT32, FOLD_AT_ONCE), (DType.BFLOAT16, FOLD_AT_ONCE), (DType.INT8, 8)],
 )
 def test_a_late_rank_0_costs_a_turn_for_few_parts(dtype: DType, most: int) -> None:
-    """As many at least as are as large as an accumulator: else a sum would wait for ever."""
+    """A turn sums at least the parts that are as large as an accumulator, or it would never end."""
     late = Late(dtype)
     assert not late.results()
     late.end()

@@ -1,4 +1,4 @@
-"""A lane whose connections break and whose streams come and go (PROTOCOL.md, section 11)."""
+"""A lane with breaking connections and with streams that come and go (PROTOCOL.md, section 11)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.frames import control, frame, heartbeat
 from tests.support.scripted import Scripted, Spec, join_all
 from tests.support.simlane import SimLane
 
-# Of two slots, slot 0 is dead since route 1: its chunks are on slot 1, in a stream of their own.
+# Slot 0 of two slots is dead since route 1: its chunks are on slot 1, in their own stream.
 MOVED = messages.Route(1, (1, 0), (0, 1), (1, 1))
 BACK = messages.Route(2, (2, 0), (1, 1), (1, 1))
 
@@ -45,7 +45,7 @@ def again(worker: Scripted, **hello: Any) -> Scripted:
 
 
 def survivors(world_size: int = 2) -> tuple[SimLane, list[Scripted]]:
-    """Slot 1 of a job with two reducers."""
+    """Slot 1 of a job with two reducers, and its workers."""
     lane = SimLane()
     return lane, join_all(lane, world_size, slot=1, reducers=2)
 
@@ -65,7 +65,7 @@ def welcome(worker: Scripted) -> messages.Welcome:
 
 
 def test_a_rank_that_is_back_is_told_all_stable_positions_however_many() -> None:
-    """A HEARTBEAT has 4,096 of them at most."""
+    """One HEARTBEAT has at most 4,096 positions."""
     lane = SimLane(records=4 << 20, budget=1 << 40)
     workers = join_all(lane, 2)
     names = [f"key-{number}" for number in range(4_200)]
@@ -120,7 +120,7 @@ def test_second_copies_need_no_credit() -> None:
     lane.peak = 0
     for number in range(rounds):
         back.contribute(Spec(number=number), data=data(0))
-    assert not lane.peak, "memory was taken that nobody has reserved"
+    assert not lane.peak, "duplicates took memory"
     assert back.session.closed is None
     workers[1].contribute(Spec(), data=data(1))
     assert back.results() == [total(2)]
@@ -132,7 +132,7 @@ def test_second_copies_need_no_credit() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_a_rank_sent_of_a_void_round_is_settled_once(times: int) -> None:
-    """When it is back, as it sends everything again; not once more when it gives the round up."""
+    """Settled when the rank reconnects, since it retransmits all, and not again at its ABANDON."""
     lane = SimLane()
     workers = join_all(lane, 2)
     workers[0].contribute(Spec(), data=data(0))
@@ -148,7 +148,7 @@ def test_what_a_rank_sent_of_a_void_round_is_settled_once(times: int) -> None:
 
 
 def test_second_copies_of_a_round_that_has_become_void_need_no_credit() -> None:
-    """The rank sends again what it had sent, and has not heard that another has given it up."""
+    """The rank retransmits before it hears that another rank has abandoned the round."""
     lane = SimLane(credit=4_096, budget=1 << 20)
     workers = join_all(lane, 2)
     limit = welcome(workers[0])
@@ -168,7 +168,7 @@ def test_second_copies_of_a_round_that_has_become_void_need_no_credit() -> None:
 
 
 def test_a_second_copy_whose_first_is_forgotten_is_no_contribution() -> None:
-    """Its bytes were thrown away as they came, over more time than a lane keeps a key."""
+    """The lane dropped the bytes of the copy as they came, for longer than it keeps a key."""
     lane = SimLane(credit=4_096, budget=1 << 20)
     workers = join_all(lane, 2)
     limit = welcome(workers[0])
@@ -200,7 +200,7 @@ def test_who_is_back_is_told_what_is_stable_and_who_is_absent() -> None:
 
 
 def test_what_was_missed_is_told_in_parts_that_others_can_wait_for() -> None:
-    """One HELLO took a lane for as long as its job had made keys and verdicts: seconds."""
+    """Regression: one HELLO blocked a lane for seconds if its job had many keys and verdicts."""
     lane = SimLane(records=8 << 20, budget=1 << 40)
     workers = join_all(lane, 2)
     for worker in workers:
@@ -217,7 +217,7 @@ def test_what_was_missed_is_told_in_parts_that_others_can_wait_for() -> None:
     workers[0].session.lose()  # with parts left to tell
     members.run.catch_up(lane.now)
     assert list(members.run.missed._ranks) == [1]
-    members.run.catch_up(lane.now)  # and now it, which comes again before its end
+    members.run.catch_up(lane.now)  # rank 1 reconnects before its parts are told
     sizes, feed = [], lane.feed
 
     def measure(event: events.Event) -> None:
@@ -243,7 +243,7 @@ def test_a_verdict_on_a_round_that_is_over_meanwhile_is_not_told_again() -> None
     (members,) = lane.core._roster.runs.values()
     members.run.missed.add(1)
     members.run.missed._begin(members.run.streams)
-    workers[0].session.send(control(BACK))  # the stream goes elsewhere
+    workers[0].session.send(control(BACK))  # the stream moves away
     assert not members.run.missed
     assert not workers[1].read(MessageKind.REFUSED)
 
@@ -385,7 +385,7 @@ def test_what_every_rank_holds_by_way_of_an_earlier_stream_is_soon_forgotten() -
     workers[0].session.send(control(MOVED))
     for worker in workers:
         worker.read(MessageKind.HEARTBEAT)
-    # The slot died when it had told rank 1 alone that the round is stable: rank 0 sends it again.
+    # The dead slot had told only rank 1 that the round is stable, so rank 0 retransmits.
     entry = (key_id(spec.key), position(8, 0))
     workers[1].session.send(heartbeat(entry, route=1))
     workers[0].contribute(spec, data=data(0), route=1)
@@ -453,7 +453,7 @@ def test_who_comes_back_to_a_lane_that_drains_goes_on_there() -> None:
     workers[0].contribute(Spec(), data=data(0))
     lane.feed(events.Drain("SIGTERM"))
     back = again(workers[1])
-    assert back.read(MessageKind.GOAWAY)  # it may have missed the first
+    assert back.read(MessageKind.GOAWAY)  # it may have missed the first one
     back.contribute(Spec(), data=data(1))
     assert back.results() == [total(2)]
 

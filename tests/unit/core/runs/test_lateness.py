@@ -1,4 +1,4 @@
-"""Who was waited for, and for how long: on one lane, by a clock that the test sets."""
+"""For which ranks one lane waited, and how long, by a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def lane_of(world: int) -> tuple[SimLane, list[Scripted]]:
 
 
 def waited(lane: SimLane) -> dict[int, float]:
-    """By rank, as metrics and `reducer status` get it."""
+    """Seconds waited, by rank, as metrics and `reducer status` get them."""
     found = dict(lane.snapshot()["jobs"]["job"]["lateness"])
     (run,) = lane.report()["runs"]
     assert found == dict(run["lateness"])
@@ -100,7 +100,7 @@ def test_a_report_names_who_is_absent_now_and_from_what() -> None:
     for rank in (0, 2):
         workers[rank].contribute(Spec(key="layer"), data=bytes(32))
     (run,) = lane.report()["runs"]
-    assert run["waiting"] == []  # that is traffic
+    assert run["waiting"] == []  # short waits are normal
     lane.tick(4.0)
     (run,) = lane.report()["runs"]
     (waiting,) = run["waiting"]

@@ -1,4 +1,4 @@
-"""What every rank has passed in an earlier stream is forgotten in turns of the job."""
+"""Rounds that every rank has passed in an earlier stream are forgotten in turns of the job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ELEMENTS = 16  # of a chunk
 
 
 class Passing:
-    """Ranks with chunks of 64 bytes; a route has made the stream of their key."""
+    """Ranks with chunks of 64 bytes; their key is in a stream that a route has moved."""
 
     def __init__(self, ranks: int = 2) -> None:
         self.lane = SimLane(credit=1 << 22, budget=1 << 40, records=1 << 22)
@@ -46,13 +46,13 @@ class Passing:
         worker.contribute(spec, chunk, bytes(size), route=1)
 
     def report(self, number: int, chunk: int = 0) -> None:
-        """Every rank has what is before, and the run has turns for what that means."""
+        """Report on every rank that it holds everything before this position."""
         for worker in self.workers:
             entry = (key_id("x"), position(number, chunk))
             worker.session.send(heartbeat(entry, route=1))
 
     def watch(self, count: Callable[[], int]) -> list[int]:
-        """What there is after each event from now on."""
+        """A list to which `count()` is appended after each event."""
         left, feed = [count()], self.lane.feed
 
         def fed(event: events.Event) -> None:
@@ -64,7 +64,7 @@ class Passing:
         return left
 
     def pass_all(self, between: Callable[[], None]) -> None:
-        """Many rounds that all ranks pass; `between` the first turn for that and the next."""
+        """All ranks pass many rounds; calls `between` after the first turn that forgets some."""
         for number in range(MANY):
             self.contribute(self.workers[0], number)
         feed = self.lane.feed
@@ -92,7 +92,7 @@ def in_parts(left: list[int]) -> bool:
 
 
 def test_rounds_that_the_ranks_have_passed_elsewhere_are_forgotten_in_turns() -> None:
-    """96,000 of one key stood a lane still for seconds."""
+    """Regression: 96,000 rounds of one key blocked a lane for seconds."""
     passing = Passing()
     for number in range(MANY):
         passing.contribute(passing.workers[0], number)
@@ -107,7 +107,7 @@ def test_rounds_that_the_ranks_have_passed_elsewhere_are_forgotten_in_turns() ->
 
 @pytest.mark.parametrize("rest", [0, 1])
 def test_the_chunks_of_one_round_are_forgotten_in_turns(rest: int) -> None:
-    """Of one that every rank has passed, and of one that has a chunk left."""
+    """For a round that every rank has passed, and for one that has a chunk left."""
     passing = Passing()
     count = ELEMENTS * (MANY + rest)
     for chunk in range(MANY):
@@ -124,7 +124,7 @@ def test_the_chunks_of_one_round_are_forgotten_in_turns(rest: int) -> None:
 
 
 def test_void_rounds_of_many_ranks_are_forgotten_fewer_at_a_time() -> None:
-    """256 rounds that 512 ranks had not called alike were one step of 51 ms."""
+    """Regression: 256 mismatched rounds of 512 ranks were one step of 51 ms."""
     ranks, rounds = 64, 40
     passing = Passing(ranks)
     for number in range(rounds):
@@ -142,7 +142,7 @@ def test_void_rounds_of_many_ranks_are_forgotten_fewer_at_a_time() -> None:
 
 
 def test_chunks_of_many_ranks_are_forgotten_fewer_at_a_time() -> None:
-    """256 chunks of 512 ranks were one step of 50 ms."""
+    """Regression: 256 chunks of 512 ranks were one step of 50 ms."""
     ranks = 8 * RANKS_AT_ONCE
     passing, at_once = Passing(ranks), FORGOTTEN_AT_ONCE // (1 + ranks // RANKS_AT_ONCE)
     for chunk in range(3 * at_once):
@@ -166,7 +166,7 @@ def test_a_route_ends_the_turns() -> None:
 
 
 def test_rounds_that_wait_to_be_forgotten_excuse_no_results() -> None:
-    """A run could keep four times the results that it may while others took its turns."""
+    """Regression: while others took turns, a run could keep four times its limit of results."""
     passing = Passing()
 
     def go_on() -> None:

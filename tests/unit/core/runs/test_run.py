@@ -49,7 +49,7 @@ def test_contributions_are_folded_in_rank_order_whatever_the_arrival(
     expected = ((values[0] + values[1]) + values[2]) + values[3]
     for worker in workers:
         assert worker.results() == [expected.tobytes()]
-    assert len(lane.held) == 1  # the result alone, until it is stable
+    assert len(lane.held) == 1  # only the result, until it is stable
     for worker in workers:
         worker.report("x", position(1, 0))
     assert not lane.held
@@ -89,7 +89,7 @@ def test_four_parts_that_have_their_turn_become_one(
 
 
 def test_parked_and_accumulated_bytes_never_exceed_what_was_sent() -> None:
-    """The wide accumulator is opened only in place of parts that are as large."""
+    """The wide accumulator replaces parts that together are at least as large."""
     for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.INT8, DType.FLOAT32):
         for seed in range(5):
             lane = SimLane()
@@ -101,7 +101,7 @@ def test_parked_and_accumulated_bytes_never_exceed_what_was_sent() -> None:
             random.Random(seed).shuffle(ranks)
             for rank in ranks:
                 workers[rank].contribute(Spec(dtype=dtype, count=count), data=bytes(size))
-            # Eight parts, and for a moment the accumulator that takes the place of some.
+            # Eight parts, and briefly also the accumulator that replaces some of them.
             assert lane.peak <= 8 * (size + 80) + 8 * size + 80
             assert len(lane.held) == 1
 
@@ -138,7 +138,7 @@ def test_a_duplicate_is_dropped_counted_and_answered_from_the_cache() -> None:
     workers[0].report("x", position(1, 0))
     workers[1].report("x", position(1, 0))
     workers[0].contribute(Spec(), data=data[0])
-    assert workers[0].results() == []  # stable: nobody needs it
+    assert workers[0].results() == []  # stable, so no rank needs it
     assert lane.snapshot()["jobs"]["job"]["duplicates"] == 3
     assert not lane.held
 
@@ -208,7 +208,7 @@ def test_a_mismatch_is_one_text_for_all_and_the_key_goes_on(other: Spec, odd_ran
     for _ in range(5):
         lane.tick(2.7)
         for worker in workers:
-            worker.report("none", 0)  # all are there
+            worker.report("none", 0)  # no rank is silent
     assert lane.snapshot()["jobs"]["job"]["keys"] == 0
 
 
@@ -253,7 +253,7 @@ def describe(worker: Scripted, spec: Spec) -> None:
 
 
 def test_descriptions_leave_a_bounded_number_of_records() -> None:
-    """They fill half of the room for records; the others are dropped, and the job goes on."""
+    """Descriptions fill at most half of the records; further ones are dropped."""
     lane = SimLane(records=LEAST_RECORDS)
     workers = join_all(lane, 2)
     room = (2 + SHARES_BESIDE_RANKS) * LEAST_RECORDS
@@ -262,7 +262,7 @@ def test_descriptions_leave_a_bounded_number_of_records() -> None:
         describe(workers[0], Spec(number=number))
     numbers = lane.snapshot()["jobs"]["job"]
     assert numbers["record_bytes"] <= room // 2
-    for number in (3, kept + 5):  # kept, and not
+    for number in (3, kept + 5):  # the first is kept, the second is not
         describe(workers[1], Spec(number=number, count=9))
     (refused,) = workers[0].read(MessageKind.REFUSED)
     assert refused.header.round == 3
@@ -319,7 +319,7 @@ def test_the_oldest_open_round_is_granted_to_a_rank_that_is_stuck() -> None:
     assert (grant.header.key, grant.header.round) == (key_id("first"), 0)
     workers[1].contribute(first, data=bytes(4_096))
     assert workers[0].results() == workers[1].results() == [bytes(4_096)]
-    assert not workers[0].read(MessageKind.GRANT)  # its credit is free: no need of one
+    assert not workers[0].read(MessageKind.GRANT)  # its credit is free, so it needs no grant
     workers[0].contribute(second, data=bytes(4_096))
     assert workers[0].results() == workers[1].results() == [bytes(4_096)]
 
@@ -349,7 +349,7 @@ def test_ranks_whose_credit_lies_in_a_void_round_may_go_on_with_the_next() -> No
         assert grant.header.key == key_id("y")
 
 
-# --- what makes no sense ----------------------------------------------------------------------
+# --- senseless frames --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_two_names_of_one_id_are_refused_and_named() -> None:
     assert workers[0].session.closed is None
 
 
-# --- what stays, what goes ----------------------------------------------------------------------
+# --- what is kept, what is freed ----------------------------------------------------------------
 
 
 def test_ten_thousand_keys_used_once_leave_nothing_behind() -> None:
@@ -491,7 +491,7 @@ def test_stable_is_told_at_the_heartbeat_and_when_much_is_unreported() -> None:
 
 
 def test_what_one_heartbeat_has_made_stable_is_told_in_one() -> None:
-    """17 keys of half the credit each made 17 frames to each of 8,192 ranks: 21 ms in one step."""
+    """Regression: 17 keys of half the credit made 17 frames to each of 8,192 ranks: 21 ms."""
     lane = SimLane(credit=4 * 4_096)
     workers = join_all(lane, 2)
     lane.tick(0.3)
@@ -586,10 +586,10 @@ def test_a_run_that_everybody_has_gone_from_is_forgotten() -> None:
 def test_a_rank_that_leaves_early_is_named(contributed: bool) -> None:
     lane = SimLane()
     workers = join_all(lane, 2)
-    if contributed:  # the round needs it already
+    if contributed:  # the open round already needs the rank
         workers[0].contribute(Spec(), data=bytes(32))
         workers[1].bye()
-    else:  # the round that comes will need it
+    else:  # the next round will need the rank
         workers[1].bye()
         workers[0].contribute(Spec(), data=bytes(32))
     error = workers[0].error()
@@ -621,7 +621,7 @@ def test_a_silent_rank_is_lost() -> None:
     (absent,) = absences(workers[0])
     assert absent.absent == ((1, "it sent nothing for 5.1 s"),)
     assert workers[1].session.closed
-    assert not workers[1].read(MessageKind.ERROR)  # it may be only this lane that is deaf
+    assert not workers[1].read(MessageKind.ERROR)  # maybe only this lane is deaf
 
 
 def test_a_job_says_how_long_a_rank_may_be_silent() -> None:

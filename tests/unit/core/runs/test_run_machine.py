@@ -1,8 +1,8 @@
 """A Hypothesis state machine drives the lanes with real engine states on the other side.
 
-Ranks submit rounds of several keys in any interleaving, sometimes with a description of their
-own; bytes move in any order; time passes. At the end every rank catches up, and each round has
-either the oracle's bits on every rank, or one and the same refusal on every rank.
+Ranks submit rounds of several keys in any interleaving, sometimes mismatched; bytes move in any
+order; time passes. At the end every rank catches up, and each round has either the oracle's bits
+or the same refusal on every rank.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class JobMachine(RuleBasedStateMachine):
         self.lost: int | None = None
 
     def _submit(self, rank: int, key: str, description: Description) -> None:
-        """The next round of `key` for `rank`; a round known already is described alike."""
+        """Submit the next round of `key` on `rank`, with this description."""
         rounds = self.rounds[key]
         number = sum(rank in round_ for round_ in rounds)
         if number == len(rounds):
@@ -108,7 +108,7 @@ class JobMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lost is None and len(self.cluster.states) > 1)
     @rule(rank=st.integers(1, 3), chance=st.integers(0, 9))
     def lose(self, rank: int, chance: int) -> None:
-        """Now and then one rank dies: its links end in the middle of whatever they carry."""
+        """Sometimes one rank dies: its links end in the middle of their bytes."""
         if chance:
             return
         self.lost = rank % len(self.cluster.states)
@@ -119,7 +119,7 @@ class JobMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         for lane in self.cluster.lanes.values():
-            # One buffer of slack: an accumulator that is opened in place of its parts.
+            # One buffer of slack, for an accumulator that replaces its parts.
             assert lane.peak <= lane.settings.budget * 1.1 + 8 * 4_096
             for members in lane.core._roster.runs.values():
                 counts_what_it_holds(members.run)

@@ -1,4 +1,4 @@
-"""Results that a rank does not say it holds are bounded: at the bound the run ends, for all."""
+"""Results that a rank does not report as held are bounded: at the limit the run ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def barriers(number: int) -> Spec:
 
 
 def play(workers: list[Scripted], spec: Spec, silent: int | None = None) -> None:
-    """One round; all ranks but the silent one say that they hold the result."""
+    """Play a round; all ranks except the silent one report that they hold the result."""
     for worker in workers:
         worker.contribute_all(spec, bytes(worker.plan(spec).bytes(0)))
     for worker in workers:
@@ -52,7 +52,7 @@ def limits_of(lane: SimLane, name: str) -> RankLimits:
 def test_results_that_a_rank_never_reports_end_its_run_alone(
     spec: Callable[[int], Spec], world: int, silent: int
 ) -> None:
-    """One rank with 15 MiB reserved held 600 MiB, and another job had no memory left."""
+    """Regression: one rank with 15 MiB reserved held 600 MiB, and other jobs had none left."""
     lane = SimLane(credit=CREDIT)
     calm = join_all(lane, 2, job="calm")
     workers = join_all(lane, world)
@@ -63,9 +63,7 @@ def test_results_that_a_rank_never_reports_end_its_run_alone(
         number += 1
         assert number * CHUNK <= 4 * limits.unanswered
         assert sum(len(buffer.view) for buffer in lane.held) <= limits.reserve(world)
-    assert (
-        number * CHUNK > 2 * limits.unanswered + limits.credit // 2
-    )  # what an honest rank may lag
+    assert number * CHUNK > 2 * limits.unanswered + limits.credit // 2  # a lag of honest ranks
     for worker in workers:
         error = worker.error()
         assert error.code == ErrorCode.QUOTA and error.rank == silent
@@ -78,7 +76,7 @@ def test_results_that_a_rank_never_reports_end_its_run_alone(
 
 @pytest.mark.parametrize("spec", [one_key, a_key_each, barriers])
 def test_ranks_that_report_late_go_on(spec: Callable[[int], Spec]) -> None:
-    """What lies between two reports is given back: two shares of it, again and again."""
+    """Each report gives back the results since the last one, here two shares each time."""
     lane = SimLane(credit=CREDIT)
     workers = join_all(lane, 2)
     lag = 2 * limits_of(lane, "job").unanswered // CHUNK

@@ -1,4 +1,4 @@
-"""What a certificate or a key lets its worker join, and that it is nothing else."""
+"""What a certificate or a key lets its worker join, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A listener and its sockets where the kernel, or Python, has no memory for a moment."""
+"""A listener and its sockets when the kernel or Python briefly has no memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reducer.server.daemon.acceptor import Acceptor
 
 
 class Epoll:
-    """A real one whose `register` fails so many times."""
+    """A real epoll object whose `register` raises these failures first."""
 
     def __init__(self, failures: list[Exception]) -> None:
         self._epoll = select.epoll()
@@ -33,7 +33,7 @@ class Epoll:
 
 @contextmanager
 def accepting() -> Iterator[tuple[Acceptor, Epoll, socket.socket]]:
-    """In a running loop."""
+    """An acceptor, its epoll object and its listener, in a running loop."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     one = Acceptor([listener], 1, lambda lane, sock, preface: False, "open")
@@ -56,7 +56,7 @@ def connected(listener: socket.socket) -> socket.socket:
 def test_a_listener_that_rests_is_resumed_whatever_fails(
     failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody could connect any more."""
+    """Regression: no worker could connect any more."""
     monkeypatch.setattr(acceptor, "_REST_SECONDS", 0.001)
 
     async def run() -> None:
@@ -75,7 +75,7 @@ def test_a_listener_that_rests_is_resumed_whatever_fails(
 
 
 def test_a_socket_that_nobody_would_hear_of_is_closed() -> None:
-    """It was kept, unread, until somebody else came."""
+    """Regression: the socket stayed open, unread, until the next one came."""
 
     async def run() -> None:
         failures: list[object] = []
@@ -94,7 +94,7 @@ def test_a_socket_that_nobody_would_hear_of_is_closed() -> None:
 def test_a_descriptor_without_memory_for_its_socket_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It stayed open, and its worker waited for its time-out."""
+    """Regression: the descriptor stayed open, and its worker waited until its timeout."""
 
     def fail(*arguments: object, **more: object) -> None:
         raise MemoryError("injected")
@@ -116,12 +116,12 @@ def test_a_descriptor_without_memory_for_its_socket_is_closed(
 def test_what_cannot_be_accepted_by_the_reserve_either_waits(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The main process asked the kernel again and again, without a pause."""
+    """Regression: the main process called accept in a busy loop."""
 
     async def run() -> None:
         with accepting() as (one, _, listener):
             failure = OSError(number, "injected")
-            one._refuse_one(listener, failure)  # nobody waits: as if accept had failed
+            one._refuse_one(listener, failure)  # no client waits, as if accept had failed
             assert one._resting and one._reserve is not None
             for timer in one._resting.values():
                 timer.cancel()
@@ -129,6 +129,6 @@ def test_what_cannot_be_accepted_by_the_reserve_either_waits(
             with connected(listener) as peer:
                 one._refuse_one(listener, failure)
                 assert not one._resting
-                assert peer.recv(4_096), "it is told why"
+                assert peer.recv(4_096), "no reason was sent"
 
     asyncio.run(run())

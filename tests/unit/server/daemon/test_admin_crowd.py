@@ -1,4 +1,4 @@
-"""The metrics port where many ask for a page that takes long to make."""
+"""The metrics port with many clients of a page that takes long to make."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from reducer.server.sockets import BACKLOG, listen
 
 
 class Pages:
-    """/healthz, which is made at once, and /metrics, which is made when it is `free`; the first
-    one never, where it `is_lost`."""
+    """/healthz is made at once, /metrics when it is `free`. With `is_lost`, the first /metrics is
+    never made."""
 
     def __init__(self, is_lost: bool = False) -> None:
         self.free = asyncio.Event()
@@ -50,7 +50,7 @@ async def serving(pages: Pages) -> AsyncIterator[Admin]:
 
 
 async def ask(admin: Admin, path: str, after: Coroutine[Any, Any, None] | None = None) -> int:
-    """The status; 0 where the connection was cut off. The request is sent `after` something."""
+    """The HTTP status; 0 if the connection was cut off. Awaits `after` before the request."""
     reader, writer = await asyncio.open_connection("127.0.0.1", admin.port)
     try:
         if after is not None:
@@ -73,7 +73,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_crowd_that_waits_for_a_page_keeps_no_probe_out() -> None:
-    """With 70 clients of /metrics 79 of 85 probes were cut off: a pod in good health is killed."""
+    """Regression: with 70 clients of /metrics 79 of 85 probes failed: the pod would be killed."""
 
     async def crowd() -> None:
         pages = Pages()
@@ -98,7 +98,7 @@ def test_a_crowd_that_waits_for_a_page_keeps_no_probe_out() -> None:
 
 
 def test_a_crowd_that_stays_after_its_answers_keeps_no_probe_out() -> None:
-    """Of a stranger's 300 a second no probe with a round trip of 5 ms had an answer."""
+    """Regression: with 300 strangers a second, no probe with a round trip of 5 ms was answered."""
 
     async def crowd() -> None:
         async with serving(Pages()) as admin, contextlib.AsyncExitStack() as stack:
@@ -123,7 +123,7 @@ def test_a_crowd_that_stays_after_its_answers_keeps_no_probe_out() -> None:
 
 
 def test_a_page_that_is_lost_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop may have had no memory to run what makes it."""
+    """A page is lost if the loop had no memory to run its task."""
     monkeypatch.setattr(admin_module, "_PAGE_SECONDS", 0.2)
 
     async def lost() -> None:
@@ -137,7 +137,7 @@ def test_a_page_that_is_lost_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_as_many_may_wait_as_at_the_port_of_the_workers() -> None:
-    """asyncio had made them 100: beside a flood of connections a probe waited for a second."""
+    """Regression: asyncio's backlog is 100: a probe waited for a second beside a flood."""
 
     most = int(Path("/proc/sys/net/core/somaxconn").read_text())
 
@@ -145,7 +145,7 @@ def test_as_many_may_wait_as_at_the_port_of_the_workers() -> None:
         async with serving(Pages()) as admin:
             for listener in admin._listeners:
                 said = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-                tcpi_sacked = struct.unpack_from("=I", said, 28)[0]  # of a listener: its backlog
+                tcpi_sacked = struct.unpack_from("=I", said, 28)[0]  # a listener's backlog
                 assert tcpi_sacked == min(BACKLOG, most)
 
     asyncio.run(run())

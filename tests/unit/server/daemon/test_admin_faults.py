@@ -1,4 +1,4 @@
-"""The metrics port where there is no memory for a client."""
+"""The metrics port when memory for a client is missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def ask(port: int) -> bytes:
 
 
 async def serve(monkeypatch: pytest.MonkeyPatch) -> bytes:
-    """The server has no memory for the first client; returns its answer to the second one."""
+    """Lack memory for the first client; returns the answer to the second client."""
     server = app.Server(config.Config(), b"")
     admin = server._admin = Admin(listen("127.0.0.1", 0, "metrics"), {"/healthz": ok})
     server._serves = True
@@ -61,13 +61,13 @@ async def serve(monkeypatch: pytest.MonkeyPatch) -> bytes:
 def test_the_metrics_port_answers_after_a_client_without_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """/healthz was deaf for ever, and whoever probes it would have ended the daemon."""
+    """Regression: /healthz never answered again, so a supervisor would have ended the daemon."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert b" 200 " in runner.run(serve(monkeypatch))
 
 
 async def open_again(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The answers while the port cannot be opened again, and once it was."""
+    """The answers while the port cannot be reopened, and afterwards."""
     server = app.Server(config.Config(), b"")
     admin = server._admin = Admin(listen("127.0.0.1", 0, "metrics"), {"/healthz": ok})
     server._serves = True
@@ -99,14 +99,14 @@ async def open_again(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def test_the_metrics_port_is_opened_again_until_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One failure was the end of /healthz."""
+    """Regression: one failure ended /healthz."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for answer in runner.run(open_again(monkeypatch)):
             assert b" 200 " in answer
 
 
 async def leave_early(free: asyncio.Event) -> list[dict[str, Any]]:
-    """A client resets its connection while its page is made; what the loop was told of that."""
+    """A client resets its connection while its page is made; returns the loop's errors."""
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     asked = asyncio.Event()
@@ -133,13 +133,13 @@ async def leave_early(free: asyncio.Event) -> list[dict[str, Any]]:
 
 
 def test_a_client_that_leaves_while_its_page_is_made_is_no_bug_of_ours() -> None:
-    """It filled the log with stacks, 0.5 MB a second, and opened the port anew each time."""
+    """Regression: stacks filled the log with 0.5 MB a second; each time the port was reopened."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(leave_early(asyncio.Event())) == []
 
 
 async def send_on(most: int) -> int:
-    """A client that sends without an end behind its request; how many bytes are taken."""
+    """A client that keeps sending after its request; returns the number of accepted bytes."""
     admin = Admin(listen("127.0.0.1", 0, "metrics"), {"/healthz": ok})
     await admin.start()
     loop, sent, more = asyncio.get_running_loop(), 0, bytes(1 << 16)
@@ -158,7 +158,7 @@ async def send_on(most: int) -> int:
 
 
 def test_a_client_that_sends_on_behind_its_request_is_cut_off() -> None:
-    """The main process read 3 GB/s of it, and joins took nine times as long."""
+    """Regression: the main process read 3 GB/s of such bytes; joins took nine times as long."""
     most = 256 << 20
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(send_on(most)) < most

@@ -57,7 +57,7 @@ def test_the_document_shows_what_there_is() -> None:
 
 
 def lane_part(lane: SimLane, number: int = 0, **changes: Any) -> LaneReport:
-    """A lane's part of the snapshot, as the process sends it."""
+    """A lane's part of the snapshot, as the lane process sends it."""
     return lane.lane_report(lane=number, **changes)
 
 
@@ -86,7 +86,7 @@ def test_lanes_and_processes_are_told_apart() -> None:
 
 
 def test_every_cause_of_a_refusal_is_there_from_the_start() -> None:
-    """The causes are the literals of the sources, most of them arguments of what counts them."""
+    """The causes are literals in the sources, most of them arguments of counting functions."""
     server = Path(metrics.__file__).parents[1]
     gates = server / "gates"
     sources = [
@@ -186,7 +186,7 @@ def test_ranks_are_bounded_and_go_with_the_job() -> None:
 
 
 def test_every_number_of_a_job_is_shown() -> None:
-    """A new field without a series would be counted for nobody."""
+    """A new field without a series would be invisible."""
     lane = SimLane()
     join_all(lane, 1)
     shown = {series.field for series in metrics.catalogue()} | {"round_counts"}

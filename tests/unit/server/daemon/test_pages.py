@@ -1,4 +1,4 @@
-"""Pages are made beside the loop of the main process, which answers probes meanwhile."""
+"""Pages are made outside the loop of the main process, which answers probes meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.server.daemon.test_metrics import lane_part
 
 
 class Lanes:
-    """One that answers at once."""
+    """Lanes that answer at once."""
 
     handles: tuple[()] = ()
 
@@ -27,7 +27,7 @@ class Lanes:
         return []
 
     async def ping(self) -> None:
-        """It lives."""
+        """All lanes are alive."""
 
     async def snapshots(self) -> list[LaneReport]:
         return [lane_part(SimLane())]
@@ -60,11 +60,11 @@ def a_server() -> app.Server:
 def test_the_loop_goes_on_while_a_page_is_made(
     page: str, where: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 255 groups of 60 ranks, probes waited for half a second, and nobody was accepted."""
+    """Regression: 255 groups of 60 ranks delayed probes and accepts by half a second."""
     make, answered = getattr(where, name), threading.Event()
 
     def make_later(*args: Any) -> Any:
-        assert answered.wait(5), f"{name} keeps the loop from running"
+        assert answered.wait(5), f"{name} blocks the loop"
         return make(*args)
 
     async def run() -> None:

@@ -18,7 +18,7 @@ from tests.support.cluster import anonymous
 
 @pytest.mark.parametrize("length", [4096, 4097, 5120, 65_535, 65_536, 65_537, 1 << 20, 4_194_304])
 def test_a_class_wastes_little(length: int) -> None:
-    """A quarter, as it was, is not in what a job has reserved."""
+    """A job's reservation does not cover the quarter that was wasted once."""
     assert length <= size_class(length) <= length * 33 // 32
 
 
@@ -61,7 +61,7 @@ def test_a_buffer_is_given_back_once() -> None:
 
 
 def test_a_tick_looks_at_a_part_of_what_is_not_sent() -> None:
-    """200,000 unsent results of slow readers took 16 ms of each tick."""
+    """Regression: 200,000 unsent results of slow readers took 16 ms of each tick."""
     pool = BufferPool(1 << 30)
     count = LOOKED_AT + 10
     buffers = [pool.take(1) for _ in range(count)]
@@ -76,7 +76,7 @@ def test_a_tick_looks_at_a_part_of_what_is_not_sent() -> None:
 
 
 def test_what_was_sent_does_not_wait_behind_what_is_not() -> None:
-    """14,700 small results that nobody read took a lane to 1.5 times its memory."""
+    """Regression: 14,700 unread small results took a lane to 1.5 times its budget."""
     pool = BufferPool(1 << 30)
     pins = [pool.take(1) for _ in range(3 * LOOKED_AT)]
     unread = [buffer.share(1) for buffer in pins]
@@ -91,7 +91,7 @@ def test_what_was_sent_does_not_wait_behind_what_is_not() -> None:
 
 
 def test_what_was_sent_is_looked_for_before_there_is_more_than_the_limit() -> None:
-    """Each buffer is of another size than those before."""
+    """Each buffer has a new size, so none can be reused."""
     limit = 16 << 20
     pool = BufferPool(limit)
     for number in range(60):
@@ -103,7 +103,7 @@ def test_what_was_sent_is_looked_for_before_there_is_more_than_the_limit() -> No
 
 
 def test_memory_that_is_still_sent_is_not_reused() -> None:
-    """The event loop keeps slices of slices, and no reference to what it was given."""
+    """The event loop keeps slices of slices, and no reference to the original view."""
     pool = BufferPool(1 << 20)
     buffer = pool.take(4096)
     unsent = buffer.share(4096)[100:][200:]
@@ -138,7 +138,7 @@ def test_taking_never_fails_over_the_limit() -> None:
 
 @pytest.mark.parametrize("size", [20_000, 100_000, 600_000])
 def test_every_second_buffer_gives_its_memory_back(size: int) -> None:
-    """malloc kept the holes that are too small for the next size: 2.3 times the limit."""
+    """Regression: malloc kept holes too small for the next size: 2.3 times the limit."""
     limit = 32 << 20
     pool = BufferPool(limit)
     before = anonymous(os.getpid())
@@ -156,7 +156,7 @@ def test_every_second_buffer_gives_its_memory_back(size: int) -> None:
 
 
 def test_slots_that_share_a_page_keep_what_is_in_them() -> None:
-    pool = BufferPool(0)  # which caches nothing
+    pool = BufferPool(0)  # caches nothing
     buffers = [pool.take(4096) for _ in range(500)]
     for number, buffer in enumerate(buffers):
         buffer.view[:] = bytes([number % 251]) * len(buffer.view)
@@ -186,7 +186,7 @@ class NoAdvice(mmap.mmap):
 
 
 def test_a_slot_that_the_system_does_not_take_back_can_be_taken_again() -> None:
-    """It ended the run that gave it back, or the tick and with it the lane."""
+    """Regression: the error ended the run, or the tick and with it the lane."""
     store = Store(1 << 18)
     slots = store.take().slots
     slots._mapping = NoAdvice(-1, 1 << 20)

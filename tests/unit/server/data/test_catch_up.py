@@ -1,4 +1,4 @@
-"""A worker that is back is told what it has missed, by the shell, when its job has its turn."""
+"""In the turns of its job, the shell tells a reconnected worker what the worker has missed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VERDICTS = 50
 
 
 class Worker(Sink):
-    """Its end of one connection; frames are counted by their kind."""
+    """A worker's end of one connection, which counts frames by kind."""
 
     def __init__(self, shell: LaneShell, rank: int, **hello: Any) -> None:
         super().__init__()
@@ -46,17 +46,17 @@ class Worker(Sink):
         self.kinds.update(frame.header.kind for frame in frames)
 
     def abort(self) -> None:
-        """It has another connection."""
+        """The worker has a new connection."""
 
 
 async def behind() -> tuple[LaneShell, Worker]:
-    """A worker that is back, and has missed VERDICTS."""
+    """A shell, and a reconnected worker that has missed VERDICTS verdicts."""
     shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     first, _ = Worker(shell, 0), Worker(shell, 1)
     cause = messages.Abandon(int(ErrorCode.TIMEOUT), "no more")
     for number in range(VERDICTS):
         first.send(cause, key=key_id("k"), round=number)
-    while first.connection._is_read:  # on a slow machine its turn may be over
+    while first.connection._is_read:  # on a slow machine the turn may be over
         await asyncio.sleep(0)
     return shell, Worker(shell, 1, rejoin=True)
 
@@ -75,11 +75,11 @@ def test_all_verdicts_are_told_again(turn_is_over: bool) -> None:
 
 
 def test_a_run_that_is_behind_waits_for_the_turn_of_its_job() -> None:
-    """100 groups of one job, each with work for a part of a turn, did all of it in one pass."""
+    """Regression: 100 groups of one job, each with work for part of a turn, used one pass."""
 
     async def come_back() -> None:
         shell, back = await behind()
-        await asyncio.sleep(0)  # what is sent would find that its turn is over
+        await asyncio.sleep(0)  # sending would notice the end of the turn
         back.connection.go_on_soon()
         sent = back.connection.bytes_out
         shell.turns.charge(back.connection.turn, MOST_TURNS * SECONDS)

@@ -1,4 +1,4 @@
-"""Frames go out once the loop has read all that has come; a connection that fails fails alone."""
+"""Frames are written after the loop has read all input; a failing connection fails alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAYLOAD = bytes(4_096)
 
 
 class Socket(Sink):
-    """A transport that can be broken; counts the calls that brought it frames."""
+    """A transport that can be broken; counts the calls of `writelines`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Socket(Sink):
 
 
 async def a_round_of_two_chunks(*, broken: bool) -> tuple[LaneShell, list[Socket]]:
-    """Two ranks, whose contributions come in one turn of the loop; rank 0's socket may break."""
+    """Contributions of two ranks come in one turn of the loop; rank 0's socket may break."""
     shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     sockets = [Socket(), Socket()]
     connections = [shell.connection() for _ in sockets]
@@ -69,7 +69,7 @@ def test_a_socket_that_cannot_be_written_takes_no_other_with_it() -> None:
 
 
 def test_a_socket_that_cannot_be_written_ends_although_the_log_fails() -> None:
-    """A lost frame on a connection that goes on would be waited for without end."""
+    """If a frame were lost on an open connection, the worker would wait for ever."""
     log, handler = logging.getLogger("reducer.lane"), FullDisk()
     log.addHandler(handler)
     try:

@@ -1,4 +1,4 @@
-"""What waits to be written is written, whatever has failed: the tick asks for it again."""
+"""Waiting frames are written although a flush has failed: the next tick flushes again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAME = bytes(100)
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Its `call_soon` fails for the flush that `fails` names: 1 is the next one."""
+    """A loop whose `call_soon` fails for flush number `fails`; 1 is the next one."""
 
     fails = 0
 
@@ -34,7 +34,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class Failing(Sink):
-    """A transport that can neither be written nor be ended, once."""
+    """A transport that fails once to write and to end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Failing(Sink):
 
 
 class Ended(Sink):
-    """Knows that it was ended, with an end of file or at once; the queue of `socket` is asked."""
+    """A transport that records its end, by end of file or abort; `socket` has its queue."""
 
     socket: socket.socket
 
@@ -78,7 +78,7 @@ class Ended(Sink):
 
 
 class Lingering(Ended):
-    """Its worker does not close after the end of file."""
+    """A transport whose worker does not close after the end of file."""
 
     cut_off = False
 
@@ -87,7 +87,7 @@ class Lingering(Ended):
 
 
 class LongEnded(Ended):
-    """Its end takes longer than a turn."""
+    """A transport whose end takes longer than a turn."""
 
     def write_eof(self) -> None:
         time.sleep(SECONDS)
@@ -95,7 +95,7 @@ class LongEnded(Ended):
 
 
 class LongError(ConnectionError):
-    """So does its text."""
+    """An error whose text takes longer than a turn."""
 
     def __str__(self) -> str:
         time.sleep(SECONDS)
@@ -103,7 +103,7 @@ class LongError(ConnectionError):
 
 
 class Lane:
-    """`has_time`: a pass has some for all of them, however slow the machine is."""
+    """A lane with connections. `has_time`: a pass has time for all, even on a slow machine."""
 
     def __init__(self, sinks: list[Sink], has_time: bool = False) -> None:
         self.loop = asyncio.get_running_loop()
@@ -125,7 +125,7 @@ class Lane:
             connection.send([FRAME], len(FRAME))
 
     async def wait(self) -> list[int]:
-        """How many frames each has taken, a tick later."""
+        """Tick; returns how many frames each sink has taken."""
         self.shell.tick()
         for _ in range(4 + len(self.sinks) // FLUSHED_AT_ONCE):
             await asyncio.sleep(0)
@@ -143,7 +143,7 @@ async def no_callback() -> None:
 
 
 async def no_next_callback() -> None:
-    """More than a pass can write of what a tick has sent."""
+    """A tick has sent more than a pass can write."""
     lane = Lane([Sink() for _ in range(2 * FLUSHED_AT_ONCE)])
     lane.loop.fails = 2  # type: ignore[attr-defined]
     lane.shell._ticks = True
@@ -156,7 +156,7 @@ async def no_next_callback() -> None:
 
 
 async def no_time_for_a_tick() -> None:
-    """What its job has written already was not looked at: 64 answers of 1 MiB were one step."""
+    """Regression: the job's earlier writes did not count: 64 answers of 1 MiB were one step."""
     lane = Lane([Sink(), Sink()])
     lane.shell._ticks = True
     lane.send()
@@ -179,7 +179,7 @@ async def one_that_cannot_be_ended() -> None:
 
 
 async def one_that_lacks_a_frame() -> None:
-    """A peer would not understand the frames behind the lost one: the connection ends."""
+    """The peer could not decode the frames after the lost one, so the connection ends."""
     (connection,) = Lane([Failing()]).connections
     connection.send([FRAME], len(FRAME))
     with pytest.raises(MemoryError):
@@ -188,7 +188,7 @@ async def one_that_lacks_a_frame() -> None:
 
 
 async def one_that_is_queued_meanwhile() -> None:
-    """The end of a session may have something to say to the others."""
+    """The end of a session may send frames to other sessions."""
     failing = Failing()
     lane = Lane([failing, Sink()])
     ends, stays = lane.connections
@@ -218,13 +218,13 @@ async def no_end_of_many() -> None:
     for _ in range(4):
         await asyncio.sleep(0)
     ended = [isinstance(sink, Ended) and sink.ended for sink in lane.sinks]
-    assert sum(ended) == ENDED_AT_ONCE, "more than a pass has time for"
+    assert sum(ended) == ENDED_AT_ONCE, "not limited per pass"
     await lane.wait()
     assert all(isinstance(sink, Ended) and sink.ended for sink in lane.sinks)
 
 
 async def no_end_of_all_that_linger() -> None:
-    """The ranks of a run that has ended, and that do not read: their timers end together."""
+    """Ranks of an ended run that do not read: their timers expire together."""
     sinks = [Lingering() for _ in range(2 * ENDED_AT_ONCE)]
     lane = Lane([*sinks], has_time=True)
     for connection in lane.connections:
@@ -240,7 +240,7 @@ async def no_end_of_all_that_linger() -> None:
 
 
 async def no_flush_for_each_tick() -> None:
-    """Each tick while something waited began a chain of flushes more: 33 in each pass."""
+    """Regression: each tick with waiting frames started a chain of flushes: 33 in each pass."""
     lane = Lane([Ended() for _ in range(8 * ENDED_AT_ONCE)], has_time=True)
     for connection in lane.connections:
         connection.close("it is over")
@@ -253,7 +253,7 @@ async def no_flush_for_each_tick() -> None:
 
 
 async def no_loss_of_many() -> None:
-    """4,000 in mode tls, where a host went down, kept a lane for 160 ms."""
+    """Regression: 4,000 lost connections in mode tls blocked a lane for 160 ms."""
     lane = Lane([Sink() for _ in range(4 * ENDED_AT_ONCE)], has_time=True)
     lane.loop.fails = 2  # type: ignore[attr-defined]
     for connection in lane.connections:
@@ -262,7 +262,7 @@ async def no_loss_of_many() -> None:
     for _ in range(4):
         await asyncio.sleep(0)
         left.append(len(lane.shell.connections))
-    assert left == [4 * ENDED_AT_ONCE, *[3 * ENDED_AT_ONCE] * 4], "more than a pass has time for"
+    assert left == [4 * ENDED_AT_ONCE, *[3 * ENDED_AT_ONCE] * 4], "not limited per pass"
     await lane.wait()
     assert not lane.shell.connections and not lane.shell._lane.snapshot().sessions
 
@@ -277,7 +277,7 @@ async def no_turn_for_a_loss() -> None:
     other.connection_lost(None)
     await lane.wait()
     assert list(lane.shell.connections) == [stays.session]
-    assert stays.turn.members == 1, "each leaves once"
+    assert stays.turn.members == 1, "counted twice"
 
 
 async def nothing_for_one_that_is_cut_off_soon() -> None:
@@ -290,7 +290,7 @@ async def nothing_for_one_that_is_cut_off_soon() -> None:
 
 
 async def one_that_a_tick_tells_much() -> None:
-    """It was in the queue once for each frame."""
+    """Regression: the connection was queued once for each frame."""
     lane = Lane([Sink()])
     lane.shell._ticks = True
     for _ in range(10):
@@ -305,7 +305,7 @@ async def one_that_a_tick_tells_much() -> None:
 
 
 async def no_time_for_two_ends() -> None:
-    """Each lets go of all that its worker has left unread."""
+    """Each end frees everything that its worker has left unread."""
     lane = Lane([LongEnded() for _ in range(4)])
     for connection in lane.connections:
         connection.close("it is over")
@@ -342,6 +342,6 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_flush_that_fails_keeps_nobody_waiting(case: Callable[[], Any]) -> None:
-    """Two failures in a row made a lane deaf for good, for all jobs."""
+    """Regression: after two failures in a row a lane never wrote again, for all jobs."""
     with socket.socket() as Ended.socket, asyncio.Runner(loop_factory=Loop) as runner:
         runner.run(case())

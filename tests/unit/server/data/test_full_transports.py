@@ -1,4 +1,4 @@
-"""While a worker does not read, frames wait until its transport has sent all that it has."""
+"""While a worker does not read, frames wait until its transport has drained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FRAME = bytes(SMALL)
 
 
 class Full(Sink):
-    """A socket whose worker reads nothing after the first byte; `writes` is what it was given."""
+    """A transport whose worker reads nothing after the first byte; `writes` has all writes."""
 
     lane_end: Connection | TlsLink
 
@@ -82,15 +82,15 @@ def opened() -> tuple[Connection, Full]:
 
 
 async def told(connection: Connection, frames: Iterable[bytes]) -> None:
-    """Each in a turn of the loop of its own."""
+    """Send each frame in its own turn of the loop."""
     for frame in frames:
         connection.send([frame], len(frame))
         await asyncio.sleep(0)
 
 
 def test_a_full_transport_is_given_nothing() -> None:
-    """Each write that nobody reads takes some 800 bytes, and 1 us at the end of the connection,
-    all in one step: 199 workers that ended with 320 each kept a lane for 52 ms."""
+    """Regression: each unread write takes 800 bytes, and 1 us when the connection ends: the end of
+    199 workers with 320 unread writes each blocked a lane for 52 ms."""
 
     async def run() -> None:
         connection, transport = opened()
@@ -101,16 +101,16 @@ def test_a_full_transport_is_given_nothing() -> None:
             assert connection.unsent() == SMALL * (FRAMES - 1)
             transport.drain()
             await asyncio.sleep(0)
-            assert len(transport.writes) == 2, "it has drained: all that waits"
+            assert len(transport.writes) == 2, "expected one write of all waiting frames"
             assert b"".join(transport.writes) == b"".join(frames)
-            await told(connection, numbered(2))  # what it is given it sends
+            await told(connection, numbered(2))  # sent at once
             assert len(transport.writes) == 4
 
     asyncio.run(run())
 
 
 def test_a_transport_that_drains_is_given_a_part() -> None:
-    """What it cannot send libuv writes later, without a turn of the job."""
+    """libuv writes what the socket does not take later, outside the turns of the job."""
 
     async def run() -> None:
         connection, transport = opened()
@@ -121,7 +121,7 @@ def test_a_transport_that_drains_is_given_a_part() -> None:
             transport.drain()
             for count in (2, 3, 4):
                 await asyncio.sleep(0)
-                assert len(transport.writes) == count, "one for each pass of the loop"
+                assert len(transport.writes) == count, "expected one write for each pass"
                 assert len(transport.writes[-1]) == BYTES_AT_ONCE
             assert b"".join(transport.writes) == b"".join(frames)
 
@@ -129,7 +129,7 @@ def test_a_transport_that_drains_is_given_a_part() -> None:
 
 
 def test_a_large_frame_counts_until_its_last_byte_is_gone() -> None:
-    """Its pieces keep all of it: runs took 1.3 times what they had reserved."""
+    """Regression: pieces keep the whole frame: runs took 1.3 times their reservation."""
 
     async def run() -> None:
         connection, transport = opened()
@@ -143,7 +143,7 @@ def test_a_large_frame_counts_until_its_last_byte_is_gone() -> None:
             transport.drain()
             while connection.waiting:
                 await asyncio.sleep(0)
-            del transport.writes[1:3]  # the kernel has taken the rest of the large one
+            del transport.writes[1:3]  # the kernel has taken the rest of the large frame
             assert connection.unsent() == connection.held() == small
             connection.send([bytes(SMALL)], SMALL)
             assert connection.unread == connection.held() == small + SMALL
@@ -159,7 +159,7 @@ def test_what_waits_goes_before_the_end() -> None:
             await told(connection, frames)
             connection.close("over")
             await asyncio.sleep(0)
-            assert not transport.ended and len(transport.writes) == 1, "it is full"
+            assert not transport.ended and len(transport.writes) == 1, "written to a full transport"
             transport.drain()
             await asyncio.sleep(0)
             assert transport.ended and b"".join(transport.writes) == b"".join(frames)
@@ -170,7 +170,7 @@ def test_what_waits_goes_before_the_end() -> None:
 
 
 def test_a_transport_that_has_drained_unnoticed_is_written_by_the_tick() -> None:
-    """The loop lacks the memory to say so, once, and never says it again."""
+    """The loop may lack the memory for its one notification."""
 
     async def run() -> None:
         connection, transport = opened()
@@ -188,7 +188,7 @@ def test_a_transport_that_has_drained_unnoticed_is_written_by_the_tick() -> None
 
 @pytest.mark.parametrize("eof_first", [False, True])
 def test_a_worker_that_ends_and_does_not_read_is_cut_off(eof_first: bool) -> None:
-    """Its end of file makes the transport of uvloop a closing one, which ends when it is empty."""
+    """After an end of file uvloop closes its transport, but only when the transport is empty."""
 
     async def run() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -218,7 +218,7 @@ def test_a_worker_that_ends_and_does_not_read_is_cut_off(eof_first: bool) -> Non
 
 
 def test_one_that_is_lost_while_it_is_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its socket was asked for, and each rank of its run was counted as an internal error."""
+    """Regression: each rank of the run counted as an internal error."""
 
     async def run() -> None:
         connection, transport = opened()
@@ -254,7 +254,7 @@ def test_a_failure_while_a_transport_drains_ends_the_connection() -> None:
 
 @pytest.mark.parametrize(("size", "unsent"), [(64, 0), (4_096, 1)])
 def test_a_small_result_that_waits_keeps_no_buffer(size: int, unsent: int) -> None:
-    """64 bytes kept 4 KiB: a run took 1.9 times what it had reserved."""
+    """Regression: 64 bytes kept a buffer of 4 KiB: runs took 1.9 times their reservation."""
 
     async def run() -> None:
         connection, transport = opened()
@@ -271,7 +271,7 @@ def test_a_small_result_that_waits_keeps_no_buffer(size: int, unsent: int) -> No
 
 
 def test_tls_passes_it_on(tmp_path: Path) -> None:
-    """A transport calls its protocol, which is the link here; the connection asks the link."""
+    """The transport calls its protocol, here the link, which must tell the connection."""
 
     async def run() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -293,7 +293,7 @@ def test_tls_passes_it_on(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_reads_late_has_every_frame_once_and_in_order() -> None:
-    """Over a real socket and uvloop, whose rules for a full transport these are."""
+    """Over a real socket and uvloop, which defines when a transport is full."""
     frames = numbered(100_000)
     expected = b"".join(frames)
 

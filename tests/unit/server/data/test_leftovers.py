@@ -1,4 +1,4 @@
-"""Who is read once more after the end of connections, and how much of all of them."""
+"""Which ended connections are read once more, and how much of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.bare_lane import BUDGET, KERNELS, bare_lane
 
 
 def connections(*jobs: str) -> list[Connection]:
-    """One for each of the names."""
+    """One connection for each job name."""
     shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     made = [shell.connection() for _ in jobs]
     for connection, job in zip(made, jobs, strict=True):
@@ -19,7 +19,7 @@ def connections(*jobs: str) -> list[Connection]:
 
 
 def test_a_job_whose_connections_send_on_does_not_keep_another_waiting() -> None:
-    """1,500 connections of one kept the last 3 MiB of another 1.3 s."""
+    """Regression: 1,500 connections of one job delayed another's last 3 MiB by 1.3 s."""
     leftovers = Leftovers()
     ended = connections(*["hostile"] * 1_500, "other")
     for one in ended:

@@ -1,4 +1,4 @@
-"""What each job may write to the log of a lane."""
+"""Each job's share of the log of a lane."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_job_that_writes_too_much_hides_no_line_of_another() -> None:
 
 
 def test_a_long_line_counts_as_several() -> None:
-    """The text of an ERROR is the worker's: 4,000 characters."""
+    """The text of an ERROR, up to 4,000 characters, comes from the worker."""
     assert admitted(LogShares(), "loud", 1_000, 100.0, 4_000) == -(-BURST // 16)
 
 
@@ -42,7 +42,7 @@ def test_many_names_share_what_the_lane_may_write(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.WARNING, logging.ERROR])
 def test_lines_of_every_level_are_counted(level: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A job that joins, sends an ERROR and comes again wrote 25 MB in 7 s."""
+    """Regression: a job that joined, sent an ERROR and rejoined wrote 25 MB in 7 s."""
     counters = ShellCounters()
     executor = Executor(load(), BufferPool(0), {}, counters)
     with caplog.at_level(logging.INFO, "reducer.lane"):

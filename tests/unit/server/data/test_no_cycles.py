@@ -1,4 +1,4 @@
-"""Connections of each mode, however they end, are freed by references alone."""
+"""Connections of each mode are freed by reference counts, however they end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SAID = {
 
 
 class Shell:
-    """A lane's shell with its gate, and a listener in place of the main process."""
+    """A lane's shell with its gate, and a listener instead of the main process."""
 
     def __init__(self, mode: str, certs: Files) -> None:
         self.shell = LaneShell(bare_lane(1 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -64,7 +64,7 @@ class Shell:
             self.gate.close()
 
     async def serve(self, say: Callable[[int], None]) -> None:
-        """One connection to its end; `say` is the worker, with the port."""
+        """Serve one connection to its end; `say(port)` plays the worker."""
         loop = asyncio.get_running_loop()
         worker = loop.run_in_executor(None, say, self.listener.getsockname()[1])
         sock, _ = await loop.sock_accept(self.listener)
@@ -81,7 +81,7 @@ class Shell:
 
 
 def play(key: bytes, tls: ssl.SSLContext | None, said: bytes, end: int, port: int) -> None:
-    """A worker that says something and leaves; `end` bytes of its last one are no TLS."""
+    """A worker that sends something and leaves; its last `end` bytes are not TLS."""
     sock = connect(port, key=key, job="bench", tls=tls)
     sock.settimeout(5.0)
     with sock, suppress(OSError):
@@ -97,7 +97,7 @@ def play(key: bytes, tls: ssl.SSLContext | None, said: bytes, end: int, port: in
 
 
 def stranger(port: int) -> None:
-    """Neither a proof nor a handshake."""
+    """A client with neither a proof nor a handshake."""
     with socket.create_connection(("127.0.0.1", port), 5.0) as sock, suppress(OSError):
         sock.sendall(bytes(PREFACE_SIZE) + bytes(300))
         while sock.recv(65_536):
@@ -105,7 +105,7 @@ def stranger(port: int) -> None:
 
 
 async def leftovers(mode: str, certs: Files) -> list[str]:
-    """What a collection finds after connections that ended in every way, without one before."""
+    """The objects that a garbage collection finds after connections with every kind of end."""
     shell = Shell(mode, certs)
     says: list[Callable[[int], None]] = [
         functools.partial(play, shell.key, shell.tls, said, 0) for said in SAID.values()

@@ -1,4 +1,4 @@
-"""What waits for a transport: in order, in few pieces, and a part at a time."""
+"""Data waiting for a transport goes out in order, in few pieces, and in parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def emptied(outbox: Outbox) -> list[list[Piece]]:
     parts = []
     while outbox.size:
         parts.append(outbox.take())
-        assert parts[-1], "else it would never end"
+        assert parts[-1], "expected progress"
         assert len(parts[-1]) <= PIECES_AT_ONCE
         assert sum(map(len, parts[-1])) <= BYTES_AT_ONCE
     assert not outbox.take()
@@ -37,7 +37,7 @@ def joined(parts: list[list[Piece]]) -> bytes:
 
 
 def test_small_pieces_become_large_ones() -> None:
-    """As many as a slow reader may leave unread were let go of one by one at its end."""
+    """Regression: all pieces that a slow reader left unread were freed one by one."""
     outbox, data = filled(*[SMALL] * 50 * JOINED_PIECES)
     assert len(outbox._pieces) == 50
     (pieces,) = emptied(outbox)

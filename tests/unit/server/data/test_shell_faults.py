@@ -1,7 +1,7 @@
 """Whatever fails inside a lane process, a round is right or ends on every rank, and the lane lives.
 
-Faults come from outside, so that the compiled modules run as they are: kernels, transports, the
-allocator, the timeline and the log that they are given raise at one call each.
+Faults come from outside, so that the compiled modules run unchanged: one call of a kernel, a
+transport, the allocator, the timeline or the log raises.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from reducer.wire.header import HEADER_SIZE, pack_header
 from tests.support.bare_lane import BUDGET, KERNELS, contribution, hello, receive
 from tests.unit.server.test_compiled import SOURCES
 
-WORLD = 6  # the first four parts of bfloat16 are folded into an accumulator of their own
+WORLD = 6  # four parts of bfloat16 are folded into a separate accumulator
 CHUNK = 4_096
 CHUNKS = 2
-ONE = 0x3F80  # 1.0 in bfloat16; one exponent more doubles it
+ONE = 0x3F80  # 1.0 in bfloat16; the next exponent doubles it
 RIGHT = np.full(CHUNK // 2, 0x427C, np.uint16).tobytes()  # 63.0 = 1 + 2 + 4 + 8 + 16 + 32
 WHERE = (
     "memory", "fold", "finish", "crc32c", "acc_itemsize", "timeline", "log", "getrefcount",
@@ -72,7 +72,7 @@ class Faults:
 
 
 class Kernels:
-    """The real ones, with faults in front."""
+    """The real kernels, with faults in front."""
 
     def __init__(self, faults: Faults) -> None:
         for name in ("crc32c", "acc_itemsize", "fold", "finish"):
@@ -80,7 +80,7 @@ class Kernels:
 
 
 class Link(asyncio.Transport):
-    """The lane's end of a connection; `frames` is what the worker has read."""
+    """The lane's end of a connection; `read` gives the frames that the worker has got."""
 
     def __init__(self, faults: Faults, sock: socket.socket) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Link(asyncio.Transport):
 
 
 class Timeline:
-    """In place of a file."""
+    """A timeline without a file."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -144,7 +144,7 @@ class Logs(logging.Handler):
         self._faults = faults
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info is None:  # the report of a failure may not hide it
+        if record.exc_info is None:  # reports of failures do not fail
             self._faults("log")
 
 
@@ -197,7 +197,7 @@ class Bench:
 
 
 async def settle() -> None:
-    """On a slow machine turns end: what is left is done in the next ones."""
+    """Run the loop long enough for all work, even if turns end early on a slow machine."""
     for _ in range(4 * MOST_TURNS):
         await asyncio.sleep(0)
 
@@ -209,7 +209,7 @@ def send(connection: Connection, data: bytes) -> None:
 
 @contextmanager
 def faults_everywhere(faults: Faults) -> Iterator[None]:
-    """Also in what compiled code takes from modules, and where it logs."""
+    """Inject faults also into module functions and the log that compiled code uses."""
     logs, lane_log = Logs(faults), logging.getLogger("reducer.lane")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ctypes, "addressof", faults.wrap("memory", ctypes.addressof))
@@ -226,7 +226,7 @@ def faults_everywhere(faults: Faults) -> Iterator[None]:
 
 
 async def play(faults: Faults) -> None:
-    """Two rounds of the job with a fault in them, then one beside it; checks all promises."""
+    """Two rounds of a job with a fault, then one of another job; checks all promises."""
     near, far = socket.socketpair()
     with near, far, faults_everywhere(faults):
         bench = Bench(faults, near)
@@ -234,14 +234,14 @@ async def play(faults: Faults) -> None:
         faults.armed = True
         for number in range(2):
             await bench.round(number)
-        bench.join(WORLD, WORLD, "job")  # refused: a line of the log
+        bench.join(WORLD, WORLD, "job")  # refused and logged
         faults.armed = False
         check(bench, faults)
         await bench.round_beside()
         kinds = [kind for kind, _ in bench.beside[1].read()]
         assert kinds.count(MessageKind.RESULT) == 1 and not bench.beside[1].ended
         await asyncio.sleep(0)
-        faults.armed = faults.where != "crc32c"  # a lane that cannot end its runs is at its end
+        faults.armed = faults.where != "crc32c"  # a lane that cannot end its runs ends itself
         bench.shell.feed(events.Shutdown("the end"))
         await settle()
         faults.armed = False
@@ -250,7 +250,7 @@ async def play(faults: Faults) -> None:
         assert bench.shell.counters.protocol_errors == 0
         bench.lose_all()
         bench.shell.tick()
-        assert bench.pool.out == bench.pool.out_bytes == 0, "buffers are not given back"
+        assert bench.pool.out == bench.pool.out_bytes == 0, "buffers are not freed"
 
 
 def check(bench: Bench, faults: Faults) -> None:
@@ -260,7 +260,7 @@ def check(bench: Bench, faults: Faults) -> None:
     if all(len(got) == 2 * CHUNKS for got in results):
         return
     for rank, (_, link) in enumerate(bench.ranks):
-        assert link.ended, f"rank {rank} waits for ever"
+        assert link.ended, f"rank {rank} would wait for ever"
         ends = [memoryview(p) for kind, p in read[rank] if kind == MessageKind.ERROR]
         errors = [messages.decode(messages.Error, end) for end in ends]
         assert [error.code for error in errors] == [ErrorCode.INTERNAL], (rank, errors)
@@ -280,7 +280,7 @@ def test_a_fault_ends_one_run_and_no_sum_is_wrong(where: str) -> None:
 
 
 class UnspeakableError(Exception):
-    """Nothing can be said of it: what is to report it fails as well."""
+    """An error whose text raises, so that reporting it fails as well."""
 
     def __str__(self) -> str:
         raise self
@@ -302,7 +302,7 @@ async def a_run_that_cannot_be_ended() -> None:
 
 
 def test_a_run_that_cannot_be_ended_ends_the_lane() -> None:
-    """Else its ranks would wait for ever; the lane is started again, and its runs fail over."""
+    """Otherwise its ranks would wait for ever. The lane is restarted, and its runs fail over."""
     asyncio.run(a_run_that_cannot_be_ended())
 
 
@@ -319,7 +319,7 @@ def bound_twice(source: str) -> list[str]:
 
 
 def test_no_compiled_function_gives_two_exceptions_one_name() -> None:
-    """mypyc gives a name one type: the second exception raises TypeError where it is bound."""
+    """mypyc gives a name one type, so binding the second exception would raise TypeError."""
     example = "def f():\n try: g()\n except A as e: pass\n except B as e: pass\n"
     assert bound_twice(example) == ["f"]
     for path in SOURCES:

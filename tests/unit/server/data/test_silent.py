@@ -1,4 +1,4 @@
-"""Which of the connections that have not said HELLO makes room for the next one."""
+"""Which connection without a HELLO makes room for the next one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GREEDY, SLOW, ANYTHING = (
 
 
 class Crowd:
-    """As many as there is room for, whose permits come in turns."""
+    """As many silent connections as there is room for, with alternating permits."""
 
     def __init__(self, *permits: Permit | None) -> None:
         self.silent = Silent()
@@ -55,7 +55,7 @@ def test_who_has_left_leaves_once() -> None:
     assert crowd.go(oldest) and not crowd.go(oldest)
     crowd.come(GREEDY)
     assert crowd.silent.to_displace() is not None
-    assert not crowd.silent.remove(MAX_SILENT + 2, SLOW), "it never was there"
+    assert not crowd.silent.remove(MAX_SILENT + 2, SLOW), "this connection was never added"
 
 
 def test_the_oldest_of_those_that_are_most_makes_room() -> None:
@@ -88,8 +88,8 @@ def test_fewer_come_at_once_while_many_have_said_nothing() -> None:
 
 
 def test_proofs_of_one_job_are_of_one_kind() -> None:
-    """Each rank may have a certificate of its own: 256 of them pushed out whoever had two workers
-    between proof and HELLO."""
+    """Regression: 256 ranks with a certificate each pushed out any job with two workers between
+    proof and HELLO."""
     ranks = (Permit("certificate", (("greedy", rank),)) for rank in range(MAX_SILENT // 2))
     keys = (Permit("key", (("greedy", ANY_RANK),)) for _ in range(MAX_SILENT // 2))
     crowd = Crowd(*ranks, *keys)
@@ -98,7 +98,7 @@ def test_proofs_of_one_job_are_of_one_kind() -> None:
 
 
 class Lingering(Sink):
-    """A socket whose worker does not read why it is refused."""
+    """A socket whose worker does not read the reason of its refusal."""
 
     aborted = False
 
@@ -129,7 +129,7 @@ def of_another_job() -> bytes:
 
 @pytest.mark.parametrize("frame", [no_map, of_another_job])
 def test_a_hello_that_names_no_job_makes_room_as_none_does(frame: Callable[[], bytes]) -> None:
-    """Each lingers for seconds: 2,500 a second took all descriptors of a lane."""
+    """Regression: each lingered for seconds; 2,500 a second took all descriptors of a lane."""
 
     async def crowd() -> int:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -138,7 +138,7 @@ def test_a_hello_that_names_no_job_makes_room_as_none_does(frame: Callable[[], b
             connection = shell.connection(GREEDY)
             sockets.append(Lingering())
             connection.connection_made(sockets[-1])
-            connection.turn.spent = -1_000.0  # it does not end, however slow the machine is
+            connection.turn.spent = -1_000.0  # the turn does not end, even on a slow machine
             receive(connection, memoryview(frame()))
             assert connection.is_closing()
         return sum(not one.aborted for one in sockets)

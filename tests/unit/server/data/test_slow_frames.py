@@ -1,4 +1,4 @@
-"""A frame that takes its time is no silence."""
+"""A worker that sends a frame slowly is not silent."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ CHUNK = 64 << 10
 
 
 class Socket(Sink):
-    """A transport that remembers whether it is read."""
+    """A transport that records whether it is read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Socket(Sink):
 
 
 class Held(Socket):
-    """One connection of a job on a lane; `socket` is looked at when it is closed."""
+    """One connection of a job on a lane; closing it looks at `socket`."""
 
     socket: socket.socket  # type: ignore[name-defined]
 
@@ -79,7 +79,7 @@ class Held(Socket):
 
 
 async def until(predicate: Callable[[], bool]) -> None:
-    """Let the loop serve everybody until it is so."""
+    """Run the loop until the predicate is true."""
     for _ in range(100 * MOST_TURNS):
         await asyncio.sleep(0)
         if predicate():
@@ -88,12 +88,12 @@ async def until(predicate: Callable[[], bool]) -> None:
 
 
 async def rest(shell: LaneShell) -> None:
-    """What the ranks sent to join, on a slow machine, has taken of no turn any more."""
+    """Wait until no turn is over because of the joins, as on a slow machine."""
     await until(lambda: not shell.turns._over)
 
 
 async def flood(hostile: Held) -> int:
-    """Heartbeats without a pause, of keys that nobody knows, until its turn is over."""
+    """Send heartbeats of unknown keys until the turn is over."""
     frame = memoryview(heartbeat(*((number, 1) for number in range(4_000))))
     for count in range(1_000):
         receive(hostile.connection, frame)
@@ -109,17 +109,17 @@ def test_a_job_that_has_had_its_turn_lets_the_others_go_first() -> None:
         calm = Held(shell, "calm", 0, 1)
         await rest(shell)
         await flood(hostile[0])
-        assert len(hostile[1].connection.get_buffer(-1)) == 1  # as little as can be read
+        assert len(hostile[1].connection.get_buffer(-1)) == 1  # the smallest possible read
         assert calm.reads and len(calm.connection.get_buffer(-1)) > 1
         await until(lambda: hostile[0].reads)
         await until(lambda: len(hostile[1].connection.get_buffer(-1)) > 1)
-        assert shell.turns.count  # more than one where the machine is slow
+        assert shell.turns.count  # more than one on a slow machine
 
     asyncio.run(turn())
 
 
 def test_each_flush_gives_a_job_its_part_of_a_pass() -> None:
-    """A job alone on its lane lost its turn every millisecond of work, though nobody waited."""
+    """Regression: a job alone on its lane lost its turn every millisecond of work."""
 
     async def left() -> float:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -136,7 +136,7 @@ def test_each_flush_gives_a_job_its_part_of_a_pass() -> None:
 
 
 def test_a_job_that_says_no_hello_lets_the_others_join() -> None:
-    """They shared one turn: a crowd of one job's kept another's HELLO waiting for up to 4 s."""
+    """Regression: with one shared turn a crowd of one job delayed another's HELLO by up to 4 s."""
 
     async def turn() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -157,7 +157,7 @@ def test_a_job_that_says_no_hello_lets_the_others_join() -> None:
 
 
 def test_a_frame_whose_end_comes_too_late_waits_for_the_next_turn() -> None:
-    """Hundreds of them, each short of a byte, were all worked on in one turn of the loop."""
+    """Regression: hundreds of frames, each short of a byte, were handled in one pass."""
 
     async def turn() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -182,7 +182,7 @@ def test_a_frame_whose_end_comes_too_late_waits_for_the_next_turn() -> None:
 def test_a_long_heartbeat_is_taken_in_parts_between_which_the_turn_may_end(
     ranks: int, most: int
 ) -> None:
-    """4,096 new keys in one frame took 10 ms and more; 256, for 8,192 ranks each, 31 to 131 ms."""
+    """Regression: 4,096 new keys in a frame took 10 ms; 256 for 8,192 ranks 31 to 131 ms."""
 
     async def parts() -> list[bytes]:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -217,7 +217,7 @@ def test_who_joins_takes_of_the_turn_of_those_that_do() -> None:
 
 
 def test_a_frame_behind_a_hello_is_read_when_the_turn_of_newcomers_is_over() -> None:
-    """Nothing else comes from this worker: the lane would never read the frame."""
+    """Nothing else comes from this worker, so no later event would make the lane read."""
 
     async def join() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -226,7 +226,7 @@ def test_a_frame_behind_a_hello_is_read_when_the_turn_of_newcomers_is_over() -> 
         newcomer = shell.connection()
         socket = Socket()
         newcomer.connection_made(socket)
-        newcomer.turn.spent = SECONDS - READ_SECONDS - 20e-6  # less than the HELLO takes
+        newcomer.turn.spent = SECONDS - READ_SECONDS - 20e-6  # less time than the HELLO takes
         header, payload = hello(1, 2, CHUNK, "job")
         frames = pack_header(header, KERNELS.crc32c) + payload
         question = pack_header(Header(MessageKind.STATS), KERNELS.crc32c)
@@ -239,7 +239,7 @@ def test_a_frame_behind_a_hello_is_read_when_the_turn_of_newcomers_is_over() -> 
 
 
 def test_a_connection_that_has_ended_keeps_no_buffer_for_what_it_began_to_send() -> None:
-    """A rank that came back 200 times at once had 200 of them until the loop had closed all."""
+    """Regression: a rank that reconnected 200 times held 200 buffers until all were closed."""
 
     async def turn() -> int:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -337,7 +337,7 @@ def test_a_long_turn_costs_the_next_ones_up_to_a_number() -> None:
 
 
 def test_a_job_that_takes_little_is_not_held_beside_one_that_takes_all_it_gets() -> None:
-    """A job had 87 % of the turns that it had beside a copy of itself."""
+    """Regression: the job got 87 % of the turns that it got beside a copy of itself."""
 
     async def held(passes: int) -> bool:
         turns = Turns()
@@ -354,10 +354,10 @@ def test_a_job_that_takes_little_is_not_held_beside_one_that_takes_all_it_gets()
 
 
 def test_a_pass_gives_many_jobs_together_no_more_than_its_part() -> None:
-    """200 names that sent all they could made a round of another job take 96 ms; now 5."""
+    """Regression: 200 greedy job names made a round of another job take 96 ms; now 5."""
 
     async def given(jobs: int) -> tuple[float, float]:
-        """In the second pass, and in a later one where one job alone is left that takes all."""
+        """(seconds given in the second pass, and in a later pass with one greedy job left)."""
         turns = Turns()
         taken = [turns.enter(f"job {number}") for number in range(jobs)]
         for turn in taken:
@@ -397,7 +397,7 @@ def test_a_job_that_connects_anew_has_what_it_took_before_and_is_forgotten_later
 
 
 def test_a_job_that_comes_anew_owes_nothing_to_the_turn_of_its_forgotten_one() -> None:
-    """A frame to a connection that has just ended is written after its job is forgotten."""
+    """A frame to a connection that has just ended may be written after its job is forgotten."""
 
     async def turn() -> bool:
         turns, line = Turns(), Line()
@@ -416,7 +416,7 @@ def test_a_job_that_comes_anew_owes_nothing_to_the_turn_of_its_forgotten_one() -
 
 
 def test_a_connection_that_is_resumed_and_held_again_is_not_read() -> None:
-    """Its frames have no room: in mode tls a lane asked for some without an end."""
+    """Regression: its frames had no room; in mode tls a lane asked for room in an endless loop."""
 
     async def resume() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -448,7 +448,7 @@ def test_a_job_that_was_held_is_read_to_its_end_when_it_is_closed() -> None:
 
 
 def test_a_run_that_ends_without_a_word_is_closed_as_any_other() -> None:
-    """Its connections did not count as closing: ticks wrote to them and logged bugs of ours."""
+    """Regression: its connections did not count as closing, so ticks wrote to them: bugs."""
 
     async def end() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -469,7 +469,7 @@ def test_a_run_that_ends_without_a_word_is_closed_as_any_other() -> None:
 
 
 def test_a_sum_of_many_parts_goes_on_in_the_next_turns() -> None:
-    """64 parts of 4 MiB, parked until rank 0 came, were summed in one step of 30 ms."""
+    """Regression: 64 parts of 4 MiB, parked until rank 0 came, were one step of 30 ms."""
 
     async def send() -> None:
         shell = LaneShell(bare_lane(4 << 20, 4 * CHUNK), KERNELS, BufferPool(BUDGET), 10.0)
@@ -489,7 +489,7 @@ def test_a_sum_of_many_parts_goes_on_in_the_next_turns() -> None:
 
 
 def test_the_answers_of_one_job_are_written_a_turn_at_a_time() -> None:
-    """One result to 400 ranks was written in one step of 95 ms."""
+    """Regression: one result to 400 ranks was written in one step of 95 ms."""
 
     async def write() -> None:
         shell = LaneShell(bare_lane(64 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -509,7 +509,7 @@ def test_the_answers_of_one_job_are_written_a_turn_at_a_time() -> None:
 
 
 def test_what_the_kernel_takes_to_copy_bytes_is_of_the_turn() -> None:
-    """0.1 ms was reckoned for a MiB that takes 0.5 into new memory: a flood had turns of 5 ms."""
+    """Regression: a MiB counted 0.1 ms but took 0.5 into new memory: turns took 5 ms."""
 
     async def read() -> float:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -525,7 +525,7 @@ def test_what_the_kernel_takes_to_copy_bytes_is_of_the_turn() -> None:
 
 
 def test_decryption_takes_of_the_turn(tmp_path: Path) -> None:
-    """1 ms of frames was 25 ms with their decryption."""
+    """Regression: a turn of 1 ms took 25 ms with decryption."""
     worker, tls, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
 
     async def read() -> float:
@@ -543,7 +543,7 @@ def test_decryption_takes_of_the_turn(tmp_path: Path) -> None:
 
 
 def test_a_broken_frame_takes_of_the_turn_as_any_other() -> None:
-    """1,000 ranks that sent garbage in the same moment were one pass of 76 ms."""
+    """Regression: 1,000 ranks that sent garbage at the same time were one pass of 76 ms."""
 
     async def break_it() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
@@ -555,14 +555,14 @@ def test_a_broken_frame_takes_of_the_turn_as_any_other() -> None:
         with hostile[0].socket, peer:
             receive(hostile[0].connection, memoryview(bytes(HEADER_SIZE)))
             assert hostile[0].connection.is_closing() and turn.spent >= SECONDS
-            assert len(hostile[1].connection.get_buffer(-1)) == 1, "its turn is over"
+            assert len(hostile[1].connection.get_buffer(-1)) == 1, "the turn is not over"
             await asyncio.sleep(0.01)
 
     asyncio.run(break_it())
 
 
 def test_a_record_that_cannot_be_decrypted_takes_of_the_turn(tmp_path: Path) -> None:
-    """240 of them at once were one pass of 14 ms."""
+    """Regression: 240 such records at once were one pass of 14 ms."""
     _, tls, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
 
     class Aborted(Sink):
@@ -590,9 +590,9 @@ def test_a_record_that_cannot_be_decrypted_takes_of_the_turn(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("size", [1, READ_BYTES])
 def test_what_comes_after_the_end_is_thrown_away_slowly(size: int) -> None:
-    """Peers that are told why and send on as fast as they can: 120 of them took a lane 121 ms.
+    """Regression: 120 refused peers that kept sending blocked a lane for 121 ms.
 
-    Single bytes of 800, which did not count, made another job's rounds twice as long.
+    Uncounted single bytes of 800 peers doubled the duration of another job's rounds.
     """
 
     async def throw_away() -> int:
@@ -606,7 +606,7 @@ def test_what_comes_after_the_end_is_thrown_away_slowly(size: int) -> None:
                 one.socket = stack.enter_context(pair[0])
                 stack.enter_context(pair[1])
                 one.connection.close("it is over")
-            assert not any(one.reads for one in hostile), "or all would be read in one pass"
+            assert not any(one.reads for one in hostile), "all could be read in one pass"
             count = 0
             for _ in range(MOST_BYTES // READ_BYTES):
                 await asyncio.sleep(0)
@@ -620,7 +620,7 @@ def test_what_comes_after_the_end_is_thrown_away_slowly(size: int) -> None:
             shell.tick()
             for _ in range(4):
                 await asyncio.sleep(0)
-            assert all(one.reads for one in hostile), "else no end would be noticed"
+            assert all(one.reads for one in hostile), "their ends would go unnoticed"
             return count
 
     most = MOST_BYTES // READ_BYTES
@@ -657,5 +657,5 @@ async def one_that_fails_to_go_on() -> None:
 
 
 def test_a_connection_that_could_not_be_resumed_waits_for_the_next_turn() -> None:
-    """Nobody knew of the connection any more: it was not read until it counted as silent."""
+    """Regression: the connection was forgotten, and not read until it counted as silent."""
     asyncio.run(one_that_fails_to_go_on())

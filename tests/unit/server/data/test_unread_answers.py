@@ -1,4 +1,4 @@
-"""What a worker asks for and does not read takes no memory of others."""
+"""Answers that a worker does not read take no memory of other jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HEARTBEAT = 0.25
 
 
 class Socket(Sink):
-    """A transport whose peer reads all, or nothing."""
+    """A transport whose peer has read `read` bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Socket(Sink):
 
 
 async def flood(socket: Socket, beats: int) -> None:
-    """Questions without an end, while the lane has so many heartbeats; then one more."""
+    """Send STATS for this many heartbeats of the lane, then read all and send one more."""
     shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     connection = shell.connection()
     connection.connection_made(socket)
@@ -65,8 +65,8 @@ async def flood(socket: Socket, beats: int) -> None:
         shell.tick()
         await asyncio.sleep(0.01)
     before = socket.answers
-    assert 1 <= before <= 2  # one at once; one for all that were asked before it was queued
-    socket.read = socket.taken  # then the next question is answered
+    assert 1 <= before <= 2  # one at once, one for the requests before it was queued
+    socket.read = socket.taken  # all read, so the next request is answered
     receive(connection, memoryview(QUESTION))
     deadline = time.monotonic() + 20 * HEARTBEAT
     while socket.answers == before and time.monotonic() < deadline:
@@ -100,7 +100,7 @@ def test_whoever_leaves_more_unread_than_has_room_is_cut_off() -> None:
 
 @pytest.mark.parametrize("then", ["it names a key", "it contributes", "it is told something"])
 def test_a_large_result_counts_where_its_last_byte_is_unread(then: str) -> None:
-    """A run took 1.3 times what it had reserved: its ranks read all but some bytes."""
+    """Regression: ranks that read all but some bytes took 1.3 times their reservation."""
     payload = bytes(4_096)
     named = pack_header(Header(MessageKind.KEY, length=8_192), KERNELS.crc32c)
     contributed = pack_header(contribution(0, 0, 0, 1, payload), KERNELS.crc32c)
@@ -128,7 +128,7 @@ def test_a_large_result_counts_where_its_last_byte_is_unread(then: str) -> None:
 
 
 def test_what_the_kernel_does_not_take_at_once_takes_of_the_turn_as_well() -> None:
-    """libuv wrote it beside the turns of all jobs: another job's p99 was 10 times as long."""
+    """Regression: libuv wrote the rest outside all turns: another job's p99 rose tenfold."""
 
     class Slow(Socket):
         def writelines(self, list_of_data: Iterable[Any]) -> None:
@@ -144,7 +144,7 @@ def test_what_the_kernel_does_not_take_at_once_takes_of_the_turn_as_well() -> No
         connection.resume_writing()
         slow.read = slow.taken
         connection.turn.spent = 0.0
-        connection.send([bytes(SIZE)], SIZE)  # as much as goes to the kernel at once
+        connection.send([bytes(SIZE)], SIZE)  # as many bytes as are given to the kernel at once
         return connection.turn.spent
 
     slow = Slow()
@@ -155,8 +155,8 @@ def test_what_the_kernel_does_not_take_at_once_takes_of_the_turn_as_well() -> No
 
 @pytest.mark.parametrize("deaf", [True, False])
 def test_the_ranks_of_a_run_are_cut_off_some_at_a_time(deaf: bool) -> None:
-    """8,190 that did not read by one frame: 55 ms in one turn of the loop. 4,000 that had said BYE
-    by a HELLO that needed their room: 55 ms, too."""
+    """Regression: one frame cut off 8,190 ranks that did not read: 55 ms in one pass. A HELLO that
+    needed the memory of 4,000 ranks after their BYE took as long."""
     ranks = 2 * ENDED_AT_ONCE
 
     class Deaf(Socket):
@@ -179,11 +179,11 @@ def test_the_ranks_of_a_run_are_cut_off_some_at_a_time(deaf: bool) -> None:
             header, payload = hello(rank, ranks, 4_096)
             receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
         await asyncio.sleep(0)
-        while shell.turns._over:  # what they sent to join, on a slow machine
+        while shell.turns._over:  # joins on a slow machine
             await asyncio.sleep(0)
         for socket in sockets:
             socket.unread = 1 << 30
-        shell.turns.seconds = 60.0  # a pass has time for all, however slow the machine is
+        shell.turns.seconds = 60.0  # a pass has time for all, even on a slow machine
         if deaf:
             shell.feed(events.Drain("maintenance"))
         else:

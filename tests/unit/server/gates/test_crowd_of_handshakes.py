@@ -1,6 +1,6 @@
-"""Handshakes of a crowd are done a few at a time: the lane serves its jobs in between.
+"""Handshakes of a crowd are done a few at a time; the lane serves its jobs in between.
 
-The threads of mode tls take none of the lane's time: here they have done a step at once.
+In mode tls threads do the steps, here without delay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.newcomers import Line, QuickThreads, nobody, tls
 from tests.support.worker_handshake import WorkerHandshake
 
 CROWD = 250
-AT_ONCE = 4  # handshakes, by the clock of these tests
+AT_ONCE = 4  # handshakes in a pass, by the tests' clock
 
 
 def psk(folder: Path) -> tuple[Gate, bytes]:
@@ -70,11 +70,11 @@ async def a_crowd(crowd: Crowd) -> None:
 
 
 async def a_crowd_that_leaves(crowd: Crowd) -> None:
-    """What OpenSSL has for each of them, 210 KiB at most, is given back a few at a time."""
+    """OpenSSL's memory of lost newcomers, up to 210 KiB each, is freed for a few at a time."""
     crowd.gate._room = CROWD // 2
     for newcomer in crowd.newcomers:
         newcomer.connection_lost(None)
-    assert len(crowd.gate._lost) == CROWD // 2, "or who dials and leaves could fill the memory"
+    assert len(crowd.gate._lost) == CROWD // 2, "newcomers that leave could fill the memory"
     while crowd.gate._lost:
         before = len(crowd.gate._lost)
         await asyncio.sleep(0)
@@ -93,7 +93,7 @@ async def one_that_has_left(crowd: Crowd) -> None:
 
 
 async def no_next_turn(crowd: Crowd) -> None:
-    """A newcomer that gets no turn is cut off, and the next one gets its own."""
+    """A newcomer that gets no turn is cut off; the next newcomer gets its turn."""
     loop: Any = asyncio.get_running_loop()
     call_soon = loop.call_soon
 
@@ -128,7 +128,7 @@ async def run(case: Case, mode: Mode, folder: Path) -> None:
 def test_a_crowd_of_handshakes_is_no_step_of_the_loop(
     case: Case, mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """250 of them kept a lane for 60 ms in mode tls, and took no certificate."""
+    """Regression: 250 handshakes of mode tls, without certificates, blocked a lane for 60 ms."""
     monkeypatch.setattr(tls_gate, "HandshakeThreads", QuickThreads)
     monkeypatch.setattr(tls_gate, "THREADS", CROWD)
     ticks = itertools.count()

@@ -1,4 +1,4 @@
-"""Who makes room at the gate of a lane."""
+"""Which newcomer makes room at the gate of a lane."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def nobody(permit: Permit | None) -> Connection:
 
 
 async def crowd(count: int, stack: ExitStack) -> tuple[Gate, list[socket.socket]]:
-    """Newcomers on real sockets, and the other ends of these, in the order of their coming."""
+    """Newcomers on real sockets, and the peers' ends, in the order of arrival."""
     loop = asyncio.get_running_loop()
     door = Gate(nobody)
     ends = []
@@ -46,6 +46,6 @@ async def first_leaves(count: int) -> None:
 
 
 def test_the_oldest_newcomer_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a crowd that fills the gate once would keep out whoever comes later."""
+    """Otherwise a crowd that fills the gate once would keep out later workers."""
     monkeypatch.setattr(gate, "MAX_NEWCOMERS", 3)
     asyncio.run(first_leaves(4))

@@ -69,7 +69,7 @@ def tls(folder: Path) -> Gate:
 
 
 async def failed(use: Callable[[], None]) -> list[object]:
-    """What the loop's handler, which counts, is told of."""
+    """The exceptions that reach the loop's handler, which counts them."""
     told: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda loop, context: told.append(context["exception"]))
@@ -82,7 +82,7 @@ async def failed(use: Callable[[], None]) -> list[object]:
 
 @pytest.mark.parametrize("make", [psk, tls])
 def test_one_that_cannot_be_begun(make: Callable[[Path], Gate], tmp_path: Path) -> None:
-    """Its descriptor stayed open, and its worker waited for an answer."""
+    """Regression: its descriptor stayed open, and its worker waited for an answer."""
 
     async def run() -> None:
         door = make(tmp_path)
@@ -99,7 +99,7 @@ def test_one_that_cannot_be_begun(make: Callable[[Path], Gate], tmp_path: Path) 
 @pytest.mark.usefixtures("full_disk")
 @pytest.mark.parametrize("make", [psk, tls])
 def test_one_whose_proof_cannot_be_judged(make: Callable[[Path], Gate], tmp_path: Path) -> None:
-    """Here: garbage, which is to be logged."""
+    """The proof is garbage, and logging it fails."""
 
     async def run() -> None:
         door = make(tmp_path)
@@ -118,7 +118,7 @@ def test_one_whose_proof_cannot_be_judged(make: Callable[[Path], Gate], tmp_path
 def test_one_that_the_system_has_no_memory_for(
     make: Callable[[Path], Gate], tmp_path: Path
 ) -> None:
-    """It was counted as one that had left."""
+    """Regression: it was counted as one that had left."""
 
     class Unnamed(Line):
         def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -135,7 +135,7 @@ def test_one_that_the_system_has_no_memory_for(
 
 
 class OutOfMemory:
-    """TLS that has none."""
+    """TLS that has no memory."""
 
     def __init__(self, words: str) -> None:
         self._words = words
@@ -146,7 +146,7 @@ class OutOfMemory:
 
 @pytest.mark.parametrize("words", ["malloc failure", "internal error"])
 def test_one_for_whose_handshake_there_is_no_memory(words: str, tmp_path: Path) -> None:
-    """It was told by an alert that it is refused: its join ended, and nothing was counted."""
+    """Regression: an alert refused the worker for good, and nothing was counted."""
 
     async def run() -> None:
         door = tls(tmp_path)
@@ -165,7 +165,7 @@ def test_one_for_whose_handshake_there_is_no_memory(words: str, tmp_path: Path) 
 @pytest.mark.usefixtures("full_disk")
 @pytest.mark.parametrize("make", [psk, tls])
 def test_one_whose_refusal_cannot_be_logged(make: Callable[[Path], Gate], tmp_path: Path) -> None:
-    """It had left the gate, its timer was off, and nobody had ended it."""
+    """Regression: the newcomer had left the gate without a timer, and was never ended."""
 
     async def run() -> None:
         door = make(tmp_path)

@@ -1,4 +1,4 @@
-"""A bug where bytes come in ends the run with INTERNAL, is counted, and keeps nobody waiting."""
+"""A bug on incoming bytes ends the run with INTERNAL and is counted; nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ERRORS = [MemoryError("injected"), OSError("injected")]
 
 
 class Line(Sink):
-    """The lane's end of a connection, which is ended with its queue empty."""
+    """The lane's end of a connection, with an empty queue at its end."""
 
     socket: socket.socket
 
@@ -79,7 +79,7 @@ class Line(Sink):
 
 
 class Lane:
-    """A run of one rank, on a line in the clear or in TLS."""
+    """A run of one rank, on a plain line or in TLS."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -99,7 +99,7 @@ class Lane:
         assert self.connection.is_closing() and not list(core.parts(0.0))
         assert core.snapshot().errors["internal"] == self.shell.counters.internal_errors == 1
         assert self.shell.counters.protocol_errors == 0
-        async with asyncio.timeout(5):  # its end is noticed
+        async with asyncio.timeout(5):  # until the end is noticed
             while not (self.line.reads or self.line.ended):
                 await asyncio.sleep(0)
 
@@ -110,7 +110,7 @@ class Lane:
 def test_what_was_decrypted_and_could_not_be_taken(
     tmp_path: Path, where: str, held: bool, error: Exception
 ) -> None:
-    """The bytes were lost, the connection lived on, and its round waited for ever."""
+    """Regression: the bytes were lost, the connection stayed, and its round waited for ever."""
     worker, tls, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
 
     async def play(lane: Lane) -> None:
@@ -120,7 +120,7 @@ def test_what_was_decrypted_and_could_not_be_taken(
         worker.write(GREETING)
         link.buffer_updated(0)
         assert list(lane.shell._lane.parts(0.0))
-        await never_held(lane.shell, lane.connection)  # now it is its job's
+        await never_held(lane.shell, lane.connection)  # now charged to its job
         if held:
             lane.connection.turn.spent = SECONDS
         worker.write(heartbeat((1, 1)))
@@ -137,7 +137,7 @@ def test_what_was_decrypted_and_could_not_be_taken(
 
 
 def test_a_record_that_tls_has_no_memory_for(tmp_path: Path) -> None:
-    """The connection ends, and its worker comes back; nobody could see why."""
+    """Regression: the connection ended without a report."""
     _, tls, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
     error = tls_failure("malloc failure")
 
@@ -161,14 +161,14 @@ async def play_in_a_loop(play: Callable[[Lane], Any], line: Line) -> None:
 
 
 def no_buffer(lane: Lane) -> None:
-    """Where a part of a header has come."""
+    """Fail to get a buffer after a part of a header."""
     receive(lane.connection, memoryview(heartbeat((1, 1))[:10]))
     lane.connection._decoder._scratch.release()
     lane.connection.get_buffer(-1)
 
 
 def no_bytes(lane: Lane) -> None:
-    """They were read before their connection could be held, and it cannot be."""
+    """Fail to pause reading after bytes were read."""
     lane.connection.turn.spent = SECONDS
     lane.line.error = OSError("injected")
     lane.connection.buffer_updated(0)
@@ -176,7 +176,7 @@ def no_bytes(lane: Lane) -> None:
 
 @pytest.mark.parametrize("use", [no_buffer, no_bytes])
 def test_what_came_and_could_not_be_read(use: Callable[[Lane], None]) -> None:
-    """uvloop ends the connection, and says nothing of an OSError."""
+    """uvloop ends the connection, but does not report an OSError."""
 
     async def play(lane: Lane) -> None:
         await lane.join()
@@ -188,7 +188,7 @@ def test_what_came_and_could_not_be_read(use: Callable[[Lane], None]) -> None:
 
 
 def test_an_end_that_cannot_give_a_buffer_back_is_an_end() -> None:
-    """Its transport was never closed."""
+    """Regression: the transport was never closed."""
 
     async def play(lane: Lane) -> None:
         await lane.join()
@@ -206,7 +206,7 @@ def test_an_end_that_cannot_give_a_buffer_back_is_an_end() -> None:
 
 
 def test_an_end_whose_reason_cannot_be_told_is_an_end() -> None:
-    """The room of its run would be kept for ever."""
+    """Otherwise the memory of its run would stay reserved for ever."""
 
     async def play(lane: Lane) -> None:
         await lane.join()
@@ -223,7 +223,7 @@ def test_an_end_whose_reason_cannot_be_told_is_an_end() -> None:
 
 
 def test_who_cannot_be_watched_while_it_reads_its_last_frames_is_cut_off() -> None:
-    """Nobody looked again, and its connection stayed."""
+    """Regression: the connection was not checked again, and stayed."""
 
     async def play(lane: Lane) -> None:
         await lane.join()

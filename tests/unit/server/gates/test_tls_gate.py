@@ -1,4 +1,4 @@
-"""Steps of TLS handshakes: when they are taken, and what becomes of a newcomer meanwhile."""
+"""Steps of TLS handshakes: when they run, and what happens to a newcomer meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.newcomers import Line, QuickThreads, tls
 
 
 class SlowThreads(QuickThreads):
-    """Do no step before `release`."""
+    """Threads that run no step before `release`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class SlowThreads(QuickThreads):
 
 
 class Door:
-    """A gate of mode tls, its threads, and what a worker says first."""
+    """A gate of mode tls with these threads, and the first bytes of a worker."""
 
     def __init__(self, threads: QuickThreads, folder: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(tls_gate, "HandshakeThreads", lambda: threads)
@@ -88,7 +88,7 @@ async def it_leaves_before_a_thread_is_free(door: Door, slow: SlowThreads) -> No
 
 
 async def more_comes(door: Door, slow: SlowThreads) -> None:
-    """Here: a second record, which is none of TLS. It is told what its first one is worth first."""
+    """A second record, which is not TLS, comes; the answer to the first one is sent before."""
     newcomer, line = door.dial()
     arrive(newcomer, door.hello)
     arrive(newcomer, bytes(100))
@@ -102,7 +102,7 @@ async def more_comes(door: Door, slow: SlowThreads) -> None:
 
 
 async def it_says_no_more(door: Door, slow: SlowThreads) -> None:
-    """Its last word counts, and was lost: a worker that does not trust us says so, and leaves."""
+    """Regression: the last record, such as the alert of a worker that distrusts us, was lost."""
     newcomer, line = door.dial()
     arrive(newcomer, bytes(100))
     assert newcomer.eof_received()
@@ -164,7 +164,7 @@ def test_while_a_step_runs(
 
 
 def test_single_bytes_are_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """250 who sent such took 4 times the time of the jobs beside them."""
+    """Regression: 250 senders of single bytes took 4 times the time of all jobs."""
     threads = QuickThreads()
 
     async def run() -> None:

@@ -43,7 +43,7 @@ CHUNK = 64 << 10
 
 
 def test_tls_is_given_little_at_once_until_a_chunk_has_come(tmp_path: Path) -> None:
-    """Its memory stays as large as what it was given: 85 KB more for each whose run forms."""
+    """TLS keeps memory for its largest input: 85 KB more for each rank of a forming run."""
     worker, lane, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
     chunk = bytes(CHUNK)
     sent = [hello(0, 1, CHUNK), (contribution(0, 0, 0, 1, chunk), chunk)]
@@ -67,7 +67,7 @@ def test_tls_is_given_little_at_once_until_a_chunk_has_come(tmp_path: Path) -> N
 
 
 class Line(Sink):
-    """A transport that remembers what it was told; ``unread``: bytes that nobody reads."""
+    """A transport that records its calls; ``unread``: bytes that the worker has not read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Line(Sink):
         return self.socket
 
     def write_eof(self) -> None:
-        """Its worker reads on."""
+        """The worker keeps reading."""
         self.is_ended = True
 
     def is_closing(self) -> bool:
@@ -106,7 +106,7 @@ class Line(Sink):
 
 
 class Peer:
-    """A worker whose records are made by hand, and the lane's end of its connection."""
+    """A worker with hand-made records, and the lane's end of its connection."""
 
     def __init__(self, folder: Path) -> None:
         keylog = folder / "keys"
@@ -116,7 +116,7 @@ class Peer:
         self.line = Line()
         self.shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         self.connection = self.shell.connection()
-        self.connection.turn.spent = -1_000.0  # it does not end, however slow the machine is
+        self.connection.turn.spent = -1_000.0  # does not end, even on a slow machine
         self.link = TlsLink(self.line, tls, to_lane, to_worker, self.connection)
         self.link.begin()
 
@@ -136,7 +136,7 @@ def played(folder: Path, play: Callable[[Peer], Awaitable[None] | None]) -> Peer
 
 
 def test_records_are_decrypted_a_few_at_a_time_until_the_turn_is_over(tmp_path: Path) -> None:
-    """2,400 of them in one read kept a lane for 60 ms."""
+    """Regression: 2,400 records in one read blocked a lane for 60 ms."""
 
     async def run() -> None:
         peer = Peer(tmp_path)
@@ -164,13 +164,13 @@ def test_who_changes_its_key_again_and_again_is_refused(tmp_path: Path) -> None:
 
 
 def test_who_asks_for_new_keys_and_reads_no_answer_is_refused(tmp_path: Path) -> None:
-    """What it made a lane keep was bounded by nothing, if it read a byte now and then."""
-    count = MOST_UNREAD_ANSWERS // 27 + 2  # an answer is made when the next record is read
+    """Regression: a worker that read a byte now and then made a lane keep unlimited answers."""
+    count = MOST_UNREAD_ANSWERS // 27 + 2  # TLS answers as it reads the next record
 
     async def play(peer: Peer) -> None:
         header, payload = hello(0, 1, CHUNK)
         arrive(peer.link, peer.writer.data(pack_header(header, KERNELS.crc32c) + payload))
-        await never_held(peer.shell, peer.connection)  # now it is its job's
+        await never_held(peer.shell, peer.connection)  # now charged to its job
         for unread in (0, 1):
             assert not peer.connection.is_closing()
             peer.line.unread = unread
@@ -182,7 +182,7 @@ def test_who_asks_for_new_keys_and_reads_no_answer_is_refused(tmp_path: Path) ->
 
 
 def test_an_end_of_tls_is_an_end_of_the_connection(tmp_path: Path) -> None:
-    """The link kept the bytes behind a close_notify, and nobody took them."""
+    """Regression: the link kept the bytes after a close_notify, and nothing read them."""
     peer = played(tmp_path, lambda peer: arrive(peer.link, peer.writer.end() + peer.keys(100)))
     assert peer.line.closed
 
@@ -196,7 +196,7 @@ def test_what_comes_after_the_end_is_thrown_away(tmp_path: Path) -> None:
 
 
 def test_a_long_queue_is_encrypted_in_slices(tmp_path: Path) -> None:
-    """TLS's memory has grown to all that was ever queued, and stayed as large."""
+    """Regression: the memory of TLS grew to its longest queue, and stayed so large."""
     size = 5 * WRITTEN_AT_ONCE
     pieces = played(
         tmp_path, lambda peer: peer.link.writelines([bytes(100), bytes(size)])
@@ -205,7 +205,7 @@ def test_a_long_queue_is_encrypted_in_slices(tmp_path: Path) -> None:
 
 
 class Kept(Line):
-    """A line that keeps what it was given."""
+    """A line that keeps the written data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class Kept(Line):
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_long_answer_is_encrypted_while_others_are_served(tmp_path: Path, ends: bool) -> None:
-    """A session that ends gets its whole answer too, and the end behind that."""
+    """An ending session also gets its whole answer, and the end after it."""
     worker, lane, to_worker, to_lane = shake_hands(Authority(tmp_path).issue())
     sizes = (96, 3 * BYTES_AT_ONCE, BYTES_AT_ONCE)
     frames = [random.Random(size).randbytes(size) for size in sizes]
@@ -244,5 +244,5 @@ def test_a_long_answer_is_encrypted_while_others_are_served(tmp_path: Path, ends
     while part := len(received) < sum(sizes) and worker.read(1 << 20):
         received += part
     assert received == b"".join(frames)
-    # A flush that was asked for before the end comes with the first part of the end.
+    # A flush requested before the end runs in the same pass as the first part of the end.
     assert max(steps) < (2.02 if ends else 1.01) * BYTES_AT_ONCE

@@ -1,4 +1,4 @@
-"""The main process's end of a lane: whatever fails, it asks again and starts another process."""
+"""The main process's handle of a lane: it repeats lost requests and restarts lost processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.cluster import usage
 
 
 class Child:
-    """Processes whose ends cannot be waited for, but for the last one."""
+    """A process; waiting for its end fails, except for the third process."""
 
     made = 0
 
@@ -35,7 +35,7 @@ class Child:
         self._hear({"ready": True})
 
     def when_writable(self, call: Callable[[], None] | None) -> None:
-        """There is never anything to give."""
+        """Nothing is ever written."""
 
     def kill(self, why: str = "") -> None:
         self.killed = True
@@ -51,7 +51,7 @@ def handle() -> LaneHandle:
 
 
 def test_a_question_that_a_lane_has_lost_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """/healthz was 503 for ever, while the jobs worked."""
+    """Regression: /healthz stayed 503, while the jobs worked."""
     monkeypatch.setattr(lanes, "PING_SECONDS", 0.01)
 
     async def run() -> None:
@@ -71,7 +71,7 @@ def test_a_question_that_a_lane_has_lost_is_asked_again(monkeypatch: pytest.Monk
 
 
 async def keep_three(lane: LaneHandle) -> None:
-    """Until the third process was made."""
+    """Run `keep` until it has made the third process."""
     keeper = asyncio.create_task(lane.keep())
     async with asyncio.timeout(10):
         while Child.made < 3:
@@ -81,7 +81,7 @@ async def keep_three(lane: LaneHandle) -> None:
 
 
 def test_another_process_is_started_whatever_has_ended_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task that keeps the lane died, and nobody looked at it."""
+    """Regression: the task that keeps the lane died unnoticed."""
     monkeypatch.setattr(lanes, "LaneChild", Child)
     monkeypatch.setattr(lanes, "_FIRST_PAUSE", 0.0)
 
@@ -94,7 +94,7 @@ def test_another_process_is_started_whatever_has_ended_one(monkeypatch: pytest.M
 
 
 class Unstartable(Child):
-    """There is no memory for the second process."""
+    """The start of the second process fails for lack of memory."""
 
     async def start(self, options: config.Config, key: bytes) -> None:
         if Unstartable.made == 2:
@@ -103,7 +103,7 @@ class Unstartable(Child):
 
 
 def test_another_process_is_started_where_one_could_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As above: for want of memory, not of a descriptor."""
+    """The start fails for lack of memory, not of a descriptor."""
     monkeypatch.setattr(Child, "made", 0)
     monkeypatch.setattr(lanes, "LaneChild", Unstartable)
     monkeypatch.setattr(lanes, "_FIRST_PAUSE", 0.0)
@@ -117,7 +117,7 @@ def test_another_process_is_started_where_one_could_not_be(monkeypatch: pytest.M
 
 
 def test_a_failure_between_two_processes_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lane was never started again, and /healthz said ok."""
+    """Regression: the lane was never restarted, and /healthz said ok."""
     monkeypatch.setattr(Child, "made", 0)
     monkeypatch.setattr(lanes, "LaneChild", Child)
     monkeypatch.setattr(lanes, "AGAIN_SECONDS", 0.0)
@@ -159,7 +159,7 @@ def test_a_lane_that_nobody_would_start_again_ends_the_daemon(
 
 
 def test_the_end_of_a_process_is_found_though_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """/readyz said ready for ever, of a lane that was dead."""
+    """Regression: /readyz stayed ready with a dead lane."""
     monkeypatch.setattr(lane_child, "WATCH_SECONDS", 0.01)
 
     def lose(child: LaneChild, pidfd: int) -> None:
@@ -179,7 +179,7 @@ def test_the_end_of_a_process_is_found_though_nobody_tells(monkeypatch: pytest.M
 
 
 def test_a_process_whose_answers_cannot_be_taken_is_killed() -> None:
-    """Nobody read its answers any more, and /healthz was 503 for ever."""
+    """Regression: its answers were no longer read, and /healthz stayed 503."""
     why = []
 
     def hear(answer: dict[str, Any]) -> None:
@@ -197,7 +197,7 @@ def test_a_process_whose_answers_cannot_be_taken_is_killed() -> None:
 
 
 def test_nothing_is_left_of_a_process_that_cannot_be_watched() -> None:
-    """Who had lost it could neither end it nor hear of its end."""
+    """Regression: the process could neither be ended nor was its end noticed."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -221,7 +221,7 @@ def test_nothing_is_left_of_a_process_that_cannot_be_watched() -> None:
 
 
 def a_lane(ours: socket.socket, at_once: int = 4) -> LaneProcess:
-    """As much of one as takes orders."""
+    """A lane process that can only take orders."""
     lane = LaneProcess.__new__(LaneProcess)
     ours.setblocking(False)
     lane._orders, lane._order, lane._unpassed = ours, bytearray(64), 0
@@ -246,7 +246,7 @@ def no_list(patch: pytest.MonkeyPatch) -> None:
 def test_a_passed_socket_that_cannot_be_taken_is_closed(
     harm: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker waited for an answer until its time-out, and the lane kept the descriptor."""
+    """Regression: its worker waited until its timeout, and the lane kept the descriptor."""
     ours, main = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     passed, worker = socket.socketpair()
     with ours, main, worker:
@@ -263,12 +263,12 @@ def test_a_passed_socket_that_cannot_be_taken_is_closed(
 
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_a_lane_takes_no_more_sockets_at_once_than_its_shell_wants(at_once: int) -> None:
-    """1,500 workers that said HELLO at once were taken before any was heard: 600 were cut off."""
+    """Regression: 1,500 simultaneous workers were taken before any HELLO was read: 600 lost."""
     ours, main = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, main:
         lane = a_lane(ours, at_once)
         for _ in range(5):
-            main.send(ORDER_SOCKET)  # whose descriptors were lost
+            main.send(ORDER_SOCKET)  # without descriptors
         lane._on_orders()
         assert lane._unpassed == at_once
 
@@ -292,7 +292,7 @@ class Deaf(Child):
 
 
 def test_an_order_to_drain_that_is_lost_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lane served on until it was killed, and the daemon said that it had not drained."""
+    """Regression: the lane served on until it was killed, and the drain failed."""
     monkeypatch.setattr(lanes, "LaneChild", Deaf)
     monkeypatch.setattr(lanes, "AGAIN_SECONDS", 0.01)
 

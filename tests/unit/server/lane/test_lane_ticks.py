@@ -25,14 +25,14 @@ from tests.support.faults import Faulty
 
 
 class Cycles:
-    """In place of the collector's: the tests' own process is to be collected as ever."""
+    """A stand-in, since garbage collection must go on in the tests' process."""
 
     def tick(self, lane: Lane) -> None:
-        """Every lane is idle here."""
+        """Does nothing."""
 
 
 class Failing:
-    """In place of a part that a tick calls."""
+    """A stand-in for a part that a tick calls."""
 
     def fail(self, *args: Any) -> None:
         raise MemoryError("injected")
@@ -87,7 +87,7 @@ def a_lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[LaneProcess]:
 def on_a_lane(
     test: Callable[[LaneProcess], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a lane that does not run: it closes nothing itself."""
+    """Run the test on a lane that does not run, and so closes nothing itself."""
     with a_lane(monkeypatch) as process:
         asyncio.run(test(process))
         process._orders.close()
@@ -96,7 +96,7 @@ def on_a_lane(
 
 @contextmanager
 def passed_on(process: LaneProcess) -> Iterator[socket.socket]:
-    """The worker's end of a connection that the lane has been given."""
+    """Pass a connection to the lane; yields the worker's end."""
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, socket.create_connection(listener.getsockname(), 5) as worker:
         process._take_socket(ORDER_SOCKET, [listener.accept()[0].detach()])
@@ -109,7 +109,7 @@ async def serve(process: LaneProcess, harm: Callable[[LaneProcess, Any], None]) 
     try:
         async with asyncio.timeout(10):
             await process.run()
-    finally:  # which a lane leaves to the end of its process
+    finally:  # a real lane leaves this to the end of its process
         loop.remove_reader(process._orders.fileno())
         process._orders.close()
         process._answers.close()
@@ -123,7 +123,7 @@ def no_answer(process: LaneProcess, failing: Any) -> None:
 
 
 def test_a_lane_ends_with_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lived on, and `/healthz` said for ever that a lane does not answer."""
+    """Regression: the lane lived on, and `/healthz` reported for ever that it does not answer."""
     full = pytest.raises(OSError, match="No space left")
     with a_lane(monkeypatch) as process, asyncio.Runner(loop_factory=Loop) as runner, full:
         runner.run(serve(process, no_answer))
@@ -152,12 +152,12 @@ async def a_drain_that_fails_once(process: LaneProcess) -> None:
     until = process._drain_until
     assert not shell._lane._roster.draining
     process._drain()
-    assert process._drain_until == until, "the time that the rounds have stays as it was"
+    assert process._drain_until == until, "the deadline of the rounds was moved"
     assert shell._lane._roster.draining == lane_module.WHY_IT_ENDS
 
 
 def test_a_drain_that_fails_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run was told of it: their rounds waited until the end of the lane."""
+    """Regression: no run was told, so their rounds waited until the end of the lane."""
     on_a_lane(a_drain_that_fails_once, monkeypatch)
 
 
@@ -174,7 +174,7 @@ async def a_socket_whose_task_is_lost(process: LaneProcess) -> None:
         assert len(process._adopting) == 1
         late = loop.time() + lane_module.ADOPT_SECONDS
         process._end_adoptions(late, lane_module.ADOPT_SECONDS)
-        assert len(process._adopting) == 1, "the process stood still"
+        assert len(process._adopting) == 1, "ended although the process was stopped"
         process._end_adoptions(late + lane_module.ADOPT_SECONDS, 0.0)
         await asyncio.sleep(0)
         assert worker.recv(1) == b"" and not process._adopting
@@ -182,7 +182,7 @@ async def a_socket_whose_task_is_lost(process: LaneProcess) -> None:
 
 
 def test_a_socket_whose_task_is_lost_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its worker waited for its time-out: the loop had no memory to run the task."""
+    """Regression: the loop had no memory for the task, and the worker waited until its timeout."""
     on_a_lane(a_socket_whose_task_is_lost, monkeypatch)
 
 
@@ -209,7 +209,7 @@ async def a_task_that_is_late(process: LaneProcess) -> None:
 def test_a_connection_whose_task_is_late_is_not_closed_under_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It stayed for ever, with the memory of its run, and no drain came to its end."""
+    """Regression: the connection stayed with its run's memory, and no drain could end."""
     on_a_lane(a_task_that_is_late, monkeypatch)
 
 
@@ -235,7 +235,7 @@ async def a_socket_without_memory(process: LaneProcess) -> None:
 def test_a_socket_that_the_system_has_no_memory_for_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was taken for one that was dead already."""
+    """Regression: the socket was taken for a dead one."""
     on_a_lane(a_socket_without_memory, monkeypatch)
 
 
@@ -243,7 +243,7 @@ def test_a_socket_that_the_system_has_no_memory_for_is_counted(
 def test_a_lane_ends_with_its_ticks(
     harm: Callable[[LaneProcess, Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lived on without heartbeats and deadlines, and nobody started it again."""
+    """Regression: the lane lived on without heartbeats and deadlines, and was not restarted."""
     with a_lane(monkeypatch) as process, asyncio.Runner(loop_factory=Loop) as runner:
         with pytest.raises(MemoryError, match="injected"):
             runner.run(serve(process, harm))

@@ -1,4 +1,4 @@
-"""In which order a lane is told what waits for it, and for how long that waits."""
+"""The order of a lane's waiting orders, and how long they may wait."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def told(orders: Orders) -> list[bytes]:
 
 
 def test_a_question_waits_for_no_socket_and_the_drain_for_all(stack: ExitStack) -> None:
-    """/healthz of a reducer to which thousands connect."""
+    """As for /healthz of a reducer to which thousands connect."""
     orders = Orders(8)
     orders.drain()
     socks = [newcomer(stack) for _ in range(3)]
@@ -51,7 +51,7 @@ def test_a_question_waits_for_no_socket_and_the_drain_for_all(stack: ExitStack) 
     orders.ask(ORDER_PING)
     orders.ask(ORDER_REPORT)
     assert told(orders) == [ORDER_PING, ORDER_REPORT, *[ORDER_SOCKET] * 3, ORDER_DRAIN]
-    assert all(sock.fileno() == -1 for sock in socks)  # a lane has its own
+    assert all(sock.fileno() == -1 for sock in socks)  # the lane has its own copy
 
 
 def test_no_more_sockets_wait_than_there_is_room_for(stack: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""What a lane tells who asks, one run after the other, and how the main process hears it."""
+"""A lane reports run by run, and the main process puts the report together."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def many_runs() -> SimLane:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, core: Any, act: Play) -> LaneProcess:
-    """Let a lane serve while `act` is played, which is given the lines that the lane answers.
+    """Let a lane serve while `act` runs, which gets the lines that the lane answers.
 
-    Every share of a report is used up at once, and no task may be left at the end.
+    A report uses up its share of time with each part. No task may be left at the end.
     """
     monkeypatch.setattr(lane_module, "SHARED_SECONDS", 0.0)
 
@@ -68,7 +68,7 @@ def play(monkeypatch: pytest.MonkeyPatch, core: Any, act: Play) -> LaneProcess:
 
 
 async def report(process: LaneProcess) -> int:
-    """Wait for the report that is being made: in how many turns of the loop."""
+    """Wait for the current report; returns the number of passes of the loop."""
     assert process._report is not None
     turns = 0
     async with asyncio.timeout(10):
@@ -83,7 +83,7 @@ def snapshots(lines: list[bytes]) -> int:
 
 
 def test_the_loop_goes_on_between_the_runs_of_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """255 groups of 60 ranks, each late and with NaN once, stood a lane still for 80 ms."""
+    """Regression: 255 groups of 60 ranks, all late and with NaN, blocked a lane for 80 ms."""
 
     async def act(process: LaneProcess, lines: list[bytes]) -> None:
         process._maybe_report()
@@ -97,8 +97,8 @@ def test_the_loop_goes_on_between_the_runs_of_a_report(monkeypatch: pytest.Monke
 def test_reports_take_a_fifth_of_a_lane_at_most(
     monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
-    """Pages asked for in a loop, of 250 runs or of 4,000 ranks, made the p99 of another job three
-    times as long."""
+    """Regression: requests for pages in a loop, with 250 runs or 4,000 ranks, tripled another job's
+    p99."""
     worked = 0.0
 
     def long_parts(now: float) -> Iterator[Any]:
@@ -136,7 +136,7 @@ def test_who_asks_during_a_report_shares_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_report_that_is_lost_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """/metrics was 503 for ever: the loop had no memory to run the task."""
+    """Regression: the loop had no memory for the task, and /metrics stayed 503."""
 
     async def never(process: LaneProcess) -> None:
         await asyncio.Event().wait()
@@ -197,7 +197,7 @@ def run_of(part: Part) -> str:
 
 
 def told(found: object) -> dict[str, Any]:
-    """What the main process reads of what a lane tells."""
+    """The object as the main process reads it from a lane's line."""
     (read,) = json.loads(line_of(found=found)).values()
     assert isinstance(read, dict)
     return read
@@ -218,7 +218,7 @@ def test_runs_may_end_and_begin_during_a_report() -> None:
 
 
 def test_no_part_of_a_report_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its runs would be counted twice, of a lane that has died during a report as well."""
+    """Otherwise runs would count twice, also those of a lane that died during its report."""
     lane = many_runs()
     parts = list(map(told, lane.core.parts(lane.now)))
     numbers = lane.lane_report().numbers
