@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from functools import partial
+from types import CodeType, FrameType, TracebackType
 
 
 class _Outermost(threading.local):
@@ -15,12 +17,15 @@ class _Outermost(threading.local):
 
 
 class EndOnInterrupt:
-    """A context manager that ends the group if an interrupt (Ctrl-C, SystemExit) leaves the block.
+    """A context manager that ends the group if an interrupt leaves the block.
+
+    Interrupts are KeyboardInterrupt (Ctrl-C), SystemExit and whatever a signal handler raises, such
+    as the TimeoutError of a handler of SIGALRM.
 
     Law: other ranks may have the interrupted call or its result. If this rank repeated the call,
     the engine would number the repeat as the next round. The other ranks would match that round
     with their next call, and every later sum would be wrong without an error. So the group must end
-    on this rank. An `Exception` does not end the group: the code that raises it knows whether the
+    on this rank. Other errors do not end the group: the code that raises them knows whether the
     call counts.
 
     The interpreter runs signal handlers at the entry of ``__exit__`` too, so an interrupt can leave
@@ -51,10 +56,29 @@ class EndOnInterrupt:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None and not isinstance(error, Exception):
+        if error is not None and _is_interrupt(error, traceback):
             self._end(error)
         if self._outermost.frame is sys._getframe(1):
             self._outermost.frame = None
+
+
+def _is_interrupt(error: BaseException, traceback: TracebackType | None) -> bool:
+    if not isinstance(error, Exception):
+        return True
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    while traceback is not None and traceback.tb_frame.f_code not in handlers:
+        traceback = traceback.tb_next
+    return traceback is not None
+
+
+def _code(handler: object) -> CodeType | None:
+    """The code that runs first when a signal handler written in Python is called."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    if callable(function) and not hasattr(function, "__code__"):
+        function = type(function).__call__
+    return getattr(function, "__code__", None)
 
 
 def _is_running(frame: FrameType, inner: FrameType | None) -> bool:

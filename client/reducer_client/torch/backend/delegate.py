@@ -7,6 +7,7 @@ taking the slow path.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,17 +49,17 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
 
     @collective("send")
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> Any:  # noqa: N803
-        return self._inner.find(tensors[0].device).send(_plain(tensors), dstRank, tag)
+        return self._inner_of(tensors)().send(_plain(tensors), dstRank, tag)
 
     @collective("recv")
     def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> Any:  # noqa: N803
-        inner = self._inner.find(tensors[0].device)
-        return self._fill(tensors, lambda plain: inner.recv(plain, srcRank, tag))
+        inner = self._inner_of(tensors)
+        return self._fill(tensors, lambda plain: inner().recv(plain, srcRank, tag))
 
     @collective("recv_anysource")
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
-        inner = self._inner.find(tensors[0].device)
-        return self._fill(tensors, lambda plain: inner.recv_anysource(plain, tag))
+        inner = self._inner_of(tensors)
+        return self._fill(tensors, lambda plain: inner().recv_anysource(plain, tag))
 
     @collective("scatter")
     @overloads(scatter_one)
@@ -68,9 +69,11 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
         input_tensors: list[Tensors],
         opts: ScatterOptions | None = None,
     ) -> Any:
-        options, inner = opts or ScatterOptions(), self._inner.find(output_tensors[0].device)
+        options, inner = opts or ScatterOptions(), self._inner_of(output_tensors)
         sent = [_plain(parts) for parts in input_tensors]
-        return self._fill(output_tensors, lambda plain: inner.scatter(plain, sent, options))
+        return self._fill(
+            output_tensors, lambda plain: inner().scatter(plain, sent, options), options.asyncOp
+        )
 
     @collective("gather")
     @overloads(gather_one)
@@ -81,10 +84,13 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
         opts: GatherOptions | None = None,
     ) -> Any:
         options = opts or GatherOptions()
-        inner, sent = self._inner.find(input_tensors[0].device), _plain(input_tensors)
-        if not output_tensors:  # not the root
-            return inner.gather([], sent, options)
-        return self._fill(output_tensors[0], lambda plain: inner.gather([plain], sent, options))
+        inner, sent = self._inner_of(input_tensors), _plain(input_tensors)
+
+        def start(plain: Tensors) -> Any:
+            return inner().gather([plain] if output_tensors else [], sent, options)
+
+        outputs = output_tensors[0] if output_tensors else []  # none but on the root
+        return self._fill(outputs, start, options.asyncOp)
 
     @collective("all_to_all")
     @overloads(alltoall_within)
@@ -92,8 +98,10 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
         self, output_tensors: Tensors, input_tensors: Tensors, opts: AllToAllOptions | None = None
     ) -> Any:
         options = opts or AllToAllOptions()
-        inner, sent = self._inner.find(input_tensors[0].device), _plain(input_tensors)
-        return self._fill(output_tensors, lambda plain: inner.alltoall(plain, sent, options))
+        inner, sent = self._inner_of(input_tensors), _plain(input_tensors)
+        return self._fill(
+            output_tensors, lambda plain: inner().alltoall(plain, sent, options), options.asyncOp
+        )
 
     @collective("all_to_all")
     @overloads(all_to_all_single_within)
@@ -106,35 +114,48 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
         opts: AllToAllOptions | None = None,
     ) -> Any:
         options = opts or AllToAllOptions()
-        inner, (sent,) = self._inner.find(input.device), _plain([input])
+        inner, (sent,) = self._inner_of([input]), _plain([input])
         splits = (output_split_sizes, input_split_sizes)
         return self._fill(
-            [output], lambda plain: inner.alltoall_base(*plain, sent, *splits, options)
+            [output],
+            lambda plain: inner().alltoall_base(*plain, sent, *splits, options),
+            options.asyncOp,
         )
 
     alltoall_base = all_to_all_single
 
-    def _fill(self, outputs: Tensors, start: Callable[[Tensors], Any]) -> Any:
-        """Start a call of an inner group that writes to ``outputs``.
+    def _inner_of(self, tensors: Tensors) -> Callable[[], Any]:
+        """A function that finds the inner group for tensors, to be called when the call starts.
+
+        The group may end at the start of a synchronous call, because of an earlier interrupt.
+        """
+        return partial(self._inner.find, tensors[0].device)
+
+    def _fill(
+        self, outputs: Tensors, start: Callable[[Tensors], Any], asynchronous: bool = True
+    ) -> Any:
+        """Start a call of an inner group that writes to ``outputs``. Wait for a synchronous one.
 
         Outputs that the inner group cannot write to receive their values through contiguous copies.
         """
         own = [with_memory(tensor) for tensor in outputs]
         plain = _plain(own)
-        work = start(plain)
         apart = [pair for pair in zip(own, plain, strict=True) if pair[0] is not pair[1]]
-        if not apart:
-            return work
-        cuda = own[0].is_cuda
+        cuda = bool(own) and own[0].is_cuda
         stream = torch.cuda.current_stream(own[0].device) if cuda else None
 
-        def finish() -> None:
+        def finish(work: Any) -> None:
             with torch.inference_mode(), torch.cuda.stream(stream):
                 work.wait()
                 for output, values in apart:
                     output.detach().copy_(values)
 
-        waiting: Any = self._calls.start_waiting(finish, outputs)
+        if not asynchronous:
+            return self._calls.wait_here(lambda: finish(start(plain)), outputs)
+        work = start(plain)
+        if not apart:
+            return work
+        waiting: Any = self._calls.start_waiting(partial(finish, work), outputs)
         waiting._source_rank = work._source_rank  # torch reads it after a receive from any rank
         return waiting
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from reducer_client import config
+from reducer_client.errors import ClosedError
 
 
 class InnerGroups:
@@ -26,10 +27,13 @@ class InnerGroups:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._made: dict[str, Any] = {}
+        self._ended = False
 
     def find(self, device: torch.device) -> Any:
-        """The group for tensors of a device."""
+        """The group for tensors of a device. Raises ClosedError after `end`."""
         with self._lock:
+            if self._ended:
+                raise ClosedError("this group is closed", reason="closed")
             if device.type not in self._made:
                 make = self._make_nccl if device.type == "cuda" else self._make_gloo
                 self._made[device.type] = make(PrefixStore(device.type, self._store))
@@ -38,6 +42,7 @@ class InnerGroups:
     def end(self, abort: bool) -> None:
         """Shut down or abort the groups that have been made."""
         with self._lock:
+            self._ended = True
             for group in self._made.values():
                 group.abort() if abort else group.shutdown()
             self._made.clear()

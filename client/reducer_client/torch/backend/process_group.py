@@ -18,6 +18,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -133,6 +134,7 @@ class ReducerProcessGroup(DelegatingGroup):
         hierarchy: Hierarchy | None,
     ) -> None:
         super().__init__(*ranks, GroupCalls(group, name), inner)
+        self._calls.also_ended.append(partial(inner.end, abort=True))
         self._name = name
         self._desc = ""
         self._reduction: Reduction = (

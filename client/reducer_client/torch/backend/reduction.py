@@ -101,7 +101,7 @@ class HierarchicalReduction(FlatReduction):
     ) -> None:
         super().__init__(calls, wire_dtype)
         self.hierarchy = hierarchy
-        calls.also_ended = hierarchy.abort
+        calls.also_ended.append(hierarchy.abort)
         self._prefix = main_prefix("cuda" if hierarchy.layout.cuda else "cpu")
 
     def close(self) -> None:

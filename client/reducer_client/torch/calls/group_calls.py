@@ -40,7 +40,7 @@ class GroupCalls:
 
     def __init__(self, group: AnyGroup, name: str) -> None:
         self.group = group
-        self.also_ended: Callable[[], None] | None = None  # where the group ends by itself
+        self.also_ended: list[Callable[[], None]] = []  # called when the group ends by itself
         patience = group.step_timeout or DEFAULT_STEP_TIMEOUT
         self._scope = MainScope(name, group.reducers, patience)
         self._threads = CallbackThreads()
@@ -124,8 +124,8 @@ class GroupCalls:
     def end_group(self, timed_out: str = "") -> None:
         """End the group at once, because only this rank lacks a call or its result."""
         self.group.abort(timed_out)
-        if self.also_ended is not None:
-            self.also_ended()
+        for end in self.also_ended:
+            end()
 
     def _make(self, start: Callable[[], CallWork], asynchronous: bool) -> CallWork:
         """Start a call, and wait for a synchronous one.
@@ -150,6 +150,17 @@ class GroupCalls:
         except Exception:  # no memory for the result, which the other ranks have
             self.end_group()
             raise
+
+    def wait_here(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
+        """Run a function that only waits, in a synchronous call. Raises the function's error."""
+
+        def start() -> CallWork:
+            run()
+            work, done = CallWork(outputs, Scope("done"), self._threads), Task(Scope("done"), None)
+            done.run(lambda: None)
+            return work.start(lambda _: done)
+
+        return self._make(start, asynchronous=False)
 
     def start_waiting(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
         """Start a function that only waits, on any ranks. Barriers do not wait for it."""
