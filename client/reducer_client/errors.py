@@ -177,6 +177,11 @@ def from_engine(args: Sequence[Any]) -> ReducerError:
     )
 
 
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Text such as "rank 3" or "ranks 0, 2" for messages."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+
+
 def _rebuild(kind: type[ReducerError], message: str, state: dict[str, Any]) -> ReducerError:
     error = kind(message)
     error.__dict__.update(state)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from reducer.wire.codes import Flag
 from reducer_client.engine import EngineError
-from reducer_client.errors import NumericError, ReducerError, RoundTimeoutError, from_engine
+from reducer_client.errors import (
+    NumericError,
+    ReducerError,
+    RoundTimeoutError,
+    from_engine,
+    name_ranks,
+)
 from reducer_client.reports import Absent, StallReports
 
 if TYPE_CHECKING:
@@ -181,7 +187,7 @@ class Work(Generic[T]):
 
     def _timed_out(self, operation: Operation, limit: float, absent: Absent) -> RoundTimeoutError:
         ranks = absent.get((operation.key, operation.round), [])
-        known = [f"absent: {_ranks(ranks)}"] if ranks else []
+        known = [f"absent: {name_ranks(ranks)}"] if ranks else []
         if reports := self._context.reports.describe(operation.key):
             known.append(reports)
         return RoundTimeoutError(
@@ -192,10 +198,6 @@ class Work(Generic[T]):
             round=operation.round,
             reason="timeout",
         )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
 
 
 def _nonfinite(operation: Operation) -> NumericError:

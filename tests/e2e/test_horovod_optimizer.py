@@ -173,7 +173,10 @@ def test_arguments_that_do_not_fit_are_refused_before_init() -> None:
         ({"backward_passes_per_step": 0}, "expected 1 or more"),
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "expected op Average"),
         ({"groups": 0}, "groups=0"),
-        ({"groups": [[named[0][1]], [named[0][1]]]}, "one of the lists only"),
+        (
+            {"groups": [[named[0][1]], [named[0][1]]]},
+            r"a parameter of shape \(1, 1\) is listed more than once",
+        ),
         ({"groups": [["weight"]]}, "lists of tensors"),
     ]
     for options, text in wrong:

@@ -104,7 +104,7 @@ def reducescatter_async(
 ) -> Handle[Array]:
     """Start to reduce an array; the value is this rank's rows of the result.
 
-    Of n rows on s ranks the first n % s ranks get one more than the others.
+    With n rows and s ranks, the first n % s ranks get one row more than the others.
     """
     options = (op, name, prescale_factor, postscale_factor, process_set, dtype)
     return _reduce(Kind.REDUCESCATTER, [array], *options)[0]

@@ -19,7 +19,7 @@ from reducer_client.horovod.controller import Controller
 from reducer_client.horovod.errors import HorovodInternalError, from_reducer_error
 from reducer_client.horovod.gathering import AnyGroup
 from reducer_client.horovod.handles import OperationHandle
-from reducer_client.horovod.local import LocalGroup
+from reducer_client.horovod.one_rank import LocalGroup
 from reducer_client.horovod.requests import Kind, Request
 from reducer_client.horovod.submissions import Submission
 from reducer_client.horovod.timeline import Timeline

@@ -126,7 +126,7 @@ class Controller:
             if twice:
                 raise DuplicateNameError(
                     f"{twice[0]!r} is in use by an operation of this rank that is not finished; "
-                    "expected another name, or synchronize() before",
+                    "expected another name, or a call of synchronize() first",
                     key=twice[0],
                     reason="duplicate",
                 )

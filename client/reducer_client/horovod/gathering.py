@@ -9,7 +9,7 @@ import numpy as np
 
 from reducer_client.arrays import Array
 from reducer_client.group import Group
-from reducer_client.horovod.local import LocalGroup, LocalWork
+from reducer_client.horovod.one_rank import LocalGroup, LocalWork
 from reducer_client.work import Work
 
 AnyGroup = Group | LocalGroup

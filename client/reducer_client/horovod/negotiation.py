@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from reducer_client.errors import name_ranks
 from reducer_client.horovod.requests import Kind, ReduceOp, Request
 
 _REDUCED = ("dtype", "shape", "op", "prescale", "postscale")
@@ -162,13 +163,13 @@ def _joined_error(request: Request, joined: list[int]) -> str:
     if request.kind is Kind.ALLREDUCE:
         what += f" with {request.op.name.lower()}"
     return (
-        f"{request.name!r}: {_ranks(joined)} has joined, but {what} needs every rank; expected "
+        f"{request.name!r}: {name_ranks(joined)} has joined, but {what} needs every rank; expected "
         "only allreduce with Sum or Average until all ranks have joined"
     )
 
 
 def _mismatch_text(name: str, what: str, found: dict[object, list[int]]) -> str:
-    parts = [f"{_value(value)} on {_ranks(ranks)}" for value, ranks in found.items()]
+    parts = [f"{_value(value)} on {name_ranks(ranks)}" for value, ranks in found.items()]
     differs = "process set differs" if what == "splits" else f"{what.replace('_', ' ')} differs"
     return (
         f"{name!r}: {differs} between ranks: {', '.join(parts)}; expected equal values on all ranks"
@@ -181,7 +182,3 @@ def _value(value: object) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(str, value))}{',' if len(value) == 1 else ''})"
     return str(value)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"

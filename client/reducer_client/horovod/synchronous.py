@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def ends_on_interrupt(call: Callable[P, T]) -> Callable[P, T]:
-    """Decorates a call that starts operations and waits for them."""
+    """Decorator: an interrupt inside ``call`` ends Horovod on this rank."""
 
     @wraps(call)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:

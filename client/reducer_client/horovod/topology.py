@@ -1,4 +1,8 @@
-"""Finds out which ranks share a host."""
+"""Finds out which ranks share a host name, as Horovod defines its local ranks.
+
+The hierarchy of torch uses a stricter rule (torch/hierarchy/layout.py): its ranks also share a
+network namespace and a launcher.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,10 @@ class Topology:
 
 
 def find_topology(group: AnyGroup, local_rank: int | None) -> Topology:
-    """The topology by host names. ``local_rank`` is the launcher's value, or None."""
+    """Exchange host names and return this rank's topology. Every rank must make this call.
+
+    ``local_rank`` is the launcher's value, or None.
+    """
     host = socket.gethostname().encode()[-_HOST_BYTES:].ljust(_HOST_BYTES, b"\0")
     said = np.array([_UNKNOWN if local_rank is None else local_rank], np.int32).tobytes()
     mine = np.frombuffer(host + said, np.uint8)

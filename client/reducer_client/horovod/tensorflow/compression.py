@@ -1,4 +1,4 @@
-"""What tensors travel as: ``Compression.none`` and ``Compression.fp16``."""
+"""Compressors: convert a tensor before it is sent, and convert its reduction back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class NoneCompressor:
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor as it was before ``compress``, as far as that is possible."""
+        """Undo ``compress``, except for its rounding."""
         return tensor
 
 
 class FP16Compressor:
-    """Sends floating point as float16. What is beyond 65504 on any rank, or in sum, is Inf."""
+    """Sends floating point as float16. Values and sums beyond 65504 become Inf."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -37,7 +37,7 @@ class FP16Compressor:
 
 
 class Compression:
-    """What tensors travel as; a class with the same two static methods will do as well."""
+    """The compressors. A class of your own with the same two static methods works as well."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

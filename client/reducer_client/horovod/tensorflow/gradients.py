@@ -53,8 +53,17 @@ def DistributedGradientTape(  # noqa: N802 - makes a tape, and programs know it 
     that is not in the set keeps its own gradients.
 
     Args:
+        gradtape: the ``tf.GradientTape`` of the program.
+        device_dense, device_sparse: not used; accepted for programs written for Horovod.
+        compression: the compressor for the data that is sent.
         sparse_as_dense: sum IndexedSlices as dense tensors, instead of gathering the slices.
+        op: Average, Sum or another reduction of floats.
+        gradient_predivide_factor: with Average, divide by this factor before the sum and multiply
+            by it after the sum, so that the sum of large gradients does not overflow.
         scale_local_gradients: divide the gradients of local sources by the number of ranks.
+
+    Raises:
+        ValueError: ``gradient_predivide_factor`` is not 1 and ``op`` is not Average.
     """
     reduce = reduction_of_gradients(
         compression, op, gradient_predivide_factor, process_set, sparse_as_dense
@@ -104,7 +113,10 @@ def reduction_of_gradients(
     process_set: ProcessSet,
     sparse_as_dense: bool,
 ) -> Callable[[list[Any]], list[Any]]:
-    """From a list of gradients to their reductions; ValueError where the factor has no meaning."""
+    """A function from a list of gradients to their reductions.
+
+    Raises ValueError for a factor other than 1 if ``op`` is not Average.
+    """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError(
             f"gradient_predivide_factor={gradient_predivide_factor}, op={op!r}: expected Average"

@@ -96,7 +96,7 @@ def reducescatter(
 ) -> Any:
     """This rank's rows of the reduction.
 
-    Of n rows on s ranks the first n % s ranks get one more than the others.
+    With n rows and s ranks, the first n % s ranks get one row more than the others.
     """
     scales = (prescale_factor, postscale_factor)
 

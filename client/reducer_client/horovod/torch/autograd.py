@@ -24,7 +24,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class AllReduce(torch.autograd.Function):
-    """Of tensors that are announced together."""
+    """The all-reduce of tensors that are announced together."""
 
     @staticmethod
     def forward(
@@ -53,7 +53,7 @@ class AllReduce(torch.autograd.Function):
 
 
 class AllGather(torch.autograd.Function):
-    """Of tensors that are announced together."""
+    """The all-gather of tensors that are announced together."""
 
     @staticmethod
     def forward(
@@ -130,7 +130,7 @@ class AllToAll(torch.autograd.Function):
 
 
 class ReduceScatter(torch.autograd.Function):
-    """Of tensors that are announced together."""
+    """The reduce-scatter of tensors that are announced together."""
 
     @staticmethod
     def forward(

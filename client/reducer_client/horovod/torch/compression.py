@@ -1,4 +1,4 @@
-"""What a gradient travels as: ``Compression.none``, ``.fp16`` and ``.bf16``.
+"""Compressors: convert a tensor before it is sent, and convert its reduction back.
 
 A compressor of your own is a class with the same two static methods.
 """
@@ -11,7 +11,7 @@ import torch
 
 
 class Compressor:
-    """Turns a tensor into what is sent, and what came back into the tensor's dtype."""
+    """Converts a tensor before it is sent, and its reduction back to the tensor's dtype."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -20,7 +20,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The tensor as it was before ``compress``, as far as that is possible."""
+        """Undo ``compress``, except for its rounding."""
         raise NotImplementedError
 
 
@@ -37,7 +37,7 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Sends floating point as float16. What is beyond 65504 on any rank, or in sum, is Inf."""
+    """Sends floating point as float16. Values and sums beyond 65504 become Inf."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -49,7 +49,7 @@ class FP16Compressor(Compressor):
 
 
 class BF16Compressor(Compressor):
-    """Sends floating point as bfloat16: the range of float32, and 8 bits of precision."""
+    """Sends floating point as bfloat16, with the range of float32 and 8 bits of precision."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

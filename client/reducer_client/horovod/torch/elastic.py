@@ -1,4 +1,4 @@
-"""Trainings that go on after a worker was lost, from the last commit.
+"""Resumes a training from the last commit after the loss of a worker.
 
 The workers of a job are fixed: their number never changes, and a rank that was lost must be started
 again by the launcher. The others wait for it.
@@ -22,7 +22,7 @@ from reducer_client.horovod.torch.state import ObjectState, State, TorchState
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "State", "TorchState", "run"]
 
-# Why a rank is not there any more, and what else ends Horovod without a mistake of the program.
+# Reasons of the loss of a rank, and of every end of Horovod that is no mistake of the program.
 _LOSSES = ("lost", "left", "failed")
 _ENDS = (*_LOSSES, "closed", "timeout", "unreachable")
 
@@ -31,10 +31,10 @@ _logger = logging.getLogger("reducer_client")
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 - Horovod's name
-    """Raised by a program on all ranks at once: leave, meet again, and call the function again."""
+    """Raise this on all ranks to make them rejoin the job and call the function again."""
 
     def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("the workers are to meet again")
+        super().__init__("the workers must rejoin the job")
         self.skip_sync = skip_sync
 
 
@@ -45,11 +45,12 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     that was started again, rank 0 included, takes over what the others have. A rank on which
     ``func`` has returned takes no further part.
 
-    The process sets that are usable when this is called are made anew, before ``func`` begins, and
-    others not: so has a rank that was started again.
+    The process sets that exist when the decorated function is called are added again before each
+    call of ``func``. Process sets that ``func`` adds are not, because a rank that was started again
+    does not know them.
 
     Raises HorovodInternalError if not all ranks are back within ``HOROVOD_ELASTIC_TIMEOUT`` (600)
-    seconds, or for what is no loss of a rank; and whatever else ``func`` raises.
+    seconds. Every error of ``func`` that is not the loss of a rank is raised unchanged.
     """
 
     @functools.wraps(func)
@@ -65,10 +66,10 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
                 if error.reason not in _ENDS:
-                    raise  # such as a mistake of the program, that would come again
+                    raise  # a mistake of the program, for example, which would be made again
                 _logger.warning("going back to the last commit: %s", error)
                 _meet_again(process_sets)
-                state.restore()  # when nothing of the old run can write to the state any more
+                state.restore()  # only now: nothing of the old run can still write to the state
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
                 _meet_again(process_sets)
@@ -79,7 +80,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
 
 def _meet_again(process_sets: Sequence[ProcessSet]) -> None:
-    """Returns when all ranks are there; one that is lost meanwhile is waited for, too."""
+    """Return when all ranks have joined, also ranks that are lost during the wait."""
     deadline = time.monotonic() + config.resolve().elastic_timeout
     while True:
         shutdown()
@@ -87,12 +88,11 @@ def _meet_again(process_sets: Sequence[ProcessSet]) -> None:
             return init(process_sets=process_sets)
         except ReducerError as error:
             if error.reason in _LOSSES and time.monotonic() < deadline:
-                _logger.warning("meeting once more: %s", error)
+                _logger.warning("joining once more: %s", error)
                 continue
             raise HorovodInternalError(
-                f"the workers have not met again: {error}. A job has a fixed set of workers: let "
-                "the launcher start a lost rank again, with its old rank and world size, and in "
-                "time",
+                f"the workers did not all rejoin: {error}. A job has a fixed set of workers: have "
+                "the launcher start a lost rank again, with its old rank and world size",
                 rank=error.rank,
                 reason=error.reason,
             ) from error

@@ -25,17 +25,17 @@ def broadcast_parameters(params: Parameters, root_rank: int) -> None:
     """Overwrite tensors with the tensors of ``root_rank``.
 
     Args:
-        params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``; of
+        params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``, with
             equal names, shapes and dtypes on all ranks.
 
-    Raises TypeError for what is no tensor, before anything is sent.
+    Raises TypeError, before anything is sent, if a value is not a tensor.
     """
     named = [entry if isinstance(entry, tuple) else (None, entry) for entry in _entries(params)]
     for name, tensor in named:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
                 f"broadcast_parameters of {name!r}: expected a tensor, got "
-                f"{type(tensor).__name__}; broadcast_object is for what is none"
+                f"{type(tensor).__name__}; use broadcast_object for other values"
             )
     wait_all([broadcast_async_(tensor, root_rank, name) for name, tensor in named])
 
@@ -80,7 +80,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def _sparse_parameters(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
 ) -> set[torch.Tensor]:
-    """Those whose gradients are sparse, as far as that can be known before there are any."""
+    """Parameters that will have sparse gradients, as far as optimizer and modules tell."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         return set(_parameters(optimizer))
     modules = () if model is None else model.modules()
@@ -93,7 +93,7 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pack(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> bytes:
-    """Options and state, with what ``tensors`` gets left out."""
+    """Pickle options and state without their tensors, which are appended to ``tensors``."""
     options = [_options(group) for group in optimizer.param_groups]
     state = [optimizer.state.get(parameter) for parameter in _parameters(optimizer)]
     buffer = io.BytesIO()
@@ -104,7 +104,7 @@ def _pack(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> byte
 def _unpack_where_it_fits(
     optimizer: torch.optim.Optimizer, packed: bytes, tensors: list[torch.Tensor]
 ) -> Unpacked | None:
-    """``_unpack`` of what was packed, if anything; ValueError on all ranks if it fails on one."""
+    """``_unpack`` what the root has packed. Raises ValueError on all ranks if one rank fails."""
     unpacked, problem = None, ""
     try:
         unpacked = _unpack(optimizer, packed, tensors) if packed else None
@@ -120,7 +120,7 @@ def _unpack_where_it_fits(
 def _unpack(
     optimizer: torch.optim.Optimizer, packed: bytes, tensors: list[torch.Tensor]
 ) -> Unpacked:
-    """What ``_pack`` made, with fresh tensors, that ``tensors`` gets and that wait for content."""
+    """Undo ``_pack``. The new, uninitialized tensors are appended to ``tensors``."""
     parameters = _parameters(optimizer)
     device = parameters[0].device
     options, state = _Unpacker(io.BytesIO(packed), tensors, device).load()
@@ -145,7 +145,7 @@ def _put_into(
 
 
 class _Packer(pickle.Pickler):
-    """Leaves tensors out, wherever they are, and says what they look like."""
+    """Pickles an object without its tensors, and records shapes, dtypes and kinds of device."""
 
     def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
         super().__init__(file)

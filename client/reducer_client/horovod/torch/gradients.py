@@ -159,7 +159,7 @@ class Gradients:
             self._flights[bundle].append(self._sum(alike, as_one=len(bundle) > 1))
 
     def _lay_out(self, parameter: torch.Tensor) -> bool:
-        """Give it a gradient of the agreed layout, zeros if it has none; whether it is sparse."""
+        """Give the parameter a gradient in the agreed layout; returns whether that is sparse."""
         dense = self._exchange.sparse_as_dense
         axes = 0 if dense else self._layouts.sparse_axes(parameter)
         parameter.grad = laid_out(parameter, axes)
@@ -197,7 +197,7 @@ class Gradients:
 
 
 def _error_of(land: Landing) -> HorovodInternalError | None:
-    """All are waited for, also after one that failed: nothing may write to gradients later."""
+    """Wait, and return the error. After a failure, too, nothing may write to gradients later."""
     try:
         land()
     except HorovodInternalError as error:
@@ -206,7 +206,7 @@ def _error_of(land: Landing) -> HorovodInternalError | None:
 
 
 def _learning(bundle: Bundle) -> list[torch.Tensor]:
-    """Those that are not frozen now; the same ones on all ranks."""
+    """The parameters that are not frozen; the same ones on all ranks."""
     return [parameter for parameter in bundle if parameter.requires_grad]
 
 
@@ -216,7 +216,7 @@ def _grad(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _store(parameter: torch.Tensor, reduced: torch.Tensor) -> None:
-    """The reduced gradient, of the layout that the optimizer expects."""
+    """Store the reduced gradient in the layout that the optimizer expects."""
     grad = _grad(parameter)
     if reduced is grad:
         return

@@ -1,12 +1,14 @@
-"""How the gradient of each parameter is sent: summed as a dense one, or gathered as a sparse one.
+"""How the gradient of each parameter is sent: summed as dense, or gathered as sparse.
 
-Law: all ranks send it in the same way. A rank that has no gradient cannot tell, such as one whose
-batch never used an embedding. So until the ranks have agreed each sends what it has, at the end of
-the first step they agree, and then the others send theirs. From then on the layout is fixed: a
-gradient of another one, or none, is sent as if it had it. What is sparse on no rank in the first
-step is summed as dense ones for good.
+Law: all ranks send a parameter's gradient in the same layout. A rank without a gradient, for
+example because its batch never used an embedding, does not know the layout. So in the first step
+each rank sends the gradients that it has, and the ranks agree on the layouts at the end of that
+step. Then the ranks without a gradient send theirs. From then on the layout is fixed: a gradient of
+another layout is converted, and a missing gradient is sent as zeros or without entries. A gradient
+that is sparse on no rank in the first step stays dense.
 
-They agree anew after each join and ``init``: there are ranks then that have not taken part.
+The ranks agree again after each join and each ``init``, when there are ranks that did not take
+part.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from reducer_client.horovod.process_sets import ProcessSet
 from reducer_client.horovod.requests import Sum
 from reducer_client.horovod.torch.ops import allreduce_async_
 
-_COUNTERS = 3  # ranks with a dense gradient, those with a sparse one, the sum of its sparse axes
+_COUNTERS = 3  # ranks with a dense gradient, ranks with a sparse one, sum of its sparse axes
 
 
 class Layouts:
-    """What the ranks of the set have agreed on, by parameter.
+    """The layouts on which the ranks of the set have agreed, by parameter.
 
     Args:
-        names: of the parameters; equal on all ranks.
+        names: the names of the parameters; equal on all ranks.
     """
 
     def __init__(self, names: dict[torch.Tensor, str], process_set: ProcessSet) -> None:
@@ -39,16 +41,19 @@ class Layouts:
         self._axes: dict[torch.Tensor, int] = {}
 
     def sparse_axes(self, parameter: torch.Tensor) -> int:
-        """Of its gradient; 0 is a dense one. Before the agreement, those that it has."""
+        """Number of sparse axes of the parameter's gradient; 0 means dense.
+
+        Before the agreement, the axes of this rank's own gradient.
+        """
         self._forget_others()
         known = self._axes.get(parameter)
         return _axes_of(parameter.grad) if known is None else known
 
     def agree(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Learn the layouts of those that are not known, the same ones in one order on all ranks.
+        """Agree on the layout of each new parameter. All ranks pass the same list of parameters.
 
-        Raises HorovodInternalError on all ranks where one is sparse on some and dense on others:
-        then they have sent it in two ways.
+        Raises HorovodInternalError on all ranks if a gradient is sparse on some ranks and dense on
+        others, because the ranks have sent this gradient in two layouts.
         """
         self._forget_others()
         new = [parameter for parameter in parameters if parameter not in self._axes]
@@ -72,7 +77,7 @@ class Layouts:
             self._axes[parameter] = axes // sparse if sparse else 0
 
     def _forget_others(self) -> None:
-        """What was agreed with ranks that were others, or before a join."""
+        """Forget the agreement if the ranks of the set have changed or have joined."""
         controller = context.current().sets.controller(self._process_set.process_set_id)
         agreed_by = (controller, controller.joins)
         if agreed_by != self._agreed_by:
@@ -81,7 +86,10 @@ class Layouts:
 
 
 def laid_out(parameter: torch.Tensor, sparse_axes: int) -> torch.Tensor:
-    """The parameter's gradient with so many sparse axes; without entries where there is none."""
+    """The parameter's gradient with ``sparse_axes`` sparse axes.
+
+    A missing gradient becomes zeros, or a sparse tensor without entries.
+    """
     grad = parameter.grad
     if grad is None and not sparse_axes:
         return torch.zeros_like(parameter)

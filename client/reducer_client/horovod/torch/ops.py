@@ -1,4 +1,4 @@
-"""Horovod's operations on tensors; those without ``_async`` and without ``_`` have gradients."""
+"""Horovod's operations on tensors. Operations without ``_async`` and ``_`` have gradients."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ __all__ = [
 
 
 class Compressor(Protocol):
-    """``Compression.none``, ``Compression.fp16``, or one of the program's own."""
+    """``Compression.none``, ``Compression.fp16``, or a compressor of the program."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]: ...
@@ -85,10 +85,10 @@ def allreduce(
     """The tensor reduced over the ranks of the set, by default averaged.
 
     Args:
-        average: of old programs; ``op`` is Average or Sum.
-        name: equal on all ranks; without it the n-th call of all ranks is one operation.
-        compression: what it travels as.
-        prescale_factor: multiplied before the reduction, ``postscale_factor`` after it.
+        average: deprecated; use ``op``, which is Average or Sum.
+        name: equal on all ranks. Without a name the n-th calls of all ranks are one operation.
+        compression: the compressor for the data that is sent.
+        prescale_factor: factor before the reduction; ``postscale_factor`` after the reduction.
     """
     options = (name, find_op(op, average), (prescale_factor, postscale_factor), process_set)
     return _compressed(autograd.AllReduce, compression, [tensor], *options, False)[0]
@@ -108,7 +108,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """``allreduce`` of tensors of one dtype that are announced, and so fused, together."""
+    """``allreduce`` of tensors of one dtype, which are announced and fused together."""
     options = (name, find_op(op, average), (prescale_factor, postscale_factor), process_set)
     return _compressed(autograd.AllReduce, compression, tensors, *options, True)
 
@@ -120,7 +120,7 @@ grouped_allreduce_ = synchronous(grouped_allreduce_async_)
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The ranks' rows one below the other; ranks may have different numbers of them."""
+    """The rows of all ranks, in the order of ranks. Ranks may have different numbers of rows."""
     return autograd.AllGather.apply(name, process_set, False, tensor)[0]
 
 
@@ -155,7 +155,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The rows that all ranks have for this one; with ``splits``, also how many each has sent.
+    """The rows that all ranks send to this rank; with ``splits``, also the number from each rank.
 
     See ``arrays.alltoall_async`` for what travels.
     """
@@ -173,7 +173,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's rows of the reduced tensor; the first ranks may have one more."""
+    """This rank's rows of the reduced tensor. The first ranks may get one row more."""
     options = (name, op, (prescale_factor, postscale_factor), process_set)
     return _compressed(autograd.ReduceScatter, compression, [tensor], *options, False)[0]
 

@@ -96,7 +96,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that programs written for Hor
 
 
 class _Distributed(torch.optim.Optimizer):
-    """What the class of a distributed optimizer has before the class that it was made from."""
+    """Mixin that precedes the optimizer's own class in the MRO of a distributed optimizer."""
 
     _optimizer_number: int
     _parameter_names: dict[torch.Tensor, str]
@@ -106,23 +106,23 @@ class _Distributed(torch.optim.Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many backward passes add to the gradients before they are reduced."""
+        """Number of backward passes that add to the gradients before a reduction."""
         return self._gradients.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """From the next step on; ValueError in the middle of one."""
+        """Set the number for the next step. Raises ValueError in the middle of a step."""
         if self._gradients.under_way:
             raise ValueError("set_backward_passes_per_step: call it after step(), not before")
         self._gradients.passes = passes
 
     def synchronize(self) -> None:
-        """Wait until the gradients are the reduced ones; HorovodInternalError if they cannot be."""
+        """Wait for the reduced gradients. Raises HorovodInternalError if the reduction failed."""
         self._gradients.finish()
         self._is_synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Generator[None]:
-        """``step`` in this context waits for nothing: ``synchronize`` has been called."""
+        """In this context ``step`` does not wait: the program has called ``synchronize``."""
         self._skips = True
         try:
             yield
@@ -275,9 +275,13 @@ def _bundles(parameters: list[torch.Tensor], groups: Groups | None) -> list[Bund
         return [tuple(parameters[start:end]) for start, end in parts if start < end]
     listed = [p for group in groups for p in group]
     if not all(isinstance(p, torch.Tensor) for p in listed):
-        raise ValueError("groups: expected lists of tensors")
+        found = next(type(p).__name__ for p in listed if not isinstance(p, torch.Tensor))
+        raise ValueError(f"groups: expected lists of tensors, got a {found}")
     if len(set(listed)) != len(listed):
-        raise ValueError("groups: a parameter may be in one of the lists only, and once")
+        shape = next(tuple(p.shape) for p, times in Counter(listed).items() if times > 1)
+        raise ValueError(
+            f"groups: a parameter of shape {shape} is listed more than once; expected each once"
+        )
     known = set(parameters)
     bundles = [tuple(p for p in group if p in known) for group in groups]
     single = [(p,) for p in parameters if p not in set(listed)]

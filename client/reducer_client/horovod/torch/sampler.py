@@ -1,4 +1,4 @@
-"""Which samples of a data set are whose, also after a training was taken up again."""
+"""Assigns the samples of a data set to ranks, and resumes in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from reducer_client.horovod.basics import rank, size
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Parts what is left of an epoch among the ranks; a ``TorchState`` keeps what is done.
+    """Divides the unprocessed samples of an epoch among the ranks.
 
-    Call ``record_batch`` after each batch, and ``set_epoch`` at the end of each epoch. Every rank
-    gets equally many samples; where they do not come out even, some are drawn twice.
+    ``TorchState`` saves the progress. Call ``record_batch`` after each batch, and ``set_epoch`` at
+    the end of each epoch. Every rank gets equally many samples; if the samples do not divide
+    evenly, some are used twice.
 
     Args:
-        dataset: its length must not change.
-        shuffle: another order each epoch, the same on all ranks.
-        seed: of the order; equal on all ranks.
+        dataset: a data set whose length does not change.
+        shuffle: whether each epoch has a new order, which is the same on all ranks.
+        seed: the seed of that order; equal on all ranks.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -33,7 +34,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch with nothing done; call it at the end of the last one."""
+        """Begin an epoch. Call this at the end of the epoch before."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -43,17 +44,17 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the epoch is; for ``load_state_dict`` of any rank."""
+        """The progress in the epoch, which any rank can load."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken."""
+        """Continue from the progress that ``state_dict`` returned."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Part what is left of the epoch anew."""
+        """Divide the unprocessed samples of the epoch among the present ranks."""
         self.num_replicas, self.rank = size(), rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:

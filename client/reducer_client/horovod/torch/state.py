@@ -1,7 +1,7 @@
-"""What an elastic training can go back to: state that is committed, restored, and sent to all.
+"""State that an elastic training commits, restores, and sends to all ranks.
 
-After a failure some ranks may have come back with nothing, rank 0 among them. The state of the rank
-with the most commits is everybody's then.
+After a failure some ranks may come back without state, rank 0 among them. All ranks then take over
+the state of the rank with the most commits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reducer_client.horovod.torch.sampler import ElasticSampler
 
 
 class State:
-    """Base of states; programs that keep theirs in a way of their own derive from it.
+    """Base class of states. Derive from this class for state that is stored in another way.
 
     Args:
         bcast_object: ``f(obj, root_rank)`` that returns the root's object on all ranks.
@@ -34,42 +34,42 @@ class State:
         self._commits = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Functions to call when the workers have met again, before the state is sent to all."""
+        """Add functions to call when the workers have rejoined, before ``sync``."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The workers have met again."""
+        """Called when the workers have rejoined."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def commit(self) -> None:
-        """Keep the state as it is now, in memory: what a failure goes back to."""
+        """Save the state in memory. After a failure the training continues from the saved state."""
         self.save()
         self._commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Does nothing, as the workers of a job are fixed; programs for Horovod call it."""
+        """Does nothing, because a job's set of workers is fixed. Programs for Horovod call this."""
 
     def save(self) -> None:
-        """Keep the state as it is now."""
+        """Save the present state."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Make the state what was kept last."""
+        """Restore the last saved state."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Make the state equal on all ranks; every rank calls it."""
+        """Make the state equal on all ranks. Every rank calls this."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """What must be made anew when the workers have met again."""
+        """Override this to rebuild, after a rejoin, what depends on the set of workers."""
 
 
 class ObjectState(State):
-    """State of plain objects: each keyword becomes an attribute, to be read and assigned."""
+    """State of plain objects. Each keyword argument becomes an attribute."""
 
     def __init__(
         self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
@@ -91,7 +91,7 @@ class ObjectState(State):
         self.save()
         self.receive(commits.index(most))
         self.save()
-        self._commits = most  # and not before: what failed on the way is no state to pass on
+        self._commits = most  # only now: a state that failed to arrive must not be passed on
 
     def receive(self, root: int) -> None:
         """Replace the state by the state of ``root``. Every rank calls this."""
@@ -102,9 +102,9 @@ class ObjectState(State):
 class TorchState(ObjectState):
     """State of a training: models, optimizers, samplers, and any objects that can be pickled.
 
-    Every keyword becomes an attribute. What has ``state_dict`` and ``load_state_dict`` (models,
-    optimizers, schedulers, samplers, ...) is copied so when it is committed; other objects are kept
-    as they are: assign new ones (``state.batch = 7``).
+    Each keyword argument becomes an attribute. A commit copies the ``state_dict`` of objects that
+    have ``state_dict`` and ``load_state_dict`` (models, optimizers, schedulers, samplers, ...). Of
+    other objects a commit keeps the reference, so assign new objects (``state.batch = 7``).
     """
 
     def __init__(
@@ -179,6 +179,6 @@ class _Keeper:
         self._forget_gradients()
 
     def _forget_gradients(self) -> None:
-        """Those of a step that was not made would be added to the next ones."""
+        """Else the gradients of an unfinished step would be added to the next ones."""
         if isinstance(self._value, torch.optim.Optimizer):
             forget_gradients(self._value)

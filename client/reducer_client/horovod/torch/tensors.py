@@ -9,7 +9,7 @@ import torch
 from reducer_client.arrays import Array
 from reducer_client.torch.tensors.memory import resolved, with_memory
 
-# What NumPy has no dtype for, as integers that hold the bits, and its name for reducers.
+# Dtypes that NumPy lacks: the integers that hold their bits, and their names for the reducers.
 _AS_BITS: dict[torch.dtype, tuple[torch.dtype, str]] = {
     torch.bfloat16: (torch.int16, "bfloat16"),
     torch.float8_e4m3fn: (torch.uint8, "float8_e4m3fn"),
@@ -18,16 +18,16 @@ _AS_BITS: dict[torch.dtype, tuple[torch.dtype, str]] = {
 
 
 class Host(NamedTuple):
-    """A tensor's array, and what its integers hold where they are no integers."""
+    """A tensor's array, and the dtype of its elements if the array holds their bits as integers."""
 
     array: Array
     dtype: str | None
 
 
 def to_host(tensor: torch.Tensor) -> Host:
-    """Shares the memory of a tensor of the CPU; others are copied. TypeError for a sparse one.
+    """Convert a tensor. The array shares the memory of a CPU tensor; other tensors are copied.
 
-    TypeError likewise for one that has no memory of its own, such as a DTensor.
+    Raises TypeError for a sparse tensor, and for one without memory of its own, such as a DTensor.
     """
     if tensor.layout is not torch.strided:
         raise TypeError(

@@ -70,7 +70,10 @@ def _record(mine: torch.Tensor) -> torch.Tensor:
         f"{tuple(mine.shape)}, sparse in {mine.sparse_dim()} of {mine.dim()} dimensions"
     )
     if len(text) > _RECORD_BYTES:
-        raise ValueError(f"all_reduce of a sparse tensor: too many dimensions ({mine.dim()})")
+        raise ValueError(
+            f"all_reduce of a sparse tensor of {mine.dim()} dimensions: its description "
+            f"has {len(text)} bytes, the limit is {_RECORD_BYTES}"
+        )
     return torch.frombuffer(bytearray(text.encode().ljust(_RECORD_BYTES, b"\0")), dtype=torch.uint8)
 
 
