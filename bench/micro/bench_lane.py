@@ -9,7 +9,7 @@ import pytest
 
 from bench.micro.measure import Measure
 from reducer.core.limits.budget import Budget
-from reducer.core.runs.flow import Ledger
+from reducer.core.runs.flow import Accounts
 from reducer.core.surface import events
 from reducer.server.data.buffers import BufferPool
 from reducer.wire.header import HEADER_SIZE, pack_header
@@ -72,13 +72,13 @@ def test_credit(measure: Measure, world: int) -> None:
     """Check and charge each rank's contribution, then settle the chunk."""
     cost = 64 << 10
     limits = Budget(1 << 40, CREDIT).open("bench", world, ((0, cost),))
-    ledger = Ledger(limits, world)
+    accounts = Accounts(limits, world)
 
     def settle_chunk() -> None:
         for rank in range(world):
-            assert ledger.fits(rank, cost, 0)
-            ledger.charge(rank, cost)
-        ledger.settle_all(cost)
+            assert accounts.fits(rank, cost, 0)
+            accounts.charge(rank, cost)
+        accounts.settle_all(cost)
 
     measure(settle_chunk, events=world)
-    assert not any(map(ledger.runs_low, range(world)))
+    assert not any(map(accounts.runs_low, range(world)))

@@ -84,8 +84,8 @@ class Lane:
         peer = self._roster.sessions.get(session)
         if peer is None or peer.run is None:
             return LEAST_FRAMES, LEAST_FRAMES
-        ledger = peer.run.ledger
-        return ledger.slack, ledger.unread_room(peer.rank)
+        accounts = peer.run.accounts
+        return accounts.slack, accounts.unread_room(peer.rank)
 
     def admit_long(self, session: int, header: Header, unread: int) -> None:
         """Like `admit`, for a control frame of more than MAX_EARLY_BYTES.
@@ -98,8 +98,8 @@ class Lane:
                 f"{peer} sent {MessageKind(header.kind).name} of {header.length:,} bytes before "
                 f"the welcome, the limit is {MAX_EARLY_BYTES:,}"
             )
-        if unread + header.length > peer.run.ledger.unread_room(peer.rank):
-            raise peer.run.ledger.too_slow(peer.rank, header.length, unread)
+        if unread + header.length > peer.run.accounts.unread_room(peer.rank):
+            raise peer.run.accounts.too_slow(peer.rank, header.length, unread)
 
     # --- what the shell asks --------------------------------------------------------------------
 

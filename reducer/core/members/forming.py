@@ -54,7 +54,10 @@ class Forming:
         if hello.rank >= hello.world_size:
             raise JoinError(f"{who} is outside its world size {hello.world_size}")
         if self.incarnations.get(hello.rank, hello.incarnation) != hello.incarnation:
-            raise JoinError(f"{who} has joined already, from another process: start each rank once")
+            raise JoinError(
+                f"{who} has joined already, from another process: start each rank once, or try "
+                "again when the connection of the old process has ended"
+            )
         if hello.run_id and self.run_id and hello.run_id != self.run_id:
             raise JoinError(
                 f"{who} asks for run {hello.run_id!r}, but run {self.run_id!r} is forming"
@@ -71,7 +74,10 @@ class Forming:
 
     def _take_rules(self, who: str, hello: messages.Hello) -> None:
         if not hello.run_id or not hello.chunk_table:
-            raise JoinError(f"{who} must name a run id and a chunk table")
+            missing = "chunk table" if hello.run_id else "run id"
+            raise JoinError(
+                f"{who} names no {missing}; rank 0 must name a run id and a chunk table"
+            )
         if hello.slot >= hello.reducers:
             raise JoinError(f"{who} gives slot {hello.slot} of {hello.reducers} reducers")
         self.slot = hello.slot
@@ -81,8 +87,9 @@ class Forming:
 
     def _agree(self, who: str, what: str, got: int, expected: int) -> None:
         if got != expected:
+            other = min(self.sessions, default=self._first_rank)
             raise JoinError(
-                f"{who} says {what} {got}, rank {self._first_rank} says {expected}: "
+                f"{who} says {what} {got}, rank {other} says {expected}: "
                 f"start all ranks with the same {what}"
             )
 

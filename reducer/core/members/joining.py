@@ -71,7 +71,7 @@ class Founding:
         welcome = messages.Welcome(
             run.run_id, run.terms.slot, len(route.live), settings.lanes, settings.lane,
             settings.incarnation, run.world_size, run.seats.epoch, route.number, run.terms.table,
-            run.ledger.limits.credit, run.ledger.limits.grant, int(settings.heartbeat * 1000),
+            run.accounts.limits.credit, run.accounts.limits.grant, int(settings.heartbeat * 1000),
             instance=run.number,
             since=route.since if moved else (),
             live=route.live if moved else (),

@@ -155,7 +155,7 @@ class Ended:
     def __init__(self, members: Members) -> None:
         self.members = members
         self.is_dropped = False
-        self.room = members.run.ledger.limits.reserve(members.run.world_size)
+        self.room = members.run.accounts.limits.reserve(members.run.world_size)
 
 
 class EndedRuns:
@@ -324,4 +324,4 @@ class Roster:
 
 def room_of(members: Members) -> int:
     """The bytes that the run has reserved."""
-    return members.run.ledger.limits.reserve(members.run.world_size)
+    return members.run.accounts.limits.reserve(members.run.world_size)

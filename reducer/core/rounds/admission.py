@@ -86,17 +86,22 @@ class Plans:
 
     def _make(self, header: Header) -> Plan:
         if header.dtype not in ITEM_SIZES:
-            raise ProtocolError(f"unknown dtype {header.dtype} in a contribution")
+            raise ProtocolError(f"unknown dtype {header.dtype} in {_round(header)}")
         if header.op not in _OPS.get(header.collective, ()):
-            raise ProtocolError(f"op {header.op} does not belong to collective {header.collective}")
+            raise ProtocolError(
+                f"{_round(header)}: op {header.op} does not belong to collective "
+                f"{header.collective}"
+            )
         if header.op in BITWISE and header.dtype in FLOATS:
             op, dtype = ReduceOp(header.op).name.lower(), DType(header.dtype).name.lower()
-            raise ProtocolError(f"op {op} is for integers, got {dtype}")
+            raise ProtocolError(f"{_round(header)}: op {op} is for integers, got {dtype}")
         if header.collective == Collective.BARRIER and header.count:
-            raise ProtocolError(f"a barrier of {header.count} elements, expected 0")
+            raise ProtocolError(
+                f"{_round(header)}: a barrier of {header.count} elements, expected 0"
+            )
         if header.count * ITEM_SIZES[header.dtype] * self._world_size > MAX_ROUND_BYTES:
             raise ProtocolError(
-                f"a round of {header.count:,} elements per part has more than the limit of "
+                f"{_round(header)}: {header.count:,} elements per part are more than the limit of "
                 f"{MAX_ROUND_BYTES:,} bytes"
             )
         plan = make_plan(
@@ -104,7 +109,8 @@ class Plans:
         )
         if plan.chunks > MAX_CHUNKS:
             raise ProtocolError(
-                f"a round of {plan.chunks:,} chunks, the limit is {MAX_CHUNKS:,}: use larger chunks"
+                f"{_round(header)}: {plan.chunks:,} chunks, the limit is {MAX_CHUNKS:,}: use "
+                "larger chunks"
             )
         return plan
 
@@ -130,6 +136,10 @@ def check_length(header: Header, plan: Plan, rank: int) -> None:
     expected = plan.sends(header.chunk, rank, header.root)
     if header.length != expected:
         raise ProtocolError(
-            f"rank {rank} sent {header.length} bytes for chunk {header.chunk} of key "
-            f"{header.key:#x} round {header.round}, expected {expected}"
+            f"rank {rank} sent {header.length} bytes for chunk {header.chunk} of {_round(header)}, "
+            f"expected {expected}"
         )
+
+
+def _round(header: Header) -> str:
+    return f"key {header.key:#x} round {header.round}"

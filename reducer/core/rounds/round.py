@@ -436,7 +436,7 @@ class Round(Listed):
         return [chunk for chunk in self.chunks.values() if chunk.phase == Phase.COLLECTING]
 
     def has_passed(self, index: int) -> bool:
-        """Whether `passed` may find chunks before `index`."""
+        """Whether there may be an incomplete chunk before `index` for `passed` to return."""
         return self.ascending is not None and self.ascending.has_below(index)
 
     def passed(self, index: int, most: int) -> list[Chunk]:

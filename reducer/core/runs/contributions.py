@@ -53,7 +53,7 @@ class Contributions:
         self._plans = plans
         self._seats = seats
         self._streams = streams
-        self._ledger = flow.ledger
+        self._accounts = flow.accounts
         self._grants = flow.grants
         self._verdicts = verdicts
         self._sums = sums
@@ -82,10 +82,10 @@ class Contributions:
         cost = plan.cost(header.chunk)
         if stream is None:
             return None
-        if self._ledger.fits(rank, cost, unread):
+        if self._accounts.fits(rank, cost, unread):
             return Admitted(stream, plan, cost)
         if not _takes_no_room(stream, rank, header):
-            raise self._ledger.over(rank, cost, unread)
+            raise self._accounts.over(rank, cost, unread)
         return None
 
     def take(self, rank: int, event: Contributed, now: float, out: list[Output]) -> None:
@@ -165,7 +165,7 @@ class Contributions:
                 f"rank {rank} sent a second copy of key {key.label} round {header.round} chunk "
                 f"{header.chunk} so slowly that the first is forgotten"
             )
-        self._ledger.charge(rank, chunk.cost)
+        self._accounts.charge(rank, chunk.cost)
         chunk.contribute(rank, header.payload_crc, buffer, now)
         if chunk.missing < self._half:
             self.lateness.note(rank, chunk.half_at, now)

@@ -19,7 +19,7 @@ class UnreadError(QuotaError):
     """A rank keeps sending and does not read."""
 
 
-class Ledger:
+class Accounts:
     """The unanswered cost of each rank of a run, and the round that the rank was granted."""
 
     def __init__(self, limits: RankLimits, world_size: int) -> None:
@@ -93,8 +93,8 @@ class Ledger:
 class Grants:
     """Let every rank continue with the oldest open round, whatever its unanswered cost."""
 
-    def __init__(self, ledger: Ledger, open_: OpenRounds, seats: Seats, crc: Crc) -> None:
-        self._ledger = ledger
+    def __init__(self, accounts: Accounts, open_: OpenRounds, seats: Seats, crc: Crc) -> None:
+        self._accounts = accounts
         self._open = open_
         self._seats = seats
         self._crc = crc
@@ -130,15 +130,15 @@ class Grants:
 
     def maybe_grant(self, rank: int, out: list[Output]) -> None:
         """Let the rank continue with the oldest open round if its credit may be used up."""
-        if self._ledger.runs_low(rank):
+        if self._accounts.runs_low(rank):
             self._grant((rank,), out)
 
     def _grant(self, ranks: Iterable[int], out: list[Output]) -> None:
         """Send one GRANT to the connected ranks that run low and have not sent the whole round."""
-        oldest, ledger = self._open.oldest, self._ledger
+        oldest, accounts = self._open.oldest, self._accounts
         if oldest is None:
             return
-        low = [rank for rank in ranks if ledger.runs_low(rank) and ledger.grant(rank, oldest)]
+        low = [rank for rank in ranks if accounts.runs_low(rank) and accounts.grant(rank, oldest)]
         if not low:
             return
         sessions = self._seats.of(low)
@@ -153,7 +153,7 @@ class Grants:
 
     def again(self, rank: int, out: list[Output]) -> None:
         """Repeat the grant for a rank that may not have received it."""
-        self._ledger.forget_grant(rank)
+        self._accounts.forget_grant(rank)
         self.maybe_grant(rank, out)
 
 
@@ -165,15 +165,15 @@ class Debts:
     the rounds is needed for that.
     """
 
-    def __init__(self, ledger: Ledger, world_size: int) -> None:
-        self._ledger = ledger
+    def __init__(self, accounts: Accounts, world_size: int) -> None:
+        self._accounts = accounts
         self._sums = [0] * world_size
         self._times = [0] * world_size
 
     def note(self, round_: Round, costs: dict[int, int]) -> None:
         """The round becomes void: note the cost of what each rank has sent of it.
 
-        The ledger has charged this cost already. Raises RecordsError before anything is noted.
+        The accounts have charged this cost already. Raises RecordsError before anything is noted.
         """
         round_.charge(OWED * len(costs))
         for rank, cost in costs.items():
@@ -191,14 +191,14 @@ class Debts:
         else:
             debt.cost += cost
         self._sums[rank] += cost
-        self._ledger.charge(rank, cost)
+        self._accounts.charge(rank, cost)
 
     def settle(self, round_: Round, rank: int) -> None:
         """The rank has abandoned the round."""
         debt = round_.owed.pop(rank, None)
         if debt is not None and debt.times == self._times[rank]:
             self._sums[rank] -= debt.cost
-            self._ledger.settle(rank, debt.cost)
+            self._accounts.settle(rank, debt.cost)
 
     def settle_all(self, round_: Round) -> None:
         """The round is forgotten."""
@@ -207,16 +207,16 @@ class Debts:
 
     def begin_again(self, rank: int) -> None:
         """The rank has reconnected and sends everything again: settle its debts."""
-        self._ledger.settle(rank, self._sums[rank])
+        self._accounts.settle(rank, self._sums[rank])
         self._sums[rank] = 0
         self._times[rank] += 1
 
 
 class Flow:
-    """The ledger of a run and all that writes in it."""
+    """The accounts of a run and all that writes in it."""
 
     def __init__(self, limits: RankLimits, world_size: int, seats: Seats, crc: Crc) -> None:
-        self.ledger = Ledger(limits, world_size)
+        self.accounts = Accounts(limits, world_size)
         self.open = OpenRounds()
-        self.grants = Grants(self.ledger, self.open, seats, crc)
-        self.debts = Debts(self.ledger, world_size)
+        self.grants = Grants(self.accounts, self.open, seats, crc)
+        self.debts = Debts(self.accounts, world_size)

@@ -55,5 +55,5 @@ class Moves:
         self._flow.open.drop(round_)
         self._flow.debts.settle_all(round_)
         for rank, cost in round_.unanswered().items():
-            self._flow.ledger.settle(rank, cost)
+            self._flow.accounts.settle(rank, cost)
         self._sums.forget(round_)

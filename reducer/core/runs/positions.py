@@ -10,7 +10,7 @@ from reducer.core.limits.held import HeldBytes
 from reducer.core.rounds.keytable import KeyRounds
 from reducer.core.rounds.round import Round
 from reducer.core.rounds.stream import Stream, Streams
-from reducer.core.runs.flow import Grants, Ledger
+from reducer.core.runs.flow import Accounts, Grants
 from reducer.core.runs.seats import Seats
 from reducer.core.runs.verdicts import Verdicts
 from reducer.core.surface.buffer import Buffer
@@ -33,9 +33,9 @@ class Passed:
     its chunks here again. `_keys`: the keys with such rounds, by the time that they have waited.
     """
 
-    def __init__(self, run: int, ledger: Ledger, verdicts: Verdicts, grants: Grants) -> None:
+    def __init__(self, run: int, accounts: Accounts, verdicts: Verdicts, grants: Grants) -> None:
         self._run = run
-        self._ledger = ledger
+        self._accounts = accounts
         self._verdicts = verdicts
         self._grants = grants
         self._keys: OrderedDict[KeyRounds, Stream] = OrderedDict()
@@ -93,7 +93,7 @@ class Passed:
         chunks = round_.passed(index, max(1, most // each))
         for chunk in chunks:
             for rank in chunk.present():
-                self._ledger.settle(rank, chunk.cost)
+                self._accounts.settle(rank, chunk.cost)
             freed: list[Buffer] = []
             out.append(Free(self._run, freed))
             chunk.drop_passed(freed)
@@ -101,7 +101,7 @@ class Passed:
 
 
 class Positions:
-    """`_changed`: streams that may have stable positions which the ranks were not told."""
+    """Tells the ranks the stable positions of each stream. `_changed` lists streams with news."""
 
     def __init__(
         self, limits: RankLimits, seats: Seats, streams: Streams, held: HeldBytes, passed: Passed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reducer.core.measures.durations import Durations
 from reducer.core.rounds.keytable import KeyRounds
 from reducer.core.rounds.round import Chunk
-from reducer.core.runs.flow import Grants, Ledger
+from reducer.core.runs.flow import Accounts, Grants
 from reducer.core.runs.seats import Seats
 from reducer.core.runs.terms import Terms
 from reducer.core.surface.buffer import Buffer
@@ -22,7 +22,7 @@ class Results:
     """
 
     def __init__(
-        self, terms: Terms, seats: Seats, ledger: Ledger, grants: Grants, crc: Crc, traced: bool
+        self, terms: Terms, seats: Seats, accounts: Accounts, grants: Grants, crc: Crc, traced: bool
     ) -> None:
         self.traced = traced  # every round is reported when it is over (Traced)
         self.sent = 0
@@ -35,7 +35,7 @@ class Results:
         self._world_size = terms.world_size
         self._number = terms.number
         self._seats = seats
-        self._ledger = ledger
+        self._accounts = accounts
         self._grants = grants
         self._crc = crc
 
@@ -54,7 +54,7 @@ class Results:
         if spent:
             out.append(Free(self._number, spent))
         key.keep(chunk)
-        self._ledger.settle_all(chunk.cost)
+        self._accounts.settle_all(chunk.cost)
         # Lanes finish neighbouring chunks at the same time; each begins at another worker's NIC.
         first = chunk.index % self._world_size
         if self.send(key, chunk, first, self._world_size, out) == self._world_size:

@@ -62,11 +62,11 @@ class Run:
         )  # fmt: skip
         self.seats = Seats(number, world_size, 0, crc)
         flow = Flow(limits, world_size, self.seats, crc)
-        self.ledger, self.open = flow.ledger, flow.open
+        self.accounts, self.open = flow.accounts, flow.open
         self.verdicts = Verdicts(terms, self.seats, flow)
-        self.passed = Passed(number, self.ledger, self.verdicts, flow.grants)
+        self.passed = Passed(number, self.accounts, self.verdicts, flow.grants)
         self.missed = Missed(self.seats, self.verdicts)
-        self.results = Results(terms, self.seats, self.ledger, flow.grants, crc, settings.traced)
+        self.results = Results(terms, self.seats, self.accounts, flow.grants, crc, settings.traced)
         self.sums = Sums(terms, settings, self.results)
         self.positions = Positions(limits, self.seats, self.streams, self.held, self.passed)
         plans = Plans(world_size, terms.table, records)

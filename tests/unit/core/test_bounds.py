@@ -183,12 +183,13 @@ def test_a_route_costs_less_than_the_frames_that_made_what_it_drops() -> None:
     made = time.thread_time() - start
     (members,) = lane.core._roster.runs.values()
     assert (
-        members.run.ledger.unread_room(0) == members.run.ledger.unread_room(1) - chunks * MIN_COST
+        members.run.accounts.unread_room(0)
+        == members.run.accounts.unread_room(1) - chunks * MIN_COST
     )
     start = time.thread_time()
     worker.session.send(control(messages.Route(1, (1,), (1,), (1,))))
     assert time.thread_time() - start < 4 * made  # the regression took 100 times as long
-    assert members.run.ledger.unread_room(0) == members.run.ledger.unread_room(1)
+    assert members.run.accounts.unread_room(0) == members.run.accounts.unread_room(1)
 
 
 def rounds_in_memory() -> int:

@@ -184,7 +184,7 @@ def test_what_a_rank_has_unanswered_takes_of_what_it_may_leave_unread() -> None:
     worker = join_all(lane, 2)[0]
     slack, before = lane.core.unread_room(worker.session.number)
     (members,) = lane.core._roster.runs.values()
-    assert before - slack == members.run.ledger.limits.unanswered
+    assert before - slack == members.run.accounts.limits.unanswered
     worker.contribute(Spec(), data=bytes(32))
     assert lane.core.unread_room(worker.session.number) == (slack, before - MIN_COST)
 

@@ -242,13 +242,13 @@ def test_the_keys_of_ended_runs_are_forgotten_a_part_at_each_tick() -> None:
     assert all(keys - job.records.keys <= 1 + FORGOTTEN_AT_ONCE // size for job in jobs)
     records = sum(job.records.used for job in jobs)
     (members,) = lane.core._roster.runs.values()
-    assert budget.reserved == records + members.run.ledger.limits.reserve(1)
+    assert budget.reserved == records + members.run.accounts.limits.reserve(1)
     left = [sum(job.records.keys for job in jobs)]
     while left[-1]:
         lane.tick(0.05)
         left.append(sum(job.records.keys for job in jobs))
     assert max(before - after for before, after in pairwise(left)) <= count + MOST_IDLE // size
-    assert budget.reserved == members.run.ledger.limits.reserve(1)
+    assert budget.reserved == members.run.accounts.limits.reserve(1)
 
 
 def test_a_job_that_needs_the_room_of_its_ended_run_has_it_at_once() -> None:

@@ -138,7 +138,7 @@ def test_what_a_rank_sent_of_a_void_round_is_settled_once(times: int) -> None:
     workers[0].contribute(Spec(), data=data(0))
     workers[1].abandon(Spec())
     (members,) = lane.core._roster.runs.values()
-    unanswered = members.run.ledger._unanswered
+    unanswered = members.run.accounts._unanswered
     assert unanswered == [MIN_COST, 0]
     for _ in range(times):
         workers[0] = again(workers[0])
@@ -164,7 +164,7 @@ def test_second_copies_of_a_round_that_has_become_void_need_no_credit() -> None:
     assert not lane.peak and back.session.closed is None
     back.abandon(spec)
     (members,) = lane.core._roster.runs.values()
-    assert members.run.ledger._unanswered == [0, 0]
+    assert members.run.accounts._unanswered == [0, 0]
 
 
 def test_a_second_copy_whose_first_is_forgotten_is_no_contribution() -> None:

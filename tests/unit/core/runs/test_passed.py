@@ -82,8 +82,8 @@ class Passing:
         return sum(len(key.rounds) for stream in self.run.streams for key in stream.keys)
 
     def owes(self, rank: int) -> int:
-        limits = self.run.ledger.limits
-        return limits.unread - self.run.ledger.unread_room(rank)
+        limits = self.run.accounts.limits
+        return limits.unread - self.run.accounts.unread_room(rank)
 
 
 def in_parts(left: list[int]) -> bool:

@@ -44,7 +44,7 @@ def limits_of(lane: SimLane, name: str) -> RankLimits:
     (job,) = (
         members.run for members in lane.core._roster.runs.values() if members.run.name == name
     )
-    return job.ledger.limits
+    return job.accounts.limits
 
 
 @pytest.mark.parametrize("spec", [one_key, a_key_each, barriers])
