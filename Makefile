@@ -100,24 +100,24 @@ pytest:
 test-container: $(STAMP) ## Build the images of deploy/ and run them; as root, with buildah and podman
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -o faulthandler_timeout=900 tests/container
 
-test-nccl: nccl-plugin ## The plugin under real NCCL without a GPU; 1.7 GB of wheels
+test-nccl: nccl-plugin ## Test the plugin under real NCCL without a GPU; 1.7 GB of wheels
 	$(BIN)/python -m tests.support.nccl_wheels
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m nccl tests/nccl
 
-test-frameworks: $(FRAMEWORKS) ## The frameworks beside plain PyTorch, over real reducers; 2 GB of wheels
+test-frameworks: $(FRAMEWORKS) ## Test the frameworks beside plain PyTorch over real reducers; 2 GB of wheels
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -n 2 --dist loadfile tests/frameworks \
 	    $(foreach page,lightning keras jax,"tests/e2e/test_docs.py::test_the_commands_of_a_page_run[$(page)]")
 
-test-outside: $(FRAMEWORKS) ## The test suites of others on real reducers (tests/outside/README.md)
+test-outside: $(FRAMEWORKS) ## Run the test suites of others on real reducers (tests/outside/README.md)
 	$(BIN)/python -m tests.outside
 
-test-gpu: nccl-plugin ## What needs a CUDA device; skipped with the reason where there is none
+test-gpu: nccl-plugin ## Test what needs a CUDA device; without one, skip with the reason
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m gpu tests/e2e tests/gpu
 
-check: lint tidy ## What lint does, clang-tidy, layers and documents
+check: lint tidy ## Run lint, clang-tidy, and the checks of layers and documents
 	$(BIN)/python -m pytest -q $(addprefix tests/unit/project/test_,layering.py changelog.py documents.py)
 
-lint: docs ## Linters, types, formats, the site, that benchmarks run, a little fuzzing
+lint: docs ## Check style, types and formats, build the site, run benchmarks and fuzzers briefly
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -126,7 +126,7 @@ lint: docs ## Linters, types, formats, the site, that benchmarks run, a little f
 	$(BIN)/python -m pytest -q bench/micro --benchmark-disable
 	$(BIN)/python -m tests.fuzz.decoder --seconds $(FUZZ_SECONDS)
 
-tidy: $(STAMP) ## clang-tidy over C and C++ (.clang-tidy); a minute
+tidy: $(STAMP) ## Run clang-tidy over C and C++ (.clang-tidy); a minute
 	$(call NATIVE_CONFIGURE,native,)
 	$(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p build/native -j 2 -quiet \
 	    'client/engine/[a-z]*/[a-z_]*[.]cc$$|nccl_plugin/[a-z_]*[.]cc$$|reducer/native/[a-z0-9_]*[.]c$$'
@@ -159,17 +159,17 @@ define NATIVE_TESTS
 	    $(BIN)/python -m tests.support.nccl_ranks build/$(1)/nccl_plugin/tests/nccl_collnet
 endef
 
-native-test: $(STAMP) ## The tests in C and C++
+native-test: $(STAMP) ## Run the tests in C and C++
 	$(call NATIVE_TESTS,native,)
 
-sanitize: $(STAMP) ## The same under ASan with UBSan, then under TSan
+sanitize: $(STAMP) ## Run the same under ASan with UBSan, then under TSan
 	$(call NATIVE_TESTS,sanitize-address,address$(COMMA)undefined)
 	$(call NATIVE_TESTS,sanitize-thread,thread)
 
-nightly: $(STAMP) nccl-plugin ## What is too long for every commit; hours, gigabytes of wheels
+nightly: $(STAMP) nccl-plugin ## Run what is too long for every commit; hours, gigabytes of wheels
 	$(BIN)/python -m tests.nightly $(PARTS)
 
-soak: $(STAMP) nccl-plugin ## Fuzzing, forging, storms, models, kills by the hundred, all tests three times
+soak: $(STAMP) nccl-plugin ## Fuzz, forge, storm, check models, kill by the hundred, run all tests three times
 	$(BIN)/python -m tests.support.storm --seeds 5200 --rounds 100
 	$(BIN)/python -m tests.model.run --full --megabytes 8000
 	$(BIN)/python -m tests.fuzz.decoder --seconds 600

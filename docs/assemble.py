@@ -2,8 +2,8 @@
 
 python docs/assemble.py build/docs     # then `zensical build -f build/docs/zensical.toml`
 
-A document stays where it is read beside the code; its links are written anew for its place among
-the pages, and the pictures that it shows come along.
+A document stays where it is read beside the code; its links are rewritten for the site, and its
+pictures are copied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ELSEWHERE = {
     "bench/README.md": "benchmarks.md",
     "reducer/wire/PROTOCOL.md": "protocol.md",
 }
-# Of a page without sections: its text may be as wide as there is room.
+# Front matter of a page without sections: hides the table of contents, so that the text is wider.
 _WITHOUT_CONTENTS = "---\nhide:\n  - toc\n---\n\n"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 

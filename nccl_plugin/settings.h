@@ -1,4 +1,5 @@
 // The settings from the environment: the parameters (one table, in settings.cc) and the reducers.
+// device.cc reads NCCL's own NCCL_SOCKET_IFNAME.
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,7 @@ from reducer.cluster.found import (
 from reducer.cluster.kubernetes import find_pods
 from reducer.cluster.launchers import (
     find_elastic_run,
-    find_of_launcher,
+    find_in_launchers,
     find_restarts,
     find_slurm_master,
     find_slurm_step,
@@ -140,7 +140,7 @@ def _find_number(
     """``rank`` or ``world_size``, and the launcher that set it; None if the user set it."""
     if given is not None:
         return Found(int(given), ARGUMENT), None
-    of_launcher = find_of_launcher(env, what)
+    of_launcher = find_in_launchers(env, what)
     if of_launcher is not None:
         found, launcher = of_launcher
         return found, None if launcher == "REDUCER_*" else launcher
@@ -161,12 +161,12 @@ def find_local_ranks(env: Environment) -> tuple[Found[int] | None, Found[int] | 
 
 
 def _find_local_rank(env: Environment) -> Found[int] | None:
-    of_launcher = find_of_launcher(env, "local_rank")
+    of_launcher = find_in_launchers(env, "local_rank")
     return of_launcher[0] if of_launcher else _one_process_for_each_replica(env, 0)
 
 
 def _find_local_world_size(env: Environment) -> Found[int] | None:
-    of_launcher = find_of_launcher(env, "local_world_size")
+    of_launcher = find_in_launchers(env, "local_world_size")
     if of_launcher:
         return of_launcher[0]
     return find_slurm_tasks_here(env) or _one_process_for_each_replica(env, 1)
@@ -174,7 +174,7 @@ def _find_local_world_size(env: Environment) -> Found[int] | None:
 
 def _one_process_for_each_replica(env: Environment, value: int) -> Found[int] | None:
     """``value`` if each replica runs one process, which means that no launcher sets the rank."""
-    of_launcher = find_of_launcher(env, "rank")
+    of_launcher = find_in_launchers(env, "rank")
     task = None if of_launcher else find_task(env)
     return None if task is None or task.value.rank is None else Found(value, task.source)
 

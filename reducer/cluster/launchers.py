@@ -43,7 +43,7 @@ LAUNCHERS = (
 )
 
 
-def find_of_launcher(env: Environment, what: str) -> tuple[Found[int], str] | None:
+def find_in_launchers(env: Environment, what: str) -> tuple[Found[int], str] | None:
     """``rank``, ``world_size``, ``local_rank`` or ``local_world_size``, and its launcher's name."""
     for launcher in LAUNCHERS:
         found = find_integer(env, *getattr(launcher, what))

@@ -158,7 +158,7 @@ class Config:
     )
     slow_reader_seconds: float = _option(
         "10s",
-        "Time after which a worker is disconnected if data waits for it and it reads none of it.",
+        "Time until a worker is disconnected that reads none of the data waiting for it.",
         parse_seconds,
         unit="time",
         least=0.1,
@@ -187,7 +187,8 @@ class Config:
     )
     max_jobs: int = _option(
         "1024",
-        "Maximum number of concurrent runs of all jobs; each group of a job's workers is a run.",
+        "Maximum number of concurrent runs (not jobs) of all jobs together; each group of a job's "
+        "workers is a run.",
         parse_int,
         least=1,
         most=65535,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reducer_tools.nccl.versions import Version, from_code, tuner_is_named
+from reducer_tools.nccl.versions import Version, from_code, tuner_needs_variable
 from tests.support import gpu_job, nccl_log
 from tests.support.gpu_job import Job, Member, set_up
 from tests.support.libnccl import Nccl
@@ -44,7 +44,7 @@ def test_the_tuner_gives_large_all_reduces_alone_to_the_reducers(
 ) -> None:
     if (version := from_code(Nccl(library).version)) < FIRST_THAT_TELLS:
         pytest.skip(f"NCCL {version} does not log which way an all-reduce takes")
-    tuner = NCCL_PLUGIN.name if tuner_is_named(version) else None
+    tuner = NCCL_PLUGIN.name if tuner_needs_variable(version) else None
     settings = {
         "NCCL_ALGO": None,
         "NCCL_TUNER_PLUGIN": tuner,

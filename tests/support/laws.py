@@ -60,7 +60,7 @@ class Laws:
         self._routes[who] = number
 
     def _stays_within_its_room(self, place: object, lane: Any, job: Any) -> None:
-        limits = job.ledger.limits
+        limits = job.accounts.limits
         room = (self._world_size + SHARES_BESIDE_RANKS) * (limits.credit + limits.grant)
         held = sum(len(buffer.view) for buffer in lane.held)
         assert held <= room, f"I7: lane {place} holds {held} bytes, its job has {room}"

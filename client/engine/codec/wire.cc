@@ -94,10 +94,10 @@ void pack_header(const Header& h, uint8_t* out) {
 
 const char* unpack_header(const uint8_t* in, Header* h, ErrorCode* code) {
   *code = ErrorCode::kProtocol;
-  if (std::memcmp(in, kFrameMagic, sizeof kFrameMagic) != 0) return "no frame magic";
+  if (std::memcmp(in, kFrameMagic, sizeof kFrameMagic) != 0) return "bytes that are no frame (no magic)";
   if (in[kAtVersion] != kProtocolMajor) {
     *code = ErrorCode::kVersion;
-    return "an unknown frame version";
+    return "a frame of an unknown protocol version: install the same release on both sides";
   }
   if (load<uint32_t>(in + kAtHeaderCrc) != crc32c(in, kAtHeaderCrc)) {
     *code = ErrorCode::kCorrupted;

@@ -1,5 +1,6 @@
 // Detects reducers that this worker cannot reach, reports them to rank 0 (SUSPECT), and ends the
-// run if a reducer stays out of reach while open rounds need it.
+// run if a reducer stays out of reach while open rounds need it. A lane is silent after
+// Options::silence seconds without a byte.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 
 namespace ors {
 
-// Of one round, in monotonic seconds; 0 if the step has not happened.
+// Times of one round in monotonic seconds; 0 if the step has not happened.
 struct Moments {
   double submitted = 0;
   double first_sent = 0;

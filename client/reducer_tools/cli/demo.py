@@ -40,7 +40,7 @@ _NEEDED = {"matplotlib": "matplotlib", "rich": "rich", "sklearn": "scikit-learn"
 def command(out: Path, workers: int, reducers: int, epochs: int) -> None:
     """Train a model with DDP over local reducers, then over gloo.
 
-    The model learns handwritten digits. The command compares the two trainings, and draws their
+    The model learns handwritten digits. The command compares the two training runs, and draws their
     losses in loss.png.
     """
     need("the demo", "demo", **_NEEDED)

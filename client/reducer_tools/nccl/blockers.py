@@ -10,7 +10,7 @@ from reducer_tools.nccl.versions import (
     Version,
     algorithms_by_function,
     forced_algorithm,
-    tuner_is_named,
+    tuner_needs_variable,
     tuners,
 )
 
@@ -93,7 +93,7 @@ def _tuner(environment: Mapping[str, str], version: Version) -> Iterator[Row]:
     ours = given.endswith(PLUGIN)
     if not tuners(version):
         why = f"NCCL {version} has no tuner"
-    elif tuner_is_named(version) and not ours:
+    elif tuner_needs_variable(version) and not ours:
         why = f"NCCL {version} looks for a tuner only in NCCL_TUNER_PLUGIN"
     elif given and not ours:
         why = f"NCCL_TUNER_PLUGIN={given} is another tuner than the plugin's"

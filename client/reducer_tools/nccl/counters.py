@@ -50,7 +50,10 @@ def count(addresses: Sequence[str], run: str, seconds: float) -> Counted:
 
 
 def count_until(addresses: Sequence[str], run: str, least: int, seconds: float) -> Counted:
-    """Ask until both counters have reached ``least`` bytes, or until ``seconds`` have passed."""
+    """Ask until received and sent bytes have reached ``least``, at most for ``seconds``.
+
+    Returns the last counters.
+    """
     deadline = time.monotonic() + seconds
     while True:
         counted = count(addresses, run, seconds)

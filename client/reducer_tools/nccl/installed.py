@@ -58,7 +58,7 @@ def find_nccl(environment: Mapping[str, str]) -> list[Nccl]:
 
 
 def find_plugin(environment: Mapping[str, str], given: Path | None = None) -> Path:
-    """The path of the plugin: ``given`` (a file or its folder), else in the usual places.
+    """The path of the plugin: ``given`` (a file or its folder), or the first one found.
 
     Raises:
         NotFoundError: the plugin is not there.

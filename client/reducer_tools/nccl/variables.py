@@ -14,7 +14,7 @@ from reducer_tools.nccl.versions import (
     forced_algorithm,
     tables,
     takes_paths,
-    tuner_is_named,
+    tuner_needs_variable,
     tuners,
 )
 
@@ -41,7 +41,7 @@ def to_set(
         *_library_path(plugin, environment),
         *_addresses(addresses, environment),
     ]
-    if tuner_is_named(version):
+    if tuner_needs_variable(version):
         why = "2.19 and 2.20 look for a tuner here; the plugin is one"
         found.append(Variable("NCCL_TUNER_PLUGIN", plugin.name, why))
     if force:

@@ -90,8 +90,8 @@ def tuners(version: Version) -> tuple[int, ...]:
     return next((found for first, found in _TUNERS if version >= first), ())
 
 
-def tuner_is_named(version: Version) -> bool:
-    """Whether a release finds a tuner only by NCCL_TUNER_PLUGIN, not in the library of its net."""
+def tuner_needs_variable(version: Version) -> bool:
+    """Whether a release finds a tuner only by NCCL_TUNER_PLUGIN, not in the net plugin."""
     return bool(tuners(version)) and version < _TUNER_OF_NET
 
 
