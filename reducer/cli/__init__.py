@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import click
@@ -20,6 +20,28 @@ COMMANDS: Final = {
     "env": "reducer.cli.env",
     "status": "reducer.cli.status",
 }
+
+
+_HYPHEN: Final = "\u2011"  # one at which no line is broken
+
+
+class _Formatter(click.HelpFormatter):
+    """Breaks no line of help inside the name of an option, which a reader may want to copy."""
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", _HYPHEN))
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        whole = [(name, text.replace("-", _HYPHEN)) for name, text in rows]
+        super().write_dl(whole, col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace(_HYPHEN, "-")
+
+
+click.Context.formatter_class = _Formatter
 
 
 class LazyGroup(click.Group):

@@ -9,6 +9,16 @@ import click
 
 from reducer.server import config
 
+_METAVARS = {
+    "host": "HOST",
+    "port": "PORT",
+    "file": "FILE",
+    "cert": "FILE",
+    "key": "FILE",
+    "ca": "FILE",
+    "timeline": "FOLDER",
+}
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -29,9 +39,17 @@ def _declare(name: str, option: config.Option) -> Decorator:
     flag = config.flag_name(name)
     text = f"{option.help} [env: {config.env_name(name)}; default: {option.default or 'none'}]"
     if option.flag:
-        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
-    metavar = "|".join(option.choices) or (option.unit or "value").upper()
-    return click.option(flag, name, default=None, metavar=metavar, help=text)
+        opposite = flag.replace("--no-", "--") if name.startswith("no_") else f"--no-{flag[2:]}"
+        return click.option(f"{flag}/{opposite}", name, default=None, help=text)
+    return click.option(flag, name, default=None, metavar=_metavar(name, option), help=text)
+
+
+def _metavar(name: str, option: config.Option) -> str:
+    if option.choices:
+        return "|".join(option.choices)
+    if option.unit:
+        return option.unit.upper()
+    return _METAVARS.get(name.rsplit("_", 1)[-1], "NUMBER" if option.default.isdigit() else "VALUE")
 
 
 def effective(file: str | None, given: dict[str, Any]) -> config.Effective:
