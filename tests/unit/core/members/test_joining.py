@@ -160,7 +160,7 @@ def test_a_rank_0_that_is_refused_leaves_no_run_id_behind() -> None:
     lane = SimLane()
     other = Scripted(lane, 1, 2)
     bad = Scripted(lane, 0, 2, run_id="bad", chunk_table=())
-    assert "must name a run id and a chunk table" in bad.error().message
+    assert "rank 0 must name a run id and a chunk table" in bad.error().message
     Scripted(lane, 0, 2, incarnation=b"n" * 16)
     assert welcome(other).run_id == "run"
 
