@@ -94,7 +94,7 @@ void pack_header(const Header& h, uint8_t* out) {
 
 const char* unpack_header(const uint8_t* in, Header* h, ErrorCode* code) {
   *code = ErrorCode::kProtocol;
-  if (std::memcmp(in, kFrameMagic, sizeof kFrameMagic) != 0) return "bytes that are no frame (no magic)";
+  if (std::memcmp(in, kFrameMagic, sizeof kFrameMagic) != 0) return "bytes that are no frame";
   if (in[kAtVersion] != kProtocolMajor) {
     *code = ErrorCode::kVersion;
     return "a frame of an unknown protocol version: install the same release on both sides";

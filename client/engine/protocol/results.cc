@@ -139,7 +139,9 @@ std::optional<Failure> Results::on_refused(Lane* lane, const Header& h, std::str
     failure.round = static_cast<int64_t>(h.round);
     rounds_.abandon(found->second, failure, now);
   } else if (h.round >= key->next_round) {
-    return lane_failure(ErrorCode::kProtocol, *lane, "refused round " + std::to_string(h.round) + " of key '" + key->name + "', which this rank has not submitted");
+    return lane_failure(ErrorCode::kProtocol, *lane,
+                        "refused round " + std::to_string(h.round) + " of key '" + key->name +
+                            "', which this rank has not submitted");
   }
   return std::nullopt;
 }
