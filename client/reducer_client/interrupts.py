@@ -66,9 +66,11 @@ def _is_interrupt(error: BaseException, traceback: TracebackType | None) -> bool
     if not isinstance(error, Exception):
         return True
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    while traceback is not None and traceback.tb_frame.f_code not in handlers:
-        traceback = traceback.tb_next
-    return traceback is not None
+    # The first frame is the block's own, which may be a handler that makes a call.
+    inner = traceback.tb_next if traceback is not None else None
+    while inner is not None and inner.tb_frame.f_code not in handlers:
+        inner = inner.tb_next
+    return inner is not None
 
 
 def _code(handler: object) -> CodeType | None:

@@ -58,7 +58,10 @@ class InnerGroups:
 
     def _make_nccl(self, store: Store) -> Any:
         if not dist.is_nccl_available():
-            raise RuntimeError("this call on CUDA tensors needs nccl, but this torch has no nccl")
+            raise RuntimeError(
+                "send, recv, scatter, gather and all-to-all of CUDA tensors need nccl, which this "
+                "torch does not have: move the tensors to the CPU"
+            )
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         return dist.ProcessGroupNCCL(store, self._rank, self._world_size, options)

@@ -122,7 +122,10 @@ class GroupCalls:
         return self._make(start, asynchronous)
 
     def end_group(self, timed_out: str = "") -> None:
-        """End the group at once, because only this rank lacks a call or its result."""
+        """End the group at once: the other ranks have a call or a result that this rank lacks.
+
+        ``timed_out`` is the text of the timeout, if a timeout is the cause.
+        """
         self.group.abort(timed_out)
         for end in self.also_ended:
             end()
