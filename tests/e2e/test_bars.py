@@ -98,7 +98,7 @@ def test_a_crowd_of_strangers_keeps_nobody_out() -> None:
     crowds.measure(900, 100, 1.5, 1, hush)
 
 
-def test_a_noisy_neighbour_changes_no_bit_and_holds_nobody_up() -> None:
+def test_a_noisy_neighbour_changes_no_bit() -> None:
     neighbours.measure(0.5, 1, 1, hush)
 
 

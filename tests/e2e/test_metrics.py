@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from reducer.server.daemon import metrics
+from reducer_client import MismatchError
 from tests.support.cluster import ROOT, Daemon
 from tests.support.ranks import Tell, join, start_ranks
 from tests.support.wait import wait_until
@@ -39,7 +40,7 @@ def _work(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> 
         values = np.full(COUNT, np.nan if rank == 1 else 1.0, np.float32)
         for _ in range(ROUNDS):
             group.all_reduce(values, key="grad").wait()
-        with pytest.raises(Exception, match="disagree"):
+        with pytest.raises(MismatchError, match="disagree"):
             group.all_reduce(np.ones(8 + rank), key="odd").wait()
         late = values[:LATE]
         work = None if rank == world - 1 else group.all_reduce(late, key="late")

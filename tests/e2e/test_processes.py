@@ -108,7 +108,7 @@ def test_the_threads_of_an_engine_leave_signals_to_the_program(solo: Group) -> N
         assert blocked[0] & 1 << (number - 1), number.name
 
 
-def test_closing_fails_what_will_never_come_and_calls_back(addresses: list[str], job: str) -> None:
+def test_a_closed_group_refuses_calls_without_a_callback(addresses: list[str], job: str) -> None:
     failed: list[Any] = []
     group = join(0, 1, addresses, job)
     group.all_reduce(np.ones(2), on_done=lambda work: failed.append(work.exception()))

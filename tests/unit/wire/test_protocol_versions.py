@@ -154,7 +154,7 @@ def test_bitwise_operations_need_a_lane_of_minor_1(minor: int) -> None:
 
 
 @pytest.mark.parametrize("major", [PROTOCOL_MAJOR - 1, PROTOCOL_MAJOR + 1])
-def test_a_worker_of_another_major_is_told_both_versions(major: int) -> None:
+def test_the_preface_of_another_major_is_refused_with_both_versions(major: int) -> None:
     preface = bytearray(pack_preface(0))
     preface[4:6] = major, 3
     with pytest.raises(ProtocolVersionError, match=rf"{major}\.3.*{re.escape(OURS)}"):

@@ -82,6 +82,7 @@ async def keep_three(lane: LaneHandle) -> None:
 
 def test_another_process_is_started_whatever_has_ended_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: the task that keeps the lane died unnoticed."""
+    monkeypatch.setattr(Child, "made", 0)
     monkeypatch.setattr(lanes, "LaneChild", Child)
     monkeypatch.setattr(lanes, "_FIRST_PAUSE", 0.0)
 
