@@ -261,5 +261,5 @@ def test_a_rank_that_never_comes_back_is_an_error(addresses: list[str], job: str
         start_ranks(1, _leave, 1, addresses, job) as one,
     ):
         waited, left = values_of([ranks.collect_one(0, 90) for ranks in (zero, one)])
-    assert "fixed set of workers: let the launcher start a lost rank again" in waited[0]
+    assert "fixed set of workers: have the launcher start a lost rank again" in waited[0]
     assert left == ["I am gone"]

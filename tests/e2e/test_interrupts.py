@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,24 +22,24 @@ from tests.support.ranks import join, run_ranks
 
 SECONDS = 20.0
 # Files of the client whose functions run in a synchronous call.
-NAMES = ("interrupts", "work", "works", "group_calls", "synchronous", "handles", "delegate")
-FILES = tuple(f"/{name}.py" for name in NAMES)
+FILES = ("interrupts", "work", "works", "group_calls", "synchronous", "handles", "delegate")
 # Sums over the ranks: rank 0 contributes the number, rank 1 contributes one more.
 Call = Callable[[float], float]
 
 
 class _Entries:
-    """Counts the functions of ``FILES`` that a call enters, and interrupts at the entry of one.
+    """Counts the functions of some files that a call enters, and interrupts at the entry of one.
 
     The interpreter also runs signal handlers at the entry of functions.
     """
 
-    def __init__(self, interrupted: int) -> None:
+    def __init__(self, files: Sequence[str], interrupted: int) -> None:
+        self._files = tuple(f"/{file}.py" for file in files)
         self._interrupted = interrupted
         self.count = 0
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.endswith(FILES):
+        if event == "call" and frame.f_code.co_filename.endswith(self._files):
             self.count += 1
             if self.count == self._interrupted:
                 signal.raise_signal(signal.SIGALRM)
@@ -123,17 +123,18 @@ def _interrupted(
     job: str,
     kind: str,
     error: type[BaseException],
+    files: Sequence[str],
 ) -> int:
     """Interrupt rank 0 at each entry, each in a group of its own; returns how many there are."""
 
-    def connect(point: int) -> Any:
+    def connect(point: int) -> AbstractContextManager[Call]:
         return _CONNECT[kind](rank, world, addresses, f"{folder}/{point}", f"{job}.{point}")
 
     def interrupted_call(point: int) -> float:
-        with _handler_raises(error), _Entries(point).watching():
+        with _handler_raises(error), _Entries(files, point).watching():
             return call(100)
 
-    nowhere = _Entries(0)
+    nowhere = _Entries(files, 0)
     with connect(0) as call, nowhere.watching():
         call(10)
     for point in range(1, nowhere.count + 1):
@@ -149,19 +150,28 @@ def _interrupted(
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"),
+    ("kind", "error", "files"),
     [
-        *((kind, KeyboardInterrupt) for kind in _CONNECT),
-        ("torch", TimeoutError),
-        ("horovod", TimeoutError),
+        ("numpy", KeyboardInterrupt, FILES),
+        ("torch", KeyboardInterrupt, FILES),
+        ("horovod", KeyboardInterrupt, FILES),
+        ("inner", KeyboardInterrupt, ("interrupts", "delegate")),
+        ("torch", TimeoutError, ("interrupts", "group_calls")),
+        ("horovod", TimeoutError, ("interrupts", "synchronous", "handles")),
     ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", ""),
 )
 def test_an_interrupt_gives_no_wrong_sum(
-    addresses: list[str], tmp_path: Path, job: str, kind: str, error: type[BaseException]
+    addresses: list[str],
+    tmp_path: Path,
+    job: str,
+    kind: str,
+    error: type[BaseException],
+    files: Sequence[str],
 ) -> None:
     """Regression: the repeated call met the next call of the other ranks: wrong sums."""
-    points = run_ranks(2, _interrupted, addresses, str(tmp_path), job, kind, error)
-    assert points[0] == points[1] >= 8
+    points = run_ranks(2, _interrupted, addresses, str(tmp_path), job, kind, error, files)
+    assert points[0] == points[1] >= len(files)
 
 
 def _interrupted_while_waiting(
