@@ -514,10 +514,12 @@ BEHAVIOUR = (
 )
 
 
-def _interrupted(rank: int, world: int, addresses: list[str], job: str) -> list[float]:
-    """Ctrl-C interrupts rank 0 after the sums of its second step; the program steps again."""
+def _interrupted(
+    rank: int, world: int, addresses: list[str], job: str, where: tuple[type, str]
+) -> list[float]:
+    """Ctrl-C interrupts rank 0 in a function of its second step; the program steps again."""
 
-    def interrupt(gradients: Gradients) -> None:
+    def interrupt(*_: object) -> None:
         patch.undo()
         raise KeyboardInterrupt
 
@@ -536,7 +538,7 @@ def _interrupted(rank: int, world: int, addresses: list[str], job: str) -> list[
     found = [step(10)]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(hvd.HorovodInternalError):
         if rank == 0:
-            patch.setattr(Gradients, "_hook_those_that_learn", interrupt)
+            patch.setattr(*where, interrupt)
             with pytest.raises(KeyboardInterrupt):
                 step(100)
         for number in (100, 1_000, 10_000):
@@ -545,8 +547,15 @@ def _interrupted(rank: int, world: int, addresses: list[str], job: str) -> list[
     return found
 
 
-def test_an_interrupt_in_a_step_ends_horovod(addresses: list[str], job: str) -> None:
+@pytest.mark.parametrize(
+    "where",
+    [(Gradients, "_hook_those_that_learn"), (torch.optim.SGD, "step")],
+    ids=["the wait", "the update"],
+)
+def test_an_interrupt_in_a_step_ends_horovod(
+    addresses: list[str], job: str, where: tuple[type, str]
+) -> None:
     """Regression: the repeated step met the next step of the other ranks: wrong gradients."""
-    zero, one = run_ranks(2, _interrupted, addresses, job)
+    zero, one = run_ranks(2, _interrupted, addresses, job, where)
     assert zero == [10.5]
     assert one in ([10.5], [10.5, 100.5])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -18,11 +19,11 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from reducer_client.horovod.context import current
 from reducer_client.horovod.errors import HorovodInternalError
 from reducer_client.horovod.handles import Handle
 from reducer_client.horovod.process_sets import ProcessSet
 from reducer_client.horovod.requests import Average, ReduceOp
-from reducer_client.horovod.synchronous import ends_on_interrupt
 from reducer_client.horovod.torch.compression import Compressor
 from reducer_client.horovod.torch.layouts import Layouts, laid_out
 from reducer_client.horovod.torch.ops import allreduce_async_, grouped_allreduce_async_
@@ -99,9 +100,13 @@ class Gradients:
         if not self._takes_part:
             self.forget()
             return
-        self._finish()
+        with self.end_on_interrupt():
+            self._finish()
 
-    @ends_on_interrupt
+    def end_on_interrupt(self) -> AbstractContextManager[None]:
+        """A block whose interrupt ends Horovod on this rank, if the rank sends gradients."""
+        return current().end_on_interrupt if self._takes_part else nullcontext()
+
     def _finish(self) -> None:
         try:
             if not self._exchange.sparse_as_dense:

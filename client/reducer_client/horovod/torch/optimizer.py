@@ -133,15 +133,17 @@ class _Distributed(torch.optim.Optimizer):
         """Wait for the gradients, then step.
 
         After ``synchronize`` without ``skip_synchronize`` it warns, and reduces gradients again
-        only if there was another backward pass.
+        only if there was another backward pass. A repeated step would do so, too, so an interrupt
+        of the update ends Horovod as well.
         """
-        if not self._skips:
-            self._synchronize_for_step(closure is not None)
-            closure = closure and self._synchronized(closure)
-        try:
-            return super().step(closure)
-        finally:
-            self._is_synchronized = False
+        with self._gradients.end_on_interrupt():
+            if not self._skips:
+                self._synchronize_for_step(closure is not None)
+                closure = closure and self._synchronized(closure)
+            try:
+                return super().step(closure)
+            finally:
+                self._is_synchronized = False
 
     # Hooks of steps run once, when the gradients are there: in the step of the optimizer's class.
     cast(Any, step).hooked = True

@@ -179,6 +179,6 @@ class _Keeper:
         self._forget_gradients()
 
     def _forget_gradients(self) -> None:
-        """Else the gradients of an unfinished step would be added to the next ones."""
+        """Drop the gradients of an unfinished step, to which the next step would add its own."""
         if isinstance(self._value, torch.optim.Optimizer):
             forget_gradients(self._value)
