@@ -49,17 +49,19 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
 
     @collective("send")
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> Any:  # noqa: N803
-        return self._inner_of(tensors)().send(_plain(tensors), dstRank, tag)
+        return self._inner.find(tensors[0].device).send(_plain(tensors), dstRank, tag)
 
     @collective("recv")
     def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> Any:  # noqa: N803
-        inner = self._inner_of(tensors)
-        return self._fill(tensors, lambda plain: inner().recv(plain, srcRank, tag))
+        return self._fill(
+            tensors, lambda inner, plain: inner.recv(plain, srcRank, tag), tensors[0].device
+        )
 
     @collective("recv_anysource")
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
-        inner = self._inner_of(tensors)
-        return self._fill(tensors, lambda plain: inner().recv_anysource(plain, tag))
+        return self._fill(
+            tensors, lambda inner, plain: inner.recv_anysource(plain, tag), tensors[0].device
+        )
 
     @collective("scatter")
     @overloads(scatter_one)
@@ -69,10 +71,12 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
         input_tensors: list[Tensors],
         opts: ScatterOptions | None = None,
     ) -> Any:
-        options, inner = opts or ScatterOptions(), self._inner_of(output_tensors)
-        sent = [_plain(parts) for parts in input_tensors]
+        options, sent = opts or ScatterOptions(), [_plain(parts) for parts in input_tensors]
         return self._fill(
-            output_tensors, lambda plain: inner().scatter(plain, sent, options), options.asyncOp
+            output_tensors,
+            lambda inner, plain: inner.scatter(plain, sent, options),
+            output_tensors[0].device,
+            options.asyncOp,
         )
 
     @collective("gather")
@@ -83,24 +87,25 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
         input_tensors: Tensors,
         opts: GatherOptions | None = None,
     ) -> Any:
-        options = opts or GatherOptions()
-        inner, sent = self._inner_of(input_tensors), _plain(input_tensors)
+        options, sent = opts or GatherOptions(), _plain(input_tensors)
 
-        def start(plain: Tensors) -> Any:
-            return inner().gather([plain] if output_tensors else [], sent, options)
+        def start(inner: Any, plain: Tensors) -> Any:
+            return inner.gather([plain] if output_tensors else [], sent, options)
 
         outputs = output_tensors[0] if output_tensors else []  # none but on the root
-        return self._fill(outputs, start, options.asyncOp)
+        return self._fill(outputs, start, input_tensors[0].device, options.asyncOp)
 
     @collective("all_to_all")
     @overloads(alltoall_within)
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: AllToAllOptions | None = None
     ) -> Any:
-        options = opts or AllToAllOptions()
-        inner, sent = self._inner_of(input_tensors), _plain(input_tensors)
+        options, sent = opts or AllToAllOptions(), _plain(input_tensors)
         return self._fill(
-            output_tensors, lambda plain: inner().alltoall(plain, sent, options), options.asyncOp
+            output_tensors,
+            lambda inner, plain: inner.alltoall(plain, sent, options),
+            input_tensors[0].device,
+            options.asyncOp,
         )
 
     @collective("all_to_all")
@@ -113,36 +118,35 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
         input_split_sizes: list[int],
         opts: AllToAllOptions | None = None,
     ) -> Any:
-        options = opts or AllToAllOptions()
-        inner, (sent,) = self._inner_of([input]), _plain([input])
+        options, (sent,) = opts or AllToAllOptions(), _plain([input])
         splits = (output_split_sizes, input_split_sizes)
         return self._fill(
             [output],
-            lambda plain: inner().alltoall_base(*plain, sent, *splits, options),
+            lambda inner, plain: inner.alltoall_base(*plain, sent, *splits, options),
+            input.device,
             options.asyncOp,
         )
 
     alltoall_base = all_to_all_single
 
-    def _inner_of(self, tensors: Tensors) -> Callable[[], Any]:
-        """A function that finds the inner group for tensors, to be called when the call starts.
-
-        The group may end at the start of a synchronous call, because of an earlier interrupt.
-        """
-        return partial(self._inner.find, tensors[0].device)
-
     def _fill(
-        self, outputs: Tensors, start: Callable[[Tensors], Any], asynchronous: bool = True
+        self,
+        outputs: Tensors,
+        start: Callable[[Any, Tensors], Any],
+        device: torch.device,
+        asynchronous: bool = True,
     ) -> Any:
-        """Start a call of an inner group that writes to ``outputs``. Wait for a synchronous one.
+        """Start a call of the device's inner group that writes to ``outputs``.
+
+        Waits for a synchronous call. An earlier interrupt may end the group at its start, so only
+        then is the inner group looked up.
 
         Outputs that the inner group cannot write to receive their values through contiguous copies.
         """
         own = [with_memory(tensor) for tensor in outputs]
         plain = _plain(own)
         apart = [pair for pair in zip(own, plain, strict=True) if pair[0] is not pair[1]]
-        cuda = bool(own) and own[0].is_cuda
-        stream = torch.cuda.current_stream(own[0].device) if cuda else None
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
         def finish(work: Any) -> None:
             with torch.inference_mode(), torch.cuda.stream(stream):
@@ -151,8 +155,10 @@ class DelegatingGroup(_ProcessGroup):  # type: ignore[misc]  # the base is Any
                     output.detach().copy_(values)
 
         if not asynchronous:
-            return self._calls.wait_here(lambda: finish(start(plain)), outputs)
-        work = start(plain)
+            return self._calls.wait_here(
+                lambda: finish(start(self._inner.find(device), plain)), outputs
+            )
+        work = start(self._inner.find(device), plain)
         if not apart:
             return work
         waiting: Any = self._calls.start_waiting(partial(finish, work), outputs)

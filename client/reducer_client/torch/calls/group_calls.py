@@ -15,7 +15,7 @@ from reducer_client.group import Group
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.torch.calls.callbacks import CallbackThreads
 from reducer_client.torch.calls.name_scopes import MainScope, Scope
-from reducer_client.torch.calls.single_rank import SingleRankGroup
+from reducer_client.torch.calls.single_rank import Done, SingleRankGroup
 from reducer_client.torch.calls.tasks import Task
 from reducer_client.torch.calls.works import CallWork, EndGroup, Handle, OnDone, Receipt
 from reducer_client.torch.tensors.cuda import CudaStaging
@@ -159,9 +159,7 @@ class GroupCalls:
 
         def start() -> CallWork:
             run()
-            work, done = CallWork(outputs, Scope("done"), self._threads), Task(Scope("done"), None)
-            done.run(lambda: None)
-            return work.start(lambda _: done)
+            return CallWork(outputs, Scope("waiting"), self._threads).start(lambda _: Done())
 
         return self._make(start, asynchronous=False)
 

@@ -10,7 +10,7 @@ from reducer_client.arrays import Array
 from reducer_client.torch.calls.works import OnDone
 
 
-class _Done:
+class Done:
     """The handle of a call that was complete at once."""
 
     done = True
@@ -28,16 +28,16 @@ class SingleRankGroup:
     reducers = 1
     step_timeout = None
 
-    def all_reduce(self, array: Array, op: str, *, out: Array, **options: Any) -> _Done:
+    def all_reduce(self, array: Array, op: str, *, out: Array, **options: Any) -> Done:
         return _copy(array, out, **options)
 
-    def broadcast(self, array: Array, root: int, *, out: Array, **options: Any) -> _Done:
+    def broadcast(self, array: Array, root: int, *, out: Array, **options: Any) -> Done:
         return _copy(array, out, **options)
 
-    def all_gather(self, array: Array, *, out: Array, **options: Any) -> _Done:
+    def all_gather(self, array: Array, *, out: Array, **options: Any) -> Done:
         return _copy(array, out, **options)
 
-    def reduce_scatter(self, array: Array, op: str, *, out: Array, **options: Any) -> _Done:
+    def reduce_scatter(self, array: Array, op: str, *, out: Array, **options: Any) -> Done:
         return _copy(array, out, **options)
 
     def barrier(self, timeout: float | None = None, key: str | None = None) -> None:
@@ -50,10 +50,10 @@ class SingleRankGroup:
         return
 
 
-def _copy(array: Array, out: Array, *, on_done: OnDone | None = None, **options: Any) -> _Done:
+def _copy(array: Array, out: Array, *, on_done: OnDone | None = None, **options: Any) -> Done:
     if out is not array:
         np.copyto(out.reshape(-1), array.reshape(-1))
-    done = _Done()
+    done = Done()
     if on_done is not None:
         on_done(done)
     return done
