@@ -41,7 +41,6 @@ class Forming:
         self.incarnations: dict[int, bytes] = {}
         self.changed = False
         self._run_ids: dict[int, str] = {}  # of the ranks that have given one
-        self._first_rank = hello.rank
 
     def admit(self, hello: messages.Hello, session: int) -> int | None:
         """Admit the rank. Returns the session that the rank had before, if any.
@@ -87,9 +86,8 @@ class Forming:
 
     def _agree(self, who: str, what: str, got: int, expected: int) -> None:
         if got != expected:
-            other = min(self.sessions, default=self._first_rank)
             raise JoinError(
-                f"{who} says {what} {got}, rank {other} says {expected}: "
+                f"{who} says {what} {got}, rank {min(self.sessions)} says {expected}: "
                 f"start all ranks with the same {what}"
             )
 

@@ -412,6 +412,16 @@ def test_groups_of_a_job_form_at_the_same_moment_beside_its_run() -> None:
     assert sums == {name: bytes([2 * (1 + n)]) * 8 for n, name in enumerate(names)}
 
 
+def test_an_error_names_a_rank_that_is_still_there() -> None:
+    """Regression: the error named the first rank of the run, which had left."""
+    lane = SimLane()
+    first, second = Scripted(lane, 0, 3), Scripted(lane, 1, 3)
+    first.session.lose()
+    wrong = Scripted(lane, 2, 4)
+    assert "rank 2 of job 'job' says world size 4, rank 1 says 3" in wrong.error().message
+    assert pending(second)
+
+
 def test_a_group_takes_nobody_who_does_not_name_it() -> None:
     lane = SimLane()
     zero = Scripted(lane, 0, 2, run_id="run#a")
