@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from reducer.server import config
+from reducer.units import parse_int
 
 _METAVARS = {
     "host": "HOST",
@@ -49,7 +50,9 @@ def _metavar(name: str, option: config.Option) -> str:
         return "|".join(option.choices)
     if option.unit:
         return option.unit.upper()
-    return _METAVARS.get(name.rsplit("_", 1)[-1], "NUMBER" if option.default.isdigit() else "VALUE")
+    return _METAVARS.get(
+        name.rsplit("_", 1)[-1], "NUMBER" if option.parse is parse_int else "VALUE"
+    )
 
 
 def effective(file: str | None, given: dict[str, Any]) -> config.Effective:
