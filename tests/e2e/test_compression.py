@@ -26,7 +26,7 @@ from tests.support.ranks import run_ranks
 
 SEED = 1
 EPOCHS = 8
-# Accuracy below that of whole gradients: half a point, four of the 797 images.
+# How much less accuracy than with whole gradients is allowed: half a point, 4 of the 797 images.
 TOLERANCE = 0.005
 # Share of frame headers in the bytes of gradients; here 0.2 to 1.8 %.
 HEADERS = 0.03

@@ -102,7 +102,7 @@ def _submit(hierarchy: Hierarchy, tensor: torch.Tensor, op: Any, key: str, **opt
 
 
 def _sums(rank: int, hierarchy: Hierarchy) -> None:
-    """With all calls in flight at once, the bits are those of two levels, for any pieces."""
+    """With all calls in flight at once, the bits are a two-level sum's, for pieces of any size."""
     done: list[str] = []
     under_way = []
     cases = [(dtype, "mean", COUNT) for dtype in DTYPES]

@@ -159,7 +159,7 @@ def _interrupted(
         ("torch", TimeoutError, ("interrupts", "group_calls")),
         ("horovod", TimeoutError, ("interrupts", "synchronous", "handles")),
     ],
-    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", ""),
+    ids=["numpy", "torch", "horovod", "inner", "torch-handler", "horovod-handler"],
 )
 def test_an_interrupt_gives_no_wrong_sum(
     addresses: list[str],
@@ -171,7 +171,7 @@ def test_an_interrupt_gives_no_wrong_sum(
 ) -> None:
     """Regression: the repeated call met the next call of the other ranks: wrong sums."""
     points = run_ranks(2, _interrupted, addresses, str(tmp_path), job, kind, error, files)
-    assert points[0] == points[1] >= len(files)
+    assert points[0] == points[1] > len(files)
 
 
 def _interrupted_while_waiting(

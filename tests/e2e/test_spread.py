@@ -41,7 +41,7 @@ def _assert_even(loads: np.ndarray[Any, Any]) -> None:
 
 @contextmanager
 def _process_groups(groups: Groups) -> Iterator[list[Any]]:
-    """Process groups like those of ``init_process_group("reducer")``, all in this process."""
+    """Process groups as ``init_process_group("reducer")`` makes them, all in this process."""
     pytest.importorskip("torch")
     from reducer_client.torch import Options
     from reducer_client.torch.backend.inner_groups import InnerGroups

@@ -245,7 +245,7 @@ def test_a_newcomer_has_no_session_and_no_buffer(daemon: Daemon, key: bytes) -> 
 
 
 def test_what_a_stranger_makes_us_hold(key: bytes) -> None:
-    """Our objects for a handshake at each of its steps, without those of the event loop."""
+    """Our objects for a handshake at each of its steps, without the event loop's objects."""
     gate = PskGate(key, 0, INCARNATION, lambda job: Newcomer)  # type: ignore[arg-type, return-value]
     opening = complete(job="n" * 128, master=key).opening
     count = 200

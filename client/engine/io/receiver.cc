@@ -74,7 +74,7 @@ std::optional<Failure> Receiver::received(size_t size, FrameSink* sink) {
   for (;;) {
     if (!failure) failure = gather();
     if (frames_.empty()) return failure;
-    // Each of these failures concerns an earlier frame than the failure before it does.
+    // A failure from here concerns an earlier frame than the failure that it replaces.
     if (auto earlier = sink->take(&frames_)) failure = std::move(earlier);
     if (auto earlier = place()) failure = std::move(earlier);
   }

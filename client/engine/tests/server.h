@@ -206,7 +206,7 @@ inline ors::Options options(uint32_t rank, std::vector<std::string> addresses) {
   o.world_size = kWorld;
   o.chunk_table = {{0, 16384}};
   o.connect_timeout = 10;
-  o.silence = 60;  // TinyLane has no routes; a lane silent for this long would lead to a new one
+  o.silence = 60;  // TinyLane has no routes, and a shorter silence of a starved lane makes one
   o.incarnation = std::string(16, static_cast<char>('0' + rank));
   return o;
 }

@@ -200,7 +200,7 @@ void test_flood() {
   CHECK(longest < kOnceFlooded);
   const Round peer(engines[1].get(), "key", kSmallCount);
   CHECK(engines[0]->wait(round.operation, kLong) && !round.operation->failure());
-  CHECK(engines[1]->wait(peer.operation, kLong));  // until then it writes to `peer`
+  CHECK(engines[1]->wait(peer.operation, kLong));  // the engine writes to `peer` until then
 }
 
 std::atomic<int> signals{0};

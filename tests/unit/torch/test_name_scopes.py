@@ -1,4 +1,4 @@
-"""Names of calls separate the calls of callbacks from those of the program."""
+"""Names of calls separate the calls of callbacks from the program's calls."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_runs_may_end_and_begin_during_a_report() -> None:
 
 
 def test_no_part_of_a_report_is_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise runs would count twice, also those of a lane that died during its report."""
+    """Otherwise runs would count twice, also the runs of a lane that died during its report."""
     lane = many_runs()
     parts = list(map(told, lane.core.parts(lane.now)))
     numbers = lane.lane_report().numbers
