@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "abi.h"
-#include "io/loop.h"
+#include "io/engine.h"
 
 namespace ors::nccl {
 

@@ -68,7 +68,7 @@ class Listener {
 
  private:
   struct Stranger {
-    Descriptor fd;
+    FileDescriptor fd;
     std::string name;
     std::array<uint8_t, kHelloBytes> hello{};
     size_t got = 0;
@@ -76,7 +76,7 @@ class Listener {
   struct Arriving {
     Identity connection{};
     std::string name;
-    std::vector<Descriptor> sockets;
+    std::vector<FileDescriptor> sockets;
     size_t missing = 0;
   };
 
@@ -87,7 +87,7 @@ class Listener {
   Arriving* find(const Hello& hello, const std::string& name);
   void refuse(const std::string& name, const std::string& why);
 
-  Descriptor fd_;
+  FileDescriptor fd_;
   Identity identity_ = random_identity();
   std::deque<Stranger> strangers_;  // the oldest first
   std::deque<Arriving> arriving_;   // the oldest first
@@ -97,7 +97,7 @@ class Listener {
 Listener::Listener(const Device& device) {
   SocketAddress address = device.address;
   set_any_port(&address);
-  fd_ = Descriptor(open_guarded([&] {
+  fd_ = FileDescriptor(open_guarded([&] {
     return ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   }));
   if (!fd_.open()) throw_error(errno, "socket");
@@ -149,7 +149,7 @@ void Listener::accept_pending() {
     if (full || strangers_.size() == kMostStrangers) drop_oldest();
     if (fd < 0) continue;  // out of descriptors, or the peer has closed the socket already
     Stranger stranger;
-    stranger.fd = Descriptor(fd);
+    stranger.fd = FileDescriptor(fd);
     stranger.name = address_text(from);
     strangers_.push_back(std::move(stranger));
   }
@@ -200,7 +200,8 @@ Listener::Arriving* Listener::find(const Hello& hello, const std::string& name) 
            "it is the oldest connection that lacks sockets, and there are too many of them");
     arriving_.pop_front();
   }
-  arriving_.push_back({hello.connection, name, std::vector<Descriptor>(hello.count), hello.count});
+  arriving_.push_back(
+      {hello.connection, name, std::vector<FileDescriptor>(hello.count), hello.count});
   return &arriving_.back();
 }
 

@@ -29,7 +29,7 @@ size_t bytes_of(const iovec* parts, int count) {
 }
 
 template <class Socket>
-std::vector<Socket> adopt(std::vector<Descriptor> descriptors) {
+std::vector<Socket> adopt(std::vector<FileDescriptor> descriptors) {
   std::vector<Socket> sockets(descriptors.size());
   for (size_t i = 0; i < sockets.size(); ++i) sockets[i].fd = std::move(descriptors[i]);
   return sockets;
@@ -42,19 +42,19 @@ std::string shown(const Piece& piece) {
 
 }  // namespace
 
-Descriptor::Descriptor(int fd) : fd_(fd), generation_(fork_generation()) {}
+FileDescriptor::FileDescriptor(int fd) : fd_(fd), generation_(fork_generation()) {}
 
-Descriptor::Descriptor(Descriptor&& other) noexcept
+FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)), generation_(other.generation_) {}
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
   reset();
   fd_ = std::exchange(other.fd_, -1);
   generation_ = other.generation_;
   return *this;
 }
 
-void Descriptor::reset() {
+void FileDescriptor::reset() {
   if (open() && generation_ == fork_generation()) close_guarded(fd_);
   fd_ = -1;
 }
@@ -122,7 +122,7 @@ void Comm::complete(Request* request) {
 
 // --- sending ---
 
-SendComm::SendComm(std::vector<Descriptor> sockets, std::string peer, size_t piece)
+SendComm::SendComm(std::vector<FileDescriptor> sockets, std::string peer, size_t piece)
     : Comm(std::move(peer), sockets.size()),
       piece_(piece),
       sockets_(adopt<Socket>(std::move(sockets))) {}
@@ -212,7 +212,7 @@ void SendComm::sent(Socket* socket, size_t size) {
 
 // --- receiving ---
 
-ReceiveComm::ReceiveComm(std::vector<Descriptor> sockets, std::string peer)
+ReceiveComm::ReceiveComm(std::vector<FileDescriptor> sockets, std::string peer)
     : Comm(std::move(peer), sockets.size()), sockets_(adopt<Socket>(std::move(sockets))) {}
 
 void ReceiveComm::close_sockets() {

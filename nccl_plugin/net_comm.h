@@ -22,13 +22,13 @@ namespace ors::nccl {
 
 // Owns a socket of this process. In a forked child fork.h has closed the socket, and the number may
 // belong to another file, so the child does not close it again.
-class Descriptor {
+class FileDescriptor {
  public:
-  Descriptor() = default;
-  explicit Descriptor(int fd);
-  Descriptor(Descriptor&& other) noexcept;
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor() { reset(); }
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd);
+  FileDescriptor(FileDescriptor&& other) noexcept;
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor() { reset(); }
 
   int get() const { return fd_; }
   bool open() const { return fd_ >= 0; }
@@ -93,11 +93,11 @@ class Comm {
 
 class SendComm final : public Comm {
  public:
-  SendComm(std::vector<Descriptor> sockets, std::string peer, size_t piece);
+  SendComm(std::vector<FileDescriptor> sockets, std::string peer, size_t piece);
 
  private:
   struct Socket {
-    Descriptor fd;
+    FileDescriptor fd;
     Piece piece;
     std::array<uint8_t, kPieceBytes> header{};
     size_t written = 0;  // bytes of header and payload; 0: this socket has no piece
@@ -119,13 +119,13 @@ class SendComm final : public Comm {
 
 class ReceiveComm final : public Comm {
  public:
-  ReceiveComm(std::vector<Descriptor> sockets, std::string peer);
+  ReceiveComm(std::vector<FileDescriptor> sockets, std::string peer);
 
  private:
   // kParked: the header names a message without a request, so the payload is not read yet.
   enum class Step { kHeader, kParked, kPayload, kEnded };
   struct Socket {
-    Descriptor fd;
+    FileDescriptor fd;
     Step step = Step::kHeader;
     std::array<uint8_t, kPieceBytes> header{};
     size_t header_got = 0;

@@ -45,7 +45,7 @@ class Attempt {
 
  private:
   struct Socket {
-    Descriptor fd;
+    FileDescriptor fd;
     bool connected = false;
     std::array<uint8_t, kHelloBytes> hello{};
     size_t said = 0;
@@ -78,7 +78,7 @@ Result Attempt::advance(Comm** comm) {
     ready = ready && socket.said == kHelloBytes;
   }
   if (!ready) return kSuccess;
-  std::vector<Descriptor> descriptors;
+  std::vector<FileDescriptor> descriptors;
   for (Socket& socket : sockets_) descriptors.push_back(std::move(socket.fd));
   const std::string peer = address_text(handle_.address);
   const size_t count = descriptors.size();
@@ -90,7 +90,7 @@ Result Attempt::advance(Comm** comm) {
 Result Attempt::advance(Socket* socket) {
   if (!socket->fd.open()) {
     int error = 0;
-    socket->fd = Descriptor(begin_connect(handle_.address, "", nullptr, &error));
+    socket->fd = FileDescriptor(begin_connect(handle_.address, "", nullptr, &error));
     if (!socket->fd.open()) return failed("connect", error);
     (void)::setsockopt(socket->fd.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes,
                        sizeof kUnsentBytes);

@@ -17,7 +17,7 @@ import numpy as np
 
 from bench.scale.host import KERNELS, ZEROS
 from bench.scale.network import Frame
-from reducer.core.rounds.plan import Plan
+from reducer.core.rounds.chunk_plan import ChunkPlan
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
 from reducer.wire.decoder import Decoder
@@ -97,7 +97,7 @@ class ModelWorker:
     """The client's rules with sizes instead of bytes."""
 
     def __init__(
-        self, rank: int, hellos: Sequence[messages.Hello], plan: Plan, owned: Sequence[range]
+        self, rank: int, hellos: Sequence[messages.Hello], plan: ChunkPlan, owned: Sequence[range]
     ) -> None:
         """`hellos` and `owned` (the chunks of a round) by lane."""
         self.joined = False

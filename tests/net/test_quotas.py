@@ -12,7 +12,7 @@ import pytest
 
 from reducer import keyfile
 from reducer.core.limits.quotas import SPARE_CONNECTIONS, allowed_connections
-from reducer.server.data.silent import MAX_SILENT
+from reducer.server.data.before_hello import MAX_BEFORE_HELLO
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.decoder import Decoder
@@ -90,17 +90,17 @@ def test_silent_connections_of_one_job_push_out_its_own(
     """A worker of another job that is slow to send HELLO keeps its connection."""
     with ExitStack() as stack:
         slow = stack.enter_context(connect(daemon.port, key=key, job="slow"))
-        dropped = daemon.lane_total("silent_dropped")
-        for _ in range(MAX_SILENT + 50):
+        dropped = daemon.lane_total("dropped_before_hello")
+        for _ in range(MAX_BEFORE_HELLO + 50):
             stack.enter_context(connect(daemon.port, key=key, job="greedy"))
-        assert daemon.lane_total("silent_dropped") >= dropped + 40
+        assert daemon.lane_total("dropped_before_hello") >= dropped + 40
         message = messages.Hello(
             job="slow", rank=0, world_size=1, incarnation=bytes(16), slot=0, reducers=1,
             run_id="r", chunk_table=((0, 65_536),),
         )  # fmt: skip
         slow.sendall(frame_of(message))
         assert slow.recv(80)[5] == MessageKind.WELCOME
-    assert daemon.lane_total("silent_dropped") < dropped + MAX_SILENT
+    assert daemon.lane_total("dropped_before_hello") < dropped + MAX_BEFORE_HELLO
 
 
 def test_runs_of_one_job_leave_room_for_others(daemon: Daemon, key: bytes, calm: Worker) -> None:

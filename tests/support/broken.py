@@ -61,7 +61,7 @@ def immutability() -> None:
 
 def freeing() -> None:
     """A result counts as stable as soon as one rank has it."""
-    from reducer.core.rounds.keytable import KeyRounds
+    from reducer.core.rounds.key_table import KeyRounds
 
     before = KeyRounds.report
 

@@ -20,7 +20,7 @@ from reducer.wire.header import HEADER_SIZE, PREFACE_SIZE
 Direction = Literal["up", "down"]  # up: from the worker to the reducer
 DIRECTIONS: tuple[Direction, ...] = ("up", "down")
 Harm = Callable[["Stream", bytes], Awaitable[None]]
-Plan = Callable[["Stream"], Harm]
+ChunkPlan = Callable[["Stream"], Harm]
 
 _READ = 1 << 18
 _LENGTH = struct.Struct("<I")
@@ -69,7 +69,7 @@ class Stream:
         await self._gate.wait()
         await asyncio.get_running_loop().sock_sendall(self._sink, data)
 
-    async def run(self, plan: Plan, framed: bool) -> None:
+    async def run(self, plan: ChunkPlan, framed: bool) -> None:
         harm = plan(self)
         try:
             async for piece in self._frames() if framed else self._reads():
@@ -112,7 +112,7 @@ class Proxies:
     """
 
     def __init__(
-        self, upstreams: Sequence[str], plan: Plan = harmless, *, framed: bool = False
+        self, upstreams: Sequence[str], plan: ChunkPlan = harmless, *, framed: bool = False
     ) -> None:
         self._upstreams = [_parse(address) for address in upstreams]
         self._plan = plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reducer.core.rounds.plan import Plan, make_plan
+from reducer.core.rounds.chunk_plan import ChunkPlan, make_plan
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, ErrorCode, MessageKind, ReduceOp
 from reducer.wire.decoder import Frame
@@ -50,7 +50,7 @@ class Scripted:
         self.hello = messages.Hello(**{**fields, **hello})  # type: ignore[arg-type]
         self.session.send(control(self.hello))
 
-    def plan(self, spec: Spec) -> Plan:
+    def plan(self, spec: Spec) -> ChunkPlan:
         return make_plan(spec.collective, spec.dtype, spec.count, self.world_size, self.table)
 
     def header(self, spec: Spec, chunk: int = 0, **fields: int) -> Header:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reducer import kernels
-from reducer.core.rounds.plan import Plan, make_plan
+from reducer.core.rounds.chunk_plan import ChunkPlan, make_plan
 from reducer.core.rounds.route import Route
 from reducer.wire import messages
 from reducer.wire.codes import Collective, DType, MessageKind, ReduceOp
@@ -269,7 +269,7 @@ class Worker:
         for link in self.links:
             link.sock.sendall(pack_header(header, crc32c) + entries)
 
-    def plan(self, array: npt.NDArray[np.generic]) -> Plan:
+    def plan(self, array: npt.NDArray[np.generic]) -> ChunkPlan:
         return make_plan(
             Collective.ALL_REDUCE, _DTYPES[array.dtype.name], array.size, self.world_size,
             self._table,
@@ -277,7 +277,7 @@ class Worker:
 
     def contribute(
         self, name: str, round_: int, array: npt.NDArray[np.generic], op: int = ReduceOp.SUM
-    ) -> Plan:
+    ) -> ChunkPlan:
         """Send every chunk, within the credit."""
         plan = self.plan(array)
         key = key_id(name)
@@ -303,7 +303,9 @@ class Worker:
             link.sock.sendall(pack_header(header, crc32c) + bytes(data))
         return plan
 
-    def collect(self, name: str, round_: int, plan: Plan, like: npt.NDArray[np.generic]) -> bytes:
+    def collect(
+        self, name: str, round_: int, plan: ChunkPlan, like: npt.NDArray[np.generic]
+    ) -> bytes:
         """Wait for all results of a round, and put them together."""
         key = key_id(name)
         wanted = [(key, round_, chunk) for chunk in range(plan.chunks)]

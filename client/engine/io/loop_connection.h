@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "io/loop.h"
+#include "io/engine.h"
 #include "io/receiver.h"
 #include "io/sender.h"
 

@@ -179,7 +179,7 @@ std::optional<Failure> Joining::maybe_join(double now) {
   run_.epoch = welcome.epoch;
   run_.heartbeat = welcome.heartbeat_ms / 1000.0;
   for (Reducer& reducer : lanes_.reducers()) reducer.slot = reducer.lanes[0]->welcome.slot;
-  routing_.begin(std::move(lanes_by_slot));
+  current_route_.begin(std::move(lanes_by_slot));
   run_.joined = true;
   for (Lane* lane : lanes_.all()) {
     lane->bind();

@@ -12,11 +12,11 @@ namespace ors {
 
 class Joining {
  public:
-  Joining(Run* run, Lanes* lanes, Routing* routing, Rounds* rounds, Streams* streams,
+  Joining(Run* run, Lanes* lanes, CurrentRoute* current_route, Rounds* rounds, Streams* streams,
           Suspicions* suspicions, Recovery* recovery)
       : run_(*run),
         lanes_(*lanes),
-        routing_(*routing),
+        current_route_(*current_route),
         rounds_(*rounds),
         streams_(*streams),
         suspicions_(*suspicions),
@@ -36,7 +36,7 @@ class Joining {
 
   Run& run_;
   Lanes& lanes_;
-  Routing& routing_;
+  CurrentRoute& current_route_;
   Rounds& rounds_;
   Streams& streams_;
   Suspicions& suspicions_;

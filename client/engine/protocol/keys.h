@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "protocol/keymap.h"
-#include "protocol/round.h"
+#include "protocol/round_records.h"
 #include "protocol/run.h"
 
 namespace ors {

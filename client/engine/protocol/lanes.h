@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "codec/failure.h"
-#include "protocol/lane.h"
+#include "protocol/lane_record.h"
 
 namespace ors {
 

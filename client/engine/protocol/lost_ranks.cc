@@ -31,7 +31,7 @@ std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload
 std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) const {
   std::optional<std::string> reason;
   for (const Reducer& reducer : lanes_.reducers()) {
-    if (!routing_.live(reducer)) continue;
+    if (!current_route_.live(reducer)) continue;
     if (!reducer.reached()) {
       const bool long_ago = reducer.lost_at >= 0 && now - reducer.lost_at >= kUnreachedLane;
       if (!long_ago) return std::nullopt;

@@ -12,8 +12,8 @@ namespace ors {
 
 class LostRanks {
  public:
-  LostRanks(Run* run, Lanes* lanes, const Routing* routing, const Rounds* rounds)
-      : run_(*run), lanes_(*lanes), routing_(*routing), rounds_(*rounds) {}
+  LostRanks(Run* run, Lanes* lanes, const CurrentRoute* current_route, const Rounds* rounds)
+      : run_(*run), lanes_(*lanes), current_route_(*current_route), rounds_(*rounds) {}
 
   std::optional<Failure> on_absent(Lane* lane, std::string_view payload, double now);
   // Ends the run if a rank is lost, or has left while open rounds need it.
@@ -25,7 +25,7 @@ class LostRanks {
 
   Run& run_;
   Lanes& lanes_;
-  const Routing& routing_;
+  const CurrentRoute& current_route_;
   const Rounds& rounds_;
 };
 

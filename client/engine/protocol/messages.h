@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "codec/msgpack.h"
+#include "protocol/chunk_plan.h"
 #include "protocol/operation.h"
-#include "protocol/plan.h"
 #include "protocol/route.h"
 
 namespace ors {

@@ -17,7 +17,7 @@ void Positions::queue_key(KeyLane* entry, double now) {
   entry->used_at = now;
   Header header;
   header.kind = kKey;
-  header.route = routing_.route().since[entry->home];
+  header.route = current_route_.route().since[entry->home];
   header.chunk = entry->home;
   header.key = entry->key->id;
   lanes_.queue_frame(entry->lane, header, encode_key(entry->key->name));
@@ -95,7 +95,7 @@ void Positions::queue_heartbeat(Lane* lane, double now) {
   if (streams.empty()) lanes_.queue_frame(lane, header, {});
   for (const auto& [home, payload] : streams) {
     header.chunk = home;
-    header.route = routing_.route().since[home];
+    header.route = current_route_.route().since[home];
     lanes_.queue_frame(lane, header, payload);
   }
 }

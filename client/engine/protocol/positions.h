@@ -2,17 +2,17 @@
 // (`done`), and the heartbeats that report this to the lanes.
 #pragma once
 
+#include "protocol/current_route.h"
 #include "protocol/lanes.h"
-#include "protocol/round.h"
-#include "protocol/routing.h"
+#include "protocol/round_records.h"
 #include "protocol/run.h"
 
 namespace ors {
 
 class Positions {
  public:
-  Positions(const Run* run, Lanes* lanes, const Routing* routing)
-      : run_(*run), lanes_(*lanes), routing_(*routing) {}
+  Positions(const Run* run, Lanes* lanes, const CurrentRoute* current_route)
+      : run_(*run), lanes_(*lanes), current_route_(*current_route) {}
 
   // Queues KEY with the key's name, unless the lane still knows the name.
   void queue_key(KeyLane* entry, double now);
@@ -30,7 +30,7 @@ class Positions {
  private:
   const Run& run_;
   Lanes& lanes_;
-  const Routing& routing_;
+  const CurrentRoute& current_route_;
 };
 
 }  // namespace ors

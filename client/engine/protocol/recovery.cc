@@ -41,7 +41,7 @@ void Recovery::count_error(Lane* lane, const Failure& failure, double now) {
 
 bool Recovery::others_are_live(const Reducer& reducer) const {
   return std::any_of(lanes_.reducers().begin(), lanes_.reducers().end(), [&](const Reducer& other) {
-    return other.slot != reducer.slot && routing_.live(other);
+    return other.slot != reducer.slot && current_route_.live(other);
   });
 }
 
@@ -72,7 +72,7 @@ void Recovery::resume(Lane* lane, double now) {
   lane->drains = lane->drains && same_process;
   // The reducer was restarted, so its earlier failures say nothing about its network.
   if (!same_process) lanes_.reducer_of(*lane).patience = 0;
-  lane->restarted = lane->bound && routing_.live(lanes_.reducer_of(*lane)) && !same;
+  lane->restarted = lane->bound && current_route_.live(lanes_.reducer_of(*lane)) && !same;
   if (!lane->restarted) lane->bind();
   suspicions_.clear(lane);
 }

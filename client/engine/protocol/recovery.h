@@ -13,11 +13,11 @@ namespace ors {
 
 class Recovery {
  public:
-  Recovery(Run* run, Lanes* lanes, const Routing* routing, Streams* streams, Suspicions* suspicions,
-           RouteMaker* route_maker)
+  Recovery(Run* run, Lanes* lanes, const CurrentRoute* current_route, Streams* streams,
+           Suspicions* suspicions, RouteMaker* route_maker)
       : run_(*run),
         lanes_(*lanes),
-        routing_(*routing),
+        current_route_(*current_route),
         streams_(*streams),
         suspicions_(*suspicions),
         route_maker_(*route_maker) {}
@@ -38,7 +38,7 @@ class Recovery {
 
   Run& run_;
   Lanes& lanes_;
-  const Routing& routing_;
+  const CurrentRoute& current_route_;
   Streams& streams_;
   Suspicions& suspicions_;
   RouteMaker& route_maker_;

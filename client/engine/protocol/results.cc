@@ -17,7 +17,7 @@ std::optional<Failure> Results::find_chunk(Lane* lane, const Header& h, RoundRef
   };
   if (!run_.joined || !lane->welcomed()) return wrong("a result before the welcome");
   if (h.epoch != run_.epoch) return wrong("a result of another epoch");
-  if (h.route != routing_.route().since[routing_.owners().home(h.key, h.chunk)])
+  if (h.route != current_route_.route().since[current_route_.owners().home(h.key, h.chunk)])
     return std::nullopt;
   const KeyRecord* key = keys_.find(h.key);
   if (key == nullptr) return std::nullopt;
@@ -113,8 +113,8 @@ void Results::ends(Lane* lane, const Header& h, double now) {
 // the stable position.
 void Results::late_result(Lane* lane, const Header& h) {
   const KeyRecord* key = keys_.find(h.key);
-  const uint32_t home = routing_.owners().home(h.key, h.chunk);
-  if (key == nullptr || h.route != routing_.route().since[home]) return;
+  const uint32_t home = current_route_.owners().home(h.key, h.chunk);
+  if (key == nullptr || h.route != current_route_.route().since[home]) return;
   const auto found = key->rounds.find(h.round);
   if (found != key->rounds.end() && h.chunk < found->second->chunks.size()) {
     const Chunk& chunk = found->second->chunks[h.chunk];
@@ -132,7 +132,7 @@ std::optional<Failure> Results::on_refused(Lane* lane, const Header& h, std::str
   }
   uint32_t home = 0;
   const KeyRecord* key = keys_.find(h.key);
-  if (key == nullptr || !routing_.current(*lane, h, &home)) return std::nullopt;
+  if (key == nullptr || !current_route_.current(*lane, h, &home)) return std::nullopt;
   const auto found = key->rounds.find(h.round);
   if (found != key->rounds.end()) {
     failure.key = key->name;
@@ -149,7 +149,7 @@ std::optional<Failure> Results::on_refused(Lane* lane, const Header& h, std::str
 void Results::on_heartbeat(Lane* lane, const Header& header, const uint8_t* payload) {
   uint32_t home = 0;
   if (header.length == 0 || !run_.joined || !lane->usable()) return;
-  if (!routing_.current(*lane, header, &home)) return;
+  if (!current_route_.current(*lane, header, &home)) return;
   for (uint32_t at = 0; at < header.length; at += 16) {
     const KeyRecord* key = keys_.find(load<uint64_t>(payload + at));
     if (key == nullptr) continue;

@@ -12,8 +12,12 @@ namespace ors {
 
 class Results {
  public:
-  Results(Run* run, Routing* routing, Keys* keys, Positions* positions, Rounds* rounds)
-      : run_(*run), routing_(*routing), keys_(*keys), positions_(*positions), rounds_(*rounds) {}
+  Results(Run* run, CurrentRoute* current_route, Keys* keys, Positions* positions, Rounds* rounds)
+      : run_(*run),
+        current_route_(*current_route),
+        keys_(*keys),
+        positions_(*positions),
+        rounds_(*rounds) {}
 
   std::optional<Failure> begins(Lane* lane, const Header& header, Target* target);
   void ends(Lane* lane, const Header& header, double now);  // after begins(), in the same order
@@ -30,7 +34,7 @@ class Results {
   void digest_result(Round* round, const Header& header);
 
   Run& run_;
-  Routing& routing_;
+  CurrentRoute& current_route_;
   Keys& keys_;
   Positions& positions_;
   Rounds& rounds_;

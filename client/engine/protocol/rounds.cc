@@ -21,7 +21,8 @@ void enqueue(std::deque<Lane::Queued>* queue, Lane::Queued entry) {
 std::optional<Failure> Rounds::open(const Submission& s, double now, RoundRef* out) {
   Failure failure;
   failure.key = s.key;
-  auto plan = Plan::make(s.descriptor, run_.options.world_size, run_.chunk_table, &failure.message);
+  auto plan =
+      ChunkPlan::make(s.descriptor, run_.options.world_size, run_.chunk_table, &failure.message);
   if (!plan) {
     failure.code = ErrorCode::kQuota;
     return failure;
@@ -80,15 +81,15 @@ KeyLane* Rounds::key_lane(KeyRecord* record, Lane* lane, uint32_t home, uint64_t
 // Assigns each of the chunks to a share of the lane that owns it. `chunks` ascend and have no
 // share.
 void Rounds::cut_shares(Round* round, const std::vector<uint32_t>& chunks) {
-  std::vector<uint32_t> share_of(routing_.owners().streams(), kNoShare);
+  std::vector<uint32_t> share_of(current_route_.owners().streams(), kNoShare);
   for (const uint32_t index : chunks) {
-    const Place place = routing_.owners().place(round->key->id, index);
+    const Place place = current_route_.owners().place(round->key->id, index);
     uint32_t& at = share_of[place.stream];
     if (at == kNoShare) {
       at = static_cast<uint32_t>(round->shares.size());
       round->shares.push_back(std::make_unique<Share>());
       Share& share = *round->shares.back();
-      share.lane = routing_.at_slot(place.slot).lanes[place.lane].get();
+      share.lane = current_route_.at_slot(place.slot).lanes[place.lane].get();
       share.round = round;
       share.home = place.home;
     }
@@ -195,8 +196,8 @@ void Rounds::abandon(const RoundRef& round, const Failure& failure, double now) 
   finish(round.get(), failure);
   for (Lane* lane : lanes_.all()) {
     if (!lane->usable()) continue;
-    for (uint32_t home = 0; home < routing_.route().slots(); ++home) {
-      if (routing_.carries(*lane, home)) queue_abandon(*round, lane, home, now);
+    for (uint32_t home = 0; home < current_route_.route().slots(); ++home) {
+      if (current_route_.carries(*lane, home)) queue_abandon(*round, lane, home, now);
     }
   }
   for (const auto& owned : round->shares) {
@@ -217,7 +218,7 @@ void Rounds::queue_abandon(const Round& round, Lane* lane, uint32_t home, double
   header.kind = kAbandon;
   header.rank = static_cast<uint16_t>(run_.options.rank);
   header.epoch = run_.epoch;
-  header.route = routing_.route().since[home];
+  header.route = current_route_.route().since[home];
   header.chunk = home;
   header.key = round.key->id;
   header.round = round.number;

@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "protocol/current_route.h"
 #include "protocol/digest.h"
 #include "protocol/keys.h"
 #include "protocol/lanes.h"
 #include "protocol/positions.h"
-#include "protocol/round.h"
-#include "protocol/routing.h"
+#include "protocol/round_records.h"
 #include "protocol/run.h"
 #include "protocol/submission.h"
 
@@ -27,8 +27,12 @@ class Rounds {
  public:
   using Finished = std::function<void(const OperationRef&)>;
 
-  Rounds(Run* run, Lanes* lanes, Routing* routing, Keys* keys, Positions* positions)
-      : run_(*run), lanes_(*lanes), routing_(*routing), keys_(*keys), positions_(*positions) {}
+  Rounds(Run* run, Lanes* lanes, CurrentRoute* current_route, Keys* keys, Positions* positions)
+      : run_(*run),
+        lanes_(*lanes),
+        current_route_(*current_route),
+        keys_(*keys),
+        positions_(*positions) {}
 
   // If it returns a failure or throws std::bad_alloc, no round was opened.
   std::optional<Failure> open(const Submission& submission, double now, RoundRef* round);
@@ -70,7 +74,7 @@ class Rounds {
 
   Run& run_;
   Lanes& lanes_;
-  Routing& routing_;
+  CurrentRoute& current_route_;
   Keys& keys_;
   Positions& positions_;
   double last_used_ = 0;

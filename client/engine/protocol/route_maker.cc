@@ -23,10 +23,10 @@ bool RouteMaker::is_new(const Reducer& reducer) const {
 
 // Whether another live slot is left that this worker can reach.
 bool RouteMaker::may_put_out(uint32_t slot) const {
-  if (!routing_.live(slot)) return false;
+  if (!current_route_.live(slot)) return false;
   return std::any_of(lanes_.reducers().begin(), lanes_.reducers().end(), [&](const Reducer& other) {
-    return other.slot != slot && routing_.live(other) && routing_.suspicious(other) == nullptr &&
-           other.reached();
+    return other.slot != slot && current_route_.live(other) &&
+           current_route_.suspicious(other) == nullptr && other.reached();
   });
 }
 
@@ -50,25 +50,26 @@ void RouteMaker::put_out(Reducer* reducer, const std::string& why, double now) {
   const uint32_t slot = reducer->slot;
   reports_.push("reducer " + reducer->address + " is out: " + why +
                 "; its part of the work goes to the others");
-  streams_.apply(routing_.route().with(slot, false, routing_.route().lanes_by_slot[slot]), now);
+  streams_.apply(
+      current_route_.route().with(slot, false, current_route_.route().lanes_by_slot[slot]), now);
 }
 
 void RouteMaker::take_in(Reducer* reducer, double now) {
   reducer->moved_at = now;
   reports_.push("reducer " + reducer->address + " is in again");
-  streams_.apply(routing_.route().with(reducer->slot, true, reducer->count), now);
+  streams_.apply(current_route_.route().with(reducer->slot, true, reducer->count), now);
 }
 
 void RouteMaker::decide(double now) {
   if (run_.options.rank != 0 || !run_.joined || run_.over() || run_.bye_queued) return;
   for (Reducer& reducer : lanes_.reducers()) {
-    if (routing_.live(reducer) && routing_.suspicious(reducer) != nullptr) {
+    if (current_route_.live(reducer) && current_route_.suspicious(reducer) != nullptr) {
       if (is_new(reducer)) {
         take_in(&reducer, now);
       } else if (may_put_out(reducer.slot)) {
-        put_out(&reducer, routing_.suspicious(reducer)->suspicion, now);
+        put_out(&reducer, current_route_.suspicious(reducer)->suspicion, now);
       }
-    } else if (!routing_.live(reducer) && may_take_in(reducer, now)) {
+    } else if (!current_route_.live(reducer) && may_take_in(reducer, now)) {
       take_in(&reducer, now);
     }
   }

@@ -11,9 +11,13 @@ namespace ors {
 
 class RouteMaker {
  public:
-  RouteMaker(const Run* run, Lanes* lanes, const Routing* routing, Streams* streams,
+  RouteMaker(const Run* run, Lanes* lanes, const CurrentRoute* current_route, Streams* streams,
              StallReports* reports)
-      : run_(*run), lanes_(*lanes), routing_(*routing), streams_(*streams), reports_(*reports) {}
+      : run_(*run),
+        lanes_(*lanes),
+        current_route_(*current_route),
+        streams_(*streams),
+        reports_(*reports) {}
 
   void decide(double now);  // does nothing on other ranks
   bool may_put_out(uint32_t slot) const;
@@ -26,7 +30,7 @@ class RouteMaker {
 
   const Run& run_;
   Lanes& lanes_;
-  const Routing& routing_;
+  const CurrentRoute& current_route_;
   Streams& streams_;
   StallReports& reports_;
 };

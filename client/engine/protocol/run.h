@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codec/failure.h"
-#include "protocol/plan.h"
+#include "protocol/chunk_plan.h"
 
 namespace ors {
 

@@ -100,7 +100,7 @@ Header Sending::round_header(const Round& round, uint32_t chunk, uint8_t kind) c
   header.rank = static_cast<uint16_t>(run_.options.rank);
   header.root = d.root;
   header.epoch = run_.epoch;
-  header.route = routing_.route().since[routing_.owners().home(round.key->id, chunk)];
+  header.route = current_route_.route().since[current_route_.owners().home(round.key->id, chunk)];
   header.chunk = chunk;
   header.key = round.key->id;
   header.round = round.number;
@@ -156,7 +156,7 @@ void Sending::send_next(Lane* lane, Share* share, bool on_grant, double now, Out
 
 void Sending::on_grant(Lane* lane, const Header& header) {
   uint32_t home = 0;
-  if (!routing_.current(*lane, header, &home)) return;
+  if (!current_route_.current(*lane, header, &home)) return;
   lane->has_grant = true;
   lane->granted_key = header.key;
   lane->granted_round = header.round;

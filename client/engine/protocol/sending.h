@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <optional>
 
+#include "protocol/current_route.h"
 #include "protocol/frames.h"
 #include "protocol/keys.h"
 #include "protocol/lanes.h"
 #include "protocol/positions.h"
-#include "protocol/routing.h"
 #include "protocol/run.h"
 
 namespace ors {
@@ -21,9 +21,13 @@ struct Unstaged {
 
 class Sending {
  public:
-  Sending(const Run* run, Lanes* lanes, const Routing* routing, const Keys* keys,
+  Sending(const Run* run, Lanes* lanes, const CurrentRoute* current_route, const Keys* keys,
           Positions* positions)
-      : run_(*run), lanes_(*lanes), routing_(*routing), keys_(*keys), positions_(*positions) {}
+      : run_(*run),
+        lanes_(*lanes),
+        current_route_(*current_route),
+        keys_(*keys),
+        positions_(*positions) {}
 
   std::optional<Unstaged> fill(Lane* lane, double now, OutgoingBatch* batch);  // see State::fill()
   void on_grant(Lane* lane, const Header& header);
@@ -39,7 +43,7 @@ class Sending {
 
   const Run& run_;
   Lanes& lanes_;
-  const Routing& routing_;
+  const CurrentRoute& current_route_;
   const Keys& keys_;
   Positions& positions_;
   uint64_t unanswered_max_ = 0;

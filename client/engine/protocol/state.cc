@@ -307,7 +307,7 @@ std::map<std::string, uint64_t> State::counters() const {
           {"frames_dropped", results_.frames_dropped()},
           {"resent", sending_.resent()},
           {"reconnects", recovery_.reconnects()},
-          {"route", routing_.route().number},
+          {"route", current_route_.route().number},
           {"suspicions", suspicions_.count()},
           {"nonfinite_rounds", rounds_.nonfinite()},
           {"connections", lanes_.all().size()}};

@@ -1,14 +1,14 @@
 // The protocol state machine of one worker. It uses no sockets, threads, clock or randomness: the
 // time `now` is an argument (monotonic seconds). Frames come and go as values. State leaves orders
 // for the loop: take_wanted(), take_dropped(), take_discards(). Not thread-safe: the law of locking
-// in loop.h says which thread may call what.
+// in io/engine.h says which thread may call what.
 //
 // State forwards to its parts. Each part owns its data, and uses only parts above it in this list,
 // which is also the order of the members:
 //   Run           terms of the run (epoch, timeouts); whether the run has ended and why
 //   StallReports  log lines for the user
 //   Lanes         reducers, lanes, queued control frames, connections to open and to close
-//   Routing       the route in force: which lane owns which chunk
+//   CurrentRoute       the route in force: which lane owns which chunk
 //   Keys          records of the keys in use; next round of all other keys
 //   Positions     which results this rank holds in each stream; heartbeats that report them
 //   Rounds        rounds from submission until all their chunks are stable
@@ -117,7 +117,7 @@ class State {
   size_t open_rounds() const { return rounds_.open_rounds(); }
 
   // --- queries ---
-  const Route& route() const { return routing_.route(); }
+  const Route& route() const { return current_route_.route(); }
   std::vector<uint32_t> suspected() const { return suspicions_.slots(); }
   void ask_stats();
   bool stats_waiting() const;
@@ -146,19 +146,19 @@ class State {
   Run run_;
   StallReports reports_;
   Lanes lanes_;
-  Routing routing_{&lanes_};
+  CurrentRoute current_route_{&lanes_};
   Keys keys_{&run_};
-  Positions positions_{&run_, &lanes_, &routing_};
-  Rounds rounds_{&run_, &lanes_, &routing_, &keys_, &positions_};
-  Results results_{&run_, &routing_, &keys_, &positions_, &rounds_};
+  Positions positions_{&run_, &lanes_, &current_route_};
+  Rounds rounds_{&run_, &lanes_, &current_route_, &keys_, &positions_};
+  Results results_{&run_, &current_route_, &keys_, &positions_, &rounds_};
   Comparisons comparisons_{&run_, &rounds_, pool.get()};
-  Sending sending_{&run_, &lanes_, &routing_, &keys_, &positions_};
-  Streams streams_{&run_, &lanes_, &routing_, &keys_, &positions_, &rounds_};
-  RouteMaker route_maker_{&run_, &lanes_, &routing_, &streams_, &reports_};
-  Suspicions suspicions_{&run_, &lanes_, &routing_, &keys_, &rounds_, &route_maker_};
-  LostRanks lost_ranks_{&run_, &lanes_, &routing_, &rounds_};
-  Recovery recovery_{&run_, &lanes_, &routing_, &streams_, &suspicions_, &route_maker_};
-  Joining joining_{&run_, &lanes_, &routing_, &rounds_, &streams_, &suspicions_, &recovery_};
+  Sending sending_{&run_, &lanes_, &current_route_, &keys_, &positions_};
+  Streams streams_{&run_, &lanes_, &current_route_, &keys_, &positions_, &rounds_};
+  RouteMaker route_maker_{&run_, &lanes_, &current_route_, &streams_, &reports_};
+  Suspicions suspicions_{&run_, &lanes_, &current_route_, &keys_, &rounds_, &route_maker_};
+  LostRanks lost_ranks_{&run_, &lanes_, &current_route_, &rounds_};
+  Recovery recovery_{&run_, &lanes_, &current_route_, &streams_, &suspicions_, &route_maker_};
+  Joining joining_{&run_, &lanes_, &current_route_, &rounds_, &streams_, &suspicions_, &recovery_};
   double started_at_ = -1;
   double stable_at_ = -1;  // while leaving: when all rounds became stable
 };

@@ -18,7 +18,7 @@ std::optional<Failure> Streams::on_route(Lane* lane, std::string_view payload, d
 }
 
 std::optional<Failure> Streams::learn(const Route& route, const Lane& from, double now) {
-  if (route.number <= routing_.route().number) return std::nullopt;
+  if (route.number <= current_route_.route().number) return std::nullopt;
   if (route.slots() != lanes_.reducers().size()) {
     return lane_failure(ErrorCode::kProtocol, from,
                         "names a route of " + std::to_string(route.slots()) + " slots, expected " +
@@ -36,27 +36,28 @@ std::optional<Failure> Streams::learn(const Route& route, const Lane& from, doub
 void Streams::apply(const Route& route, double now) {
   std::vector<bool> moved(route.slots());
   for (uint32_t slot = 0; slot < route.slots(); ++slot) {
-    moved[slot] = route.since[slot] != routing_.route().since[slot];
+    moved[slot] = route.since[slot] != current_route_.route().since[slot];
   }
-  routing_.take(route);
+  current_route_.take(route);
   for (Reducer& reducer : lanes_.reducers()) {
     const auto index = static_cast<uint32_t>(&reducer - lanes_.reducers().data());
-    const uint32_t lanes = routing_.lanes_in_use(reducer);
+    const uint32_t lanes = current_route_.lanes_in_use(reducer);
     reducer.count = std::max(reducer.count, lanes);
     for (uint32_t number = 0; number < lanes; ++number) want(index, number);
     if (!moved[reducer.slot]) continue;
     for (const auto& lane : reducer.lanes) {
       lane->bind();
-      if (lane->welcomed() || !routing_.live(reducer)) lane->suspicion.clear();
-      if (routing_.live(reducer) && lane->lost_at >= 0) lane->lost_at = now;  // restart its timeout
+      if (lane->welcomed() || !current_route_.live(reducer)) lane->suspicion.clear();
+      if (current_route_.live(reducer) && lane->lost_at >= 0)
+        lane->lost_at = now;  // restart its timeout
     }
     reducer.blocked_at = -1;
   }
   for (Lane* lane : lanes_.all()) {
-    routing_.queue_route(lane);
+    current_route_.queue_route(lane);
     const auto has_moved = [&](const Lane::Receiving& result) {
       return result.round != nullptr &&
-             moved[routing_.owners().home(result.round->key->id, result.chunk)];
+             moved[current_route_.owners().home(result.round->key->id, result.chunk)];
     };
     if (std::any_of(lane->receiving.begin(), lane->receiving.end(), has_moved)) {
       lanes_.discard(lane);
@@ -89,7 +90,7 @@ void Streams::move_key(KeyRecord* record, const std::vector<bool>& moved, double
     if (!round->over) continue;
     for (uint32_t home = 0; home < moved.size(); ++home) {
       if (!moved[home]) continue;
-      for (Lane* lane : routing_.lanes_of_home(home)) {
+      for (Lane* lane : current_route_.lanes_of_home(home)) {
         if (lane->usable()) rounds_.queue_abandon(*round, lane, home, now);
       }
     }
@@ -155,7 +156,7 @@ void Streams::forget_streams(KeyRecord* record, const std::vector<bool>& moved) 
 void Streams::begin_streams(KeyRecord* record, const std::vector<bool>& moved) {
   for (uint32_t home = 0; home < moved.size(); ++home) {
     if (!moved[home]) continue;
-    for (Lane* lane : routing_.lanes_of_home(home)) {
+    for (Lane* lane : current_route_.lanes_of_home(home)) {
       auto fresh = std::make_unique<KeyLane>();
       fresh->lane = lane;
       fresh->key = record;
@@ -239,7 +240,7 @@ void Streams::reset_share(Share* share) {
 }
 
 void Streams::resend_control(Lane* lane, double now) {
-  routing_.queue_route(lane);
+  current_route_.queue_route(lane);
   if (lane->stats_waiting) {
     Header header;
     header.kind = kStats;
@@ -249,8 +250,8 @@ void Streams::resend_control(Lane* lane, double now) {
   for (const auto& [id, record] : keys_.all()) {
     for (const auto& [number, round] : record->rounds) {
       if (!round->over) continue;
-      for (uint32_t home = 0; home < routing_.route().slots(); ++home) {
-        if (routing_.carries(*lane, home)) rounds_.queue_abandon(*round, lane, home, now);
+      for (uint32_t home = 0; home < current_route_.route().slots(); ++home) {
+        if (current_route_.carries(*lane, home)) rounds_.queue_abandon(*round, lane, home, now);
       }
     }
   }

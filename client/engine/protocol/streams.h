@@ -17,11 +17,11 @@ namespace ors {
 
 class Streams {
  public:
-  Streams(Run* run, Lanes* lanes, Routing* routing, Keys* keys, Positions* positions,
+  Streams(Run* run, Lanes* lanes, CurrentRoute* current_route, Keys* keys, Positions* positions,
           Rounds* rounds)
       : run_(*run),
         lanes_(*lanes),
-        routing_(*routing),
+        current_route_(*current_route),
         keys_(*keys),
         positions_(*positions),
         rounds_(*rounds) {}
@@ -50,7 +50,7 @@ class Streams {
 
   Run& run_;
   Lanes& lanes_;
-  Routing& routing_;
+  CurrentRoute& current_route_;
   Keys& keys_;
   Positions& positions_;
   Rounds& rounds_;

@@ -6,10 +6,10 @@
 #include <optional>
 #include <string>
 
+#include "protocol/chunk_plan.h"
 #include "protocol/operation.h"
-#include "protocol/plan.h"
 #include "protocol/pool.h"
-#include "protocol/round.h"
+#include "protocol/round_records.h"
 #include "protocol/run.h"
 
 namespace ors {

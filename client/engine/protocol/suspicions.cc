@@ -23,7 +23,7 @@ std::string seconds(double value) {
 std::vector<uint32_t> Suspicions::slots() const {
   std::vector<uint32_t> slots;
   for (const Reducer& reducer : lanes_.reducers()) {
-    if (run_.joined && routing_.suspicious(reducer) != nullptr) slots.push_back(reducer.slot);
+    if (run_.joined && current_route_.suspicious(reducer) != nullptr) slots.push_back(reducer.slot);
   }
   std::sort(slots.begin(), slots.end());
   return slots;
@@ -31,9 +31,9 @@ std::vector<uint32_t> Suspicions::slots() const {
 
 void Suspicions::suspect(Lane* lane, const std::string& why, double now) {
   Reducer& reducer = lanes_.reducer_of(*lane);
-  if (run_.over() || lane->number >= routing_.lanes_in_use(reducer)) return;
+  if (run_.over() || lane->number >= current_route_.lanes_in_use(reducer)) return;
   if (!lane->suspicion.empty()) return;
-  const bool news = routing_.suspicious(reducer) == nullptr;
+  const bool news = current_route_.suspicious(reducer) == nullptr;
   lane->suspicion = why;
   if (!news) return;
   ++count_;
@@ -47,8 +47,8 @@ void Suspicions::queue_suspect(Reducer* reducer, double now) {
   Suspicion suspicion;
   suspicion.rank = run_.options.rank;
   suspicion.slot = reducer->slot;
-  suspicion.route = routing_.route().number;
-  const Lane* lane = routing_.suspicious(*reducer);
+  suspicion.route = current_route_.route().number;
+  const Lane* lane = current_route_.suspicious(*reducer);
   suspicion.reason = lane->name + ": " + lane->suspicion;
   Header header;
   header.kind = kSuspect;
@@ -61,11 +61,11 @@ std::optional<Failure> Suspicions::on_suspect(Lane* lane, std::string_view paylo
     return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad SUSPECT: ") + wrong);
   }
   const uint32_t slot = suspicion.slot;
-  if (run_.options.rank != 0 || !run_.joined || slot >= routing_.route().slots())
+  if (run_.options.rank != 0 || !run_.joined || slot >= current_route_.route().slots())
     return std::nullopt;
-  if (suspicion.route < routing_.route().since[slot] || !route_maker_.may_put_out(slot))
+  if (suspicion.route < current_route_.route().since[slot] || !route_maker_.may_put_out(slot))
     return std::nullopt;
-  route_maker_.put_out(&routing_.at_slot(slot),
+  route_maker_.put_out(&current_route_.at_slot(slot),
                        "rank " + std::to_string(suspicion.rank) + ": " + suspicion.reason, now);
   return std::nullopt;
 }
@@ -123,7 +123,7 @@ bool Suspicions::run_ended_in_pause() const {
   return std::all_of(
       lanes_.reducers().begin(), lanes_.reducers().end(), [this](const Reducer& reducer) {
         const auto waits = [](const auto& lane) { return lane->phase == Lane::Phase::kPending; };
-        return !routing_.live(reducer) ||
+        return !current_route_.live(reducer) ||
                std::all_of(reducer.lanes.begin(), reducer.lanes.end(), waits);
       });
 }
@@ -150,14 +150,14 @@ void Suspicions::watch_reducers(double now) {
     if (!lost) reducer.lost_at = -1;
     if (lost && reducer.lost_at < 0) reducer.lost_at = now;
     const bool blocked =
-        lost && routing_.live(reducer) && rounds_.open_rounds() > 0 && needed(reducer);
+        lost && current_route_.live(reducer) && rounds_.open_rounds() > 0 && needed(reducer);
     if (!blocked) reducer.blocked_at = -1;
     if (blocked && reducer.blocked_at < 0) reducer.blocked_at = now;
     if (blocked && now - reducer.blocked_at >= run_.options.reducer_wait) {
       return run_.end(run_ended ? pause_failure() : no_reducer(now));
     }
     const bool again = now - reducer.told_at >= run_.heartbeat;
-    if (routing_.suspicious(reducer) != nullptr && again) queue_suspect(&reducer, now);
+    if (current_route_.suspicious(reducer) != nullptr && again) queue_suspect(&reducer, now);
   }
 }
 

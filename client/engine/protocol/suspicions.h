@@ -14,11 +14,11 @@ namespace ors {
 
 class Suspicions {
  public:
-  Suspicions(Run* run, Lanes* lanes, Routing* routing, const Keys* keys, const Rounds* rounds,
-             RouteMaker* route_maker)
+  Suspicions(Run* run, Lanes* lanes, CurrentRoute* current_route, const Keys* keys,
+             const Rounds* rounds, RouteMaker* route_maker)
       : run_(*run),
         lanes_(*lanes),
-        routing_(*routing),
+        current_route_(*current_route),
         keys_(*keys),
         rounds_(*rounds),
         route_maker_(*route_maker) {}
@@ -46,7 +46,7 @@ class Suspicions {
 
   Run& run_;
   Lanes& lanes_;
-  Routing& routing_;
+  CurrentRoute& current_route_;
   const Keys& keys_;
   const Rounds& rounds_;
   RouteMaker& route_maker_;

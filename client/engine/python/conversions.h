@@ -11,7 +11,7 @@
 #include "codec/failure.h"
 #include "codec/msgpack.h"
 #include "crypto/hmac.h"
-#include "protocol/plan.h"
+#include "protocol/chunk_plan.h"
 #include "protocol/submission.h"
 #include "python/pybuffer.h"
 

@@ -15,8 +15,8 @@
 #include <unordered_map>
 
 #include "crypto/random.h"
+#include "io/engine.h"
 #include "io/fork.h"
-#include "io/loop.h"
 #include "python/conversions.h"
 #include "python/gil.h"
 #include "python/operation.h"

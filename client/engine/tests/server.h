@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "check.h"
-#include "io/loop.h"
+#include "io/engine.h"
 #include "tiny_lane.h"
 
 constexpr uint32_t kWorld = 2;

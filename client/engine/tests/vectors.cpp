@@ -13,8 +13,8 @@
 #include "codec/wire.h"
 #include "crypto/handshake.h"
 #include "io/receiver.h"
+#include "protocol/chunk_plan.h"
 #include "protocol/messages.h"
-#include "protocol/plan.h"
 #include "protocol/route.h"
 
 namespace {
@@ -213,7 +213,7 @@ void check_plan(const Fields& fields) {
   }
   std::string why;
   const auto plan =
-      ors::Plan::make(d, static_cast<uint32_t>(number(fields, "world")), kTable, &why);
+      ors::ChunkPlan::make(d, static_cast<uint32_t>(number(fields, "world")), kTable, &why);
   CHECK(plan.has_value());
   CHECK(plan->chunks() == number(fields, "chunks"));
   const ors::Owners owners(ors::Route::first(lanes));

@@ -1,5 +1,5 @@
-// Tests waiting callers, one of which is the driver (io/loop.h). No caller may miss the end of its
-// round, whichever thread receives the result.
+// Tests waiting callers, one of which is the driver (io/engine.h). No caller may miss the end of
+// its round, whichever thread receives the result.
 #include <pthread.h>
 #include <signal.h>
 

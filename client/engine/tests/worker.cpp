@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "io/loop.h"
+#include "io/engine.h"
 
 namespace {
 

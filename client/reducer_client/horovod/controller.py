@@ -27,7 +27,7 @@ from reducer_client.horovod.exchange import KEY, Heard, exchange
 from reducer_client.horovod.execution import Executor, Running
 from reducer_client.horovod.gathering import AnyGroup, AnyWork
 from reducer_client.horovod.handles import OperationHandle
-from reducer_client.horovod.negotiation import Negotiation, Plan, Response
+from reducer_client.horovod.negotiation import Negotiation, Response, ResponseList
 from reducer_client.horovod.requests import Kind, Request
 from reducer_client.horovod.stalls import StallCheck
 from reducer_client.horovod.submissions import Submission
@@ -243,7 +243,7 @@ class Controller:
         self._timeline.enter(names, "QUEUE")
         self._running.put(self._executor.start(response, submissions))
 
-    def _finish_join(self, plan: Plan) -> None:
+    def _finish_join(self, plan: ResponseList) -> None:
         if plan.last_joined is None:
             return
         with self._changed:

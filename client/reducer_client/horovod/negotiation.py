@@ -49,7 +49,7 @@ class Response:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResponseList:
     """Responses, in the order in which every rank runs them.
 
     ``last_joined`` is the rank of the set that joined last if all ranks have joined, else None.
@@ -73,7 +73,7 @@ class Negotiation:
     _table: dict[str, dict[int, Request]] = field(default_factory=dict)
     _joined: list[int] = field(default_factory=list)
 
-    def step(self, announced: Sequence[Sequence[Request]]) -> Plan:
+    def step(self, announced: Sequence[Sequence[Request]]) -> ResponseList:
         """Process one round. ``announced`` has the requests of each rank of the set."""
         for rank, requests in enumerate(announced):
             for request in requests:
@@ -86,7 +86,7 @@ class Negotiation:
         if len(self._joined) == len(self.ranks):
             last = self._joined[-1]
             self._joined.clear()
-        return Plan(fuse(ready, self.fusion_threshold), last)
+        return ResponseList(fuse(ready, self.fusion_threshold), last)
 
     def missing(self, name: str) -> list[int]:
         """The global ranks that have not announced the name so far."""

@@ -8,7 +8,7 @@ from typing import Any
 from reducer.wire.codes import ITEM_SIZES
 from reducer_tools.bench.events import Facts, Row
 from reducer_tools.bench.progress import short_size
-from reducer_tools.planner import model
+from reducer_tools.planner import network_time
 from reducer_tools.planner.plan import find_winner
 from reducer_tools.planner.text import format_seconds
 
@@ -88,15 +88,15 @@ def judge(facts: Facts, row: Row, rates: Rates) -> Verdict | None:
     size = row.count * ITEM_SIZES[facts.sweep.wire]
     ring = modelled = None
     if rates.worker_gbps is not None:
-        ring = model.ring_seconds(size, workers, rates.worker_gbps)
+        ring = network_time.ring_seconds(size, workers, rates.worker_gbps)
         if rates.reducer_gbps is not None:
-            modelled = model.reducer_seconds(
+            modelled = network_time.reducer_seconds(
                 size, workers, rates.worker_gbps, len(facts.addresses), rates.reducer_gbps
             )
     return Verdict(
         row.bytes,
         row.average,
-        model.ring_gbps(size, workers, row.average),
+        network_time.ring_gbps(size, workers, row.average),
         rates.worker_gbps,
         ring,
         modelled,

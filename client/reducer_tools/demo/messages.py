@@ -8,7 +8,7 @@ RUNS = ("reducers", "gloo")
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkerSettings:
     """The settings of one worker."""
 
     rank: int

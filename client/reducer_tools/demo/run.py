@@ -17,7 +17,7 @@ import numpy as np
 from reducer_client.local import local_reducers
 from reducer_tools.demo import report
 from reducer_tools.demo.display import Display, open_display
-from reducer_tools.demo.messages import RUNS, Failure, Plan, Progress, RunResult
+from reducer_tools.demo.messages import RUNS, Failure, Progress, RunResult, WorkerSettings
 
 _Workers = list[tuple[BaseProcess, Connection]]
 
@@ -39,23 +39,24 @@ def run(out: Path, *, workers: int = 4, reducers: int = 2, epochs: int = 15) -> 
     with local_reducers(reducers) as addresses, tempfile.TemporaryDirectory() as folder:
         print(f"{reducers} reducers at {', '.join(addresses)}; {workers} DDP workers", flush=True)
         _save_digits(Path(folder))
-        plans = [
-            Plan(rank, workers, os.getpid(), addresses, folder, epochs) for rank in range(workers)
+        settings_by_rank = [
+            WorkerSettings(rank, workers, os.getpid(), addresses, folder, epochs)
+            for rank in range(workers)
         ]
-        with _start(plans) as started, open_display(sys.stdout, RUNS, epochs) as display:
+        with _start(settings_by_rank) as started, open_display(sys.stdout, RUNS, epochs) as display:
             results = _collect(started, display)
     return _show(results, out)
 
 
 @contextmanager
-def _start(plans: list[Plan]) -> Generator[_Workers]:
+def _start(settings_by_rank: list[WorkerSettings]) -> Generator[_Workers]:
     """Start the worker processes; on any exit from the block they are killed and reaped."""
     context = multiprocessing.get_context("spawn")
     started: _Workers = []
     try:
-        for plan in plans:
+        for settings in settings_by_rank:
             here, there = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(plan, there), daemon=True)
+            process = context.Process(target=_work, args=(settings, there), daemon=True)
             process.start()
             there.close()
             started.append((process, here))
@@ -69,10 +70,10 @@ def _start(plans: list[Plan]) -> Generator[_Workers]:
             connection.close()
 
 
-def _work(plan: Plan, connection: Connection) -> None:
+def _work(settings: WorkerSettings, connection: Connection) -> None:
     from reducer_tools.demo.worker import main  # imports torch, which only workers need
 
-    main(plan, connection)
+    main(settings, connection)
 
 
 def _save_digits(folder: Path) -> None:

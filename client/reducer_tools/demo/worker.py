@@ -20,52 +20,54 @@ import reducer_client.torch
 from reducer_client import Group
 from reducer_client.config import keep_gloo_on_loopback
 from reducer_tools.children import stay_with
-from reducer_tools.demo.messages import RUNS, Failure, Plan, Progress, RunResult
+from reducer_tools.demo.messages import RUNS, Failure, Progress, RunResult, WorkerSettings
 
 _TRAINING_IMAGES = 1440
 _BATCH = 24
 
 
-def main(plan: Plan, connection: Connection) -> None:
+def main(settings: WorkerSettings, connection: Connection) -> None:
     """The main function of a worker process."""
-    stay_with(plan.parent)
+    stay_with(settings.parent)
     torch.set_num_threads(1)
     keep_gloo_on_loopback()
     try:
-        _train_both(plan, connection)
+        _train_both(settings, connection)
     except Exception:
-        connection.send(Failure(plan.rank, traceback.format_exc()))
+        connection.send(Failure(settings.rank, traceback.format_exc()))
 
 
-def _train_both(plan: Plan, connection: Connection) -> None:
+def _train_both(settings: WorkerSettings, connection: Connection) -> None:
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{plan.folder}/store",
-        rank=plan.rank,
-        world_size=plan.world_size,
+        init_method=f"file://{settings.folder}/store",
+        rank=settings.rank,
+        world_size=settings.world_size,
     )
     with reducer_client.connect(
-        plan.addresses, job="demo", rank=plan.rank, world_size=plan.world_size
+        settings.addresses, job="demo", rank=settings.rank, world_size=settings.world_size
     ) as group:
-        connection.send(_Training(plan, connection, RUNS[0], group).run())
-    connection.send(_Training(plan, connection, RUNS[1], None).run())
+        connection.send(_Training(settings, connection, RUNS[0], group).run())
+    connection.send(_Training(settings, connection, RUNS[1], None).run())
     dist.destroy_process_group()
 
 
 class _Training:
     """One run. Equal seeds give both runs the same data order and the same first parameters."""
 
-    def __init__(self, plan: Plan, connection: Connection, run: str, group: Group | None) -> None:
-        self._plan = plan
+    def __init__(
+        self, settings: WorkerSettings, connection: Connection, run: str, group: Group | None
+    ) -> None:
+        self._settings = settings
         self._connection = connection
         self._run = run
         self._group = group
-        torch.manual_seed(plan.seed)
+        torch.manual_seed(settings.seed)
         self._model = DistributedDataParallel(_make_net(), **reducer_client.torch.ddp_options())
         self._state = reducer_client.torch.attach(self._model, group) if group else None
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=0.9)
         self._schedule = torch.optim.lr_scheduler.ExponentialLR(self._optimizer, gamma=0.85)
-        images, labels = _load_images(Path(plan.folder) / "digits.npz")
+        images, labels = _load_images(Path(settings.folder) / "digits.npz")
         self._training = images[:_TRAINING_IMAGES], labels[:_TRAINING_IMAGES]
         self._test = images[_TRAINING_IMAGES:], labels[_TRAINING_IMAGES:]
 
@@ -73,14 +75,14 @@ class _Training:
         losses: list[float] = []
         self._barrier()
         started = time.perf_counter()
-        for epoch in range(self._plan.epochs):
+        for epoch in range(self._settings.epochs):
             losses += self._average(self._train_epoch(epoch))
-            if self._plan.rank == 0:
+            if self._settings.rank == 0:
                 self._connection.send(Progress(self._run, epoch + 1, losses[-1]))
         seconds = time.perf_counter() - started
         return RunResult(
             self._run,
-            self._plan.rank,
+            self._settings.rank,
             losses,
             self._accuracy(),
             self._gradient_bytes(len(losses)),
@@ -101,8 +103,8 @@ class _Training:
         return losses
 
     def _batches(self, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        order = np.random.default_rng((self._plan.seed, epoch)).permutation(_TRAINING_IMAGES)
-        mine = torch.from_numpy(order[self._plan.rank :: self._plan.world_size].copy())
+        order = np.random.default_rng((self._settings.seed, epoch)).permutation(_TRAINING_IMAGES)
+        mine = torch.from_numpy(order[self._settings.rank :: self._settings.world_size].copy())
         images, labels = self._training
         for batch in torch.split(mine, _BATCH):
             yield images[batch], labels[batch]
@@ -113,7 +115,7 @@ class _Training:
             return [float(x) for x in self._group.all_reduce(mean, op="mean", key="loss").wait()]
         total = torch.from_numpy(mean)
         dist.all_reduce(total)
-        return [float(x) / self._plan.world_size for x in total]
+        return [float(x) / self._settings.world_size for x in total]
 
     def _barrier(self) -> None:
         if self._group is not None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from reducer_tools.planner import cost, model
+from reducer_tools.planner import cost, network_time
 
 Winner = Literal["reducers", "ring", "neither"]
 # Maximum number of rows, about. A plan with more needed reducers leaves some numbers out.
@@ -55,7 +55,7 @@ class Cluster:
     prices: Prices = field(default_factory=Prices)
 
     def ring_seconds(self) -> float:
-        return model.ring_seconds(self.gradient_bytes, self.workers, self.worker_gbps)
+        return network_time.ring_seconds(self.gradient_bytes, self.workers, self.worker_gbps)
 
     def ring_step_seconds(self) -> float:
         return self.step.seconds(self.ring_seconds())
@@ -67,14 +67,14 @@ class Cluster:
     def choice(self, reducers: int) -> Choice:
         """The times and costs with this number of reducers."""
         hosts = (self.workers, self.worker_gbps, reducers, self.reducer_gbps)
-        seconds = model.reducer_seconds(self.gradient_bytes, *hosts)
+        seconds = network_time.reducer_seconds(self.gradient_bytes, *hosts)
         ring, ring_step = self.ring_seconds(), self.ring_step_seconds()
         step = self.step.seconds(seconds)
         return Choice(
             reducers=reducers,
             allreduce_seconds=seconds,
             speedup=ring / seconds,
-            optimum_seconds=model.mixed_seconds(self.gradient_bytes, *hosts),
+            optimum_seconds=network_time.mixed_seconds(self.gradient_bytes, *hosts),
             step_seconds=step,
             step_speedup=ring_step / step,
             cost_per_step=self._cost(step, reducers),
@@ -94,7 +94,7 @@ class Choice:
     """The times and costs of one number of reducers.
 
     A speedup is the ring's time divided by the reducers' time. ``optimum_seconds`` is
-    `model.mixed_seconds`, ``break_even_ratio`` is `cost.break_even_ratio`.
+    `network_time.mixed_seconds`, ``break_even_ratio`` is `cost.break_even_ratio`.
     """
 
     reducers: int
@@ -154,8 +154,8 @@ def make_plan(cluster: Cluster, reducers: int | None = None) -> Plan:
     Raises ValueError with field, expected and got for an invalid value.
     """
     rates = (cluster.workers, cluster.worker_gbps, cluster.reducer_gbps)
-    needed = model.reducers_needed(*rates)
-    to_beat_ring = model.reducers_to_beat_ring(*rates)
+    needed = network_time.reducers_needed(*rates)
+    to_beat_ring = network_time.reducers_to_beat_ring(*rates)
     chosen = cluster.choice(needed if reducers is None else reducers)
     shown = {*range(1, needed + 1, math.ceil(needed / _MOST_ROWS)), needed, chosen.reducers}
     if to_beat_ring is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reducer_tools.planner import model
+from reducer_tools.planner import network_time
 from reducer_tools.planner.cost import check_overlap, check_price, check_seconds, compute_seconds
 from reducer_tools.planner.machines import DEFAULT_REDUCER, Machine, Machines
 from reducer_tools.planner.plan import Cluster, Plan, Prices, Step, make_plan
@@ -26,7 +26,7 @@ class Host:
 
     def __post_init__(self) -> None:
         if self.gbps is not None:
-            model.check_positive(f"{self.side}_gbps", self.gbps)
+            network_time.check_positive(f"{self.side}_gbps", self.gbps)
         check_price(f"{self.side}-price", self.price)
 
     def settle(self, machines: Machines, default: str | None = None) -> Machine:
@@ -112,7 +112,7 @@ def _answer_job(request: Request, machines: Machines, job: Job) -> Answer:
 def _plan(
     request: Request, workers: int, worker: Machine, reducer: Machine, reducers: int | None
 ) -> Plan:
-    ring = model.ring_seconds(request.gradient_bytes, workers, worker.gbps)
+    ring = network_time.ring_seconds(request.gradient_bytes, workers, worker.gbps)
     prices = Prices(worker.price, reducer.price)
     hosts = (workers, worker.gbps, reducer.gbps, request.gradient_bytes)
     return make_plan(Cluster(*hosts, _find_step(request, ring), prices), reducers)

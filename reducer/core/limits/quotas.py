@@ -4,7 +4,7 @@ Law: only the job that exceeds its quota is refused, by name. So a worker that m
 (mode psk) cannot keep another job out.
 
 Other files limit the rest of what a job takes: its memory `budget.py`, its records `records.py`,
-its keys `rounds/keytable.py`, its unanswered and unread bytes `runs/flow.py`, its unstable results
+its keys `rounds/key_table.py`, its unanswered and unread bytes `runs/flow.py`, its unstable results
 `runs/positions.py`. In `reducer/server`, `data/turns.py` limits its time on a lane, and
 `data/log_shares.py` its lines in the log.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from reducer.core.limits.records import PLAN, Records
-from reducer.core.rounds.plan import Plan, make_plan
+from reducer.core.rounds.chunk_plan import ChunkPlan, make_plan
 from reducer.wire.codes import (
     BITWISE,
     BROADCAST,
@@ -47,18 +47,18 @@ class Plans:
         self._world_size = world_size
         self._records = records
         self._table = table
-        self._plans: dict[tuple[int, int, int, int], Plan] = {}
+        self._plans: dict[tuple[int, int, int, int], ChunkPlan] = {}
         self._last = Header(kind=0)  # its plan is `_of_last`
-        self._of_last: Plan | None = None
+        self._of_last: ChunkPlan | None = None
 
-    def checked(self, header: Header, rank: int, epoch: int) -> Plan:
+    def checked(self, header: Header, rank: int, epoch: int) -> ChunkPlan:
         """Like `of`, for a frame of `rank`; raises ProtocolError if the header's fields are
         invalid.
         """
         _check_fields(header, rank, epoch, self._world_size)
         return self.of(header)
 
-    def of(self, header: Header) -> Plan:
+    def of(self, header: Header) -> ChunkPlan:
         """Return the plan of a header's round; raises ProtocolError for an invalid round.
 
         Raises RecordsError if there is no room to keep the plan.
@@ -84,7 +84,7 @@ class Plans:
         self._last, self._of_last = header, plan
         return plan
 
-    def _make(self, header: Header) -> Plan:
+    def _make(self, header: Header) -> ChunkPlan:
         if header.dtype not in ITEM_SIZES:
             raise ProtocolError(f"unknown dtype {header.dtype} in {_round(header)}")
         if header.op not in _OPS.get(header.collective, ()):
@@ -132,7 +132,7 @@ def _check_fields(header: Header, rank: int, epoch: int, world_size: int) -> Non
         raise ProtocolError(f"rank {rank} sent round {header.round}, the limit is {MAX_ROUND}")
 
 
-def check_length(header: Header, plan: Plan, rank: int) -> None:
+def check_length(header: Header, plan: ChunkPlan, rank: int) -> None:
     expected = plan.sends(header.chunk, rank, header.root)
     if header.length != expected:
         raise ProtocolError(

@@ -22,9 +22,9 @@ from reducer.core.limits.records import (
     Records,
     text_bytes,
 )
+from reducer.core.rounds.chunk_plan import ChunkPlan
 from reducer.core.rounds.descriptor import WIDE, Descriptor
 from reducer.core.rounds.key import Key, Untold
-from reducer.core.rounds.plan import Plan
 from reducer.core.rounds.route import Place
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Wait
@@ -297,7 +297,7 @@ class Round(Listed):
         self.key = key
         self.number = number
         self.descriptor: Descriptor | None = None
-        self.plan: Plan | None = None
+        self.plan: ChunkPlan | None = None
         self.chunks: Numbered[Chunk] = Numbered()
         self.ascending = Ascending() if stream.since else None
         self.contributed = [0] * world_size
@@ -347,12 +347,12 @@ class Round(Listed):
         self.stream.refused.add(self)
         self.refused = refused
 
-    def describe(self, descriptor: Descriptor, plan: Plan, owned: int) -> None:
+    def describe(self, descriptor: Descriptor, plan: ChunkPlan, owned: int) -> None:
         self.descriptor = descriptor
         self.plan = plan
         self.owned = self.left = owned
 
-    def agrees(self, header: Header, plan: Plan) -> bool:
+    def agrees(self, header: Header, plan: ChunkPlan) -> bool:
         """Whether a contribution describes the round as the first one did."""
         described = self.descriptor
         assert described is not None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from reducer.core.limits.held import HeldBytes
 from reducer.core.limits.records import STREAM, Records
 from reducer.core.rounds.key import Untold
-from reducer.core.rounds.keytable import KeyTable
+from reducer.core.rounds.key_table import KeyTable
 from reducer.core.rounds.round import StreamRounds
 from reducer.core.rounds.route import Holding, Place, Route
 from reducer.core.surface.buffer import Buffer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from reducer.core.measures.lateness import Lateness
 from reducer.core.rounds.admission import Plans, check_length
-from reducer.core.rounds.keytable import KeyRounds
-from reducer.core.rounds.plan import Plan
+from reducer.core.rounds.chunk_plan import ChunkPlan
+from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.round import Chunk, Phase, Round
 from reducer.core.rounds.stream import Stream, Streams
 from reducer.core.runs.flow import Flow
@@ -25,7 +25,7 @@ class Admitted(Admission):
 
     __slots__ = ("cost", "plan", "stream")
 
-    def __init__(self, stream: Stream, plan: Plan, cost: int) -> None:
+    def __init__(self, stream: Stream, plan: ChunkPlan, cost: int) -> None:
         self.stream = stream
         self.plan = plan
         self.cost = cost  # what it takes of the rank's credit
@@ -138,7 +138,7 @@ class Contributions:
         return self._streams.find(rank, home, header.route)
 
     def _open_or_void(
-        self, round_: Round, header: Header, plan: Plan, now: float, out: list[Output]
+        self, round_: Round, header: Header, plan: ChunkPlan, now: float, out: list[Output]
     ) -> None:
         """Open the round if this is its first contribution; void it if the descriptors differ."""
         if not round_.opening:
@@ -155,7 +155,7 @@ class Contributions:
         rank: int,
         header: Header,
         buffer: Buffer | None,
-        plan: Plan,
+        plan: ChunkPlan,
         now: float,
         out: list[Output],
     ) -> None:

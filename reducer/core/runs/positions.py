@@ -7,7 +7,7 @@ from typing import Final
 
 from reducer.core.limits.budget import RankLimits
 from reducer.core.limits.held import HeldBytes
-from reducer.core.rounds.keytable import KeyRounds
+from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.round import Round
 from reducer.core.rounds.stream import Stream, Streams
 from reducer.core.runs.flow import Accounts, Grants

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reducer.core.measures.durations import Durations
-from reducer.core.rounds.keytable import KeyRounds
+from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.round import Chunk
 from reducer.core.runs.flow import Accounts, Grants
 from reducer.core.runs.seats import Seats

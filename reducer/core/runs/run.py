@@ -14,7 +14,7 @@ from reducer.core.limits.held import HeldBytes
 from reducer.core.limits.records import RANK, SLOT, Records
 from reducer.core.measures.ranking import most
 from reducer.core.rounds.admission import Plans
-from reducer.core.rounds.keytable import IdleKeys, KeyTable
+from reducer.core.rounds.key_table import IdleKeys, KeyTable
 from reducer.core.rounds.route import Route
 from reducer.core.rounds.stream import Streams
 from reducer.core.runs.contributions import Contributions

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from reducer.core.rounds.keytable import KeyRounds
-from reducer.core.rounds.plan import Plan
+from reducer.core.rounds.chunk_plan import ChunkPlan
+from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.round import Chunk, Phase, Round
 from reducer.core.runs.results import Results
 from reducer.core.runs.terms import Terms
@@ -58,7 +58,7 @@ class Sums:
         chunk: Chunk,
         op: int,
         dtype: int,
-        plan: Plan,
+        plan: ChunkPlan,
         now: float,
         out: list[Output],
     ) -> bool:
@@ -130,7 +130,7 @@ class Sums:
         return self._acc_itemsize(op, dtype) // ITEM_SIZES[dtype]
 
     def _maybe_fold(
-        self, key: KeyRounds, chunk: Chunk, op: int, dtype: int, plan: Plan, out: list[Output]
+        self, key: KeyRounds, chunk: Chunk, op: int, dtype: int, plan: ChunkPlan, out: list[Output]
     ) -> bool:
         """Fold parts if the accumulator is no larger than the parts that it replaces.
 
@@ -161,7 +161,7 @@ class Sums:
         chunk: Chunk,
         op: int,
         dtype: int,
-        plan: Plan,
+        plan: ChunkPlan,
         now: float,
         out: list[Output],
     ) -> None:

@@ -22,7 +22,7 @@ from typing import Any, cast
 from google_crc32c import value as crc32c
 
 from reducer.log import RateLimit
-from reducer.server import descriptors
+from reducer.server import file_descriptors
 from reducer.server.sockets import peer_name
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
@@ -104,7 +104,7 @@ class Acceptor:
         self._mode = mode
         # The oldest first. A plain dict finds its first entry only after a walk over removed ones.
         self._waiting: OrderedDict[int, _Waiting] = OrderedDict()
-        self._room = descriptors.room_for_waiting()
+        self._room = file_descriptors.room_for_waiting()
         self._limit = RateLimit(1.0)
         self._reserve = _open_reserve()
         self._resting: dict[int, asyncio.TimerHandle] = {}  # listeners, by descriptor

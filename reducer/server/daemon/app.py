@@ -18,7 +18,7 @@ from typing import Any
 import uvloop
 
 from reducer import __version__, compiled, log, units
-from reducer.server import config, descriptors
+from reducer.server import config, file_descriptors
 from reducer.server.daemon.acceptor import Acceptor
 from reducer.server.daemon.admin import Admin, Answer, json_answer, text_answer
 from reducer.server.daemon.lanes import LaneGroup
@@ -46,14 +46,14 @@ def serve(options: config.Config, key: bytes = b"") -> int:
     before the daemon is ready. It is 1 if the daemon cannot start, if open rounds outlast
     `drain_timeout`, if a lane does not drain, or after a second signal.
     """
-    descriptors.keep_standard_ones()
+    file_descriptors.keep_standard_ones()
     log.set_up(options.log_level, options.log_format, options.debug)
     try:
         compiled.check_sources()
     except InternalError as error:
         logger.error("%s", error)
         return EXIT_FAILED
-    descriptors.raise_limit()
+    file_descriptors.raise_limit()
     if options.mode == "open" and not config.is_loopback(options.host):
         logger.warning(
             "serving on %s without authentication: anyone who reaches it can join, read and change "

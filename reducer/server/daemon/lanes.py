@@ -17,7 +17,7 @@ from typing import Any
 
 from reducer.core.surface.numbers import Part
 from reducer.log import RateLimit
-from reducer.server import config, descriptors
+from reducer.server import config, file_descriptors
 from reducer.server.daemon.lane_child import LaneChild
 from reducer.server.pipe.orders import ORDER_PING, ORDER_REPORT, WAIT_SECONDS, Orders
 from reducer.server.pipe.reports import numbers_of, part_of, put_together
@@ -266,7 +266,7 @@ class LaneGroup:
 
     def __init__(self, options: config.Config, key: bytes) -> None:
         lanes = options.lane_count
-        room = max(1, descriptors.room_for_waiting() // lanes)
+        room = max(1, file_descriptors.room_for_waiting() // lanes)
         self.handles = [LaneHandle(options, lane, key, room) for lane in range(lanes)]
         self._keepers: list[asyncio.Task[None]] = []
 

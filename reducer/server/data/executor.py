@@ -40,7 +40,7 @@ class ShellCounters:
     accepted: int = 0
     internal_errors: int = 0
     protocol_errors: int = 0
-    silent_dropped: int = 0
+    dropped_before_hello: int = 0
     held_log_lines: int = 0
 
 

@@ -12,11 +12,11 @@ from reducer.core.runs.flow import UnreadError
 from reducer.core.surface import events
 from reducer.core.surface.permit import Permit
 from reducer.kernels import KernelSet
+from reducer.server.data.before_hello import BeforeHello
 from reducer.server.data.buffers import BufferPool
 from reducer.server.data.connection import Connection, Owner, clock
 from reducer.server.data.executor import Executor, ShellCounters, ours
 from reducer.server.data.leftovers import Leftovers
-from reducer.server.data.silent import Silent
 from reducer.server.data.turns import Turns
 from reducer.wire.codes import CONTRIBUTION, MessageKind
 from reducer.wire.decoder import Frame
@@ -34,7 +34,7 @@ FLUSHED_AT_ONCE: Final = 64
 # All ranks of a run or of a host may end together.
 ENDED_AT_ONCE: Final = 32
 # New connections before the loop serves others: 100 us each. Few, so that their first frames are
-# read before they count as silent.
+# read before another connection needs their place.
 NEWCOMERS_AT_ONCE: Final = 4
 # A smaller write is not timed, because timing takes a part of the time itself. It counts as
 # WRITE_SECONDS of the turn.
@@ -63,7 +63,7 @@ class LaneShell(Owner):
         self._pool = pool
         self._slow_reader_seconds = slow_reader_seconds
         self._next_session = 1
-        self._silent = Silent()
+        self._before_hello = BeforeHello()
         self._unflushed: list[Connection] = []
         self._unflushed_later: list[Connection] = []
         self._ending: list[Connection] = []
@@ -118,18 +118,18 @@ class LaneShell(Owner):
     @property
     def newcomers_at_once(self) -> int:
         """How many sockets to take before the loop serves others; one if HELLOs already wait."""
-        return 1 if self._silent.are_many else NEWCOMERS_AT_ONCE
+        return 1 if self._before_hello.are_many else NEWCOMERS_AT_ONCE
 
     def opened(self, connection: Connection) -> None:
         self.counters.accepted += 1
-        oldest = self._silent.to_displace()
+        oldest = self._before_hello.to_displace()
         if oldest is not None:
-            self.counters.silent_dropped += 1
+            self.counters.dropped_before_hello += 1
             dropped = self.connections[oldest]
-            self._silent.remove(oldest, dropped.permit)
+            self._before_hello.remove(oldest, dropped.permit)
             dropped.abort("no HELLO came, and another connection needs the place")
         self.connections[connection.session] = connection
-        self._silent.add(connection.session, connection.permit)
+        self._before_hello.add(connection.session, connection.permit)
         self.feed(events.Opened(connection.session, connection.permit))
 
     def place(self, connection: Connection, header: Header) -> events.Contributed | None:
@@ -170,11 +170,13 @@ class LaneShell(Owner):
             self._named(connection, self._lane.job_named_by(session))
 
     def _named(self, connection: Connection, job: str) -> None:
-        """A HELLO has come. Without a job, or if it was refused, the session still counts as
-        silent.
+        """A HELLO has come. If it named no job or was refused, the session keeps its place among
+        those before their HELLO.
         """
         session = connection.session
-        if job and self._silent.remove(session, connection.permit) and session in self.connections:
+        if not job or not self._before_hello.remove(session, connection.permit):
+            return
+        if session in self.connections:
             connection.set_job(job)
 
     def world_size_of(self, connection: Connection) -> int:
@@ -345,7 +347,7 @@ class LaneShell(Owner):
     def lost(self, connection: Connection, reason: str) -> None:
         session, run = connection.session, 0
         try:
-            self._silent.remove(session, connection.permit)
+            self._before_hello.remove(session, connection.permit)
             self.connections.pop(session, None)
             run = self._lane.run_of(session)
             self.turns.leave(connection.turn, connection)

@@ -16,7 +16,7 @@ from typing import cast
 
 from reducer.core.surface.permit import Permit
 from reducer.log import RateLimit
-from reducer.server import descriptors
+from reducer.server import file_descriptors
 from reducer.server.data.connection import Connection, clock
 from reducer.server.data.turns import SHARED_SECONDS
 from reducer.server.sockets import peer_name
@@ -39,7 +39,7 @@ class Gate:
         self.refused: Counter[str] = Counter()
         self.admit = admit
         self._newcomers: dict[Newcomer, None] = {}  # the oldest first
-        self._room = descriptors.room_for_newcomers(MAX_NEWCOMERS)
+        self._room = file_descriptors.room_for_newcomers(MAX_NEWCOMERS)
         self._limit = RateLimit(1.0)
         self._waiting: deque[Newcomer] = deque()
         self._lost: deque[Newcomer] = deque()
@@ -156,7 +156,7 @@ class Newcomer(asyncio.BufferedProtocol):
             sock = self._transport.get_extra_info("socket")
             self._peer = peer_name(sock, sock.getpeername())
         except OSError as error:
-            if error.errno in descriptors.NO_MEMORY:
+            if error.errno in file_descriptors.NO_MEMORY:
                 raise
             self.refuse("left", "it closed the connection at once")
 

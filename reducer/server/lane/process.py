@@ -28,7 +28,7 @@ from reducer.core.lane import Lane
 from reducer.core.surface import events
 from reducer.core.surface.settings import LaneSettings
 from reducer.parent import die_with_parent
-from reducer.server import descriptors
+from reducer.server import file_descriptors
 from reducer.server.data.buffers import BufferPool
 from reducer.server.data.connection import Connection
 from reducer.server.data.shell import LaneShell
@@ -188,9 +188,9 @@ class LaneProcess:
             except BlockingIOError:
                 return
             try:
-                order, fds = bytes(self._order[:size]), descriptors.passed(ancillary)
+                order, fds = bytes(self._order[:size]), file_descriptors.passed(ancillary)
             except Exception:
-                for fd in descriptors.passed(ancillary):
+                for fd in file_descriptors.passed(ancillary):
                     os.close(fd)
                 raise
             if not order:
@@ -260,7 +260,7 @@ class LaneProcess:
             await loop.connect_accepted_socket(factory, adoption.sock)
         except OSError as error:
             adoption.sock.close()
-            if error.errno in descriptors.NO_MEMORY:
+            if error.errno in file_descriptors.NO_MEMORY:
                 raise
             logger.debug("a passed socket was dead already: %s", error)
 
@@ -382,7 +382,7 @@ class LaneProcess:
             accepted=counters.accepted,
             internal_errors=counters.internal_errors,
             protocol_errors=counters.protocol_errors,
-            silent_dropped=counters.silent_dropped,
+            dropped_before_hello=counters.dropped_before_hello,
             held_log_lines=counters.held_log_lines,
             tasks=len(asyncio.all_tasks()),
             buffers_out=pool.out,
@@ -443,7 +443,7 @@ def _settings(options: LaneOptions, kernels: kernel_sets.KernelSet) -> LaneSetti
         max_jobs=options.max_jobs,
         max_runs=options.max_runs,
         job_keys=options.job_keys,
-        descriptors=descriptors.limit(),
+        descriptors=file_descriptors.limit(),
         traced=bool(options.timeline),
     )
 

@@ -36,7 +36,7 @@ class LaneNumbers:
     accepted: int
     internal_errors: int
     protocol_errors: int
-    silent_dropped: int
+    dropped_before_hello: int
     held_log_lines: int
     tasks: int
     buffers_out: int

@@ -22,7 +22,7 @@ import pytest
 from reducer.core.limits.budget import Budget
 from reducer.core.limits.records import STREAM, Records
 from reducer.core.rounds.key import Untold
-from reducer.core.rounds.keytable import IdleKeys, KeyTable
+from reducer.core.rounds.key_table import IdleKeys, KeyTable
 from reducer.core.rounds.stream import Stream
 from reducer.core.surface import events
 from reducer.server.data.slots import Store

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reducer_client.horovod.announcements import RequestCache
-from reducer_client.horovod.negotiation import Negotiation, Plan
+from reducer_client.horovod.negotiation import Negotiation, ResponseList
 from reducer_client.horovod.requests import Kind, ReduceOp, Request
 
 THRESHOLD = 1000
@@ -30,7 +30,7 @@ class Peers:
         self.tables = [Negotiation(range(world), threshold) for _ in range(world)]
         self.sent = 0
 
-    def round(self, *announced: list[Request]) -> Plan:
+    def round(self, *announced: list[Request]) -> ResponseList:
         """Negotiate one round; returns the plan, which is equal on all ranks."""
         said = [cache.encode(one) for cache, one in zip(self.caches, announced, strict=True)]
         self.sent = sum(map(len, said))
@@ -40,7 +40,7 @@ class Peers:
         return plans[0]
 
 
-def names(plan: Plan) -> list[list[str]]:
+def names(plan: ResponseList) -> list[list[str]]:
     return [[tensor.name for tensor in response.tensors] for response in plan.responses]
 
 

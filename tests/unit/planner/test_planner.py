@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reducer_tools.planner import model
+from reducer_tools.planner import network_time
 from reducer_tools.planner.plan import Cluster, find_winner, make_plan
 from reducer_tools.planner.text import format_seconds
 from tests.support.planner import plan, planned
@@ -25,13 +25,13 @@ RATES = st.floats(0.01, 1000).map(lambda rate: round(rate, 2))
 def test_reducers_needed_cover_the_egress_of_the_workers(
     workers: int, worker_gbps: float, reducer_gbps: float, needed: int
 ) -> None:
-    assert model.reducers_needed(workers, worker_gbps, reducer_gbps) == needed
+    assert network_time.reducers_needed(workers, worker_gbps, reducer_gbps) == needed
 
 
 @pytest.mark.parametrize(("workers", "factor"), [(1, 0), (2, 1), (4, 1.5), (8, 1.75)])
 def test_a_ring_moves_the_array_almost_twice(workers: int, factor: float) -> None:
     once = 64 << 20
-    seconds = model.ring_seconds(once, workers, 1)
+    seconds = network_time.ring_seconds(once, workers, 1)
     assert seconds == pytest.approx(factor * once * 8 / 1e9 * 1.045)
 
 
@@ -41,45 +41,49 @@ def test_the_measured_shapes_of_four_workers() -> None:
     once = size * 8 / 1e9
     bounds = {4: 1.045, 3: 1.393, 2: 2.09, 8: 1.045}
     for reducers, bound in bounds.items():
-        seconds = model.reducer_seconds(size, 4, 1, reducers, 1)
+        seconds = network_time.reducer_seconds(size, 4, 1, reducers, 1)
         assert seconds / once == pytest.approx(bound, rel=1e-3)
 
 
 def test_at_four_workers_the_reducers_must_have_more_than_2_67_of_a_workers_rate() -> None:
-    assert model.reducers_to_beat_ring(4, 3, 1) == 9  # 8 x 1 is 2.667 x 3: as fast, no faster
-    assert model.reducers_to_beat_ring(4, 3, 1.01) == 8
-    assert model.reducers_to_beat_ring(4, 1, 2.66) == 2
-    assert model.reducers_to_beat_ring(4, 1, 2.67) == 1
+    assert (
+        network_time.reducers_to_beat_ring(4, 3, 1) == 9
+    )  # 8 x 1 is 2.667 x 3: as fast, no faster
+    assert network_time.reducers_to_beat_ring(4, 3, 1.01) == 8
+    assert network_time.reducers_to_beat_ring(4, 1, 2.66) == 2
+    assert network_time.reducers_to_beat_ring(4, 1, 2.67) == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_reducers_beat_a_ring_of_one_or_two(workers: int) -> None:
-    assert model.reducers_to_beat_ring(workers, 1, 1000) is None
-    assert model.reducer_seconds(1, workers, 1, 9, 1000) >= model.ring_seconds(1, workers, 1)
+    assert network_time.reducers_to_beat_ring(workers, 1, 1000) is None
+    assert network_time.reducer_seconds(1, workers, 1, 9, 1000) >= network_time.ring_seconds(
+        1, workers, 1
+    )
 
 
 @given(WORKERS, RATES, RATES)
 def test_the_counts_are_the_least_that_hold(workers: int, ours: float, theirs: float) -> None:
     size = 1 << 30
-    alone = model.reducer_seconds(size, workers, ours, 10**9, theirs)
-    needed = model.reducers_needed(workers, ours, theirs)
-    assert model.reducer_seconds(size, workers, ours, needed, theirs) == pytest.approx(alone)
+    alone = network_time.reducer_seconds(size, workers, ours, 10**9, theirs)
+    needed = network_time.reducers_needed(workers, ours, theirs)
+    assert network_time.reducer_seconds(size, workers, ours, needed, theirs) == pytest.approx(alone)
     if needed > 1:
-        assert model.reducer_seconds(size, workers, ours, needed - 1, theirs) > alone
-    beating = model.reducers_to_beat_ring(workers, ours, theirs)
+        assert network_time.reducer_seconds(size, workers, ours, needed - 1, theirs) > alone
+    beating = network_time.reducers_to_beat_ring(workers, ours, theirs)
     assume(beating is not None)
     assert beating is not None
-    ring = model.ring_seconds(size, workers, ours)
-    assert model.reducer_seconds(size, workers, ours, beating, theirs) < ring
+    ring = network_time.ring_seconds(size, workers, ours)
+    assert network_time.reducer_seconds(size, workers, ours, beating, theirs) < ring
     if beating > 1:
-        fewer = model.reducer_seconds(size, workers, ours, beating - 1, theirs)
+        fewer = network_time.reducer_seconds(size, workers, ours, beating - 1, theirs)
         assert find_winner(fewer, ring) in ("ring", "neither")
 
 
 @given(st.integers(3, 2000), RATES, st.floats(1e-6, 100))
 def test_ring_gbps_inverts_ring_seconds(workers: int, gbps: float, scale: float) -> None:
-    seconds = model.ring_seconds(1 << 26, workers, gbps)
-    assert model.ring_gbps(1 << 26, workers, seconds * scale) == pytest.approx(gbps / scale)
+    seconds = network_time.ring_seconds(1 << 26, workers, gbps)
+    assert network_time.ring_gbps(1 << 26, workers, seconds * scale) == pytest.approx(gbps / scale)
 
 
 @pytest.mark.parametrize(

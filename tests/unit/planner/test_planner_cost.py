@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reducer_tools.planner import cost, model
+from reducer_tools.planner import cost, network_time
 from reducer_tools.planner.figure import draw
 from reducer_tools.planner.plan import Cluster, Prices, Step, make_plan
 from tests.support.planner import plan, planned
@@ -27,23 +27,25 @@ PARTS = st.floats(0, 1)
 @given(HOSTS)
 def test_the_optimum_is_between_a_ring_and_line_rate(hosts: tuple[int, float, int, float]) -> None:
     workers, ours, _, theirs = hosts
-    once = model.reducer_seconds(1 << 26, 1, ours, 10**9, theirs)
-    mixed = model.mixed_seconds(1 << 26, *hosts)
-    ring = model.ring_seconds(1 << 26, workers, ours)
-    assert mixed <= min(ring, model.reducer_seconds(1 << 26, *hosts)) * (1 + 1e-9)
+    once = network_time.reducer_seconds(1 << 26, 1, ours, 10**9, theirs)
+    mixed = network_time.mixed_seconds(1 << 26, *hosts)
+    ring = network_time.ring_seconds(1 << 26, workers, ours)
+    assert mixed <= min(ring, network_time.reducer_seconds(1 << 26, *hosts)) * (1 + 1e-9)
     if workers > 1:
         assert mixed >= once * (1 - 1e-9)
-        enough = model.reducers_needed(workers, ours, theirs)
-        best = model.mixed_seconds(1 << 26, workers, ours, enough, theirs)
-        assert best == pytest.approx(model.reducer_seconds(1 << 26, workers, ours, enough, theirs))
+        enough = network_time.reducers_needed(workers, ours, theirs)
+        best = network_time.mixed_seconds(1 << 26, workers, ours, enough, theirs)
+        assert best == pytest.approx(
+            network_time.reducer_seconds(1 << 26, workers, ours, enough, theirs)
+        )
 
 
 @pytest.mark.parametrize(("k", "share"), [(1, 24 / 18), (2, 24 / 20), (3, 24 / 22), (4, 1.0)])
 def test_the_optimum_of_the_paper(k: int, share: float) -> None:
     """2n(n-1) / (n^2 + kn - 2k) at n = 4; a reducer with half the rate counts half."""
-    once = model.reducer_seconds(64 << 20, 1, 1, 1, 1)
-    assert model.mixed_seconds(64 << 20, 4, 1, k, 1) == pytest.approx(share * once)
-    assert model.mixed_seconds(64 << 20, 4, 1, 2 * k, 0.5) == pytest.approx(share * once)
+    once = network_time.reducer_seconds(64 << 20, 1, 1, 1, 1)
+    assert network_time.mixed_seconds(64 << 20, 4, 1, k, 1) == pytest.approx(share * once)
+    assert network_time.mixed_seconds(64 << 20, 4, 1, 2 * k, 0.5) == pytest.approx(share * once)
 
 
 def test_the_mix_is_balanced() -> None:
@@ -54,8 +56,8 @@ def test_the_mix_is_balanced() -> None:
     assert k * of_reducer + n * of_worker == pytest.approx(1)
     sent_by_worker = 1 - of_worker + (n - 1) * of_worker
     assert sent_by_worker == pytest.approx(n * of_reducer)
-    once = model.reducer_seconds(10**6, 1, 1, 1, 1)
-    assert model.mixed_seconds(10**6, n, 1, k, 1) == pytest.approx(sent_by_worker * once)
+    once = network_time.reducer_seconds(10**6, 1, 1, 1, 1)
+    assert network_time.mixed_seconds(10**6, n, 1, k, 1) == pytest.approx(sent_by_worker * once)
 
 
 @given(SECONDS, SECONDS, PARTS)

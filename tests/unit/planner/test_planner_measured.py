@@ -12,7 +12,7 @@ import pytest
 
 from bench.netlab import Nic
 from bench.report.results import Series, load
-from reducer_tools.planner import model
+from reducer_tools.planner import network_time
 from reducer_tools.planner.plan import Step
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
@@ -42,9 +42,9 @@ SERIES = [series for name in HEADLINES for series in measured(name)]
 def predicted(series: Series) -> float:
     at, size = series.topology, int(series.wire_size)
     if series.contender == "gloo":
-        return model.ring_seconds(size, at.workers, gbps(at.rate))
+        return network_time.ring_seconds(size, at.workers, gbps(at.rate))
     hosts = (at.workers, gbps(at.rate), at.reducers, gbps(at.reducer_rate))
-    return model.reducer_seconds(size, *hosts)
+    return network_time.reducer_seconds(size, *hosts)
 
 
 def name(series: Series) -> str:
@@ -107,7 +107,9 @@ def test_a_step_of_ddp_is_within_a_tenth(
     case = line["case"]
     rate, size = gbps(case["rate"]), line["gradient_bytes"]
     if contender == "gloo":
-        allreduce = model.ring_seconds(size, case["workers"], rate)
+        allreduce = network_time.ring_seconds(size, case["workers"], rate)
     else:
-        allreduce = model.reducer_seconds(size, case["workers"], rate, case["reducers"], rate)
+        allreduce = network_time.reducer_seconds(
+            size, case["workers"], rate, case["reducers"], rate
+        )
     assert Step(compute).seconds(allreduce) == pytest.approx(step_of(line), rel=WITHIN)

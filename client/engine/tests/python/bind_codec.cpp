@@ -7,7 +7,7 @@
 #include "bindings.h"
 #include "codec/cast.h"
 #include "codec/msgpack.h"
-#include "protocol/plan.h"
+#include "protocol/chunk_plan.h"
 #include "protocol/route.h"
 #include "python/conversions.h"
 #include "python/pybuffer.h"
@@ -81,7 +81,7 @@ nb::list plan(int collective, int dtype, uint64_t count, uint32_t world, uint32_
     throw nb::value_error("dtype, world or reducers is out of range");
   }
   std::string why;
-  const auto cut = Plan::make(d, world, rows, &why);
+  const auto cut = ChunkPlan::make(d, world, rows, &why);
   if (!cut) throw nb::value_error(why.c_str());
   Route route = Route::first(lanes_by_slot);
   if (!live.empty()) route.live = live;

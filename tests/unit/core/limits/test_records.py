@@ -14,7 +14,7 @@ import pytest
 from reducer.core.limits.budget import LEAST_RECORDS, SHARES_BESIDE_RANKS
 from reducer.core.limits.records import PLAN, STREAM, Records, text_bytes
 from reducer.core.rounds.key import Untold
-from reducer.core.rounds.keytable import IdleKeys, KeyTable
+from reducer.core.rounds.key_table import IdleKeys, KeyTable
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.keys import key_id, position

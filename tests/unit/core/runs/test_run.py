@@ -14,7 +14,7 @@ from reducer.core.limits.budget import LEAST_RECORDS, SHARES_BESIDE_RANKS, share
 from reducer.core.limits.held import HeldBytes
 from reducer.core.limits.records import ROUND, Records
 from reducer.core.rounds.key import Key
-from reducer.core.rounds.keytable import IdleKeys
+from reducer.core.rounds.key_table import IdleKeys
 from reducer.core.rounds.round import TRANSITIONS, Chunk, Phase, Round, Step, StreamRounds
 from reducer.core.rounds.route import Place
 from reducer.core.surface import events

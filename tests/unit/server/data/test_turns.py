@@ -657,5 +657,5 @@ async def one_that_fails_to_go_on() -> None:
 
 
 def test_a_connection_that_could_not_be_resumed_waits_for_the_next_turn() -> None:
-    """Regression: the connection was forgotten, and not read until it counted as silent."""
+    """Regression: the connection was forgotten, and not read until it made room for another."""
     asyncio.run(one_that_fails_to_go_on())

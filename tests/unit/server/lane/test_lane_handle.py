@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from reducer.server import config, descriptors
+from reducer.server import config, file_descriptors
 from reducer.server.daemon import lane_child, lanes
 from reducer.server.daemon.lane_child import LaneChild
 from reducer.server.daemon.lanes import LaneGroup, LaneHandle
@@ -239,8 +239,8 @@ def no_socket(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_list(patch: pytest.MonkeyPatch) -> None:
-    passed, turns = descriptors.passed, iter([no_memory])
-    patch.setattr(descriptors, "passed", lambda found: next(turns, passed)(found))
+    passed, turns = file_descriptors.passed, iter([no_memory])
+    patch.setattr(file_descriptors, "passed", lambda found: next(turns, passed)(found))
 
 
 @pytest.mark.parametrize("harm", [no_socket, no_list])

@@ -42,11 +42,11 @@ struct Range {
   uint64_t elements = 0;
 };
 
-class Plan {
+class ChunkPlan {
  public:
   // Returns nullopt and sets *why if the round would have too many chunks or bytes.
-  static std::optional<Plan> make(const Descriptor& round, uint32_t world_size,
-                                  const ChunkTable& table, std::string* why);
+  static std::optional<ChunkPlan> make(const Descriptor& round, uint32_t world_size,
+                                       const ChunkTable& table, std::string* why);
 
   uint32_t chunks() const { return parts_ * per_part_; }
   uint32_t parts() const { return parts_; }
@@ -68,7 +68,7 @@ class Plan {
 };
 
 // Whether this rank sends bytes in the chunk's contribution, and whether its result has bytes.
-bool sends_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank);
-bool gets_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank);
+bool sends_bytes(const Descriptor& round, const ChunkPlan& plan, uint32_t chunk, uint32_t rank);
+bool gets_bytes(const Descriptor& round, const ChunkPlan& plan, uint32_t chunk, uint32_t rank);
 
 }  // namespace ors

@@ -10,9 +10,9 @@ from reducer.core.containers.ascending import Ascending
 from reducer.core.containers.listing import Listing
 from reducer.core.containers.tables import Numbered
 from reducer.core.limits.records import KEY, KEY_RANK, STREAM, Records, text_bytes
+from reducer.core.rounds.chunk_plan import ChunkPlan
 from reducer.core.rounds.descriptor import Descriptor
 from reducer.core.rounds.key import ENTRY, Key, Untold, payload_of
-from reducer.core.rounds.plan import Plan
 from reducer.core.rounds.round import Chunk, Round, StreamRounds
 from reducer.core.surface.buffer import Buffer
 from reducer.wire.codes import MAX_CHUNKS
@@ -37,7 +37,7 @@ class KeyRounds(Key):
         self.ascending: Ascending | None = None
         self.held: list[Chunk] = []  # a list: an empty deque takes more memory
 
-    def described(self, stream: StreamRounds, header: Header, plan: Plan, now: float) -> Round:
+    def described(self, stream: StreamRounds, header: Header, plan: ChunkPlan, now: float) -> Round:
         """Return the record of a round. The round's first frame makes the record and describes the
         round.
 

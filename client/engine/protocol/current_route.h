@@ -11,9 +11,9 @@
 
 namespace ors {
 
-class Routing {
+class CurrentRoute {
  public:
-  explicit Routing(Lanes* lanes) : lanes_(*lanes) {}
+  explicit CurrentRoute(Lanes* lanes) : lanes_(*lanes) {}
 
   // At the join, once each reducer has its slot.
   void begin(std::vector<uint32_t> lanes_by_slot);

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from reducer.core.surface.permit import ANY_RANK, Permit
+from reducer.server.data.before_hello import MAX_BEFORE_HELLO, BeforeHello
 from reducer.server.data.buffers import BufferPool
 from reducer.server.data.shell import NEWCOMERS_AT_ONCE, LaneShell
-from reducer.server.data.silent import MAX_SILENT, Silent
 from reducer.wire.codes import MessageKind
 from reducer.wire.header import Header, pack_header
 from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
@@ -24,58 +24,60 @@ GREEDY, SLOW, ANYTHING = (
 
 
 class Crowd:
-    """As many silent connections as there is room for, with alternating permits."""
+    """As many connections without HELLO as there is room for, with alternating permits."""
 
     def __init__(self, *permits: Permit | None) -> None:
-        self.silent = Silent()
+        self.before_hello = BeforeHello()
         self.permits: dict[int, Permit | None] = {}
-        for permit in itertools.islice(itertools.cycle(permits), MAX_SILENT):
-            assert self.silent.to_displace() is None
+        for permit in itertools.islice(itertools.cycle(permits), MAX_BEFORE_HELLO):
+            assert self.before_hello.to_displace() is None
             self.come(permit)
 
     def come(self, permit: Permit | None) -> None:
         session = len(self.permits) + 1
         self.permits[session] = permit
-        self.silent.add(session, permit)
+        self.before_hello.add(session, permit)
 
     def go(self, session: int | None) -> bool:
         assert session is not None
-        return self.silent.remove(session, self.permits[session])
+        return self.before_hello.remove(session, self.permits[session])
 
 
 def test_there_is_room_for_so_many_and_again_for_who_has_left() -> None:
     crowd = Crowd(GREEDY, ANYTHING)
-    assert crowd.go(crowd.silent.to_displace())
-    assert crowd.silent.to_displace() is None
+    assert crowd.go(crowd.before_hello.to_displace())
+    assert crowd.before_hello.to_displace() is None
 
 
 def test_who_has_left_leaves_once() -> None:
     crowd = Crowd(GREEDY)
-    oldest = crowd.silent.to_displace()
+    oldest = crowd.before_hello.to_displace()
     assert crowd.go(oldest) and not crowd.go(oldest)
     crowd.come(GREEDY)
-    assert crowd.silent.to_displace() is not None
-    assert not crowd.silent.remove(MAX_SILENT + 2, SLOW), "this connection was never added"
+    assert crowd.before_hello.to_displace() is not None
+    assert not crowd.before_hello.remove(MAX_BEFORE_HELLO + 2, SLOW), (
+        "this connection was never added"
+    )
 
 
 def test_the_oldest_of_those_that_are_most_makes_room() -> None:
     crowd = Crowd(GREEDY, SLOW, GREEDY, ANYTHING)
     gone: list[int] = []
     while not gone or crowd.permits[gone[-1]] is not SLOW:
-        oldest = crowd.silent.to_displace()
+        oldest = crowd.before_hello.to_displace()
         assert oldest is not None and crowd.go(oldest)
         gone.append(oldest)
         crowd.come(SLOW)
     *greedy, _ = gone
     assert {crowd.permits[session] for session in greedy} == {GREEDY}
     assert greedy == sorted(greedy)
-    assert len(greedy) == MAX_SILENT // 8 + 1, "128 - 33 are fewer than 64 + 33"
+    assert len(greedy) == MAX_BEFORE_HELLO // 8 + 1, "128 - 33 are fewer than 64 + 33"
 
 
 def test_fewer_come_at_once_while_many_have_said_nothing() -> None:
     async def run() -> None:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
-        connections = [shell.connection() for _ in range(MAX_SILENT // 2 + 1)]
+        connections = [shell.connection() for _ in range(MAX_BEFORE_HELLO // 2 + 1)]
         for connection in connections:
             assert shell.newcomers_at_once == NEWCOMERS_AT_ONCE
             connection.connection_made(Sink())
@@ -90,11 +92,11 @@ def test_fewer_come_at_once_while_many_have_said_nothing() -> None:
 def test_proofs_of_one_job_are_of_one_kind() -> None:
     """Regression: 256 ranks with a certificate each pushed out any job with two workers between
     proof and HELLO."""
-    ranks = (Permit("certificate", (("greedy", rank),)) for rank in range(MAX_SILENT // 2))
-    keys = (Permit("key", (("greedy", ANY_RANK),)) for _ in range(MAX_SILENT // 2))
+    ranks = (Permit("certificate", (("greedy", rank),)) for rank in range(MAX_BEFORE_HELLO // 2))
+    keys = (Permit("key", (("greedy", ANY_RANK),)) for _ in range(MAX_BEFORE_HELLO // 2))
     crowd = Crowd(*ranks, *keys)
     crowd.come(SLOW)
-    assert len(crowd.silent._groups) == 2
+    assert len(crowd.before_hello._groups) == 2
 
 
 class Lingering(Sink):
@@ -134,7 +136,7 @@ def test_a_hello_that_names_no_job_makes_room_as_none_does(frame: Callable[[], b
     async def crowd() -> int:
         shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
         sockets = []
-        for _ in range(2 * MAX_SILENT):
+        for _ in range(2 * MAX_BEFORE_HELLO):
             connection = shell.connection(GREEDY)
             sockets.append(Lingering())
             connection.connection_made(sockets[-1])
@@ -143,4 +145,4 @@ def test_a_hello_that_names_no_job_makes_room_as_none_does(frame: Callable[[], b
             assert connection.is_closing()
         return sum(not one.aborted for one in sockets)
 
-    assert asyncio.run(crowd()) == MAX_SILENT
+    assert asyncio.run(crowd()) == MAX_BEFORE_HELLO

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "protocol/chunk_plan.h"
 #include "protocol/digest.h"
 #include "protocol/operation.h"
-#include "protocol/plan.h"
 #include "protocol/pool.h"
 #include "protocol/trace.h"
 
@@ -63,10 +63,10 @@ struct Share {
 };
 
 struct Round {
-  Round(Descriptor descriptor_of_all, Plan cut) : descriptor(descriptor_of_all), plan(cut) {}
+  Round(Descriptor descriptor_of_all, ChunkPlan cut) : descriptor(descriptor_of_all), plan(cut) {}
 
   const Descriptor descriptor;
-  const Plan plan;
+  const ChunkPlan plan;
   KeyRecord* key = nullptr;
   uint64_t number = 0;
   // The caller's memory; valid until the operation is done. `source` is set only if it is lent or

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "protocol/messages.h"
-#include "protocol/round.h"
+#include "protocol/round_records.h"
 
 namespace ors {
 

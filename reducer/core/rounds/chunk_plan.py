@@ -19,7 +19,7 @@ def chunk_bytes(table: ChunkTable, round_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChunkPlan:
     """The chunks of one round: the same on every rank and lane.
 
     `count` elements in each of `parts` vectors; chunk c belongs to part c % parts.
@@ -67,10 +67,10 @@ class Plan:
 
 def make_plan(
     collective: int, dtype: DType | int, count: int, world_size: int, table: ChunkTable
-) -> Plan:
+) -> ChunkPlan:
     item = ITEM_SIZES[dtype]
     gathers = collective in (ALL_GATHER, REDUCE_SCATTER)
     parts = world_size if gathers else 1
     chunk_elements = chunk_bytes(table, parts * count * item) // item
     per_part = max(1, -(-count // chunk_elements))
-    return Plan(int(collective), parts, count, item, chunk_elements, parts * per_part)
+    return ChunkPlan(int(collective), parts, count, item, chunk_elements, parts * per_part)

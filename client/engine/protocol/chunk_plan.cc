@@ -1,4 +1,4 @@
-#include "protocol/plan.h"
+#include "protocol/chunk_plan.h"
 
 #include <algorithm>
 
@@ -19,10 +19,10 @@ const char* check_chunk_table(const ChunkTable& table) {
   return nullptr;
 }
 
-std::optional<Plan> Plan::make(const Descriptor& round, uint32_t world_size,
-                               const ChunkTable& table, std::string* why) {
+std::optional<ChunkPlan> ChunkPlan::make(const Descriptor& round, uint32_t world_size,
+                                         const ChunkTable& table, std::string* why) {
   constexpr uint64_t kMaxPartBytes = uint64_t{1} << 50;  // keeps every product below 2^64
-  Plan plan;
+  ChunkPlan plan;
   plan.item_bytes_ = item_size(round.dtype);
   plan.count_ = round.count;
   if (round.collective == kAllGather || round.collective == kReduceScatter) {
@@ -49,7 +49,7 @@ std::optional<Plan> Plan::make(const Descriptor& round, uint32_t world_size,
   return plan;
 }
 
-Range Plan::range(uint32_t chunk) const {
+Range ChunkPlan::range(uint32_t chunk) const {
   Range range;
   range.part = chunk % parts_;
   range.offset = chunk / parts_ * chunk_elements_;
@@ -57,17 +57,17 @@ Range Plan::range(uint32_t chunk) const {
   return range;
 }
 
-uint32_t Plan::bytes(uint32_t chunk) const {
+uint32_t ChunkPlan::bytes(uint32_t chunk) const {
   return static_cast<uint32_t>(range(chunk).elements * item_bytes_);
 }
 
-uint64_t Plan::cost(uint32_t chunk) const {
+uint64_t ChunkPlan::cost(uint32_t chunk) const {
   return std::max<uint64_t>(bytes(chunk), kMinChunkCost);
 }
 
 uint32_t caller_item_bytes(const Descriptor& d) { return d.wide ? 4 : item_size(d.dtype); }
 
-bool sends_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank) {
+bool sends_bytes(const Descriptor& round, const ChunkPlan& plan, uint32_t chunk, uint32_t rank) {
   switch (round.collective) {
     case kBroadcast:
       return rank == round.root;
@@ -80,7 +80,7 @@ bool sends_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint
   }
 }
 
-bool gets_bytes(const Descriptor& round, const Plan& plan, uint32_t chunk, uint32_t rank) {
+bool gets_bytes(const Descriptor& round, const ChunkPlan& plan, uint32_t chunk, uint32_t rank) {
   switch (round.collective) {
     case kBroadcast:
       return rank != round.root;

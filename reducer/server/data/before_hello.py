@@ -12,18 +12,20 @@ from __future__ import annotations
 from typing import Final
 
 from reducer.core.surface.permit import Permit
-from reducer.server import descriptors
+from reducer.server import file_descriptors
 
-MAX_SILENT: Final = 256
+MAX_BEFORE_HELLO: Final = 256
 
 Jobs = frozenset[str]  # of a permit; empty: any job
 
 
-class Silent:
-    """Silent sessions by the jobs that they may join; none is walked to find which makes room."""
+class BeforeHello:
+    """Sessions without HELLO, by the jobs that they may join. Which one makes room is found without
+    a walk.
+    """
 
     def __init__(self) -> None:
-        self._room = descriptors.room_for_newcomers(MAX_SILENT)
+        self._room = file_descriptors.room_for_newcomers(MAX_BEFORE_HELLO)
         self._count = 0
         self._groups: dict[Jobs, dict[int, None]] = {}  # the oldest session of each group first
 
@@ -45,7 +47,7 @@ class Silent:
 
     @property
     def are_many(self) -> bool:
-        """Whether silent sessions take more than half of the room, so that new ones soon displace
+        """Whether these sessions take more than half of the room, so that new ones soon displace
         them.
         """
         return self._count > self._room // 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from reducer.core.rounds.plan import make_plan
+from reducer.core.rounds.chunk_plan import make_plan
 from reducer.core.rounds.route import Holding, Route
 from reducer.wire.codes import Collective, DType
 from reducer.wire.keys import key_id

@@ -1,4 +1,6 @@
-// The engine: the protocol state, the sockets, and the thread that serves both.
+// The engine: the protocol state, the sockets, and the thread that serves both. The class is
+// implemented in calls.cc (what callers do), loop.cc (the thread and its turns), dial.cc (connect
+// and retry), prove.cc and prove_tls.cc (handshakes).
 //
 // Law of locking:
 //  - `mutex_` guards State. A thread holds `mutex_` for bookkeeping only: not while it sleeps, not

@@ -1,21 +1,21 @@
-#include "protocol/routing.h"
+#include "protocol/current_route.h"
 
 #include "protocol/messages.h"
 
 namespace ors {
 
-void Routing::begin(std::vector<uint32_t> lanes_by_slot) {
+void CurrentRoute::begin(std::vector<uint32_t> lanes_by_slot) {
   by_slot_.resize(lanes_by_slot.size());
   for (uint32_t at = 0; at < by_slot_.size(); ++at) by_slot_[lanes_.reducers()[at].slot] = at;
   take(Route::first(std::move(lanes_by_slot)));
 }
 
-void Routing::take(const Route& route) {
+void CurrentRoute::take(const Route& route) {
   route_ = route;
   owners_ = Owners(route_);
 }
 
-const Lane* Routing::suspicious(const Reducer& reducer) const {
+const Lane* CurrentRoute::suspicious(const Reducer& reducer) const {
   if (!live(reducer)) return nullptr;
   for (const auto& lane : reducer.lanes) {
     if (!lane->suspicion.empty()) return lane.get();
@@ -23,13 +23,13 @@ const Lane* Routing::suspicious(const Reducer& reducer) const {
   return nullptr;
 }
 
-bool Routing::carries(const Lane& lane, uint32_t home) const {
+bool CurrentRoute::carries(const Lane& lane, uint32_t home) const {
   const Reducer& reducer = lanes_.reducer_of(lane);
   if (lane.number >= lanes_in_use(reducer)) return false;
   return home == reducer.slot || !live(home);
 }
 
-std::vector<Lane*> Routing::lanes_of_home(uint32_t home) {
+std::vector<Lane*> CurrentRoute::lanes_of_home(uint32_t home) {
   std::vector<Lane*> lanes;
   for (uint32_t slot = 0; slot < route_.slots(); ++slot) {
     if (!live(slot) || (live(home) && slot != home)) continue;
@@ -40,12 +40,12 @@ std::vector<Lane*> Routing::lanes_of_home(uint32_t home) {
   return lanes;
 }
 
-bool Routing::current(const Lane& lane, const Header& header, uint32_t* home) const {
+bool CurrentRoute::current(const Lane& lane, const Header& header, uint32_t* home) const {
   *home = header.chunk;
   return *home < route_.slots() && carries(lane, *home) && header.route == route_.since[*home];
 }
 
-void Routing::queue_route(Lane* lane) {
+void CurrentRoute::queue_route(Lane* lane) {
   if (!lane->welcomed() || lane->route_known >= route_.number) return;
   lane->route_known = route_.number;
   Header header;
