@@ -107,8 +107,10 @@ std::optional<Failure> Receiver::check_first_bytes() {
   }
   if (have() < kPrefaceSize) return std::nullopt;
   Preface theirs;
-  if (const char* wrong = unpack_preface(bytes, &theirs))
-    return broken(ErrorCode::kProtocol, wrong);
+  if (const char* wrong = unpack_preface(bytes, &theirs)) {
+    return broken(ErrorCode::kProtocol,
+                  std::string(wrong) + " (" + shown(bytes, kPrefaceSize) + ")");
+  }
   return broken(ErrorCode::kVersion, "protocol version mismatch: this client speaks " +
                                          version(Preface()) + ", got " + version(theirs));
 }
@@ -127,7 +129,11 @@ std::optional<Failure> Receiver::gather() {
     Incoming frame;
     ErrorCode code;
     const uint8_t* bytes = buffer_.data() + begin_;
-    if (const char* wrong = unpack_header(bytes, &frame.header, &code)) return broken(code, wrong);
+    if (const char* wrong = unpack_header(bytes, &frame.header, &code)) {
+      return broken(code, std::string(wrong) + " (payload length " +
+                              std::to_string(frame.header.length) + ", first bytes " +
+                              shown(bytes, 16) + ")");
+    }
     frame.payload = bytes + kHeaderSize;
     frame.received = std::min<size_t>(have() - kHeaderSize, frame.header.length);
     const bool whole = frame.received == frame.header.length;

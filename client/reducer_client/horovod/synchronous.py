@@ -15,7 +15,10 @@ T = TypeVar("T")
 
 
 def ends_on_interrupt(call: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: an interrupt inside ``call`` ends Horovod on this rank."""
+    """Decorator: an interrupt inside ``call`` ends Horovod on this rank.
+
+    Other ranks may have the result, so a repeated call would be summed with their next one.
+    """
 
     @wraps(call)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -147,7 +147,10 @@ def allgather(value: Any, name: str | None = None) -> Array:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Array:
-    """The array of ``root_rank``."""
+    """The array of ``root_rank``, on all ranks.
+
+    Raises ValueError if ``root_rank`` is not a rank, and HorovodInternalError if the call failed.
+    """
     return arrays.broadcast(_array(value), root_rank, name)
 
 

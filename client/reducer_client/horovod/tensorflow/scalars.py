@@ -1,4 +1,4 @@
-"""What a process knows about itself, as scalars that are found when a graph runs."""
+"""Rank, size and the like as TensorFlow scalars, which are read when a graph runs."""
 
 from __future__ import annotations
 

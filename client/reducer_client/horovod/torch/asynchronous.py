@@ -19,7 +19,7 @@ from reducer_client.horovod.torch.tensors import copy_back, to_host, to_tensor
 
 
 def find_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """What ``op``, or ``average`` of old programs, asks for; ValueError for both."""
+    """The operation: ``op``, or the ``average`` of old programs. Raises ValueError for both."""
     if average is None:
         return Average if op is None else op
     if op is not None:

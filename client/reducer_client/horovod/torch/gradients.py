@@ -45,7 +45,7 @@ class Exchange:
 
     @property
     def factors(self) -> dict[str, float]:
-        """What is multiplied before and after the sum."""
+        """The arguments of `allreduce_async` that scale a gradient before and after the sum."""
         if self.op != Average:
             return {}
         before, after = 1.0 / self.predivide_factor, self.predivide_factor

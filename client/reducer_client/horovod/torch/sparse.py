@@ -50,7 +50,11 @@ def sparse_allreduce_async(
 
 
 def _check(name: str, said: Sequence[Sequence[int]]) -> None:
-    """What each rank says of its tensor: the rank, the sparse dimensions, and the shape."""
+    """Raise HorovodInternalError if the ranks' tensors differ in shape or sparse dimensions.
+
+    Args:
+        said: one row of each rank: rank, number of sparse dimensions, shape.
+    """
     first, sparse, *shape = said[0]
     for other, its_sparse, *its_shape in said:
         if (its_sparse, its_shape) != (sparse, shape):

@@ -90,7 +90,7 @@ class Scope:
     """
 
     def __init__(self, name: str, uses: Uses | None = None, call: int = 0) -> None:
-        self._name = name
+        self.name = name
         self._uses = uses
         self._call = call
         self._calls: dict[str, int] = {}
@@ -102,7 +102,7 @@ class Scope:
             self._uses.take_turn(self._call)
         number = self._calls.get(group, 0)
         self._calls[group] = number + 1
-        key = f"{self._name}.{number}"
+        key = f"{self.name}.{number}"
         try:
             yield key, Scope(key, self._uses, self._call)
         except Exception:
@@ -111,7 +111,7 @@ class Scope:
 
     def branch(self, number: int) -> Scope:
         """The scope of the callback that was registered as number ``number`` on the future."""
-        return Scope(f"{self._name}/{number}", self._uses, self._call)
+        return Scope(f"{self.name}/{number}", self._uses, self._call)
 
     def begin(self) -> None:
         """Record that a callback will run in the scope. ``end`` removes it."""

@@ -41,7 +41,9 @@ class Task:
 
     def wait(self, timeout: float | None = None) -> None:
         if not self._ended.wait(timeout):
-            raise RoundTimeoutError(f"not finished after {timeout:g} s", reason="timeout")
+            raise RoundTimeoutError(
+                f"task {self._scope.name!r}: not finished after {timeout:g} s", reason="timeout"
+            )
         if self._error is not None:
             raise self._error
 

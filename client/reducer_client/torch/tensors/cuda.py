@@ -184,7 +184,11 @@ class Transfer:
         Raises RoundTimeoutError after ``timeout`` seconds, or the error of the call.
         """
         if not self._ended.wait(timeout):
-            raise RoundTimeoutError(f"not finished after {timeout:g} s", reason="timeout")
+            raise RoundTimeoutError(
+                f"a call on {self._staging.device} has not been submitted or its result has not "
+                f"arrived after {timeout:g} s",
+                reason="timeout",
+            )
         if self._error is not None:
             raise self._error
         torch.cuda.current_stream(self._staging.device).wait_event(self._returned)
