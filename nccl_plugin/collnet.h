@@ -15,7 +15,7 @@
 
 namespace ors::nccl {
 
-// Writes kHandleBytes, which NCCL passes to all ranks of the group.
+// Fills `handle` (kHandleBytes), which NCCL passes to all ranks of the group.
 Result coll_listen(const Settings& settings, void* handle, void** listen_comm);
 
 // Returns when all ranks have connected, or fails within the connect timeout. No rank returns

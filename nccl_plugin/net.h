@@ -27,7 +27,7 @@ struct NetSettings {
 // them only before the first net_connect.
 NetSettings& net_settings();
 
-// Writes kHandleBytes, which the connecting side needs.
+// Fills `handle` (kHandleBytes), which the connecting side needs.
 Result net_listen(int device, void* handle, void** listen_comm);
 
 // kSuccess without a comm: call again with the same memory as handle, since the handle keeps the

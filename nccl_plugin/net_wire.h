@@ -29,7 +29,7 @@ struct Handle {
   Identity listener{};
 };
 
-// Writes kHandleBytes, with a null state.
+// Fills `out` (kHandleBytes), with a null state.
 void pack_handle(const Handle& handle, void* out);
 std::string unpack_handle(const void* in, Handle* handle);
 

@@ -46,6 +46,11 @@ def _write_new(path: str, text: bytes) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
+        if os.path.isdir(path):
+            raise KeyFileError(
+                f"key file {path} is a folder: name a file in it, such as "
+                f"{os.path.join(path, 'reducer.key')}"
+            ) from None
         raise KeyFileError(
             f"key file {path} exists and is not overwritten: remove it first, or name another file "
             "(every worker and reducer must get the new key)"

@@ -1,4 +1,4 @@
-"""Settings of a group. Only this file of the client reads the environment.
+"""Settings of a group. In the client only this file and horovod/config.py read the environment.
 
 Precedence: arguments, then ``REDUCER_*``, then the variables of launchers and clusters
 (`reducer.cluster`), then the default.
@@ -321,7 +321,8 @@ def _resolve_addresses(
     found = cluster.find_addresses(env, given)
     if found is None:
         raise ValueError(
-            "no reducer addresses: pass connect([...]) or set REDUCER_ADDRS=host:port,host:port. "
+            "no reducer addresses: give them (connect([...]), or --addresses of a command), or set "
+            "REDUCER_ADDRS=host:port,host:port. "
             "CLUSTER_SPEC, TF_CONFIG and REDUCER_SERVICE name none (`reducer env` shows what is "
             "found)"
         )
@@ -347,13 +348,13 @@ def _resolve_ranks(
         task = cluster.find_task(env)
         why = f" ({task.source}: this replica is: {task.value.role})" if task else ""
         raise ValueError(
-            f"no rank{why}: pass connect(rank=...), or set REDUCER_RANK, or start this program "
+            f"no rank{why}: give rank=, or set REDUCER_RANK, or start this program "
             "with a launcher that sets the rank (`reducer env` shows what is found)"
         )
     if found_size is None:
         raise ValueError(
-            f"no world_size, only a rank (from {found_rank.source}): pass connect(world_size=...) "
-            "or set REDUCER_WORLD_SIZE"
+            f"no world_size, only a rank (from {found_rank.source}): give the world size, too, or "
+            "set REDUCER_WORLD_SIZE"
         )
     return found_rank.value, found_size.value
 

@@ -21,7 +21,7 @@ from reducer_client.errors import ReducerError, RoundTimeoutError, from_engine
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD, plan_fusion
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.reports import StallReports
-from reducer_client.spread import KeysInTurn
+from reducer_client.rotating_keys import KeysInTurn
 from reducer_client.work import Timeout, Work, WorkContext
 
 # Kinds of calls whose key is optional.

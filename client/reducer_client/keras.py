@@ -20,7 +20,7 @@ from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.fusion import DEFAULT_FUSION_THRESHOLD
 from reducer_client.group import Group, wait_all_or_end, wait_or_end
-from reducer_client.local_gradients import LocalVariables
+from reducer_client.local_variables import LocalVariables
 
 __all__ = ["BroadcastGlobalVariables", "DistributedOptimizer", "MetricAverage"]
 

@@ -11,7 +11,7 @@ from reducer.cluster.addresses import (
     split_address,
     split_list,
 )
-from reducer.cluster.description import Task, descriptions
+from reducer.cluster.cluster_spec import Task, descriptions
 from reducer.cluster.found import (
     ARGUMENT,
     ClusterError,

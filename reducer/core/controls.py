@@ -18,7 +18,7 @@ from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.errors import PEER_ERRORS, ProtocolError
 
 # An ERROR with one of these codes names a rank, and every rank raises the same error.
-_VERDICTS: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
+_NAMES_A_RANK: Final = frozenset((int(ErrorCode.PEER_LOST), int(ErrorCode.INTEGRITY)))
 _SLOTS_NAMED: Final = 8  # in a log line
 
 
@@ -140,7 +140,7 @@ class Controls:
             out += self._refusals.close(peer, error.message, now)
             return
         run = self._run_of(peer)
-        if error.code in _VERDICTS and error.rank >= 0:
+        if error.code in _NAMES_A_RANK and error.rank >= 0:
             code = ErrorCode(error.code)
             out += self._endings.fail(run, code, error.message, error.rank, error.reason)
             return

@@ -86,7 +86,7 @@ def run_numbers(run: Run, ranks: int) -> RunNumbers:
         failovers=run.failovers,
         stats_walks=run.stalls.walks,
         stats_shared=run.stalls.shared,
-        refused_rounds=run.verdicts.refused,
+        refused_rounds=run.mismatches.refused,
         parked_bytes=run.held.parked,
         record_bytes=run.records.used,
         lateness=most(came.lateness.waited, ranks),

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "ieee.h"
+#include "fp_mode.h"
 #include "loops.h"
 
 enum { MAX_LEVELS = 4 };

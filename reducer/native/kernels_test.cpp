@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "ieee.h"
+#include "fp_mode.h"
 
 namespace {
 

@@ -158,7 +158,7 @@ class Config:
     )
     slow_reader_seconds: float = _option(
         "10s",
-        "Time until a worker is disconnected that reads none of the data waiting for it.",
+        "Time after which a worker that reads none of the data waiting for it is disconnected.",
         parse_seconds,
         unit="time",
         least=0.1,
@@ -180,22 +180,22 @@ class Config:
     )
     job_keys: int = _option(
         "200000",
-        "Maximum number of keys that one run may use on a lane at a time; as many again for each "
-        "lost reducer whose chunks the lane takes over.",
+        "Maximum number of keys that one run (each group of a job's workers is a run) may use on a "
+        "lane at a time; as many again for each lost reducer whose chunks the lane takes over.",
         parse_int,
         least=1,
     )
     max_jobs: int = _option(
         "1024",
-        "Maximum number of concurrent runs (not jobs) of all jobs together; each group of a job's "
-        "workers is a run.",
+        "Maximum number of concurrent runs, over all jobs. Each group of a job's workers is a run, "
+        "so a job may have several.",
         parse_int,
         least=1,
         most=65535,
     )
     max_runs: int = _option(
         "256",
-        "Maximum number of concurrent runs per job; each group of the job's workers is a run.",
+        "Maximum number of concurrent runs of one job.",
         parse_int,
         least=1,
         most=65535,
@@ -217,7 +217,8 @@ class Config:
     debug: str = _option(
         "",
         "Detail of the log: warn, info or trace, for all subsystems or for some, such as "
-        "trace:lane,auth. Overrides --log-level.",
+        "trace:lane,auth. The daemon's subsystems are server, acceptor, auth, admin, lanes (starts "
+        "and ends of the lane processes) and lane (their work). Overrides --log-level.",
         _debug,
     )
     log_format: str = _option("text", "Format of the log lines.", choices=("text", "json"))
@@ -353,7 +354,10 @@ def _read_file(path: str) -> dict[str, str]:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"configuration file {path}: unknown option {key!r}{hint}")
         if not isinstance(value, (str, int, float, bool)):
-            raise ConfigError(f"configuration file {path}: {key!r} must be one plain value")
+            raise ConfigError(
+                f"configuration file {path}: {key!r}: expected a string, a number, true or false, "
+                f"got {value!r:.80}"
+            )
     return {
         key: format_bool(value) if isinstance(value, bool) else str(value)
         for key, value in table.items()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from reducer_client import ReducerError, RoundTimeoutError
 from reducer_client import work as work_module
-from reducer_client.torch.calls import name_scopes
+from reducer_client.torch.calls import key_scopes
 from reducer_client.torch.hierarchy.all_reduce import AllReduce
 from reducer_client.torch.hierarchy.hierarchy import LEAST_BYTES
 from reducer_client.torch.tensors.packing import Packing
@@ -145,7 +145,7 @@ def _refused(rank: int, world: int, addresses: list[str], store: str, job: str) 
         pytest.MonkeyPatch.context() as patch,
         process_group(rank, world, addresses, store, SECONDS, job=job, hierarchy=False),
     ):
-        patch.setattr(name_scopes, "_NAMES", names)
+        patch.setattr(key_scopes, "_NAMES", names)
         tensor = torch.full((4,), 2.0 + rank)
         half = dist._make_nccl_premul_sum(0.5)
         if rank == 0:

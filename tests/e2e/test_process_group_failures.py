@@ -27,7 +27,7 @@ from reducer_client import (
     RoundTimeoutError,
 )
 from reducer_client.torch import Options
-from reducer_client.torch.calls import name_scopes
+from reducer_client.torch.calls import key_scopes
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, run_ranks, start_ranks
 from tests.support.reducers import Reducers
@@ -240,7 +240,7 @@ def _late_callback(rank: int, world: int) -> None:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(name_scopes, "_NAMES", 2)
+        patch.setattr(key_scopes, "_NAMES", 2)
         if rank == 1:  # rank 0 has registered its callbacks, each with its own thread
             dist.recv(told, 0)
         works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(4)]

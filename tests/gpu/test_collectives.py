@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from reducer_tools.nccl.versions import algorithms_by_function, from_code
+from reducer_tools.nccl.versions import from_code, takes_functions
 from tests.support import gpu_job, nccl_log
 from tests.support.arrays import Array, expected, sample
 from tests.support.gpu_job import Job, Member, introduce
@@ -112,7 +112,7 @@ def test_both_generations_of_nccl(
     found = [
         path
         for path in gpu_job.libraries()
-        if algorithms_by_function(from_code(Nccl(path).version)) == by_function
+        if takes_functions(from_code(Nccl(path).version)) == by_function
     ]
     if not found:
         pytest.skip(

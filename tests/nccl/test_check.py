@@ -17,8 +17,8 @@ from reducer_tools.nccl import rdma
 from reducer_tools.nccl.check import _bytes
 from reducer_tools.nccl.counters import Counted, count
 from reducer_tools.nccl.rank import RankSpec, StepResult
+from reducer_tools.nccl.report import Report
 from reducer_tools.nccl.trial import Trial, TrialError
-from reducer_tools.nccl.verdict import Report
 from tests.support.cluster import run_cli
 from tests.support.libraries import compile_library, nccl_of_version
 from tests.support.nccl_job import start, values

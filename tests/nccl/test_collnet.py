@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from reducer_tools.nccl import layouts
+from reducer_tools.nccl import structs
 from reducer_tools.nccl.tables import NcclError
 from tests.support.arrays import expected, sample
 from tests.support.nccl_job import exchange, meet, run, start, values
@@ -38,7 +38,7 @@ def _dtype(type_: str) -> Any:
 def _whole_life(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> list[Any]:
     assert coll.name == "REDUCER"
     (device, *_) = coll.devices()
-    assert (device["name"], device["ptrSupport"], device["maxRecvs"]) == (b"lo", layouts.HOST, 1)
+    assert (device["name"], device["ptrSupport"], device["maxRecvs"]) == (b"lo", structs.HOST, 1)
     if coll.version >= 9:
         assert 0 < device["maxCollBytes"] <= 1 << 40
     with pytest.raises(NcclError):
@@ -51,7 +51,7 @@ def _whole_life(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> 
         mhandle = reg_mr(coll, comm, send.ctypes.data, send.nbytes)
         coll.call("deregMr", comm, mhandle)
     with pytest.raises(NcclError):
-        reg_mr(coll, comm, send.ctypes.data, send.nbytes, layouts.CUDA)
+        reg_mr(coll, comm, send.ctypes.data, send.nbytes, structs.CUDA)
     request = coll.all_reduce(comm, send, receive, "float32", "sum")
     assert request is not None
     assert coll.wait(request) == send.nbytes
@@ -60,7 +60,7 @@ def _whole_life(coll: CollNet, comm: Any, rank: int, world: int, tell: Tell) -> 
     return [line for line in coll.lines if line[0] == "INFO"]
 
 
-@pytest.mark.parametrize("version", layouts.VERSIONS)
+@pytest.mark.parametrize("version", structs.VERSIONS)
 def test_every_version_of_the_table_works(addresses: list[str], version: int) -> None:
     lines = run(3, addresses, _whole_life, version=version)
     assert any("REDUCER_NSOCKS=4" in text for _, text in lines[0])
@@ -92,7 +92,7 @@ def _sums(
 
 
 def test_every_type_and_operation_is_exact_and_alike_in_every_run(addresses: list[str]) -> None:
-    work = ((1, 2, 1000, 70_001), layouts.TYPES, layouts.OPS)
+    work = ((1, 2, 1000, 70_001), structs.TYPES, structs.OPS)
     first = run(3, addresses, _sums, *work)
     again = run(3, addresses, _sums, *work, version=8)
     assert len({*first, *again}) == 1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reducer_tools.nccl import layouts
+from reducer_tools.nccl import structs
 from reducer_tools.nccl.tables import NcclError
 from tests.support.harms import Switch, garble
 from tests.support.nccl_job import enter, exchange, meet, values
@@ -107,5 +107,5 @@ def test_a_closed_communicator_touches_no_memory() -> None:
     for of_rank in found:
         for (waits, *_), (results, took) in zip(steps, of_rank, strict=True):
             assert len(results) == (IN_FLIGHT + 1) * waits
-            assert not {*results} - {layouts.REMOTE_ERROR, layouts.INTERNAL_ERROR}
+            assert not {*results} - {structs.REMOTE_ERROR, structs.INTERNAL_ERROR}
             assert took < 10  # the promise is a few seconds

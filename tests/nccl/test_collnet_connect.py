@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from reducer_tools.nccl import layouts
+from reducer_tools.nccl import structs
 from reducer_tools.nccl.tables import NcclError
 from tests.support.harms import Switch, garble, swallow
 from tests.support.nccl_job import enter, exchange, meet, values
@@ -83,6 +83,6 @@ def test_no_rank_gets_in_where_one_cannot_and_all_do_later() -> None:
         failures = values(ranks.collect(60))
     for of_rank in failures:
         for name, (result, seconds, text) in zip(harms, of_rank, strict=True):
-            assert result == layouts.REMOTE_ERROR, (name, text)
+            assert result == structs.REMOTE_ERROR, (name, text)
             assert seconds < 2 * TIMEOUT + 5, (name, text)
             assert "cannot use the reducers" in text, (name, text)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reducer import keyfile
-from reducer_tools.nccl import layouts
+from reducer_tools.nccl import structs
 from reducer_tools.nccl.tables import NcclError
 from tests.soak import communicators, hush
 from tests.support.nccl_job import enter, exchange, meet, run, run_rank, start, values
@@ -85,7 +85,7 @@ def test_a_rank_that_is_killed_or_stopped_is_an_error_on_all_others(signum: int)
         outcomes = [ranks.collect_one(rank) for rank in (0, 2)]
     for outcome in outcomes:
         result, seconds = outcome.value
-        assert result == layouts.REMOTE_ERROR
+        assert result == structs.REMOTE_ERROR
         assert seconds < 20
 
 
@@ -103,7 +103,7 @@ def test_ranks_that_do_not_meet_fail_alike() -> None:
                 ranks.send(rank, handles)
             outcomes = [ranks.collect_one(rank) for rank in (0, 2)]
     for outcome in outcomes:
-        assert isinstance(outcome.error, NcclError) and outcome.error.result == layouts.REMOTE_ERROR
+        assert isinstance(outcome.error, NcclError) and outcome.error.result == structs.REMOTE_ERROR
 
 
 def test_ranks_with_other_reducers_fail_alike() -> None:
@@ -114,7 +114,7 @@ def test_ranks_with_other_reducers_fail_alike() -> None:
             outcomes = ranks.collect(30)
     for outcome in outcomes:
         assert isinstance(outcome.error, NcclError)
-        assert outcome.error.result == layouts.INVALID_USAGE
+        assert outcome.error.result == structs.INVALID_USAGE
 
 
 def _either_way(rank: int, world: int, right: list[str], turned: list[str], tell: Tell) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from reducer_tools.nccl import layouts
+from reducer_tools.nccl import structs
 from tests.support import nccl_wheels
 from tests.support.cluster import ROOT
 
@@ -76,10 +76,10 @@ _OTHERWISE = {
 
 _ABI = ROOT / "nccl_plugin" / "abi.h"
 _RESULTS = {
-    "Success": layouts.SUCCESS,
-    "InvalidArgument": layouts.INVALID_ARGUMENT,
-    "InvalidUsage": layouts.INVALID_USAGE,
-    "RemoteError": layouts.REMOTE_ERROR,
+    "Success": structs.SUCCESS,
+    "InvalidArgument": structs.INVALID_ARGUMENT,
+    "InvalidUsage": structs.INVALID_USAGE,
+    "RemoteError": structs.REMOTE_ERROR,
 }
 _OF_NETS = {
     "NCCL_PTR_HOST": "kHost",
@@ -99,10 +99,10 @@ def _snake(name: str) -> str:
 def _structs(version: int) -> dict[str, type[ctypes.Structure]]:
     """Our declarations in Python, by NVIDIA's names of the structs."""
     made = (
-        layouts.properties(version),
-        layouts.net_table(version),
-        layouts.coll_table(version, layouts.sge(version)),
-        layouts.sge(version),
+        structs.properties(version),
+        structs.net_table(version),
+        structs.coll_table(version, structs.sge(version)),
+        structs.sge(version),
     )
     return dict(zip(_THEIRS[: len(_TABLES[version]) - 1], made, strict=False))
 
@@ -184,8 +184,8 @@ def _number_rows(names: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def test_numbers_are_those_of_nvidias_headers(tmp_path: Path) -> None:
-    types = [name.capitalize().replace("_", "").removesuffix("fn") for name in layouts.TYPES]
-    words = [*types, *(name.title() for name in layouts.OPS), *_RESULTS]
+    types = [name.capitalize().replace("_", "").removesuffix("fn") for name in structs.TYPES]
+    words = [*types, *(name.title() for name in structs.OPS), *_RESULTS]
     of_nccl = [(f"nccl{word}", f"k{word}") for word in words]
     for header, names in (
         (_header("2.32.3", "nccl.h"), of_nccl),
@@ -194,5 +194,5 @@ def test_numbers_are_those_of_nvidias_headers(tmp_path: Path) -> None:
         theirs = _printed(header, tmp_path, _number_rows((name, name) for name, _ in names))
         assert _printed(_ABI, tmp_path, _number_rows(names)) == theirs
         if names is of_nccl:
-            in_python = [*range(len(layouts.TYPES)), *range(len(layouts.OPS)), *_RESULTS.values()]
+            in_python = [*range(len(structs.TYPES)), *range(len(structs.OPS)), *_RESULTS.values()]
             assert [int(theirs[name]) for name, _ in names] == in_python

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from reducer_tools.nccl.layouts import VERSIONS
+from reducer_tools.nccl.structs import VERSIONS
 from tests.support.cluster import ROOT
 from tests.support.plugin import NCCL_PLUGIN
 

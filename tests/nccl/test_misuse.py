@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reducer_tools.nccl import layouts
+from reducer_tools.nccl import structs
 from reducer_tools.nccl.tables import NcclError
 from tests.support.nccl_job import enter, exchange, meet, run, values
 from tests.support.nccl_tables import CollNet
@@ -19,7 +19,7 @@ from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell, start_ranks
 from tests.support.reducers import Reducers
 
-FLOAT64, SUM = layouts.TYPES.index("float64"), layouts.OPS.index("sum")
+FLOAT64, SUM = structs.TYPES.index("float64"), structs.OPS.index("sum")
 GIBIBYTE = 1 << 30
 
 
@@ -27,7 +27,7 @@ def _is_refused(coll: CollNet, text: str, name: str, *arguments: Any) -> None:
     request = c_void_p(1)
     with pytest.raises(NcclError) as caught:
         coll.call(name, *arguments, byref(request))
-    assert caught.value.result == layouts.INVALID_ARGUMENT
+    assert caught.value.result == structs.INVALID_ARGUMENT
     assert not request.value and text in coll.lines[-1][1], coll.lines[-1]
 
 
@@ -98,7 +98,7 @@ def _listens_once(rank: int, world: int, addresses: list[str], tell: Tell) -> No
     comm = coll.connect(handles, rank, listen)
     with pytest.raises(NcclError) as caught:
         coll.connect(handles, rank, listen)
-    assert caught.value.result == layouts.REMOTE_ERROR
+    assert caught.value.result == structs.REMOTE_ERROR
     coll.close(comm)
     coll.close_listen(listen)
 
@@ -119,7 +119,7 @@ def _takes_rank_0(rank: int, world: int, addresses: list[str], tell: Tell) -> st
     coll.init()
     with pytest.raises(NcclError) as caught:
         meet(coll, 0, tell)
-    assert caught.value.result == layouts.REMOTE_ERROR
+    assert caught.value.result == structs.REMOTE_ERROR
     return coll.lines[-1][1]
 
 

@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 
-from reducer_tools.nccl.layouts import VERSIONS
+from reducer_tools.nccl.structs import VERSIONS
 from tests.support.nccl_tables import Net, reg_mr
 from tests.support.plugin import NCCL_PLUGIN
 from tests.support.ranks import Tell, start_ranks

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reducer_client import Group
-from reducer_tools.nccl.layouts import OPS, TYPES
+from reducer_tools.nccl.structs import OPS, TYPES
 from tests.support.arrays import DTYPES, Array, expected, sample
 from tests.support.nccl_job import run
 from tests.support.nccl_tables import CollNet

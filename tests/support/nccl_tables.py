@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reducer_tools.nccl import tables
-from reducer_tools.nccl.layouts import HANDLE_BYTES, HOST, OPS, TYPES
+from reducer_tools.nccl.structs import HANDLE_BYTES, HOST, OPS, TYPES
 
 
 def reg_mr(

@@ -77,7 +77,8 @@ std::optional<Failure> Handshake::received(std::string_view bytes) {
   Failure failure = unproven("");
   failure.code = ErrorCode::kVersion;
   failure.message = "protocol version mismatch: this client speaks " + version(Preface()) +
-                    ", got " + version(theirs) + " from " + peer_;
+                    ", got " + version(theirs) + " from " + peer_ +
+                    ": install releases with the same major version on both sides";
   return failure;
 }
 

@@ -201,7 +201,7 @@ std::optional<std::vector<LaneStats>> Engine::stats(double seconds) {
   return all;
 }
 
-std::string Engine::silent_about_stats() {
+std::string Engine::lanes_without_stats() {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::string names;
   for (const Lane* lane : state_.lanes()) {

@@ -1,6 +1,6 @@
 // The engine: the protocol state, the sockets, and the thread that serves both. The class is
 // implemented in calls.cc (what callers do), loop.cc (the thread and its turns), dial.cc (connect
-// and retry), prove.cc and prove_tls.cc (handshakes).
+// and retry), psk_handshake.cc and tls_handshake.cc (handshakes).
 //
 // Law of locking:
 //  - `mutex_` guards State. A thread holds `mutex_` for bookkeeping only: not while it sleeps, not
@@ -33,9 +33,10 @@
 //  - Any thread may submit. It calls State::submit and State::ready under `mutex_`, and stage()
 //    without. Chunks become ready one by one, so that the first are sent while the rest are copied.
 //    Chunks of a lent source are copied by the thread that sends them.
-//  - Lock order: thread_mutex_, driver_mutex_, io_mutex_, mutex_; last one of finished_mutex_,
-//    event_mutex_, or the lock inside an operation or the pool. try_lock of `io_mutex_` is allowed
-//    under `mutex_`. Only abort() waits for the engine thread with a lock held, thread_mutex_.
+//  - Lock order: thread_mutex_, driver_mutex_, io_mutex_, mutex_, and then at most one of
+//    finished_mutex_, event_mutex_, the lock inside an operation, and the lock of the pool.
+//    try_lock of `io_mutex_` is allowed under `mutex_`. Only abort() waits for the engine thread
+//    with a lock held, thread_mutex_.
 //  - A forked child must not take any of these locks. Callers compare fork_generation() first.
 #pragma once
 
@@ -95,7 +96,7 @@ class Engine {
   std::vector<std::string> take_reports();
   // Returns nullopt if a lane did not answer in time or the group has not joined or has failed.
   std::optional<std::vector<LaneStats>> stats(double seconds);
-  std::string silent_about_stats();  // names of the lanes that have not answered
+  std::string lanes_without_stats();  // names of the lanes that have not answered
   std::map<std::string, uint64_t> counters();
   std::string run_id();
 

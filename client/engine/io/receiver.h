@@ -39,8 +39,8 @@ class Receiver {
   // has taken all frames before it.
   //
   // The sink takes frames in batches and in order, with one exception: the results of a batch begin
-  // before the first of them ends. So a read that brings the end of a payload and the begin of the
-  // next is one batch, and a read of many small results is two. Payloads are checked and placed
+  // before the first of them ends. So a read that brings the end of a payload and the beginning of
+  // the next is one batch, and a read of many small results is two. Payloads are checked and placed
   // between batches.
   std::optional<Failure> received(size_t size, FrameSink* sink);
 

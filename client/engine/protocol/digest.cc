@@ -55,11 +55,11 @@ std::optional<Failure> verdict_on(const Comparison& c) {
   failure.rank = groups[1].front();
   failure.key = c.key;
   failure.round = static_cast<int64_t>(c.last);
-  failure.message = "the results of '" + c.key + "' in " + rounds +
-                    " differ between the ranks: " + split +
-                    "; memory or a reducer corrupted bits without a CRC error: discard what "
-                    "was computed since round " +
-                    std::to_string(c.first) + ", and test the machines of the fewer ranks first";
+  failure.message =
+      "the results of '" + c.key + "' in " + rounds + " differ between the ranks: " + split +
+      "; memory or a reducer corrupted bits without a CRC error: discard what "
+      "was computed since round " +
+      std::to_string(c.first) + ", and test the machines of the ranks in the minority first";
   return failure;
 }
 

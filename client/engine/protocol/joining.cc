@@ -70,7 +70,9 @@ std::optional<Failure> Joining::learn_lanes(Lane* lane, uint32_t lanes,
                                             const std::string& incarnation) {
   if (lane->number >= lanes) {
     return lane_failure(ErrorCode::kProtocol, *lane,
-                        "has only " + std::to_string(lanes) + " lanes");
+                        "has only " + std::to_string(lanes) +
+                            " lanes now: was it restarted with fewer --lanes while the job joined? "
+                            "Start the job again");
   }
   if (lane->number != 0) return std::nullopt;
   lanes_.reducer_of(*lane).count = lanes;

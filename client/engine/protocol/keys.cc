@@ -77,7 +77,7 @@ void Keys::forget_idle(double now) {
   }
 }
 
-void Keys::has_no_round(KeyRecord* record, double since) {
+void Keys::note_idle(KeyRecord* record, double since) {
   record->idle_since = since;
   idle_keys_.emplace_back(since, record->id);
 }

@@ -28,7 +28,8 @@ class Keys {
 
   // Returns the record of a key; creates it if missing. Fails if a different key has the same id.
   std::optional<Failure> record(const std::string& name, double now, KeyRecord** record);
-  void has_no_round(KeyRecord* record, double since);
+  // The key has had no round since this time, and may be forgotten later.
+  void note_idle(KeyRecord* record, double since);
   void forget_idle(double now);
   void revive(double now);
   void clear();

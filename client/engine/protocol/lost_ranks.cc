@@ -27,7 +27,8 @@ std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload
 }
 
 // Returns why a rank is lost, or nullopt. A rank is lost when every lane of every live slot reports
-// it absent. Slots out of reach do not count.
+// it absent. A slot that has been out of reach for kUnreachedLane does not count; until then no
+// rank is lost.
 std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) const {
   std::optional<std::string> reason;
   for (const Reducer& reducer : lanes_.reducers()) {

@@ -134,7 +134,7 @@ std::optional<Failure> Recovery::on_error(Lane* lane, std::string_view payload, 
 std::optional<Failure> Recovery::on_goaway(Lane* lane, std::string_view payload, double now) {
   std::string reason;
   if (const char* wrong = decode_goaway(payload, &reason)) {
-    return lane_failure(ErrorCode::kProtocol, *lane, wrong);
+    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad GOAWAY: ") + wrong);
   }
   lane->drains = true;
   if (run_.joined) suspicions_.suspect(lane, "it drains: " + reason, now);

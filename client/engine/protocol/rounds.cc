@@ -230,7 +230,7 @@ void Rounds::retire(Round* round) {
   --live_rounds_;
   record->rounds.erase(round->number);  // may destroy the round
   if (record->rounds.empty()) {
-    keys_.has_no_round(record, last_used_);
+    keys_.note_idle(record, last_used_);
   }
 }
 

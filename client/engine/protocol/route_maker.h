@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "protocol/stall.h"
+#include "protocol/reports.h"
 #include "protocol/streams.h"
 
 namespace ors {
@@ -12,7 +12,7 @@ namespace ors {
 class RouteMaker {
  public:
   RouteMaker(const Run* run, Lanes* lanes, const CurrentRoute* current_route, Streams* streams,
-             StallReports* reports)
+             Reports* reports)
       : run_(*run),
         lanes_(*lanes),
         current_route_(*current_route),
@@ -32,7 +32,7 @@ class RouteMaker {
   Lanes& lanes_;
   const CurrentRoute& current_route_;
   Streams& streams_;
-  StallReports& reports_;
+  Reports& reports_;
 };
 
 }  // namespace ors

@@ -13,7 +13,7 @@
 
 namespace ors {
 
-// A chunk that its sender must stage.
+// A chunk that is due and not staged: the thread that sends it must copy its bytes first.
 struct Unstaged {
   RoundRef round;
   uint32_t chunk = 0;

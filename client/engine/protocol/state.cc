@@ -170,7 +170,7 @@ std::optional<Failure> State::on_stats(Lane* lane, std::string_view payload) {
   const char* wrong = msgpack_decode(payload, &value);
   if (wrong == nullptr && value.type != Value::Type::kMap) wrong = "no map";
   if (wrong != nullptr) {
-    return lane_failure(ErrorCode::kProtocol, *lane, std::string("bad STATS: ") + wrong);
+    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad STATS: ") + wrong);
   }
   lane->stats = std::move(value);
   lane->stats_waiting = false;

@@ -6,7 +6,7 @@
 // State forwards to its parts. Each part owns its data, and uses only parts above it in this list,
 // which is also the order of the members:
 //   Run           terms of the run (epoch, timeouts); whether the run has ended and why
-//   StallReports  log lines for the user
+//   Reports  log lines for the user
 //   Lanes         reducers, lanes, queued control frames, connections to open and to close
 //   CurrentRoute       the route in force: which lane owns which chunk
 //   Keys          records of the keys in use; next round of all other keys
@@ -144,7 +144,7 @@ class State {
   void maybe_say_bye(double now);
 
   Run run_;
-  StallReports reports_;
+  Reports reports_;
   Lanes lanes_;
   CurrentRoute current_route_{&lanes_};
   Keys keys_{&run_};

@@ -170,7 +170,7 @@ class PyEngine {
       if (auto failure = engine.failure()) raise(*failure);
       Failure late;
       late.code = ErrorCode::kTimeout;
-      late.message = "no answer to STATS in time from " + engine.silent_about_stats();
+      late.message = "no answer to STATS in time from " + engine.lanes_without_stats();
       raise(late);
     }
     nb::list out;

@@ -1,12 +1,13 @@
 """The operations on NumPy arrays; the layers of frameworks are made of these.
 
 Every ``*_async`` call returns a handle for ``poll`` and ``synchronize``; until it is done, the
-arrays that were passed in must not be changed. Ranks may make the calls of one process set in any
-order, but those without a name of one kind match by their number.
+arrays that were passed in must not be changed. Ranks may make the calls of a process set in any
+order. Calls without a name are matched by their count: the n-th such call of a kind on one rank
+belongs to the n-th of this kind on every other rank.
 
 What fails on all ranks of the set, such as shapes that differ, raises HorovodInternalError where a
-handle is waited for. What is wrong by itself raises ValueError or TypeError at once: the other
-ranks then wait for this one.
+handle is waited for. An argument that this rank alone can see to be wrong raises ValueError or
+TypeError at once. Nothing is announced then, so the other ranks wait for this rank's call.
 """
 
 from __future__ import annotations
@@ -87,7 +88,10 @@ def grouped_allreduce_async(
     outs: Sequence[Array] | None = None,
     dtype: str | None = None,
 ) -> GroupHandle:
-    """Start to reduce arrays that are announced, and so fused, together; a list of results."""
+    """Start to reduce several arrays, which are announced together, so that they can be fused.
+
+    ``synchronize`` returns a list with the result of each array.
+    """
     options = (op, name, prescale_factor, postscale_factor, process_set, dtype)
     return GroupHandle(_reduce(Kind.ALLREDUCE, arrays, *options, outs, grouped=True))
 
@@ -120,7 +124,7 @@ def grouped_reducescatter_async(
     *,
     dtype: str | None = None,
 ) -> GroupHandle:
-    """``reducescatter_async`` of several arrays; a list of results."""
+    """``reducescatter_async`` of several arrays; ``synchronize`` returns a list of results."""
     options = (op, name, prescale_factor, postscale_factor, process_set, dtype)
     return GroupHandle(_reduce(Kind.REDUCESCATTER, arrays, *options, grouped=True))
 
@@ -132,10 +136,10 @@ def allgather_async(
     *,
     dtype: str | None = None,
 ) -> Handle[Array]:
-    """Start to put the ranks' rows one below the other; the value is the whole.
+    """Start to concatenate the arrays of all ranks along their first axis, in rank order.
 
-    Ranks may have different numbers of rows. Any dtype without Python objects; the ranks compare
-    the name ``dtype``, or by default the name of the array's dtype.
+    Ranks may have different numbers of rows. The array may have any dtype without Python objects.
+    All ranks must pass the same ``dtype``, by default the name of the array's dtype.
     """
     return _gather([array], name, process_set, dtype)[0]
 
@@ -147,7 +151,7 @@ def grouped_allgather_async(
     *,
     dtype: str | None = None,
 ) -> GroupHandle:
-    """``allgather_async`` of several arrays; a list of results."""
+    """``allgather_async`` of several arrays; ``synchronize`` returns a list of results."""
     return GroupHandle(_gather(arrays, name, process_set, dtype, grouped=True))
 
 
@@ -168,7 +172,9 @@ def broadcast_async(
     if root_rank not in controller.ranks:
         raise ValueError(f"root_rank={root_rank}: expected one of {list(controller.ranks)}")
     call = Request("", Kind.BROADCAST, dtype or "", root=controller.ranks.index(root_rank))
-    return _start(controller, call, [_movable(array)], name, None if out is None else [out])[0]
+    return _start(
+        controller, call, [_checked_movable(array)], name, None if out is None else [out]
+    )[0]
 
 
 def alltoall_async(
@@ -179,19 +185,23 @@ def alltoall_async(
     *,
     dtype: str | None = None,
 ) -> Handle[tuple[Array, Array]]:
-    """Start to send rows to each rank; the value is (rows from all ranks by rank, their numbers).
+    """Start to send rows to each rank.
+
+    ``synchronize`` returns two arrays: the rows received, ordered by the rank that sent them, and
+    how many rows each rank sent.
 
     Every rank gets all rows of all ranks and keeps its own: a rank receives as many bytes as all
     ranks send, and not only those that are for it.
 
     Args:
-        splits: rows for each rank, integers, all rows in sum; by default equal parts.
+        splits: how many rows go to each rank, integers whose sum is the number of rows. By default
+            equal parts.
         dtype: as for ``allgather_async``.
     """
     controller = _controller(process_set)
-    source = _rows(_movable(array))
+    source = _rows(_checked_movable(array))
     checked = _checked_splits(splits, source.shape[0], len(controller.ranks))
-    call = Request("", Kind.ALLTOALL, dtype or "", splits=checked)
+    call = Request("", Kind.ALLTOALL, dtype or "", numbers=checked)
     return _start(controller, call, [source], name)[0]
 
 
@@ -204,17 +214,18 @@ reducescatter = synchronous(reducescatter_async)
 
 @ends_on_interrupt
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every rank of the set has called it, or has joined."""
+    """Return when every rank of the set has called ``barrier`` or has joined."""
     controller = _controller(process_set)
     controller.named(Kind.BARRIER, None, lambda own: context.start_meeting(controller, own)).wait()
 
 
 @ends_on_interrupt
 def join() -> int:
-    """This rank has no more data; returns when all ranks of the global set have called it.
+    """Say that this rank has no more data, and wait until all ranks have called ``join``.
 
-    Until then it gives zeros to the others' allreduces with Sum or Average; the average is still
-    over all ranks. Other operations of the others raise HorovodInternalError.
+    Until then this rank contributes zeros to the other ranks' allreduces with Sum or Average; an
+    average is still over all ranks of the global set. Other operations of the other ranks raise
+    HorovodInternalError.
 
     Returns:
         The rank that joined last.
@@ -267,7 +278,7 @@ def _gather(
     grouped: bool = False,
 ) -> list[OperationHandle]:
     controller = _controller(process_set)
-    sources = [_rows(_movable(value)) for value in arrays]
+    sources = [_rows(_checked_movable(value)) for value in arrays]
     call = Request("", Kind.ALLGATHER, dtype or "")
     return _start(controller, call, sources, name, grouped=grouped)
 
@@ -285,7 +296,7 @@ def _start(
     *,
     grouped: bool = False,
 ) -> list[OperationHandle]:
-    """Announce the arrays together. Only the arrays of a grouped call have numbers in their names.
+    """Announce the arrays together. In a grouped call the name of array i of n ends in ``_iofn``.
 
     Args:
         call: the fields that the requests of all arrays have in common. An empty ``dtype`` is the
@@ -308,7 +319,7 @@ def _start(
     return controller.named(call.kind, name, submit)
 
 
-def _movable(value: object) -> Array:
+def _checked_movable(value: object) -> Array:
     array = as_array(value)
     check_movable(array.dtype)
     return array

@@ -24,8 +24,8 @@ class HorovodSettings:
     All ranks use rank 0's ``fusion_threshold`` (bytes) and ``cache_capacity`` (requests).
     ``timeline`` is a file name or "". 0 for ``stall_check`` means no warning, 0 for
     ``stall_shutdown`` no timeout. ``elastic_timeout`` is the timeout of every ``init`` after the
-    first one; if ``elastic`` is true, the variable was set and the first ``init`` waits at least as
-    long.
+    first one. ``elastic`` says whether ``HOROVOD_ELASTIC_TIMEOUT`` is set; if so, the first
+    ``init`` also waits at least ``elastic_timeout``.
     """
 
     fusion_threshold: int

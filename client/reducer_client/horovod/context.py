@@ -19,18 +19,18 @@ from reducer_client.horovod.controller import Controller
 from reducer_client.horovod.errors import HorovodInternalError, from_reducer_error
 from reducer_client.horovod.gathering import AnyGroup
 from reducer_client.horovod.handles import OperationHandle
-from reducer_client.horovod.one_rank import LocalGroup
 from reducer_client.horovod.requests import Kind, Request
+from reducer_client.horovod.single_rank import SingleRankGroup
 from reducer_client.horovod.submissions import Submission
 from reducer_client.horovod.timeline import Timeline
 from reducer_client.horovod.topology import Topology, find_topology
 from reducer_client.interrupts import EndOnInterrupt
 
 _NOTHING = np.empty(0, np.uint8)
-_starts = itertools.count()
+_inits = itertools.count()
 
 
-class Sets:
+class ProcessSetControllers:
     """The controllers of this rank's process sets, by number. The global set has number 0."""
 
     def __init__(self, everyone: Controller, join: Callable[[str, Sequence[int]], Controller]):
@@ -111,7 +111,7 @@ class Context:
     topology: Topology
     settings: config.HorovodSettings
     timeline: Timeline
-    sets: Sets
+    sets: ProcessSetControllers
     # The number of distributed optimizers made so far, by process set.
     optimizers: Counter[int | None] = field(default_factory=Counter)
     pid: int = field(default_factory=os.getpid)
@@ -186,7 +186,7 @@ def start_meeting(
 ) -> OperationHandle:
     """Start `meet`; the caller waits for the returned handle."""
     handle = controller.handle(name)
-    request = Request(name, Kind.BARRIER, splits=tuple(numbers))
+    request = Request(name, Kind.BARRIER, numbers=tuple(numbers))
     controller.submit([Submission(request, handle, _NOTHING)])
     return handle
 
@@ -209,7 +209,7 @@ def _join_job() -> Context:
         return Controller(_connect_set(group, name, ranks), ranks, settings, timeline)
 
     everyone = Controller(group, range(membership.size), settings, timeline)
-    sets = Sets(everyone, join_set)
+    sets = ProcessSetControllers(everyone, join_set)
     return Context(membership.rank, membership.size, topology, settings, timeline, sets)
 
 
@@ -221,9 +221,9 @@ def _agreed(group: AnyGroup, settings: config.HorovodSettings) -> config.Horovod
 
 
 def _connect(membership: config.Membership, settings: config.HorovodSettings) -> AnyGroup:
-    start = next(_starts)
+    start = next(_inits)
     if membership.size == 1 and not membership.reducers:
-        return LocalGroup()
+        return SingleRankGroup()
     # A complete run accepts no new member, so a second init joins a new run.
     run_id = f"{membership.run_id}.{start}" if membership.run_id and start else None
     return reducer_client.connect(
@@ -248,7 +248,7 @@ def _patience(settings: config.HorovodSettings, start: int) -> float:
 
 def _connect_set(group: AnyGroup, name: str, ranks: Sequence[int]) -> AnyGroup:
     if len(ranks) == 1:
-        return LocalGroup()
+        return SingleRankGroup()
     return reducer_client.connect(
         job=group.job,
         rank=list(ranks).index(group.rank),

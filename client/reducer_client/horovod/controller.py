@@ -165,13 +165,22 @@ class Controller:
         self.group.close()
         for thread in self._threads:
             thread.join()
-        self._fail(HorovodInternalError("Horovod was shut down before the end", reason="closed"))
+        self._fail(
+            HorovodInternalError(
+                "Horovod was shut down before this operation had finished: call synchronize() on "
+                "every handle before shutdown()",
+                reason="closed",
+            )
+        )
 
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
         if self._stopping:
-            raise HorovodInternalError("Horovod is being shut down", reason="closed")
+            raise HorovodInternalError(
+                "Horovod is being shut down on this rank: no operation can be started",
+                reason="closed",
+            )
 
     def _negotiate(self) -> None:
         last = pause = 0.0
@@ -189,7 +198,7 @@ class Controller:
         """Wait for a submission or an announced operation, and for the end of the cycle time.
 
         ``pause`` is the shortest time in seconds between two rounds if this rank has nothing to
-        announce.
+        announce. Returns False if the thread must end.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._queue or self._announced)

@@ -8,13 +8,16 @@ __all__ = ["DuplicateNameError", "HorovodInternalError", "from_reducer_error"]
 
 
 class HorovodInternalError(ReducerError):
-    """A collective operation failed on all ranks that take part in it.
+    """An operation failed, or is not possible here; ``reason`` says why.
 
-    ``reason`` is ``"mismatch"`` if the ranks submitted different operations under one name or a
-    rank has joined; Horovod stays usable. ``"usage"`` means a call that is not possible here; it
-    has changed nothing. After every other reason Horovod has ended on this rank until ``shutdown``
-    and ``init``: ``"lost"``, ``"left"`` or ``"failed"`` (what happened to rank ``rank``),
-    ``"stalled"`` or ``"closed"``.
+    Horovod stays usable after ``"mismatch"`` (the ranks submitted different operations under one
+    name, or a rank has joined), ``"usage"`` (a call that is not possible here) and ``"duplicate"``
+    (`DuplicateNameError`). After the last two nothing was sent. ``"forked"`` means that this
+    process is a forked child, which must call ``init`` itself.
+
+    After every other reason Horovod has ended on this rank until ``shutdown`` and ``init``:
+    ``"lost"``, ``"left"`` or ``"failed"`` (what happened to rank ``rank``), ``"unreachable"``,
+    ``"timeout"``, ``"stalled"``, ``"internal"`` or ``"closed"``.
     """
 
 

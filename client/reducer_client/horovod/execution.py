@@ -118,7 +118,7 @@ class Executor:
         root = response.request.root
         mine = _present(submissions)
         if len(mine) == 1:
-            target = _movable(mine[0])
+            target = _broadcast_target(mine[0])
             work = self._group.broadcast(mine[0].source, root, key=key, out=target)
             return [work], lambda: [(mine[0], mine[0].result(target))]
         self._timeline.enter(names, "MEMCPY_IN_FUSION_BUFFER")
@@ -180,9 +180,9 @@ class Executor:
         def collect() -> Results:
             parts = []
             for request, blob in zip(requests, gathered(), strict=True):
-                start = sum(request.splits[:me]) * row
-                parts.append(blob[start : start + request.splits[me] * row])
-            received = np.array([request.splits[me] for request in requests], np.int32)
+                start = sum(request.numbers[:me]) * row
+                parts.append(blob[start : start + request.numbers[me] * row])
+            received = np.array([request.numbers[me] for request in requests], np.int32)
             return [(mine, (_rows(parts, mine), received))]
 
         return works, collect
@@ -250,7 +250,7 @@ def _padded_parts(source: Array, rows: list[int]) -> Array:
     return padded.reshape(-1, *source.shape[1:])
 
 
-def _movable(submission: Submission) -> Array:
+def _broadcast_target(submission: Submission) -> Array:
     """The array that receives a broadcast: ``out`` if possible, else a new array of its dtype."""
     out = submission.out
     if out is not None and out.flags.c_contiguous and out.flags.aligned:

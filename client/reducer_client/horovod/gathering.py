@@ -9,11 +9,11 @@ import numpy as np
 
 from reducer_client.arrays import Array
 from reducer_client.group import Group
-from reducer_client.horovod.one_rank import LocalGroup, LocalWork
+from reducer_client.horovod.single_rank import SingleRankGroup, SingleRankWork
 from reducer_client.work import Work
 
-AnyGroup = Group | LocalGroup
-AnyWork = Work[Array] | LocalWork
+AnyGroup = Group | SingleRankGroup
+AnyWork = Work[Array] | SingleRankWork
 
 # The fixed cost of a round (latency, headers, bookkeeping of the reducers), expressed in bytes.
 ROUND_COST = 16 << 10

@@ -21,7 +21,7 @@ _EQUAL: dict[Kind, tuple[str, ...]] = {
     Kind.ALLGATHER: ("dtype", "row_shape"),
     Kind.ALLTOALL: ("dtype", "row_shape"),
     Kind.BROADCAST: ("dtype", "shape", "root"),
-    Kind.BARRIER: ("splits",),
+    Kind.BARRIER: ("numbers",),
 }
 # Operations to which a rank that has joined can contribute zeros.
 _JOINABLE_OPS = (ReduceOp.SUM, ReduceOp.AVERAGE)
@@ -61,7 +61,10 @@ class ResponseList:
 
 @dataclass
 class Negotiation:
-    """The tables of one process set.
+    """Negotiates for one process set.
+
+    Keeps each announced request until every rank has announced the tensor, and puts the operations
+    that are then ready in order.
 
     Args:
         ranks: global ranks of the set, for error texts.
@@ -104,8 +107,8 @@ class Negotiation:
         return ready
 
     def _error_of(self, tensor: Tensor) -> str:
-        absent = [rank for index, rank in enumerate(self.ranks) if index not in tensor.by_rank]
-        return self._mismatch(tensor) or (_joined_error(tensor.request, absent) if absent else "")
+        joined = [rank for index, rank in enumerate(self.ranks) if index not in tensor.by_rank]
+        return self._mismatch(tensor) or (_joined_error(tensor.request, joined) if joined else "")
 
     def _mismatch(self, tensor: Tensor) -> str:
         # The request cache returns the same object for equal known requests of all ranks.
@@ -155,22 +158,23 @@ def _size(tensor: Tensor) -> int:
 
 
 def _joined_error(request: Request, joined: list[int]) -> str:
-    if request.kind is Kind.BARRIER and not request.splits:
+    if request.kind is Kind.BARRIER and not request.numbers:
         return ""
     if request.kind is Kind.ALLREDUCE and request.op in _JOINABLE_OPS:
         return ""
-    what = request.name.split(".")[0] if request.splits else request.kind.name.lower()
+    what = request.name.split(".")[0] if request.numbers else request.kind.name.lower()
     if request.kind is Kind.ALLREDUCE:
         what += f" with {request.op.name.lower()}"
+    have = "have" if len(joined) > 1 else "has"
     return (
-        f"{request.name!r}: {name_ranks(joined)} has joined, but {what} needs every rank; expected "
-        "only allreduce with Sum or Average until all ranks have joined"
+        f"{request.name!r}: {name_ranks(joined)} {have} joined, but {what} needs every rank; until "
+        "all ranks have joined, the others may call only allreduce with Sum or Average"
     )
 
 
 def _mismatch_text(name: str, what: str, found: dict[object, list[int]]) -> str:
     parts = [f"{_value(value)} on {name_ranks(ranks)}" for value, ranks in found.items()]
-    differs = "process set differs" if what == "splits" else f"{what.replace('_', ' ')} differs"
+    differs = "process set differs" if what == "numbers" else f"{what.replace('_', ' ')} differs"
     return (
         f"{name!r}: {differs} between ranks: {', '.join(parts)}; expected equal values on all ranks"
     )

@@ -40,9 +40,9 @@ class Request:
     """One rank's part of an operation on one tensor.
 
     ``dtype`` is a name that is only compared and shown; ``itemsize`` is in bytes. ``root`` is a
-    rank of the process set. ``splits`` has the number of rows for each rank in an alltoall. In the
-    barrier of a process set that is added or removed, ``splits`` has the set's ranks or number.
-    Ranks that have joined must take part in such a barrier.
+    rank of the process set. ``numbers`` has the rows for each rank in an alltoall. In the barrier
+    of a process set that is added or removed, ``numbers`` has the set's ranks or number. Ranks that
+    have joined must take part in such a barrier.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Request:
     root: int = 0
     prescale: float = 1.0
     postscale: float = 1.0
-    splits: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -79,13 +79,13 @@ class Request:
         scales = (self.prescale, self.postscale)
         return [
             *(self.name, int(self.kind), self.dtype, self.itemsize, list(self.shape)),
-            *(int(self.op), self.root, *scales, list(self.splits)),
+            *(int(self.op), self.root, *scales, list(self.numbers)),
         ]
 
 
 def from_wire(fields: list[Any]) -> Request:
-    name, kind, dtype, itemsize, shape, op, root, prescale, postscale, splits = fields
+    name, kind, dtype, itemsize, shape, op, root, prescale, postscale, numbers = fields
     return Request(
         *(name, Kind(kind), dtype, itemsize, tuple(shape)),
-        *(ReduceOp(op), root, prescale, postscale, tuple(splits)),
+        *(ReduceOp(op), root, prescale, postscale, tuple(numbers)),
     )

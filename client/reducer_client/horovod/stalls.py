@@ -61,8 +61,8 @@ def describe(rows: Sequence[tuple[str, float, list[int]]]) -> str:
     for name, _, ranks in rows:
         by_ranks.setdefault(tuple(ranks), []).append(name)
     texts = []
-    for absent, names in by_ranks.items():
-        who = f"missing ranks {', '.join(map(str, absent))}" if absent else "ranks not known yet"
+    for missing, names in by_ranks.items():
+        who = f"missing ranks {', '.join(map(str, missing))}" if missing else "ranks not known yet"
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         texts.append(f"{who}: {', '.join(names[:_SHOWN])}{more}")
     return "; ".join(texts)

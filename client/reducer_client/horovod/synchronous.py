@@ -38,7 +38,9 @@ def synchronous(start: Callable[P, Handle[T]]) -> Callable[P, T]:
 
     function: Any = call
     function.__signature__ = signature(start).replace(return_annotation=Signature.empty)
-    function.__doc__ = f"Make the call ``{function.__name__}`` and return its value."
+    function.__doc__ = (
+        f"Call ``{function.__name__}``, wait, and return the result. The arguments are the same."
+    )
     function.__name__ = function.__qualname__ = function.__name__.replace("_async", "")
     return call
 

@@ -41,7 +41,7 @@ class Timeline:
             self._file, self._mark_cycles = file, mark_cycles
             self._pids, self._open = {"": 0}, {}
             self._started = time.time()
-            # Horovod's name for it. Tools that shift the times read this field.
+            # The wall clock at time 0, under Horovod's name. Tools that align files read it.
             epoch = {"start_time_since_epoch_in_micros": round(self._started * 1e6)}
             line = {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "cycles"}}
             self._put("[\n" + json.dumps({**line, "args": {**line["args"], **epoch}}))  # type: ignore[dict-item]

@@ -23,8 +23,8 @@ _UNKNOWN = -1
 class Topology:
     """The place of a rank.
 
-    ``local_*`` are among the ranks of its host, ``cross_*`` among the ranks with its local rank on
-    all hosts.
+    ``local_rank`` and ``local_size`` count the ranks on this rank's host. ``cross_rank`` and
+    ``cross_size`` count, over all hosts, the ranks that have the same local rank.
     """
 
     local_rank: int

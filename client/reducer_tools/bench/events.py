@@ -11,7 +11,7 @@ from reducer_tools.bench.sweep import Sweep
 
 @dataclass(frozen=True)
 class Facts:
-    """The setting of the measurement; emitted once all ranks have joined."""
+    """What is measured, and where. Emitted when all ranks have joined."""
 
     lasting: ClassVar[bool] = True
 

@@ -22,7 +22,9 @@ class Rates:
 
     def __post_init__(self) -> None:
         if self.worker_gbps is None and self.reducer_gbps is not None:
-            raise ValueError("worker-gbps: expected together with reducer-gbps, got none")
+            raise ValueError(
+                "reducer-gbps needs worker-gbps as well: the comparison needs the rate of both NICs"
+            )
         for field, rate in (("worker-gbps", self.worker_gbps), ("reducer-gbps", self.reducer_gbps)):
             if rate is not None and not 0 < rate < float("inf"):
                 raise ValueError(f"{field}: expected a number above 0, got {rate:g}")

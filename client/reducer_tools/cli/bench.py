@@ -186,13 +186,13 @@ def _resolve(given: dict[str, Any], stack: ExitStack) -> Settings:
 
 def _run(settings: Settings, sweep: Sweep, rates: Rates, given: dict[str, Any]) -> int:
     """Measure and print. Returns the number of wrong elements."""
+    from reducer_tools.bench.display import Display
     from reducer_tools.bench.progress import Progress
     from reducer_tools.bench.rank import measure
-    from reducer_tools.bench.show import Show
     from reducer_tools.bench.workers import run_workers
 
     with Progress(sys.stderr) as progress:
-        show = Show(sys.stdout, progress, rates, given["as_json"])
+        show = Display(sys.stdout, progress, rates, given["as_json"])
         if given["workers"]:
             wrong = run_workers(settings, sweep, show, progress.draws)
         else:

@@ -44,7 +44,10 @@ def _files(source: Path) -> list[Path]:
 
 
 def _sort_index(events: list[dict[str, Any]]) -> int:
-    """The sort index in the file. Viewers ignore it and sort by process id."""
+    """The sort index in the file.
+
+    Viewers sort by process id instead, so merged processes are numbered by this index.
+    """
     indices = (e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index")
     return next(indices, 0)
 

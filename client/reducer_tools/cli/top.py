@@ -79,7 +79,7 @@ class _Watch:
 
     def look(self) -> RenderableType:
         """Ask the reducers and return the picture to show."""
-        from reducer_tools.top.screen import picture
+        from reducer_tools.top.display import picture
 
         answers = dict(zip(self._addresses, ask_all(self._addresses, self._timeout), strict=True))
         self.errors = {a: str(found) for a, found in answers.items() if _failed(found)}

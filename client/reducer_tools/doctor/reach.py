@@ -160,7 +160,7 @@ def _code(error: ReducerError, login: Login) -> str:
 
 
 def _hint(error: ReducerError) -> str:
-    """An addition to the error's text: the client does not know that the port is open."""
+    """Text to add to the client's error, which cannot say that the port is open."""
     if not isinstance(error, ReducerUnavailableError):
         return ""
     stop = "" if str(error).endswith("?") else "."

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from reducer_tools.nccl.installed import PLUGIN
-from reducer_tools.nccl.verdict import Row
+from reducer_tools.nccl.report import Row
 from reducer_tools.nccl.versions import (
     Version,
-    algorithms_by_function,
     forced_algorithm,
+    takes_functions,
     tuner_needs_variable,
     tuners,
 )
@@ -67,7 +67,7 @@ def _algorithm(environment: Mapping[str, str], version: Version) -> Iterator[Row
             f"NCCL_ALGO={algorithm} leaves CollNet out of all-reduces",
             f"unset NCCL_ALGO, or NCCL_ALGO={forced}",
         )
-    elif algorithms_by_function(version) and algorithm.lower() in _COLLNET:
+    elif takes_functions(version) and algorithm.lower() in _COLLNET:
         yield Row(
             _CHECK,
             "note",

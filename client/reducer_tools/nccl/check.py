@@ -15,8 +15,8 @@ from reducer_tools.nccl.counters import Counted, count_until, metrics_addresses
 from reducer_tools.nccl.installed import NotFoundError, find_nccl
 from reducer_tools.nccl.library import Library, find_library
 from reducer_tools.nccl.rank import SUMMED, RankSpec, StepResult, payload
+from reducer_tools.nccl.report import Report
 from reducer_tools.nccl.trial import Trial, TrialError
-from reducer_tools.nccl.verdict import Report
 from reducer_tools.nccl.versions import NEWEST, Version, refusal
 
 # Seconds for starting processes and summing arrays.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from reducer_tools.nccl.verdict import Row, State
+from reducer_tools.nccl.report import Row, State
 
 _CHECK = "log"
 _NET = re.compile(r"Using network (?P<net>\S+)|Assigned NET plugin (?P<plugin>.+?) to comm")

@@ -12,7 +12,7 @@ from pathlib import Path
 from reducer_tools.nccl.blockers import NET
 from reducer_tools.nccl.installed import PLUGIN
 from reducer_tools.nccl.probe import Opened, foreign, open_all
-from reducer_tools.nccl.verdict import Row
+from reducer_tools.nccl.report import Row
 from reducer_tools.nccl.versions import Version, library_names, tables, tuners
 
 _WANTED = "export NCCL_NET_PLUGIN=reducer"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from reducer_tools.children import stay_with
-from reducer_tools.nccl.layouts import TYPES
+from reducer_tools.nccl.structs import TYPES
 from reducer_tools.nccl.tables import CollNet, NcclError, Net
 
 # NCCL splits an all-reduce into requests of this size, with this number of requests in flight.

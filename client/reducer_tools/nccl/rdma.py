@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from reducer_tools.nccl.verdict import Row
+from reducer_tools.nccl.report import Row
 
 _DEVICES = Path("/sys/class/infiniband")
 

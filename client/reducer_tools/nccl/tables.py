@@ -9,7 +9,7 @@ from ctypes import byref, c_int, c_void_p
 from pathlib import Path
 from typing import Any
 
-from reducer_tools.nccl.layouts import (
+from reducer_tools.nccl.structs import (
     HANDLE_BYTES,
     OPS,
     SUCCESS,

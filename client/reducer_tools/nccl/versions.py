@@ -104,8 +104,8 @@ def forced_algorithm(version: Version) -> str:
     return "allreduce:collnetchain" if version >= _ALGORITHMS_BY_FUNCTION else "CollNetChain"
 
 
-def algorithms_by_function(version: Version) -> bool:
-    """Whether NCCL_ALGO can name the function that a list of algorithms is for."""
+def takes_functions(version: Version) -> bool:
+    """Whether NCCL_ALGO may name a function before its algorithms (allreduce:collnetchain)."""
     return version >= _ALGORITHMS_BY_FUNCTION
 
 

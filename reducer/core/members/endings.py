@@ -91,7 +91,7 @@ class Endings:
             out.append(Free(0, (buffer,)))
 
     def end(self, members: Members, error: messages.Error | None = None) -> list[Output]:
-        """The run is over; its members are sent `error`, if any."""
+        """End the run, and send `error`, if there is one, to its members."""
         run = members.run
         if error is not None:
             return [run.seats.to_all(error), *self._end(members, error.message)]

@@ -59,7 +59,7 @@ class Members:
         self._told: tuple[int, ...] = ()
 
     def seat(self, peer: Session, rank: int) -> None:
-        """The rank is connected, on this session."""
+        """Note that the rank is connected, on this session."""
         self.sessions.add(peer.id)  # first: if this raises, nothing has changed
         peer.move(SessionState.READY)
         peer.rank, peer.run, peer.forming = rank, self.run, None
@@ -288,7 +288,7 @@ class Roster:
         self.runs_by_number[members.run.number] = members
 
     def remove(self, members: Members) -> None:
-        """The run is over."""
+        """Remove a run that is over."""
         run = members.run
         self.runs.pop((run.name, run.run_id), None)
         self.runs_by_number.pop(run.number, None)

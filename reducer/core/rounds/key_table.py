@@ -296,7 +296,7 @@ class KeyTable:
             self.records.give(text_bytes(key.name))
 
     def end(self) -> None:
-        """The table is no longer used. The run takes it apart in parts."""
+        """Stop using the table. The run takes it apart in parts."""
         self._idle_keys.end(self)
 
     def take_apart(self, most: int) -> int:
@@ -326,7 +326,8 @@ class KeyTable:
 class IdleKeys:
     """The tables of a run that have idle keys, each with the time of its first idle key.
 
-    A table that had its turn goes to the end of the queue, so its keys may wait twice as long.
+    A table that had its turn goes to the end of the queue, so its keys may
+    wait for up to twice the idle time after which keys are forgotten.
     Tables of ended streams come first: their records take room until the tables are taken apart.
     """
 
@@ -346,7 +347,7 @@ class IdleKeys:
         self._since[table] = since
 
     def end(self, table: KeyTable) -> None:
-        """The stream of the table has ended."""
+        """Note that the stream of the table has ended."""
         self._since.pop(table, None)
         self._ended.append(table)
 

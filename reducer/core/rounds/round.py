@@ -262,7 +262,7 @@ class Round(Listed):
     """One round of one key in a stream.
 
     `owned`: how many chunks of the round this lane owns. `left`: how many of these are not
-    complete. `described`: ranks that have sent a DESCRIBE. `verdict`: every rank's descriptor,
+    complete. `described`: ranks that have sent a DESCRIBE. `collected`: every rank's descriptor,
     collected once two of them differ. `last`: the rank whose contribution completed a chunk last.
     `wait`: the longest wait of the round for a rank, if rounds are traced. `charged`: the bytes of
     the round's records. `ascending`: the indexes of the chunks, only in a stream that a route has
@@ -275,9 +275,9 @@ class Round(Listed):
     """
 
     __slots__ = (
-        "abandoned", "ascending", "charged", "chunks", "contributed", "described", "descriptor",
-        "key", "last", "left", "number", "opened_at", "opening", "owed", "owned", "plan",
-        "refused", "stream", "told", "touched_at", "verdict", "void", "wait",
+        "abandoned", "ascending", "charged", "chunks", "collected", "contributed", "described",
+        "descriptor", "key", "last", "left", "number", "opened_at", "opening", "owed", "owned",
+        "plan", "refused", "stream", "told", "touched_at", "void", "wait",
     )  # fmt: skip
 
     def __init__(
@@ -314,7 +314,7 @@ class Round(Listed):
         self.told: dict[int, None] = {}
         self.described: dict[int, None] = {}
         self.abandoned: dict[int, None] = {}
-        self.verdict: dict[int, Descriptor] | None = None
+        self.collected: dict[int, Descriptor] | None = None
         self.owed: dict[int, Debt] = {}
 
     def charge(self, size: int) -> None:
@@ -397,8 +397,8 @@ class Round(Listed):
 
     def speakers(self) -> set[int]:
         """The ranks whose descriptor is known here."""
-        if self.verdict is not None:
-            return set(self.verdict)
+        if self.collected is not None:
+            return set(self.collected)
         return {r for r, n in enumerate(self.contributed) if n} | set(self.described)
 
     def begin_verdict(self) -> None:
@@ -407,15 +407,15 @@ class Round(Listed):
         speakers = self.speakers()
         self.charge(MARK * len(speakers))
         self.stream.rounds.add(self)
-        self.verdict = dict.fromkeys(speakers, self.descriptor)
+        self.collected = dict.fromkeys(speakers, self.descriptor)
 
     def collect(self, rank: int, descriptor: Descriptor) -> bool:
         """Take a rank's descriptor for the verdict. Returns True if it was the last one."""
-        if self.verdict is None or rank in self.verdict:
+        if self.collected is None or rank in self.collected:
             return False
         self.charge(WORD)
-        self.verdict[rank] = descriptor
-        return len(self.verdict) == len(self.contributed)
+        self.collected[rank] = descriptor
+        return len(self.collected) == len(self.contributed)
 
     def note_wait(self, wait: Wait) -> None:
         """Keep the wait if it is the longest so far."""
@@ -450,13 +450,13 @@ class Round(Listed):
 
     def wants(self, rank: int) -> bool:
         """Whether chunks of the rank, or its descriptor, are still to come."""
-        if self.verdict is not None:
-            return rank not in self.verdict
+        if self.collected is not None:
+            return rank not in self.collected
         return self.contributed[rank] < self.owned
 
     def waiting_for(self) -> list[int]:
         """The ranks that are missing from the verdict, or from the first incomplete chunk."""
-        if self.verdict is not None:
+        if self.collected is not None:
             return [rank for rank in range(len(self.contributed)) if self.wants(rank)]
         for chunk in self.chunks.values():
             if chunk.phase == Phase.COLLECTING:

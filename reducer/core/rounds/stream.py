@@ -103,7 +103,7 @@ class Streams:
             return stream
         slots = len(self.route.since)
         if home >= slots:
-            raise ProtocolError(f"rank {rank} names slot {home} of {slots}")
+            raise ProtocolError(f"rank {rank} names home slot {home}; expected 0 to {slots - 1}")
         if since < self.route.since[home]:
             return None
         place = self._holding.place(home)

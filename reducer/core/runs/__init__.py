@@ -1,1 +1,1 @@
-"""One run on a lane: contributions, credit, sums, results, positions, verdicts."""
+"""One run on a lane: contributions, credit, sums, results, positions, mismatches."""

@@ -9,10 +9,10 @@ from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.round import Chunk, Phase, Round
 from reducer.core.rounds.stream import Stream, Streams
 from reducer.core.runs.flow import Flow
+from reducer.core.runs.mismatches import Mismatches
 from reducer.core.runs.positions import Positions
 from reducer.core.runs.seats import Seats
 from reducer.core.runs.sums import FOLD_AT_ONCE, Sums
-from reducer.core.runs.verdicts import Verdicts
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Admission, Contributed, Free, Output, Wait
 from reducer.wire.errors import IntegrityError, PeerLostError, ProtocolError
@@ -40,7 +40,7 @@ class Contributions:
         seats: Seats,
         streams: Streams,
         flow: Flow,
-        verdicts: Verdicts,
+        mismatches: Mismatches,
         sums: Sums,
         positions: Positions,
     ) -> None:
@@ -55,7 +55,7 @@ class Contributions:
         self._streams = streams
         self._accounts = flow.accounts
         self._grants = flow.grants
-        self._verdicts = verdicts
+        self._mismatches = mismatches
         self._sums = sums
         self._results = sums.results
         self._positions = positions
@@ -124,7 +124,7 @@ class Contributions:
             self._open_or_void(round_, header, plan, now, out)
         round_.touched_at = now
         if round_.void:
-            self._verdicts.discard(round_, rank, header, buffer, cost, out)
+            self._mismatches.discard(round_, rank, header, buffer, cost, out)
         else:
             chunk = round_.chunk(header.chunk, cost)
             if chunk.crcs[rank] is not None:
@@ -143,10 +143,14 @@ class Contributions:
         """Open the round if this is its first contribution; void it if the descriptors differ."""
         if not round_.opening:
             if self._seats.departed is not None:
-                raise PeerLostError(f"rank {self._seats.departed} has left the job")
+                raise PeerLostError(
+                    f"rank {self._seats.departed} has left the job, and round {round_.number} of "
+                    f"key {round_.key.label} needs it: let every rank make the same calls before "
+                    "one of them leaves"
+                )
             self._grants.begin(round_, now, out)
         if not round_.agrees(header, plan):
-            self._verdicts.mismatch(round_, out)
+            self._mismatches.mismatch(round_, out)
 
     def _add(
         self,

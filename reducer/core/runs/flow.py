@@ -194,14 +194,14 @@ class Debts:
         self._accounts.charge(rank, cost)
 
     def settle(self, round_: Round, rank: int) -> None:
-        """The rank has abandoned the round."""
+        """Settle the debt of a rank that has abandoned the round."""
         debt = round_.owed.pop(rank, None)
         if debt is not None and debt.times == self._times[rank]:
             self._sums[rank] -= debt.cost
             self._accounts.settle(rank, debt.cost)
 
     def settle_all(self, round_: Round) -> None:
-        """The round is forgotten."""
+        """Settle the debts of all ranks for a round that is forgotten."""
         for rank in list(round_.owed):
             self.settle(round_, rank)
 

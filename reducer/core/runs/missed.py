@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from reducer.core.rounds.stream import Stream
+from reducer.core.runs.mismatches import Mismatches
 from reducer.core.runs.seats import Seats
-from reducer.core.runs.verdicts import Verdicts
 from reducer.core.surface.events import Output
 from reducer.wire.codes import MAX_HEARTBEAT_ENTRIES
 
@@ -17,15 +17,15 @@ PART_ROUNDS: Final = 4
 
 
 class Missed:
-    """Tells stable positions and verdicts to one rank after another.
+    """Tells stable positions and mismatches to one rank after another.
 
     `_streams`: the streams still to be walked for the first rank, beginning at the end of the list.
     `_keys` and `_rounds`: where the walk continues in the listings of the last stream.
     """
 
-    def __init__(self, seats: Seats, verdicts: Verdicts) -> None:
+    def __init__(self, seats: Seats, mismatches: Mismatches) -> None:
         self._seats = seats
-        self._verdicts = verdicts
+        self._mismatches = mismatches
         self._ranks: deque[int] = deque()
         self._begun = False  # the walk for the first rank
         self._streams: list[Stream] = []
@@ -70,7 +70,7 @@ class Missed:
     def _tell_rounds(self, rank: int, out: list[Output]) -> None:
         rounds, self._rounds = self._streams[-1].refused.before(self._rounds, PART_ROUNDS)
         for round_ in rounds:
-            self._verdicts.again(round_, rank, out)
+            self._mismatches.again(round_, rank, out)
 
     def _begin(self, streams: Iterable[Stream]) -> None:
         self._begun = True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from reducer.core.limits.records import LIST_PLACE, MARK, ROUND
 from reducer.core.rounds.admission import Plans
 from reducer.core.rounds.stream import Streams
+from reducer.core.runs.mismatches import Mismatches
 from reducer.core.runs.seats import Seats
-from reducer.core.runs.verdicts import Verdicts
 from reducer.core.surface.events import Output
 from reducer.wire import messages
 from reducer.wire.errors import ProtocolError
@@ -15,12 +15,14 @@ from reducer.wire.keys import position
 
 
 class Notices:
-    def __init__(self, plans: Plans, seats: Seats, streams: Streams, verdicts: Verdicts) -> None:
+    def __init__(
+        self, plans: Plans, seats: Seats, streams: Streams, mismatches: Mismatches
+    ) -> None:
         self._plans = plans
         self._seats = seats
         self._streams = streams
         self._records = streams.records
-        self._verdicts = verdicts
+        self._mismatches = mismatches
 
     def announce(self, rank: int, header: Header, name: str, now: float) -> None:
         """KEY: a rank tells the name of a key."""
@@ -49,9 +51,9 @@ class Notices:
             return
         round_ = key.described(stream, header, plan, now)
         if not round_.void and not round_.agrees(header, plan):
-            self._verdicts.mismatch(round_, out)
+            self._mismatches.mismatch(round_, out)
         if round_.void:
-            self._verdicts.collect(round_, rank, header, out)
+            self._mismatches.collect(round_, rank, header, out)
         elif self._records.half_free(MARK):
             round_.mark(round_.described, rank)
 
@@ -70,6 +72,6 @@ class Notices:
                 stream.keys.maybe_idle(key)
                 return
             round_ = key.begin(stream, header.round, now)
-        self._verdicts.abandon(round_, rank, cause, out)
+        self._mismatches.abandon(round_, rank, cause, out)
         key.forget_if_over(round_)
         stream.keys.maybe_idle(key)

@@ -11,8 +11,8 @@ from reducer.core.rounds.key_table import KeyRounds
 from reducer.core.rounds.round import Round
 from reducer.core.rounds.stream import Stream, Streams
 from reducer.core.runs.flow import Accounts, Grants
+from reducer.core.runs.mismatches import Mismatches
 from reducer.core.runs.seats import Seats
-from reducer.core.runs.verdicts import Verdicts
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Free, Output, Send
 from reducer.wire.codes import MAX_CHUNKS, MAX_HEARTBEAT_ENTRIES
@@ -33,10 +33,12 @@ class Passed:
     its chunks here again. `_keys`: the keys with such rounds, by the time that they have waited.
     """
 
-    def __init__(self, run: int, accounts: Accounts, verdicts: Verdicts, grants: Grants) -> None:
+    def __init__(
+        self, run: int, accounts: Accounts, mismatches: Mismatches, grants: Grants
+    ) -> None:
         self._run = run
         self._accounts = accounts
-        self._verdicts = verdicts
+        self._mismatches = mismatches
         self._grants = grants
         self._keys: OrderedDict[KeyRounds, Stream] = OrderedDict()
 
@@ -72,7 +74,7 @@ class Passed:
             if round_.has_passed(MAX_CHUNKS):
                 break
             left -= round_.charged // RECORDS_AT_ONCE
-            self._verdicts.forget(round_)
+            self._mismatches.forget(round_)
             key.forget(round_)
             over.append(round_)
         number, index = divmod(key.stable, MAX_CHUNKS)

@@ -19,6 +19,7 @@ from reducer.core.rounds.route import Route
 from reducer.core.rounds.stream import Streams
 from reducer.core.runs.contributions import Contributions
 from reducer.core.runs.flow import Flow
+from reducer.core.runs.mismatches import Mismatches
 from reducer.core.runs.missed import Missed
 from reducer.core.runs.moves import Moves
 from reducer.core.runs.notices import Notices
@@ -28,7 +29,6 @@ from reducer.core.runs.seats import Seats
 from reducer.core.runs.stalls import Stalls
 from reducer.core.runs.sums import Sums
 from reducer.core.runs.terms import Terms
-from reducer.core.runs.verdicts import Verdicts
 from reducer.core.surface.buffer import Buffer
 from reducer.core.surface.events import Free, Output
 from reducer.core.surface.settings import LaneSettings
@@ -63,17 +63,17 @@ class Run:
         self.seats = Seats(number, world_size, 0, crc)
         flow = Flow(limits, world_size, self.seats, crc)
         self.accounts, self.open = flow.accounts, flow.open
-        self.verdicts = Verdicts(terms, self.seats, flow)
-        self.passed = Passed(number, self.accounts, self.verdicts, flow.grants)
-        self.missed = Missed(self.seats, self.verdicts)
+        self.mismatches = Mismatches(terms, self.seats, flow)
+        self.passed = Passed(number, self.accounts, self.mismatches, flow.grants)
+        self.missed = Missed(self.seats, self.mismatches)
         self.results = Results(terms, self.seats, self.accounts, flow.grants, crc, settings.traced)
         self.sums = Sums(terms, settings, self.results)
         self.positions = Positions(limits, self.seats, self.streams, self.held, self.passed)
         plans = Plans(world_size, terms.table, records)
         self.contributions = Contributions(
-            plans, self.seats, self.streams, flow, self.verdicts, self.sums, self.positions
+            plans, self.seats, self.streams, flow, self.mismatches, self.sums, self.positions
         )
-        self.notices = Notices(plans, self.seats, self.streams, self.verdicts)
+        self.notices = Notices(plans, self.seats, self.streams, self.mismatches)
         self.moves = Moves(number, flow, self.sums)
         self.stalls = Stalls(terms, self.seats, self.open)
         self.reconnects = 0

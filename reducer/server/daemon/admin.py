@@ -203,8 +203,8 @@ class Admin:
     def _make_room(self) -> None:
         """Cut off one connection, to make room for another.
 
-        If many connections wait for pages, it is the newest one of the page that most of them wait
-        for. Otherwise it is the oldest one in the lowest phase.
+        If many connections wait for pages, the newest connection that waits for the most wanted
+        page is cut off. Otherwise the oldest connection in the lowest phase is cut off.
         """
         self.dropped["crowded"] += 1
         pages = self._pages.values()

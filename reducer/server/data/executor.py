@@ -3,8 +3,8 @@
 The results are events for the core, which the shell hands in. An output that raises becomes such an
 event too, and the outputs after it are still carried out: they may belong to other runs.
 
-Kernels run inline: they release the GIL, but a lane has one thread, and a chunk of 64 KiB folds in
-less time than a hand-over to another thread takes.
+Kernels run inline: they release the GIL, but a lane's loop has one thread, and a chunk of 64 KiB
+folds in less time than a hand-over to another thread takes.
 """
 
 from __future__ import annotations

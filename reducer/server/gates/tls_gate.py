@@ -174,7 +174,7 @@ class TlsNewcomer(Newcomer):
         return self.is_stepping or self._waits
 
     def step(self) -> None:
-        """Runs in a thread."""
+        """Go on with the handshake, in one of the handshake threads."""
         try:
             self._tls.do_handshake()
         except Exception as error:

@@ -59,7 +59,11 @@ class JobNumbers:
 
 @dataclass(frozen=True, slots=True)
 class LaneReport:
-    """The report of one lane: ``jobs`` by title, complete runs and forming runs."""
+    """The report of one lane.
+
+    ``jobs`` has the sums over all runs of a job, by the job's title; ``runs`` are the complete
+    runs, ``forming`` the others.
+    """
 
     numbers: LaneNumbers
     jobs: Mapping[str, JobNumbers]

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 from reducer.wire.codes import DType, ReduceOp
 from reducer_tools.bench import pattern
+from reducer_tools.bench.display import Display
 from reducer_tools.bench.events import Event, Facts, Row, Turn
 from reducer_tools.bench.pattern import PERIOD, Pattern, count_differences, start
 from reducer_tools.bench.progress import Progress
-from reducer_tools.bench.show import Show
 from reducer_tools.bench.sweep import COLLECTIVES, DTYPES, OPS, Sweep
 from reducer_tools.bench.verdict import Rates
 from reducer_tools.cli import main
@@ -131,7 +131,7 @@ def test_any_option_changes_the_digest() -> None:
         (("--rank", "1"), "--workers and --rank: expected one of them, got both"),
         (("--world-size", "2"), "--workers and --world-size: expected one of them, got both"),
         (("--lanes", "2"), "--lanes: expected only with --local"),
-        (("--reducer-gbps", "1"), "worker-gbps: expected together with reducer-gbps, got none"),
+        (("--reducer-gbps", "1"), "reducer-gbps needs worker-gbps as well"),
         (("--worker-gbps", "0"), "worker-gbps: expected a number above 0, got 0"),
         (("--addresses", "b:0"), "port '0' is not a number from 1 to 65535"),
         (("--addresses", "a", "--local", "1"), "--addresses and --local: expected one of them"),
@@ -233,7 +233,7 @@ def test_iterations_begin_at_whole_cache_lines_within_the_period() -> None:
 
 def _shown(rows: list[Row], rates: Rates, as_json: bool = False, facts: Facts = FACTS) -> str:
     out = io.StringIO()
-    show = Show(out, Progress(io.StringIO()), rates, as_json)
+    show = Display(out, Progress(io.StringIO()), rates, as_json)
     events: list[Event] = [facts, Turn(4096, 1, 4), *rows]
     for event in events:
         show(event)
@@ -348,5 +348,5 @@ def test_there_is_no_ring_beside_one_worker_or_a_broadcast() -> None:
 
 def test_a_run_that_ended_before_its_first_row_has_no_footer() -> None:
     out = io.StringIO()
-    Show(out, Progress(io.StringIO()), Rates(), False).end()
+    Display(out, Progress(io.StringIO()), Rates(), False).end()
     assert out.getvalue() == ""

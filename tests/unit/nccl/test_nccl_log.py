@@ -8,7 +8,7 @@ import pytest
 
 from reducer_tools.nccl.blockers import environment_rows
 from reducer_tools.nccl.job_log import read, rows
-from reducer_tools.nccl.verdict import Report, Row, as_json, as_text
+from reducer_tools.nccl.report import Report, Row, as_json, as_text
 from reducer_tools.nccl.versions import parse_version
 
 P = "node1:5425:5439 [0] NCCL INFO "

@@ -156,7 +156,7 @@ def test_other_variables_with_our_prefix_are_not_ours() -> None:
     ("content", "says"),
     [
         ("prot = 1", "did you mean 'port'"),
-        ("port = [1]", "one plain value"),
+        ("port = [1]", "expected a string, a number, true or false"),
         ("port = ", "configuration file"),
     ],
 )

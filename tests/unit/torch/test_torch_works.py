@@ -19,7 +19,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 import reducer_client.torch  # noqa: F401  # makes the backend known
-from reducer_client.torch.calls.name_scopes import Scope
+from reducer_client.torch.calls.key_scopes import Scope
 from reducer_client.torch.calls.tasks import Task
 from reducer_client.torch.calls.works import CallWork
 from reducer_client.torch.tensors.packing import Packing

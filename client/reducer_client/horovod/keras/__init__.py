@@ -91,8 +91,9 @@ def DistributedOptimizer(  # noqa: N802 - makes an optimizer, and programs know 
 ) -> Any:
     """An optimizer of the same class and state that first reduces its gradients over all ranks.
 
-    As ``reducer_client.keras.DistributedOptimizer``, and compile with ``jit_compile=False``, too.
-    Arguments that say where and in which groups to reduce are not needed; ``name`` is not used.
+    See ``reducer_client.keras.DistributedOptimizer``. Compile the model with ``jit_compile=False``.
+    ``name``, ``device_dense``, ``device_sparse``, ``num_groups`` and ``groups`` are accepted and
+    ignored.
     """
     reduce = reduction_of_gradients(
         compression, op, gradient_predivide_factor, process_set, sparse_as_dense
@@ -136,13 +137,16 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Array:
-    """An array, or what makes one, averaged (or summed) over all ranks."""
+    """The value as an array, averaged over all ranks; summed if ``average`` is false."""
     op = Average if average else Sum
     return arrays.allreduce(_array(value), op, name, prescale_factor, postscale_factor)
 
 
 def allgather(value: Any, name: str | None = None) -> Array:
-    """The ranks' arrays put together along the first axis, which may differ between them."""
+    """The arrays of all ranks, concatenated along their first axis in rank order.
+
+    Ranks may have different numbers of rows.
+    """
     return arrays.allgather(_array(value), name)
 
 

@@ -47,7 +47,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """At the end of each epoch, replace the metrics by their mean over the ranks of the set.
 
-    Put it before the callbacks that read them.
+    Put this callback before the callbacks that read metrics.
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
@@ -63,10 +63,12 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     """``initial_lr * multiplier(epoch)`` from ``start_epoch`` until before ``end_epoch``.
 
     Args:
-        multiplier: a number, or a function of the epoch; without ``staircase`` it is called before
-            each batch, with a fraction.
-        momentum_correction: only warned of: Keras 3 compiles the momentum into the step.
-        steps_per_epoch: for fractions; by default what ``fit`` says.
+        multiplier: a number, or a function of the epoch. Without ``staircase`` the function is
+            called before each batch, with a fraction (2.25 after a quarter of epoch 2).
+        momentum_correction: has no effect, because Keras 3 compiles the momentum into the step. A
+            warning says so if the optimizer has momentum.
+        steps_per_epoch: batches per epoch, needed without ``staircase``; by default the number that
+            ``fit`` knows.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.initial_lr = initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
-        # A constant one changes nothing within an epoch.
+        # A constant multiplier changes nothing within an epoch.
         self.staircase = staircase or not callable(multiplier)
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
@@ -131,7 +133,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """From ``initial_lr / size()`` at the first batch to ``initial_lr`` after ``warmup_epochs``.
 
-    ``initial_lr`` is the learning rate for all ranks together: a single process' times ``size()``.
+    ``initial_lr`` is the learning rate for all ranks together: the learning rate of a
+    single process, multiplied by ``size()``.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
 """Horovod's API for TensorFlow 2: ``import reducer_client.horovod.tensorflow as hvd``.
 
 The operations work eagerly and in a tf.function, where they run one after the other in the order of
-the program. Those without a name match by their number, as everywhere in
-``reducer_client.horovod``; a function that a rank traces once more changes nothing in that.
+the program. Operations without a name are matched by their count, as everywhere in
+``reducer_client.horovod``. They are counted when they run, so a rank may trace a function again.
 Every operation has Horovod's derivative, but for reductions with Min, Max and Product, which have
 none.
 
-``device_dense`` and ``device_sparse`` are taken and not needed: tensors go through host memory.
+``device_dense`` and ``device_sparse`` are accepted and ignored: tensors go through host memory.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ from reducer_client.horovod.process_sets import (
 )
 from reducer_client.horovod.requests import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from reducer_client.horovod.tensorflow.compression import Compression
+from reducer_client.horovod.tensorflow.data_movement import (
+    allgather,
+    alltoall,
+    broadcast,
+    grouped_allgather,
+)
 from reducer_client.horovod.tensorflow.functions import (
     broadcast_,
     broadcast_global_variables,
@@ -54,12 +60,6 @@ from reducer_client.horovod.tensorflow.functions import (
 from reducer_client.horovod.tensorflow.gradients import (
     DistributedGradientTape,
     PartialDistributedGradientTape,
-)
-from reducer_client.horovod.tensorflow.movements import (
-    allgather,
-    alltoall,
-    broadcast,
-    grouped_allgather,
 )
 from reducer_client.horovod.tensorflow.reductions import (
     allreduce,

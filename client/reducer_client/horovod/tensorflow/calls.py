@@ -1,8 +1,8 @@
-"""Calls of functions of arrays on the values of tensors, and what they raise eagerly.
+"""Calls functions of NumPy arrays with the values of tensors, and translates their errors.
 
-Eagerly an error is both of the class that the rest of the Horovod layer raises and of TensorFlow's
-class for it, which programs written for Horovod catch. In a tf.function TensorFlow makes a
-tf.errors.OpError of its own from the text.
+In eager mode an error has two base classes: its class in the Horovod layer, and the class of
+tf.errors that programs written for Horovod catch. In a tf.function TensorFlow raises a
+tf.errors.OpError with the text of the error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def run(
     shapes: Sequence[Any],
     dtypes: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """As ``call_in_order``; all calls of this layer are one sequence.
+    """Call ``function`` with the values of the tensors, as ``call_in_order`` does.
+
+    All calls of the Horovod layer have one owner, so they run in the order of the program.
 
     Raises, eagerly:
         FailedPreconditionError: for every HorovodInternalError.

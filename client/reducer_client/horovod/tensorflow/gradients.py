@@ -11,7 +11,7 @@ from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, ReduceOp
 from reducer_client.horovod.tensorflow.compression import Compression
 from reducer_client.horovod.tensorflow.reductions import reduce_all
-from reducer_client.local_gradients import LocalVariables
+from reducer_client.local_variables import LocalVariables
 from reducer_client.tensorflow import ReducedTape
 
 Pairs = list[tuple[Any, Any]]
@@ -21,13 +21,16 @@ class DistributedTape(ReducedTape):
     """A tf.GradientTape whose `gradient` is reduced; all else is the tape's own."""
 
     def register_local_source(self, source: Any) -> None:
-        """The gradient of this source is not reduced; the same object is given to `gradient`."""
+        """Do not reduce the gradient of this source. Pass the same object to `gradient`."""
         self._local.add(source)
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any
     ) -> tuple[Pairs, Pairs]:
-        """Sources with what `gradient` returns for them: those that stay local, and the others."""
+        """Two lists of (source, gradient): the local sources, and all others.
+
+        The gradients of local sources are not reduced.
+        """
         gradients = self.gradient(target, sources, *args, **kwargs)
         pairs = list(zip(sources, gradients, strict=True))
         local = [pair for pair in pairs if pair[0] in self._local]
@@ -136,10 +139,10 @@ def reduction_of_gradients(
 def local_variables(
     variables: Iterable[Any], process_set: ProcessSet, scale: bool
 ) -> LocalVariables:
-    """Variables whose gradients are not reduced, and are divided by the number of ranks or not.
+    """Variables whose gradients are not reduced, but divided by the number of ranks if ``scale``.
 
-    A sum of ranks' losses has gradients of that size for the variables of all ranks, and Average
-    divides them: the local ones then keep their proportion.
+    Average divides the reduced gradients by the number of ranks. If the local gradients are divided
+    as well, they keep their proportion to the reduced ones.
     """
 
     def divided(gradient: Any) -> Any:

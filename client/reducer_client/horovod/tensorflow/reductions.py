@@ -14,7 +14,7 @@ from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, ReduceOp, Sum
 from reducer_client.horovod.tensorflow.calls import run
 from reducer_client.horovod.tensorflow.compression import Compression
-from reducer_client.horovod.tensorflow.movements import any_rows, grouped_allgather
+from reducer_client.horovod.tensorflow.data_movement import any_rows, grouped_allgather
 from reducer_client.tensorflow import own_derivative, with_derivative
 
 Scales = tuple[float, float]
@@ -49,19 +49,19 @@ def grouped_allreduce(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """The tensors reduced over the ranks of the set, announced and so fused together.
+    """The tensors reduced over the ranks of the set, announced together so that they can be fused.
 
     The result of IndexedSlices is IndexedSlices with the slices of all ranks, by rank. Averages of
     integer slices are floating point, as TensorFlow divides integers.
 
     Args:
-        average: of old programs; ``op`` is Average or Sum.
+        average: deprecated; use ``op``. True means Average, False means Sum.
         name: equal on all ranks; without it the n-th call of all ranks is one operation.
         prescale_factor: multiplied before the reduction, ``postscale_factor`` after it.
 
     Raises:
-        HorovodInternalError: eagerly, and it is a tf.errors.FailedPreconditionError, too; in a
-            tf.function a tf.errors.OpError with its text.
+        HorovodInternalError: in eager mode; the error is also a tf.errors.FailedPreconditionError.
+            In a tf.function TensorFlow raises a tf.errors.OpError with the same text.
         NotImplementedError: IndexedSlices with another op than Average and Sum, or with factors.
     """
     scales = (prescale_factor, postscale_factor)

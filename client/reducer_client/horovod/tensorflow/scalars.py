@@ -1,4 +1,7 @@
-"""Rank, size and the like as TensorFlow scalars, which are read when a graph runs."""
+"""``rank()``, ``size()`` and others as scalar tensors.
+
+A graph reads them when it runs and not when it is traced.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ def local_size_op(name: str | None = None) -> Any:
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """The number of ranks of a process set, an int32.
 
-    ValueError eagerly, tf.errors.InvalidArgumentError in a graph, where no set has the number.
+    Raises ValueError in eager mode, and tf.errors.InvalidArgumentError in a graph, if no process
+    set has this number.
     """
     return _number(lambda: _size(process_set_id), name)
 

@@ -19,7 +19,7 @@ from reducer_client.horovod.torch.tensors import copy_back, to_host, to_tensor
 
 
 def find_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """The operation: ``op``, or the ``average`` of old programs. Raises ValueError for both."""
+    """``op``, or what the deprecated ``average`` means. Raises ValueError if both are given."""
     if average is None:
         return Average if op is None else op
     if op is not None:
@@ -67,7 +67,10 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Start to reduce tensors of one dtype that are announced together; a list of new ones."""
+    """Start to reduce tensors of one dtype, which are announced together.
+
+    ``synchronize`` returns a list of new tensors.
+    """
     options = (find_op(op, average), name, prescale_factor, postscale_factor, process_set)
     return _start_all(arrays.grouped_allreduce_async, tensors, *options)
 
@@ -89,7 +92,10 @@ def grouped_allreduce_async_(
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
-    """Start to put the ranks' rows one below the other; ranks may have different numbers."""
+    """Start to concatenate the tensors of all ranks along their first axis, in rank order.
+
+    Ranks may have different numbers of rows.
+    """
     return _start(arrays.allgather_async, tensor, name, process_set)
 
 
@@ -98,7 +104,7 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """``allgather_async`` of several tensors of one dtype; a list of results."""
+    """``allgather_async`` of tensors of one dtype; ``synchronize`` returns a list of results."""
     return _start_all(arrays.grouped_allgather_async, tensors, name, process_set)
 
 
@@ -108,7 +114,10 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Start to send the tensor of the global rank ``root_rank``; its value is a new tensor."""
+    """Start to send the tensor of the global rank ``root_rank`` to all ranks of the set.
+
+    ``synchronize`` returns a new tensor.
+    """
     return _start(arrays.broadcast_async, tensor, root_rank, name, process_set)
 
 
@@ -128,9 +137,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
-    """Start to send rows to each rank; the value is (rows from all ranks, their numbers).
+    """Start to send rows to each rank; see ``arrays.alltoall_async`` for the arguments.
 
-    See ``arrays.alltoall_async`` for what travels.
+    ``synchronize`` returns two tensors: the rows received, ordered by the rank that sent them, and
+    how many rows each rank sent.
     """
     array, dtype = to_host(tensor)
     wanted = splits.cpu() if isinstance(splits, torch.Tensor) else splits
@@ -153,8 +163,11 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[torch.Tensor]:
-    """Start to reduce a tensor; the value is this rank's rows, of which the first ranks may have
-    one more."""
+    """Start to reduce a tensor and to scatter the result.
+
+    ``synchronize`` returns this rank's rows. With n rows and s ranks, the first n % s ranks get one
+    row more.
+    """
     options = (op, name, prescale_factor, postscale_factor, process_set)
     return _start(arrays.reducescatter_async, tensor, *options)
 
@@ -167,7 +180,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[list[torch.Tensor]]:
-    """``reducescatter_async`` of several tensors of one dtype; a list of results."""
+    """``reducescatter_async`` of tensors of one dtype; ``synchronize`` returns a list."""
     options = (op, name, prescale_factor, postscale_factor, process_set)
     return _start_all(arrays.grouped_reducescatter_async, tensors, *options)
 

@@ -1,7 +1,8 @@
 """Gradients of the operations, by Horovod's conventions.
 
 Where an operation moves data, its gradient is the mean of the ranks' gradients, so that a loss
-which every rank has counts once. The gradient of a sum is the sum of the ranks' gradients.
+that every rank computes is counted only once. The gradient of a sum is the sum of the ranks'
+gradients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The gradients of an optimizer under way: when each is sent, and where its mean goes.
+"""When an optimizer's gradients are sent, and where the reduced gradients are stored.
 
-Whether it is sent as a dense or as a sparse one: ``layouts``.
+``gradient_layouts.py`` decides whether a gradient is sent as a dense or as a sparse tensor.
 
 Law: a gradient is sent once in a step, when the last of its backward passes has added to it, or in
 ``finish`` if none has: another rank may have one. From then to ``finish`` its memory belongs to the
@@ -25,16 +25,16 @@ from reducer_client.horovod.handles import Handle
 from reducer_client.horovod.process_sets import ProcessSet
 from reducer_client.horovod.requests import Average, ReduceOp
 from reducer_client.horovod.torch.compression import Compressor
-from reducer_client.horovod.torch.layouts import Layouts, laid_out
+from reducer_client.horovod.torch.gradient_layouts import Layouts, laid_out
 from reducer_client.horovod.torch.ops import allreduce_async_, grouped_allreduce_async_
 from reducer_client.horovod.torch.sparse import sparse_allreduce_async
 
 Bundle = tuple[torch.Tensor, ...]
-Landing = Callable[[], None]
+Finish = Callable[[], None]  # waits for a reduction and stores the gradient
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ReductionOptions:
     """How gradients are reduced; the arguments of ``DistributedOptimizer``."""
 
     compression: type[Compressor]
@@ -56,8 +56,9 @@ class Gradients:
     """Sends the gradients of parameters as backward passes make them.
 
     Args:
-        names: of the parameters; equal on all ranks.
-        bundles: parameters whose gradients are reduced as one; every parameter is in one bundle.
+        names: the name of each parameter; equal on all ranks.
+        bundles: the ``groups`` of `DistributedOptimizer`: parameters whose gradients are reduced as
+            one. Every parameter is in one bundle.
         passes: how many backward passes add to a gradient before it is sent.
     """
 
@@ -66,17 +67,17 @@ class Gradients:
         names: dict[torch.Tensor, str],
         bundles: Sequence[Bundle],
         passes: int,
-        exchange: Exchange,
+        options: ReductionOptions,
     ) -> None:
         self.passes = passes
         self._names = names
-        self._exchange = exchange
-        self._layouts = Layouts(names, exchange.process_set)
-        ranks = exchange.process_set
+        self._options = options
+        self._layouts = Layouts(names, options.process_set)
+        ranks = options.process_set
         self._takes_part = ranks.included() and len(ranks.ranks) > 1
         self._bundles: dict[torch.Tensor, Bundle] = {}
         self._done: dict[torch.Tensor, int] = {}  # passes since the last step
-        self._flights: dict[Bundle, list[Landing]] = {}
+        self._pending: dict[Bundle, list[Finish]] = {}
         self._hooks: dict[torch.Tensor, RemovableHandle] = {}
         self._end = weakref.finalize(self, _remove, self._hooks)
         self.add(bundles)
@@ -84,13 +85,13 @@ class Gradients:
     @property
     def under_way(self) -> bool:
         """Whether there was a backward pass since the last ``finish``."""
-        return bool(self._done or self._flights)
+        return bool(self._done or self._pending)
 
     def add(self, bundles: Sequence[Bundle]) -> None:
-        """Take in parameters that have names by now."""
+        """Add bundles of parameters, which must be in ``names`` already."""
         if self._takes_part:
             self._bundles.update((p, bundle) for bundle in bundles for p in bundle)
-            self._hook_those_that_learn()
+            self._hook_trainable()
 
     def finish(self) -> None:
         """Send what was not sent yet, and wait until every gradient is the reduced one.
@@ -109,24 +110,24 @@ class Gradients:
 
     def _finish(self) -> None:
         try:
-            if not self._exchange.sparse_as_dense:
+            if not self._options.sparse_as_dense:
                 self._layouts.agree(p for p in self._bundles if p.requires_grad)
             for bundle in dict.fromkeys(self._bundles.values()):
-                if bundle not in self._flights:
+                if bundle not in self._pending:
                     self._start(bundle)
-            errors = [_error_of(land) for land in chain.from_iterable(self._flights.values())]
+            errors = [_error_of(finish) for finish in chain.from_iterable(self._pending.values())]
         finally:
             self.forget()
-        self._hook_those_that_learn()
+        self._hook_trainable()
         for error in filter(None, errors):
             raise error
 
     def forget(self) -> None:
         """Begin a step as if nothing had been sent."""
         self._done.clear()
-        self._flights.clear()
+        self._pending.clear()
 
-    def _hook_those_that_learn(self) -> None:
+    def _hook_trainable(self) -> None:
         """torch refuses hooks of parameters that are frozen; those may learn from a later step."""
         accumulated = weakref.WeakMethod(self._accumulated)
 
@@ -150,67 +151,67 @@ class Gradients:
         self._done[parameter] = done + 1
         bundle = self._bundles[parameter]
         if done + 1 == self.passes and all(
-            self._done.get(p) == self.passes for p in _learning(bundle)
+            self._done.get(p) == self.passes for p in _trainable(bundle)
         ):
             self._start(bundle)
 
     def _start(self, bundle: Bundle) -> None:
-        members = _learning(bundle)
+        members = _trainable(bundle)
         gathered = [p for p in members if self._lay_out(p)]
         summed = [p for p in members if p not in set(gathered)]
-        self._flights[bundle] = [self._gather(p) for p in gathered]
+        self._pending[bundle] = [self._gather(p) for p in gathered]
         for dtype in dict.fromkeys(_grad(p).dtype for p in summed):
             alike = [p for p in summed if _grad(p).dtype == dtype]
-            self._flights[bundle].append(self._sum(alike, as_one=len(bundle) > 1))
+            self._pending[bundle].append(self._sum(alike, as_one=len(bundle) > 1))
 
     def _lay_out(self, parameter: torch.Tensor) -> bool:
         """Give the parameter a gradient in the agreed layout; returns whether that is sparse."""
-        dense = self._exchange.sparse_as_dense
+        dense = self._options.sparse_as_dense
         axes = 0 if dense else self._layouts.sparse_axes(parameter)
         parameter.grad = laid_out(parameter, axes)
         return axes > 0
 
-    def _gather(self, parameter: torch.Tensor) -> Landing:
-        rule = self._exchange
+    def _gather(self, parameter: torch.Tensor) -> Finish:
+        options = self._options
         name = self._names[parameter]
-        finish = sparse_allreduce_async(_grad(parameter), name, rule.op, rule.process_set)
+        finish = sparse_allreduce_async(_grad(parameter), name, options.op, options.process_set)
         return lambda: _store(parameter, finish())
 
-    def _sum(self, parameters: list[torch.Tensor], as_one: bool) -> Landing:
-        rule = self._exchange
+    def _sum(self, parameters: list[torch.Tensor], as_one: bool) -> Finish:
+        options = self._options
         grads = [_grad(p).to_dense() if _grad(p).is_sparse else _grad(p) for p in parameters]
-        sent, contexts = zip(*(rule.compression.compress(grad) for grad in grads), strict=True)
-        options: dict[str, Any] = {
+        sent, contexts = zip(*(options.compression.compress(grad) for grad in grads), strict=True)
+        arguments: dict[str, Any] = {
             "name": self._names[parameters[0]],
-            "op": rule.op,
-            "process_set": rule.process_set,
-            **rule.factors,
+            "op": options.op,
+            "process_set": options.process_set,
+            **options.factors,
         }
         handle: Handle[Any]
         if as_one:
-            handle = grouped_allreduce_async_(list(sent), **options)
+            handle = grouped_allreduce_async_(list(sent), **arguments)
         else:
-            handle = allreduce_async_(sent[0], **options)
+            handle = allreduce_async_(sent[0], **arguments)
 
-        def land() -> None:
+        def finish() -> None:
             found: Any = handle.wait()
             results = found if as_one else [found]
             for parameter, result, context in zip(parameters, results, contexts, strict=True):
-                _store(parameter, rule.compression.decompress(result, context))
+                _store(parameter, options.compression.decompress(result, context))
 
-        return land
+        return finish
 
 
-def _error_of(land: Landing) -> HorovodInternalError | None:
+def _error_of(finish: Finish) -> HorovodInternalError | None:
     """Wait, and return the error. After a failure, too, nothing may write to gradients later."""
     try:
-        land()
+        finish()
     except HorovodInternalError as error:
         return error
     return None
 
 
-def _learning(bundle: Bundle) -> list[torch.Tensor]:
+def _trainable(bundle: Bundle) -> list[torch.Tensor]:
     """The parameters that are not frozen; the same ones on all ranks."""
     return [parameter for parameter in bundle if parameter.requires_grad]
 

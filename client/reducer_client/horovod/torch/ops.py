@@ -61,8 +61,8 @@ __all__ = [
 ]
 
 
-class Compressor(Protocol):
-    """``Compression.none``, ``Compression.fp16``, or a compressor of the program."""
+class CompressorLike(Protocol):
+    """What ``compression`` may be: a member of ``Compression``, or a class with these methods."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]: ...
@@ -76,7 +76,7 @@ def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: Compressor | None = None,
+    compression: CompressorLike | None = None,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -102,7 +102,7 @@ def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    compression: Compressor | None = None,
+    compression: CompressorLike | None = None,
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -167,7 +167,7 @@ def alltoall(
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
-    compression: Compressor | None = None,
+    compression: CompressorLike | None = None,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -182,7 +182,7 @@ def reducescatter(
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
-    compression: Compressor | None = None,
+    compression: CompressorLike | None = None,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
@@ -200,12 +200,12 @@ def join(device: int = -1) -> int:
 
 def _compressed(
     function: type[autograd.AllReduce | autograd.ReduceScatter],
-    compression: Compressor | None,
+    compression: CompressorLike | None,
     tensors: Sequence[torch.Tensor],
     *options: object,
 ) -> list[torch.Tensor]:
     """Apply a reduction to the compressed tensors and decompress the results."""
-    compressor: Compressor = Compression.none if compression is None else compression
+    compressor: CompressorLike = Compression.none if compression is None else compression
     pairs = [compressor.compress(tensor) for tensor in tensors]
     reduced = function.apply(*options, *(sent for sent, _ in pairs))
     contexts = (context for _, context in pairs)

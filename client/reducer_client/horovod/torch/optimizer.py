@@ -14,7 +14,7 @@ from reducer_client.horovod import context
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Adasum, Average, ReduceOp
 from reducer_client.horovod.torch.compression import Compression, Compressor
-from reducer_client.horovod.torch.gradients import Bundle, Exchange, Gradients
+from reducer_client.horovod.torch.gradients import Bundle, Gradients, ReductionOptions
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
 Groups = int | Sequence[Sequence[torch.Tensor]]
@@ -47,16 +47,19 @@ def DistributedOptimizer(  # noqa: N802 - the name that programs written for Hor
 
     Args:
         named_parameters: ``model.named_parameters()``; the names must be unique, and equal on all
-            ranks. By default parameters are numbered, and so are the optimizers of each process
-            set: its ranks make them in one order.
-        compression: what gradients travel as.
+            ranks. Without names, parameters are numbered by their position and by the number of the
+            optimizer in the process set, so all ranks of the set must make their optimizers in the
+            same order.
+        compression: the compressor, which says in which dtype gradients are sent.
         backward_passes_per_step: how many backward passes add to the gradients before they are
             reduced. Their sum is reduced: divide the loss if you want a mean.
         op: Average or Sum.
-        gradient_predivide_factor: gradients are divided by it before the sum, and by the number of
-            ranks over it afterwards; only with Average.
-        groups: how many groups of gradients are reduced as one each, or lists of parameters that
-            are; a parameter in none of the lists is by itself.
+        gradient_predivide_factor: a factor f for Average. Gradients are divided by f before the
+            sum, and by size() / f after the sum. The mean is the same; a larger f keeps the sum of
+            large 16-bit gradients from overflowing.
+        groups: a number divides the parameters into so many groups; the gradients of each group are
+            reduced as one. Lists of parameters are groups themselves, and every other parameter is
+            a group of its own.
         num_groups: the old name of ``groups``.
         sparse_as_dense: sum sparse gradients as dense ones, instead of gathering the entries.
         process_set: the ranks that take part; the others' gradients are left alone.
@@ -89,7 +92,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that programs written for Hor
         names,
         bundles,
         backward_passes_per_step,
-        Exchange(compression, op, gradient_predivide_factor, sparse_as_dense, process_set),
+        ReductionOptions(compression, op, gradient_predivide_factor, sparse_as_dense, process_set),
     )
     made[process_set.process_set_id] += 1
     return _distributed(optimizer, number, names, gradients)
@@ -133,8 +136,9 @@ class _Distributed(torch.optim.Optimizer):
         """Wait for the gradients, then step.
 
         After ``synchronize`` without ``skip_synchronize`` it warns, and reduces gradients again
-        only if there was another backward pass. A repeated step would do so, too, so an interrupt
-        of the update ends Horovod as well.
+        only if there was another backward pass. A program that catches an interrupt of the update
+        and repeats the step would also reduce the gradients again, on this rank alone. Such an
+        interrupt therefore ends Horovod as well.
         """
         with self._gradients.end_on_interrupt():
             if not self._skips:
@@ -201,7 +205,7 @@ class _Distributed(torch.optim.Optimizer):
 
 
 def forget_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Set them to None, also the gradients of a distributed optimizer that are under way."""
+    """Set the optimizer's gradients to None, and forget those that are being reduced."""
     if isinstance(optimizer, _Distributed):
         optimizer._gradients.forget()
         optimizer._is_synchronized = False

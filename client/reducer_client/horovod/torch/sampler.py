@@ -16,8 +16,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     """Divides the unprocessed samples of an epoch among the ranks.
 
     ``TorchState`` saves the progress. Call ``record_batch`` after each batch, and ``set_epoch`` at
-    the end of each epoch. Every rank gets equally many samples; if the samples do not divide
-    evenly, some are used twice.
+    the end of each epoch. Every rank gets equally many samples. If the samples do not divide
+    evenly, the first samples are repeated.
 
     Args:
         dataset: a data set whose length does not change.
@@ -40,7 +40,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """This rank has processed its batch, and each other rank has processed its own."""
+        """Record that every rank has processed a batch of ``batch_size`` samples.
+
+        ``batch_idx`` is not used.
+        """
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:

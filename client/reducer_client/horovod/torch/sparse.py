@@ -26,12 +26,13 @@ def sparse_allreduce_async(
         op: Average or Sum, else ValueError.
 
     Returns:
-        What waits for the result, a COO tensor that is not coalesced, when it is called; once. It
-        raises HorovodInternalError where shapes or sparse dimensions differ, on all ranks.
+        A function that waits for the result and returns it, a COO tensor that is not coalesced.
+        Call the function once. The call raises HorovodInternalError on all ranks if shapes or
+        sparse dimensions differ.
     """
     if op not in (Average, Sum):
         raise ValueError(f"sparse all-reduce {name!r}: expected op Average or Sum, got {op!r}")
-    # The gathering goes along the first axis, and so must the entries.
+    # An all-gather concatenates along the first axis, so this must be the axis of the entries.
     indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
     values = allgather_async(tensor._values(), f"{name}.values", process_set)
     shape = torch.tensor([[rank(), tensor.sparse_dim(), *tensor.shape]], device="cpu")

@@ -24,12 +24,11 @@ class State:
 
     Args:
         bcast_object: ``f(obj, root_rank)`` that returns the root's object on all ranks.
-        get_rank: the rank of this worker.
+        get_rank: not used; accepted because states written for Horovod pass it.
     """
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
-        self._rank = get_rank
         self._reset_callbacks: list[Callable[[], object]] = []
         self._commits = 0
 
@@ -114,47 +113,49 @@ class TorchState(ObjectState):
         **kwargs: Any,
     ) -> None:
         values = {"model": model, "optimizer": optimizer, **kwargs}
-        self._keepers = {name: _Keeper(v) for name, v in values.items() if isinstance(v, _Kept)}
-        for name in self._keepers:
+        self._copies = {
+            name: _StateCopy(v) for name, v in values.items() if isinstance(v, _Stateful)
+        }
+        for name in self._copies:
             super().__setattr__(name, values.pop(name))
         super().__init__(broadcast_object, rank, **values)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__.get("_keepers", ()):
-            self._keepers[name] = _Keeper(value)
+        if name in self.__dict__.get("_copies", ()):
+            self._copies[name] = _StateCopy(value)
         super().__setattr__(name, value)
 
     def save(self) -> None:
-        for keeper in self._keepers.values():
-            keeper.save()
+        for copy_ in self._copies.values():
+            copy_.save()
         super().save()
 
     def restore(self) -> None:
-        for keeper in self._keepers.values():
-            keeper.restore()
+        for copy_ in self._copies.values():
+            copy_.restore()
         super().restore()
 
     def receive(self, root: int) -> None:
-        for keeper in self._keepers.values():
-            keeper.receive(root)
+        for copy_ in self._copies.values():
+            copy_.receive(root)
         super().receive(root)
 
     def reset(self) -> None:
-        for keeper in self._keepers.values():
-            keeper.reset()
+        for copy_ in self._copies.values():
+            copy_.reset()
 
 
 @runtime_checkable
-class _Kept(Protocol):
+class _Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
-class _Keeper:
+class _StateCopy:
     """A copy of the state of one object."""
 
-    def __init__(self, value: _Kept) -> None:
+    def __init__(self, value: _Stateful) -> None:
         self._value = value
         self.save()
 

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks."""
+"""Batch normalization over the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ class SyncBatchNorm(_BatchNorm):
         mean = totals[:-1] / count
         centred = wide - _along(mean, input)
         variance = allreduce(centred.square().sum(axes), op=Sum) / count
-        self._follow(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
+        self._update_running_stats(
+            mean.detach(), variance.detach() * count / (count - 1).clamp(min=1)
+        )
         normal = centred * _along(torch.rsqrt(variance + self.eps), input)
         if self.affine:
             normal = normal * _along(self.weight, input) + _along(self.bias, input)
         return normal.to(input.dtype)
 
-    def _follow(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    def _update_running_stats(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         """Update the running statistics; ``variance`` is the unbiased one."""
         if not self.training or not self.track_running_stats:
             return

@@ -36,9 +36,9 @@ from torch._C._distributed_c10d import (
 
 from reducer_client.group import Group
 from reducer_client.torch.backend.collective import collective, untraced
+from reducer_client.torch.backend.ddp_patches import hand_over_lasting_works, take_python_hooks
 from reducer_client.torch.backend.delegate import DelegatingGroup
 from reducer_client.torch.backend.forming import Formation, form_hierarchy
-from reducer_client.torch.backend.handover import hand_over_lasting_works, take_python_hooks
 from reducer_client.torch.backend.inner_groups import InnerGroups
 from reducer_client.torch.backend.options import Options
 from reducer_client.torch.backend.overloads import (

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.torch.calls.group_calls import GroupCalls
-from reducer_client.torch.calls.name_scopes import main_prefix
+from reducer_client.torch.calls.key_scopes import main_prefix
 from reducer_client.torch.calls.works import CallWork, Handle
 from reducer_client.torch.hierarchy.hierarchy import Hierarchy
 from reducer_client.torch.tensors.host import check_reducible, reducible, scaled

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from reducer_client.torch.calls.callbacks import CallbackThreads
-from reducer_client.torch.calls.name_scopes import Scope, entered
+from reducer_client.torch.calls.key_scopes import Scope, entered
 
 Context = Callable[[], AbstractContextManager[Any]]
 Callback = Callable[["CallFuture"], Any]

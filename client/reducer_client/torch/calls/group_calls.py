@@ -14,7 +14,7 @@ from reducer_client.errors import ReducerError, RoundTimeoutError
 from reducer_client.group import Group
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.torch.calls.callbacks import CallbackThreads
-from reducer_client.torch.calls.name_scopes import MainScope, Scope
+from reducer_client.torch.calls.key_scopes import MainScope, Scope
 from reducer_client.torch.calls.single_rank import Done, SingleRankGroup
 from reducer_client.torch.calls.tasks import Task
 from reducer_client.torch.calls.works import CallWork, EndGroup, Handle, OnDone, Receipt
@@ -164,7 +164,10 @@ class GroupCalls:
         return self._make(start, asynchronous=False)
 
     def start_waiting(self, run: Callable[[], None], outputs: Sequence[torch.Tensor]) -> CallWork:
-        """Start a function that only waits, on any ranks. Barriers do not wait for it."""
+        """Start a function that waits and makes no call of this group.
+
+        A rank may start the function alone. Barriers do not wait for it.
+        """
         scope = Scope("waiting")
         work = CallWork(outputs, scope, self._threads)
         return work.start_notified(self._beginning(run, scope), lambda: None)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from reducer_client.errors import RoundTimeoutError
-from reducer_client.torch.calls.name_scopes import Scope, entered
+from reducer_client.torch.calls.key_scopes import Scope, entered
 from reducer_client.torch.calls.works import OnDone
 
 

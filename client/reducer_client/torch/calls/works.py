@@ -14,7 +14,7 @@ import torch.distributed as dist
 from reducer_client.errors import RoundTimeoutError
 from reducer_client.torch.calls.callbacks import CallbackThreads
 from reducer_client.torch.calls.futures import CallFuture, Context
-from reducer_client.torch.calls.name_scopes import Scope
+from reducer_client.torch.calls.key_scopes import Scope
 from reducer_client.torch.hierarchy.all_reduce import AllReduce
 
 

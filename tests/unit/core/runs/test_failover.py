@@ -200,7 +200,7 @@ def test_who_is_back_is_told_what_is_stable_and_who_is_absent() -> None:
 
 
 def test_what_was_missed_is_told_in_parts_that_others_can_wait_for() -> None:
-    """Regression: one HELLO blocked a lane for seconds if its job had many keys and verdicts."""
+    """Regression: one HELLO blocked a lane for seconds if its job had many keys and mismatches."""
     lane = SimLane(records=8 << 20, budget=1 << 40)
     workers = join_all(lane, 2)
     for worker in workers:

@@ -50,7 +50,7 @@ class Worker(Sink):
 
 
 async def behind() -> tuple[LaneShell, Worker]:
-    """A shell, and a reconnected worker that has missed VERDICTS verdicts."""
+    """A shell, and a reconnected worker that has missed VERDICTS mismatches."""
     shell = LaneShell(bare_lane(4 << 20), KERNELS, BufferPool(BUDGET), 10.0)
     first, _ = Worker(shell, 0), Worker(shell, 1)
     cause = messages.Abandon(int(ErrorCode.TIMEOUT), "no more")

@@ -12,7 +12,7 @@ from reducer_client.dtypes import Op
 
 
 @dataclass(frozen=True)
-class LocalWork:
+class SingleRankWork:
     """A work that is done at once."""
 
     result: Array
@@ -21,7 +21,7 @@ class LocalWork:
         return self.result
 
 
-class LocalGroup:
+class SingleRankGroup:
     """The part of ``reducer_client.Group`` that the Horovod layer uses, for one rank."""
 
     rank = 0
@@ -37,7 +37,7 @@ class LocalGroup:
         out: Array | None = None,
         *,
         dtype: str | None = None,
-    ) -> LocalWork:
+    ) -> SingleRankWork:
         return _copied(array, out)
 
     def reduce_scatter(
@@ -48,17 +48,17 @@ class LocalGroup:
         out: Array | None = None,
         *,
         dtype: str | None = None,
-    ) -> LocalWork:
+    ) -> SingleRankWork:
         return _copied(array, out)
 
     def broadcast(
         self, array: Array, root: int = 0, key: str | None = None, out: Array | None = None
-    ) -> LocalWork:
+    ) -> SingleRankWork:
         return _copied(array, out)
 
     def all_gather(
         self, array: Array, key: str | None = None, out: Array | None = None
-    ) -> LocalWork:
+    ) -> SingleRankWork:
         return _copied(array[np.newaxis], out)
 
     def stats(self, timeout: float = 5.0) -> dict[str, Any]:
@@ -69,8 +69,8 @@ class LocalGroup:
     def abort(self) -> None: ...
 
 
-def _copied(array: Array, out: Array | None) -> LocalWork:
+def _copied(array: Array, out: Array | None) -> SingleRankWork:
     if out is None:
-        return LocalWork(array.copy())
+        return SingleRankWork(array.copy())
     np.copyto(out, array)
-    return LocalWork(out)
+    return SingleRankWork(out)

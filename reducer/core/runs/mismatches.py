@@ -18,7 +18,7 @@ from reducer.wire.codes import ErrorCode
 from reducer.wire.header import Header
 
 
-class Verdicts:
+class Mismatches:
     """Voids rounds, and judges those whose chunk 0 this lane owns.
 
     Law: the owner of chunk 0 judges, one text goes to all ranks, and nothing is summed. Every
@@ -62,8 +62,8 @@ class Verdicts:
             return
         if not round_.collect(rank, Descriptor(header)):
             return
-        assert round_.verdict is not None
-        text = mismatch_text(round_, round_.verdict)
+        assert round_.collected is not None
+        text = mismatch_text(round_, round_.collected)
         round_.refuse(messages.Refused(int(ErrorCode.MISMATCH), text))
         self.refused += 1
         out.append(self._refuse(round_, range(self._terms.world_size)))

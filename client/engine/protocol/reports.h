@@ -11,7 +11,7 @@
 
 namespace ors {
 
-class StallReports {
+class Reports {
  public:
   void add(const std::vector<StalledRound>& rounds, uint32_t world_size, double now);
   void push(std::string line);

@@ -1,4 +1,4 @@
-#include "protocol/stall.h"
+#include "protocol/reports.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -35,7 +35,7 @@ std::vector<uint32_t> present(const StalledRound& round, uint32_t world_size) {
 
 }  // namespace
 
-void StallReports::add(const std::vector<StalledRound>& rounds, uint32_t world_size, double now) {
+void Reports::add(const std::vector<StalledRound>& rounds, uint32_t world_size, double now) {
   for (auto it = seen_.begin(); it != seen_.end();) {
     it = now - it->second.at > kForgetAfter ? seen_.erase(it) : std::next(it);
   }
@@ -61,7 +61,7 @@ void StallReports::add(const std::vector<StalledRound>& rounds, uint32_t world_s
 
 // Describes rounds that wait for each other: rank a waits for rank b in one key, and b for a in
 // another. Empty if there are none.
-std::string StallReports::who_waits_for_whom(uint32_t world_size) const {
+std::string Reports::who_waits_for_whom(uint32_t world_size) const {
   std::set<uint32_t> waiting;
   std::set<uint32_t> awaited;
   for (const auto& [name, seen] : seen_) {
@@ -87,12 +87,12 @@ std::string StallReports::who_waits_for_whom(uint32_t world_size) const {
   return text;
 }
 
-void StallReports::push(std::string line) {
+void Reports::push(std::string line) {
   if (lines_.size() >= kMaxLines) lines_.pop_front();
   lines_.push_back(std::move(line));
 }
 
-std::vector<std::string> StallReports::take() {
+std::vector<std::string> Reports::take() {
   std::vector<std::string> lines(lines_.begin(), lines_.end());
   lines_.clear();
   return lines;

@@ -1,4 +1,4 @@
-"""CLUSTER_SPEC (Vertex) and TF_CONFIG: JSON with the addresses of all replicas and the own task.
+"""CLUSTER_SPEC (Vertex) and TF_CONFIG: JSON with the addresses of all replicas and this one's task.
 
     {"cluster": {"workerpool0": ["a:2222"], "workerpool2": ["b:2222"]},
      "task": {"type": "workerpool0", "index": 0, "trial": "1"}, "environment": "cloud", "job": {}}

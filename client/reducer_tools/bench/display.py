@@ -11,7 +11,7 @@ from reducer_tools.bench.table import Table, end_json, facts_json, row_json
 from reducer_tools.bench.verdict import Rates, Verdict, judge
 
 
-class Show:
+class Display:
     """Prints the events of one measurement, in order; ``end`` prints the footer."""
 
     def __init__(self, out: TextIO, progress: Progress, rates: Rates, as_json: bool) -> None:

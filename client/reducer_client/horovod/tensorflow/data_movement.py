@@ -1,7 +1,6 @@
 """The operations that move tensors, with Horovod's derivatives.
 
-A gradient is a mean over the ranks, so that a loss which every rank has is not counted once for
-each.
+A gradient is a mean over the ranks, so that a loss that every rank computes is counted only once.
 """
 
 from __future__ import annotations
@@ -24,7 +23,10 @@ from reducer_client.tensorflow import with_derivative
 def allgather(
     tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The ranks' tensors put together along the first axis, which may differ between them."""
+    """The tensors of all ranks, concatenated along their first axis in rank order.
+
+    Ranks may have different numbers of rows.
+    """
 
     def gather(array: Array) -> list[Array]:
         return [arrays.allgather(array, name, process_set)]
@@ -75,10 +77,11 @@ def alltoall(
     """Rows from all ranks; ``splits[r]`` rows of this rank's tensor go to rank r of the set.
 
     Args:
-        splits: integers, all rows in sum; by default equal parts.
+        splits: how many rows go to each rank, integers whose sum is the number of rows. By default
+            equal parts.
 
     Returns:
-        The rows by rank and, only where ``splits`` is given, how many came from each.
+        The rows by rank and, only if ``splits`` is given, how many rows came from each rank.
     """
     sizes = [] if splits is None else [tf.convert_to_tensor(splits)]
 
@@ -119,7 +122,10 @@ def _gather(
 def _exchanged(
     call: Callable[[Any], list[Any]], given: Any, process_set: ProcessSet
 ) -> tuple[Any, Any]:
-    """Rows and their numbers; back go gradients by the numbers that came."""
+    """Run ``call``, which returns rows and how many rows came from each rank.
+
+    The derivative sends the gradient of each row back to the rank that sent the row.
+    """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types here
     def differentiable(tensor: Any) -> tuple[Any, Any]:
@@ -135,5 +141,5 @@ def _exchanged(
 
 
 def any_rows(shape: Any) -> Any:
-    """The shape with another number of rows, which is not known."""
+    """The shape with an unknown number of rows."""
     return tf.TensorShape([None]).concatenate(shape[1:])

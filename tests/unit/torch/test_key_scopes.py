@@ -14,9 +14,9 @@ import torch  # only where it is installed
 
 from reducer_client.errors import ReducerError, RoundTimeoutError
 from reducer_client.torch.backend.reduction import HierarchicalReduction
-from reducer_client.torch.calls import name_scopes
+from reducer_client.torch.calls import key_scopes
 from reducer_client.torch.calls.group_calls import GroupCalls
-from reducer_client.torch.calls.name_scopes import MainScope, Scope, entered, main_prefix
+from reducer_client.torch.calls.key_scopes import MainScope, Scope, entered, main_prefix
 from reducer_client.torch.calls.single_rank import SingleRankGroup
 from reducer_client.torch.tensors.packing import Packing
 
@@ -83,7 +83,7 @@ def test_a_process_group_counts_no_call_that_was_refused() -> None:
 
 def _two_of_one_name(monkeypatch: pytest.MonkeyPatch, patience: float = 20) -> tuple[Scope, Scope]:
     """The callback scopes of two calls with one name; the earlier callback still runs."""
-    monkeypatch.setattr(name_scopes, "_NAMES", 2)
+    monkeypatch.setattr(key_scopes, "_NAMES", 2)
     scope = MainScope("0", 2, patience)
     first, _, third = (_next(scope)[1].branch(1) for _ in range(3))
     first.begin()
