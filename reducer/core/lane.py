@@ -137,6 +137,11 @@ class Lane:
         return not (self._roster.runs or self._roster.forming or len(self._roster.ended))
 
     @property
+    def room_for_chunks(self) -> int:
+        """Bytes of the lane's memory that no run has reserved for anything but chunks."""
+        return self._roster.budget.left_for_chunks
+
+    @property
     def runs_ended(self) -> int:
         """How many runs have ended so far."""
         return self._endings.runs_ended

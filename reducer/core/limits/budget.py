@@ -80,6 +80,10 @@ class RankLimits:
         """The part of `reserve` that is for records."""
         return (world_size + SHARES_BESIDE_RANKS) * self.records
 
+    def room_for_chunks(self, world_size: int) -> int:
+        """The part of `reserve` that is for the chunks of contributions and results."""
+        return (world_size + SHARES_BESIDE_RANKS) * self.unanswered
+
 
 def _headers(limit: int) -> int:
     """Room for headers of results: 128 bytes for each MIN_COST of `limit`; a header has 80."""
@@ -104,12 +108,14 @@ def _limit(share: int, records: int, frames: int) -> int:
 class Budget:
     """The memory of one lane, which runs reserve.
 
-    `job_total` limits the memory of each job; 0: no limit but `total`.
+    `job_total` limits the memory of each job; 0: no limit but `total`. `reserved_for_chunks` is the
+    part of `reserved` that is for chunks.
     """
 
     def __init__(self, total: int, credit: int, job_total: int = 0, records: int = 0) -> None:
         self.total = total
         self.reserved = 0
+        self.reserved_for_chunks = 0
         self._credit = credit
         self._records = records
         self._job_total = job_total
@@ -150,20 +156,28 @@ class Budget:
             text += f"{free:,} of {self.total:,} are free: raise --memory, "
             raise QuotaError(text + "start more reducers, or use smaller chunks")
         limits = RankLimits(credit, grant, largest, records, frames)
-        self._add(job, limits.reserve(world_size))
+        self._add(job, limits.reserve(world_size), limits.room_for_chunks(world_size))
         return limits
 
+    @property
+    def left_for_chunks(self) -> int:
+        """Bytes of `total` that no run has reserved for anything but chunks."""
+        return self.total - (self.reserved - self.reserved_for_chunks)
+
     def close(self, job: str, limits: RankLimits, world_size: int) -> None:
-        self.give(job, limits.reserve(world_size))
+        self.give(job, limits.reserve(world_size), limits.room_for_chunks(world_size))
 
-    def give(self, job: str, size: int) -> None:
-        """Give back `size` bytes that runs of the job have reserved."""
-        self._add(job, -size)
+    def give(self, job: str, size: int, for_chunks: int = 0) -> None:
+        """Give back `size` bytes that runs of the job have reserved, `for_chunks` of them for
+        chunks.
+        """
+        self._add(job, -size, -for_chunks)
 
-    def _add(self, job: str, size: int) -> None:
+    def _add(self, job: str, size: int, for_chunks: int) -> None:
         of_job, reserved = self._reserved_by.get(job, 0) + size, self.reserved + size
         if of_job:
             self._reserved_by[job] = of_job  # first: if this raises, nothing has changed
         else:
             self._reserved_by.pop(job, None)
         self.reserved = reserved
+        self.reserved_for_chunks += for_chunks

@@ -147,15 +147,18 @@ def fault_text(error: Exception) -> str:
 class Ended:
     """The members of an ended run; `room` is the memory that the run still reserves.
 
-    While `is_dropped` is False, the run has buffers: an allocation has failed.
+    `room_for_chunks` is the part of `room` that is for chunks. While `is_dropped` is False, the run
+    has buffers: an allocation has failed.
     """
 
-    __slots__ = ("is_dropped", "members", "room")
+    __slots__ = ("is_dropped", "members", "room", "room_for_chunks")
 
     def __init__(self, members: Members) -> None:
         self.members = members
         self.is_dropped = False
-        self.room = members.run.accounts.limits.reserve(members.run.world_size)
+        limits, world_size = members.run.accounts.limits, members.run.world_size
+        self.room = limits.reserve(world_size)
+        self.room_for_chunks = limits.room_for_chunks(world_size)
 
 
 class EndedRuns:
@@ -250,8 +253,8 @@ class EndedRuns:
             return
         run = ended.members.run
         room = 0 if run.idle.is_clean else run.records.used
-        self._budget.give(run.name, ended.room - room)
-        ended.room = room
+        self._budget.give(run.name, ended.room - room, ended.room_for_chunks)
+        ended.room, ended.room_for_chunks = room, 0
         if not room:
             del self._runs[run.number]
 

@@ -19,8 +19,10 @@ _ALIGN: Final = 64  # a cache line, and the width of an AVX-512 register
 SMALLEST: Final = 4096
 # After this many seconds without a buffer in use, the memory goes back to the system.
 IDLE_SECONDS: Final = 10.0
-# Bytes that a tick gives back: 3 ms if these are the smallest buffers.
-TRIMMED_AT_ONCE: Final = 8 << 20
+# How much a tick gives back, in bytes: 3 ms. Each buffer counts as so many bytes more than it has:
+# its own cost is 1 us, while the pages of a MiB take 40 us.
+TRIMMED_AT_ONCE: Final = 64 << 20
+BUFFER_COST: Final = 24 << 10
 # How many unsent buffers a tick looks at, shared equally by the sizes; the others follow at the
 # next ticks. A `take` looks at fewer, of its own size only.
 LOOKED_AT: Final = 2_000
@@ -82,8 +84,9 @@ class BufferPool:
     """Buffers by size class; ``limit`` bounds the bytes in use, unsent and cached together.
 
     `take` never fails because of the limit: the core has reserved room for every byte. Near the
-    limit only the cache shrinks. If the system has no memory, MemoryError is raised and nothing is
-    counted.
+    limit only the cache shrinks. The limit falls when a run reserves memory for its records; ticks
+    then shrink the cache in parts. If the system has no memory, MemoryError is raised and nothing
+    is counted.
     """
 
     def __init__(self, limit: int) -> None:
@@ -124,8 +127,8 @@ class BufferPool:
         if self.out_bytes + self._unsent_bytes + wanted > self._limit:
             self._look_at_all()
         left = self._limit - self.out_bytes - self._unsent_bytes - wanted
-        if self.cached_bytes > left:
-            self._trim(max(0, left))
+        if self.cached_bytes > left:  # after a fall of the limit no more than `wanted` at once
+            self._trim(max(0, left, self.cached_bytes - wanted))
         store = self._stores.get(wanted)
         if store is None:
             store = self._stores[wanted] = Store(_slot_size(wanted))
@@ -146,13 +149,17 @@ class BufferPool:
         else:
             self._cache(buffer)
 
-    def tick(self, now: float) -> None:
-        """Collect buffers that have been sent; return memory to the system when idle."""
+    def tick(self, now: float, limit: int) -> None:
+        """Collect buffers that have been sent. Above ``limit``, and when idle, return memory to
+        the system.
+        """
+        self._limit = limit
         self._look_at_all()
         if self.out:
             self._last_out = now
-        elif self.cached_bytes and now - self._last_out > IDLE_SECONDS:
-            self._trim(max(0, self.cached_bytes - TRIMMED_AT_ONCE))
+        is_idle = now - self._last_out > IDLE_SECONDS
+        target = 0 if is_idle else max(0, limit - self.out_bytes - self._unsent_bytes)
+        self._trim(target, TRIMMED_AT_ONCE)
 
     def _look_at_all(self) -> None:
         if self._unsent:
@@ -183,12 +190,19 @@ class BufferPool:
         self._free.setdefault(buffer.size_class, []).append(buffer)
         self.cached_bytes += buffer.size_class
 
-    def _trim(self, target: int) -> None:
-        """Drop cached buffers, the largest first, until at most ``target`` bytes are cached."""
+    def _trim(self, target: int, most: int | None = None) -> None:
+        """Drop cached buffers, the largest first, until at most ``target`` bytes are cached.
+
+        ``most``: what the dropped buffers may cost; without it there is no such limit.
+        """
+        if self.cached_bytes <= target:
+            return
+        cost = 0
         for wanted in sorted(self._free, reverse=True):
             stack = self._free[wanted]
-            while stack and self.cached_bytes > target:
+            while stack and self.cached_bytes > target and (most is None or cost < most):
                 stack.pop().discard()
                 self.cached_bytes -= wanted
+                cost += wanted + BUFFER_COST
             if not stack:
                 del self._free[wanted]

@@ -403,7 +403,7 @@ class LaneShell(Owner):
             self._next_flush = None
         self._flush_on()
         self.turns.go_on()
-        self._pool.tick(now)
+        self._pool.tick(now, self._lane.room_for_chunks)
 
     def _watch(self, connection: Connection, now: float) -> None:
         """Tell the core that the session has sent bytes; cut off a worker that does not read."""

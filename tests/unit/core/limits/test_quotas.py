@@ -165,6 +165,25 @@ def test_the_least_that_a_run_can_work_with_may_be_all_that_is_free() -> None:
     assert f"0 of {budget:,} are free: raise --memory" in text
 
 
+def test_chunks_have_no_room_that_a_run_has_reserved_for_its_records() -> None:
+    """Regression: cached buffers filled --memory, and records came on top: 1.4 times --memory."""
+    lane = SimLane(budget=1 << 30, records=1 << 20)
+    core = lane.core
+    assert core.room_for_chunks == 1 << 30
+    (worker,) = join_all(lane, 1)
+    (members,) = core._roster.runs.values()
+    limits = members.run.accounts.limits
+    beside = (1 + SHARES_BESIDE_RANKS) * (
+        share_of(limits.unanswered, limits.records, limits.frames) - limits.unanswered
+    )
+    assert limits.records == 1 << 20 and core.room_for_chunks == (1 << 30) - beside
+    worker.bye()
+    worker.session.lose()
+    for _ in range(20):
+        lane.tick(0.05)
+    assert not lane.snapshot()["reserved_bytes"] and core.room_for_chunks == 1 << 30
+
+
 def test_what_a_rank_does_not_read_and_what_it_sends_have_room_that_is_reserved() -> None:
     """Regression: an incomplete frame took 64 KiB a rank that were not reserved."""
     lane = SimLane(budget=(1 + SHARES_BESIDE_RANKS) * share_of(2 * 4_096), credit=CREDIT)

@@ -9,7 +9,13 @@ import random
 
 import pytest
 
-from reducer.server.data.buffers import IDLE_SECONDS, LOOKED_AT, BufferPool, size_class
+from reducer.server.data.buffers import (
+    IDLE_SECONDS,
+    LOOKED_AT,
+    TRIMMED_AT_ONCE,
+    BufferPool,
+    size_class,
+)
 from reducer.server.data.slots import Store
 from reducer.wire.errors import InternalError
 from reducer.wire.header import HEADER_SIZE
@@ -69,9 +75,9 @@ def test_a_tick_looks_at_a_part_of_what_is_not_sent() -> None:
     for buffer in buffers:
         pool.give_back(buffer)
     shares.clear()
-    pool.tick(0.0)
+    pool.tick(0.0, 1 << 30)
     assert pool.unsent == 10
-    pool.tick(0.1)
+    pool.tick(0.1, 1 << 30)
     assert not pool.unsent
 
 
@@ -110,10 +116,10 @@ def test_memory_that_is_still_sent_is_not_reused() -> None:
     pool.give_back(buffer)
     assert pool.unsent == 1
     assert pool.take(4096) is not buffer
-    pool.tick(0.0)
+    pool.tick(0.0, 1 << 30)
     assert pool.unsent == 1
     del unsent
-    pool.tick(0.1)
+    pool.tick(0.1, 1 << 30)
     assert pool.unsent == 0
     assert pool.take(4096) is buffer
 
@@ -134,6 +140,28 @@ def test_taking_never_fails_over_the_limit() -> None:
     for buffer in held:
         pool.give_back(buffer)
     assert pool.cached_bytes <= 4096
+
+
+def test_a_fall_of_the_limit_shrinks_the_cache_in_parts() -> None:
+    """Regression: buffers filled all of --memory, and records came on top: 1.4 times --memory."""
+    limit = 256 << 20
+    pool = BufferPool(limit)
+    for buffer in [pool.take(1 << 20) for _ in range(256)]:
+        pool.give_back(buffer)
+    pool.tick(0.0, limit)
+    assert pool.cached_bytes == limit
+    kept = pool.take(1 << 20)  # so that the pool is not idle
+    pool.tick(0.1, limit // 2)
+    assert limit - TRIMMED_AT_ONCE - (1 << 20) <= pool.cached_bytes + pool.out_bytes < limit
+    before = pool.cached_bytes + pool.out_bytes
+    other = pool.take(3 << 20)  # a size that is not cached
+    assert before - (4 << 20) <= pool.cached_bytes + pool.out_bytes <= before
+    for _ in range(256 // (TRIMMED_AT_ONCE >> 20)):
+        pool.tick(0.2, limit // 2)
+    assert pool.cached_bytes + pool.out_bytes <= limit // 2
+    pool.give_back(kept)
+    pool.give_back(other)
+    assert pool.cached_bytes + pool.out_bytes <= limit // 2
 
 
 @pytest.mark.parametrize("size", [20_000, 100_000, 600_000])
@@ -172,11 +200,11 @@ def test_slots_that_share_a_page_keep_what_is_in_them() -> None:
 def test_an_idle_pool_returns_its_memory() -> None:
     pool = BufferPool(1 << 20)
     buffer = pool.take(4096)
-    pool.tick(1_000.0)
+    pool.tick(1_000.0, 1 << 20)
     pool.give_back(buffer)
-    pool.tick(1_000.0 + IDLE_SECONDS / 2)
+    pool.tick(1_000.0 + IDLE_SECONDS / 2, 1 << 20)
     assert pool.cached_bytes
-    pool.tick(1_000.1 + IDLE_SECONDS)
+    pool.tick(1_000.1 + IDLE_SECONDS, 1 << 20)
     assert not pool.cached_bytes
 
 
