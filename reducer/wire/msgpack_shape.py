@@ -17,6 +17,11 @@ _SCALARS: Final = {
     0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
     0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
 }  # fmt: skip
+# By type byte: the size of the value that follows a number, true, false or null; else _OTHER.
+_OTHER: Final = 0xFF
+_WIDTHS: Final = tuple(
+    0 if kind <= 0x7F or kind >= 0xE0 else _SCALARS.get(kind, _OTHER) for kind in range(256)
+)
 _LENGTHS: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 _ARRAYS: Final = {0xDC: 2, 0xDD: 4}
 _MAPS: Final = {0xDE: 2, 0xDF: 4}
@@ -40,6 +45,12 @@ def check_shape(data: Buffer, max_depth: int, max_items: int, max_values: int) -
             continue
         if len(waiting) == 2:
             places.append(at)
+        else:  # a list by slot has thousands of numbers
+            at, count = _skip_numbers(data, at, min(waiting[-1], max_values - seen))
+            waiting[-1] -= count
+            seen += count
+            if count:
+                continue
         waiting[-1] -= 1
         seen += 1
         if seen > max_values:
@@ -60,6 +71,15 @@ def check_shape(data: Buffer, max_depth: int, max_items: int, max_values: int) -
 def is_map(data: Buffer) -> bool:
     """Whether the value that begins `data` is a map."""
     return len(data) > 0 and (0x80 <= data[0] <= 0x8F or data[0] in _MAPS)
+
+
+def _skip_numbers(data: Buffer, at: int, most: int) -> tuple[int, int]:
+    """Skip numbers, true, false and null, `most` at most. Returns the next offset and the count."""
+    end, count = len(data), 0
+    while count < most and at < end and (width := _WIDTHS[data[at]]) != _OTHER:
+        at += 1 + width
+        count += 1
+    return _skip(data, at, 0), count
 
 
 def _step(data: Buffer, at: int) -> tuple[int, int, int]:

@@ -121,6 +121,8 @@ def test_a_busy_round_finishes_before_the_drain_ends() -> None:
         for _ in range(3):
             first.poll(1.0)  # heartbeats keep coming from the lane
         assert daemon.process.poll() is None
+        pages = ("/", "/api/status", "/api/stats", "/metrics", "/healthz")
+        assert [daemon.get(page)[0] for page in pages] == [200] * len(pages)
         second.contribute("k", 0, values)
         for worker in (first, second):
             assert worker.collect("k", 0, plan, values) == (2 * values).tobytes()

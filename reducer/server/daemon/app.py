@@ -82,6 +82,7 @@ class Server:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._listeners: list[socket.socket] = []
+        self._port = 0
         self._lanes = LaneGroup(options, key)
         self._acceptor: Acceptor
         self._admin: Admin
@@ -99,6 +100,7 @@ class Server:
             )
             if self._options.local_socket and self._options.mode != "tls":
                 self._listeners += listen_local(self._listeners)
+            self._port = self._listeners[0].getsockname()[1]  # a drain closes them
             self._admin = self._make_admin()
         except ListenError as error:
             for listener in self._listeners:
@@ -214,11 +216,10 @@ class Server:
         self._serves = True
         self._started_at = time.time()
         admin_port = self._admin.port
-        port = self._listeners[0].getsockname()[1]
         line = {
             "event": "ready",
             "host": self._options.host,
-            "port": port,
+            "port": self._port,
             "metrics_port": admin_port,
             "pid": os.getpid(),
             "lanes": self._options.lane_count,
@@ -228,7 +229,7 @@ class Server:
             "reducer %s on %s:%d, %d lanes, %s of memory, mode %s, metrics on port %d",
             __version__,
             self._options.host,
-            port,
+            self._port,
             self._options.lane_count,
             units.format_size(self._options.memory),
             line["mode"],
@@ -277,10 +278,9 @@ class Server:
         return await asyncio.to_thread(_status_page)
 
     async def _status_numbers(self) -> Answer:
-        port = self._listeners[0].getsockname()[1]
-        address = f"{self._options.host}:{port}"
+        address = f"{self._options.host}:{self._port}"
         snapshot = await self._snapshot()
-        return await asyncio.to_thread(_status_numbers, address, port, snapshot)
+        return await asyncio.to_thread(_status_numbers, address, self._port, snapshot)
 
     async def _health_page(self) -> Answer:
         await self._lanes.ping()
