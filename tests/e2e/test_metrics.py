@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from reducer.server.daemon import metrics
@@ -222,7 +223,22 @@ def test_promtool_understands_the_dashboard(tmp_path: Path) -> None:
     assert f"SUCCESS: {len(expressions)} rules found" in promtool("check", "rules", str(file))
 
 
-def test_every_alert_is_tested() -> None:
-    alerts = set(re.findall(r"- alert: (\w+)", ALERTS.read_text()))
-    tested = set(re.findall(r"\b(Reducer[A-Z]\w+)", ALERTS_TEST.read_text()))
-    assert alerts == tested
+def test_every_alert_fires_in_one_test_and_has_its_series_in_the_one_without_alerts() -> None:
+    """Names in the files; promtool runs the tests. An alert without its series cannot fire."""
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    quiet, *others = yaml.safe_load(ALERTS_TEST.read_text())["tests"]
+    (nothing,) = quiet["promql_expr_test"]
+    assert (nothing["expr"], nothing["exp_samples"]) == ('ALERTS{alertstate="firing"}', [])
+    fired: set[str] = set()
+    for test in others:
+        for case in test.get("alert_rule_test", ()):
+            fired |= {case["alertname"]} if case["exp_alerts"] else set()
+        for case in test.get("promql_expr_test", ()):
+            labels = " ".join(sample["labels"] for sample in case["exp_samples"])
+            fired |= set(re.findall(r'alertname="(\w+)"', labels))
+    assert fired == {rule["alert"] for rule in rules}
+    there = {series["series"].partition("{")[0] for series in quiet["input_series"]}
+    for rule in rules:
+        asked = set(re.findall(r"\breducer_\w+|\bup\b", rule["expr"]))
+        assert asked and asked <= there, rule["alert"]

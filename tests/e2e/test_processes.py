@@ -20,7 +20,7 @@ import reducer_client
 from reducer_client import ClosedError, Group, Work
 from tests.support.arrays import DTYPES, expected, ops_of, sample
 from tests.support.cluster import WITHOUT_NATIVE, Daemon, environment
-from tests.support.ranks import join, run_ranks, start_ranks
+from tests.support.ranks import Tell, join, run_ranks, start_ranks
 from tests.support.wait import wait_until
 
 
@@ -106,6 +106,34 @@ def test_the_threads_of_an_engine_leave_signals_to_the_program(solo: Group) -> N
     assert len(blocked) == 1
     for number in (signal.SIGINT, signal.SIGTERM):
         assert blocked[0] & 1 << (number - 1), number.name
+
+
+def _close_early(rank: int, world: int, addresses: list[str], job: str, tell: Tell) -> Any:
+    """Rank 0 closes its group while its call waits for rank 1, which never makes the call."""
+    seen: list[Any] = []
+    group = join(rank, world, addresses, job)
+    if rank == 1:
+        tell.hear()
+        group.close()
+        return None
+    work = group.all_reduce(np.ones(2), key="late", on_done=lambda work: seen.append(work))
+    assert not work.done
+    group.close(0.1)
+    assert work.done
+    wait_until(lambda: bool(seen), 10, "the callback of the call")
+    assert seen == [work]
+    with pytest.raises(ClosedError):
+        work.wait(0)
+    return type(work.exception()).__name__
+
+
+def test_a_group_that_closes_fails_what_is_not_done_and_calls_back(
+    addresses: list[str], job: str
+) -> None:
+    with start_ranks(2, _close_early, addresses, job, talk=True) as ranks:
+        assert ranks.collect_one(0).value == "ClosedError"
+        ranks.send(1)
+        assert ranks.collect_one(1).reported
 
 
 def test_a_closed_group_refuses_calls_without_a_callback(addresses: list[str], job: str) -> None:

@@ -1,7 +1,8 @@
-"""The parts of tests.support.gpu_job that need no GPU: settings, counters and the proof."""
+"""What needs no GPU in the support of GPU tests: settings, counters, the proof, absent devices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,39 @@ def test_the_counters_are_read_while_the_ranks_are_there(tmp_path: Path) -> None
     assert ended.came == ended.contributed == 2 * 4 * 300_000
 
 
-def test_a_machine_without_a_device_is_told_so() -> None:
-    why = cuda.absence()
-    if not why:
-        assert cuda.Device(0).idle()
-    else:
-        assert why.startswith("no CUDA device: ")
+class Driver:
+    """A driver of CUDA that counts no device."""
+
+    def __init__(self, result: int) -> None:
+        self._result = result
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return self._result
+
+    def cuDeviceGetCount(self, count: object) -> int:  # noqa: N802
+        return 0
+
+
+def no_driver() -> Driver:
+    raise OSError("libcuda.so.1: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("driver", "why"),
+    [
+        (no_driver, "libcuda.so.1: cannot open shared object file"),
+        (lambda: Driver(100), "cuInit returned CUresult 100"),
+        (lambda: Driver(0), "the driver counts none"),
+    ],
+)
+def test_the_reason_why_there_is_no_device_is_told(
+    driver: Callable[[], Driver], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "_driver", driver)
+    assert cuda.absence() == f"no CUDA device: {why}"
+
+
+def test_a_device_that_is_there_can_be_used() -> None:
+    if why := cuda.absence():
+        pytest.skip(why)
+    assert cuda.Device(0).idle()

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from reducer_tools.nccl.versions import from_code, library_names, parse_version, tables, tuners
-from tests.support import libnccl, nccl_wheels
+from tests.support import cuda, libnccl, nccl_wheels
 from tests.support.cluster import ROOT
 from tests.support.libraries import compile_library
 from tests.support.nccl_log import complaints
@@ -124,9 +124,12 @@ def test_nccl_knows_the_tables_that_we_say_it_knows(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", nccl_wheels.LATER)
-def test_later_versions_look_for_the_plugin_with_a_gpu(version: str, tmp_path: Path) -> None:
+def test_later_versions_look_for_the_plugin_only_with_a_gpu(version: str, tmp_path: Path) -> None:
     probe = Probe(version, NCCL_PLUGIN.parent, "reducer", tmp_path)
-    if probe.said["join"] == libnccl.UNHANDLED_CUDA_ERROR:  # no GPU
+    no_gpu = cuda.absence()
+    failed = probe.said["join"] == libnccl.UNHANDLED_CUDA_ERROR
+    assert failed == bool(no_gpu), no_gpu or "NCCL does not run on this GPU"
+    if no_gpu:
         assert probe.asked == {}
     else:
         newest = tables(parse_version(version))[0]

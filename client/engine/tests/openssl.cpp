@@ -1,11 +1,14 @@
 // Tests loading OpenSSL: the first pair that exists is used; the error names all pairs that were
-// tried. Also tests unusable certificate files.
+// tried. Also tests unusable certificate files. Without OpenSSL a part is not tested, and the exit
+// status tells CTest that the test was skipped.
 #include <string>
 
 #include "check.h"
 #include "crypto/tls.h"
 
 namespace {
+
+constexpr int kSkipped = 77;  // as in CMakeLists.txt
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -50,7 +53,7 @@ int main() {
   const ors::OpenSsl* system = ors::system_openssl(&why);
   if (system == nullptr) {
     std::fprintf(stderr, "the rest is not tested: %s\n", why.c_str());
-    return 0;
+    return kSkipped;
   }
   test_the_first_that_is_there(*system);
   test_bad_files(*system);

@@ -13,7 +13,7 @@ from reducer.wire.codes import ErrorCode, Flag, MessageKind
 from reducer.wire.header import HEADER_SIZE, Header
 from reducer_client import _engine
 from tests.support.frames import control, frame, heartbeat
-from tests.support.one_worker import CHUNK, TABLE, Worker, joined, result
+from tests.support.one_worker import CHUNK, TABLE, Worker, decoded, joined, result
 from tests.support.simcluster import SimCluster
 
 
@@ -78,6 +78,23 @@ def test_a_welcome_to_another_run_is_no_welcome(changes: dict[str, Any], text: s
     worker = Worker()
     worker.welcome(**changes)
     assert text in failure(worker)[1]
+
+
+def test_a_run_that_two_lanes_name_differently_is_an_error_that_both_are_told() -> None:
+    """Rank 0 restarted after one lane had welcomed all, so the other ranks get two run ids."""
+    worker = Worker(rank=1)
+    worker.pending(lanes=2)
+    worker.connect()
+    worker.welcome(lanes=2, run_id="a")
+    assert worker.state.error is None
+    worker.welcome(lane=1, lanes=2, run_id="b")
+    code, text = failure(worker)
+    assert code == ErrorCode.JOIN
+    assert "run id 'b', expected 'a' of reducer r0 (lane 0)" in text
+    assert "start all ranks again" in text
+    for lane in range(2):
+        (error,) = decoded(worker.sent(lane=lane), messages.Error)
+        assert error.code == ErrorCode.JOIN and error.message in text
 
 
 def test_one_reducer_under_two_addresses_is_named() -> None:

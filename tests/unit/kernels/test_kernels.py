@@ -186,13 +186,15 @@ def test_out_may_be_an_operand(kernels: KernelSet, op: ReduceOp, dtype: DType) -
 
 
 @pytest.mark.parametrize(("op", "dtype"), CASES)
-def test_the_first_part_may_be_the_accumulator(
+def test_the_first_part_may_be_the_accumulator_of_a_dtype_that_has_no_wider_one(
     kernels: KernelSet, op: ReduceOp, dtype: DType
 ) -> None:
     if kernels.acc_itemsize(op, dtype) != ITEM_SIZES[dtype]:
-        acc = unaligned(bytes(8))
-        with pytest.raises(ValueError, match=r"acc overlaps|acc: expected"):
-            kernels.fold(op, dtype, 1, acc, [acc, bytes(8)], True)
+        acc = unaligned(b"\x3c" * 65 * kernels.acc_itemsize(op, dtype))
+        before = bytes(acc)
+        with pytest.raises(ValueError, match=r"acc overlaps parts\[0\]"):
+            kernels.fold(op, dtype, 65, acc, [acc, bytes(len(acc))], True)
+        assert bytes(acc) == before
         return
     count = 4097
     for world in (2, 3):

@@ -13,8 +13,10 @@ import torch  # only where it is installed
 from reducer_client.torch.calls.callbacks import CallbackThreads
 
 
-def test_callbacks_have_the_threads_that_the_program_has_set() -> None:
-    # The last bits of this product depend on the number of threads.
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_callbacks_have_the_threads_that_the_program_has_set(wanted: int) -> None:
+    """A new thread computes with all cores, so at least one of the two numbers is another."""
+    # The last bits of this product are not the same for one thread and for two.
     random = torch.Generator().manual_seed(1)
     left, right = (torch.randn(1, n, 2, generator=random) for n in (10, 512))
     products = []
@@ -25,7 +27,7 @@ def test_callbacks_have_the_threads_that_the_program_has_set() -> None:
         done.set()
 
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(wanted)
     threads = CallbackThreads()
     try:
         multiply()

@@ -204,22 +204,37 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@given(VALUES)
-def test_the_shape_of_what_msgpack_writes_is_accepted_up_to_the_depth(value: Any) -> None:
-    data = msgpack.packb(value)
-
-    def depth(v: Any) -> int:
-        if isinstance(v, dict):
-            return 1 + max(map(depth, v.values()), default=0)
-        if isinstance(v, list):
-            return 1 + max(map(depth, v), default=0)
+def depth(value: Any) -> int:
+    """How many lists and maps with items are around the innermost item."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
         return 0
+    return max((1 + depth(item) for item in value), default=0)
 
+
+@given(VALUES, st.integers(0, MAX_CONTROL_DEPTH + 2))
+def test_what_msgpack_writes_is_accepted_up_to_the_depth_and_refused_beyond(
+    value: Any, around: int
+) -> None:
+    for _ in range(around):
+        value = [value]
+    data = msgpack.packb(value)
     if depth(value) <= MAX_CONTROL_DEPTH:
         check_shape(data, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, MAX_CONTROL_VALUES)
-    elif depth(value) > MAX_CONTROL_DEPTH + 1:
+    else:
         with pytest.raises(BadFrameError, match="deeper"):
             check_shape(data, MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, MAX_CONTROL_VALUES)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+@pytest.mark.parametrize("innermost", [0, [], {}, [[]], {"a": {}}])
+def test_an_empty_list_or_map_adds_no_depth(innermost: Any, beyond: int) -> None:
+    value = innermost
+    while depth(value) < MAX_CONTROL_DEPTH + beyond:
+        value = [value]
+    with pytest.raises(BadFrameError, match="deeper") if beyond else contextlib.nullcontext():
+        check_shape(msgpack.packb(value), MAX_CONTROL_DEPTH, MAX_CONTROL_ITEMS, MAX_CONTROL_VALUES)
 
 
 @given(st.dictionaries(st.text(max_size=20), VALUES, max_size=5))

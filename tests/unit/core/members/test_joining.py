@@ -182,11 +182,11 @@ def test_a_rank_that_leaves_while_its_run_forms_is_no_member(last_words: str) ->
     assert welcome(again) == welcome(last)
 
 
-def test_a_run_that_two_lanes_name_differently_ends_with_a_join_error() -> None:
-    """Rank 0 restarted after one lane had welcomed all, so the others got two run ids."""
+def test_a_join_error_of_one_rank_ends_the_run_for_the_others() -> None:
+    """As of a rank that two lanes have told two run ids; tests/unit/engine has its part."""
     lane = SimLane()
     workers = join_all(lane, 3)
-    text = "names run id 'b', expected 'a' of lane 0: start all ranks again"
+    text = "run id 'b', expected 'a' of reducer r0 (lane 0): start all ranks again"
     workers[1].session.send(control(messages.Error(int(ErrorCode.JOIN), text)))
     for worker in (workers[0], workers[2]):
         error = worker.error()

@@ -1,7 +1,9 @@
 """Whatever fails inside a lane process, a round is right or ends on every rank, and the lane lives.
 
 Faults come from outside, so that the compiled modules run unchanged: one call of a kernel, a
-transport, the allocator, the timeline or the log raises.
+transport, the allocator, the timeline or the log raises. A connection that cannot be written to
+ends alone: its worker reconnects. How often a transport pauses and resumes depends on the time that
+a turn takes, so these calls do not fail here.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import ctypes
+import itertools
 import logging
 import socket
 import sys
@@ -100,10 +103,10 @@ class Link(asyncio.Transport):
         return 0
 
     def pause_reading(self) -> None:
-        self._faults("pause_reading")
+        pass
 
     def resume_reading(self) -> None:
-        self._faults("resume_reading")
+        pass
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         self._faults("writelines")
@@ -257,6 +260,12 @@ def check(bench: Bench, faults: Faults) -> None:
     read = [link.read() for _, link in bench.ranks]
     results = [[p for kind, p in frames if kind == MessageKind.RESULT] for frames in read]
     assert {p for got in results for p in got} <= {RIGHT}, "a wrong sum"
+    if faults.where == "writelines":
+        ended = [link.ended for _, link in bench.ranks]
+        assert sum(ended) == faults.raised, "another connection has ended"
+        answered = [got for got, lost in zip(results, ended, strict=True) if not lost]
+        assert all(len(got) >= CHUNKS for got in answered), "the first round has not ended"
+        return
     if all(len(got) == 2 * CHUNKS for got in results):
         return
     for rank, (_, link) in enumerate(bench.ranks):
@@ -266,17 +275,26 @@ def check(bench: Bench, faults: Faults) -> None:
         assert [error.code for error in errors] == [ErrorCode.INTERNAL], (rank, errors)
 
 
-def calls() -> dict[str, int]:
-    faults = Faults()
-    asyncio.run(play(faults))
-    return faults.calls
+def play_each(where: str) -> None:
+    """Play with a fault at the first call of `where`, then at the second, while there is one.
+
+    The number of calls depends on the machine: it is not always the same.
+    """
+    for n in itertools.count(1):
+        faults = Faults(where, n)
+        asyncio.run(play(faults))
+        if not faults.raised:
+            break
+    assert n > 1, f"{where} was never called"
 
 
 @pytest.mark.parametrize("where", WHERE)
 def test_a_fault_ends_one_run_and_no_sum_is_wrong(where: str) -> None:
-    total = calls()[where]
-    for n in range(1, total + 1):
-        asyncio.run(play(Faults(where, n)))
+    play_each(where)
+
+
+def test_a_fault_of_a_write_ends_one_connection_and_no_sum_is_wrong() -> None:
+    play_each("writelines")
 
 
 class UnspeakableError(Exception):
