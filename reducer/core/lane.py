@@ -119,7 +119,7 @@ class Lane:
         job.
         """
         peer = self._roster.sessions.get(session)
-        return "" if peer is None else peer.named
+        return "" if peer is None else peer.counted_job
 
     def run_of(self, session: int) -> int:
         """The number of the session's run, 0 for none."""

@@ -134,7 +134,7 @@ def search(model: Model, megabytes: int = 2_000, timeout: float | None = None) -
     with tempfile.TemporaryDirectory(prefix="spin-") as folder:
         shutil.copy(SOURCE, folder)
         _run(["spin", "-a", *model.macros, SOURCE.name], folder)
-        # Optimisation takes gcc longer than the search of a small model.
+        # Optimization takes gcc longer than the search of a small model.
         level = "-O2" if model in FULL else "-O1" if not model.without else "-O0"
         kind = ["-DNP"] if model.cycles else ["-DSAFETY"]
         limit = f"-DMEMLIM={megabytes}"

@@ -142,7 +142,10 @@ def current() -> Context:
 
 
 def known() -> Context:
-    """`current`, also in forked children, for functions that involve no other rank."""
+    """The state of this process or of the parent that it was forked from.
+
+    For functions that involve no other rank. Raises HorovodInternalError before ``init``.
+    """
     found = _current
     if found is None:
         raise HorovodInternalError("Horovod is not initialized: call init() first", reason="usage")
@@ -150,10 +153,12 @@ def known() -> Context:
 
 
 def is_known() -> bool:
+    """Whether ``init`` was called in this process or in the parent that it was forked from."""
     return _current is not None
 
 
 def is_open() -> bool:
+    """Whether ``init`` was called in this process itself."""
     return _current is not None and _current.pid == os.getpid()
 
 

@@ -186,8 +186,8 @@ class Refusals:
         if ended is not None:
             self._roster.ended.maybe_close_room(ended)
         del self._roster.sessions[session]
-        if peer.named:
-            self._roster.connections.leave(peer.named)
+        if peer.counted_job:
+            self._roster.connections.leave(peer.counted_job)
         text = f"{peer}: the connection has ended: {reason}"
         return [Log(peer.run_number, logging.DEBUG, text, peer.about())]
 

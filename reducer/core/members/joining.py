@@ -163,7 +163,7 @@ class Joining:
             raise ProtocolError(f"{peer} said HELLO twice")
         if peer.permit is not None:
             peer.permit.check(hello.job, hello.rank)
-        if not peer.named:
+        if not peer.counted_job:
             crowd = self._count(peer, hello.job)
             if crowd is not None:
                 return crowd
@@ -261,7 +261,7 @@ class Joining:
         connections are closed at once.
         """
         count = self._roster.connections.enter(job)
-        peer.named = job
+        peer.counted_job = job
         runs = self._roster.runs.items()
         workers = sum(members.run.world_size for (name, _), members in runs if name == job)
         forming = [f for f in self._roster.forming.values() if f.job == job]

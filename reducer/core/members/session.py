@@ -32,13 +32,13 @@ TRANSITIONS: Final = {
 
 
 class Session:
-    """`named`: the job that the session is counted for, from its HELLO on.
+    """`counted_job`: the job that the session is counted for, from its HELLO on.
 
     `silence`: how many seconds the session may send nothing once it is in a run.
     """
 
     __slots__ = (
-        "forming", "heard_at", "id", "named", "opened_at", "permit", "rank", "run", "silence",
+        "counted_job", "forming", "heard_at", "id", "opened_at", "permit", "rank", "run", "silence",
         "state",
     )  # fmt: skip
 
@@ -52,7 +52,7 @@ class Session:
         self.run: Run | None = None
         self.rank = -1
         self.silence = 0.0
-        self.named = ""
+        self.counted_job = ""
 
     def move(self, state: SessionState) -> None:
         """Move along TRANSITIONS; raises InternalError for any other step."""
@@ -68,7 +68,7 @@ class Session:
     def about(self) -> dict[str, object]:
         """The fields of log lines about the session."""
         if self.run is None:
-            return {"session": self.id, **({"job": self.named} if self.named else {})}
+            return {"session": self.id, **({"job": self.counted_job} if self.counted_job else {})}
         return {**self.run.about(), "rank": self.rank}
 
     def __str__(self) -> str:
