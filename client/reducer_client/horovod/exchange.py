@@ -1,7 +1,8 @@
 """One round of negotiation: every rank sends a message to every rank.
 
-Each rank sends a slot of fixed size, so that a round can begin before the lengths are known. A slot
-includes the length of the message. If a message does not fit, a second round sends all messages.
+Each rank sends a block of fixed size, so that a round can begin before the lengths are known. A
+block includes the length of the message. If a message does not fit, a second round sends all
+messages.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from reducer_client.arrays import Array
 from reducer_client.horovod.gathering import AnyGroup, AnyWork
 
 KEY = "negotiate"
-SLOT_BYTES = 256
+BLOCK_BYTES = 256
 # Length of the announcements in bytes, and the time of sending in seconds (wall clock).
 _HEADER = struct.Struct("<Id")
-ROOM = SLOT_BYTES - _HEADER.size
+ROOM = BLOCK_BYTES - _HEADER.size
 
 
 class Heard(NamedTuple):
@@ -33,13 +34,13 @@ class Heard(NamedTuple):
 def exchange(group: AnyGroup, announced: bytes, wait: Callable[[AnyWork], Array]) -> list[Heard]:
     """Send a message to all ranks; returns all messages by rank. ``wait`` waits for a work."""
     header = _HEADER.pack(len(announced), time.time())
-    slot = np.frombuffer((header + announced[:ROOM]).ljust(SLOT_BYTES, b"\0"), np.uint8)
-    slots = [slot.tobytes() for slot in wait(group.all_gather(slot, key=KEY))]
-    headers = [_HEADER.unpack_from(slot) for slot in slots]
+    block = np.frombuffer((header + announced[:ROOM]).ljust(BLOCK_BYTES, b"\0"), np.uint8)
+    blocks = [block.tobytes() for block in wait(group.all_gather(block, key=KEY))]
+    headers = [_HEADER.unpack_from(block) for block in blocks]
     longest = max(length for length, _ in headers)
     if longest > ROOM:
         whole = np.frombuffer(announced.ljust(longest, b"\0"), np.uint8)
         messages = [row.tobytes() for row in wait(group.all_gather(whole, key=f"{KEY}/long"))]
     else:
-        messages = [slot[_HEADER.size :] for slot in slots]
+        messages = [block[_HEADER.size :] for block in blocks]
     return [Heard(s[:length], sent) for s, (length, sent) in zip(messages, headers, strict=True)]

@@ -47,12 +47,12 @@ def _padded(
     group: AnyGroup, blob: Array, lengths: Sequence[int], key: str
 ) -> tuple[list[AnyWork], Callable[[], list[Array]]]:
     longest = max(lengths)
-    slot = blob
+    block = blob
     if blob.size < longest:
-        slot = np.zeros(longest, np.uint8)
-        slot[: blob.size] = blob
+        block = np.zeros(longest, np.uint8)
+        block[: blob.size] = blob
     gathered = np.empty((len(lengths), longest), np.uint8)
-    work = group.all_gather(slot, key=key, out=gathered)
+    work = group.all_gather(block, key=key, out=gathered)
     return [work], lambda: [gathered[rank, :length] for rank, length in enumerate(lengths)]
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from sys import getrefcount
 from typing import Final
 
-from reducer.server.data.slots import Store
+from reducer.server.data.cells import Store
 from reducer.wire.errors import InternalError
 from reducer.wire.header import HEADER_SIZE
 
@@ -75,8 +75,8 @@ def size_class(length: int) -> int:
     return -(-length // step) * step
 
 
-def _slot_size(size_class: int) -> int:
-    """The size of a slot, with room to read the next header together with the payload."""
+def _cell_size(size_class: int) -> int:
+    """The size of a cell, with room to read the next header together with the payload."""
     return -(-(size_class + HEADER_SIZE) // _ALIGN) * _ALIGN
 
 
@@ -131,7 +131,7 @@ class BufferPool:
             self._trim(max(0, left, self.cached_bytes - wanted))
         store = self._stores.get(wanted)
         if store is None:
-            store = self._stores[wanted] = Store(_slot_size(wanted))
+            store = self._stores[wanted] = Store(_cell_size(wanted))
         buffer = PooledBuffer(wanted, store)
         self.allocated += 1
         return buffer

@@ -25,7 +25,7 @@ from reducer.core.rounds.key import Untold
 from reducer.core.rounds.key_table import IdleKeys, KeyTable
 from reducer.core.rounds.stream import Stream
 from reducer.core.surface import events
-from reducer.server.data.slots import Store
+from reducer.server.data.cells import Store
 from reducer.wire import messages
 from reducer.wire.codes import ErrorCode, MessageKind
 from reducer.wire.header import Header

@@ -16,7 +16,7 @@ from reducer.server.data.buffers import (
     BufferPool,
     size_class,
 )
-from reducer.server.data.slots import Store
+from reducer.server.data.cells import Store
 from reducer.wire.errors import InternalError
 from reducer.wire.header import HEADER_SIZE
 from tests.support.cluster import anonymous
@@ -183,7 +183,7 @@ def test_every_second_buffer_gives_its_memory_back(size: int) -> None:
     assert anonymous(os.getpid()) - before < 1.3 * limit
 
 
-def test_slots_that_share_a_page_keep_what_is_in_them() -> None:
+def test_cells_that_share_a_page_keep_what_is_in_them() -> None:
     pool = BufferPool(0)  # caches nothing
     buffers = [pool.take(4096) for _ in range(500)]
     for number, buffer in enumerate(buffers):
@@ -213,10 +213,10 @@ class NoAdvice(mmap.mmap):
         raise OSError("injected")
 
 
-def test_a_slot_that_the_system_does_not_take_back_can_be_taken_again() -> None:
+def test_a_cell_that_the_system_does_not_take_back_can_be_taken_again() -> None:
     """Regression: the error ended the run, or the tick and with it the lane."""
     store = Store(1 << 18)
-    slots = store.take().slots
-    slots._mapping = NoAdvice(-1, 1 << 20)
+    cells = store.take().cells
+    cells._mapping = NoAdvice(-1, 1 << 20)
     for _ in range(8):
         store.give_back(store.take())

@@ -1,8 +1,8 @@
-"""Memory in slots of one size. Each slot returns its pages to the system on its own.
+"""Memory in cells of one size. Each cell returns its pages to the system on its own.
 
 malloc keeps the holes between buffers that stay allocated: a job that freed every second buffer and
 then took slightly larger ones used 2.6 times the memory of a lane. malloc_trim returns such holes,
-but stops a lane of 256 MiB for 15 ms. Returning the pages of one slot takes 1 us and 0.04 ms for
+but stops a lane of 256 MiB for 15 ms. Returning the pages of one cell takes 1 us and 0.04 ms for
 each MiB.
 """
 
@@ -15,52 +15,52 @@ from collections import OrderedDict
 from typing import Any, Final
 
 _PAGE: Final = mmap.PAGESIZE
-# Small slots share a mapping of about this size: a process may have 65,530 mappings
+# Small cells share a mapping of about this size: a process may have 65,530 mappings
 # (vm.max_map_count).
 _MAPPED: Final = 1 << 20
 # A ctypes array. The array keeps its mapping alive, and views of the array keep the array alive.
-Slot = Any
+Cell = Any
 
 
 class Store:
-    """All slots of one size, in as many mappings as they need."""
+    """All cells of one size, in as many mappings as they need."""
 
     def __init__(self, size: int) -> None:
         self._array = _array_type(size)  # made once: a type is garbage in cycles
         self._size = size
         # A plain dict finds its first entry only after a walk over the removed ones before it.
-        self._with_room: OrderedDict[Slots, None] = OrderedDict()
+        self._with_room: OrderedDict[Cells, None] = OrderedDict()
 
-    def take(self) -> Slot:
-        """Take an unused slot. Raises MemoryError if the system has no memory."""
-        slots = next(iter(self._with_room), None)
-        if slots is None:
-            slots = Slots(self._size)
-            self._with_room[slots] = None
-        address = slots.take()
+    def take(self) -> Cell:
+        """Take an unused cell. Raises MemoryError if the system has no memory."""
+        cells = next(iter(self._with_room), None)
+        if cells is None:
+            cells = Cells(self._size)
+            self._with_room[cells] = None
+        address = cells.take()
         try:
-            slot = self._array.from_address(address)
-            slot.slots = slots
-            if slots.is_full:
-                del self._with_room[slots]
+            cell = self._array.from_address(address)
+            cell.cells = cells
+            if cells.is_full:
+                del self._with_room[cells]
         except BaseException:  # else this mapping would not be found again
-            slots.give_back(address)
-            self._with_room[slots] = None
+            cells.give_back(address)
+            self._with_room[cells] = None
             raise
-        return slot
+        return cell
 
-    def give_back(self, slot: Slot) -> None:
-        """Take back a slot that is no longer used."""
-        slots = slot.slots
-        slots.give_back(ctypes.addressof(slot))
-        if slots.is_empty:
-            self._with_room.pop(slots, None)
+    def give_back(self, cell: Cell) -> None:
+        """Take back a cell that is no longer used."""
+        cells = cell.cells
+        cells.give_back(ctypes.addressof(cell))
+        if cells.is_empty:
+            self._with_room.pop(cells, None)
         else:
-            self._with_room[slots] = None
+            self._with_room[cells] = None
 
 
-class Slots:
-    """One mapping of slots of ``size`` bytes. Raises MemoryError if the system has no memory.
+class Cells:
+    """One mapping of cells of ``size`` bytes. Raises MemoryError if the system has no memory.
 
     The mapping goes with the last reference to it. Its memory is returned before that, because
     munmap may fail at the limit of mappings.
@@ -73,7 +73,7 @@ class Slots:
         self._mapping = _map(self._length)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         if self._count > 1:
-            # A huge page would bring back the memory between two slots. Not every kernel has huge
+            # A huge page would bring back the memory between two cells. Not every kernel has huge
             # pages.
             with contextlib.suppress(OSError):
                 self._mapping.madvise(mmap.MADV_NOHUGEPAGE)
@@ -89,33 +89,33 @@ class Slots:
         return len(self._unused) == self._count
 
     def take(self) -> int:
-        """Take an unused slot, and return its address."""
-        slot = self._unused[-1]
-        address = self._address + slot * self._size  # first: if this raises, nothing has changed
+        """Take an unused cell, and return its address."""
+        cell = self._unused[-1]
+        address = self._address + cell * self._size  # first: if this raises, nothing has changed
         self._unused.pop()
-        self._is_unused[slot] = 0
+        self._is_unused[cell] = 0
         return address
 
     def give_back(self, address: int) -> None:
-        """Return the slot's memory to the system, except pages that it shares with used slots."""
-        slot = (address - self._address) // self._size
-        self._unused.append(slot)
-        self._is_unused[slot] = 1
-        begin, end = self._first_page(slot), self._last_page(slot)
+        """Return the cell's memory to the system, except pages that it shares with used cells."""
+        cell = (address - self._address) // self._size
+        self._unused.append(cell)
+        self._is_unused[cell] = 1
+        begin, end = self._first_page(cell), self._last_page(cell)
         if begin < end:
-            with contextlib.suppress(OSError):  # the memory stays with the unused slot
+            with contextlib.suppress(OSError):  # the memory stays with the unused cell
                 self._mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
-    def _first_page(self, slot: int) -> int:
-        """Where the slot's first page begins that no used slot shares."""
-        page = slot * self._size // _PAGE * _PAGE
-        while slot * self._size > page and self._is_unused[slot - 1]:
-            slot -= 1
-        return max(page, _up(slot * self._size))
+    def _first_page(self, cell: int) -> int:
+        """Where the cell's first page begins that no used cell shares."""
+        page = cell * self._size // _PAGE * _PAGE
+        while cell * self._size > page and self._is_unused[cell - 1]:
+            cell -= 1
+        return max(page, _up(cell * self._size))
 
-    def _last_page(self, slot: int) -> int:
-        """Where the slot's last page ends that no used slot shares."""
-        behind = slot + 1
+    def _last_page(self, cell: int) -> int:
+        """Where the cell's last page ends that no used cell shares."""
+        behind = cell + 1
         page = _up(behind * self._size)
         while behind < self._count and behind * self._size < page and self._is_unused[behind]:
             behind += 1
@@ -125,9 +125,9 @@ class Slots:
 
 def _array_type(size: int) -> Any:
     """A ctypes type, for `from_address`: 50 bytes for each array, where `from_buffer` takes 730."""
-    fields = {"_type_": ctypes.c_char, "_length_": size, "__slots__": ("slots",)}
+    fields = {"_type_": ctypes.c_char, "_length_": size, "__slots__": ("cells",)}
     make: Any = type(ctypes.Array)
-    return make("Slot", (ctypes.Array,), fields)
+    return make("Cell", (ctypes.Array,), fields)
 
 
 def _map(length: int) -> mmap.mmap:
