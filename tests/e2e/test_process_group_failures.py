@@ -27,6 +27,7 @@ from reducer_client import (
     RoundTimeoutError,
 )
 from reducer_client.torch import Options
+from reducer_client.torch.backend import forming
 from reducer_client.torch.calls import key_scopes
 from tests.support.process_group import process_group
 from tests.support.ranks import Tell, run_ranks, start_ranks
@@ -302,10 +303,16 @@ def _absent(rank: int, world: int, addresses: list[str], job: str, store: str) -
         pass
     if rank == 0:
         with (
+            pytest.MonkeyPatch.context() as patch,
             pytest.raises(JoinError, match=r"not all of 2 ranks .* 2 s; missing ranks: 1$"),
-            process_group(rank, world, addresses, store, seconds=2, job=job),
         ):
-            pass
+            told: list[str] = []
+            patch.setattr(forming, "_TELL_AFTER", 0.5)
+            patch.setattr(forming.logger, "warning", lambda text, *args: told.append(text % args))
+            with process_group(rank, world, addresses, store, seconds=2, job=job):
+                pass
+        (line,) = told
+        assert "waits for ranks, up to 2 s; missing ranks: 1 " in line
         Path(f"{store}-given-up").touch()
     else:
         wait_until(Path(f"{store}-given-up").exists, 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
@@ -15,6 +16,10 @@ from reducer_client.group import Group
 from reducer_client.joining import connect
 from reducer_client.torch.backend.options import Options
 from reducer_client.torch.hierarchy.hierarchy import Hierarchy, open_hierarchy
+
+logger = logging.getLogger("reducer_client")
+# torch's own timeout may be 30 minutes, so a rank that waits says for whom after this many seconds.
+_TELL_AFTER = 30.0
 
 
 def form_hierarchy(
@@ -105,13 +110,28 @@ class Formation:
         store.set("run", json.dumps({"job": job, "run_id": name}))
 
     def _wait(self, store: Store, keys: list[str]) -> None:
+        """Wait for keys of the store. After _TELL_AFTER seconds, log which ranks are missing."""
+        limit = self.timeout.total_seconds()
+        if limit > _TELL_AFTER:
+            try:
+                store.wait(keys, timedelta(seconds=_TELL_AFTER))
+                return
+            except RuntimeError:  # no common type for a timeout
+                logger.warning(
+                    "process group %r waits for ranks, up to %g s; missing ranks: %s (is one dead, "
+                    "or does it not make this group?)",
+                    self.name, limit, self._missing(store),
+                )  # fmt: skip
+            limit -= _TELL_AFTER
         try:
-            store.wait(keys, self.timeout)
-        except RuntimeError as error:  # no common type for a timeout
-            ranks = range(self.world_size)
-            missing = [str(rank) for rank in ranks if not store.check([f"rank/{rank}"])]
+            store.wait(keys, timedelta(seconds=limit))
+        except RuntimeError as error:
             raise JoinError(
                 f"process group {self.name!r}: not all of {self.world_size} ranks came within "
-                f"{self.timeout.total_seconds():g} s; missing ranks: "
-                f"{', '.join(missing) or 'none, but rank 0 failed after it came'}"
+                f"{self.timeout.total_seconds():g} s; missing ranks: {self._missing(store)}"
             ) from error
+
+    def _missing(self, store: Store) -> str:
+        ranks = range(self.world_size)
+        missing = [str(rank) for rank in ranks if not store.check([f"rank/{rank}"])]
+        return ", ".join(missing) or "none, but rank 0 has chosen no run"
