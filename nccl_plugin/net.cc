@@ -81,7 +81,7 @@ class Listener {
   };
 
   void accept_pending();
-  void drop_oldest();
+  void drop_oldest(const std::string& why);
   bool read_hello(Stranger* stranger);
   void arrive(Stranger* stranger);
   Arriving* find(const Hello& hello, const std::string& name);
@@ -146,7 +146,10 @@ void Listener::accept_pending() {
     if (fd < 0 && errno == EAGAIN) return;
     const bool full = fd < 0 && (errno == EMFILE || errno == ENFILE);
     if (full && strangers_.empty()) throw_error(errno, "accept");
-    if (full || strangers_.size() == kMostStrangers) drop_oldest();
+    if (full) drop_oldest("no file descriptor is left (ulimit -n)");
+    if (strangers_.size() == kMostStrangers) {
+      drop_oldest("at most " + std::to_string(kMostStrangers) + " may wait");
+    }
     if (fd < 0) continue;  // out of descriptors, or the peer has closed the socket already
     Stranger stranger;
     stranger.fd = FileDescriptor(fd);
@@ -155,9 +158,8 @@ void Listener::accept_pending() {
   }
 }
 
-void Listener::drop_oldest() {
-  refuse(strangers_.front().name,
-         "it is the oldest socket without a hello, and there are too many of them");
+void Listener::drop_oldest(const std::string& why) {
+  refuse(strangers_.front().name, "it is the oldest socket without a hello, and " + why);
   strangers_.pop_front();
 }
 
@@ -196,8 +198,8 @@ Listener::Arriving* Listener::find(const Hello& hello, const std::string& name) 
     if (candidate.connection == hello.connection) return &candidate;
   }
   if (arriving_.size() == kMostArriving) {
-    refuse(arriving_.front().name,
-           "it is the oldest connection that lacks sockets, and there are too many of them");
+    refuse(arriving_.front().name, "it is the oldest connection that lacks sockets, and at most " +
+                                       std::to_string(kMostArriving) + " may wait");
     arriving_.pop_front();
   }
   arriving_.push_back(

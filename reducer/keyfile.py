@@ -71,8 +71,8 @@ def read(path: str) -> bytes:
     text = _read_text(path)
     if text.startswith(_JOB_PREFIX):
         raise KeyFileError(
-            f"key file {path} has the key of one job, which is for workers; expected the master "
-            "key from which it was made"
+            f"key file {path} has the key of one job, which is for workers; expected the "
+            "reducers' key, from which it was made (reducer keygen without --job)"
         )
     return _decode(path, text)
 

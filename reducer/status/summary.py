@@ -1,7 +1,7 @@
 """Combines the reports of the lanes of many reducers: each reducer, each run, each late rank.
 
-All lanes of all reducers see the same rounds at the same time, so times and numbers of rounds are
-not added up over lanes: the largest one tells. Bytes are.
+All lanes of all reducers see the same rounds at the same time. For times and numbers of rounds the
+largest value of all lanes counts; only bytes are added up.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Lanes {
   const Reducer& reducer_of(const Lane& lane) const { return reducers_[lane.reducer]; }
   Lane* find(uint32_t reducer, uint32_t number) const;  // null if want() has not created it
 
-  // Returns the lane. A new lane is created and its connection opened.
+  // Returns the lane. If it is missing, creates it and orders its connection to be opened.
   Lane* want(uint32_t reducer, uint32_t number);
   void open(Lane* lane);  // the connection must be opened (again)
   std::vector<Lane*> take_wanted();

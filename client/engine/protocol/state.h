@@ -6,9 +6,9 @@
 // State forwards to its parts. Each part owns its data, and uses only parts above it in this list,
 // which is also the order of the members:
 //   Run           terms of the run (epoch, timeouts); whether the run has ended and why
-//   Reports  log lines for the user
+//   Reports       log lines for the user
 //   Lanes         reducers, lanes, queued control frames, connections to open and to close
-//   CurrentRoute       the route in force: which lane owns which chunk
+//   CurrentRoute  the route in force: which lane owns which chunk
 //   Keys          records of the keys in use; next round of all other keys
 //   Positions     which results this rank holds in each stream; heartbeats that report them
 //   Rounds        rounds from submission until all their chunks are stable
@@ -61,7 +61,7 @@ class State {
   Lane* find(uint32_t reducer, uint32_t lane) { return lanes_.find(reducer, lane); }
   void opened(Lane* lane, double now);  // connected; the loop sends the preface
   void unreachable(Lane* lane, const std::string& why, double now);  // a connection attempt failed
-  // A connection attempt before the join failed; the loop dials again without an order.
+  // Before the join, a connection attempt has failed; the loop dials again without an order.
   void retried(Lane* lane, const std::string& why) { lane->trouble = why; }
   void closed(Lane* lane, const std::string& why, double now);
   // Returns the lanes whose connections must be closed now; the reason is in Lane::trouble. The

@@ -29,7 +29,8 @@ class WithoutGil {
     return _Py_IsFinalizing != nullptr && _Py_IsFinalizing() != 0;
   }
 
-  // True for the thread that finalizes the interpreter: no other thread has the GIL then.
+  // True if this thread finalizes the interpreter: the thread has the GIL here, and during
+  // finalization no other thread has it.
   const bool finalizes_;
   PyThreadState* const state_;
 };

@@ -96,7 +96,7 @@ def _time(name: str, help: str) -> Callable[..., Any]:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(**given: Any) -> None:
-    """Compute how many reducers a cluster needs, and when they pay.
+    """Compute how many reducers a cluster needs, and when they pay off.
 
     The command also computes the time that they save over a ring. The computed times depend only on
     the bandwidth of the NICs and on the size of packet headers. They are therefore the best times

@@ -59,7 +59,8 @@ class Forming:
             )
         if hello.run_id and self.run_id and hello.run_id != self.run_id:
             raise JoinError(
-                f"{who} asks for run {hello.run_id!r}, but run {self.run_id!r} is forming"
+                f"{who} asks for run {hello.run_id!r}, but run {self.run_id!r} is forming: give "
+                "all ranks the same run id, and start one run of the job at a time"
             )
         if hello.rank == 0:
             self._take_rules(who, hello)
@@ -78,7 +79,10 @@ class Forming:
                 f"{who} names no {missing}; rank 0 must name a run id and a chunk table"
             )
         if hello.slot >= hello.reducers:
-            raise JoinError(f"{who} gives slot {hello.slot} of {hello.reducers} reducers")
+            raise JoinError(
+                f"{who} gives slot {hello.slot} of {hello.reducers} reducers; expected 0 to "
+                f"{hello.reducers - 1}"
+            )
         self.slot = hello.slot
         self.table = hello.chunk_table
         self.digest_every = hello.digest_every

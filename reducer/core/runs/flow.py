@@ -91,7 +91,7 @@ class Accounts:
 
 
 class Grants:
-    """Let every rank continue with the oldest open round, whatever its unanswered cost."""
+    """Grants each rank the oldest open round, whatever the rank's unanswered cost."""
 
     def __init__(self, accounts: Accounts, open_: OpenRounds, seats: Seats, crc: Crc) -> None:
         self._accounts = accounts

@@ -1,4 +1,7 @@
-"""The places that the proof of a connection lets its worker take."""
+"""Which ranks of which jobs a worker may join as, by its key or certificate.
+
+A place is a job and a rank.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A HELLO that is refused before its job is known changes nothing: the connection stays until its
 worker has read why, or has gone.
 
-The oldest connection makes room, as with prefaces, but only among those that may join the same
-jobs, in the largest such group: a worker with a proof for one job cannot keep another job out.
+Connections that may join the same jobs are a group. The oldest connection of the largest group
+makes room, so a worker with a proof for one job cannot keep another job out.
 """
 
 from __future__ import annotations

@@ -68,7 +68,10 @@ class Turn:
         self.passes = passes
 
     def begin_next(self, passes: int, seconds: float) -> None:
-        """Let connections continue: more of them if the last ones have not used up the turn."""
+        """Let waiting connections continue.
+
+        Twice as many as last time if those left time in the turn, else half as many.
+        """
         if self.spent < SECONDS:
             self.at_once = min(2 * self.at_once, MOST_AT_ONCE)
         else:

@@ -6,12 +6,12 @@ differ between ranks. So each call has a scope. Each callback of the call's futu
 this scope, numbered in the order of registration. The calls of a callback are named after its
 branch.
 
-A scope is named after the number of the program's call modulo `_NAMES`, because the engine never
-forgets a key. Each rank counts the rounds of a key on its own. So a name may be used again only if
-each rank makes the calls of the earlier use first. Each rank ensures this by itself: a callback
-that makes a call waits for the callbacks of the earlier use, and a call that comes after a later
-use is refused. The program must register the callbacks of calls that are `_NAMES` apart in the same
-order on all ranks.
+A scope is named after the number of the program's call modulo `_NAMES`, because the engine keeps
+the next round number of every key (16 bytes) until the run ends. Each rank counts the rounds of a
+key on its own. So a name may be used again only if each rank makes the calls of the earlier use
+first. Each rank ensures this by itself: a callback that makes a call waits for the callbacks of the
+earlier use, and a call that comes after a later use is refused. The program must register the
+callbacks of calls that are `_NAMES` apart in the same order on all ranks.
 """
 
 from __future__ import annotations
