@@ -549,7 +549,7 @@ def _interrupted(
 
 @pytest.mark.parametrize(
     "where",
-    [(Gradients, "_hook_those_that_learn"), (torch.optim.SGD, "step")],
+    [(Gradients, "_hook_trainable"), (torch.optim.SGD, "step")],
     ids=["the wait", "the update"],
 )
 def test_an_interrupt_in_a_step_ends_horovod(
