@@ -58,7 +58,7 @@ def _many_rounds(
 
 
 def _numbers_of(daemon: Daemon) -> dict[str, Any]:
-    """What the daemon keeps of a job that pauses, by its own account and by that of the system."""
+    """What the daemon keeps while a job pauses: its own counts, and the system's."""
     wait_until(lambda: daemon.lane_total("buffers_out") == 0, 10, "buffers are freed")
     stats = daemon.stats()
     used = {pid: (of.descriptors, of.threads) for pid, of in daemon.usages().items()}

@@ -40,16 +40,7 @@ class SingleRankGroup:
     ) -> SingleRankWork:
         return _copied(array, out)
 
-    def reduce_scatter(
-        self,
-        array: Array,
-        op: Op = "sum",
-        key: str | None = None,
-        out: Array | None = None,
-        *,
-        dtype: str | None = None,
-    ) -> SingleRankWork:
-        return _copied(array, out)
+    reduce_scatter = all_reduce
 
     def broadcast(
         self, array: Array, root: int = 0, key: str | None = None, out: Array | None = None

@@ -11,7 +11,7 @@ from reducer_tools.bench.sweep import Sweep
 
 @dataclass(frozen=True)
 class Facts:
-    """What is measured, and where. Emitted when all ranks have joined."""
+    """The options, reducers and ranks of the measurement. Emitted when all ranks have joined."""
 
     lasting: ClassVar[bool] = True
 

@@ -72,14 +72,12 @@ def command(
     The exit status is 0 only if the reducers have counted the bytes, and no setting in the
     environment would keep a job from the reducers.
     """
-    from reducer_tools.nccl import config
+    from reducer_tools.nccl import config, report
     from reducer_tools.nccl.check import CheckOptions, check
-    from reducer_tools.nccl.report import as_json as to_json
-    from reducer_tools.nccl.report import as_text
 
     addresses = tuple(part.strip() for part in status.split(",") if part.strip())
     refuse_bad(addresses)
     environment = config.read(REDUCER_CONNECT_TIMEOUT=_CONNECT_SECONDS)
-    report = check(CheckOptions(version, ranks, size, addresses, log), environment)
-    click.echo(json.dumps(to_json(report)) if as_json else as_text(report))
-    sys.exit(0 if report.good else 1)
+    found = check(CheckOptions(version, ranks, size, addresses, log), environment)
+    click.echo(json.dumps(report.as_json(found)) if as_json else report.as_text(found))
+    sys.exit(0 if found.good else 1)

@@ -138,6 +138,7 @@ BOMBS = {
     "never used type": b"\xc1",
     "two values": b"\x80\x80",
     "cut short": b"\x82\xa1a\x01",
+    "cut short in a number of a list": b"\x81\xa1a\x92\x01\xce\x00",
     "no map": b"\x90",
     "key is no text": b"\x81\x01\x01",
     "key is a list": b"\x81\x90\x01",
@@ -158,6 +159,14 @@ def test_a_bomb_is_refused_and_takes_no_memory(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("number", [0, -1, 1 << 40, True, None, 0.5])
+def test_each_number_of_a_list_counts_as_a_value(number: object) -> None:
+    data = msgpack.packb({"a": [number] * 10})
+    assert check_shape(data, 2, 10, 13) == [1, 3, len(data)]
+    with pytest.raises(BadFrameError, match="holds over 12 values"):
+        check_shape(data, 2, 10, 12)
 
 
 def test_a_name_comes_once_and_names_are_few() -> None:

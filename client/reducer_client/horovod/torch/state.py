@@ -126,23 +126,23 @@ class TorchState(ObjectState):
         super().__setattr__(name, value)
 
     def save(self) -> None:
-        for copy_ in self._copies.values():
-            copy_.save()
+        for kept in self._copies.values():
+            kept.save()
         super().save()
 
     def restore(self) -> None:
-        for copy_ in self._copies.values():
-            copy_.restore()
+        for kept in self._copies.values():
+            kept.restore()
         super().restore()
 
     def receive(self, root: int) -> None:
-        for copy_ in self._copies.values():
-            copy_.receive(root)
+        for kept in self._copies.values():
+            kept.receive(root)
         super().receive(root)
 
     def reset(self) -> None:
-        for copy_ in self._copies.values():
-            copy_.reset()
+        for kept in self._copies.values():
+            kept.reset()
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import mmap
 import os
@@ -17,8 +18,10 @@ from reducer.server.data.buffers import (
     size_class,
 )
 from reducer.server.data.cells import Store
+from reducer.server.data.shell import LaneShell
 from reducer.wire.errors import InternalError
-from reducer.wire.header import HEADER_SIZE
+from reducer.wire.header import HEADER_SIZE, pack_header
+from tests.support.bare_lane import BUDGET, KERNELS, Sink, bare_lane, hello, receive
 from tests.support.cluster import anonymous
 
 
@@ -220,3 +223,18 @@ def test_a_cell_that_the_system_does_not_take_back_can_be_taken_again() -> None:
     cells._mapping = NoAdvice(-1, 1 << 20)
     for _ in range(8):
         store.give_back(store.take())
+
+
+def test_a_tick_tells_the_pool_how_much_runs_have_reserved_for_their_records() -> None:
+    async def limits() -> tuple[int, int]:
+        lane, pool = bare_lane(4 << 20), BufferPool(BUDGET)
+        shell = LaneShell(lane, KERNELS, pool, 10.0)
+        connection = shell.connection()
+        connection.connection_made(Sink())
+        header, payload = hello(0, 1, 64 << 10)
+        receive(connection, memoryview(pack_header(header, KERNELS.crc32c) + payload))
+        shell.tick()
+        return pool._limit, lane.room_for_chunks
+
+    limit, room = asyncio.run(limits())
+    assert limit == room < BUDGET
