@@ -167,6 +167,8 @@ def test_each_number_of_a_list_counts_as_a_value(number: object) -> None:
     assert check_shape(data, 2, 10, 13) == [1, 3, len(data)]
     with pytest.raises(BadFrameError, match="holds over 12 values"):
         check_shape(data, 2, 10, 12)
+    with pytest.raises(BadFrameError, match="cut short"):
+        check_shape(data[:-1], 2, 10, 13)
 
 
 def test_a_name_comes_once_and_names_are_few() -> None:
