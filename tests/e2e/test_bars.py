@@ -30,7 +30,7 @@ from tests.support.wait import AT_ONCE, SILENT_SECONDS
 
 
 def test_kills_of_reducers_lose_no_step_and_leave_nothing() -> None:
-    kills.run(draws(60, 240), 1, hush)
+    kills.run(draws(30, 240), 1, hush)
 
 
 @pytest.mark.long  # 14 CPU seconds; tests/e2e/test_failover.py restarts one reducer

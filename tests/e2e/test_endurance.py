@@ -111,6 +111,7 @@ def _many_keys(rank: int, world: int, addresses: list[str], job: str) -> Any:
         return total("open_rounds"), threading.active_count()
 
 
+@pytest.mark.long  # 17 s; unit tests of the core and of the engine hold the same for each side
 def test_ten_thousand_keys_used_once_leave_nothing_behind(addresses: list[str]) -> None:
     assert run_ranks(2, _many_keys, addresses, "keys") == [(0, 1)] * 2
 

@@ -54,7 +54,7 @@ class Fragmenting:
 
     def _send(self, rank: int, data: bytes) -> None:
         self._ranks[rank].links[0].sock.sendall(data)
-        for worker in self._ranks:  # sends heartbeats: slow CRCs could make a rank seem silent
+        for worker in self._ranks:  # sends heartbeats
             worker.poll(0.0)
 
 

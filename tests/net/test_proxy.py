@@ -200,8 +200,8 @@ def test_a_short_stall_costs_nothing_but_time(
 
 
 def test_flipped_bits_are_all_found() -> None:
-    flips.run(draws(100, 200), 1, hush)
+    flips.run(draws(50, 200), 1, hush)
 
 
 def test_a_storm_over_frames_counts_nothing_twice() -> None:
-    frame_storm.run(draws(500, 2_000), 1, hush)
+    frame_storm.run(draws(250, 2_000), 1, hush)
