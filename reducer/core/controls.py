@@ -83,7 +83,8 @@ class Controls:
 
     def _route(self, peer: Session, event: ControlReceived, now: float, out: list[Output]) -> None:
         """A route that is new to the lane moves streams. The lane sends it to all other ranks."""
-        message = messages.decode(messages.Route, event.payload or b"")
+        payload = event.payload or b""
+        message = messages.decode(messages.Route, payload)
         run = self._run_of(peer)
         route = Route(message.route, message.since, message.live, message.lanes_by_slot)
         if not len(route.since) == len(route.live) == len(route.lanes) == len(run.route.live):
@@ -94,7 +95,7 @@ class Controls:
             return
         text = f"job {run.title!r}: route {route.number}, {_slots(route)}"
         out += run.move(route)
-        out.append(run.seats.to_others(peer.rank, message))
+        out.append(run.seats.forward(peer.rank, MessageKind.ROUTE, payload))
         out.append(Log(run.number, logging.INFO, text, peer.about()))
 
     def _suspect(

@@ -110,7 +110,8 @@ def _integers(low: int, high: int) -> Check:
         if type(value) not in (list, tuple) or len(value) > MAX_REDUCERS:
             raise BadFrameError(f"{name} must be a list of at most {MAX_REDUCERS} slots")
         # A route has thousands of items: check them at once, and one by one only for the error.
-        if set(map(type, value)) == {int} and min(value) >= low and max(value) <= high:
+        are_integers = value and list(map(type, value)).count(int) == len(value)
+        if are_integers and min(value) >= low and max(value) <= high:
             return tuple(value)
         return tuple(item(name, each) for each in value)
 

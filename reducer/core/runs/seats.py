@@ -9,7 +9,7 @@ from reducer.core.surface.events import Behind, Output, Send
 from reducer.core.surface.frames import control_frame, payload_frame
 from reducer.wire import messages
 from reducer.wire.codes import MessageKind
-from reducer.wire.header import Crc
+from reducer.wire.header import Buffer, Crc
 
 
 class Seats:
@@ -32,9 +32,11 @@ class Seats:
     def to_all(self, message: messages.Message) -> Send:
         return Send(self.run, self.present, self._frame(message), None, 0)
 
-    def to_others(self, rank: int, message: messages.Message) -> Send:
+    def forward(self, rank: int, kind: MessageKind, payload: Buffer) -> Send:
+        """What a rank sent, to all other ranks."""
         own = self.sessions[rank]
-        return Send(self.run, [s for s in self.present if s != own], self._frame(message), None, 0)
+        frame = payload_frame(kind, payload, self._crc, epoch=self.epoch)
+        return Send(self.run, [s for s in self.present if s != own], frame, None, 0)
 
     def to_rank(self, rank: int, message: messages.Message) -> Send:
         return Send(self.run, self.of((rank,)), self._frame(message), None, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reducer.wire import messages
 from reducer.wire.codes import MessageKind
-from reducer.wire.header import Crc, Header, pack_header
+from reducer.wire.header import Buffer, Crc, Header, pack_header
 
 
 def control_frame(message: messages.Message, crc: Crc, **fields: int) -> bytes:
@@ -13,7 +13,7 @@ def control_frame(message: messages.Message, crc: Crc, **fields: int) -> bytes:
     return payload_frame(kind, messages.encode(message), crc, **fields)
 
 
-def payload_frame(kind: MessageKind, payload: bytes, crc: Crc, **fields: int) -> bytes:
+def payload_frame(kind: MessageKind, payload: Buffer, crc: Crc, **fields: int) -> bytes:
     header = Header(
         kind=kind,
         length=len(payload),
