@@ -2,7 +2,8 @@
 // from the documented interface (NCCL 2.18 to 2.32). No header of NCCL or CUDA is needed.
 //
 // Law: layouts never change; the static_asserts below check them. A difference between versions is
-// an argument of a template or a separate struct. This file has no behaviour.
+// an argument of a template or a separate struct; a derived struct adds members at the end. This
+// file has no behaviour.
 #pragma once
 
 #include <cstddef>
@@ -127,7 +128,8 @@ struct PropertiesV8 {
   int device_version;
 };
 
-struct PropertiesV9 {  // and 10
+template <class VirtualDevice>
+struct PropertiesOf {
   char* name;
   char* pci_path;
   uint64_t guid;
@@ -141,55 +143,29 @@ struct PropertiesV9 {  // and 10
   int max_receives;
   DeviceType device_type;
   int device_version;
-  VDevice4 virtual_device;
+  VirtualDevice virtual_device;
   size_t max_p2p_bytes;
   size_t max_coll_bytes;
 };
+using PropertiesV9 = PropertiesOf<VDevice4>;  // and 10
 
-struct PropertiesV11 {
-  char* name;
-  char* pci_path;
-  uint64_t guid;
-  int ptr_support;
-  int reg_is_global;
-  int force_flush;
-  int speed;
-  int port;
-  float latency;
-  int max_comms;
-  int max_receives;
-  DeviceType device_type;
-  int device_version;
-  VDevice4 virtual_device;
-  size_t max_p2p_bytes;
-  size_t max_coll_bytes;
+struct PropertiesV11 : PropertiesV9 {
   int max_multi_request;
 };
 
-struct PropertiesV12 {
-  char* name;
-  char* pci_path;
-  uint64_t guid;
-  int ptr_support;
-  int reg_is_global;
-  int force_flush;
-  int speed;
-  int port;
-  float latency;
-  int max_comms;
-  int max_receives;
-  DeviceType device_type;
-  int device_version;
-  VDevice8 virtual_device;
-  size_t max_p2p_bytes;
-  size_t max_coll_bytes;
+struct PropertiesV12 : PropertiesOf<VDevice8> {
   int max_multi_request;
   int16_t rail_id;
   int16_t plane_id;
 };
 
-// The same in all tables.
+// --- functions of both tables ---
 
+using Init = Result (*)(Logger log);
+using Listen = Result (*)(int device, void* handle, void** listen_comm);
+using ListenV11 = Result (*)(void* context, int device, void* handle, void** listen_comm);
+template <class Size>
+using RegMrOf = Result (*)(void* comm, void* data, Size size, int type, void** mhandle);
 using RegMrDmaBuf = Result (*)(void* comm, void* data, size_t size, int type, uint64_t offset,
                                int fd, void** mhandle);
 
@@ -197,13 +173,13 @@ using RegMrDmaBuf = Result (*)(void* comm, void* data, size_t size, int type, ui
 
 struct NetV6 {
   const char* name;
-  Result (*init)(Logger log);
+  Init init;
   Result (*devices)(int* count);
   Result (*get_properties)(int device, PropertiesV6* out);
-  Result (*listen)(int device, void* handle, void** listen_comm);
+  Listen listen;
   Result (*connect)(int device, void* handle, void** send_comm);
   Result (*accept)(void* listen_comm, void** receive_comm);
-  Result (*reg_mr)(void* comm, void* data, int size, int type, void** mhandle);
+  RegMrOf<int> reg_mr;
   RegMrDmaBuf reg_mr_dma_buf;
   Result (*dereg_mr)(void* comm, void* mhandle);
   Result (*isend)(void* comm, void* data, int size, int tag, void* mhandle, void** request);
@@ -216,21 +192,41 @@ struct NetV6 {
   Result (*close_listen)(void* comm);
 };
 
-template <class Properties, class RegSize>
-struct NetV7 {  // and 8
+using InitV10 = Result (*)(Logger log, ProfilerCallback profile);
+using InitV11 = Result (*)(void** context, uint64_t comm_id, CommConfig* config, Logger log,
+                           ProfilerCallback profile);
+using ConnectV7 = Result (*)(int device, void* handle, void** send_comm, DeviceHandle** offload);
+using ConnectV10 = Result (*)(int device, CommConfig* config, void* handle, void** send_comm,
+                              DeviceHandle** offload);
+using ConnectV11 = Result (*)(void* context, int device, void* handle, void** send_comm,
+                              DeviceHandle** offload);
+template <class Size>
+using SendOf = Result (*)(void* comm, void* data, Size size, int tag, void* mhandle,
+                          void** request);
+using SendV10 = Result (*)(void* comm, void* data, size_t size, int tag, void* mhandle,
+                           void* phandle, void** request);
+template <class Size>
+using ReceiveOf = Result (*)(void* comm, int n, void** data, Size* sizes, int* tags,
+                             void** mhandles, void** request);
+using ReceiveV10 = Result (*)(void* comm, int n, void** data, size_t* sizes, int* tags,
+                              void** mhandles, void** phandles, void** request);
+
+// Versions 7 to 12 begin with these members in this order, with the types of the version.
+template <class Init, class Properties, class Listen, class Connect, class RegSize, class Send,
+          class Receive>
+struct NetOf {
   const char* name;
-  Result (*init)(Logger log);
+  Init init;
   Result (*devices)(int* count);
   Result (*get_properties)(int device, Properties* out);
-  Result (*listen)(int device, void* handle, void** listen_comm);
-  Result (*connect)(int device, void* handle, void** send_comm, DeviceHandle** offload);
+  Listen listen;
+  Connect connect;
   Result (*accept)(void* listen_comm, void** receive_comm, DeviceHandle** offload);
-  Result (*reg_mr)(void* comm, void* data, RegSize size, int type, void** mhandle);
+  RegMrOf<RegSize> reg_mr;
   RegMrDmaBuf reg_mr_dma_buf;
   Result (*dereg_mr)(void* comm, void* mhandle);
-  Result (*isend)(void* comm, void* data, int size, int tag, void* mhandle, void** request);
-  Result (*irecv)(void* comm, int n, void** data, int* sizes, int* tags, void** mhandles,
-                  void** request);
+  Send isend;
+  Receive irecv;
   Result (*iflush)(void* comm, int n, void** data, int* sizes, void** mhandles, void** request);
   Result (*test)(void* request, int* done, int* sizes);
   Result (*close_send)(void* comm);
@@ -240,81 +236,21 @@ struct NetV7 {  // and 8
   Result (*irecv_consumed)(void* comm, int n, void* request);
 };
 
-struct NetV9 {
-  const char* name;
-  Result (*init)(Logger log);
-  Result (*devices)(int* count);
-  Result (*get_properties)(int device, PropertiesV9* out);
-  Result (*listen)(int device, void* handle, void** listen_comm);
-  Result (*connect)(int device, void* handle, void** send_comm, DeviceHandle** offload);
-  Result (*accept)(void* listen_comm, void** receive_comm, DeviceHandle** offload);
-  Result (*reg_mr)(void* comm, void* data, size_t size, int type, void** mhandle);
-  RegMrDmaBuf reg_mr_dma_buf;
-  Result (*dereg_mr)(void* comm, void* mhandle);
-  Result (*isend)(void* comm, void* data, size_t size, int tag, void* mhandle, void** request);
-  Result (*irecv)(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles,
-                  void** request);
-  Result (*iflush)(void* comm, int n, void** data, int* sizes, void** mhandles, void** request);
-  Result (*test)(void* request, int* done, int* sizes);
-  Result (*close_send)(void* comm);
-  Result (*close_recv)(void* comm);
-  Result (*close_listen)(void* comm);
-  Result (*get_device_mr)(void* comm, void* mhandle, void** device_mhandle);
-  Result (*irecv_consumed)(void* comm, int n, void* request);
+using NetV7 = NetOf<Init, PropertiesV7, Listen, ConnectV7, int, SendOf<int>, ReceiveOf<int>>;
+using NetV8 = NetOf<Init, PropertiesV8, Listen, ConnectV7, size_t, SendOf<int>, ReceiveOf<int>>;
+
+struct NetV9
+    : NetOf<Init, PropertiesV9, Listen, ConnectV7, size_t, SendOf<size_t>, ReceiveOf<size_t>> {
   Result (*make_virtual_device)(int* device, VDevice4* of);
 };
 
-struct NetV10 {
-  const char* name;
-  Result (*init)(Logger log, ProfilerCallback profile);
-  Result (*devices)(int* count);
-  Result (*get_properties)(int device, PropertiesV9* out);
-  Result (*listen)(int device, void* handle, void** listen_comm);
-  Result (*connect)(int device, CommConfig* config, void* handle, void** send_comm,
-                    DeviceHandle** offload);
-  Result (*accept)(void* listen_comm, void** receive_comm, DeviceHandle** offload);
-  Result (*reg_mr)(void* comm, void* data, size_t size, int type, void** mhandle);
-  RegMrDmaBuf reg_mr_dma_buf;
-  Result (*dereg_mr)(void* comm, void* mhandle);
-  Result (*isend)(void* comm, void* data, size_t size, int tag, void* mhandle, void* phandle,
-                  void** request);
-  Result (*irecv)(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles,
-                  void** phandles, void** request);
-  Result (*iflush)(void* comm, int n, void** data, int* sizes, void** mhandles, void** request);
-  Result (*test)(void* request, int* done, int* sizes);
-  Result (*close_send)(void* comm);
-  Result (*close_recv)(void* comm);
-  Result (*close_listen)(void* comm);
-  Result (*get_device_mr)(void* comm, void* mhandle, void** device_mhandle);
-  Result (*irecv_consumed)(void* comm, int n, void* request);
+struct NetV10 : NetOf<InitV10, PropertiesV9, Listen, ConnectV10, size_t, SendV10, ReceiveV10> {
   Result (*make_virtual_device)(int* device, VDevice4* of);
 };
 
 template <class Properties, class VirtualDevice>
-struct NetV11 {  // and 12
-  const char* name;
-  Result (*init)(void** context, uint64_t comm_id, CommConfig* config, Logger log,
-                 ProfilerCallback profile);
-  Result (*devices)(int* count);
-  Result (*get_properties)(int device, Properties* out);
-  Result (*listen)(void* context, int device, void* handle, void** listen_comm);
-  Result (*connect)(void* context, int device, void* handle, void** send_comm,
-                    DeviceHandle** offload);
-  Result (*accept)(void* listen_comm, void** receive_comm, DeviceHandle** offload);
-  Result (*reg_mr)(void* comm, void* data, size_t size, int type, void** mhandle);
-  RegMrDmaBuf reg_mr_dma_buf;
-  Result (*dereg_mr)(void* comm, void* mhandle);
-  Result (*isend)(void* comm, void* data, size_t size, int tag, void* mhandle, void* phandle,
-                  void** request);
-  Result (*irecv)(void* comm, int n, void** data, size_t* sizes, int* tags, void** mhandles,
-                  void** phandles, void** request);
-  Result (*iflush)(void* comm, int n, void** data, int* sizes, void** mhandles, void** request);
-  Result (*test)(void* request, int* done, int* sizes);
-  Result (*close_send)(void* comm);
-  Result (*close_recv)(void* comm);
-  Result (*close_listen)(void* comm);
-  Result (*get_device_mr)(void* comm, void* mhandle, void** device_mhandle);
-  Result (*irecv_consumed)(void* comm, int n, void* request);
+struct NetV11  // and 12
+    : NetOf<InitV11, Properties, ListenV11, ConnectV11, size_t, SendV10, ReceiveV10> {
   Result (*make_virtual_device)(int* device, VirtualDevice* of);
   Result (*finalize)(void* context);
   Result (*set_net_attr)(void* context, NetAttr* attr);
@@ -325,13 +261,13 @@ struct NetV11 {  // and 12
 template <class Properties>
 struct CollNetV6 {  // and 7
   const char* name;
-  Result (*init)(Logger log);
+  Init init;
   Result (*devices)(int* count);
   Result (*get_properties)(int device, Properties* out);
-  Result (*listen)(int device, void* handle, void** listen_comm);
+  Listen listen;
   Result (*connect)(void* handles[], int ranks, int rank, void* listen_comm, void** comm);
   Result (*reduce_support)(DataType type, RedOp op, int* supported);
-  Result (*reg_mr)(void* comm, void* data, int size, int type, void** mhandle);
+  RegMrOf<int> reg_mr;
   RegMrDmaBuf reg_mr_dma_buf;
   Result (*dereg_mr)(void* comm, void* mhandle);
   Result (*iallreduce)(void* comm, void* send, void* receive, int count, DataType type, RedOp op,
@@ -342,7 +278,7 @@ struct CollNetV6 {  // and 7
   Result (*close_listen)(void* comm);
 };
 
-// Versions 8 to 12 have these members in this order, with the types of the version.
+using CollInitV11 = Result (*)(void** context, uint64_t comm_id, Logger log);
 template <class Count>
 using AllReduceOf = Result (*)(void* comm, void* send, void* receive, Count count, DataType type,
                                RedOp op, void* send_mhandle, void* receive_mhandle, void** request);
@@ -354,68 +290,37 @@ template <class Size>
 using ReduceScatterOf = Result (*)(void* comm, int parts, Sge<Size>* send, void* receive,
                                    size_t bytes_per_rank, size_t window_offset, size_t window_bytes,
                                    DataType type, RedOp op, void* receive_mhandle, void** request);
-using RegMr = Result (*)(void* comm, void* data, size_t size, int type, void** mhandle);
 
-struct CollNetV8 {
+// Versions 8 to 12 begin with these members in this order, with the types of the version.
+template <class Init, class Properties, class Listen, class Count, class PartSize>
+struct CollNetOf {
   const char* name;
-  Result (*init)(Logger log);
+  Init init;
   Result (*devices)(int* count);
-  Result (*get_properties)(int device, PropertiesV8* out);
-  Result (*listen)(int device, void* handle, void** listen_comm);
+  Result (*get_properties)(int device, Properties* out);
+  Listen listen;
   Result (*connect)(void* handles[], int ranks, int rank, void* listen_comm, void** comm);
   Result (*reduce_support)(DataType type, RedOp op, int* supported);
-  RegMr reg_mr;
+  RegMrOf<size_t> reg_mr;
   RegMrDmaBuf reg_mr_dma_buf;
   Result (*dereg_mr)(void* comm, void* mhandle);
-  AllReduceOf<int> iallreduce;
-  AllGatherOf<uint32_t> iallgather;
-  ReduceScatterOf<uint32_t> ireducescatter;
+  AllReduceOf<Count> iallreduce;
+  AllGatherOf<PartSize> iallgather;
+  ReduceScatterOf<PartSize> ireducescatter;
   Result (*iflush)(void* comm, void* data, int size, void* mhandle, void** request);
   Result (*test)(void* request, int* done, int* size);
   Result (*close_coll)(void* comm);
   Result (*close_listen)(void* comm);
 };
 
-struct CollNetV9 {  // and 10
-  const char* name;
-  Result (*init)(Logger log);
-  Result (*devices)(int* count);
-  Result (*get_properties)(int device, PropertiesV9* out);
-  Result (*listen)(int device, void* handle, void** listen_comm);
-  Result (*connect)(void* handles[], int ranks, int rank, void* listen_comm, void** comm);
-  Result (*reduce_support)(DataType type, RedOp op, int* supported);
-  RegMr reg_mr;
-  RegMrDmaBuf reg_mr_dma_buf;
-  Result (*dereg_mr)(void* comm, void* mhandle);
-  AllReduceOf<size_t> iallreduce;
-  AllGatherOf<size_t> iallgather;
-  ReduceScatterOf<size_t> ireducescatter;
-  Result (*iflush)(void* comm, void* data, int size, void* mhandle, void** request);
-  Result (*test)(void* request, int* done, int* size);
-  Result (*close_coll)(void* comm);
-  Result (*close_listen)(void* comm);
+using CollNetV8 = CollNetOf<Init, PropertiesV8, Listen, int, uint32_t>;
+
+struct CollNetV9 : CollNetOf<Init, PropertiesV9, Listen, size_t, size_t> {  // and 10
   Result (*make_virtual_device)(int* device, VDevice4* of);
 };
 
 template <class Properties, class VirtualDevice>
-struct CollNetV11 {  // and 12
-  const char* name;
-  Result (*init)(void** context, uint64_t comm_id, Logger log);
-  Result (*devices)(int* count);
-  Result (*get_properties)(int device, Properties* out);
-  Result (*listen)(void* context, int device, void* handle, void** listen_comm);
-  Result (*connect)(void* handles[], int ranks, int rank, void* listen_comm, void** comm);
-  Result (*reduce_support)(DataType type, RedOp op, int* supported);
-  RegMr reg_mr;
-  RegMrDmaBuf reg_mr_dma_buf;
-  Result (*dereg_mr)(void* comm, void* mhandle);
-  AllReduceOf<size_t> iallreduce;
-  AllGatherOf<size_t> iallgather;
-  ReduceScatterOf<size_t> ireducescatter;
-  Result (*iflush)(void* comm, void* data, int size, void* mhandle, void** request);
-  Result (*test)(void* request, int* done, int* size);
-  Result (*close_coll)(void* comm);
-  Result (*close_listen)(void* comm);
+struct CollNetV11 : CollNetOf<CollInitV11, Properties, ListenV11, size_t, size_t> {  // and 12
   Result (*make_virtual_device)(int* device, VirtualDevice* of);
   Result (*finalize)(void* context);
 };
@@ -425,11 +330,11 @@ static_assert(sizeof(PropertiesV6) == 48 && sizeof(PropertiesV7) == 56);
 static_assert(sizeof(PropertiesV8) == 64 && offsetof(PropertiesV8, reg_is_global) == 28);
 static_assert(sizeof(PropertiesV9) == 104 && offsetof(PropertiesV9, virtual_device) == 64);
 static_assert(offsetof(PropertiesV9, max_p2p_bytes) == 88);
-static_assert(sizeof(PropertiesV11) == 112 && offsetof(PropertiesV11, max_multi_request) == 104);
-static_assert(sizeof(PropertiesV12) == 128 && offsetof(PropertiesV12, max_p2p_bytes) == 104);
-static_assert(offsetof(PropertiesV12, rail_id) == 124 && offsetof(PropertiesV12, plane_id) == 126);
+static_assert(sizeof(PropertiesV11) == 112 && sizeof(PropertiesV12) == 128);
+static_assert(sizeof(PropertiesOf<VDevice8>) == 120);
+static_assert(offsetof(PropertiesOf<VDevice8>, max_p2p_bytes) == 104);
 static_assert(sizeof(Sge<uint32_t>) == 24 && sizeof(Sge<size_t>) == 24);
-static_assert(sizeof(NetV6) == 17 * 8 && sizeof(NetV7<PropertiesV8, size_t>) == 19 * 8);
+static_assert(sizeof(NetV6) == 17 * 8 && sizeof(NetV8) == 19 * 8);
 static_assert(sizeof(NetV9) == 20 * 8 && sizeof(NetV10) == 20 * 8);
 static_assert(sizeof(NetV11<PropertiesV12, VDevice8>) == 22 * 8);
 static_assert(sizeof(CollNetV6<PropertiesV7>) == 15 * 8 && sizeof(CollNetV8) == 17 * 8);

@@ -24,50 +24,33 @@ struct TunerV1 {
   Result (*destroy)();
 };
 
-struct TunerV2 {
-  const char* name;
-  Result (*init)(size_t ranks, size_t nodes, Logger log, void** context);
-  Result (*get_coll_info)(void* context, Function function, size_t bytes, int coll_net, int nvls,
-                          int operations, int* algorithm, int* protocol, int* channels);
-  Result (*destroy)(void* context);
-};
-
 // `costs` points to one array [algorithms][protocols] of microseconds, in spite of its type.
-struct TunerV3 {
+using TunerInitV2 = Result (*)(size_t ranks, size_t nodes, Logger log, void** context);
+using TunerInitV5 = Result (*)(void** context, uint64_t comm_id, size_t ranks, size_t nodes,
+                               Logger log, NvlDomains* domains, TunerConstants* constants);
+using CollInfoV2 = Result (*)(void* context, Function function, size_t bytes, int coll_net,
+                              int nvls, int operations, int* algorithm, int* protocol,
+                              int* channels);
+using CollInfoV3 = Result (*)(void* context, Function function, size_t bytes, int operations,
+                              float** costs, int algorithms, int protocols, int* channels);
+using CollInfoV4 = Result (*)(void* context, Function function, size_t bytes, int operations,
+                              float** costs, int algorithms, int protocols, int registered,
+                              int* channels);
+
+template <class Init, class CollInfo>
+struct TunerOf {
   const char* name;
-  Result (*init)(size_t ranks, size_t nodes, Logger log, void** context);
-  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
-                          float** costs, int algorithms, int protocols, int* channels);
+  Init init;
+  CollInfo get_coll_info;
   Result (*destroy)(void* context);
 };
 
-struct TunerV4 {
-  const char* name;
-  Result (*init)(size_t ranks, size_t nodes, Logger log, void** context);
-  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
-                          float** costs, int algorithms, int protocols, int registered,
-                          int* channels);
-  Result (*destroy)(void* context);
-};
+using TunerV2 = TunerOf<TunerInitV2, CollInfoV2>;
+using TunerV3 = TunerOf<TunerInitV2, CollInfoV3>;
+using TunerV4 = TunerOf<TunerInitV2, CollInfoV4>;
+using TunerV5 = TunerOf<TunerInitV5, CollInfoV4>;
 
-struct TunerV5 {
-  const char* name;
-  Result (*init)(void** context, uint64_t comm_id, size_t ranks, size_t nodes, Logger log,
-                 NvlDomains* domains, TunerConstants* constants);
-  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
-                          float** costs, int algorithms, int protocols, int registered,
-                          int* channels);
-  Result (*finalize)(void* context);
-};
-
-struct TunerV6 {
-  const char* name;
-  Result (*init)(void** context, uint64_t comm_id, size_t ranks, size_t nodes, Logger log,
-                 NvlDomains* domains, TunerConstants* constants);
-  Result (*get_coll_info)(void* context, Function function, size_t bytes, int operations,
-                          float** costs, int algorithms, int protocols, int registered,
-                          int* channels);
-  Result (*finalize)(void* context);
+struct TunerV6 : TunerV5 {
   Result (*get_chunk_size)(void* context, Function function, size_t bytes, int algorithm,
                            int protocol, int channels, size_t* chunk);
 };

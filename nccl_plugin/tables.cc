@@ -152,20 +152,23 @@ Result test(void* request, int* done, int* sizes) {
   return result;
 }
 
-template <class Size, class Properties>
-constexpr NetV7<Properties, Size> net_v7() {
+// The members that versions 7 to 12 begin with.
+template <class Properties, class Size, class Init, class Listen, class Connect, class Send,
+          class Receive>
+constexpr NetOf<Init, Properties, Listen, Connect, Size, Send, Receive> net_of(
+    Init init, Listen listen, Connect connect, Send isend, Receive irecv) {
   return {kName,
           init,
           count_devices,
           get_properties<Properties>,
-          net_listen,
+          listen,
           connect,
           accept,
           reg_mr<Size>,
           reg_mr_dma_buf,
           dereg_mr,
-          isend<int>,
-          irecv<int>,
+          isend,
+          irecv,
           net_iflush,
           test,
           net_close_send,
@@ -177,28 +180,9 @@ constexpr NetV7<Properties, Size> net_v7() {
 
 template <class Properties, class VirtualDevice>
 constexpr NetV11<Properties, VirtualDevice> net_v11() {
-  return {kName,
-          net_init,
-          count_devices,
-          get_properties<Properties>,
-          listen_in,
-          connect_in,
-          accept,
-          reg_mr<size_t>,
-          reg_mr_dma_buf,
-          dereg_mr,
-          isend_profiled,
-          irecv_profiled,
-          net_iflush,
-          test,
-          net_close_send,
-          net_close_receive,
-          net_close_listen,
-          nullptr,
-          nullptr,
-          nullptr,
-          finalize,
-          nullptr};
+  return {
+      net_of<Properties, size_t>(net_init, listen_in, connect_in, isend_profiled, irecv_profiled),
+      nullptr, finalize, nullptr};
 }
 
 // --- ncclCollNet ---
@@ -280,48 +264,36 @@ constexpr CollNetV6<Properties> coll_net_v6() {
           coll_close_listen};
 }
 
-constexpr CollNetV9 coll_net_v9() {
+// The members that versions 8 to 12 begin with.
+template <class Properties, class Count, class PartSize, class Init, class Listen>
+constexpr CollNetOf<Init, Properties, Listen, Count, PartSize> coll_net_of(Init init,
+                                                                           Listen listen) {
   return {kName,
           init,
           count_devices,
-          get_properties<PropertiesV9>,
-          coll_listen_on,
+          get_properties<Properties>,
+          listen,
           coll_connect_all,
           reduce_support,
           reg_mr<size_t>,
           reg_mr_dma_buf,
           dereg_mr,
-          iallreduce<size_t>,
-          iallgather<size_t>,
-          ireducescatter<size_t>,
+          iallreduce<Count>,
+          iallgather<PartSize>,
+          ireducescatter<PartSize>,
           coll_iflush,
           coll_test,
           coll_close,
-          coll_close_listen,
-          nullptr};
+          coll_close_listen};
+}
+
+constexpr CollNetV9 coll_net_v9() {
+  return {coll_net_of<PropertiesV9, size_t, size_t>(init, coll_listen_on), nullptr};
 }
 
 template <class Properties, class VirtualDevice>
 constexpr CollNetV11<Properties, VirtualDevice> coll_net_v11() {
-  return {kName,
-          coll_init,
-          count_devices,
-          get_properties<Properties>,
-          coll_listen_in,
-          coll_connect_all,
-          reduce_support,
-          reg_mr<size_t>,
-          reg_mr_dma_buf,
-          dereg_mr,
-          iallreduce<size_t>,
-          iallgather<size_t>,
-          ireducescatter<size_t>,
-          coll_iflush,
-          coll_test,
-          coll_close,
-          coll_close_listen,
-          nullptr,
-          finalize};
+  return {coll_net_of<Properties, size_t, size_t>(coll_init, coll_listen_in), nullptr, finalize};
 }
 
 }  // namespace
@@ -333,70 +305,23 @@ EXPORTED const NetV6 ncclNetPlugin_v6 = {
     reg_mr_dma_buf,  dereg_mr,    isend<int>,     irecv<int>,
     net_iflush,      test,        net_close_send, net_close_receive,
     net_close_listen};
-EXPORTED const auto ncclNetPlugin_v7 = net_v7<int, PropertiesV7>();
-EXPORTED const auto ncclNetPlugin_v8 = net_v7<size_t, PropertiesV8>();
-EXPORTED const NetV9 ncclNetPlugin_v9 = {kName,
-                                         init,
-                                         count_devices,
-                                         get_properties<PropertiesV9>,
-                                         net_listen,
-                                         connect,
-                                         accept,
-                                         reg_mr<size_t>,
-                                         reg_mr_dma_buf,
-                                         dereg_mr,
-                                         isend<size_t>,
-                                         irecv<size_t>,
-                                         net_iflush,
-                                         test,
-                                         net_close_send,
-                                         net_close_receive,
-                                         net_close_listen,
-                                         nullptr,
-                                         nullptr,
-                                         nullptr};
-EXPORTED const NetV10 ncclNetPlugin_v10 = {kName,
-                                           init_with_profiler,
-                                           count_devices,
-                                           get_properties<PropertiesV9>,
-                                           net_listen,
-                                           connect_with_config,
-                                           accept,
-                                           reg_mr<size_t>,
-                                           reg_mr_dma_buf,
-                                           dereg_mr,
-                                           isend_profiled,
-                                           irecv_profiled,
-                                           net_iflush,
-                                           test,
-                                           net_close_send,
-                                           net_close_receive,
-                                           net_close_listen,
-                                           nullptr,
-                                           nullptr,
-                                           nullptr};
+EXPORTED const NetV7 ncclNetPlugin_v7 =
+    net_of<PropertiesV7, int>(init, net_listen, connect, isend<int>, irecv<int>);
+EXPORTED const NetV8 ncclNetPlugin_v8 =
+    net_of<PropertiesV8, size_t>(init, net_listen, connect, isend<int>, irecv<int>);
+EXPORTED const NetV9 ncclNetPlugin_v9 = {
+    net_of<PropertiesV9, size_t>(init, net_listen, connect, isend<size_t>, irecv<size_t>), nullptr};
+EXPORTED const NetV10 ncclNetPlugin_v10 = {
+    net_of<PropertiesV9, size_t>(init_with_profiler, net_listen, connect_with_config,
+                                 isend_profiled, irecv_profiled),
+    nullptr};
 EXPORTED const auto ncclNetPlugin_v11 = net_v11<PropertiesV11, VDevice4>();
 EXPORTED const auto ncclNetPlugin_v12 = net_v11<PropertiesV12, VDevice8>();
 
 EXPORTED const auto ncclCollNetPlugin_v6 = coll_net_v6<PropertiesV6>();
 EXPORTED const auto ncclCollNetPlugin_v7 = coll_net_v6<PropertiesV7>();
-EXPORTED const CollNetV8 ncclCollNetPlugin_v8 = {kName,
-                                                 init,
-                                                 count_devices,
-                                                 get_properties<PropertiesV8>,
-                                                 coll_listen_on,
-                                                 coll_connect_all,
-                                                 reduce_support,
-                                                 reg_mr<size_t>,
-                                                 reg_mr_dma_buf,
-                                                 dereg_mr,
-                                                 iallreduce<int>,
-                                                 iallgather<uint32_t>,
-                                                 ireducescatter<uint32_t>,
-                                                 coll_iflush,
-                                                 coll_test,
-                                                 coll_close,
-                                                 coll_close_listen};
+EXPORTED const CollNetV8 ncclCollNetPlugin_v8 =
+    coll_net_of<PropertiesV8, int, uint32_t>(init, coll_listen_on);
 EXPORTED const auto ncclCollNetPlugin_v9 = coll_net_v9();
 EXPORTED const auto ncclCollNetPlugin_v10 = coll_net_v9();
 EXPORTED const auto ncclCollNetPlugin_v11 = coll_net_v11<PropertiesV11, VDevice4>();

@@ -93,6 +93,7 @@ EXPORTED const TunerV2 ncclTunerPlugin_v2 = {kName, start, choose, end};
 EXPORTED const TunerV3 ncclTunerPlugin_v3 = {kName, start, set_costs, end};
 EXPORTED const TunerV4 ncclTunerPlugin_v4 = {kName, start, set_costs_registered, end};
 EXPORTED const TunerV5 ncclTunerPlugin_v5 = {kName, start_comm, set_costs_registered, end};
-EXPORTED const TunerV6 ncclTunerPlugin_v6 = {kName, start_comm, set_costs_registered, end, nullptr};
+EXPORTED const TunerV6 ncclTunerPlugin_v6 = {{kName, start_comm, set_costs_registered, end},
+                                             nullptr};
 
 }  // namespace ors::nccl

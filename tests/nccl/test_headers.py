@@ -64,8 +64,8 @@ _THEIRS = ("ncclNetProperties", "ncclNet", "ncclCollNet", "ncclNetSGE")
 # By table version: a wheel with NVIDIA's header, and abi.h's names of the structs in the header.
 _TABLES = {
     6: ("2.18.3", "PropertiesV6", "NetV6", "CollNetV6<PropertiesV6>"),
-    7: ("2.19.3", "PropertiesV7", "NetV7<PropertiesV7, int>", "CollNetV6<PropertiesV7>"),
-    8: ("2.23.4", "PropertiesV8", "NetV7<PropertiesV8, size_t>", "CollNetV8", "Sge<uint32_t>"),
+    7: ("2.19.3", "PropertiesV7", "NetV7", "CollNetV6<PropertiesV7>"),
+    8: ("2.23.4", "PropertiesV8", "NetV8", "CollNetV8", "Sge<uint32_t>"),
 }
 # Members that have another name in abi.h, apart from the spelling.
 _OTHERWISE = {
