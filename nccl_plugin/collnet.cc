@@ -30,10 +30,6 @@ constexpr uint8_t kWireTypes[kDataTypes] = {
 };
 constexpr uint8_t kWireOps[kRedOps] = {ors::kSum, ors::kProd, ors::kMax, ors::kMin};
 
-bool known(DataType type, RedOp op) {
-  return type >= 0 && type < kDataTypes && op >= 0 && op < kRedOps;
-}
-
 // Whether NCCL may make a request of this size (max_coll_bytes of the properties). A negative count
 // becomes too large as size_t. Within these limits no sum or product of sizes wraps.
 bool fits(const char* what, size_t count, size_t item_bytes) {
@@ -95,20 +91,11 @@ std::string mismatch(const Handle& theirs, const Handle& ours) {
 }
 
 Options options_of(const Settings& settings, const Digest& group, int rank, int ranks) {
-  Options options;
-  options.addresses = settings.addresses;
-  options.job = settings.job;
+  Options options = static_cast<const Options&>(settings);
   options.run_id = "nccl-" + hex(group, 16);
   options.rank = static_cast<uint32_t>(rank);
   options.world_size = static_cast<uint32_t>(ranks);
   options.chunk_table = {{0, settings.chunk_bytes}};
-  options.connect_timeout = settings.connect_timeout;
-  options.silence = settings.silence;
-  options.worker_silence = settings.worker_silence;
-  options.reducer_wait = settings.reducer_wait;
-  options.congestion = settings.congestion;
-  options.source = settings.source;
-  options.local_sockets = settings.local_sockets;
   options.incarnation = random_bytes(16);
   return options;
 }
@@ -229,13 +216,15 @@ Result coll_connect(const Settings& settings, void* handles[], int ranks, int ra
   });
 }
 
-bool coll_supports(DataType type, RedOp op) { return known(type, op); }
+bool coll_supports(DataType type, RedOp op) {
+  return type >= 0 && type < kDataTypes && op >= 0 && op < kRedOps;
+}
 
 Result coll_all_reduce(void* comm, const void* send, void* receive, size_t count, DataType type,
                        RedOp op, void** request) {
   return guarded([&] {
     *request = nullptr;
-    if (!known(type, op)) return kInvalidArgument;
+    if (!coll_supports(type, op)) return kInvalidArgument;
     const size_t item = item_size(kWireTypes[type]);
     if (!fits("an all-reduce", count, item)) return kInvalidArgument;
     const size_t size = count * item;
@@ -267,9 +256,8 @@ Result coll_reduce_scatter(void* comm, const void* send, void* receive, size_t b
                            size_t offset, size_t size, DataType type, RedOp op, void** request) {
   return guarded([&] {
     *request = nullptr;
-    if (!known(type, op) || !fits_in_row("a reduce-scatter", bytes_per_rank, offset, size)) {
-      return kInvalidArgument;
-    }
+    if (!coll_supports(type, op)) return kInvalidArgument;
+    if (!fits_in_row("a reduce-scatter", bytes_per_rank, offset, size)) return kInvalidArgument;
     Begun begun(comm, size);
     if (begun.request == nullptr) return kSuccess;
     CollRequest* ours = begun.request;

@@ -33,7 +33,8 @@ Parse text(std::string Settings::* member) {
   };
 }
 
-Show shown(std::string Settings::* member) {
+template <class Owner>
+Show shown(std::string Owner::* member) {
   return [member](const Settings& settings) { return settings.*member; };
 }
 
@@ -65,8 +66,8 @@ Parse integer(Number Settings::* member, uint64_t least, uint64_t most, uint64_t
   };
 }
 
-template <class Number>
-Show shown(Number Settings::* member) {
+template <class Owner, class Number>
+Show shown(Number Owner::* member) {
   return [member](const Settings& settings) {
     std::string digits = std::to_string(settings.*member);
     if (digits.find('.') != digits.npos) digits.erase(digits.find_last_not_of('0') + 1);

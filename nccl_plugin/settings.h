@@ -8,20 +8,16 @@
 #include <string>
 #include <vector>
 
+#include "protocol/run.h"
+
 namespace ors::nccl {
 
-struct Settings {
-  std::vector<std::string> addresses;  // host:port, in the order given
-  std::string found_in;                // the variable that has the addresses
-  std::string job = "nccl";
+// What the engines of all communicators have in common, and the plugin's own settings.
+struct Settings : Options {
+  Settings() { job = "nccl"; }
+
+  std::string found_in;  // the variable that has the addresses
   std::string key_file;
-  std::string congestion;
-  std::string source;
-  bool local_sockets = true;
-  double connect_timeout = 60;
-  double silence = 1;
-  double worker_silence = 5;
-  double reducer_wait = 30;
   uint32_t chunk_bytes = 64 << 10;
   uint64_t min_bytes = 1 << 20;
   int sockets = 4;
