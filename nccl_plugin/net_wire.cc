@@ -52,12 +52,6 @@ uint64_t seal_of(const void* state) {
   return state == nullptr ? 0 : reinterpret_cast<uintptr_t>(state) ^ load<uint64_t>(secret.data());
 }
 
-Identity load_identity(const uint8_t* from) {
-  Identity identity;
-  std::copy_n(from, identity.size(), identity.begin());
-  return identity;
-}
-
 }  // namespace
 
 Identity random_identity() {
@@ -86,7 +80,7 @@ void pack_handle(const Handle& handle, void* out) {
   store<uint16_t>(bytes + 6, static_cast<uint16_t>(handle.address.size));
   std::memcpy(bytes + kAddressAt, &handle.address.storage,
               std::min<size_t>(handle.address.size, kAddressBytes));
-  std::copy(handle.listener.begin(), handle.listener.end(), bytes + kListenerAt);
+  store(bytes + kListenerAt, handle.listener);
 }
 
 std::string unpack_handle(const void* in, Handle* handle) {
@@ -105,7 +99,7 @@ std::string unpack_handle(const void* in, Handle* handle) {
     return "a handle with an address of family " + std::to_string(family) + " and " +
            std::to_string(handle->address.size) + " bytes";
   }
-  handle->listener = load_identity(bytes + kListenerAt);
+  handle->listener = load<Identity>(bytes + kListenerAt);
   return {};
 }
 
@@ -126,8 +120,8 @@ void pack_hello(const Hello& hello, uint8_t* out) {
   store<uint16_t>(out + 4, kNetVersion);
   out[6] = hello.index;
   out[7] = hello.count;
-  std::copy(hello.listener.begin(), hello.listener.end(), out + 8);
-  std::copy(hello.connection.begin(), hello.connection.end(), out + 24);
+  store(out + 8, hello.listener);
+  store(out + 24, hello.connection);
 }
 
 std::string unpack_hello(const uint8_t* in, Hello* hello) {
@@ -139,8 +133,8 @@ std::string unpack_hello(const uint8_t* in, Hello* hello) {
            std::to_string(hello->count) + ": expected one of at most " +
            std::to_string(kMaxNetSockets);
   }
-  hello->listener = load_identity(in + 8);
-  hello->connection = load_identity(in + 24);
+  hello->listener = load<Identity>(in + 8);
+  hello->connection = load<Identity>(in + 24);
   return {};
 }
 
