@@ -5,7 +5,6 @@
 #include "net.h"
 
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -43,19 +42,6 @@ void set_any_port(SocketAddress* address) {
   } else {
     reinterpret_cast<sockaddr_in&>(address->storage).sin_port = 0;
   }
-}
-
-// Sets keepalive, which accepted sockets inherit, with the values of begin_connect at the other
-// end. A receiver never sends, so without keepalive it would not notice that the sender's host is
-// gone.
-void keep_alive(int fd) {
-  const auto set = [fd](int level, int name, int value) {
-    (void)::setsockopt(fd, level, name, &value, sizeof value);
-  };
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 1);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set(IPPROTO_TCP, TCP_KEEPCNT, 2);
 }
 
 class Listener {
@@ -101,7 +87,9 @@ Listener::Listener(const Device& device) {
     return ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   }));
   if (!fd_.open()) throw_error(errno, "socket");
-  keep_alive(fd_.get());
+  // Accepted sockets inherit keepalive. A receiver never sends, so without keepalive it would not
+  // notice that the sender's host is gone.
+  set_keepalive(fd_.get());
   if (::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) != 0) {
     const int error = errno;
     throw_error(error, "bind to " + address_text(address) + " of " + device.name);
@@ -282,16 +270,9 @@ Result net_test(void* request, int* done, size_t* size) {
   });
 }
 
-Result net_close_send(void* send_comm) {
+Result net_close(void* comm) {
   return guarded([&] {
-    delete static_cast<Comm*>(send_comm);
-    return kSuccess;
-  });
-}
-
-Result net_close_receive(void* receive_comm) {
-  return guarded([&] {
-    delete static_cast<Comm*>(receive_comm);
+    delete static_cast<Comm*>(comm);
     return kSuccess;
   });
 }

@@ -49,8 +49,7 @@ Result net_irecv(void* receive_comm, void* data, size_t size, void** request);
 Result net_test(void* request, int* done, size_t* size);
 
 // Closes at once, also with requests in flight; the requests are then no longer valid.
-Result net_close_send(void* send_comm);
-Result net_close_receive(void* receive_comm);
+Result net_close(void* comm);
 Result net_close_listen(void* listen_comm);
 
 }  // namespace ors::nccl

@@ -28,13 +28,6 @@ size_t bytes_of(const iovec* parts, int count) {
   return size;
 }
 
-template <class Socket>
-std::vector<Socket> adopt(std::vector<FileDescriptor> descriptors) {
-  std::vector<Socket> sockets(descriptors.size());
-  for (size_t i = 0; i < sockets.size(); ++i) sockets[i].fd = std::move(descriptors[i]);
-  return sockets;
-}
-
 std::string shown(const Piece& piece) {
   return std::to_string(piece.length) + " bytes at " + std::to_string(piece.offset) +
          " of message " + std::to_string(piece.message) + " of " + std::to_string(piece.total);
@@ -61,7 +54,8 @@ void FileDescriptor::reset() {
 
 // --- both ends ---
 
-Comm::Comm(std::string peer, size_t sockets) : peer_(std::move(peer)), sockets_(sockets) {}
+Comm::Comm(std::string peer, std::vector<FileDescriptor> sockets)
+    : fds_(std::move(sockets)), peer_(std::move(peer)) {}
 
 Result Comm::start(void* data, size_t size, void** request) {
   *request = nullptr;
@@ -98,8 +92,9 @@ Result Comm::progress() {
 Result Comm::take_turns() {
   size_t budget = kBudget;
   std::bitset<kMaxNetSockets> blocked;
-  first_ = (first_ + 1) % sockets_;
-  for (size_t i = first_; blocked.count() < sockets_ && budget > 0; i = (i + 1) % sockets_) {
+  const size_t sockets = fds_.size();
+  first_ = (first_ + 1) % sockets;
+  for (size_t i = first_; blocked.count() < sockets && budget > 0; i = (i + 1) % sockets) {
     if (blocked[i]) continue;
     const Turn result = turn(i, &budget);
     if (result == Turn::kFailed) return result_;
@@ -110,7 +105,7 @@ Result Comm::take_turns() {
 
 Result Comm::fail(Result code, const std::string& what) {
   result_ = code;
-  close_sockets();
+  for (FileDescriptor& fd : fds_) fd.reset();
   log_warning("net: the connection with " + peer_ + " failed: " + what);
   return code;
 }
@@ -123,13 +118,7 @@ void Comm::complete(Request* request) {
 // --- sending ---
 
 SendComm::SendComm(std::vector<FileDescriptor> sockets, std::string peer, size_t piece)
-    : Comm(std::move(peer), sockets.size()),
-      piece_(piece),
-      sockets_(adopt<Socket>(std::move(sockets))) {}
-
-void SendComm::close_sockets() {
-  for (Socket& socket : sockets_) socket.fd.reset();
-}
+    : Comm(std::move(peer), std::move(sockets)), piece_(piece), sockets_(fds_.size()) {}
 
 Result SendComm::move() {
   const Result result = check_peer();
@@ -139,9 +128,9 @@ Result SendComm::move() {
 // Detects that the receiver has closed the connection: the first send on a socket that the peer has
 // closed still succeeds. One socket per call is enough, since a peer closes all sockets together.
 Result SendComm::check_peer() {
-  looked_at_ = (looked_at_ + 1) % sockets_.size();
+  looked_at_ = (looked_at_ + 1) % fds_.size();
   uint8_t byte;
-  const ssize_t n = ::recv(sockets_[looked_at_].fd.get(), &byte, sizeof byte, MSG_DONTWAIT);
+  const ssize_t n = ::recv(fds_[looked_at_].get(), &byte, sizeof byte, MSG_DONTWAIT);
   if (n == 0) return fail(kRemoteError, "the receiver has closed the connection");
   if (n > 0) return fail(kRemoteError, "the receiver sent bytes, expected none");
   return would_block() ? kSuccess : fail(kRemoteError, error_text(errno));
@@ -183,7 +172,7 @@ Comm::Turn SendComm::turn(size_t index, size_t* budget) {
   message.msg_iov = parts;
   message.msg_iovlen = static_cast<size_t>(prepare(socket, *budget, parts));
   const size_t asked = bytes_of(parts, static_cast<int>(message.msg_iovlen));
-  const ssize_t n = ::sendmsg(socket->fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  const ssize_t n = ::sendmsg(fds_[index].get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   if (n < 0 && would_block()) return Turn::kBlocked;
   if (n < 0) {
     fail(kRemoteError, error_text(errno));
@@ -213,11 +202,7 @@ void SendComm::sent(Socket* socket, size_t size) {
 // --- receiving ---
 
 ReceiveComm::ReceiveComm(std::vector<FileDescriptor> sockets, std::string peer)
-    : Comm(std::move(peer), sockets.size()), sockets_(adopt<Socket>(std::move(sockets))) {}
-
-void ReceiveComm::close_sockets() {
-  for (Socket& socket : sockets_) socket.fd.reset();
-}
+    : Comm(std::move(peer), std::move(sockets)), sockets_(fds_.size()) {}
 
 // A sender that closes may have sent whole messages before, so the end of a socket is no failure as
 // long as the oldest message can still be completed. A parked socket cannot complete it: a socket
@@ -259,7 +244,7 @@ Comm::Turn ReceiveComm::turn(size_t index, size_t* budget) {
   message.msg_iov = parts;
   message.msg_iovlen = static_cast<size_t>(prepare(socket, *budget, parts));
   const size_t asked = bytes_of(parts, static_cast<int>(message.msg_iovlen));
-  const ssize_t n = ::recvmsg(socket->fd.get(), &message, MSG_DONTWAIT);
+  const ssize_t n = ::recvmsg(fds_[index].get(), &message, MSG_DONTWAIT);
   if (n < 0 && would_block()) return Turn::kBlocked;
   if (n < 0) fail(kRemoteError, error_text(errno));
   if (n <= 0) return n < 0 ? Turn::kFailed : end(socket);

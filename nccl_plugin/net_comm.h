@@ -56,7 +56,7 @@ struct Request {
 
 class Comm {
  public:
-  Comm(std::string peer, size_t sockets);
+  Comm(std::string peer, std::vector<FileDescriptor> sockets);
   virtual ~Comm() = default;
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
@@ -70,7 +70,6 @@ class Comm {
   // Sends or receives once on one socket, and subtracts the bytes from the budget.
   virtual Turn turn(size_t index, size_t* budget) = 0;
   virtual Result move() = 0;
-  virtual void close_sockets() = 0;
 
   // Gives turns to all sockets until all block or the budget is used up.
   Result take_turns();
@@ -78,6 +77,7 @@ class Comm {
   void complete(Request* request);
   Request& request(uint64_t message) { return requests_[message % kNetRequests]; }
 
+  std::vector<FileDescriptor> fds_;
   uint64_t posted_ = 0;  // number of messages so far
   uint64_t oldest_ = 0;  // the first message that is not done
 
@@ -85,7 +85,6 @@ class Comm {
   Result progress();
 
   const std::string peer_;
-  const size_t sockets_;
   size_t first_ = 0;  // the socket that had the first turn
   Result result_ = kSuccess;
   std::array<Request, kNetRequests> requests_;
@@ -97,7 +96,6 @@ class SendComm final : public Comm {
 
  private:
   struct Socket {
-    FileDescriptor fd;
     Piece piece;
     std::array<uint8_t, kPieceBytes> header{};
     size_t written = 0;  // bytes of header and payload; 0: this socket has no piece
@@ -105,7 +103,6 @@ class SendComm final : public Comm {
 
   Turn turn(size_t index, size_t* budget) override;
   Result move() override;
-  void close_sockets() override;
   Result check_peer();
   bool offer(Socket* socket);
   int prepare(Socket* socket, size_t budget, iovec* parts);
@@ -125,7 +122,6 @@ class ReceiveComm final : public Comm {
   // kParked: the header names a message without a request, so the payload is not read yet.
   enum class Step { kHeader, kParked, kPayload, kEnded };
   struct Socket {
-    FileDescriptor fd;
     Step step = Step::kHeader;
     std::array<uint8_t, kPieceBytes> header{};
     size_t header_got = 0;
@@ -135,7 +131,6 @@ class ReceiveComm final : public Comm {
 
   Turn turn(size_t index, size_t* budget) override;
   Result move() override;
-  void close_sockets() override;
   int prepare(Socket* socket, size_t budget, iovec* parts);
   Turn end(Socket* socket);
   bool received(Socket* socket, size_t size);

@@ -171,8 +171,8 @@ constexpr NetOf<Init, Properties, Listen, Connect, Size, Send, Receive> net_of(
           irecv,
           net_iflush,
           test,
-          net_close_send,
-          net_close_receive,
+          net_close,
+          net_close,
           net_close_listen,
           nullptr,
           nullptr};
@@ -300,10 +300,10 @@ constexpr CollNetV11<Properties, VirtualDevice> coll_net_v11() {
 
 // NCCL finds the tables by name, and does not write to them.
 EXPORTED const NetV6 ncclNetPlugin_v6 = {
-    kName,           init,        count_devices,  get_properties<PropertiesV6>,
-    net_listen,      net_connect, net_accept,     reg_mr<int>,
-    reg_mr_dma_buf,  dereg_mr,    isend<int>,     irecv<int>,
-    net_iflush,      test,        net_close_send, net_close_receive,
+    kName,           init,        count_devices, get_properties<PropertiesV6>,
+    net_listen,      net_connect, net_accept,    reg_mr<int>,
+    reg_mr_dma_buf,  dereg_mr,    isend<int>,    irecv<int>,
+    net_iflush,      test,        net_close,     net_close,
     net_close_listen};
 EXPORTED const NetV7 ncclNetPlugin_v7 =
     net_of<PropertiesV7, int>(init, net_listen, connect, isend<int>, irecv<int>);

@@ -94,7 +94,7 @@ void test_closing_nothing() {
     const Listening unused;
   }
   CHECK(coll.close_coll(nullptr) == kSuccess && coll.close_listen(nullptr) == kSuccess);
-  CHECK(net_close_send(nullptr) == kSuccess && net_close_receive(nullptr) == kSuccess);
+  CHECK(net_close(nullptr) == kSuccess && net_close(nullptr) == kSuccess);
   CHECK(net_close_listen(nullptr) == kSuccess);
 }
 
@@ -106,7 +106,7 @@ Result outcome_of(HandleBytes handle) {
     result = net_connect(0, handle.data(), &comm);
     return result != kSuccess || comm != nullptr;
   });
-  CHECK(net_close_send(comm) == kSuccess);
+  CHECK(net_close(comm) == kSuccess);
   return result;
 }
 

@@ -86,8 +86,8 @@ struct Pair {
       : send(connect_now(listening.handle)), receive(accept_now(listening.comm)) {}
   Pair() : Pair(Listening()) {}
   ~Pair() {
-    if (send != nullptr) CHECK(net_close_send(send) == kSuccess);
-    if (receive != nullptr) CHECK(net_close_receive(receive) == kSuccess);
+    if (send != nullptr) CHECK(net_close(send) == kSuccess);
+    if (receive != nullptr) CHECK(net_close(receive) == kSuccess);
   }
   Pair(const Pair&) = delete;
   void* send = nullptr;

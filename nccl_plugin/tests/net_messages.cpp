@@ -207,16 +207,16 @@ void test_reuse_of_a_listener() {
     CHECK(finish(post_receive(receiver, &target)) == 300000);
     CHECK(target[0] < 3 && target == sources[target[0]]);
     sources[target[0]].clear();
-    CHECK(net_close_receive(receiver) == kSuccess);
+    CHECK(net_close(receiver) == kSuccess);
   }
-  for (void* sender : senders) CHECK(net_close_send(sender) == kSuccess);
+  for (void* sender : senders) CHECK(net_close(sender) == kSuccess);
 }
 
 // Messages sent before the close arrive, also if their receives are posted after the close.
 void test_close_after_send() {
   Pair pair;
   for (size_t i = 0; i < 8; ++i) finish(post_send(pair.send, pattern(20000 * i, i)));
-  CHECK(net_close_send(pair.send) == kSuccess);
+  CHECK(net_close(pair.send) == kSuccess);
   pair.send = nullptr;
   for (size_t i = 0; i < 8; ++i) {
     Bytes target(20000 * i);
@@ -240,13 +240,13 @@ void test_close_in_flight(bool sender_first) {
   }
   const auto start = Clock::now();
   if (sender_first) {
-    CHECK(net_close_send(pair.send) == kSuccess);
+    CHECK(net_close(pair.send) == kSuccess);
     pair.send = nullptr;
     CHECK(failure_of(receive) == kRemoteError);
     CHECK(failure_of(second) == kRemoteError);
     check_dead(nullptr, pair.receive, kRemoteError);
   } else {
-    CHECK(net_close_receive(pair.receive) == kSuccess);
+    CHECK(net_close(pair.receive) == kSuccess);
     pair.receive = nullptr;
     const Bytes before = target;
     CHECK(failure_of(send) == kRemoteError);
@@ -265,7 +265,7 @@ void test_cycles_leak_nothing() {
   }
   const Listening listening;  // its attempts are not accepted
   void* sender = connect_now(listening.handle);
-  CHECK(net_close_send(sender) == kSuccess);
+  CHECK(net_close(sender) == kSuccess);
   CHECK(count_fds() == before + 1);
 }
 

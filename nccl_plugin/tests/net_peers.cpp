@@ -129,7 +129,7 @@ struct Liar {
   }
   ~Liar() {
     for (const int fd : fds) ::close(fd);
-    CHECK(net_close_receive(receive) == kSuccess);
+    CHECK(net_close(receive) == kSuccess);
   }
   void say(size_t socket, const Bytes& bytes) {
     raw_write(fds[socket], bytes.data(), bytes.size());
@@ -304,7 +304,7 @@ void test_slow_socket() {
     got += n > 0 ? static_cast<size_t>(n) : 0;
     return got > source.size() / 10 * 6;
   });
-  CHECK(net_close_send(send) == kSuccess);
+  CHECK(net_close(send) == kSuccess);
   for (const int fd : {listener, idle, busy}) ::close(fd);
 }
 

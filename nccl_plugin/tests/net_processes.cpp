@@ -80,7 +80,7 @@ void ring_member(Board* board, size_t rank, size_t world) {
     CHECK(next == pattern(next.size(), (rank + 4 * world - step) % world));
     mine = next;
   }
-  CHECK(net_close_send(send) == kSuccess && net_close_receive(receive) == kSuccess);
+  CHECK(net_close(send) == kSuccess && net_close(receive) == kSuccess);
 }
 
 void test_ring() {
@@ -121,7 +121,7 @@ void test_killed_sender() {
   }
   CHECK(failed > 0 && seconds_since(dead) < 2);
   check_dead(nullptr, receive, kRemoteError);
-  CHECK(net_close_receive(receive) == kSuccess);
+  CHECK(net_close(receive) == kSuccess);
 }
 
 // The child dies while it sends nothing: only the end of its sockets shows the death.
@@ -140,7 +140,7 @@ void test_killed_idle_sender() {
   kill_now(child);
   CHECK(failure_of(request, 2) == kRemoteError);
   check_dead(nullptr, receive, kRemoteError);
-  CHECK(net_close_receive(receive) == kSuccess);
+  CHECK(net_close(receive) == kSuccess);
 }
 
 // A child that accepts one connection and receives `messages` messages of 10 bytes, then nothing.
@@ -174,7 +174,7 @@ void test_killed_receiver() {
     kill_now(child);
     if (busy) CHECK(failure_of(request, 2) == kRemoteError);
     check_dead(send, nullptr, kRemoteError);
-    CHECK(net_close_send(send) == kSuccess);
+    CHECK(net_close(send) == kSuccess);
   }
 }
 
@@ -223,7 +223,7 @@ void test_stopped_receiver() {
     }
   }
   watch.judge("a sender whose receiver is stopped");
-  CHECK(net_close_send(send) == kSuccess);
+  CHECK(net_close(send) == kSuccess);
   kill_now(child);
 }
 
@@ -249,7 +249,7 @@ void test_stopped_sender() {
   watch.judge("a receiver whose sender is stopped");
   CHECK(::kill(child, SIGCONT) == 0);
   finish(requests[0]);
-  CHECK(net_close_receive(receive) == kSuccess);
+  CHECK(net_close(receive) == kSuccess);
   kill_now(child);
 }
 

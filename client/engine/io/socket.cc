@@ -28,10 +28,7 @@ void set_option(int fd, int level, int name, int value) {
 // heartbeats and keepalive detect dead peers.
 void set_options(int fd) {
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 2);
+  set_keepalive(fd);
 }
 
 bool connected_to_itself(int fd) {
@@ -112,11 +109,8 @@ void Lookup::resolve(const Endpoint& endpoint, int flags) {
     return;
   }
   for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    SocketAddress address;
-    if (entry->ai_addrlen > sizeof address.storage) continue;
-    std::memcpy(&address.storage, entry->ai_addr, entry->ai_addrlen);
-    address.size = entry->ai_addrlen;
-    addresses_.push_back(address);
+    if (entry->ai_addrlen > sizeof(sockaddr_storage)) continue;
+    addresses_.push_back(copy_of(*entry->ai_addr, entry->ai_addrlen));
   }
   ::freeaddrinfo(list);
 }
@@ -181,6 +175,13 @@ int begin_connect(const SocketAddress& to, const std::string& congestion,
     return -1;
   }
   return fd;
+}
+
+void set_keepalive(int fd) {
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 2);
 }
 
 int connect_result(int fd) {

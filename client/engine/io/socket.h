@@ -56,6 +56,9 @@ std::string family_name(const SocketAddress& address);
 int begin_connect(const SocketAddress& to, const std::string& congestion,
                   const SocketAddress* source, int* error);
 
+// Detects a dead peer within a few seconds. begin_connect() has set this.
+void set_keepalive(int fd);
+
 // Returns 0 if the socket is connected, EINPROGRESS while it connects, else the errno of the
 // failure. A socket that is connected to itself counts as failed; retries on loopback can cause
 // one.
