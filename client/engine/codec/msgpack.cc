@@ -1,7 +1,7 @@
 #include "codec/msgpack.h"
 
+#include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "codec/wire.h"
 
@@ -10,25 +10,27 @@ namespace {
 
 using Type = Value::Type;
 
-template <typename T>
-void put(std::string* out, uint8_t tag, T value) {
-  out->push_back(static_cast<char>(tag));
-  for (int shift = 8 * (static_cast<int>(sizeof value) - 1); shift >= 0; shift -= 8) {
-    out->push_back(static_cast<char>(static_cast<uint64_t>(value) >> shift & 0xFF));
+// The smallest n so that 2^n bytes hold the number.
+unsigned log2_bytes_of(uint64_t n) {
+  if (n <= 0xFF) return 0;
+  if (n <= 0xFFFF) return 1;
+  return n <= 0xFFFFFFFF ? 2 : 3;
+}
+
+// Appends a tag and the last 2^log2_bytes bytes of the value. The tags of a type with a value of 1,
+// 2, 4 and 8 bytes follow each other from `tag` on.
+void put(std::string* out, unsigned tag, unsigned log2_bytes, uint64_t value) {
+  out->push_back(static_cast<char>(tag + log2_bytes));
+  for (int shift = (8 << log2_bytes) - 8; shift >= 0; shift -= 8) {
+    out->push_back(static_cast<char>(value >> shift & 0xFF));
   }
 }
 
 void put_natural(uint64_t n, std::string* out) {
   if (n < 0x80) {
     out->push_back(static_cast<char>(n));
-  } else if (n <= 0xFF) {
-    put<uint8_t>(out, 0xCC, static_cast<uint8_t>(n));
-  } else if (n <= 0xFFFF) {
-    put<uint16_t>(out, 0xCD, static_cast<uint16_t>(n));
-  } else if (n <= 0xFFFFFFFF) {
-    put<uint32_t>(out, 0xCE, static_cast<uint32_t>(n));
   } else {
-    put<uint64_t>(out, 0xCF, n);
+    put(out, 0xCC, log2_bytes_of(n), n);
   }
 }
 
@@ -37,43 +39,25 @@ void put_integer(int64_t n, std::string* out) {
     put_natural(static_cast<uint64_t>(n), out);
   } else if (n >= -32) {
     out->push_back(static_cast<char>(n));
-  } else if (n >= std::numeric_limits<int8_t>::min()) {
-    put<uint8_t>(out, 0xD0, static_cast<uint8_t>(n));
-  } else if (n >= std::numeric_limits<int16_t>::min()) {
-    put<uint16_t>(out, 0xD1, static_cast<uint16_t>(n));
-  } else if (n >= std::numeric_limits<int32_t>::min()) {
-    put<uint32_t>(out, 0xD2, static_cast<uint32_t>(n));
-  } else {
-    put<uint64_t>(out, 0xD3, static_cast<uint64_t>(n));
+  } else {  // one bit more than the magnitude, for the sign
+    put(out, 0xD0, log2_bytes_of(~static_cast<uint64_t>(n) << 1), static_cast<uint64_t>(n));
   }
 }
 
-void put_size(size_t n, uint8_t fix, size_t fix_limit, uint8_t tag16, std::string* out) {
+// Appends a size. Sizes below `fix_limit` are a part of the tag `fix`; other tags follow each other
+// from `tag` on, as in put(), and begin with `least_log2`.
+void put_size(size_t n, unsigned fix, size_t fix_limit, unsigned tag, unsigned least_log2,
+              std::string* out) {
   if (n < fix_limit) {
     out->push_back(static_cast<char>(fix | n));
-  } else if (n <= 0xFFFF) {
-    put<uint16_t>(out, tag16, static_cast<uint16_t>(n));
   } else {
-    put<uint32_t>(out, static_cast<uint8_t>(tag16 + 1), static_cast<uint32_t>(n));
+    put(out, tag, std::max(least_log2, log2_bytes_of(n)), n);
   }
 }
 
 void put_text(std::string_view text, std::string* out) {
-  if (text.size() >= 32 && text.size() <= 0xFF) {
-    put<uint8_t>(out, 0xD9, static_cast<uint8_t>(text.size()));
-  } else {
-    put_size(text.size(), 0xA0, 32, 0xDA, out);
-  }
+  put_size(text.size(), 0xA0, 32, 0xD9, 0, out);
   out->append(text);
-}
-
-void put_bytes(std::string_view bytes, std::string* out) {
-  if (bytes.size() <= 0xFF) {
-    put<uint8_t>(out, 0xC4, static_cast<uint8_t>(bytes.size()));
-  } else {
-    put_size(bytes.size(), 0, 0, 0xC5, out);
-  }
-  out->append(bytes);
 }
 
 class Reader {
@@ -84,34 +68,14 @@ class Reader {
   size_t left() const { return bytes_.size(); }
 
  private:
-  template <typename T>
-  bool take(T* out) {
-    if (bytes_.size() < sizeof(T)) return false;
-    uint64_t word = 0;
-    for (size_t i = 0; i < sizeof(T); ++i) word = word << 8 | static_cast<uint8_t>(bytes_[i]);
-    *out = static_cast<T>(word);
-    bytes_.remove_prefix(sizeof(T));
+  // Reads a number of 2^log2_bytes bytes.
+  bool take(unsigned log2_bytes, uint64_t* out) {
+    const size_t size = size_t{1} << log2_bytes;
+    if (bytes_.size() < size) return false;
+    *out = 0;
+    for (size_t i = 0; i < size; ++i) *out = *out << 8 | static_cast<uint8_t>(bytes_[i]);
+    bytes_.remove_prefix(size);
     return true;
-  }
-
-  // The number after a tag whose low bits choose 1, 2, 4 (or 8) bytes.
-  bool take_sized(unsigned log2_bytes, uint64_t* out) {
-    switch (log2_bytes) {
-      case 0: {
-        uint8_t n = 0;
-        return take(&n) && (*out = n, true);
-      }
-      case 1: {
-        uint16_t n = 0;
-        return take(&n) && (*out = n, true);
-      }
-      case 2: {
-        uint32_t n = 0;
-        return take(&n) && (*out = n, true);
-      }
-      default:
-        return take(out);
-    }
   }
 
   const char* text(Type type, uint64_t size, Value* out);
@@ -164,7 +128,7 @@ const char* Reader::entries(uint64_t size, Value* out, int depth) {
 const char* Reader::number(uint8_t tag, Value* out) {
   uint64_t word = 0;
   if (tag == 0xCA || tag == 0xCB) {
-    if (!take_sized(tag == 0xCA ? 2 : 3, &word)) return kShort;
+    if (!take(tag == 0xCA ? 2 : 3, &word)) return kShort;
     out->type = Type::kFloat;
     if (tag == 0xCA) {
       float single;
@@ -177,7 +141,7 @@ const char* Reader::number(uint8_t tag, Value* out) {
     return nullptr;
   }
   const unsigned log2_bytes = tag & 3;
-  if (!take_sized(log2_bytes, &word)) return kShort;
+  if (!take(log2_bytes, &word)) return kShort;
   if (tag >= 0xD0) {
     const int unused_bits = 64 - (8 << log2_bytes);
     const auto n = static_cast<int64_t>(word << unused_bits) >> unused_bits;
@@ -191,24 +155,25 @@ const char* Reader::number(uint8_t tag, Value* out) {
 const char* Reader::sized(uint8_t tag, Value* out, int depth) {
   uint64_t size = 0;
   if (tag >= 0xC4 && tag <= 0xC6) {
-    return take_sized(tag - 0xC4u, &size) ? text(Type::kBin, size, out) : kShort;
+    return take(tag - 0xC4u, &size) ? text(Type::kBin, size, out) : kShort;
   }
   if (tag >= 0xD9 && tag <= 0xDB) {
-    return take_sized(tag - 0xD9u, &size) ? text(Type::kStr, size, out) : kShort;
+    return take(tag - 0xD9u, &size) ? text(Type::kStr, size, out) : kShort;
   }
   if (tag == 0xDC || tag == 0xDD) {
-    return take_sized(tag - 0xDBu, &size) ? items(size, out, depth) : kShort;
+    return take(tag - 0xDBu, &size) ? items(size, out, depth) : kShort;
   }
   if (tag == 0xDE || tag == 0xDF) {
-    return take_sized(tag - 0xDDu, &size) ? entries(size, out, depth) : kShort;
+    return take(tag - 0xDDu, &size) ? entries(size, out, depth) : kShort;
   }
   return "a msgpack type that control maps do not use";
 }
 
 const char* Reader::value(Value* out, int depth) {
   if (depth > kMaxControlDepth) return "msgpack nested deeper than 8 levels";
-  uint8_t tag = 0;
-  if (!take(&tag)) return kShort;
+  uint64_t first = 0;
+  if (!take(0, &first)) return kShort;
+  const auto tag = static_cast<uint8_t>(first);
   if (tag < 0x80) return *out = Value::of(tag), nullptr;
   if (tag < 0x90) return entries(tag & 0x0F, out, depth);
   if (tag < 0xA0) return items(tag & 0x0F, out, depth);
@@ -292,8 +257,7 @@ std::optional<int64_t> Value::as_int() const {
 }
 
 std::optional<uint64_t> Value::as_uint() const {
-  if (type == Type::kUint) return natural;
-  return std::nullopt;
+  return type == Type::kUint ? std::optional(natural) : std::nullopt;
 }
 
 void msgpack_encode(const Value& value, std::string* out) {
@@ -313,21 +277,22 @@ void msgpack_encode(const Value& value, std::string* out) {
     case Type::kFloat: {
       uint64_t bits;
       std::memcpy(&bits, &value.real, sizeof bits);
-      put<uint64_t>(out, 0xCB, bits);
+      put(out, 0xC8, 3, bits);
       break;
     }
     case Type::kStr:
       put_text(value.text, out);
       break;
     case Type::kBin:
-      put_bytes(value.text, out);
+      put_size(value.text.size(), 0, 0, 0xC4, 0, out);
+      out->append(value.text);
       break;
     case Type::kList:
-      put_size(value.list.size(), 0x90, 16, 0xDC, out);
+      put_size(value.list.size(), 0x90, 16, 0xDB, 1, out);
       for (const Value& item : value.list) msgpack_encode(item, out);
       break;
     case Type::kMap:
-      put_size(value.map.size(), 0x80, 16, 0xDE, out);
+      put_size(value.map.size(), 0x80, 16, 0xDD, 1, out);
       for (const auto& [name, item] : value.map) {
         put_text(name, out);
         msgpack_encode(item, out);

@@ -5,7 +5,6 @@
 // as texts.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
