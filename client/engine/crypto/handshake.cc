@@ -74,12 +74,11 @@ std::optional<Failure> Handshake::received(std::string_view bytes) {
     return unproven(
         "has no key, and this worker has one: start it with --key-file, or this worker without");
   }
-  Failure failure = unproven("");
-  failure.code = ErrorCode::kVersion;
-  failure.message = "protocol version mismatch: this client speaks " + version(Preface()) +
-                    ", got " + version(theirs) + " from " + peer_ +
-                    ": install releases with the same major version on both sides";
-  return failure;
+  return Failure(ErrorCode::kVersion,
+                 "protocol version mismatch: this client speaks " + version(Preface()) + ", got " +
+                     version(theirs) + " from " + peer_ +
+                     ": install releases with the same major version on both sides",
+                 "unproven");
 }
 
 std::optional<Failure> Handshake::check_answer() {
@@ -104,11 +103,7 @@ std::optional<Failure> Handshake::check_answer() {
 }
 
 Failure Handshake::unproven(const std::string& what) const {
-  Failure failure;
-  failure.code = ErrorCode::kAuthentication;
-  failure.reason = "unproven";
-  failure.message = peer_ + " " + what;
-  return failure;
+  return {ErrorCode::kAuthentication, peer_ + " " + what, "unproven"};
 }
 
 }  // namespace ors

@@ -222,9 +222,7 @@ void TlsStream::refuse_for_tls() {
 
 void TlsStream::refuse(const std::string& what, ErrorCode code) {
   ended_ = true;
-  failure_.code = code;
-  failure_.reason = "unproven";
-  failure_.message = peer_ + " " + what;
+  failure_ = {code, peer_ + " " + what, "unproven"};
 }
 
 // --- receiving ---

@@ -255,12 +255,8 @@ void Engine::abort(const std::string& timed_out) {
 }
 
 void Engine::fail(ErrorCode code, const std::string& reason, const std::string& message) {
-  Failure failure;
-  failure.code = code;
-  failure.reason = reason;
-  failure.message = message;
   const Change change(this);
-  state_.fail(failure);
+  state_.fail({code, message, reason});
 }
 
 }  // namespace ors

@@ -35,10 +35,7 @@ Receiver::Receiver(std::string peer) : peer_(std::move(peer)), buffer_(kBufferSi
 }
 
 Failure Receiver::broken(ErrorCode code, const std::string& what) const {
-  Failure failure;
-  failure.code = code;
-  failure.message = what + " from " + peer_;
-  return failure;
+  return {code, what + " from " + peer_};
 }
 
 int Receiver::prepare(struct iovec* out) {

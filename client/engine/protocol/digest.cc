@@ -49,17 +49,14 @@ std::optional<Failure> verdict_on(const Comparison& c) {
   const std::string rounds =
       c.first == c.last ? "round " + std::to_string(c.first)
                         : "rounds " + std::to_string(c.first) + " to " + std::to_string(c.last);
-  Failure failure;
-  failure.code = ErrorCode::kIntegrity;
-  failure.reason = "digest";
-  failure.rank = groups[1].front();
-  failure.key = c.key;
-  failure.round = static_cast<int64_t>(c.last);
-  failure.message =
+  const std::string message =
       "the results of '" + c.key + "' in " + rounds + " differ between the ranks: " + split +
       "; memory or a reducer corrupted bits without a CRC error: discard what "
       "was computed since round " +
       std::to_string(c.first) + ", and test the machines of the ranks in the minority first";
+  Failure failure(ErrorCode::kIntegrity, message, "digest", groups[1].front());
+  failure.key = c.key;
+  failure.round = static_cast<int64_t>(c.last);
   return failure;
 }
 

@@ -78,11 +78,9 @@ std::optional<Failure> Joining::learn_lanes(Lane* lane, uint32_t lanes,
   lanes_.reducer_of(*lane).count = lanes;
   for (const Reducer& other : lanes_.reducers()) {
     if (other.incarnation == incarnation && &other != &lanes_.reducer_of(*lane)) {
-      Failure failure;
-      failure.code = ErrorCode::kJoin;
-      failure.message = "addresses " + other.address + " and " + lanes_.reducer_of(*lane).address +
-                        " are the same reducer: name each reducer once";
-      return failure;
+      return Failure(ErrorCode::kJoin, "addresses " + other.address + " and " +
+                                           lanes_.reducer_of(*lane).address +
+                                           " are the same reducer: name each reducer once");
     }
   }
   lanes_.reducer_of(*lane).incarnation = incarnation;

@@ -29,10 +29,8 @@ std::optional<Failure> Keys::record(const std::string& name, double now, KeyReco
   KeyRecord* known = found->second.get();
   if (known->name.empty()) known->name = name;
   if (known->name != name) {
-    Failure failure;
-    failure.code = ErrorCode::kMismatch;
-    failure.message =
-        "keys '" + name + "' and '" + known->name + "' have the same 64-bit id: rename one of them";
+    Failure failure(ErrorCode::kMismatch, "keys '" + name + "' and '" + known->name +
+                                              "' have the same 64-bit id: rename one of them");
     failure.key = name;
     return failure;
   }

@@ -19,10 +19,7 @@ bool Reducer::reached() const {
 }
 
 Failure lane_failure(ErrorCode code, const Lane& lane, const std::string& what) {
-  Failure failure;
-  failure.code = code;
-  failure.message = lane.name + ": " + what;
-  return failure;
+  return {code, lane.name + ": " + what};
 }
 
 Lanes::Lanes(const std::vector<std::string>& addresses) {

@@ -58,31 +58,27 @@ void State::broken(Lane* lane, const Failure& failure, double now) {
 
 // --- rounds ---
 
+// Returns why nothing, or nothing like this, can be submitted now.
+std::optional<Failure> State::refuse(const Submission& s) const {
+  if (run_.failure) return run_.failure;
+  if (run_.leaving) return Failure(ErrorCode::kUnavailable, "this group is closed", "closed");
+  if (!run_.joined) return Failure(ErrorCode::kUnavailable, "this group has not joined", "closed");
+  if (!is_bitwise(s.descriptor.op)) return std::nullopt;
+  for (const Lane* lane : lanes_.all()) {
+    if (!lane->welcomed() || lane->welcome.minor >= 1) continue;
+    return Failure(ErrorCode::kVersion,
+                   lane->name + " speaks protocol " + std::to_string(kProtocolMajor) + "." +
+                       std::to_string(lane->welcome.minor) +
+                       "; band, bor and bxor need 1.1: upgrade that reducer to this release");
+  }
+  return std::nullopt;
+}
+
 std::optional<Failure> State::submit(const Submission& s, double now, RoundRef* out) {
-  Failure failure;
-  failure.key = s.key;
-  if (run_.failure) {
-    failure = *run_.failure;
-    failure.key = s.key;
-    return failure;
-  }
-  if (!run_.joined || run_.leaving) {
-    failure.code = ErrorCode::kUnavailable;
-    failure.reason = "closed";
-    failure.message = run_.leaving ? "this group is closed" : "this group has not joined";
-    return failure;
-  }
-  if (is_bitwise(s.descriptor.op)) {
-    for (const Lane* lane : lanes_.all()) {
-      if (!lane->welcomed() || lane->welcome.minor >= 1) continue;
-      failure.code = ErrorCode::kVersion;
-      failure.message = lane->name + " speaks protocol " + std::to_string(kProtocolMajor) + "." +
-                        std::to_string(lane->welcome.minor) +
-                        "; band, bor and bxor need 1.1: upgrade that reducer to this release";
-      return failure;
-    }
-  }
-  return rounds_.open(s, now, out);
+  auto failure = refuse(s);
+  if (!failure) return rounds_.open(s, now, out);
+  failure->key = s.key;
+  return failure;
 }
 
 // --- frames in ---

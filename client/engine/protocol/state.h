@@ -133,6 +133,7 @@ class State {
   const std::shared_ptr<Pool> pool = std::make_shared<Pool>();
 
  private:
+  std::optional<Failure> refuse(const Submission& submission) const;
   void end_if_over();
   std::optional<Failure> dispatch(Lane* lane, const Header& header, const uint8_t* payload,
                                   double now);

@@ -129,17 +129,14 @@ bool Suspicions::run_ended_in_pause() const {
 }
 
 Failure Suspicions::pause_failure() const {
-  Failure failure;
-  failure.code = ErrorCode::kPeerLost;
-  failure.rank = run_.options.rank;
-  failure.reason = "lost";
-  failure.message = "rank " + std::to_string(run_.options.rank) + " of job '" + run_.options.job +
-                    "', this process itself, stood still for " + seconds(pause_) +
-                    " (it was stopped or starved). The reducers count a worker as lost after " +
-                    seconds(run_.worker_silence) +
-                    " without a byte, and the run has ended without it. If such pauses are normal "
-                    "here, raise worker_silence (REDUCER_WORKER_SILENCE) on rank 0";
-  return failure;
+  const std::string message =
+      "rank " + std::to_string(run_.options.rank) + " of job '" + run_.options.job +
+      "', this process itself, stood still for " + seconds(pause_) +
+      " (it was stopped or starved). The reducers count a worker as lost after " +
+      seconds(run_.worker_silence) +
+      " without a byte, and the run has ended without it. If such pauses are normal "
+      "here, raise worker_silence (REDUCER_WORKER_SILENCE) on rank 0";
+  return {ErrorCode::kPeerLost, message, "lost", run_.options.rank};
 }
 
 void Suspicions::watch_reducers(double now) {
@@ -175,13 +172,11 @@ Failure Suspicions::no_reducer(double now) const {
              " at " + reducer.address + " for " + seconds(now - reducer.blocked_at) +
              (trouble.empty() ? "" : " (" + trouble + ")");
   }
-  Failure failure;
-  failure.code = ErrorCode::kUnavailable;
-  failure.reason = "unreachable";
-  failure.message = "rank " + std::to_string(run_.options.rank) + " of job '" + run_.options.job +
-                    "' could not reach the reducer of " + names +
-                    ", and no other reducer can take over: is `reducer serve` running there?";
-  return failure;
+  return {ErrorCode::kUnavailable,
+          "rank " + std::to_string(run_.options.rank) + " of job '" + run_.options.job +
+              "' could not reach the reducer of " + names +
+              ", and no other reducer can take over: is `reducer serve` running there?",
+          "unreachable"};
 }
 
 void Suspicions::after_pause(double seconds, double now) {

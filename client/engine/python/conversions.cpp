@@ -31,11 +31,8 @@ nb::object failure_tuple(const Failure& f) {
 }
 
 Failure forked_failure() {
-  Failure failure;
-  failure.code = ErrorCode::kUnavailable;
-  failure.reason = "forked";
-  failure.message = "this process was forked after connect(): call connect() again in the child";
-  return failure;
+  return {ErrorCode::kUnavailable,
+          "this process was forked after connect(): call connect() again in the child", "forked"};
 }
 
 ChunkTable chunk_table_of(const std::vector<std::pair<uint64_t, uint64_t>>& rows) {

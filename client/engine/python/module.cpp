@@ -81,11 +81,7 @@ class PyEngine {
       const WithoutGil without_gil;
       engine.start();
     } catch (const std::system_error& error) {
-      Failure failure;
-      failure.code = ErrorCode::kUnavailable;
-      failure.reason = "resources";
-      failure.message = error.what();
-      raise(failure);
+      raise({ErrorCode::kUnavailable, error.what(), "resources"});
     }
     try {
       wait_interruptible(1e9, [&](double seconds) { return engine.wait_joined(seconds); });
@@ -168,10 +164,8 @@ class PyEngine {
     });
     if (!all) {
       if (auto failure = engine.failure()) raise(*failure);
-      Failure late;
-      late.code = ErrorCode::kTimeout;
-      late.message = "no answer to STATS in time from " + engine.lanes_without_stats();
-      raise(late);
+      raise(
+          {ErrorCode::kTimeout, "no answer to STATS in time from " + engine.lanes_without_stats()});
     }
     nb::list out;
     for (const LaneStats& lane : *all) {
@@ -279,14 +273,9 @@ Options make_options(std::vector<std::string> addresses, const std::string& job,
 using PyTlsFiles = std::tuple<std::string, std::string, std::string>;
 
 std::shared_ptr<const TlsContext> tls_context(const PyTlsFiles& files) {
-  Failure missing;
-  const OpenSsl* api = system_openssl(&missing.message);
-  if (api == nullptr) {
-    missing.code = ErrorCode::kAuthentication;
-    missing.reason = "openssl";
-    raise(missing);
-  }
   std::string why;
+  const OpenSsl* api = system_openssl(&why);
+  if (api == nullptr) raise({ErrorCode::kAuthentication, why, "openssl"});
   const auto& [cert, key, ca] = files;
   auto context = TlsContext::make(*api, {cert, key, ca}, &why);
   if (context == nullptr) throw nb::value_error(why.c_str());

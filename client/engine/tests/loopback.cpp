@@ -136,7 +136,7 @@ void test_target_is_let_go() {
   h.kind = ors::kRefused;
   h.key = ors::key_id("key");
   h.chunk = 1 - slot;
-  const std::string verdict = ors::encode_error({ors::ErrorCode::kMismatch, "no", -1, "", "", -1});
+  const std::string verdict = ors::encode_error({ors::ErrorCode::kMismatch, "no"});
   receive(slot == 0 ? &second : &first, frame(h, verdict));
   CHECK(operation->wait(10) && operation->failure()->code == ors::ErrorCode::kMismatch);
   CHECK(target[0] != -1 && target.back() == -1);

@@ -289,10 +289,10 @@ void test_target_is_let_go(bool refused) {
     refusal.kind = ors::kRefused;
     refusal.chunk = other->welcome.slot;
     refusal.key = key;
-    refuser.send(0, refusal, ors::encode_error({ors::ErrorCode::kMismatch, "no", -1, "", "", -1}));
+    refuser.send(0, refusal, ors::encode_error({ors::ErrorCode::kMismatch, "no"}));
     feed(loop, other, refuser.give(0), 1000, cluster.now);
   } else {
-    state->fail({ors::ErrorCode::kPeerLost, "rank 1 is lost", 1, "lost", "", -1});
+    state->fail({ors::ErrorCode::kPeerLost, "rank 1 is lost", "lost", 1});
   }
   CHECK(operation->done() && operation->failure());
   target.assign(target.size(), -7);
