@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "protocol/texts.h"
+
 namespace ors {
 namespace {
 
@@ -14,15 +16,9 @@ uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-std::string names(const std::vector<uint32_t>& ranks) {
-  std::string text = ranks.size() > 1 ? "ranks " : "rank ";
-  for (size_t i = 0; i < std::min(ranks.size(), kShownRanks); ++i) {
-    text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-  }
-  if (ranks.size() > kShownRanks) {
-    text += " and " + std::to_string(ranks.size() - kShownRanks) + " more";
-  }
-  return text;
+// "rank 3 has", "ranks 1, 2 have"
+std::string names_with_verb(const std::vector<uint32_t>& ranks) {
+  return rank_names(ranks, ranks.size(), kShownRanks) + (ranks.size() > 1 ? " have" : " has");
 }
 
 }  // namespace
@@ -42,9 +38,9 @@ std::optional<Failure> verdict_on(const Comparison& c) {
   std::sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
     return a.size() != b.size() ? a.size() > b.size() : a.front() < b.front();
   });
-  std::string split = names(groups[0]) + (groups[0].size() > 1 ? " have" : " has") + " one result";
+  std::string split = names_with_verb(groups[0]) + " one result";
   for (size_t i = 1; i < groups.size(); ++i) {
-    split += ", " + names(groups[i]) + (groups[i].size() > 1 ? " have" : " has") + " another";
+    split += ", " + names_with_verb(groups[i]) + " another";
   }
   const std::string rounds =
       c.first == c.last ? "round " + std::to_string(c.first)

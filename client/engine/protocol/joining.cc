@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "protocol/messages.h"
+#include "protocol/texts.h"
 
 namespace ors {
 namespace {
@@ -226,7 +227,6 @@ std::optional<Failure> Joining::take_rules() {
 // The failure of a join that timed out. Names the reducers that did not answer; if all did, the
 // ranks that did not come.
 Failure Joining::not_joined() const {
-  Failure failure;
   const std::string within = " within " + as_set(run_.options.connect_timeout);
   std::string silent;
   std::set<uint32_t> absent;
@@ -243,31 +243,19 @@ Failure Joining::not_joined() const {
     }
   }
   if (!silent.empty()) {
-    failure.code = ErrorCode::kUnavailable;
-    failure.reason = "unreachable";
-    failure.message =
-        "no reducer answered at " + silent + within + ": is `reducer serve` running there?";
-    return failure;
+    return {ErrorCode::kUnavailable,
+            "no reducer answered at " + silent + within + ": is `reducer serve` running there?",
+            "unreachable"};
   }
-  failure.code = ErrorCode::kJoin;
-  failure.reason = "absent";
-  std::string ranks;
-  size_t shown = 0;
-  for (const uint32_t rank : absent) {
-    if (shown++ == kMaxRanksShown) break;
-    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  }
-  absent_count = std::max<uint64_t>(absent_count, absent.size());
-  if (absent_count > kMaxRanksShown) {
-    ranks += " and " + std::to_string(absent_count - kMaxRanksShown) + " more";
-  }
-  failure.message = (absent_count == 1 ? "rank " : "ranks ") + ranks + " of " +
-                    std::to_string(run_.options.world_size) +
-                    (absent_count == 1 ? " has" : " have") + " not joined job '" +
-                    run_.options.job + "'" + within +
-                    ": were all workers started with the same addresses and job?";
-  if (absent_count == 1 && !absent.empty()) failure.rank = *absent.begin();
-  return failure;
+  const std::vector<uint32_t> ranks(absent.begin(), absent.end());
+  absent_count = std::max<uint64_t>(absent_count, ranks.size());
+  const bool one = absent_count == 1;
+  return {ErrorCode::kJoin,
+          rank_names(ranks, absent_count, kMaxRanksShown) + " of " +
+              std::to_string(run_.options.world_size) + (one ? " has" : " have") +
+              " not joined job '" + run_.options.job + "'" + within +
+              ": were all workers started with the same addresses and job?",
+          "absent", one && !ranks.empty() ? int64_t{ranks.front()} : -1};
 }
 
 }  // namespace ors

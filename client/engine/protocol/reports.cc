@@ -1,8 +1,9 @@
 #include "protocol/reports.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <set>
+
+#include "protocol/texts.h"
 
 namespace ors {
 namespace {
@@ -13,14 +14,7 @@ constexpr double kForgetAfter = 30;  // seconds without a report: the round has 
 constexpr size_t kMaxAbsentShown = 8;
 
 std::string ranks(const std::vector<uint32_t>& list, uint64_t count) {
-  std::string text = count == 1 ? "rank " : "ranks ";
-  const size_t shown = std::min(list.size(), kMaxAbsentShown);
-  for (size_t i = 0; i < shown; ++i) {
-    if (i > 0) text += ", ";
-    text += std::to_string(list[i]);
-  }
-  if (count > shown) text += " and " + std::to_string(count - shown) + " more";
-  return text;
+  return rank_names(list, count, kMaxAbsentShown);
 }
 
 std::vector<uint32_t> present(const StalledRound& round, uint32_t world_size) {
@@ -48,10 +42,8 @@ void Reports::add(const std::vector<StalledRound>& rounds, uint32_t world_size, 
     seen.at = now;
     if (!news) continue;
     seen.told_ms = std::max<uint64_t>(round.age_ms, 1);
-    char age[32];
-    std::snprintf(age, sizeof age, "%.1f", static_cast<double>(round.age_ms) / 1000);
-    push("round " + std::to_string(round.round) + " of key '" + round.key + "' has waited " + age +
-         " s for " +
+    push("round " + std::to_string(round.round) + " of key '" + round.key + "' has waited " +
+         in_seconds(static_cast<double>(round.age_ms) / 1000) + " for " +
          ranks(round.absent, std::max<uint64_t>(round.absent_count, round.absent.size())));
   }
   std::string summary = who_waits_for_whom(world_size);

@@ -1,9 +1,9 @@
 #include "protocol/suspicions.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "protocol/messages.h"
+#include "protocol/texts.h"
 
 namespace ors {
 namespace {
@@ -11,12 +11,6 @@ namespace {
 constexpr double kReconnect = 0.3;     // seconds to reconnect before a lane is suspected
 constexpr double kHelloTimeout = 5.0;  // seconds for the answer to a HELLO after the join
 constexpr double kReconnectAll = 3.0;  // seconds for ranks that were paused together to reconnect
-
-std::string seconds(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", value);
-  return text;
-}
 
 }  // namespace
 
@@ -76,7 +70,7 @@ void Suspicions::change_silence(Lane* lane, double silent, double now) {
   lane->silent = !lane->silent;
   lane->complete_since = lane->silent || !lane->absence.absent.empty() ? -1 : now;
   if (!lane->silent) return clear(lane);
-  lane->trouble = "nothing was heard from it for " + seconds(silent);
+  lane->trouble = "nothing was heard from it for " + in_seconds(silent);
   suspect(lane, lane->trouble, now);
 }
 
@@ -91,7 +85,7 @@ void Suspicions::watch_lanes(double now) {
     const double silent = now - lane->last_heard;
     const bool talks = lane->welcomed() || lane->phase == Lane::Phase::kPending;
     if (lane->phase == Lane::Phase::kHello && silent > kHelloTimeout) {
-      lanes_.drop(lane, "it did not answer the hello for " + seconds(silent), now);
+      lanes_.drop(lane, "it did not answer the hello for " + in_seconds(silent), now);
       suspect(lane, lane->trouble, now);
     } else if (talks && (silent > run_.options.silence) != lane->silent) {
       change_silence(lane, silent, now);
@@ -131,9 +125,9 @@ bool Suspicions::run_ended_in_pause() const {
 Failure Suspicions::pause_failure() const {
   const std::string message =
       "rank " + std::to_string(run_.options.rank) + " of job '" + run_.options.job +
-      "', this process itself, stood still for " + seconds(pause_) +
+      "', this process itself, stood still for " + in_seconds(pause_) +
       " (it was stopped or starved). The reducers count a worker as lost after " +
-      seconds(run_.worker_silence) +
+      in_seconds(run_.worker_silence) +
       " without a byte, and the run has ended without it. If such pauses are normal "
       "here, raise worker_silence (REDUCER_WORKER_SILENCE) on rank 0";
   return {ErrorCode::kPeerLost, message, "lost", run_.options.rank};
@@ -169,7 +163,7 @@ Failure Suspicions::no_reducer(double now) const {
       }
     }
     names += (names.empty() ? "" : ", ") + std::string("slot ") + std::to_string(reducer.slot) +
-             " at " + reducer.address + " for " + seconds(now - reducer.blocked_at) +
+             " at " + reducer.address + " for " + in_seconds(now - reducer.blocked_at) +
              (trouble.empty() ? "" : " (" + trouble + ")");
   }
   return {ErrorCode::kUnavailable,
