@@ -48,9 +48,7 @@ bool CurrentRoute::current(const Lane& lane, const Header& header, uint32_t* hom
 void CurrentRoute::queue_route(Lane* lane) {
   if (!lane->welcomed() || lane->route_known >= route_.number) return;
   lane->route_known = route_.number;
-  Header header;
-  header.kind = kRoute;
-  lanes_.queue_frame(lane, header, encode_route(route_));
+  lanes_.queue_frame(lane, {kRoute}, encode_route(route_));
 }
 
 }  // namespace ors

@@ -35,9 +35,7 @@ void Joining::say_hello(Lane* lane) {
   }
   hello.client = "open-reduction-server engine";
   hello.rejoin = run_.joined;
-  Header header;
-  header.kind = kHello;
-  lanes_.queue_frame(lane, header, encode_hello(hello));
+  lanes_.queue_frame(lane, {kHello}, encode_hello(hello));
 }
 
 void Joining::opened(Lane* lane, double now) {
@@ -49,9 +47,8 @@ void Joining::opened(Lane* lane, double now) {
 
 std::optional<Failure> Joining::on_pending(Lane* lane, std::string_view payload, double now) {
   Pending pending;
-  if (const char* wrong = decode_pending(payload, &pending)) {
-    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad PENDING: ") + wrong);
-  }
+  if (const char* wrong = decode_pending(payload, &pending))
+    return bad_frame(*lane, "PENDING", wrong);
   if (pending.lane != lane->number) {
     return lane_failure(ErrorCode::kProtocol, *lane,
                         "says that it is lane " + std::to_string(pending.lane));
@@ -148,9 +145,8 @@ std::optional<Failure> Joining::check_welcome(const Lane& lane, const Welcome& w
 
 std::optional<Failure> Joining::on_welcome(Lane* lane, std::string_view payload, double now) {
   Welcome welcome;
-  if (const char* wrong = decode_welcome(payload, &welcome)) {
-    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad WELCOME: ") + wrong);
-  }
+  if (const char* wrong = decode_welcome(payload, &welcome))
+    return bad_frame(*lane, "WELCOME", wrong);
   // Before check_welcome(), which would report a reducer that is listed twice as a wrong slot.
   if (auto failure = learn_lanes(lane, welcome.lanes, welcome.incarnation)) return failure;
   if (auto failure = check_welcome(*lane, welcome)) return failure;

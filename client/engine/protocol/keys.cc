@@ -14,19 +14,18 @@ constexpr double kKeyRecentSeconds = 25.0;
 
 }  // namespace
 
+KeyRecord* Keys::restore(uint64_t id, double now) {
+  const auto found = keys_.find(id);
+  if (found != keys_.end()) return found->second.get();
+  auto fresh = std::make_unique<KeyRecord>();
+  fresh->id = id;
+  fresh->next_round = forgotten_.get(id);
+  note_idle(fresh.get(), now);  // idle until it has a round
+  return keys_.emplace(id, std::move(fresh)).first->second.get();
+}
+
 std::optional<Failure> Keys::record(const std::string& name, double now, KeyRecord** out) {
-  const uint64_t id = key_id(name);
-  auto found = keys_.find(id);
-  if (found == keys_.end()) {
-    auto fresh = std::make_unique<KeyRecord>();
-    fresh->id = id;
-    fresh->name = name;
-    fresh->next_round = forgotten_.get(id);
-    fresh->idle_since = now;
-    idle_keys_.emplace_back(now, id);  // idle until it has a round
-    found = keys_.emplace(id, std::move(fresh)).first;
-  }
-  KeyRecord* known = found->second.get();
+  KeyRecord* known = restore(key_id(name), now);
   if (known->name.empty()) known->name = name;
   if (known->name != name) {
     Failure failure(ErrorCode::kMismatch, "keys '" + name + "' and '" + known->name +
@@ -40,15 +39,7 @@ std::optional<Failure> Keys::record(const std::string& name, double now, KeyReco
 
 // Restores recently forgotten keys on a new route: other ranks may still need this rank's `done`.
 void Keys::revive(double now) {
-  for (const auto& [at, id] : recent_) {
-    auto& record = keys_[id];
-    if (record != nullptr) continue;
-    record = std::make_unique<KeyRecord>();
-    record->id = id;
-    record->next_round = forgotten_.get(id);
-    record->idle_since = now;
-    idle_keys_.emplace_back(now, id);
-  }
+  for (const auto& [at, id] : recent_) restore(id, now);
 }
 
 void Keys::forget_idle(double now) {
@@ -65,8 +56,7 @@ void Keys::forget_idle(double now) {
     const bool told = std::none_of(record->lanes.begin(), record->lanes.end(),
                                    [](const auto& entry) { return entry->listed; });
     if (!told) {  // its positions were not reported yet
-      record->idle_since = now;
-      idle_keys_.emplace_back(now, id);
+      note_idle(record, now);
       continue;
     }
     forgotten_.put(id, record->next_round);

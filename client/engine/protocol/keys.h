@@ -35,6 +35,8 @@ class Keys {
   void clear();
 
  private:
+  KeyRecord* restore(uint64_t id, double now);  // creates the record if it is missing
+
   const Run& run_;
   std::unordered_map<uint64_t, std::unique_ptr<KeyRecord>> keys_;
   std::deque<std::pair<double, uint64_t>> idle_keys_;

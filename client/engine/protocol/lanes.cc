@@ -22,6 +22,10 @@ Failure lane_failure(ErrorCode code, const Lane& lane, const std::string& what) 
   return {code, lane.name + ": " + what};
 }
 
+Failure bad_frame(const Lane& lane, const char* kind, const char* wrong) {
+  return lane_failure(ErrorCode::kProtocol, lane, std::string("a bad ") + kind + ": " + wrong);
+}
+
 Lanes::Lanes(const std::vector<std::string>& addresses) {
   for (const std::string& address : addresses) {
     reducers_.emplace_back();
@@ -51,8 +55,7 @@ void Lanes::open(Lane* lane) {
 }
 
 std::vector<Lane*> Lanes::take_wanted() {
-  std::vector<Lane*> lanes;
-  lanes.swap(to_open_);
+  std::vector<Lane*> lanes = std::exchange(to_open_, {});
   for (Lane* lane : lanes) {
     lane->phase = Lane::Phase::kOpening;
     ++lane->attempts;
@@ -76,12 +79,6 @@ void Lanes::discard(Lane* lane) {
 
 void Lanes::forget_drop(const Lane* lane) {
   to_drop_.erase(std::remove(to_drop_.begin(), to_drop_.end(), lane), to_drop_.end());
-}
-
-std::vector<Lane*> Lanes::take_dropped() {
-  std::vector<Lane*> lanes;
-  lanes.swap(to_drop_);
-  return lanes;
 }
 
 void Lanes::forget_kicked() {

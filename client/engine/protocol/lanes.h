@@ -35,6 +35,9 @@ struct Reducer {
 // Returns a failure with the text "<lane>: <what>".
 Failure lane_failure(ErrorCode code, const Lane& lane, const std::string& what);
 
+// Returns the failure of a lane that sent a frame which cannot be decoded.
+Failure bad_frame(const Lane& lane, const char* kind, const char* wrong);
+
 class Lanes {
  public:
   explicit Lanes(const std::vector<std::string>& addresses);
@@ -53,7 +56,7 @@ class Lanes {
   // The connection must be closed; `why` goes to Lane::trouble.
   void drop(Lane* lane, const std::string& why, double now);
   void forget_drop(const Lane* lane);  // the connection is closed already
-  std::vector<Lane*> take_dropped();
+  std::vector<Lane*> take_dropped() { return std::exchange(to_drop_, {}); }
   // The targets of the results that the lane receives are no longer valid.
   void discard(Lane* lane);
   std::vector<Lane*> take_discards() { return std::exchange(to_discard_, {}); }

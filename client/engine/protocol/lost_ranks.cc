@@ -15,9 +15,8 @@ constexpr double kUnreachedLane = 5.0;
 
 std::optional<Failure> LostRanks::on_absent(Lane* lane, std::string_view payload, double now) {
   Absence absence;
-  if (const char* wrong = decode_absent(payload, &absence)) {
-    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad ABSENT: ") + wrong);
-  }
+  if (const char* wrong = decode_absent(payload, &absence))
+    return bad_frame(*lane, "ABSENT", wrong);
   const bool complete = absence.absent.empty();
   if (!complete) lane->complete_since = -1;
   if (complete && lane->complete_since < 0) lane->complete_since = now;

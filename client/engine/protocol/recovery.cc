@@ -107,19 +107,15 @@ void Recovery::broken(Lane* lane, const Failure& failure, double now) {
   if (run_.over() || lane->phase == Lane::Phase::kDropped || lane->phase == Lane::Phase::kClosed)
     return;
   if (run_.joined) return count_error(lane, failure, now);
-  Header header;
-  header.kind = kError;
   lane->control.clear();
-  lanes_.queue_frame(lane, header, encode_error(failure));
+  lanes_.queue_frame(lane, {kError}, encode_error(failure));
   lane->phase = Lane::Phase::kClosed;  // it gets `failure` itself, not the run's ERROR
   run_.end(failure);
 }
 
 std::optional<Failure> Recovery::on_error(Lane* lane, std::string_view payload, double now) {
   Failure failure;
-  if (const char* wrong = decode_error(payload, &failure)) {
-    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad ERROR: ") + wrong);
-  }
+  if (const char* wrong = decode_error(payload, &failure)) return bad_frame(*lane, "ERROR", wrong);
   failure.message += " (from " + lane->name + ")";
   if (run_.joined && !ends_the_run(failure)) {
     count_error(lane, failure, now);
@@ -133,9 +129,7 @@ std::optional<Failure> Recovery::on_error(Lane* lane, std::string_view payload, 
 // Open rounds continue on the lane until a new route excludes its reducer.
 std::optional<Failure> Recovery::on_goaway(Lane* lane, std::string_view payload, double now) {
   std::string reason;
-  if (const char* wrong = decode_goaway(payload, &reason)) {
-    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad GOAWAY: ") + wrong);
-  }
+  if (const char* wrong = decode_goaway(payload, &reason)) return bad_frame(*lane, "GOAWAY", wrong);
   lane->drains = true;
   if (run_.joined) suspicions_.suspect(lane, "it drains: " + reason, now);
   return std::nullopt;

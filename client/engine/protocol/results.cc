@@ -127,9 +127,8 @@ void Results::late_result(Lane* lane, const Header& h) {
 std::optional<Failure> Results::on_refused(Lane* lane, const Header& h, std::string_view payload,
                                            double now) {
   Failure failure;
-  if (const char* wrong = decode_refused(payload, &failure)) {
-    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad REFUSED: ") + wrong);
-  }
+  if (const char* wrong = decode_refused(payload, &failure))
+    return bad_frame(*lane, "REFUSED", wrong);
   uint32_t home = 0;
   const KeyRecord* key = keys_.find(h.key);
   if (key == nullptr || !current_route_.current(*lane, h, &home)) return std::nullopt;

@@ -112,9 +112,11 @@ inline void Share::advance() {
 
 // One key in one stream on one lane: the positions of PROTOCOL.md, section 8.
 struct KeyLane {
-  Lane* lane = nullptr;
-  KeyRecord* key = nullptr;
-  uint32_t home = 0;
+  KeyLane(Lane* on, KeyRecord* of, uint32_t slot) : lane(on), key(of), home(slot) {}
+
+  Lane* const lane;
+  KeyRecord* const key;
+  const uint32_t home;
   uint64_t done = 0;
   uint64_t reported = 0;  // last value of `done` sent to the lane
   uint64_t stable = 0;

@@ -68,10 +68,7 @@ KeyLane* Rounds::find_stream(const KeyRecord& record, const Lane* lane, uint32_t
 
 KeyLane* Rounds::key_lane(KeyRecord* record, Lane* lane, uint32_t home, uint64_t round) {
   if (KeyLane* known = find_stream(*record, lane, home)) return known;
-  auto fresh = std::make_unique<KeyLane>();
-  fresh->lane = lane;
-  fresh->key = record;
-  fresh->home = home;
+  auto fresh = std::make_unique<KeyLane>(lane, record, home);
   // This rank holds all earlier rounds of the stream; otherwise the stream would still be here.
   fresh->done = fresh->reported = position(round, 0);
   record->lanes.push_back(std::move(fresh));

@@ -165,9 +165,7 @@ std::optional<Failure> State::on_stats(Lane* lane, std::string_view payload) {
   Value value;
   const char* wrong = msgpack_decode(payload, &value);
   if (wrong == nullptr && value.type != Value::Type::kMap) wrong = "no map";
-  if (wrong != nullptr) {
-    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad STATS: ") + wrong);
-  }
+  if (wrong != nullptr) return bad_frame(*lane, "STATS", wrong);
   lane->stats = std::move(value);
   lane->stats_waiting = false;
   return std::nullopt;
@@ -175,9 +173,7 @@ std::optional<Failure> State::on_stats(Lane* lane, std::string_view payload) {
 
 std::optional<Failure> State::on_stall(std::string_view payload, const Lane& lane, double now) {
   std::vector<StalledRound> rounds;
-  if (const char* wrong = decode_stall(payload, &rounds)) {
-    return lane_failure(ErrorCode::kProtocol, lane, std::string("a bad STALL: ") + wrong);
-  }
+  if (const char* wrong = decode_stall(payload, &rounds)) return bad_frame(lane, "STALL", wrong);
   reports_.add(rounds, run_.options.world_size, now);
   return std::nullopt;
 }
@@ -220,9 +216,7 @@ void State::maybe_say_bye(double now) {
                      now - stable_at_ < run_.options.leave_wait;
   if (waits) return;
   run_.bye_queued = true;
-  Header header;
-  header.kind = kBye;
-  lanes_.queue_on_welcomed(header, {});
+  lanes_.queue_on_welcomed({kBye}, {});
 }
 
 void State::end_if_over() {
@@ -252,13 +246,11 @@ void State::queue_error(const Failure& cause) {
   said.key.clear();
   said.round = -1;
   if (said.rank < 0) said.rank = run_.options.rank;  // a rank marks an error of the whole run
-  Header header;
-  header.kind = kError;
   const std::string payload = encode_error(said);
   for (Lane* lane : lanes_.all()) {
     if (!lane->welcomed()) continue;
     lane->control.clear();
-    lanes_.queue_frame(lane, header, payload);
+    lanes_.queue_frame(lane, {kError}, payload);
   }
 }
 
@@ -269,12 +261,10 @@ bool State::idle_for(double seconds, double now) const {
 // --- questions ---
 
 void State::ask_stats() {
-  Header header;
-  header.kind = kStats;
   for (Lane* lane : lanes_.all()) {
     if (!lane->welcomed() || lane->stats_waiting) continue;
     lane->stats_waiting = true;
-    lanes_.queue_frame(lane, header, {});
+    lanes_.queue_frame(lane, {kStats}, {});
   }
 }
 

@@ -10,9 +10,7 @@ namespace ors {
 
 std::optional<Failure> Streams::on_route(Lane* lane, std::string_view payload, double now) {
   Route route;
-  if (const char* wrong = decode_route(payload, &route)) {
-    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad ROUTE: ") + wrong);
-  }
+  if (const char* wrong = decode_route(payload, &route)) return bad_frame(*lane, "ROUTE", wrong);
   lane->route_known = std::max(lane->route_known, route.number);
   return learn(route, *lane, now);
 }
@@ -157,11 +155,7 @@ void Streams::begin_streams(KeyRecord* record, const std::vector<bool>& moved) {
   for (uint32_t home = 0; home < moved.size(); ++home) {
     if (!moved[home]) continue;
     for (Lane* lane : current_route_.lanes_of_home(home)) {
-      auto fresh = std::make_unique<KeyLane>();
-      fresh->lane = lane;
-      fresh->key = record;
-      fresh->home = home;
-      record->lanes.push_back(std::move(fresh));
+      record->lanes.push_back(std::make_unique<KeyLane>(lane, record, home));
     }
   }
 }
@@ -242,9 +236,7 @@ void Streams::reset_share(Share* share) {
 void Streams::resend_control(Lane* lane, double now) {
   current_route_.queue_route(lane);
   if (lane->stats_waiting) {
-    Header header;
-    header.kind = kStats;
-    lanes_.queue_frame(lane, header, {});
+    lanes_.queue_frame(lane, {kStats}, {});
   }
   if (!lane->usable()) return;
   for (const auto& [id, record] : keys_.all()) {

@@ -44,16 +44,13 @@ void Suspicions::queue_suspect(Reducer* reducer, double now) {
   suspicion.route = current_route_.route().number;
   const Lane* lane = current_route_.suspicious(*reducer);
   suspicion.reason = lane->name + ": " + lane->suspicion;
-  Header header;
-  header.kind = kSuspect;
-  lanes_.queue_on_welcomed(header, encode_suspect(suspicion));
+  lanes_.queue_on_welcomed({kSuspect}, encode_suspect(suspicion));
 }
 
 std::optional<Failure> Suspicions::on_suspect(Lane* lane, std::string_view payload, double now) {
   Suspicion suspicion;
-  if (const char* wrong = decode_suspect(payload, &suspicion)) {
-    return lane_failure(ErrorCode::kProtocol, *lane, std::string("a bad SUSPECT: ") + wrong);
-  }
+  if (const char* wrong = decode_suspect(payload, &suspicion))
+    return bad_frame(*lane, "SUSPECT", wrong);
   const uint32_t slot = suspicion.slot;
   if (run_.options.rank != 0 || !run_.joined || slot >= current_route_.route().slots())
     return std::nullopt;
