@@ -118,7 +118,6 @@ class State {
 
   // --- queries ---
   const Route& route() const { return current_route_.route(); }
-  std::vector<uint32_t> suspected() const { return suspicions_.slots(); }
   void ask_stats();
   bool stats_waiting() const;
   const std::vector<Lane*>& lanes() const { return lanes_.all(); }

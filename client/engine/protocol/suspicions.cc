@@ -14,15 +14,6 @@ constexpr double kReconnectAll = 3.0;  // seconds for ranks that were paused tog
 
 }  // namespace
 
-std::vector<uint32_t> Suspicions::slots() const {
-  std::vector<uint32_t> slots;
-  for (const Reducer& reducer : lanes_.reducers()) {
-    if (run_.joined && current_route_.suspicious(reducer) != nullptr) slots.push_back(reducer.slot);
-  }
-  std::sort(slots.begin(), slots.end());
-  return slots;
-}
-
 void Suspicions::suspect(Lane* lane, const std::string& why, double now) {
   Reducer& reducer = lanes_.reducer_of(*lane);
   if (run_.over() || lane->number >= current_route_.lanes_in_use(reducer)) return;

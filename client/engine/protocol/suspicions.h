@@ -32,7 +32,6 @@ class Suspicions {
   void after_pause(double seconds, double now);
   void clear_pause() { pause_ = 0; }  // a lane still has the run: the pause was survived
 
-  std::vector<uint32_t> slots() const;  // live slots that this worker cannot reach
   uint64_t count() const { return count_; }
 
  private:

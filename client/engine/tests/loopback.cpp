@@ -197,10 +197,9 @@ void test_absent_rank() {
 }
 
 void test_other_servers() {
-  std::string version(ors::kPrefaceSize, '\0');
   ors::Preface preface;
   preface.major = 9;
-  ors::pack_preface(preface, reinterpret_cast<uint8_t*>(version.data()));
+  const std::string version = ors::pack_preface(preface);
   for (const std::string& answer : {std::string("HTTP/1.1 400 Bad Request\r\n\r\n"), version}) {
     uint16_t port = 0;
     const int fd = listen_on_loopback(&port);

@@ -54,9 +54,7 @@ void check_preface(const Fields& fields, const std::string& bytes) {
   CHECK(preface.lane == number(fields, "lane"));
   CHECK(preface.flags == number(fields, "flags"));
   CHECK(preface.major == ors::kProtocolMajor && preface.minor <= ors::kProtocolMinor);
-  uint8_t packed[ors::kPrefaceSize];
-  ors::pack_preface(preface, packed);
-  CHECK(bytes == std::string(reinterpret_cast<char*>(packed), sizeof packed));
+  CHECK(bytes == ors::pack_preface(preface));
 }
 
 // Checks the worker's side of the handshake; Python checks the lane's side. The proof covers the

@@ -226,7 +226,7 @@ def test_a_slot_that_is_taken_in_again_gets_its_chunks_back() -> None:
     frames = worker.back(1, incarnation=b"x" * 16, instance=1, route=0)
     assert decoded(frames, messages.Route)[0].route == 1
     assert chunks(frames) == []
-    assert worker.state.suspected == []
+    assert worker.state.suspected == set()
     worker.get(route(2, (0, 2), (1, 1)), 1)
     assert chunks(worker.sent(1)) == [(0, chunk, 2) for chunk, _ in mine]
     assert chunks(worker.sent(0)) == []
@@ -239,7 +239,7 @@ def test_nothing_is_sent_to_a_lane_that_was_restarted_until_a_route_moves_it() -
     worker.lose(1)
     frames = worker.back(1, instance=1, credit=ROOMY)
     assert chunks(frames) == []
-    assert worker.state.suspected == [1]
+    assert worker.state.suspected == {1}
     (suspicion,) = decoded(worker.sent(0), messages.Suspect)
     assert (suspicion.rank, suspicion.slot, suspicion.route) == (1, 1, 0)
     assert "restarted" in suspicion.reason
@@ -247,7 +247,7 @@ def test_nothing_is_sent_to_a_lane_that_was_restarted_until_a_route_moves_it() -
     worker.pass_time(0.5, 0, 1)
     assert chunks(worker.sent(1)) == []
     worker.get(route(1, (0, 1), (1, 1)))
-    assert worker.state.suspected == []
+    assert worker.state.suspected == set()
     rounds = [(r, c, 1) for r in (0, 1) for c in range(4) if home(c, 2) == 1]
     assert chunks(worker.sent(1)) == rounds
 

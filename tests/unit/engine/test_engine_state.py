@@ -379,9 +379,9 @@ def test_silence_is_suspicious_and_heartbeats_break_it() -> None:
         assert worker.kinds() == [MessageKind.HEARTBEAT]
     for _ in range(4):
         worker.tick(0.25)
-    assert worker.state.suspected == []
+    assert worker.state.suspected == set()
     worker.tick(0.25)
-    assert worker.state.suspected == [0]
+    assert worker.state.suspected == {0}
     assert worker.state.error is None
 
 

@@ -26,7 +26,7 @@ from tests.support.one_worker import (
 def test_a_slot_that_refuses_connections_is_suspected_now_and_every_heartbeat() -> None:
     worker = joined(reducers=2, rank=1)
     worker.lose(1)
-    assert worker.state.suspected == []
+    assert worker.state.suspected == set()
     worker.refuse(1)
     (suspicion,) = decoded(worker.sent(0), messages.Suspect)
     assert (suspicion.rank, suspicion.slot, suspicion.route) == (1, 1, 0)
@@ -34,7 +34,7 @@ def test_a_slot_that_refuses_connections_is_suspected_now_and_every_heartbeat() 
     worker.pass_time(1.0, 0)
     assert len(decoded(worker.sent(0), messages.Suspect)) in (3, 4)
     worker.back(1)
-    assert worker.state.suspected == []
+    assert worker.state.suspected == set()
     worker.pass_time(1.0, 0, 1)
     assert decoded(worker.sent(0), messages.Suspect) == []
     assert worker.state.counters()["suspicions"] == 1
@@ -45,23 +45,23 @@ def test_a_lane_has_300_ms_to_come_back() -> None:
     worker.lose(1)
     worker.connect()
     worker.pass_time(0.25, 0)
-    assert worker.state.suspected == []
+    assert worker.state.suspected == set()
     worker.pass_time(0.1, 0)
-    assert worker.state.suspected == [1]
+    assert worker.state.suspected == {1}
     worker.welcome(1)
-    assert worker.state.suspected == []
+    assert worker.state.suspected == set()
 
 
 def test_a_silent_lane_is_suspected_until_it_speaks_and_keeps_its_connection() -> None:
     worker = joined(reducers=2, rank=1)
     worker.pass_time(0.95, 0)
-    assert worker.state.suspected == []
+    assert worker.state.suspected == set()
     worker.pass_time(0.1, 0)
     (suspicion,) = decoded(worker.sent(0), messages.Suspect)
     assert "nothing was heard from it for 1.0" in suspicion.reason
     worker.get(heartbeat(), 1)
     worker.pass_time(0.1, 0)
-    assert worker.state.suspected == []
+    assert worker.state.suspected == set()
     assert worker.state.to_drop() == []
 
 
@@ -80,9 +80,9 @@ def test_a_late_tick_blames_nobody() -> None:
     worker = joined(reducers=2, rank=1)
     worker.pass_time(0.9, 0)  # reducer 1 is silent; then this process stops
     worker.tick(30)
-    assert worker.state.suspected == []
+    assert worker.state.suspected == set()
     worker.pass_time(0.2, 0)
-    assert worker.state.suspected == [1]
+    assert worker.state.suspected == {1}
 
 
 def _given_up(seconds: float, **options: Any) -> Worker:
@@ -142,9 +142,9 @@ def test_goaway_is_suspicion_until_the_slot_is_out() -> None:
     assert "SIGTERM" in suspicion.reason
     worker.lose(1)
     worker.back(1)
-    assert worker.state.suspected == [1]  # the same process still drains
+    assert worker.state.suspected == {1}  # the same process still drains
     worker.get(route(1, (0, 1), (1, 0)))
-    assert worker.state.suspected == []
+    assert worker.state.suspected == set()
 
 
 def test_an_error_on_a_rejoin_is_no_strike() -> None:
@@ -242,7 +242,7 @@ def test_rank_0_never_leaves_only_slots_that_it_does_not_reach() -> None:
     worker.connect()
     worker.pass_time(1.0)
     assert worker.state.route["route"] == 0
-    assert worker.state.suspected == [0, 1]
+    assert worker.state.suspected == {0, 1}
     worker.welcome(0)
     assert worker.state.route["live"] == [1, 0]
 

@@ -182,7 +182,7 @@ def test_every_sum_comes_whatever_happens_to_connections_and_reducers(seed: int)
     storm.pass_time(10.0)
     assert len({str(state.route) for state in storm.states}) == 1
     for state in storm.states:
-        assert state.suspected == []
+        assert state.suspected == set()
         assert state.route["live"] == [1, 1, 1], storm.report()
         counters = state.counters()
         empty = ("unanswered", "queued", "staging_bytes", "live_rounds", "keys")

@@ -2,11 +2,13 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <list>
+#include <set>
 
 #include "bindings.h"
 #include "python/conversions.h"
@@ -70,6 +72,16 @@ class PyState {
     out["live"] = nb::cast(route.live);
     out["lanes"] = nb::cast(route.lanes_by_slot);
     return out;
+  }
+
+  // The live slots that this worker cannot reach.
+  std::set<uint32_t> suspected() {
+    std::set<uint32_t> slots;
+    for (const Lane* lane : state_.lanes()) {
+      const bool suspicious = !lane->suspicion.empty();
+      if (suspicious && state_.route().live[lane->welcome.slot]) slots.insert(lane->welcome.slot);
+    }
+    return slots;
   }
 
   void tick(double now) {
@@ -177,7 +189,7 @@ void bind_state(nb::module_& m) {
       .def("take_reports", [](PyState& self) { return self.state().take_reports(); })
       .def("counters", [](PyState& self) { return self.state().counters(); })
       .def_prop_ro("route", &PyState::route)
-      .def_prop_ro("suspected", [](PyState& self) { return self.state().suspected(); })
+      .def_prop_ro("suspected", &PyState::suspected)
       .def_prop_ro("joined", [](PyState& self) { return self.state().joined(); })
       .def_prop_ro("left", [](PyState& self) { return self.state().bye_queued(); })
       .def_prop_ro("run_id", [](PyState& self) { return self.state().run_id(); })

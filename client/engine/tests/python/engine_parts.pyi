@@ -68,7 +68,7 @@ class State:
     def route(self) -> dict[str, Any]:
         """The fields "route" (int) and "since", "live" and "lanes" (lists indexed by slot)."""
     @property
-    def suspected(self) -> list[int]:
+    def suspected(self) -> set[int]:
         """The live slots that this worker cannot reach."""
     @property
     def joined(self) -> bool: ...
