@@ -8,29 +8,32 @@ namespace {
 constexpr uint8_t kFrameMagic[4] = {'O', 'R', 'S', 'F'};
 constexpr uint8_t kPrefaceMagic[4] = {'O', 'R', 'S', 'P'};
 
-enum Offset : size_t {
-  kAtVersion = 4,
-  kAtKind = 5,
-  kAtDType = 6,
-  kAtOp = 7,
-  kAtCollective = 8,
-  kAtReserved = 9,
-  kAtFlags = 10,
-  kAtRank = 12,
-  kAtRoot = 14,
-  kAtEpoch = 16,
-  kAtChunk = 20,
-  kAtKey = 24,
-  kAtRound = 32,
-  kAtCount = 40,
-  kAtDone = 48,
-  kAtStable = 56,
-  kAtLength = 64,
-  kAtRoute = 68,
-  kAtPayloadCrc = 72,
-  kAtHeaderCrc = 76,
-};
+constexpr size_t kAtVersion = 4;
+constexpr size_t kAtReserved = 9;
+constexpr size_t kAtHeaderCrc = 76;
 static_assert(kAtHeaderCrc + sizeof(uint32_t) == kHeaderSize);
+
+// Calls `field` with the offset and the member for each field that a Header has.
+template <class AnyHeader, class Field>
+void each_field(AnyHeader& h, Field field) {
+  field(5, h.kind);
+  field(6, h.dtype);
+  field(7, h.op);
+  field(8, h.collective);
+  field(10, h.flags);
+  field(12, h.rank);
+  field(14, h.root);
+  field(16, h.epoch);
+  field(20, h.chunk);
+  field(24, h.key);
+  field(32, h.round);
+  field(40, h.count);
+  field(48, h.done);
+  field(56, h.stable);
+  field(64, h.length);
+  field(68, h.route);
+  field(72, h.payload_crc);
+}
 
 const char* check_length(uint8_t kind, uint32_t length) {
   switch (kind) {
@@ -71,24 +74,8 @@ const char* check_length(uint8_t kind, uint32_t length) {
 void pack_header(const Header& h, uint8_t* out) {
   std::memcpy(out, kFrameMagic, sizeof kFrameMagic);
   out[kAtVersion] = kProtocolMajor;
-  out[kAtKind] = h.kind;
-  out[kAtDType] = h.dtype;
-  out[kAtOp] = h.op;
-  out[kAtCollective] = h.collective;
   out[kAtReserved] = 0;
-  store(out + kAtFlags, h.flags);
-  store(out + kAtRank, h.rank);
-  store(out + kAtRoot, h.root);
-  store(out + kAtEpoch, h.epoch);
-  store(out + kAtChunk, h.chunk);
-  store(out + kAtKey, h.key);
-  store(out + kAtRound, h.round);
-  store(out + kAtCount, h.count);
-  store(out + kAtDone, h.done);
-  store(out + kAtStable, h.stable);
-  store(out + kAtLength, h.length);
-  store(out + kAtRoute, h.route);
-  store(out + kAtPayloadCrc, h.payload_crc);
+  each_field(h, [out](size_t at, auto value) { store(out + at, value); });
   store(out + kAtHeaderCrc, crc32c(out, kAtHeaderCrc));
 }
 
@@ -104,23 +91,7 @@ const char* unpack_header(const uint8_t* in, Header* h, ErrorCode* code) {
     return "a bad header CRC";
   }
   if (in[kAtReserved] != 0) return "a reserved byte that is not 0";
-  h->kind = in[kAtKind];
-  h->dtype = in[kAtDType];
-  h->op = in[kAtOp];
-  h->collective = in[kAtCollective];
-  h->flags = load<uint16_t>(in + kAtFlags);
-  h->rank = load<uint16_t>(in + kAtRank);
-  h->root = load<uint16_t>(in + kAtRoot);
-  h->epoch = load<uint32_t>(in + kAtEpoch);
-  h->chunk = load<uint32_t>(in + kAtChunk);
-  h->key = load<uint64_t>(in + kAtKey);
-  h->round = load<uint64_t>(in + kAtRound);
-  h->count = load<uint64_t>(in + kAtCount);
-  h->done = load<uint64_t>(in + kAtDone);
-  h->stable = load<uint64_t>(in + kAtStable);
-  h->length = load<uint32_t>(in + kAtLength);
-  h->route = load<uint32_t>(in + kAtRoute);
-  h->payload_crc = load<uint32_t>(in + kAtPayloadCrc);
+  each_field(*h, [in](size_t at, auto& value) { std::memcpy(&value, in + at, sizeof value); });
   if (h->length == 0 && h->payload_crc != 0) return "a payload CRC without a payload";
   return check_length(h->kind, h->length);
 }
@@ -129,13 +100,15 @@ std::string version(const Preface& preface) {
   return std::to_string(preface.major) + "." + std::to_string(preface.minor);
 }
 
-void pack_preface(const Preface& preface, uint8_t* out) {
-  std::memset(out, 0, kPrefaceSize);
+std::string pack_preface(const Preface& preface) {
+  std::string packed(kPrefaceSize, '\0');
+  auto* out = reinterpret_cast<uint8_t*>(packed.data());
   std::memcpy(out, kPrefaceMagic, sizeof kPrefaceMagic);
   out[4] = preface.major;
   out[5] = preface.minor;
   store(out + 6, preface.flags);
   store(out + 8, preface.lane);
+  return packed;
 }
 
 const char* unpack_preface(const uint8_t* in, Preface* preface) {

@@ -1,6 +1,6 @@
 // The wire format (reducer/wire/PROTOCOL.md): constants, limits, preface and frame header.
 //
-// Law: nothing here allocates, and every byte from a peer is validated before it is used.
+// Law: no parser here allocates, and every byte from a peer is validated before it is used.
 #pragma once
 
 #include <cstddef>
@@ -187,16 +187,16 @@ constexpr uint16_t kPrefacePsk = 1;
 constexpr uint16_t kPrefaceTls = 2;
 
 struct Preface {
-  uint8_t major = kProtocolMajor;
-  uint8_t minor = kProtocolMinor;
   uint16_t flags = 0;
   uint16_t lane = 0;
+  uint8_t major = kProtocolMajor;
+  uint8_t minor = kProtocolMinor;
 };
 
 // "1.2"
 std::string version(const Preface& preface);
 
-void pack_preface(const Preface& preface, uint8_t* out);
+std::string pack_preface(const Preface& preface);
 
 // Parses kPrefaceSize bytes. The caller must check major, minor and flags.
 const char* unpack_preface(const uint8_t* in, Preface* preface);

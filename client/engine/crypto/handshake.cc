@@ -36,14 +36,8 @@ Secret job_key(std::string_view master, std::string_view job) {
 
 Handshake::Handshake(const Secret& key, std::string_view job, uint16_t lane, std::string_view nonce,
                      std::string peer)
-    : key_(key),
-      lane_(lane),
-      peer_(std::move(peer)),
-      opening_(kPrefaceSize + kChallengeSize, '\0') {
-  Preface preface;
-  preface.flags = kPrefacePsk;
-  preface.lane = lane;
-  pack_preface(preface, reinterpret_cast<uint8_t*>(opening_.data()));
+    : key_(key), lane_(lane), peer_(std::move(peer)), opening_(pack_preface({kPrefacePsk, lane})) {
+  opening_.resize(kPrefaceSize + kChallengeSize);
   char* challenge = opening_.data() + kPrefaceSize;
   std::memcpy(challenge, "ORSC", kMagicSize);
   challenge[kAtJobSize] = static_cast<char>(job.size());

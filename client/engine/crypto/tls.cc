@@ -106,15 +106,11 @@ TlsStream::TlsStream(const OpenSsl& api, SSL* ssl, uint16_t lane, const std::str
       ssl_(ssl),
       in_(api.BIO_new(api.BIO_s_mem())),
       out_bio_(api.BIO_new(api.BIO_s_mem())),
-      preface_(kPrefaceSize, '\0'),
+      preface_(pack_preface({kPrefaceTls, lane})),
       peer_(peer) {
   if (in_ == nullptr || out_bio_ == nullptr) throw std::bad_alloc();
   api_.SSL_set_bio(ssl_, in_, out_bio_);
   api_.SSL_set_connect_state(ssl_);
-  Preface preface;
-  preface.flags = kPrefaceTls;
-  preface.lane = lane;
-  pack_preface(preface, reinterpret_cast<uint8_t*>(preface_.data()));
   out_.assign(preface_.begin(), preface_.end());
   out_end_ = out_.size();
 }

@@ -39,18 +39,12 @@ void Engine::dial_wanted(double now) {
     for (Lane* lane : state_.take_wanted()) lanes.push_back({lane, lane->attempts, lane->strikes});
   }
   for (const auto& [lane, attempts, strikes] : lanes) {
-    Connection* c = nullptr;
-    for (const auto& known : connections_list_) {
-      if (known->lane == lane) c = known.get();
-    }
-    if (c != nullptr) {  // a lane that was welcomed before is dialled at once
+    if (Connection* c = find(lane)) {  // a lane that was welcomed before is dialled at once
       if (attempts <= 1) c->backoff = first_backoff(strikes);
       retry(c, now);
-      continue;
+    } else {
+      connections_list_.push_back(std::make_unique<Connection>(lane));
     }
-    connections_list_.push_back(std::make_unique<Connection>(lane));
-    c = connections_list_.back().get();
-    c->lookup = Lookup::start(parse_endpoint(state_.options().addresses[lane->reducer]).value());
   }
 }
 
@@ -147,15 +141,11 @@ void Engine::on_connected(Connection* c, double now) {
     close_socket(c);
     return try_address(c, now);
   }
-  if (tls_) return begin_tls(c, now);
-  if (key_) return begin_psk(c, now);
   c->watches_write = true;  // as it was registered
   watch(c, false);
-  Preface preface;
-  preface.lane = static_cast<uint16_t>(c->lane->number);
-  std::string bytes(kPrefaceSize, '\0');
-  pack_preface(preface, reinterpret_cast<uint8_t*>(bytes.data()));
-  c->sender.add(std::move(bytes));
+  if (tls_) return begin_tls(c, now);
+  if (key_) return begin_psk(c, now);
+  c->sender.add(pack_preface({0, static_cast<uint16_t>(c->lane->number)}));
   open(c, now);
 }
 

@@ -116,6 +116,7 @@ class Engine {
   class Change;
   struct Sink;
 
+  Connection* find(const Lane* lane) const;
   void open_event_loop();
   void publish(const Submission& submission, const RoundRef& round);
   bool claim_wake();

@@ -46,12 +46,18 @@ struct Engine::Sink final : FrameSink {
   double now;
 };
 
+// Returns the connection of a lane; null before it is first dialled.
+Engine::Connection* Engine::find(const Lane* lane) const {
+  for (const auto& c : connections_list_) {
+    if (c->lane == lane) return c.get();
+  }
+  return nullptr;
+}
+
 // Requires mutex_ and io_mutex_.
 void Engine::discard_unwanted() noexcept {
   for (const Lane* lane : state_.take_discards()) {
-    for (const auto& c : connections_list_) {
-      if (c->lane == lane) c->receiver.discard();
-    }
+    if (Connection* c = find(lane)) c->receiver.discard();
   }
 }
 
@@ -400,9 +406,8 @@ void Engine::drop_unwanted(double now) {
     for (Lane* lane : state_.take_dropped()) dropped.emplace_back(lane, lane->trouble);
   }
   for (const auto& [lane, why] : dropped) {
-    for (const auto& c : connections_list_) {
-      if (c->lane == lane && c->step == Connection::Step::kOpen) disconnect(c.get(), why, now);
-    }
+    Connection* c = find(lane);
+    if (c != nullptr && c->step == Connection::Step::kOpen) disconnect(c, why, now);
   }
 }
 

@@ -29,7 +29,7 @@ struct Engine::Connection {
   Receiver receiver;
   Sender sender;
   double last_heard = 0;
-  Step step = Step::kResolving;
+  Step step = Step::kWaiting;
   int fd = -1;
   bool local = false;  // over a Unix socket
   bool watches_write = false;

@@ -1,5 +1,4 @@
 // The psk handshake of a connection that has just been made, before any frame. Engine thread only.
-#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -22,8 +21,6 @@ void Engine::begin_psk(Connection* c, double now) {
   if (size != static_cast<ssize_t>(opening.size()))
     return handshake_lost(c, error_text(errno), now);
   bytes_sent_.fetch_add(opening.size(), std::memory_order_relaxed);
-  c->watches_write = true;  // as it was registered
-  watch(c, false);
 }
 
 // Reads until the reducer's answer is complete or no byte is left: epoll reports edges.

@@ -1,6 +1,4 @@
 // The TLS handshake of a connection that has just been made, before any frame. Engine thread only.
-#include <sys/epoll.h>
-
 #include <cerrno>
 
 #include "io/loop_connection.h"
@@ -13,8 +11,6 @@ void Engine::begin_tls(Connection* c, double now) {
                         static_cast<uint16_t>(c->lane->number), c->lane->name);
   c->step = Connection::Step::kProving;
   c->deadline = now + kHandshakeTimeout;
-  c->watches_write = true;  // as it was registered
-  watch(c, false);
   continue_tls(c, now);
 }
 
