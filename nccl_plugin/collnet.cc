@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "codec/hex.h"
 #include "crypto/random.h"
 #include "group.h"
 #include "guarded.h"
@@ -59,16 +60,6 @@ Digest hash_of(const std::vector<std::string>& addresses) {
   return hash.finish();
 }
 
-std::string hex(const Digest& digest, size_t bytes) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (size_t i = 0; i < bytes; ++i) {
-    text.push_back(kDigits[digest[i] >> 4]);
-    text.push_back(kDigits[digest[i] & 15]);
-  }
-  return text;
-}
-
 // Whether the arguments of connect are valid, so that `handles` and `listen_comm` can be read.
 bool is_rank(void* const handles[], int ranks, int rank, const void* listen_comm) {
   const bool given = handles != nullptr && listen_comm != nullptr;
@@ -92,7 +83,7 @@ std::string mismatch(const Handle& theirs, const Handle& ours) {
 
 Options options_of(const Settings& settings, const Digest& group, int rank, int ranks) {
   Options options = static_cast<const Options&>(settings);
-  options.run_id = "nccl-" + hex(group, 16);
+  options.run_id = "nccl-" + hex(view(group).substr(0, 16));
   options.rank = static_cast<uint32_t>(rank);
   options.world_size = static_cast<uint32_t>(ranks);
   options.chunk_table = {{0, settings.chunk_bytes}};

@@ -1,10 +1,11 @@
 #include "io/receiver.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <string_view>
 
 #include "codec/cast.h"
 #include "codec/crc.h"
+#include "codec/hex.h"
 
 namespace ors {
 namespace {
@@ -15,16 +16,10 @@ constexpr size_t kBulkBytes = 32'768;  // payloads from this size on must not be
 constexpr size_t kScratch = 65'536;
 
 std::string shown(const uint8_t* bytes, size_t size) {
-  std::string text = "\"";
-  std::string hex;
-  for (size_t i = 0; i < size; ++i) {
-    const bool printable = bytes[i] >= 0x20 && bytes[i] < 0x7F;
-    text.push_back(printable ? static_cast<char>(bytes[i]) : '.');
-    char digits[4];
-    std::snprintf(digits, sizeof digits, "%02x", bytes[i]);
-    hex += digits;
-  }
-  return text + "\" (hex " + hex + ")";
+  const std::string_view raw(reinterpret_cast<const char*>(bytes), size);
+  std::string text;
+  for (const char c : raw) text.push_back(c >= 0x20 && c < 0x7F ? c : '.');
+  return "\"" + text + "\" (hex " + hex(raw) + ")";
 }
 
 }  // namespace

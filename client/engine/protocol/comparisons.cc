@@ -1,5 +1,7 @@
 #include "protocol/comparisons.h"
 
+#include <cinttypes>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,9 +11,8 @@ namespace ors {
 namespace {
 
 std::string comparison_key(uint64_t key_id) {
-  static const char digits[] = "0123456789abcdef";
-  std::string name = "~digest/";
-  for (int shift = 60; shift >= 0; shift -= 4) name.push_back(digits[(key_id >> shift) & 15]);
+  char name[32];
+  std::snprintf(name, sizeof name, "~digest/%016" PRIx64, key_id);
   return name;
 }
 

@@ -14,6 +14,7 @@
 #include <system_error>
 #include <unordered_map>
 
+#include "codec/hex.h"
 #include "crypto/random.h"
 #include "io/engine.h"
 #include "io/fork.h"
@@ -25,16 +26,6 @@ namespace ors::python {
 namespace {
 
 constexpr double kSignalCheck = 0.1;  // seconds: Ctrl-C ends a wait within this
-
-std::string random_run_id() {
-  static const char digits[] = "0123456789abcdef";
-  std::string id;
-  for (const char byte : random_bytes(8)) {
-    id.push_back(digits[(byte >> 4) & 15]);
-    id.push_back(digits[byte & 15]);
-  }
-  return id;
-}
 
 // Calls `poll(seconds)` without the GIL until it returns true or the timeout has passed. Runs
 // Python's signal handlers in between.
@@ -239,35 +230,14 @@ class PyEngine {
   const int generation_;
 };
 
-Options make_options(std::vector<std::string> addresses, const std::string& job,
-                     const std::string& run_id, uint32_t rank, uint32_t world_size,
-                     const std::vector<std::pair<uint64_t, uint64_t>>& table,
-                     double connect_timeout, double silence, double reducer_wait,
-                     const std::string& congestion, const std::string& source, bool local_sockets,
-                     uint32_t digest_every, double worker_silence) {
-  Options options;
-  options.addresses = std::move(addresses);
-  options.job = job;
-  options.run_id = run_id.empty() && rank == 0 ? random_run_id() : run_id;
-  options.rank = rank;
-  options.world_size = world_size;
-  options.chunk_table = chunk_table_of(table);
-  options.connect_timeout = connect_timeout;
-  options.silence = silence;
-  options.reducer_wait = reducer_wait;
-  options.congestion = congestion;
-  options.source = source;
-  options.local_sockets = local_sockets;
-  options.digest_every = digest_every;
-  options.worker_silence = worker_silence;
-  options.incarnation = random_bytes(16);
+// Raises ValueError if the engine cannot use an option.
+void check(const Options& options) {
   if (auto wrong = check_options(options)) throw nb::value_error(wrong->c_str());
   for (const std::string& address : options.addresses) {
     if (!parse_endpoint(address)) {
       throw nb::value_error(("'" + address + "' is not of the form host:port").c_str());
     }
   }
-  return options;
 }
 
 using PyTlsFiles = std::tuple<std::string, std::string, std::string>;
@@ -290,6 +260,36 @@ std::unique_ptr<Timeline> open_timeline(const std::string& folder, const Options
   return timeline;
 }
 
+void init(PyEngine* self, std::vector<std::string> addresses, const std::string& job,
+          const std::string& run_id, uint32_t rank, uint32_t world_size,
+          const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
+          double silence, double reducer_wait, const std::string& congestion,
+          const std::string& source, bool local_sockets, const nb::bytes& key,
+          const std::optional<PyTlsFiles>& tls, uint32_t digest_every, const std::string& timeline,
+          double worker_silence) {
+  Secret secret = secret_of(key);
+  Options options;
+  options.addresses = std::move(addresses);
+  options.job = job;
+  options.run_id = run_id.empty() && rank == 0 ? hex(random_bytes(8)) : run_id;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.chunk_table = chunk_table_of(table);
+  options.connect_timeout = connect_timeout;
+  options.silence = silence;
+  options.reducer_wait = reducer_wait;
+  options.congestion = congestion;
+  options.source = source;
+  options.local_sockets = local_sockets;
+  options.digest_every = digest_every;
+  options.worker_silence = worker_silence;
+  options.incarnation = random_bytes(16);
+  check(options);
+  auto context = tls ? tls_context(*tls) : nullptr;
+  auto file = open_timeline(timeline, options);
+  new (self) PyEngine(std::move(options), std::move(secret), std::move(context), std::move(file));
+}
+
 }  // namespace
 
 NB_MODULE(_engine, m) {
@@ -306,31 +306,12 @@ NB_MODULE(_engine, m) {
       .def_prop_ro("round", &PyOperation::round);
 
   nb::class_<PyEngine>(m, "Engine")
-      .def(
-          "__init__",
-          [](PyEngine* self, std::vector<std::string> addresses, const std::string& job,
-             const std::string& run_id, uint32_t rank, uint32_t world_size,
-             const std::vector<std::pair<uint64_t, uint64_t>>& table, double connect_timeout,
-             double silence, double reducer_wait, const std::string& congestion,
-             const std::string& source, bool local_sockets, nb::bytes key,
-             const std::optional<PyTlsFiles>& tls, uint32_t digest_every,
-             const std::string& timeline, double worker_silence) {
-            Secret secret = secret_of(key);
-            Options options =
-                make_options(std::move(addresses), job, run_id, rank, world_size, table,
-                             connect_timeout, silence, reducer_wait, congestion, source,
-                             local_sockets, digest_every, worker_silence);
-            auto context = tls ? tls_context(*tls) : nullptr;
-            auto file = open_timeline(timeline, options);
-            new (self) PyEngine(std::move(options), std::move(secret), std::move(context),
-                                std::move(file));
-          },
-          nb::kw_only(), nb::arg("addresses"), nb::arg("job"), nb::arg("run_id"), nb::arg("rank"),
-          nb::arg("world_size"), nb::arg("chunk_table"), nb::arg("connect_timeout"),
-          nb::arg("silence"), nb::arg("reducer_wait"), nb::arg("congestion") = "",
-          nb::arg("source") = "", nb::arg("local_sockets") = true,
-          nb::arg("key") = nb::bytes("", 0), nb::arg("tls").none() = nb::none(),
-          nb::arg("digest_every") = 0, nb::arg("timeline") = "", nb::arg("worker_silence") = 5.0)
+      .def("__init__", &init, nb::kw_only(), nb::arg("addresses"), nb::arg("job"),
+           nb::arg("run_id"), nb::arg("rank"), nb::arg("world_size"), nb::arg("chunk_table"),
+           nb::arg("connect_timeout"), nb::arg("silence"), nb::arg("reducer_wait"),
+           nb::arg("congestion") = "", nb::arg("source") = "", nb::arg("local_sockets") = true,
+           nb::arg("key") = nb::bytes("", 0), nb::arg("tls").none() = nb::none(),
+           nb::arg("digest_every") = 0, nb::arg("timeline") = "", nb::arg("worker_silence") = 5.0)
       .def("connect", &PyEngine::connect)
       .def("submit", &PyEngine::submit, nb::arg("collective"), nb::arg("op"), nb::arg("dtype"),
            nb::arg("wide"), nb::arg("key"), nb::arg("root"), nb::arg("count"),
