@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <functional>
-#include <limits>
 
 #include "addresses.h"
 

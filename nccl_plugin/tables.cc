@@ -2,7 +2,6 @@
 //
 // Law: each version has its own table. A function that fits several versions is written once, as a
 // template if only types differ. Optional entries that this plugin lacks are null.
-#include <array>
 #include <cstdint>
 #include <string>
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <cstring>
+#include <string>
 
 namespace ors {
 namespace {

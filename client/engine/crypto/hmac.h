@@ -1,7 +1,6 @@
 // HMAC-SHA256 (RFC 2104), HKDF (RFC 5869), and helpers that keep keys secret.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "crypto/sha256.h"

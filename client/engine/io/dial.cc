@@ -1,6 +1,5 @@
 // Opens the connections that State wants: name look-up, addresses, retries. Engine thread only.
 #include <sys/epoll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>

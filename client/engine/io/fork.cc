@@ -18,7 +18,10 @@ struct Guard {
 
 std::atomic<int> generation{0};
 
-Guard& guard();
+Guard& guard() {
+  static Guard* const instance = new Guard;  // never destroyed: threads may outlive statics
+  return *instance;
+}
 
 void before_fork() { guard().mutex.lock(); }
 void after_fork_in_parent() { guard().mutex.unlock(); }
@@ -28,11 +31,6 @@ void after_fork_in_child() {
   guard().fds.clear();
   generation.fetch_add(1);
   guard().mutex.unlock();
-}
-
-Guard& guard() {
-  static Guard* const instance = new Guard;  // never destroyed: threads may outlive statics
-  return *instance;
 }
 
 void install_once() {

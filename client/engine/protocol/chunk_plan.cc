@@ -50,11 +50,8 @@ std::optional<ChunkPlan> ChunkPlan::make(const Descriptor& round, uint32_t world
 }
 
 Range ChunkPlan::range(uint32_t chunk) const {
-  Range range;
-  range.part = chunk % parts_;
-  range.offset = chunk / parts_ * chunk_elements_;
-  range.elements = std::min(chunk_elements_, count_ - range.offset);
-  return range;
+  const uint64_t offset = chunk / parts_ * chunk_elements_;
+  return {chunk % parts_, offset, std::min(chunk_elements_, count_ - offset)};
 }
 
 uint32_t ChunkPlan::bytes(uint32_t chunk) const {

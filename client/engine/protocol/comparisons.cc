@@ -30,10 +30,7 @@ void Comparisons::begin_due(double now) {
     std::vector<uint64_t> source(world);
     source[run_.options.rank] = comparison->own;
     Submission s;
-    s.descriptor.collective = kAllReduce;
-    s.descriptor.op = kSum;
-    s.descriptor.dtype = kUInt64;
-    s.descriptor.count = world;
+    s.descriptor = {kAllReduce, kSum, kUInt64, false, world, 0};
     s.key = comparison_key(comparison->key_id);
     s.source = reinterpret_cast<const uint8_t*>(source.data());
     s.target = reinterpret_cast<uint8_t*>(comparison->digests.data());

@@ -50,21 +50,19 @@ std::optional<std::string> LostRanks::lost_reason(uint32_t rank, double now) con
 
 void LostRanks::watch(double now) {
   if (!run_.joined || run_.over() || run_.bye_queued) return;
-  const std::string of_job = " of job '" + run_.options.job + "'";
   for (const Lane* lane : lanes_.all()) {
     if (!lane->usable()) continue;
     for (const auto& [rank, why] : lane->absence.absent) {
       const auto reason = lost_reason(rank, now);
       if (rank == run_.options.rank || !reason) continue;
-      const std::string name = "rank " + std::to_string(rank) + of_job;
-      return run_.end({ErrorCode::kPeerLost, name + " is lost: " + *reason, "lost", rank});
+      const std::string message = run_.rank_of_job(rank) + " is lost: " + *reason;
+      return run_.end({ErrorCode::kPeerLost, message, "lost", rank});
     }
     for (const uint32_t rank : lane->absence.left) {
       // A rank leaves only after all its rounds are done, so it never joined the rounds open here.
       if (rank == run_.options.rank || rounds_.open_rounds() == 0) continue;
-      const std::string name = "rank " + std::to_string(rank) + of_job;
-      return run_.end(
-          {ErrorCode::kPeerLost, name + " has left, and open rounds need it", "left", rank});
+      const std::string message = run_.rank_of_job(rank) + " has left, and open rounds need it";
+      return run_.end({ErrorCode::kPeerLost, message, "left", rank});
     }
   }
 }

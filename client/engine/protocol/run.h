@@ -47,6 +47,9 @@ struct Run {
     if (!over()) cause = why;
   }
   bool over() const { return failure || cause; }
+  std::string rank_of_job(uint32_t rank) const {
+    return "rank " + std::to_string(rank) + " of job '" + options.job + "'";
+  }
 
   const Options options;
 

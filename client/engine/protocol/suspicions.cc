@@ -29,12 +29,9 @@ void Suspicions::suspect(Lane* lane, const std::string& why, double now) {
 void Suspicions::queue_suspect(Reducer* reducer, double now) {
   reducer->told_at = now;
   if (run_.options.rank == 0) return;
-  Suspicion suspicion;
-  suspicion.rank = run_.options.rank;
-  suspicion.slot = reducer->slot;
-  suspicion.route = current_route_.route().number;
   const Lane* lane = current_route_.suspicious(*reducer);
-  suspicion.reason = lane->name + ": " + lane->suspicion;
+  const Suspicion suspicion = {run_.options.rank, reducer->slot, current_route_.route().number,
+                               lane->name + ": " + lane->suspicion};
   lanes_.queue_on_welcomed({kSuspect}, encode_suspect(suspicion));
 }
 
@@ -112,8 +109,8 @@ bool Suspicions::run_ended_in_pause() const {
 
 Failure Suspicions::pause_failure() const {
   const std::string message =
-      "rank " + std::to_string(run_.options.rank) + " of job '" + run_.options.job +
-      "', this process itself, stood still for " + in_seconds(pause_) +
+      run_.rank_of_job(run_.options.rank) + ", this process itself, stood still for " +
+      in_seconds(pause_) +
       " (it was stopped or starved). The reducers count a worker as lost after " +
       in_seconds(run_.worker_silence) +
       " without a byte, and the run has ended without it. If such pauses are normal "
@@ -155,8 +152,7 @@ Failure Suspicions::no_reducer(double now) const {
              (trouble.empty() ? "" : " (" + trouble + ")");
   }
   return {ErrorCode::kUnavailable,
-          "rank " + std::to_string(run_.options.rank) + " of job '" + run_.options.job +
-              "' could not reach the reducer of " + names +
+          run_.rank_of_job(run_.options.rank) + " could not reach the reducer of " + names +
               ", and no other reducer can take over: is `reducer serve` running there?",
           "unreachable"};
 }
