@@ -41,6 +41,7 @@ from reducer_client.horovod.basics import (
 from reducer_client.horovod.counters import stats
 from reducer_client.horovod.errors import DuplicateNameError, HorovodInternalError
 from reducer_client.horovod.handles import poll
+from reducer_client.horovod.objects import allgather_object, broadcast_object
 from reducer_client.horovod.process_sets import (
     ProcessSet,
     add_process_set,
@@ -51,40 +52,42 @@ from reducer_client.horovod.requests import Adasum, Average, Max, Min, Product, 
 from reducer_client.horovod.synchronous import synchronize
 
 if TYPE_CHECKING:
-    from reducer_client.horovod.torch import (
-        Compression,
-        DistributedOptimizer,
-        SyncBatchNorm,
-        allgather,
+    from reducer_client.horovod.torch import elastic
+    from reducer_client.horovod.torch.asynchronous import (
         allgather_async,
-        allgather_object,
-        allreduce,
-        allreduce_,
         allreduce_async,
         allreduce_async_,
-        alltoall,
         alltoall_async,
-        broadcast,
-        broadcast_,
         broadcast_async,
         broadcast_async_,
-        broadcast_object,
-        broadcast_optimizer_state,
-        broadcast_parameters,
-        elastic,
-        grouped_allgather,
         grouped_allgather_async,
-        grouped_allreduce,
-        grouped_allreduce_,
         grouped_allreduce_async,
         grouped_allreduce_async_,
-        grouped_reducescatter,
         grouped_reducescatter_async,
+        reducescatter_async,
+    )
+    from reducer_client.horovod.torch.compression import Compression
+    from reducer_client.horovod.torch.functions import (
+        broadcast_optimizer_state,
+        broadcast_parameters,
+    )
+    from reducer_client.horovod.torch.ops import (
+        allgather,
+        allreduce,
+        allreduce_,
+        alltoall,
+        broadcast,
+        broadcast_,
+        grouped_allgather,
+        grouped_allreduce,
+        grouped_allreduce_,
+        grouped_reducescatter,
         join,
         reducescatter,
-        reducescatter_async,
-        sparse_allreduce_async,
     )
+    from reducer_client.horovod.torch.optimizer import DistributedOptimizer
+    from reducer_client.horovod.torch.sparse import sparse_allreduce_async
+    from reducer_client.horovod.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
@@ -161,7 +164,22 @@ __all__ = [
 ]
 
 
+# The modules of `horovod.torch` that have the names of its API; `asynchronous` and `ops` have all
+# that are not listed here.
+_MODULES = {
+    "Compression": "compression",
+    "DistributedOptimizer": "optimizer",
+    "SyncBatchNorm": "sync_batch_norm",
+    "broadcast_optimizer_state": "functions",
+    "broadcast_parameters": "functions",
+    "sparse_allreduce_async": "sparse",
+}
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("reducer_client.horovod.torch"), name)
+    if name == "elastic":
+        return import_module(f"{__name__}.torch.elastic")
+    module = _MODULES.get(name, "asynchronous" if "_async" in name else "ops")
+    return getattr(import_module(f"{__name__}.torch.{module}"), name)

@@ -13,7 +13,7 @@ from reducer_client.horovod.basics import rank
 from reducer_client.horovod.handles import wait_all
 from reducer_client.horovod.objects import allgather_object, broadcast_object
 from reducer_client.horovod.synchronous import ends_on_interrupt
-from reducer_client.horovod.torch.ops import broadcast_async_
+from reducer_client.horovod.torch.asynchronous import broadcast_async_
 
 Parameters = Mapping[str, torch.Tensor] | Iterable[torch.Tensor | tuple[str, torch.Tensor]]
 # Options by parameter group, state by parameter.

@@ -22,7 +22,7 @@ from reducer_client.horovod.controller import Controller
 from reducer_client.horovod.errors import HorovodInternalError
 from reducer_client.horovod.process_sets import ProcessSet
 from reducer_client.horovod.requests import Sum
-from reducer_client.horovod.torch.ops import allreduce_async_
+from reducer_client.horovod.torch.asynchronous import allreduce_async_
 
 _COUNTERS = 3  # ranks with a dense gradient, ranks with a sparse one, sum of its sparse axes
 

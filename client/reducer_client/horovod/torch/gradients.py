@@ -24,9 +24,9 @@ from reducer_client.horovod.errors import HorovodInternalError
 from reducer_client.horovod.handles import Handle
 from reducer_client.horovod.process_sets import ProcessSet
 from reducer_client.horovod.requests import Average, ReduceOp
+from reducer_client.horovod.torch.asynchronous import allreduce_async_, grouped_allreduce_async_
 from reducer_client.horovod.torch.compression import Compressor
 from reducer_client.horovod.torch.gradient_layouts import Layouts, laid_out
-from reducer_client.horovod.torch.ops import allreduce_async_, grouped_allreduce_async_
 from reducer_client.horovod.torch.sparse import sparse_allreduce_async
 
 Bundle = tuple[torch.Tensor, ...]

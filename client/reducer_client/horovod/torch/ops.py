@@ -8,57 +8,20 @@ from typing import Any, Protocol
 import torch
 
 from reducer_client.horovod import arrays
-from reducer_client.horovod.handles import poll
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, ReduceOp
-from reducer_client.horovod.synchronous import ends_on_interrupt, synchronize, synchronous
+from reducer_client.horovod.synchronous import ends_on_interrupt, synchronous
 from reducer_client.horovod.torch import autograd
 from reducer_client.horovod.torch.asynchronous import (
-    allgather_async,
-    allreduce_async,
     allreduce_async_,
-    alltoall_async,
-    broadcast_async,
     broadcast_async_,
     find_op,
-    grouped_allgather_async,
-    grouped_allreduce_async,
     grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    reducescatter_async,
 )
 from reducer_client.horovod.torch.compression import Compression
 
 # torch leaves Function.apply untyped.
 # mypy: disable-error-code="no-untyped-call,no-any-return"
-
-__all__ = [
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "join",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "synchronize",
-]
 
 
 class CompressorLike(Protocol):

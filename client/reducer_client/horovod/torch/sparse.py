@@ -12,7 +12,7 @@ from reducer_client.horovod.handles import wait_all
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, ReduceOp, Sum
 from reducer_client.horovod.synchronous import ends_on_interrupt
-from reducer_client.horovod.torch.ops import allgather_async
+from reducer_client.horovod.torch.asynchronous import allgather_async
 
 
 def sparse_allreduce_async(
