@@ -20,11 +20,11 @@ from reducer_client.horovod.errors import HorovodInternalError, from_reducer_err
 from reducer_client.horovod.gathering import AnyGroup
 from reducer_client.horovod.handles import OperationHandle
 from reducer_client.horovod.requests import Kind, Request
-from reducer_client.horovod.single_rank import SingleRankGroup
 from reducer_client.horovod.submissions import Submission
 from reducer_client.horovod.timeline import Timeline
 from reducer_client.horovod.topology import Topology, find_topology
 from reducer_client.interrupts import EndOnInterrupt
+from reducer_client.single_rank import SingleRankGroup
 
 _NOTHING = np.empty(0, np.uint8)
 _inits = itertools.count()

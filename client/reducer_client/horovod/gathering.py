@@ -9,7 +9,7 @@ import numpy as np
 
 from reducer_client.arrays import Array
 from reducer_client.group import Group
-from reducer_client.horovod.single_rank import SingleRankGroup, SingleRankWork
+from reducer_client.single_rank import SingleRankGroup, SingleRankWork
 from reducer_client.work import Work
 
 AnyGroup = Group | SingleRankGroup

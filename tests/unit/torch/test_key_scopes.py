@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 import torch  # only where it is installed
 
 from reducer_client.errors import ReducerError, RoundTimeoutError
+from reducer_client.single_rank import SingleRankGroup
 from reducer_client.torch.backend.reduction import HierarchicalReduction
 from reducer_client.torch.calls import key_scopes
 from reducer_client.torch.calls.group_calls import GroupCalls
 from reducer_client.torch.calls.key_scopes import MainScope, Scope, entered, main_prefix
-from reducer_client.torch.calls.single_rank import SingleRankGroup
 from reducer_client.torch.tensors.packing import Packing
 
 

@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 
 import torch  # only where it is installed
 
+from reducer_client.single_rank import SingleRankGroup
 from reducer_client.torch.calls.group_calls import GroupCalls
-from reducer_client.torch.calls.single_rank import SingleRankGroup
 from reducer_client.torch.calls.works import Handle
 from reducer_client.torch.tensors.packing import Packing
 

@@ -35,6 +35,7 @@ from torch._C._distributed_c10d import (
 )
 
 from reducer_client.group import Group
+from reducer_client.single_rank import SingleRankGroup
 from reducer_client.torch.backend.collective import collective, untraced
 from reducer_client.torch.backend.ddp_patches import hand_over_lasting_works, take_python_hooks
 from reducer_client.torch.backend.delegate import DelegatingGroup
@@ -67,7 +68,6 @@ from reducer_client.torch.backend.shapes import (
     padded,
 )
 from reducer_client.torch.calls.group_calls import AnyGroup, GroupCalls, Submit
-from reducer_client.torch.calls.single_rank import SingleRankGroup
 from reducer_client.torch.calls.works import CallWork, Handle
 from reducer_client.torch.hierarchy.hierarchy import Hierarchy
 from reducer_client.torch.tensors.host import check_reducible, movable, reducible, scaled

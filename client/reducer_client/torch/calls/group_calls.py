@@ -13,9 +13,9 @@ from reducer_client.config import DEFAULT_STEP_TIMEOUT
 from reducer_client.errors import ReducerError, RoundTimeoutError
 from reducer_client.group import Group
 from reducer_client.interrupts import EndOnInterrupt
+from reducer_client.single_rank import SingleRankGroup, SingleRankWork
 from reducer_client.torch.calls.callbacks import CallbackThreads
 from reducer_client.torch.calls.key_scopes import MainScope, Scope
-from reducer_client.torch.calls.single_rank import Done, SingleRankGroup
 from reducer_client.torch.calls.tasks import Task
 from reducer_client.torch.calls.works import CallWork, EndGroup, Handle, OnDone, Receipt
 from reducer_client.torch.tensors.cuda import CudaStaging
@@ -160,7 +160,9 @@ class GroupCalls:
 
         def start() -> CallWork:
             run()
-            return CallWork(outputs, Scope("waiting"), self._threads).start(lambda _: Done())
+            return CallWork(outputs, Scope("waiting"), self._threads).start(
+                lambda _: SingleRankWork()
+            )
 
         return self._make(start, asynchronous=False)
 
