@@ -55,7 +55,6 @@ from reducer_client.torch.backend.overloads import (
 from reducer_client.torch.backend.reduction import (
     FlatReduction,
     HierarchicalReduction,
-    Reduction,
     narrow,
 )
 from reducer_client.torch.backend.shapes import (
@@ -137,7 +136,7 @@ class ReducerProcessGroup(DelegatingGroup):
         self._calls.also_ended.append(partial(inner.end, abort=True))
         self._name = name
         self._desc = ""
-        self._reduction: Reduction = (
+        self._reduction = (
             FlatReduction(self._calls, options.wire_dtype)
             if hierarchy is None
             else HierarchicalReduction(self._calls, options.wire_dtype, hierarchy)

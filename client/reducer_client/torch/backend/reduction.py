@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,28 +23,6 @@ LEAST_NARROWED_BYTES = 1 << 20
 _NARROWED_OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM)
 
 
-class Reduction(Protocol):
-    """Reduces tensors for a process group."""
-
-    def all_reduce(
-        self,
-        tensors: Sequence[torch.Tensor],
-        op: dist.ReduceOp,
-        asynchronous: bool,
-        timeout: float | None,
-    ) -> CallWork:
-        """Reduce tensors of one dtype over all ranks, in place, in one round."""
-        ...
-
-    def close(self) -> None:
-        """Leave the groups that this object has joined."""
-        ...
-
-    def abort(self) -> None:
-        """Leave these groups at once; the other ranks fail."""
-        ...
-
-
 class FlatReduction:
     """Sends the whole arrays of every rank to the reducers."""
 
@@ -59,6 +37,7 @@ class FlatReduction:
         asynchronous: bool,
         timeout: float | None,
     ) -> CallWork:
+        """Reduce tensors of one dtype over all ranks, in place, in one round."""
         packing = Packing(tensors)
         check_reducible(packing.dtype, op)
 
@@ -84,10 +63,10 @@ class FlatReduction:
         )
 
     def close(self) -> None:
-        """Leave nothing: this object has joined no group."""
+        """Leave the groups that this object has joined: none."""
 
     def abort(self) -> None:
-        """Leave nothing, as in `close`."""
+        """Leave these groups at once; the other ranks fail."""
 
     def _submit(self, array: Array, op: Op, *, key: str, **call: Any) -> Handle:
         return self._calls.group.all_reduce(array, op, key=key, **call)

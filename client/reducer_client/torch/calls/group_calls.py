@@ -17,7 +17,7 @@ from reducer_client.single_rank import SingleRankGroup, SingleRankWork
 from reducer_client.torch.calls.callbacks import CallbackThreads
 from reducer_client.torch.calls.key_scopes import MainScope, Scope
 from reducer_client.torch.calls.tasks import Task
-from reducer_client.torch.calls.works import CallWork, EndGroup, Handle, OnDone, Receipt
+from reducer_client.torch.calls.works import CallWork, Handle, OnDone, Receipt
 from reducer_client.torch.tensors.cuda import CudaStaging
 from reducer_client.torch.tensors.packing import Packing
 
@@ -55,7 +55,7 @@ class GroupCalls:
         self,
         submit: Submit,
         source: Packing | None,
-        target: Packing | None,
+        target: Packing,
         *,
         outputs: Sequence[torch.Tensor],
         asynchronous: bool,
@@ -85,7 +85,7 @@ class GroupCalls:
                     return submit(read, write, key=key, on_done=on_done, timeout=timeout)
 
                 if asynchronous:
-                    return self._notified(work, begin, self.end_group)
+                    return self._notified(work, begin)
                 return work.start(begin, self.end_group)
 
         return self._make(start, asynchronous)
@@ -114,7 +114,7 @@ class GroupCalls:
                 work = CallWork(outputs, scope, self._threads)
                 step = partial(run_or_end, key)
                 if asynchronous:
-                    return self._notified(work, self._beginning(step, scope), self.end_group)
+                    return self._notified(work, self._beginning(step, scope))
                 task = Task(scope, None)
                 task.run(step)
                 return work.start(lambda _: task, self.end_group)
@@ -193,7 +193,7 @@ class GroupCalls:
         self,
         submit: Submit,
         source: Packing | None,
-        target: Packing | None,
+        target: Packing,
         outputs: Sequence[torch.Tensor],
         scope: Scope,
         device: torch.device,
@@ -213,17 +213,12 @@ class GroupCalls:
                 source, target, lambda read, write, done: submit(read, write, on_done=done), on_done
             )
 
-        return self._notified(work, begin, self.end_group)
+        return self._notified(work, begin)
 
-    def _notified(
-        self,
-        work: CallWork,
-        begin: Callable[[OnDone | None], Handle],
-        end_group: EndGroup | None = None,
-    ) -> CallWork:
+    def _notified(self, work: CallWork, begin: Callable[[OnDone | None], Handle]) -> CallWork:
         self._pending.add(work)
         try:
-            return work.start_notified(begin, lambda: self._pending.discard(work), end_group)
+            return work.start_notified(begin, lambda: self._pending.discard(work), self.end_group)
         except BaseException:  # refused
             self._pending.discard(work)
             raise
@@ -248,7 +243,7 @@ class GroupCalls:
         self._threads.stop()
 
 
-def _common_device(source: Packing | None, target: Packing | None) -> torch.device:
+def _common_device(source: Packing | None, target: Packing) -> torch.device:
     devices = {tensor.device for p in (source, target) if p is not None for tensor in p.tensors}
     device = next(iter(devices))
     if len(devices) > 1 or device.type not in ("cpu", "cuda"):
@@ -258,14 +253,12 @@ def _common_device(source: Packing | None, target: Packing | None) -> torch.devi
 
 
 def _on_host(
-    source: Packing | None, target: Packing | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None, partial[None] | None]:
+    source: Packing | None, target: Packing
+) -> tuple[torch.Tensor | None, torch.Tensor, partial[None] | None]:
     """The memory to read, the memory to write, and the function that unpacks the result."""
     read = None if source is None else source.flat()
-    if target is None:
-        return read, None, None
-    write = read if source is target else target.alone()
+    alone = target.alone()
+    write = read if source is target else alone
     if write is None:
         write = torch.empty(target.numel, dtype=target.dtype, device="cpu")
-    finish = None if target.alone() is not None else partial(target.unpack, write)
-    return read, write, finish
+    return read, write, None if alone is not None else partial(target.unpack, write)

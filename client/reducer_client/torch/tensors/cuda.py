@@ -105,7 +105,7 @@ class CudaStaging:
         return torch.cuda.stream(self._side)
 
     def start(
-        self, source: Packing | None, target: Packing | None, submit: Submit, on_done: OnDone
+        self, source: Packing | None, target: Packing, submit: Submit, on_done: OnDone
     ) -> Transfer:
         """Copy ``source`` to the host, submit the collective, and copy the result to ``target``.
 
@@ -134,7 +134,7 @@ class Transfer:
         self,
         staging: CudaStaging,
         source: Packing | None,
-        target: Packing | None,
+        target: Packing,
         on_done: OnDone,
     ) -> None:
         self._staging = staging
@@ -142,10 +142,10 @@ class Transfer:
         self._target = target
         self._on_done = on_done
         self._buffers: list[torch.Tensor] = []
-        self._read = None if source is None else self._take(source)
-        self._write = self._read
+        self._write = self._take(target)
+        self._read: torch.Tensor | None = self._write
         if source is not target:
-            self._write = None if target is None else self._take(target)
+            self._read = None if source is None else self._take(source)
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # not annotated in torch
         self._returned = torch.cuda.Event()  # type: ignore[no-untyped-call]  # not annotated in torch
         self._ended = threading.Event()
@@ -215,8 +215,7 @@ class Transfer:
     def _start_back(self) -> None:
         # Outside of inference mode, tensors made in inference mode cannot be written to.
         with torch.inference_mode(), self._staging.on_side():
-            if self._target is not None and self._write is not None:
-                _copy_back(self._write, self._target)
+            _copy_back(self._write, self._target)
             self._returned.record()
         # Reached only after success. After a failure the engine may still write into the buffers.
         for buffer in self._buffers:
