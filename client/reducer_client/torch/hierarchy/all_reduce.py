@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from typing import Any
 
@@ -31,30 +32,23 @@ PATIENCE = 10.0
 Piece = list[torch.Tensor]
 
 
+@dataclass(eq=False)
 class AllReduce:
     """A call and its handle. Any thread may wait for it, any number of times."""
 
-    def __init__(
-        self,
-        key: str,
-        op: Op,
-        wire: DType,
-        result: Array,
-        *,
-        wire_dtype: WireDtype | None,
-        dtype: str | None,
-        limit: float,
-        on_done: Callable[[Any], None] | None,
-    ) -> None:
-        self.key = key
-        self.op: Op = op
-        self.wire = wire
-        self.result = result
-        self.wire_dtype: WireDtype | None = wire_dtype
-        self.dtype = dtype
-        self.error: ReducerError | None = None
+    key: str
+    op: Op
+    wire: DType
+    result: Array
+    _: KW_ONLY
+    wire_dtype: WireDtype | None
+    dtype: str | None
+    limit: InitVar[float]
+    on_done: Callable[[Any], None] | None
+    error: ReducerError | None = None
+
+    def __post_init__(self, limit: float) -> None:
         self._deadline = time.monotonic() + limit
-        self._on_done = on_done
         self._finished = threading.Event()
 
     def __repr__(self) -> str:
@@ -119,9 +113,9 @@ class AllReduce:
     def finish(self, callbacks: StepThread) -> None:
         """Mark the call done. ``callbacks`` runs the callback, so that it delays no other call."""
         self._finished.set()
-        if self._on_done is None:
+        if self.on_done is None:
             return
-        done = partial(self._on_done, self)
+        done = partial(self.on_done, self)
         try:
             callbacks.put(done)
         except Exception:  # out of memory

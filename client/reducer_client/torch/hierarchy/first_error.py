@@ -37,14 +37,8 @@ def unpack_error(record: bytes) -> ReducerError:
     """The error of a record that `pack_error` made."""
     try:
         fields = json.loads(record)
-        kind: type[ReducerError] = getattr(errors, fields["kind"])
-        return kind(
-            fields["text"],
-            rank=fields["rank"],
-            round=fields["round"],
-            key=fields["key"],
-            reason=fields["reason"],
-        )
+        kind: type[ReducerError] = getattr(errors, fields.pop("kind"))
+        return kind(fields.pop("text"), **fields)
     except ValueError:  # the record was truncated
         return ReducerError(record.decode(errors="replace"))
 

@@ -92,13 +92,6 @@ class ReductionState:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"group": None, "last_error": None, "_staging": {}}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
-    def keep_error(self, error: Exception) -> None:
-        """Keep the error of a failed reduction as ``last_error``."""
-        self.last_error = error
-
     def joined_group(self) -> Group:
         """The group. Raises RuntimeError if the state was unpickled and has no new group yet."""
         if self.group is None:
@@ -173,7 +166,7 @@ def exchange(state: ReductionState, tensor: torch.Tensor, submit: Submit) -> Ten
         if tensor.device.type == "cuda":
             return _Exchange(state, tensor, [tensor.device]).on_device(submit)
     except Exception as error:
-        state.keep_error(error)
+        state.last_error = error
         raise
     raise TypeError(f"gradients on {tensor.device}: only cpu and cuda are supported")
 
@@ -269,6 +262,6 @@ class _Exchange:
     # raises keeps its text.
     def _check(self, _: TensorFuture) -> torch.Tensor:
         if self._error is not None:
-            self._state.keep_error(self._error)
+            self._state.last_error = self._error
             raise self._error
         return self._tensor
