@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -12,16 +12,7 @@ Op = Literal["sum", "mean", "min", "max", "prod", "band", "bor", "bxor"]
 WireDtype = Literal["float32", "float16", "bfloat16"]
 AnyDtype = np.dtype[Any]
 
-OPS: dict[str, ReduceOp] = {
-    "sum": ReduceOp.SUM,
-    "mean": ReduceOp.MEAN,
-    "min": ReduceOp.MIN,
-    "max": ReduceOp.MAX,
-    "prod": ReduceOp.PROD,
-    "band": ReduceOp.BAND,
-    "bor": ReduceOp.BOR,
-    "bxor": ReduceOp.BXOR,
-}
+OPS: dict[str, ReduceOp] = {name: ReduceOp[name.upper()] for name in get_args(Op)}
 # Operations on NumPy's bool, a byte of 0 or 1. The maximum is "or", the minimum is "and".
 _BOOL_OPS: dict[ReduceOp, ReduceOp] = {
     ReduceOp.SUM: ReduceOp.MAX,

@@ -7,7 +7,7 @@ pairs in rank order and divide by the number of ranks, so all ranks have the sam
 
 # No "from __future__ import annotations": DDP compares the hook's annotations with real classes.
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -28,11 +28,7 @@ from reducer_client.work import Timeout
 __all__ = ["TopKState", "attach_topk", "topk_hook"]
 
 ValueDtype = Literal["float32", "float16", "bfloat16"]
-_VALUE_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+_VALUE_DTYPES = get_args(ValueDtype)
 
 
 class TopKState(ReductionState):
@@ -91,7 +87,7 @@ class TopKState(ReductionState):
         """The layout of the pairs of a bucket with this number of entries."""
         count = max(1, round(entries * self.ratio))
         index_dtype = torch.int32 if entries <= 1 << 31 else torch.int64
-        return Pairs(count, index_dtype, _VALUE_DTYPES[self.value_dtype])
+        return Pairs(count, index_dtype, getattr(torch, self.value_dtype))
 
     def gather(self, rows: torch.Tensor, bucket: int, on_done: OnDone) -> None:
         """Start to gather the rows of all ranks, in place.

@@ -12,17 +12,10 @@ import torch.distributed as dist
 from reducer_client.arrays import Array
 from reducer_client.dtypes import Op, find_reduction
 
+_FLOATS = ("float32", "float64", "float16")
+_INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-    torch.float16: np.dtype(np.float16),
-    torch.int8: np.dtype(np.int8),
-    torch.uint8: np.dtype(np.uint8),
-    torch.int32: np.dtype(np.int32),
-    torch.uint32: np.dtype(np.uint32),
-    torch.int64: np.dtype(np.int64),
-    torch.uint64: np.dtype(np.uint64),
-    torch.bool: np.dtype(np.bool_),
+    getattr(torch, name): np.dtype(name) for name in (*_FLOATS, *_INTEGERS, "bool")
 }
 # Dtypes that NumPy lacks: the name for a group, and an integer dtype of the same width.
 _BY_NAME: dict[torch.dtype, tuple[str, np.dtype[Any]]] = {
