@@ -86,7 +86,7 @@ def all_reduce_many(
     dense = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not dense:
         return []
-    return own_derivative(call, dense) if op in ("sum", "mean") else call(*dense)
+    return with_derivative(call, call, dense) if op in ("sum", "mean") else call(*dense)
 
 
 class ReducedTape:
@@ -203,11 +203,6 @@ def call_in_order(
     for tensor, shape in zip(results, shapes, strict=True):
         tensor.set_shape(shape)
     return list(results)
-
-
-def own_derivative(call: Callable[..., list[Any]], tensors: Sequence[Any]) -> list[Any]:
-    """Apply ``call`` to the tensors. Its derivative is ``call`` on the results' gradients."""
-    return with_derivative(call, call, tensors)
 
 
 def with_derivative(

@@ -15,7 +15,7 @@ from reducer_client.horovod.requests import Average, ReduceOp, Sum
 from reducer_client.horovod.tensorflow.calls import run
 from reducer_client.horovod.tensorflow.compression import Compression
 from reducer_client.horovod.tensorflow.data_movement import any_rows, grouped_allgather
-from reducer_client.tensorflow import own_derivative, with_derivative
+from reducer_client.tensorflow import with_derivative
 
 Scales = tuple[float, float]
 
@@ -147,7 +147,7 @@ def _reduce_dense(
     if not tensors:
         return []
     sent, contexts = _compressed(tensors, compression)
-    reduced = own_derivative(call, sent) if op in (Average, Sum) else call(*sent)
+    reduced = with_derivative(call, call, sent) if op in (Average, Sum) else call(*sent)
     return [compression.decompress(r, c) for r, c in zip(reduced, contexts, strict=True)]
 
 
