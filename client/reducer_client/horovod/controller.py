@@ -238,7 +238,7 @@ class Controller:
                 )
 
     def _start(self, response: Response) -> None:
-        names = [tensor.name for tensor in response.tensors]
+        names = response.names
         with self._changed:
             submissions = [self._announced.pop(name, None) for name in names]
         if response.error:

@@ -34,6 +34,8 @@ _KEYS = 16
 Results = list[tuple[Submission, Any]]
 # One per tensor of a response; None if this rank has joined and contributes zeros.
 Submissions = Sequence[Submission | None]
+# The works of a response, and a function that returns its values when they are done.
+Started = tuple[list[AnyWork], Callable[[], Results]]
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,17 @@ class Executor:
     def start(self, response: Response, submissions: Submissions) -> Running:
         """Start a response. ``submissions`` are in the order of the response's tensors."""
         self._started += 1
-        names = [tensor.name for tensor in response.tensors]
         starter = self._starters[response.request.kind]
-        works, collect = starter(response, submissions, names, f"data{self._started % _KEYS}")
+        works, collect = starter(response, submissions, f"data{self._started % _KEYS}")
         if works:
-            self._timeline.enter(names, f"REDUCER_{response.request.kind.name}")
-        return Running(names, works, collect)
+            self._timeline.enter(response.names, f"REDUCER_{response.request.kind.name}")
+        return Running(response.names, works, collect)
 
-    def _all_reduce(
-        self, response: Response, submissions: Submissions, names: list[str], key: str
-    ) -> tuple[list[AnyWork], Callable[[], Results]]:
+    def _all_reduce(self, response: Response, submissions: Submissions, key: str) -> Started:
         request = response.request
         sole = submissions[0] if len(submissions) == 1 else None
         if sole is None:
-            source, parts = self._pack(response, submissions, names)
+            source, parts = self._pack(response, submissions)
             target = source
         else:
             source, target = _prescaled(sole), sole.target()
@@ -87,17 +86,15 @@ class Executor:
 
         def collect() -> Results:
             if len(parts) > 1:
-                self._timeline.enter(names, "MEMCPY_OUT_FUSION_BUFFER")
+                self._timeline.enter(response.names, "MEMCPY_OUT_FUSION_BUFFER")
             found = zip(submissions, parts, strict=True)
             return [(s, _postscaled(s, part)) for s, part in found if s is not None]
 
         return [work], collect
 
-    def _pack(
-        self, response: Response, submissions: Submissions, names: list[str]
-    ) -> tuple[Array, list[Array]]:
+    def _pack(self, response: Response, submissions: Submissions) -> tuple[Array, list[Array]]:
         """A new fusion buffer that holds the prescaled sources, and views of the tensors' parts."""
-        self._timeline.enter(names, "MEMCPY_IN_FUSION_BUFFER")
+        self._timeline.enter(response.names, "MEMCPY_IN_FUSION_BUFFER")
         requests = [tensor.request for tensor in response.tensors]
         fused = np.empty(sum(r.count for r in requests), stored_dtype(requests[0].dtype))
         parts = []
@@ -112,16 +109,14 @@ class Executor:
             parts.append(part)
         return fused, parts
 
-    def _broadcast(
-        self, response: Response, submissions: Submissions, names: list[str], key: str
-    ) -> tuple[list[AnyWork], Callable[[], Results]]:
+    def _broadcast(self, response: Response, submissions: Submissions, key: str) -> Started:
         root = response.request.root
         mine = _present(submissions)
         if len(mine) == 1:
             target = _broadcast_target(mine[0])
             work = self._group.broadcast(mine[0].source, root, key=key, out=target)
             return [work], lambda: [(mine[0], mine[0].result(target))]
-        self._timeline.enter(names, "MEMCPY_IN_FUSION_BUFFER")
+        self._timeline.enter(response.names, "MEMCPY_IN_FUSION_BUFFER")
         if root == self._group.rank:
             fused = _joined_bytes(mine)
         else:
@@ -129,7 +124,7 @@ class Executor:
         work = self._group.broadcast(fused, root, key=key, out=fused)
 
         def collect() -> Results:
-            self._timeline.enter(names, "MEMCPY_OUT_FUSION_BUFFER")
+            self._timeline.enter(response.names, "MEMCPY_OUT_FUSION_BUFFER")
             results: Results = []
             start = 0
             for s in mine:
@@ -140,20 +135,18 @@ class Executor:
 
         return [work], collect
 
-    def _all_gather(
-        self, response: Response, submissions: Submissions, names: list[str], key: str
-    ) -> tuple[list[AnyWork], Callable[[], Results]]:
+    def _all_gather(self, response: Response, submissions: Submissions, key: str) -> Started:
         mine = _present(submissions)
         ranks = range(self._group.world_size)
         if len(mine) > 1:
-            self._timeline.enter(names, "MEMCPY_IN_FUSION_BUFFER")
+            self._timeline.enter(response.names, "MEMCPY_IN_FUSION_BUFFER")
         sizes = [[tensor.by_rank[rank].nbytes for rank in ranks] for tensor in response.tensors]
         lengths = [sum(of_rank) for of_rank in zip(*sizes, strict=True)]
         works, gathered = gather_bytes(self._group, _joined_bytes(mine), lengths, key)
 
         def collect() -> Results:
             if len(mine) > 1:
-                self._timeline.enter(names, "MEMCPY_OUT_FUSION_BUFFER")
+                self._timeline.enter(response.names, "MEMCPY_OUT_FUSION_BUFFER")
             blobs = gathered()
             starts = [0] * len(blobs)
             results: Results = []
@@ -167,9 +160,7 @@ class Executor:
 
         return works, collect
 
-    def _all_to_all(
-        self, response: Response, submissions: Submissions, names: list[str], key: str
-    ) -> tuple[list[AnyWork], Callable[[], Results]]:
+    def _all_to_all(self, response: Response, submissions: Submissions, key: str) -> Started:
         (mine,) = _present(submissions)
         by_rank = response.tensors[0].by_rank
         requests = [by_rank[rank] for rank in range(self._group.world_size)]
@@ -187,9 +178,7 @@ class Executor:
 
         return works, collect
 
-    def _reduce_scatter(
-        self, response: Response, submissions: Submissions, names: list[str], key: str
-    ) -> tuple[list[AnyWork], Callable[[], Results]]:
+    def _reduce_scatter(self, response: Response, submissions: Submissions, key: str) -> Started:
         (mine,) = _present(submissions)
         request, size = mine.request, self._group.world_size
         rows = split_rows(request.shape[0], size)
@@ -204,9 +193,7 @@ class Executor:
         )
         return [work], lambda: [(mine, _postscaled(mine, target[: rows[self._group.rank]]))]
 
-    def _barrier(
-        self, response: Response, submissions: Submissions, names: list[str], key: str
-    ) -> tuple[list[AnyWork], Callable[[], Results]]:
+    def _barrier(self, response: Response, submissions: Submissions, key: str) -> Started:
         """Finish at once: the barrier is complete when all ranks have announced it."""
         return [], lambda: [(s, None) for s in _present(submissions)]
 

@@ -14,22 +14,19 @@ from reducer_client.work import Work
 
 AnyGroup = Group | SingleRankGroup
 AnyWork = Work[Array] | SingleRankWork
+# Works, and a function that returns the arrays by rank when the works are done.
+Gathering = tuple[list[AnyWork], Callable[[], list[Array]]]
 
 # The fixed cost of a round (latency, headers, bookkeeping of the reducers), expressed in bytes.
 ROUND_COST = 16 << 10
 
 
-def gather_bytes(
-    group: AnyGroup, blob: Array, lengths: Sequence[int], key: str
-) -> tuple[list[AnyWork], Callable[[], list[Array]]]:
+def gather_bytes(group: AnyGroup, blob: Array, lengths: Sequence[int], key: str) -> Gathering:
     """Start to gather the ranks' flat uint8 arrays. ``lengths`` has the size of each rank's array.
 
     The arrays are gathered either by one all_gather, padded to the longest array, or by one
     broadcast from each rank. The way with fewer received bytes is taken, where each round counts as
     ``ROUND_COST`` bytes.
-
-    Returns:
-        The works, and a function that returns the arrays by rank when the works are done.
     """
     if pads(lengths):
         return _padded(group, blob, lengths, key)
@@ -43,9 +40,7 @@ def pads(lengths: Sequence[int]) -> bool:
     return padded <= sum(lengths) + rounds * ROUND_COST
 
 
-def _padded(
-    group: AnyGroup, blob: Array, lengths: Sequence[int], key: str
-) -> tuple[list[AnyWork], Callable[[], list[Array]]]:
+def _padded(group: AnyGroup, blob: Array, lengths: Sequence[int], key: str) -> Gathering:
     longest = max(lengths)
     block = blob
     if blob.size < longest:
@@ -56,9 +51,7 @@ def _padded(
     return [work], lambda: [gathered[rank, :length] for rank, length in enumerate(lengths)]
 
 
-def _by_broadcasts(
-    group: AnyGroup, blob: Array, lengths: Sequence[int], key: str
-) -> tuple[list[AnyWork], Callable[[], list[Array]]]:
+def _by_broadcasts(group: AnyGroup, blob: Array, lengths: Sequence[int], key: str) -> Gathering:
     whole = np.empty(sum(lengths), np.uint8)
     ends = list(accumulate(lengths))
     parts = [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]

@@ -47,6 +47,10 @@ class Response:
     def request(self) -> Request:
         return self.tensors[0].request
 
+    @property
+    def names(self) -> list[str]:
+        return [tensor.name for tensor in self.tensors]
+
 
 @dataclass(frozen=True)
 class ResponseList:

@@ -36,28 +36,31 @@ class NoneCompressor(Compressor):
         return tensor
 
 
-class FP16Compressor(Compressor):
+class _Narrowing(Compressor):
+    """Sends floating point in ``dtype``, and all other tensors as they are."""
+
+    dtype: torch.dtype
+
+    @classmethod
+    def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        narrow = tensor.to(cls.dtype) if tensor.dtype.is_floating_point else tensor
+        return narrow, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor.to(ctx)
+
+
+class FP16Compressor(_Narrowing):
     """Sends floating point as float16. Values and sums beyond 65504 become Inf."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return _narrowed(tensor, torch.float16), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor.to(ctx)
+    dtype = torch.float16
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(_Narrowing):
     """Sends floating point as bfloat16, with the range of float32 and 8 bits of precision."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return _narrowed(tensor, torch.bfloat16), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor.to(ctx)
+    dtype = torch.bfloat16
 
 
 class Compression:
@@ -66,7 +69,3 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
-
-
-def _narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype) if tensor.dtype.is_floating_point else tensor
