@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch  # only where it is installed
+from torch._C._distributed_c10d import AllreduceOptions
 
 from reducer_client.errors import ReducerError, RoundTimeoutError
 from reducer_client.single_rank import SingleRankGroup
@@ -73,11 +74,11 @@ def test_a_process_group_counts_no_call_that_was_refused() -> None:
         raise ValueError("not so")
 
     packing = Packing([torch.ones(2)])
+    options = AllreduceOptions()
     for asynchronous in (False, True):
+        options.asyncOp = asynchronous
         with pytest.raises(ValueError, match="not so"):
-            calls.start(
-                submit, packing, packing, outputs=[], asynchronous=asynchronous, timeout=None
-            )
+            calls.start(submit, packing, packing, [], options)
     assert keys[0] == keys[1] and not calls.pending()
 
 

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch  # only where it is installed
+from torch._C._distributed_c10d import AllreduceOptions
 
 from reducer_client.single_rank import SingleRankGroup
 from reducer_client.torch.calls.group_calls import GroupCalls
@@ -24,6 +25,6 @@ def test_nobody_waits_for_a_call_that_was_refused() -> None:
         raise TypeError("not so")
 
     with pytest.raises(TypeError, match="not so"):
-        calls.start(refuse, packing, packing, outputs=[], asynchronous=True, timeout=None)
+        calls.start(refuse, packing, packing, [], AllreduceOptions())
     assert calls.pending() == []
     calls.close()

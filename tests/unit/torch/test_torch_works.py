@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -122,9 +123,9 @@ def _started_late(group: Any, tensor: torch.Tensor, on_start: Callable[[], objec
         return handles[0]
 
     packing = Packing([tensor])
-    work = group._calls.start(
-        submit, packing, packing, outputs=[tensor], asynchronous=True, timeout=20
-    )
+    options = c10d.AllreduceOptions()
+    options.timeout = timedelta(seconds=20)
+    work = group._calls.start(submit, packing, packing, [tensor], options)
     return work, lambda end=lambda: None: handles[0].run(end)
 
 

@@ -66,8 +66,8 @@ from reducer_client.torch.backend.shapes import (
     check_root,
     padded,
 )
-from reducer_client.torch.calls.group_calls import AnyGroup, GroupCalls, Submit
-from reducer_client.torch.calls.works import CallWork, Handle
+from reducer_client.torch.calls.group_calls import AnyGroup, GroupCalls, timeout_of
+from reducer_client.torch.calls.works import Handle
 from reducer_client.torch.hierarchy.hierarchy import Hierarchy
 from reducer_client.torch.tensors.host import check_reducible, movable, reducible, scaled
 from reducer_client.torch.tensors.packing import Packing
@@ -168,9 +168,7 @@ class ReducerProcessGroup(DelegatingGroup):
         options = opts or AllreduceOptions()
         if tensors and tensors[0].is_sparse:
             return self._all_reduce_sparse(tensors, options)
-        return self._reduction.all_reduce(
-            tensors, options.reduceOp, options.asyncOp, _seconds(options)
-        )
+        return self._reduction.all_reduce(tensors, options)
 
     @untraced
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
@@ -183,9 +181,7 @@ class ReducerProcessGroup(DelegatingGroup):
         options = opts or ReduceOptions()
         check_root("reduce", options.rootRank, self.size())
         mine = tensors if self.rank() == options.rootRank else [t.clone() for t in tensors]
-        return self._reduction.all_reduce(
-            mine, options.reduceOp, options.asyncOp, _seconds(options)
-        )
+        return self._reduction.all_reduce(mine, options)
 
     @collective("broadcast")
     @overloads(broadcast_one)
@@ -199,7 +195,7 @@ class ReducerProcessGroup(DelegatingGroup):
             return self._calls.group.broadcast(array, root, out=array, **call)
 
         source = packing if root == self.rank() else None
-        return self._start(submit, source, packing, tensors, options)
+        return self._calls.start(submit, source, packing, tensors, options)
 
     @collective("all_gather")
     @overloads(allgather_one)
@@ -263,7 +259,7 @@ class ReducerProcessGroup(DelegatingGroup):
         succeed on another, so each call reports its own error.
         """
         options = opts or BarrierOptions()
-        seconds = _seconds(options)
+        seconds = timeout_of(options)
         before = self._calls.pending()  # the barrier does not wait for later calls
 
         def run(key: str) -> None:
@@ -387,7 +383,7 @@ class ReducerProcessGroup(DelegatingGroup):
             out = movable(target).reshape(self.size(), -1)
             return self._calls.group.all_gather(movable(source), out=out, **call)
 
-        return self._start(submit, input, output, outputs, opts or AllgatherOptions())
+        return self._calls.start(submit, input, output, outputs, opts or AllgatherOptions())
 
     def _scatter_sums(
         self, output: Packing, input: Packing, outputs: Tensors, opts: Any
@@ -408,27 +404,4 @@ class ReducerProcessGroup(DelegatingGroup):
                 **call,
             )
 
-        return self._start(submit, input, output, outputs, options)
-
-    def _start(
-        self,
-        submit: Submit,
-        source: Packing | None,
-        target: Packing,
-        outputs: Tensors,
-        options: Any,
-    ) -> CallWork:
-        return self._calls.start(
-            submit,
-            source,
-            target,
-            outputs=outputs,
-            asynchronous=options.asyncOp,
-            timeout=_seconds(options),
-        )
-
-
-def _seconds(options: Any) -> float | None:
-    """The timeout of a call in seconds; None if the call sets none."""
-    seconds: float = options.timeout.total_seconds()
-    return seconds if seconds > 0 else None
+        return self._calls.start(submit, input, output, outputs, options)

@@ -30,15 +30,9 @@ class FlatReduction:
         self._calls = calls
         self._wire_dtype = wire_dtype
 
-    def all_reduce(
-        self,
-        tensors: Sequence[torch.Tensor],
-        op: dist.ReduceOp,
-        asynchronous: bool,
-        timeout: float | None,
-    ) -> CallWork:
+    def all_reduce(self, tensors: Sequence[torch.Tensor], options: Any) -> CallWork:
         """Reduce tensors of one dtype over all ranks, in place, in one round."""
-        packing = Packing(tensors)
+        packing, op = Packing(tensors), options.reduceOp
         check_reducible(packing.dtype, op)
 
         def submit(source: torch.Tensor, target: torch.Tensor, **call: Any) -> Handle:
@@ -53,14 +47,7 @@ class FlatReduction:
                 **call,
             )
 
-        return self._calls.start(
-            submit,
-            packing,
-            packing,
-            outputs=tensors,
-            asynchronous=asynchronous,
-            timeout=timeout,
-        )
+        return self._calls.start(submit, packing, packing, tensors, options)
 
     def close(self) -> None:
         """Leave the groups that this object has joined: none."""

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -56,17 +57,16 @@ class GroupCalls:
         submit: Submit,
         source: Packing | None,
         target: Packing,
-        *,
         outputs: Sequence[torch.Tensor],
-        asynchronous: bool,
-        timeout: float | None,
+        options: Any,
     ) -> CallWork:
         """Start a collective. ``source is target`` for a collective in place.
 
         The ranks count their calls. A call that is refused here does not count. On a CUDA device
-        some calls are refused later, and count. ``outputs`` is the value of the work's future.
+        some calls are refused later, and count. ``outputs`` is the value of the work's future,
+        and ``options`` are torch's for the call.
         """
-        device = _common_device(source, target)
+        device, timeout = _common_device(source, target), timeout_of(options)
         if device.type == "cuda":
 
             def start_on_device() -> CallWork:
@@ -74,7 +74,7 @@ class GroupCalls:
                     begin = partial(submit, key=key, timeout=timeout)
                     return self._start_on_device(begin, source, target, outputs, scope, device)
 
-            return self._make(start_on_device, asynchronous)
+            return self._make(start_on_device, options.asyncOp)
         read, write, finish = _on_host(source, target)
 
         def start() -> CallWork:
@@ -84,11 +84,11 @@ class GroupCalls:
                 def begin(on_done: OnDone | None) -> Handle:
                     return submit(read, write, key=key, on_done=on_done, timeout=timeout)
 
-                if asynchronous:
+                if options.asyncOp:
                     return self._notified(work, begin)
                 return work.start(begin, self.end_group)
 
-        return self._make(start, asynchronous)
+        return self._make(start, options.asyncOp)
 
     def pending(self) -> list[CallWork]:
         """The asynchronous calls that have started and have not ended."""
@@ -241,6 +241,12 @@ class GroupCalls:
     def _stop(self) -> None:
         self._stager.shutdown()
         self._threads.stop()
+
+
+def timeout_of(options: Any) -> float | None:
+    """The timeout of a call in seconds; None if torch's options for the call set none."""
+    seconds: float = options.timeout.total_seconds()
+    return seconds if seconds > 0 else None
 
 
 def _common_device(source: Packing | None, target: Packing) -> torch.device:
