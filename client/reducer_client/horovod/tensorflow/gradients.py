@@ -10,7 +10,7 @@ import tensorflow as tf
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Average, ReduceOp
 from reducer_client.horovod.tensorflow.compression import Compression
-from reducer_client.horovod.tensorflow.reductions import reduce_all
+from reducer_client.horovod.tensorflow.reductions import Reduction, reduce_all
 from reducer_client.local_variables import LocalVariables
 from reducer_client.tensorflow import ReducedTape
 
@@ -125,13 +125,14 @@ def reduction_of_gradients(
             f"gradient_predivide_factor={gradient_predivide_factor}, op={op!r}: expected Average"
         )
     scales = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
+    how = Reduction(op, scales, compression, None, process_set)
 
     def reduce(gradients: list[Any]) -> list[Any]:
         if not process_set.included():
             return gradients
         if sparse_as_dense:
             gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        return reduce_all(gradients, op, scales, compression, None, process_set)
+        return reduce_all(gradients, how)
 
     return reduce
 

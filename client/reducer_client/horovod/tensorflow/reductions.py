@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +18,16 @@ from reducer_client.horovod.tensorflow.compression import Compression
 from reducer_client.horovod.tensorflow.data_movement import any_rows, grouped_allgather
 from reducer_client.tensorflow import with_derivative
 
-Scales = tuple[float, float]
+
+@dataclass(frozen=True)
+class Reduction:
+    """How a call reduces: its arguments apart from the tensors. ``scales`` are before and after."""
+
+    op: ReduceOp
+    scales: tuple[float, float]
+    compression: Any
+    name: str | None
+    process_set: ProcessSet
 
 
 def allreduce(
@@ -34,7 +44,8 @@ def allreduce(
 ) -> Any:
     """As `grouped_allreduce`, of one tensor."""
     scales = (prescale_factor, postscale_factor)
-    return reduce_all([tensor], _find_op(op, average), scales, compression, name, process_set)[0]
+    how = Reduction(_find_op(op, average), scales, compression, name, process_set)
+    return reduce_all([tensor], how)[0]
 
 
 def grouped_allreduce(
@@ -65,22 +76,16 @@ def grouped_allreduce(
         NotImplementedError: IndexedSlices with another op than Average and Sum, or with factors.
     """
     scales = (prescale_factor, postscale_factor)
-    return reduce_all(tensors, _find_op(op, average), scales, compression, name, process_set)
+    how = Reduction(_find_op(op, average), scales, compression, name, process_set)
+    return reduce_all(tensors, how)
 
 
-def reduce_all(
-    tensors: Sequence[Any],
-    op: ReduceOp,
-    scales: Scales,
-    compression: Any,
-    name: str | None,
-    process_set: ProcessSet,
-) -> list[Any]:
+def reduce_all(tensors: Sequence[Any], how: Reduction) -> list[Any]:
     """The reductions of tensors and IndexedSlices, in the order given."""
     slices = [tensor for tensor in tensors if isinstance(tensor, tf.IndexedSlices)]
     dense = [tensor for tensor in tensors if not isinstance(tensor, tf.IndexedSlices)]
-    gathered = iter(_reduce_slices(slices, op, scales, name, process_set))
-    reduced = iter(_reduce_dense(dense, op, scales, compression, name, process_set))
+    gathered = iter(_reduce_slices(slices, how))
+    reduced = iter(_reduce_dense(dense, how))
     return [next(gathered if isinstance(t, tf.IndexedSlices) else reduced) for t in tensors]
 
 
@@ -98,12 +103,12 @@ def reducescatter(
 
     With n rows and s ranks, the first n % s ranks get one row more than the others.
     """
-    scales = (prescale_factor, postscale_factor)
+    how = Reduction(op, (prescale_factor, postscale_factor), compression, name, process_set)
 
     def scatter(array: Array) -> list[Array]:
-        return [arrays.reducescatter(array, op, name, *scales, process_set)]
+        return [arrays.reducescatter(array, op, name, *how.scales, process_set)]
 
-    return _scatter([tensor], scatter, op, scales, compression, process_set)[0]
+    return _scatter([tensor], scatter, how)[0]
 
 
 def grouped_reducescatter(
@@ -116,12 +121,12 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Any]:
     """`reducescatter` of tensors that are announced together."""
-    scales = (prescale_factor, postscale_factor)
+    how = Reduction(op, (prescale_factor, postscale_factor), compression, None, process_set)
 
     def scatter(*given: Array) -> list[Array]:
-        return arrays.grouped_reducescatter_async(given, op, None, *scales, process_set).wait()
+        return arrays.grouped_reducescatter_async(given, op, None, *how.scales, process_set).wait()
 
-    return _scatter(tensors, scatter, op, scales, compression, process_set) if tensors else []
+    return _scatter(tensors, scatter, how) if tensors else []
 
 
 def _find_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
@@ -130,59 +135,41 @@ def _find_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     return ReduceOp(op) if op is not None else Sum if average is False else Average
 
 
-def _reduce_dense(
-    tensors: Sequence[Any],
-    op: ReduceOp,
-    scales: Scales,
-    compression: Any,
-    name: str | None,
-    process_set: ProcessSet,
-) -> list[Any]:
+def _reduce_dense(tensors: Sequence[Any], how: Reduction) -> list[Any]:
     def reduce(*given: Array) -> list[Array]:
-        return _reduce_arrays(given, op, scales, name, process_set)
+        return _reduce_arrays(given, how)
 
     def call(*given: Any) -> list[Any]:
         return run(reduce, given, [tensor.shape for tensor in given])
 
     if not tensors:
         return []
-    sent, contexts = _compressed(tensors, compression)
-    reduced = with_derivative(call, call, sent) if op in (Average, Sum) else call(*sent)
-    return [compression.decompress(r, c) for r, c in zip(reduced, contexts, strict=True)]
+    sent, contexts = _compressed(tensors, how.compression)
+    reduced = with_derivative(call, call, sent) if how.op in (Average, Sum) else call(*sent)
+    return [how.compression.decompress(r, c) for r, c in zip(reduced, contexts, strict=True)]
 
 
-def _reduce_slices(
-    slices: Sequence[Any],
-    op: ReduceOp,
-    scales: Scales,
-    name: str | None,
-    process_set: ProcessSet,
-) -> list[Any]:
+def _reduce_slices(slices: Sequence[Any], how: Reduction) -> list[Any]:
     if not slices:
         return []
-    if op not in (Average, Sum) or scales != (1.0, 1.0):
+    if how.op not in (Average, Sum) or how.scales != (1.0, 1.0):
         raise NotImplementedError(
-            f"IndexedSlices with op {op!r} and factors {scales}: expected Average or Sum, and no "
-            "factors; otherwise make them dense, by sparse_as_dense=True or tf.convert_to_tensor"
+            f"IndexedSlices with op {how.op!r} and factors {how.scales}: expected Average or Sum, "
+            "and no factors; otherwise make them dense, by sparse_as_dense=True or "
+            "tf.convert_to_tensor"
         )
     parts = [part for each in slices for part in (each.values, each.indices)]
-    gathered = grouped_allgather(parts, name, process_set)
+    gathered = grouped_allgather(parts, how.name, how.process_set)
     values = gathered[::2]
-    if op == Average:
-        values = [part / tf.cast(process_set.size(), part.dtype) for part in values]
+    if how.op == Average:
+        values = [part / tf.cast(how.process_set.size(), part.dtype) for part in values]
     return [
         tf.IndexedSlices(part, indices, each.dense_shape)
         for part, indices, each in zip(values, gathered[1::2], slices, strict=True)
     ]
 
 
-def _reduce_arrays(
-    given: Sequence[Array],
-    op: ReduceOp,
-    scales: Scales,
-    name: str | None,
-    process_set: ProcessSet,
-) -> list[Array]:
+def _reduce_arrays(given: Sequence[Array], how: Reduction) -> list[Array]:
     """One announcement for each dtype."""
     members: dict[str, list[int]] = {}
     for index, array in enumerate(given):
@@ -192,10 +179,10 @@ def _reduce_arrays(
         works.append(
             arrays.grouped_allreduce_async(
                 [given[i] for i in indices],
-                op,
-                None if name is None else f"{name}.{dtype}",
-                *scales,
-                process_set,
+                how.op,
+                None if how.name is None else f"{how.name}.{dtype}",
+                *how.scales,
+                how.process_set,
             )
         )
     results = list(given)
@@ -206,26 +193,22 @@ def _reduce_arrays(
 
 
 def _scatter(
-    tensors: Sequence[Any],
-    scatter: Callable[..., list[Array]],
-    op: ReduceOp,
-    scales: Scales,
-    compression: Any,
-    process_set: ProcessSet,
+    tensors: Sequence[Any], scatter: Callable[..., list[Array]], how: Reduction
 ) -> list[Any]:
-    sent, contexts = _compressed(tensors, compression)
+    sent, contexts = _compressed(tensors, how.compression)
     shapes = [any_rows(tensor.shape) for tensor in sent]
 
     def call(*given: Any) -> list[Any]:
         return run(scatter, given, shapes)
 
     def back(*upstream: Any) -> list[Any]:
-        factor = scales[0] * scales[1] * ((process_set.size() or 1) if op == Sum else 1)
+        size = (how.process_set.size() or 1) if how.op == Sum else 1
+        factor = how.scales[0] * how.scales[1] * size
         scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in upstream]
-        return grouped_allgather(scaled, None, process_set)
+        return grouped_allgather(scaled, None, how.process_set)
 
-    parts = with_derivative(call, back, sent) if op in (Average, Sum) else call(*sent)
-    return [compression.decompress(p, c) for p, c in zip(parts, contexts, strict=True)]
+    parts = with_derivative(call, back, sent) if how.op in (Average, Sum) else call(*sent)
+    return [how.compression.decompress(p, c) for p, c in zip(parts, contexts, strict=True)]
 
 
 def _compressed(tensors: Sequence[Any], compression: Any) -> tuple[list[Any], list[Any]]:
