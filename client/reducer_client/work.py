@@ -43,9 +43,7 @@ class WorkContext:
 
     def limit(self, timeout: Timeout | None) -> float:
         """The timeout of a call in seconds; None means the group's step timeout."""
-        if timeout is None:
-            return self.step_timeout
-        return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        return self.step_timeout if timeout is None else as_seconds(timeout)
 
 
 class Work(Generic[T]):
@@ -198,6 +196,11 @@ class Work(Generic[T]):
             round=operation.round,
             reason="timeout",
         )
+
+
+def as_seconds(timeout: Timeout) -> float:
+    """A timeout in seconds."""
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
 
 def _nonfinite(operation: Operation) -> NumericError:

@@ -18,7 +18,7 @@ from reducer_client.config import CHUNK_ALIGNMENT
 from reducer_client.dtypes import Op, WireDtype
 from reducer_client.errors import ReducerError, RoundTimeoutError
 from reducer_client.torch.hierarchy.step_thread import StepThread
-from reducer_client.work import Timeout
+from reducer_client.work import Timeout, as_seconds
 
 # Bytes of a rank's shard of one piece. Small shards shorten the exchange of the first and the last
 # piece, which no network transfer overlaps. Large shards make rounds of the reducers efficient.
@@ -120,8 +120,3 @@ class AllReduce:
             callbacks.put(done)
         except Exception:  # out of memory
             done()
-
-
-def as_seconds(timeout: Timeout) -> float:
-    """A timeout in seconds."""
-    return timeout if isinstance(timeout, int | float) else timeout.total_seconds()

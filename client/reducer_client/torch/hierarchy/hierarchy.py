@@ -32,12 +32,12 @@ from reducer_client.debug import join_logger
 from reducer_client.dtypes import Op, WireDtype, find_op, find_reduction, narrow_to
 from reducer_client.errors import ClosedError, MismatchError, NumericError, ReducerError
 from reducer_client.group import Group
-from reducer_client.torch.hierarchy.all_reduce import SHARD_BYTES, AllReduce, Piece, as_seconds
+from reducer_client.torch.hierarchy.all_reduce import SHARD_BYTES, AllReduce, Piece
 from reducer_client.torch.hierarchy.first_error import find_cause, pack_error, unpack_error
 from reducer_client.torch.hierarchy.host_group import HostGroup
 from reducer_client.torch.hierarchy.layout import Layout, agree
 from reducer_client.torch.hierarchy.step_thread import StepThread
-from reducer_client.work import Timeout, Work
+from reducer_client.work import Timeout, Work, as_seconds
 
 # Joins a group over some ranks of a job: (its name, rank, world size).
 Connect = Callable[[str, int, int], Group]
