@@ -61,9 +61,8 @@ def target_array(out: object | None, shape: tuple[int, ...], dtype: np.dtype[Any
     if out is None:
         return np.empty(shape, dtype)
     array = as_array(out)
-    if (
-        array is not out and array.ctypes.data != as_array(out).ctypes.data
-    ):  # __array__ may have copied
+    # Each call of __array__ may make a copy.
+    if array is not out and array.ctypes.data != as_array(out).ctypes.data:
         raise TypeError(
             f"out: expected a NumPy array or a buffer, got {type(out).__name__}, whose __array__ "
             "makes a new array each time and cannot take the result"

@@ -139,7 +139,7 @@ def allreduce(
 ) -> Array:
     """The value as an array, averaged over all ranks; summed if ``average`` is false."""
     op = Average if average else Sum
-    return arrays.allreduce(_array(value), op, name, prescale_factor, postscale_factor)
+    return arrays.allreduce(np.asarray(value), op, name, prescale_factor, postscale_factor)
 
 
 def allgather(value: Any, name: str | None = None) -> Array:
@@ -147,7 +147,7 @@ def allgather(value: Any, name: str | None = None) -> Array:
 
     Ranks may have different numbers of rows.
     """
-    return arrays.allgather(_array(value), name)
+    return arrays.allgather(np.asarray(value), name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Array:
@@ -155,7 +155,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Array:
 
     Raises ValueError if ``root_rank`` is not a rank, and HorovodInternalError if the call failed.
     """
-    return arrays.broadcast(_array(value), root_rank, name)
+    return arrays.broadcast(np.asarray(value), root_rank, name)
 
 
 def load_model(
@@ -173,7 +173,3 @@ def load_model(
     model = keras.saving.load_model(filepath, custom_objects={**named, **(custom_objects or {})})
     model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
     return model
-
-
-def _array(value: Any) -> Array:
-    return np.asarray(value)

@@ -342,22 +342,18 @@ class ReducerProcessGroup(DelegatingGroup):
         names = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         return [torch.device(name) for name in names]
 
-    @property
-    def group_name(self) -> str:
-        return self._name
-
     def getGroupName(self) -> str:  # noqa: N802  # torch's name
         return self._name
+
+    group_name = property(getGroupName)
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
 
-    @property
-    def group_desc(self) -> str:
-        return self._desc
-
     def getGroupDesc(self) -> str:  # noqa: N802  # torch's name
         return self._desc
+
+    group_desc = property(getGroupDesc)
 
     def _set_group_desc(self, desc: str) -> None:
         self._desc = desc

@@ -95,7 +95,7 @@ class CudaStaging:
     def __init__(self, device: torch.device, stager: ThreadPoolExecutor | None = None) -> None:
         self.device = device
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # not annotated in torch
-        self._pool = PinnedPool()
+        self.pool = PinnedPool()
         self._stager = stager or ThreadPoolExecutor(1, thread_name_prefix="reducer-stager")
         if stager is None:
             weakref.finalize(self, self._stager.shutdown, wait=False)
@@ -120,11 +120,7 @@ class CudaStaging:
     def take(self, nbytes: int) -> torch.Tensor:
         """A pinned buffer of at least ``nbytes``."""
         with torch.inference_mode(False):  # buffers outlive the caller's inference mode
-            return self._pool.take(nbytes)
-
-    def give(self, buffer: torch.Tensor, idle: torch.cuda.Event) -> None:
-        """Return a buffer that the device reads until the event."""
-        self._pool.give(buffer, idle)
+            return self.pool.take(nbytes)
 
 
 class Transfer:
@@ -219,7 +215,7 @@ class Transfer:
             self._returned.record()
         # Reached only after success. After a failure the engine may still write into the buffers.
         for buffer in self._buffers:
-            self._staging.give(buffer, self._returned)
+            self._staging.pool.give(buffer, self._returned)
 
     def _end(self, error: Exception | None) -> None:
         self._error = error

@@ -43,13 +43,9 @@ class Packing:
         alone = self.alone()
         if alone is None:
             alone = torch.empty(self.numel, dtype=self.dtype, device=self.device)
-            self.pack(alone)
+            for tensor, place in zip(self.tensors, self._places(alone), strict=True):
+                place.copy_(tensor.reshape(place.shape))
         return alone
-
-    def pack(self, flat: torch.Tensor) -> None:
-        """Copy the tensors into a run of ``numel`` elements."""
-        for tensor, place in zip(self.tensors, self._places(flat), strict=True):
-            place.copy_(tensor.reshape(place.shape))
 
     def unpack(self, flat: torch.Tensor) -> None:
         """Copy a run of ``numel`` elements into the tensors."""
