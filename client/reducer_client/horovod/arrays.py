@@ -50,8 +50,6 @@ __all__ = [
     "synchronize",
 ]
 
-_NOTHING = np.empty(0, np.uint8)
-
 
 def allreduce_async(
     array: object,
@@ -215,8 +213,7 @@ reducescatter = synchronous(reducescatter_async)
 @ends_on_interrupt
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the set has called ``barrier`` or has joined."""
-    controller = _controller(process_set)
-    controller.named(Kind.BARRIER, None, lambda own: context.start_meeting(controller, own)).wait()
+    _announce(process_set, Kind.BARRIER).wait()
 
 
 @ends_on_interrupt
@@ -230,15 +227,16 @@ def join() -> int:
     Returns:
         The rank that joined last.
     """
-    controller = _controller(global_process_set)
-
-    def submit(own: str) -> OperationHandle:
-        handle = controller.handle(own)
-        controller.submit([Submission(Request(own, Kind.JOIN), handle, _NOTHING)])
-        return handle
-
-    last: int = controller.named(Kind.JOIN, None, submit).wait()
+    last: int = _announce(global_process_set, Kind.JOIN).wait()
     return last
+
+
+def _announce(process_set: ProcessSet, kind: Kind) -> OperationHandle:
+    """Announce a call without data and without a name."""
+    controller = _controller(process_set)
+    return controller.named(
+        kind, None, lambda own: context.announce(controller, Request(own, kind))
+    )
 
 
 def _reduce(

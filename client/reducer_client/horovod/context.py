@@ -26,7 +26,6 @@ from reducer_client.horovod.topology import Topology, find_topology
 from reducer_client.interrupts import EndOnInterrupt
 from reducer_client.single_rank import SingleRankGroup
 
-_NOTHING = np.empty(0, np.uint8)
 _inits = itertools.count()
 
 
@@ -181,18 +180,15 @@ def close_context() -> None:
             found.close()
 
 
-def meet(controller: Controller, name: str, numbers: Sequence[int] = ()) -> None:
+def meet(controller: Controller, name: str, numbers: Sequence[int]) -> None:
     """Return when every rank of the set has called this function with the same numbers."""
-    start_meeting(controller, name, numbers).wait()
+    announce(controller, Request(name, Kind.BARRIER, numbers=tuple(numbers))).wait()
 
 
-def start_meeting(
-    controller: Controller, name: str, numbers: Sequence[int] = ()
-) -> OperationHandle:
-    """Start `meet`; the caller waits for the returned handle."""
-    handle = controller.handle(name)
-    request = Request(name, Kind.BARRIER, numbers=tuple(numbers))
-    controller.submit([Submission(request, handle, _NOTHING)])
+def announce(controller: Controller, request: Request) -> OperationHandle:
+    """Submit a request without data; the caller waits for the returned handle."""
+    handle = controller.handle(request.name)
+    controller.submit([Submission(request, handle, np.empty(0, np.uint8))])
     return handle
 
 

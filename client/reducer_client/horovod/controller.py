@@ -69,7 +69,8 @@ class Controller:
         self._stalls = StallCheck(settings)
         self._changed = threading.Condition()
         self._unnamed: Counter[Kind] = Counter()
-        self._joins = 0
+        # How many times all ranks have joined. Between calls the number is equal on all ranks.
+        self.joins = 0
         # From submission to its end: names in use, of them those not announced, and those that
         # wait for other ranks.
         self._names: dict[str, Submission] = {}
@@ -86,11 +87,6 @@ class Controller:
         for thread in self._threads:
             thread.start()
 
-    @property
-    def joins(self) -> int:
-        """How many times all ranks have joined. Between calls the number is equal on all ranks."""
-        return self._joins
-
     def named(self, kind: Kind, given: str | None, call: Callable[[str], T]) -> T:
         """Make a call with the name ``allreduce.NAME``, or with a number if no name is given.
 
@@ -103,13 +99,13 @@ class Controller:
             if given is not None:
                 return call(f"{kind_name}.{given}")
             with self._changed:
-                joins, number = self._joins, self._unnamed[kind] + 1
+                joins, number = self.joins, self._unnamed[kind] + 1
                 self._unnamed[kind] = number
             try:
                 return call(f"{kind_name}.noname.{joins}.{number}")
             except Exception:
                 with self._changed:
-                    if self._joins == joins:
+                    if self.joins == joins:
                         self._unnamed[kind] -= 1
                 raise
 
@@ -256,7 +252,7 @@ class Controller:
         if plan.last_joined is None:
             return
         with self._changed:
-            self._joins += 1
+            self.joins += 1
             self._unnamed.clear()
             joins = [s for s in self._announced.values() if s.request.kind is Kind.JOIN]
             for submission in joins:
