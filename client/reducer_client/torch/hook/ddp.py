@@ -8,7 +8,7 @@ After a failure ``backward()`` raises a RuntimeError with the text of the error,
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -160,15 +160,13 @@ def exchange(state: ReductionState, tensor: torch.Tensor, submit: Submit) -> Ten
 
     Errors are kept in the state. They are raised here or by the returned future.
     """
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"gradients on {tensor.device}: only cpu and cuda are supported")
     try:
-        if tensor.device.type == "cpu":
-            return _Exchange(state, tensor, ()).on_host(submit)
-        if tensor.device.type == "cuda":
-            return _Exchange(state, tensor, [tensor.device]).on_device(submit)
+        return _Exchange(state, tensor).start(submit)
     except Exception as error:
         state.last_error = error
         raise
-    raise TypeError(f"gradients on {tensor.device}: only cpu and cuda are supported")
 
 
 def attach(
@@ -230,23 +228,22 @@ def _torch_timeout(group: dist.ProcessGroup | None) -> float | None:
 class _Exchange:
     """The collective on one tensor, and the future that DDP waits for."""
 
-    def __init__(
-        self, state: ReductionState, tensor: torch.Tensor, devices: Sequence[torch.device]
-    ) -> None:
+    def __init__(self, state: ReductionState, tensor: torch.Tensor) -> None:
         self._state = state
         self._tensor = tensor
-        self._finished: TensorFuture = torch.futures.Future(devices=list(devices))
+        self._finished: TensorFuture = torch.futures.Future(
+            devices=[tensor.device] if tensor.is_cuda else []
+        )
         self._error: Exception | None = None
 
-    def on_host(self, submit: Submit) -> TensorFuture:
-        submit(self._tensor, self._complete)
-        return self._finished.then(self._check)
-
-    def on_device(self, submit: Submit) -> TensorFuture:
-        packing = Packing([self._tensor])
-        self._state.staging(self._tensor.device).start(
-            packing, packing, lambda host, _, on_done: submit(host, on_done), self._complete
-        )
+    def start(self, submit: Submit) -> TensorFuture:
+        if self._tensor.is_cuda:
+            packing = Packing([self._tensor])
+            self._state.staging(self._tensor.device).start(
+                packing, packing, lambda host, _, on_done: submit(host, on_done), self._complete
+            )
+        else:
+            submit(self._tensor, self._complete)
         return self._finished.then(self._check)
 
     # With CUDA the side stream is current, so that consumers of the future wait for that stream.
