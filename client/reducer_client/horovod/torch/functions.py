@@ -64,7 +64,7 @@ def broadcast_optimizer_state(
     broadcast_parameters(named, root_rank)
     if not any(optimizer.state.values()):
         sparse = _sparse_parameters(optimizer, model)
-        for parameter in _parameters(optimizer):
+        for parameter in parameters_of(optimizer):
             if parameter.requires_grad and parameter.grad is None and parameter not in sparse:
                 parameter.grad = torch.zeros_like(parameter)
 
@@ -73,7 +73,8 @@ def _entries(params: Parameters) -> list[Any]:
     return sorted(params.items()) if isinstance(params, Mapping) else list(params)
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters of all groups, in the optimizer's order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -82,7 +83,7 @@ def _sparse_parameters(
 ) -> set[torch.Tensor]:
     """Parameters that will have sparse gradients, as far as optimizer and modules tell."""
     if isinstance(optimizer, torch.optim.SparseAdam):
-        return set(_parameters(optimizer))
+        return set(parameters_of(optimizer))
     modules = () if model is None else model.modules()
     sparse = [module for module in modules if getattr(module, "sparse", False) is True]
     return {parameter for module in sparse for parameter in module.parameters(recurse=False)}
@@ -95,7 +96,7 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 def _pack(optimizer: torch.optim.Optimizer, tensors: list[torch.Tensor]) -> bytes:
     """Pickle options and state without their tensors, which are appended to ``tensors``."""
     options = [_options(group) for group in optimizer.param_groups]
-    state = [optimizer.state.get(parameter) for parameter in _parameters(optimizer)]
+    state = [optimizer.state.get(parameter) for parameter in parameters_of(optimizer)]
     buffer = io.BytesIO()
     _Packer(buffer, tensors).dump((options, state))
     return buffer.getvalue()
@@ -121,7 +122,7 @@ def _unpack(
     optimizer: torch.optim.Optimizer, packed: bytes, tensors: list[torch.Tensor]
 ) -> Unpacked:
     """Undo ``_pack``. The new, uninitialized tensors are appended to ``tensors``."""
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
     device = parameters[0].device
     options, state = _Unpacker(io.BytesIO(packed), tensors, device).load()
     if len(options) != len(optimizer.param_groups) or len(state) != len(parameters):
@@ -139,7 +140,7 @@ def _put_into(
     for group, values in zip(optimizer.param_groups, options, strict=True):
         group.update(values)
     optimizer.state.clear()
-    for parameter, values in zip(_parameters(optimizer), state, strict=True):
+    for parameter, values in zip(parameters_of(optimizer), state, strict=True):
         if values is not None:
             optimizer.state[parameter] = values
 

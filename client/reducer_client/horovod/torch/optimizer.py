@@ -14,6 +14,7 @@ from reducer_client.horovod import context
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
 from reducer_client.horovod.requests import Adasum, Average, ReduceOp
 from reducer_client.horovod.torch.compression import Compression, Compressor
+from reducer_client.horovod.torch.functions import parameters_of
 from reducer_client.horovod.torch.gradients import Bundle, Gradients, ReductionOptions
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
@@ -84,7 +85,7 @@ def DistributedOptimizer(  # noqa: N802 - the name that programs written for Hor
         groups = num_groups if groups is None else groups
     # Arguments are checked before the context is asked for: they are wrong before init, too.
     given = None if named_parameters is None else _checked_names(optimizer, named_parameters)
-    bundles = _bundles(_parameters(optimizer), groups)
+    bundles = _bundles(parameters_of(optimizer), groups)
     made = context.current().optimizers
     number = made[process_set.process_set_id]
     names = _numbered(optimizer, number) if given is None else given
@@ -236,10 +237,6 @@ def _name(optimizer: int, group: int, index: int) -> str:
     return f"optimizer.{optimizer}.{group}.{index}"
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
 def _numbered(optimizer: torch.optim.Optimizer, number: int) -> dict[torch.Tensor, str]:
     """Names of the parameters for the n-th optimizer of a process set."""
     return {
@@ -260,7 +257,7 @@ def _checked_names(
     if twice:
         raise ValueError(f"named_parameters: names must be unique; more than once: {twice}")
     names = {parameter: name for name, parameter in named}
-    nameless = [tuple(p.shape) for p in _parameters(optimizer) if p not in names]
+    nameless = [tuple(p.shape) for p in parameters_of(optimizer) if p not in names]
     if nameless:
         raise ValueError(
             "named_parameters: expected a name for every parameter of the optimizer, got no name "
