@@ -35,6 +35,15 @@ Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
 Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
 
 
+def find_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
+    """``op``, or what the deprecated ``average`` means. Raises ValueError if both are given."""
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise ValueError(f"op={op!r} and average={average!r}: expected one of them")
+    return Average if average else Sum
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One rank's part of an operation on one tensor.

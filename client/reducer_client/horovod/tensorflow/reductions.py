@@ -12,7 +12,7 @@ from reducer_client.arrays import Array
 from reducer_client.horovod import arrays
 from reducer_client.horovod.handles import wait_all
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
-from reducer_client.horovod.requests import Average, ReduceOp, Sum
+from reducer_client.horovod.requests import Average, ReduceOp, Sum, find_op
 from reducer_client.horovod.tensorflow.calls import run
 from reducer_client.horovod.tensorflow.compression import Compression
 from reducer_client.horovod.tensorflow.data_movement import any_rows, grouped_allgather
@@ -44,7 +44,7 @@ def allreduce(
 ) -> Any:
     """As `grouped_allreduce`, of one tensor."""
     scales = (prescale_factor, postscale_factor)
-    how = Reduction(_find_op(op, average), scales, compression, name, process_set)
+    how = Reduction(ReduceOp(find_op(op, average)), scales, compression, name, process_set)
     return reduce_all([tensor], how)[0]
 
 
@@ -76,7 +76,7 @@ def grouped_allreduce(
         NotImplementedError: IndexedSlices with another op than Average and Sum, or with factors.
     """
     scales = (prescale_factor, postscale_factor)
-    how = Reduction(_find_op(op, average), scales, compression, name, process_set)
+    how = Reduction(ReduceOp(find_op(op, average)), scales, compression, name, process_set)
     return reduce_all(tensors, how)
 
 
@@ -127,12 +127,6 @@ def grouped_reducescatter(
         return arrays.grouped_reducescatter_async(given, op, None, *how.scales, process_set).wait()
 
     return _scatter(tensors, scatter, how) if tensors else []
-
-
-def _find_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    if op is not None and average is not None:
-        raise ValueError(f"op={op!r} and average={average!r}: expected one of them")
-    return ReduceOp(op) if op is not None else Sum if average is False else Average
 
 
 def _reduce_dense(tensors: Sequence[Any], how: Reduction) -> list[Any]:

@@ -14,17 +14,8 @@ from reducer_client.arrays import Array
 from reducer_client.horovod import arrays
 from reducer_client.horovod.handles import Handle, MappedHandle
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
-from reducer_client.horovod.requests import Average, ReduceOp, Sum
+from reducer_client.horovod.requests import Average, ReduceOp, find_op
 from reducer_client.horovod.torch.tensors import copy_back, to_host, to_tensor
-
-
-def find_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """``op``, or what the deprecated ``average`` means. Raises ValueError if both are given."""
-    if average is None:
-        return Average if op is None else op
-    if op is not None:
-        raise ValueError(f"op={op!r} and average={average!r}: expected one of them")
-    return Average if average else Sum
 
 
 def allreduce_async(

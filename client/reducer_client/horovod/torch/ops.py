@@ -9,13 +9,12 @@ import torch
 
 from reducer_client.horovod import arrays
 from reducer_client.horovod.process_sets import ProcessSet, global_process_set
-from reducer_client.horovod.requests import Average, ReduceOp
+from reducer_client.horovod.requests import Average, ReduceOp, find_op
 from reducer_client.horovod.synchronous import ends_on_interrupt, synchronous
 from reducer_client.horovod.torch import autograd
 from reducer_client.horovod.torch.asynchronous import (
     allreduce_async_,
     broadcast_async_,
-    find_op,
     grouped_allreduce_async_,
 )
 from reducer_client.horovod.torch.compression import Compression
